@@ -1,0 +1,64 @@
+"""Sounding: how signal travels through very deep networks.
+
+Five verbs and one noun. `predict` says what theory expects of a random network, `simulate` draws it, `check` measures
+your `torch.nn.Module`, `repair` mends it, `reproduce` redoes the papers. Each speaks in a `Profile`: a table over
+depth. Reading this file is reading the table of contents; every name is imported when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_INDEX = {
+    "Estimate": "sounding.profile",
+    "Profile": "sounding.profile",
+    "Row": "sounding.profile",
+    "activations": "sounding.activations",
+    "errors": "sounding.errors",
+    "measures": "sounding.measures",
+    "predict": "sounding.predict",
+    "theory": "sounding.theory",
+    "check": "sounding.probe",
+    "watch": "sounding.probe",
+    "Report": "sounding.probe",
+    "Verdict": "sounding.probe",
+    "Finding": "sounding.probe",
+    "chain": "sounding.chain",
+    "simulate": "sounding.chain",
+    "prescribe": "sounding.theory.prescribe",
+}
+_MODULES = {"activations", "errors", "measures", "predict", "theory", "chain"}
+
+__all__ = ["__version__", *sorted(_INDEX)]
+
+if TYPE_CHECKING:
+    from sounding import activations as activations
+    from sounding import chain as chain
+    from sounding import errors as errors
+    from sounding import measures as measures
+    from sounding import predict as predict
+    from sounding import theory as theory
+    from sounding.chain import simulate as simulate
+    from sounding.probe import Finding as Finding
+    from sounding.probe import Report as Report
+    from sounding.probe import Verdict as Verdict
+    from sounding.probe import check as check
+    from sounding.probe import watch as watch
+    from sounding.profile import Estimate as Estimate
+    from sounding.profile import Profile as Profile
+    from sounding.profile import Row as Row
+    from sounding.theory.prescribe import prescribe as prescribe
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _INDEX:
+        raise AttributeError(f"module 'sounding' has no attribute {name!r}")
+    module = importlib.import_module(_INDEX[name])
+    return module if name in _MODULES else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,5 @@
+"""`python -m sounding` is the command line."""
+
+from sounding.cli import main
+
+main()

@@ -1,0 +1,78 @@
+"""Activations as mathematical objects: function, derivative, where they are not smooth, growth, torch twin.
+
+One object serves theory (numpy, float64), chains and probes (torch). `resolve` turns a name ("relu", "leaky_relu:0.1"),
+a "module:function" address or any Python callable into an `Activation`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+from sounding.activations.activation import Activation
+from sounding.activations.custom import from_callable
+from sounding.activations.table import EXAMPLES, PARAMETERS, REGISTRY, REQUIRED
+from sounding.errors import UsageError
+
+__all__ = ["Activation", "from_callable", "names", "resolve"]
+
+
+def names() -> tuple[str, ...]:
+    """The registered names; those with a parameter show it, as in "leaky_relu:SLOPE"."""
+    return tuple(f"{name}:{PARAMETERS[name]}" if name in PARAMETERS else name for name in REGISTRY)
+
+
+def resolve(spec: str | Activation | Callable[..., Any]) -> Activation:
+    """The activation called `spec`: a registered name, "name:parameter", "module:function", or a callable.
+
+    >>> resolve("leaky_relu:0.2").slopes
+    (1.0, 0.2)
+    >>> resolve("swish")
+    Traceback (most recent call last):
+    ...
+    sounding.errors.UsageError: unknown activation 'swish'. Try one of identity, relu, ...
+    """
+    if isinstance(spec, Activation):
+        return spec
+    if callable(spec):
+        return from_callable(spec)
+    if not isinstance(spec, str):
+        raise UsageError(f"expected an activation name, Activation or callable, got {type(spec).__name__}")
+    name, _, parameter = spec.partition(":")
+    maker = REGISTRY.get(name)
+    if maker is None:
+        if parameter:
+            return from_callable(_import_callable(spec), name=spec)
+        raise UsageError(f"unknown activation {spec!r}", hint=f"one of {', '.join(names())}, or module:function")
+    if not parameter:
+        return maker() if name not in REQUIRED else _parametrized(name, spec, "")
+    return _parametrized(name, spec, parameter)
+
+
+def _import_callable(spec: str) -> Callable[..., Any]:
+    module_name, _, attribute = spec.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UsageError(
+            f"unknown activation {spec!r}: no activation and no importable module is called {module_name!r}",
+            hint=f"one of {', '.join(names())}, or module:function",
+        ) from error
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        raise UsageError(f"module {module_name!r} has no callable {attribute!r}")
+    return found  # type: ignore[no-any-return]
+
+
+def _parametrized(name: str, spec: str, parameter: str) -> Activation:
+    if name not in PARAMETERS:
+        raise UsageError(f"activation {name!r} takes no parameter, got {spec!r}", hint=name)
+    try:
+        value = float(parameter)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UsageError(f"activation {name!r} needs a number, as in {name}:{EXAMPLES[name]}, got {spec!r}")
+    return REGISTRY[name](value)

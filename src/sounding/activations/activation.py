@@ -1,0 +1,116 @@
+"""The record: an activation and what the theory needs to know of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sounding.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+Array = NDArray[np.float64]
+Growth = Literal["bounded", "polynomial", "exponential"]
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An activation φ and what the theory needs to know of it.
+
+    Args:
+        name: how it is called on the command line, parameters included.
+        function: φ, vectorized over float64 arrays.
+        derivative: φ′, vectorized; at a kink either one-sided value.
+        kinks: where φ or one of its derivatives is not continuous; quadrature puts panel edges there.
+        degree: α when φ(cx) = c^α φ(x) for every c > 0, else None.
+        slopes: (a, b) with φ(x) = a·x^α for x > 0 and −b·|x|^α for x < 0 when `degree` is set (meanfield2019, H).
+        growth: how φ grows at infinity; "exponential" includes exp, whose Gaussian moments exist.
+        length: the distance over which φ varies; 1/gain for a scaled one.
+        center: where its variation is centred.
+        derivative_error: relative error of `derivative`; 0 when it is analytic.
+        twin: makes the torch function; None for a Python callable without one.
+
+    >>> from sounding.activations import resolve
+    >>> relu = resolve("relu")
+    >>> relu(np.array([-1.0, 2.0])), relu.degree, relu.kinks
+    (array([0., 2.]), 1.0, (0.0,))
+    >>> relu.scaled(2.0, shift=1.0)(np.array([-1.0, 2.0]))
+    array([0., 5.])
+    """
+
+    name: str
+    function: Callable[[Array], Array]
+    derivative: Callable[[Array], Array]
+    kinks: tuple[float, ...] = ()
+    degree: float | None = None
+    slopes: tuple[float, float] | None = None
+    growth: Growth = "polynomial"
+    length: float = 1.0
+    center: float = 0.0
+    derivative_error: float = 0.0
+    twin: Callable[[], Callable[[torch.Tensor], torch.Tensor]] | None = None
+
+    def __call__(self, x: Array) -> Array:
+        return self.function(np.asarray(x, dtype=np.float64))
+
+    def torch(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The same function on torch tensors, differentiable; imports torch."""
+        if self.twin is not None:
+            return self.twin()
+        return _numpy_twin(self)
+
+    def scaled(self, gain: float = 1.0, shift: float = 0.0) -> Activation:
+        """x ↦ φ(gain·x + shift): what a batch norm with scale `gain` and shift `shift` presents to φ.
+
+        Kinks move to (kink − shift)/gain. Homogeneity survives a positive gain without shift.
+        """
+        if not (math.isfinite(gain) and math.isfinite(shift)) or gain == 0:
+            raise UsageError(f"gain must be finite and not 0 and shift finite, got gain {gain}, shift {shift}")
+        if gain == 1.0 and shift == 0.0:
+            return self
+        f, df, twin = self.function, self.derivative, self.torch
+        homogeneous = self.degree is not None and self.slopes is not None and gain > 0 and shift == 0
+
+        def scaled_twin() -> Callable[[torch.Tensor], torch.Tensor]:
+            inner = twin()
+            return lambda x: inner(gain * x + shift)
+
+        factor = gain**self.degree if homogeneous and self.degree is not None else 1.0
+        return replace(
+            self,
+            name=f"{self.name}({gain:g}x{shift:+g})" if shift else f"{self.name}({gain:g}x)",
+            function=lambda x: f(gain * x + shift),
+            derivative=lambda x: gain * df(gain * x + shift),
+            kinks=tuple(sorted((kink - shift) / gain for kink in self.kinks)),
+            degree=self.degree if homogeneous else None,
+            slopes=(self.slopes[0] * factor, self.slopes[1] * factor) if homogeneous and self.slopes else None,
+            length=self.length / abs(gain),
+            center=(self.center - shift) / gain,
+            twin=scaled_twin,
+        )
+
+
+def _numpy_twin(activation: Activation) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A torch function for an activation that exists only in numpy: computed on the CPU, differentiable once."""
+    import torch
+
+    class Twin(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            y = activation.function(x.detach().cpu().double().numpy())
+            return torch.from_numpy(np.ascontiguousarray(y)).to(x)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            (x,) = ctx.saved_tensors
+            slope = activation.derivative(x.detach().cpu().double().numpy())
+            return gradients[0] * torch.from_numpy(np.ascontiguousarray(slope)).to(x)
+
+    return lambda x: Twin.apply(x)

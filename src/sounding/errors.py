@@ -1,0 +1,77 @@
+"""The error family and the exit codes.
+
+Every error a user can cause is a `SoundingError`: it says what was expected, what came, and what to try. The command
+line prints it as one sentence and ends with its `exit_code`; anything else that escapes is a defect of ours.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+
+class ExitCode(IntEnum):
+    """What the process tells its caller."""
+
+    HEALTHY = 0
+    UNHEALTHY = 1
+    USAGE = 2
+    NUMERICAL = 3
+    INTERRUPTED = 130
+
+
+class SoundingError(Exception):
+    """The root of the family: a message, and what to try.
+
+    Args:
+        message: what was expected and what came, one sentence.
+        hint: what to try, one sentence; shown after "Try".
+
+    >>> print(UsageError("batch size must be at least 2, got 1", hint="--batch-size 32"))
+    batch size must be at least 2, got 1. Try --batch-size 32.
+    """
+
+    exit_code = ExitCode.USAGE
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        self.message = message.rstrip(".")
+        self.hint = hint.rstrip(".") if hint else None
+        super().__init__(f"{self.message}." + (f" Try {self.hint}." if self.hint else ""))
+
+
+class UsageError(SoundingError, ValueError):
+    """Bad input, found at the public edge before any work."""
+
+
+class NumericalError(SoundingError, ArithmeticError):
+    """The numerics failed; `state` holds the last state reached."""
+
+    exit_code = ExitCode.NUMERICAL
+
+    def __init__(self, message: str, *, hint: str | None = None, state: Any = None) -> None:
+        super().__init__(message, hint=hint)
+        self.state = state
+
+
+class TargetError(SoundingError, RuntimeError):
+    """The user's model, loss or callable raised; the original is the `__cause__`."""
+
+
+class MissingExtraError(SoundingError, ImportError):
+    """An optional package is not installed; the hint is the pip command."""
+
+    def __init__(self, package: str, *, extra: str, needed_for: str) -> None:
+        super().__init__(
+            f"{needed_for} needs the package {package!r}, which is not installed",
+            hint=f"pip install 'sounding[{extra}]'",
+        )
+
+
+class InterruptedRun(SoundingError, KeyboardInterrupt):
+    """Ctrl-C during a run; `partial` holds what was measured, marked partial."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+    def __init__(self, message: str, *, partial: Any = None) -> None:
+        super().__init__(message)
+        self.partial = partial

@@ -1,0 +1,268 @@
+"""Profile, the one noun of Sounding: what theory predicts, a chain simulates and a probe measures, layer by layer.
+
+A Profile is a tidy, frozen table with the columns layer, name, measure, value, stderr, source. Laying a prediction over
+a measurement is the concatenation `predicted + measured`.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from sounding.errors import MissingExtraError, UsageError
+
+if TYPE_CHECKING:
+    import pandas
+
+SCHEMA = "sounding.profile/1"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its standard error, printed to the digits it deserves.
+
+    >>> print(Estimate(1.0431874, 0.0062))
+    1.043 ± 0.006
+    >>> print(Estimate(0.5))
+    0.5
+    """
+
+    value: float
+    stderr: float | None = None
+
+    def __str__(self) -> str:
+        if self.stderr is None or not math.isfinite(self.stderr) or not math.isfinite(self.value):
+            return f"{self.value:.6g}"
+        if self.stderr <= 0:
+            return f"{self.value:.6g} ± 0"
+        decimals = -math.floor(math.log10(self.stderr))
+        if decimals > 8 or decimals < -4:
+            return f"{self.value:.6g} ± {self.stderr:.1g}"
+        decimals = max(decimals, 0)
+        return f"{self.value:.{decimals}f} ± {self.stderr:.{decimals}f}"
+
+    def interval(self, z: float = 1.959964) -> tuple[float, float]:
+        """The normal confidence interval, 95% by default; a point when there is no standard error."""
+        half = z * (self.stderr or 0.0)
+        return self.value - half, self.value + half
+
+
+class Row(NamedTuple):
+    """One number of a profile: where (layer, name), what (measure), how much (value, stderr), whence (source)."""
+
+    layer: int
+    name: str
+    measure: str
+    value: float
+    stderr: float | None
+    source: str
+
+
+class Series(NamedTuple):
+    """One measure over depth, as arrays; `stderr` is NaN where a row has none."""
+
+    layer: np.ndarray
+    value: np.ndarray
+    stderr: np.ndarray
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A tidy, frozen table over depth.
+
+    Args:
+        rows: the numbers, in execution order.
+        settings: how they came about (JSON types only); `{"partial": True}` marks an interrupted run.
+
+    >>> measured = Profile([Row(1, "fc1", "mean_cosine", 0.5, 0.1, "check")])
+    >>> predicted = Profile([Row(1, "", "mean_cosine", 0.48, None, "theory")])
+    >>> len(predicted + measured), (predicted + measured).sources
+    (2, ('theory', 'check'))
+    """
+
+    rows: tuple[Row, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", tuple(Row(*row) for row in self.rows))
+        object.__setattr__(self, "settings", dict(self.settings))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __add__(self, other: Profile) -> Profile:
+        if not isinstance(other, Profile):
+            return NotImplemented
+        return Profile(self.rows + other.rows, {**self.settings, **other.settings})
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The measures present, in order of appearance."""
+        return tuple(dict.fromkeys(row.measure for row in self.rows))
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The sources present, in order of appearance."""
+        return tuple(dict.fromkeys(row.source for row in self.rows))
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers present, ascending."""
+        return tuple(sorted({row.layer for row in self.rows}))
+
+    def where(self, keep: Callable[[Row], bool]) -> Profile:
+        """The rows for which `keep` is true, with the same settings."""
+        return Profile(tuple(row for row in self.rows if keep(row)), self.settings)
+
+    def select(
+        self,
+        measure: str | Iterable[str] | None = None,
+        *,
+        source: str | None = None,
+        layer: int | None = None,
+        name: str | None = None,
+    ) -> Profile:
+        """The rows that match everything given."""
+        wanted = {measure} if isinstance(measure, str) else None if measure is None else set(measure)
+        return self.where(
+            lambda row: (
+                (wanted is None or row.measure in wanted)
+                and (source is None or row.source == source)
+                and (layer is None or row.layer == layer)
+                and (name is None or row.name == name)
+            )
+        )
+
+    def series(self, measure: str, *, source: str | None = None) -> Series:
+        """One measure over depth as arrays, in row order."""
+        rows = self.select(measure, source=source).rows
+        return Series(
+            np.array([row.layer for row in rows], dtype=np.int64),
+            np.array([row.value for row in rows], dtype=np.float64),
+            np.array([math.nan if row.stderr is None else row.stderr for row in rows], dtype=np.float64),
+        )
+
+    def value(self, measure: str, *, layer: int | None = None, source: str | None = None) -> Estimate:
+        """The single value of a measure, or the one at a layer (negative counts from the last)."""
+        rows = self.select(measure, source=source).rows
+        if layer is not None and layer < 0:
+            layers = sorted({row.layer for row in rows})
+            layer = layers[layer] if len(layers) >= -layer else None
+        if layer is not None:
+            rows = tuple(row for row in rows if row.layer == layer)
+        if not rows:
+            raise UsageError(
+                f"profile has no {measure!r}" + (f" at layer {layer}" if layer is not None else ""),
+                hint=f"one of {', '.join(self.measures) or '(empty profile)'}",
+            )
+        return Estimate(rows[-1].value, rows[-1].stderr)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types, columns by name; non-finite values become the strings "nan", "inf", "-inf"."""
+        return {
+            "schema": SCHEMA,
+            "settings": dict(self.settings),
+            "columns": list(Row._fields),
+            "rows": [
+                [row.layer, row.name, row.measure, _encode(row.value), _encode(row.stderr), row.source]
+                for row in self.rows
+            ],
+        }
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """The profile as strict JSON; also written to `path` when given."""
+        text = json.dumps(self.to_dict(), allow_nan=False)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Profile:
+        """The inverse of `to_dict`."""
+        schema = data.get("schema") if isinstance(data, Mapping) else None
+        if schema != SCHEMA:
+            raise UsageError(f"expected a profile with schema {SCHEMA!r}, got {schema!r}")
+        if list(data.get("columns", [])) != list(Row._fields):
+            raise UsageError(f"expected the columns {list(Row._fields)}, got {data.get('columns')!r}")
+        return cls(
+            tuple(
+                Row(int(r[0]), r[1], r[2], float(r[3]), None if r[4] is None else float(r[4]), r[5])
+                for r in data["rows"]
+            ),
+            data.get("settings", {}),
+        )
+
+    @classmethod
+    def from_json(cls, source: str | Path) -> Profile:
+        """Read what `to_json` wrote: a path, or the text itself."""
+        text = (
+            source if isinstance(source, str) and source.lstrip().startswith("{") else Path(source).read_text("utf-8")
+        )
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise UsageError(f"expected a JSON profile, got text that is no JSON ({error})") from error
+        return cls.from_dict(data)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The table as a pandas DataFrame (needs the extra `pandas`)."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingExtraError("pandas", extra="pandas", needed_for="Profile.to_pandas") from error
+        return pandas.DataFrame([row._asdict() for row in self.rows], columns=list(Row._fields))
+
+    def __str__(self) -> str:
+        if not self.rows:
+            return "Profile(empty)"
+        layers = self.layers
+        head = f"Profile({len(self.rows)} rows, layers {layers[0]}–{layers[-1]}, from {', '.join(self.sources)})"
+        lines = [head]
+        for source in self.sources:
+            for measure in self.select(source=source).measures:
+                rows = self.select(measure, source=source).rows
+                first, last = rows[0], rows[-1]
+                lines.append(
+                    f"  {measure:<24}{Estimate(first.value, first.stderr)!s:>16} → "
+                    f"{Estimate(last.value, last.stderr)!s:<16} {source}"
+                )
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """A notebook view: a row per layer and name, a column per measure and source; a long one folded."""
+        columns = list(dict.fromkeys((row.measure, row.source) for row in self.rows))
+        cells: dict[tuple[int, str], dict[tuple[str, str], str]] = {}
+        for row in self.rows:
+            key = (row.layer, row.name)
+            cells.setdefault(key, {})[(row.measure, row.source)] = str(Estimate(row.value, row.stderr))
+        keys = list(cells)
+        shown = keys if len(keys) <= 40 else [*keys[:20], None, *keys[-20:]]
+        many = len(self.sources) > 1
+        head = "".join(f"<th>{html.escape(m)}{f' ({html.escape(s)})' if many else ''}</th>" for m, s in columns)
+        body = []
+        for key in shown:
+            if key is None:
+                body.append(f"<tr><td colspan={len(columns) + 2}>… {len(keys) - 40} more layers …</td></tr>")
+                continue
+            values = "".join(f"<td>{html.escape(cells[key].get(column, ''))}</td>" for column in columns)
+            body.append(f"<tr><td>{key[0]}</td><td>{html.escape(key[1])}</td>{values}</tr>")
+        return f"<table><thead><tr><th>layer</th><th>name</th>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+
+
+def _encode(value: float | None) -> float | str | None:
+    """JSON has no NaN or infinity: they travel as strings, which `float` reads back."""
+    if value is None or math.isfinite(value):
+        return value
+    return str(float(value))
