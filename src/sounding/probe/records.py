@@ -1,0 +1,102 @@
+"""What a check returns: findings, a verdict, a report. Frozen records of plain fields; methods convert, never compute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sounding.profile import Profile
+
+Severity = Literal["low", "medium", "high"]
+FindingKind = Literal[
+    "rank_collapse",
+    "gradient_explosion",
+    "gradient_vanishing",
+    "gradient_alignment",
+    "degenerate_batch",
+    "batch_too_small",
+    "dead_units",
+    "saturation",
+    "non_finite",
+]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong: what, how bad, where, in numbers, why, and what to try.
+
+    Args:
+        kind: one of the nine kinds.
+        severity: "high" makes a network unhealthy; "medium" and "low" are warnings.
+        layer: the name of the module where it shows first, or None when it is about the whole network.
+        depth: that module's place in execution order (the `layer` column of the profile), or None.
+        evidence: the numbers behind it.
+        why: one sentence, with what the theory says.
+        seed: the key of the paper it comes from.
+        remedies: what to try, the likeliest first.
+    """
+
+    kind: FindingKind
+    severity: Severity
+    layer: str | None
+    depth: int | None
+    evidence: Mapping[str, float]
+    why: str
+    seed: str
+    remedies: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types; the remedies are called "try"."""
+        return {
+            "kind": self.kind,
+            "severity": self.severity,
+            "layer": self.layer,
+            "depth": self.depth,
+            "evidence": dict(self.evidence),
+            "why": self.why,
+            "seed": self.seed,
+            "try": list(self.remedies),
+        }
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Healthy or not, and the findings, worst first."""
+
+    healthy: bool
+    findings: tuple[Finding, ...]
+    summary: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {"healthy": self.healthy, "summary": self.summary, "findings": [f.to_dict() for f in self.findings]}
+
+
+@dataclass(frozen=True)
+class Unmeasured:
+    """A module or quantity that could not be measured, and the reason."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of `sounding.check`: the profile, the verdict, what was not measured, and where it ran."""
+
+    profile: Profile
+    verdict: Verdict
+    unmeasured: tuple[Unmeasured, ...] = ()
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types: verdict, findings, profile, unmeasured, environment."""
+        verdict = self.verdict.to_dict()
+        return {
+            "verdict": {"healthy": verdict["healthy"], "summary": verdict["summary"]},
+            "findings": verdict["findings"],
+            "profile": self.profile.to_dict(),
+            "unmeasured": [{"name": item.name, "reason": item.reason} for item in self.unmeasured],
+            "environment": dict(self.environment),
+        }
