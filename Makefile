@@ -1,0 +1,49 @@
+# Two commands do all the set-up on a machine with Python 3.11 and make: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+# two test workers, one thread each: more only makes small matrices wait for each other
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+.PHONY: demo test lint types unit slow browser bench docs pictures clean
+
+demo: $(STAMP)
+	@# exit code 1 is the demonstration's point: an unhealthy network was found
+	@$(BIN)/sounding check --html sounding-report.html || [ $$? -eq 1 ]
+
+test: lint types unit
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+unit: $(STAMP)
+	$(PYTEST)
+
+slow: $(STAMP)
+	$(PYTEST) -m "(slow or data) and not gpu and not browser"
+
+browser: $(STAMP)
+	$(PYTEST) -m browser -rs
+
+bench: $(STAMP)
+	for script in bench/*.py; do $(BIN)/python $$script || exit 1; done
+
+pictures: $(STAMP)
+	$(BIN)/python docs/make_pictures.py
+
+docs: $(STAMP)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python -m sphinx -W -q docs docs/_build
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Sounding needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis docs/_build
