@@ -1,0 +1,89 @@
+"""A batch, and the steps every source shares: draw samples, give them a shape, refuse what is not finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sounding.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples to send through a network.
+
+    Args:
+        inputs: (samples, ...); floating point, or integers where they are tokens.
+        targets: (samples, ...) or None where the source has none.
+        name: where they come from, in words.
+    """
+
+    inputs: Tensor
+    targets: Tensor | None
+    name: str
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a source: `parameter` is what follows the colon of "name:parameter", or the file's path."""
+
+    parameter: str
+    batch_size: int | None
+    generator: torch.Generator | None
+    shape: tuple[int, ...] | None
+
+
+def draw(count: int, request: Request, *, default: int, source: str) -> Tensor:
+    """Indices of `batch_size` different samples out of `count`, in random order.
+
+    Without a batch size: `default` of them, or all there are if fewer.
+    """
+    wanted = min(default, count) if request.batch_size is None else request.batch_size
+    if wanted > count:
+        raise UsageError(
+            f"{source} has {count} samples, got a batch size of {wanted}", hint=f"a batch size of {count} or less"
+        )
+    return torch.randperm(count, generator=request.generator)[:wanted]
+
+
+def reshape_samples(inputs: Tensor, shape: tuple[int, ...] | None, *, source: str) -> Tensor:
+    """Each sample with another shape of the same number of values."""
+    if shape is None or tuple(inputs.shape[1:]) == shape:
+        return inputs
+    if math.prod(shape) != inputs[0].numel():
+        count = inputs[0].numel()
+        raise UsageError(
+            f"a sample of {source} is {describe_shape(inputs.shape[1:])} and cannot become {describe_shape(shape)}",
+            hint=f"an input shape of {count} value{'s' if count > 1 else ''}",
+        )
+    return inputs.reshape(len(inputs), *shape)
+
+
+def describe_shape(shape: Sequence[int]) -> str:
+    """A sample's shape in words.
+
+    >>> describe_shape((3, 32, 32)), describe_shape(())
+    ('3×32×32', 'a single value')
+    """
+    return "×".join(map(str, shape)) or "a single value"
+
+
+def require_finite(values: Tensor, *, what: str) -> None:
+    """NaN or infinity in the data is the data's fault, and is said before a network is accused of it."""
+    if not values.is_floating_point() or not values.numel():
+        return
+    bad = ~torch.isfinite(values.reshape(len(values), -1)).all(dim=1)
+    if bad.any():
+        first = int(bad.nonzero()[0])
+        raise UsageError(
+            f"{what} must be finite, got NaN or infinity in {int(bad.sum())} of {len(values)} samples "
+            f"(the first is sample {first})",
+            hint="to drop or fill those samples first",
+        )
