@@ -1,0 +1,134 @@
+"""degenerate_batch and batch_too_small: the batch itself does not let signal, or a verdict, through."""
+
+from __future__ import annotations
+
+import math
+
+from sounding.probe.reading import Call, Reading
+from sounding.probe.records import Finding, Severity
+from sounding.probe.thresholds import Thresholds
+
+ROUNDING = 1e-6
+
+
+def find_degenerate_batch(reading: Reading, thresholds: Thresholds) -> list[Finding]:
+    """Repeated or linearly dependent samples at the input.
+
+    More samples than features are dependent always and say nothing; then only repetition counts. A batch of rank k
+    stays of rank k or less through every linear layer, whatever the weights (rank2020), so a dependent batch limits
+    what the check can see; a batch of one direction makes it blind, which is of high severity.
+    """
+    source, samples = reading.input, reading.samples
+    if samples < 2 or not source.values:
+        return []
+    rank, repeated = source.get("numerical_rank"), source.get("repeated_fraction")
+    distinct, ratio = source.get("distinct_share"), source.get("participation_ratio")
+    features = source.features or math.inf
+    alike = distinct < ROUNDING or (ratio < 1 + ROUNDING and features > 1)
+    dependent = samples <= features and rank < samples
+    severity: Severity | None = None
+    if alike:
+        severity = "high"
+    elif repeated >= 0.5 or (dependent and rank <= samples / 2):
+        severity = "medium"
+    elif repeated > 0 or dependent:
+        severity = "low"
+    if severity is None:
+        return []
+    evidence = {
+        "samples": float(samples),
+        "numerical_rank": rank,
+        "repeated_fraction": repeated,
+        "distinct_share": distinct,
+        "participation_ratio": ratio,
+    }
+    return [
+        Finding(
+            kind="degenerate_batch",
+            severity=severity,
+            layer=source.name,
+            depth=0,
+            evidence={key: value for key, value in evidence.items() if math.isfinite(value)},
+            why=_why_degenerate(samples, rank=rank, repeated=repeated, alike=alike),
+            seed="rank2020",
+            remedies=("use a batch of different samples", "remove duplicates, or shuffle before batching"),
+        )
+    ]
+
+
+def find_batch_too_small(reading: Reading, thresholds: Thresholds) -> list[Finding]:
+    """Batch norm over so few values that its own noise carries the gradient, or one sample only.
+
+    With B values per feature E[1/σ²] = B/((B − 3)μ) is infinite for B ≤ 3 and the gradient's variance for B ≤ 5;
+    the ReLU growth rate is above 2 for B ≤ 7 and 1.467 for large B (meanfield2019, theorem 8). Over two values batch
+    norm returns the sign of their difference and passes no gradient at all.
+    """
+    if reading.samples == 1:
+        return [_one_sample(reading)]
+    worst: Call | None = None
+    for call in reading.calls:
+        if "BatchNorm" in call.kind and (worst is None or _values(call, reading) < _values(worst, reading)):
+            worst = call
+    if worst is None:
+        return []
+    values = _values(worst, reading)
+    if not 0 < values < thresholds.growing_batch:
+        return []
+    severity: Severity = "high" if values <= 2 else "medium" if values < thresholds.normal_batch else "low"
+    return [
+        Finding(
+            kind="batch_too_small",
+            severity=severity,
+            layer=worst.name,
+            depth=worst.depth,
+            evidence={"values_per_feature": float(values), "line": float(thresholds.growing_batch)},
+            why=_why_small(values),
+            seed="meanfield2019",
+            remedies=(
+                "use a batch of 32 or more per device, or synchronized batch norm",
+                "sounding repair --method swap_normalization: layer norm does not depend on the batch",
+            ),
+        )
+    ]
+
+
+def _values(call: Call, reading: Reading) -> int:
+    """Over how many values a batch norm takes its statistics: the samples, times the positions where told."""
+    positions = reading.settings.get("positions", {}).get(str(call.depth), 1)
+    known = "positions" in reading.settings or "1d" in call.kind
+    return reading.samples * int(positions) if known else 0
+
+
+def _one_sample(reading: Reading) -> Finding:
+    return Finding(
+        kind="batch_too_small",
+        severity="medium",
+        layer=reading.input.name,
+        depth=0,
+        evidence={"samples": 1.0},
+        why="One sample has no rank, cosine or alignment: only norms were judged (rank2020 needs two samples).",
+        seed="rank2020",
+        remedies=("check with a batch of 32 or more",),
+    )
+
+
+def _why_degenerate(samples: int, *, rank: float, repeated: float, alike: bool) -> str:
+    if alike:
+        what = f"All {samples} samples lie along one direction, so nothing can be said about how they are told apart"
+    elif repeated > 0:
+        what = f"{round(repeated * samples)} of {samples} samples repeat an earlier one"
+    else:
+        what = f"The {samples} samples span only {rank:.0f} directions"
+    return f"{what}; a batch of rank k stays of rank k or less through every linear layer (rank2020)."
+
+
+def _why_small(values: int) -> str:
+    if values <= 2:
+        return "Over 2 values batch norm returns the sign of their difference and passes no gradient (meanfield2019)."
+    if values <= 3:
+        moment = "the expected squared gradient behind it is infinite"
+    elif values <= 5:
+        moment = "the squared gradient behind it has infinite variance"
+    else:
+        moment = "gradients grow by more than 2 per ReLU layer"
+    return f"Batch norm takes its statistics over {values} values per feature, where {moment} (meanfield2019)."

@@ -1,0 +1,128 @@
+"""dead_units, saturation and non_finite: single layers that let nothing through."""
+
+from __future__ import annotations
+
+import math
+
+from sounding.probe.reading import Call, Reading
+from sounding.probe.records import Finding, Severity
+from sounding.probe.thresholds import Thresholds
+
+
+def find_dead_units(reading: Reading, thresholds: Thresholds) -> list[Finding]:
+    """Units that are zero for the whole batch.
+
+    Half of the units is what a collapsed batch gives by symmetry (every sample has the same signs), so only a share
+    beyond one half plus its binomial noise is a finding of its own.
+    """
+    found = _worst(reading, "dead_fraction")
+    if found is None:
+        return []
+    share = found.get("dead_fraction")
+    width = max(found.features, 1)
+    line = min(0.5 + thresholds.deviations * 2 * 0.5 / math.sqrt(width), 1.0)
+    if share < thresholds.dead and (share <= line or not found.features):
+        return []
+    severity: Severity = "high" if share >= thresholds.dead else "medium"
+    return [
+        Finding(
+            kind="dead_units",
+            severity=severity,
+            layer=found.name,
+            depth=found.depth,
+            evidence={"dead_fraction": share, "line": thresholds.dead, "layers": float(_count(reading, share, line))},
+            why=(
+                f"{share:.0%} of the units are zero for every sample: they pass neither signal nor gradient, and the "
+                "rank of what follows is at most the number of live units (rank2020)."
+            ),
+            seed="rank2020",
+            remedies=(
+                "lower the learning rate, or start from biases of zero",
+                "sounding repair --method add_batchnorm: each unit is then positive for some sample",
+                "use leaky ReLU",
+            ),
+        )
+    ]
+
+
+def find_saturation(reading: Reading, thresholds: Thresholds) -> list[Finding]:
+    """Units on the flat part of a bounded activation, where the derivative vanishes."""
+    found = _worst(reading, "saturated_fraction")
+    if found is None:
+        return []
+    share = found.get("saturated_fraction")
+    if share < 0.5:
+        return []
+    severity: Severity = "high" if share >= thresholds.saturated else "medium"
+    return [
+        Finding(
+            kind="saturation",
+            severity=severity,
+            layer=found.name,
+            depth=found.depth,
+            evidence={"saturated_fraction": share, "line": thresholds.saturated},
+            why=(
+                f"{share:.0%} of the units sit where the activation is flat, so the gradient is multiplied by nearly "
+                "zero there; the gain that reaches the activation is too large (thesis2024, section 6.4)."
+            ),
+            seed="thesis2024",
+            remedies=(
+                "sounding repair --method shape_activations: smaller gains with depth",
+                "sounding repair --method haar: orthogonal weights of gain 1",
+                "scale the inputs to unit mean square",
+            ),
+        )
+    ]
+
+
+def find_non_finite(reading: Reading, thresholds: Thresholds) -> list[Finding]:
+    """NaN or infinity, and the first layer that has it; a mask of -inf that later layers absorb is a warning."""
+    bad = [call for call in (reading.input, *reading.calls) if _non_finite(call)]
+    if not bad:
+        return []
+    first = bad[0]
+    absorbed = first.depth > 0 and bad[-1].depth < reading.calls[-1].depth and not _bad_gradient(reading)
+    share = first.get("non_finite_fraction")
+    return [
+        Finding(
+            kind="non_finite",
+            severity="medium" if absorbed else "high",
+            layer=first.name,
+            depth=first.depth,
+            evidence={"non_finite_fraction": share, "layers": float(len(bad))},
+            why=(
+                f"{share:.2%} of the values at {first.name} are NaN or infinite"
+                + (
+                    ", and later layers absorb them"
+                    if absorbed
+                    else ", so nothing behind it can be measured; a norm that grows by a constant factor per layer "
+                    "leaves the range of the format (meanfield2019)"
+                )
+                + "."
+            ),
+            seed="meanfield2019",
+            remedies=(
+                "look for NaN in the data first" if first.depth == 0 else "scale the inputs to unit mean square",
+                "sounding repair --method add_batchnorm, or He initialization: keep the norm constant over depth",
+                "use a format of wider range (bfloat16 or float32 instead of float16)",
+            ),
+        )
+    ]
+
+
+def _non_finite(call: Call) -> bool:
+    return call.get("non_finite_fraction") > 0
+
+
+def _bad_gradient(reading: Reading) -> bool:
+    return any(math.isnan(call.values.get("gradient_log_norm", 0.0)) for call in reading.calls)
+
+
+def _worst(reading: Reading, measure: str) -> Call | None:
+    """The first call where the measure is largest."""
+    found = [call for call in reading.calls if math.isfinite(call.get(measure))]
+    return max(found, key=lambda call: call.get(measure), default=None)
+
+
+def _count(reading: Reading, share: float, line: float) -> int:
+    return sum(call.get("dead_fraction") >= min(share, line) for call in reading.calls)

@@ -1,0 +1,116 @@
+"""A measured profile as the verdict reads it: one record per module call, in execution order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sounding.profile import Estimate, Profile
+
+INPUT = "input"
+NETWORK = "network"
+WEIGHT_GRADIENT = "weight_gradient_log_norm"
+PREDICTED = frozenset({"theory"})
+WEIGHT_KINDS = ("Linear", "Conv", "Bilinear", "Attention", "LSTM", "GRU", "RNN", "Embedding")
+NORM_KINDS = ("BatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm", "LocalResponseNorm")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a leaf module.
+
+    Args:
+        depth: its place in execution order, from 1; 0 is the input.
+        name: the module's full name.
+        kind: the class of the module, "" when the profile does not say.
+        values: measure → value.
+        features: the width of its sample matrix, 0 when the profile does not say.
+    """
+
+    depth: int
+    name: str
+    kind: str
+    values: Mapping[str, float]
+    features: int = 0
+
+    def get(self, measure: str) -> float:
+        """The value, NaN when it was not measured."""
+        return self.values.get(measure, math.nan)
+
+    @property
+    def weighs(self) -> bool:
+        """Whether the call multiplies by weights, so that it counts as one layer of depth."""
+        return any(kind in self.kind for kind in WEIGHT_KINDS)
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether the call is a normalization."""
+        return any(kind in self.kind for kind in NORM_KINDS)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the findings are drawn from.
+
+    Args:
+        input: the measures of the input batch (depth 0).
+        calls: every leaf call, in execution order.
+        network: the network-wide estimates (growth, alignment).
+        settings: the settings of the profile.
+    """
+
+    input: Call
+    calls: tuple[Call, ...]
+    network: Mapping[str, Estimate]
+    settings: Mapping[str, Any]
+
+    @property
+    def samples(self) -> int:
+        """The number of samples in the batch, 0 when the profile does not say."""
+        return int(self.settings.get("samples") or self.settings.get("batch_size") or 0)
+
+    @property
+    def weight_layers(self) -> tuple[Call, ...]:
+        """The calls that count as depth; every call when no kind is known."""
+        weighing = tuple(call for call in self.calls if call.weighs)
+        return weighing or (() if any(call.kind for call in self.calls) else self.calls)
+
+    def order(self, call: Call) -> int:
+        """Which weight layer, counted from 1, the call belongs to."""
+        return sum(layer.depth <= call.depth for layer in self.weight_layers)
+
+
+def read(profile: Profile) -> Reading:
+    """Group the measured rows of a profile by call; rows from theory are left out."""
+    kinds = profile.settings.get("kinds", {})
+    features = profile.settings.get("features", {})
+    values: dict[int, dict[str, float]] = {}
+    names: dict[int, str] = {}
+    network: dict[str, Estimate] = {}
+    for row in profile.rows:
+        if row.source in PREDICTED:
+            continue
+        if row.name == NETWORK and row.measure.startswith("gradient_") and row.measure != "gradient_log_norm":
+            network[row.measure] = Estimate(row.value, row.stderr)
+            continue
+        cells = values.setdefault(row.layer, {})
+        if row.measure == WEIGHT_GRADIENT:
+            # A call may own several parameters; the matrix, listed first by torch, speaks for the layer.
+            cells.setdefault(row.measure, row.value)
+            continue
+        names.setdefault(row.layer, row.name)
+        cells[row.measure] = row.value
+    calls = [
+        Call(
+            depth,
+            names.get(depth, ""),
+            str(kinds.get(str(depth), "")),
+            values[depth],
+            int(features.get(str(depth), 0)),
+        )
+        for depth in sorted(values)
+    ]
+    first = next((call for call in calls if call.depth == 0), Call(0, INPUT, "", {}))
+    return Reading(first, tuple(call for call in calls if call.depth > 0), network, profile.settings)

@@ -1,0 +1,46 @@
+"""Where the verdict draws its lines, each with its reason; the rates they give are in docs/verdict.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """The lines between healthy and not.
+
+    Args:
+        depth_scales: a network deeper than this many gradient depth scales does not train (meanfield2019, figure 2).
+        near: the share of `depth_scales` from which a rate is worth a warning.
+        outside: a layer is collapsed when less than this share of its signal lies outside one direction.
+        of_input: and when this share is also less than this part of the input's own, since real inputs are correlated
+            before the first layer.
+        collapsed_layers: a network is collapsed when at least this many of its last weight layers are.
+        collapsed_warning: from this many on it is worth a warning.
+        persistence: the part of the layers behind the first collapsed one that must be collapsed as well.
+        narrow: fewer features than this say nothing about collapse: an output or bottleneck of one unit has rank one.
+        aligned: the gradients of different samples point the same way from this mean cosine on.
+        dead: the share of dead units from which a layer blocks the signal.
+        saturated: the share of saturated units from which a layer blocks the gradient.
+        normal_batch: batch norm over at least this many values has a gradient of finite variance (meanfield2019).
+        growing_batch: batch norm over fewer values than this makes gradients grow faster than 2 per layer under ReLU.
+        deviations: how many standard errors an estimate must clear its line by.
+    """
+
+    depth_scales: float = 16.0
+    near: float = 0.5
+    outside: float = 0.05
+    of_input: float = 0.3
+    collapsed_layers: int = 12
+    collapsed_warning: int = 3
+    persistence: float = 0.9
+    narrow: int = 4
+    aligned: float = 0.99
+    dead: float = 0.9
+    saturated: float = 0.9
+    normal_batch: int = 6
+    growing_batch: int = 8
+    deviations: float = 1.959964
+
+
+THRESHOLDS = Thresholds()

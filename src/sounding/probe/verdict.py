@@ -1,0 +1,84 @@
+"""The verdict: what is wrong in a measured profile, where, how sure, and what to try."""
+
+from __future__ import annotations
+
+from sounding.errors import UsageError
+from sounding.probe.findings.batch import find_batch_too_small, find_degenerate_batch
+from sounding.probe.findings.collapse import find_gradient_alignment, find_rank_collapse
+from sounding.probe.findings.gradients import find_gradient_change
+from sounding.probe.findings.units import find_dead_units, find_non_finite, find_saturation
+from sounding.probe.reading import Reading, read
+from sounding.probe.records import Finding, Verdict
+from sounding.probe.thresholds import THRESHOLDS, Thresholds
+from sounding.profile import Profile
+
+SEVERITIES = {"high": 0, "medium": 1, "low": 2}
+FINDERS = (
+    find_non_finite,
+    find_degenerate_batch,
+    find_batch_too_small,
+    find_rank_collapse,
+    find_gradient_change,
+    find_gradient_alignment,
+    find_dead_units,
+    find_saturation,
+)
+
+
+def judge(profile: Profile, *, thresholds: Thresholds = THRESHOLDS) -> Verdict:
+    """Read a measured profile and say what is wrong, worst first.
+
+    Healthy means that no finding is of high severity. Rows from theory are not judged.
+
+    >>> judge(Profile()).summary
+    'Nothing was measured, so nothing can be said.'
+    """
+    if not isinstance(profile, Profile):
+        raise UsageError(
+            f"expected a Profile, got {type(profile).__name__}", hint="sounding.check(model, inputs).profile"
+        )
+    reading = read(profile)
+    found = [finding for find in FINDERS for finding in find(reading, thresholds)]
+    findings = tuple(sorted(found, key=lambda finding: SEVERITIES[finding.severity]))
+    healthy = not any(finding.severity == "high" for finding in findings)
+    return Verdict(healthy, findings, _summarize(reading, findings, healthy=healthy))
+
+
+def _summarize(reading: Reading, findings: tuple[Finding, ...], *, healthy: bool) -> str:
+    if not reading.calls:
+        return "Nothing was measured, so nothing can be said."
+    depth = len(reading.weight_layers)
+    if not findings:
+        return f"Healthy: signal and gradient survive all {depth} weight layers."
+    told = [finding for finding in findings if finding.severity == findings[0].severity]
+    phrases = "; ".join(dict.fromkeys(_phrase(finding, depth) for finding in told))
+    if not healthy:
+        return f"Unhealthy: {phrases}."
+    return f"Healthy, with {'a warning' if len(findings) == 1 else f'{len(findings)} warnings'}: {phrases}."
+
+
+def _phrase(finding: Finding, depth: int) -> str:
+    evidence, where = finding.evidence, f"layer {finding.layer!r}"
+    match finding.kind:
+        case "rank_collapse":
+            return (
+                f"representations collapse towards rank one by weight layer {evidence['weight_layer']:.0f} of {depth}"
+            )
+        case "gradient_explosion" | "gradient_vanishing":
+            does = "grow" if finding.kind == "gradient_explosion" else "shrink"
+            return (
+                f"gradients {does} by ×{evidence['growth']:.3g} per weight layer towards the input, which "
+                f"{depth} layers make fatal from a depth of {evidence['fatal_depth']:.0f} on"
+            )
+        case "gradient_alignment":
+            return "all samples ask for the same update"
+        case "degenerate_batch":
+            return "the samples of the batch are repeated or dependent"
+        case "batch_too_small":
+            return "the batch is too small"
+        case "dead_units":
+            return f"{evidence['dead_fraction']:.0%} of the units of {where} are dead"
+        case "saturation":
+            return f"{evidence['saturated_fraction']:.0%} of the units of {where} are saturated"
+        case "non_finite":
+            return f"NaN or infinity appears at {where}"
