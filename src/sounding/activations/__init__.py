@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from sounding.activations.activation import Activation
 from sounding.activations.custom import from_callable
+from sounding.activations.growth import has_second_moment
 from sounding.activations.table import EXAMPLES, PARAMETERS, REGISTRY, REQUIRED
 from sounding.errors import UsageError
 
-__all__ = ["Activation", "from_callable", "names", "resolve"]
+__all__ = ["Activation", "from_callable", "has_second_moment", "names", "resolve"]
 
 
 def names() -> tuple[str, ...]:
@@ -44,24 +47,39 @@ def resolve(spec: str | Activation | Callable[..., Any]) -> Activation:
     maker = REGISTRY.get(name)
     if maker is None:
         if parameter:
-            return from_callable(_import_callable(spec), name=spec)
+            found = _import_callable(spec)
+            return found if isinstance(found, Activation) else from_callable(found, name=spec)
         raise UsageError(f"unknown activation {spec!r}", hint=f"one of {', '.join(names())}, or module:function")
-    if not parameter:
-        return maker() if name not in REQUIRED else _parametrized(name, spec, "")
-    return _parametrized(name, spec, parameter)
+    return maker() if spec == name and name not in REQUIRED else _parametrized(name, spec, parameter)
 
 
-def _import_callable(spec: str) -> Callable[..., Any]:
+def _import_callable(spec: str) -> Activation | Callable[..., Any]:
+    """The object at "module:function"; modules next to the user, in the current directory, count."""
     module_name, _, attribute = spec.partition(":")
+    here = os.getcwd()
+    sys.path.insert(0, here)
     try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise UsageError(f"module {module_name!r} could not be imported: {error}") from error
         raise UsageError(
             f"unknown activation {spec!r}: no activation and no importable module is called {module_name!r}",
             hint=f"one of {', '.join(names())}, or module:function",
         ) from error
-    found = getattr(module, attribute, None)
-    if not callable(found):
+    except Exception as error:
+        raise UsageError(f"module {module_name!r} could not be imported: {type(error).__name__}: {error}") from error
+    finally:
+        if here in sys.path:
+            sys.path.remove(here)
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    if isinstance(found, type):
+        try:
+            found = found()  # "torch.nn:Mish" names a class whose instances are the function
+        except Exception as error:
+            raise UsageError(f"{spec!r} is a class that cannot be made without arguments: {error}") from error
+    if not isinstance(found, Activation) and not callable(found):
         raise UsageError(f"module {module_name!r} has no callable {attribute!r}")
     return found  # type: ignore[no-any-return]
 

@@ -33,7 +33,7 @@ class Activation:
         growth: how φ grows at infinity; "exponential" includes exp, whose Gaussian moments exist.
         length: the distance over which φ varies; 1/gain for a scaled one.
         center: where its variation is centred.
-        derivative_error: relative error of `derivative`; 0 when it is analytic.
+        derivative_error: error of `derivative` relative to the largest slope; 0 when it is analytic.
         twin: makes the torch function; None for a Python callable without one.
 
     >>> from sounding.activations import resolve
@@ -68,28 +68,35 @@ class Activation:
     def scaled(self, gain: float = 1.0, shift: float = 0.0) -> Activation:
         """x ↦ φ(gain·x + shift): what a batch norm with scale `gain` and shift `shift` presents to φ.
 
-        Kinks move to (kink − shift)/gain. Homogeneity survives a positive gain without shift.
+        Kinks move to (kink − shift)/gain. Homogeneity survives without a shift: φ(gx) has the slopes (a, b)·g^α for
+        g > 0 and (−b, −a)·|g|^α for g < 0.
+
+        >>> from sounding.activations import resolve
+        >>> resolve("leaky_relu:0.1").scaled(-2.0).slopes
+        (-0.2, -2.0)
         """
         if not (math.isfinite(gain) and math.isfinite(shift)) or gain == 0:
             raise UsageError(f"gain must be finite and not 0 and shift finite, got gain {gain}, shift {shift}")
         if gain == 1.0 and shift == 0.0:
             return self
         f, df, twin = self.function, self.derivative, self.torch
-        homogeneous = self.degree is not None and self.slopes is not None and gain > 0 and shift == 0
 
         def scaled_twin() -> Callable[[torch.Tensor], torch.Tensor]:
             inner = twin()
             return lambda x: inner(gain * x + shift)
 
-        factor = gain**self.degree if homogeneous and self.degree is not None else 1.0
+        slopes = None
+        if self.degree is not None and self.slopes is not None and shift == 0:
+            (a, b), factor = self.slopes, abs(gain) ** self.degree
+            slopes = (a * factor, b * factor) if gain > 0 else (-b * factor, -a * factor)
         return replace(
             self,
             name=f"{self.name}({gain:g}x{shift:+g})" if shift else f"{self.name}({gain:g}x)",
             function=lambda x: f(gain * x + shift),
             derivative=lambda x: gain * df(gain * x + shift),
             kinks=tuple(sorted((kink - shift) / gain for kink in self.kinks)),
-            degree=self.degree if homogeneous else None,
-            slopes=(self.slopes[0] * factor, self.slopes[1] * factor) if homogeneous and self.slopes else None,
+            degree=self.degree if slopes else None,
+            slopes=slopes,
             length=self.length / abs(gain),
             center=(self.center - shift) / gain,
             twin=scaled_twin,
@@ -113,4 +120,4 @@ def _numpy_twin(activation: Activation) -> Callable[[torch.Tensor], torch.Tensor
             slope = activation.derivative(x.detach().cpu().double().numpy())
             return gradients[0] * torch.from_numpy(np.ascontiguousarray(slope)).to(x)
 
-    return lambda x: Twin.apply(x)
+    return lambda x: Twin.apply(x)  # type: ignore[no-untyped-call]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from sounding.activations.activation import Activation, Array, Growth
+from sounding.activations.difference import difference
+from sounding.activations.growth import growth_of
+from sounding.activations.kinks import find_kinks
 from sounding.errors import UsageError
+
+PROBE = 8.0  # a callable must be finite on [−PROBE, PROBE]
+MANY_KINKS = 64
 
 
 def from_callable(
@@ -17,110 +23,161 @@ def from_callable(
     *,
     name: str | None = None,
     derivative: Callable[..., Any] | None = None,
-    kinks: tuple[float, ...] | None = None,
-    growth: Growth = "polynomial",
+    kinks: Sequence[float] | None = None,
+    growth: Growth | None = None,
 ) -> Activation:
     """Any vectorized Python function as an activation.
 
-    Without `derivative`, φ′ is a five-point central difference, one-sided next to a kink, whose relative error on
-    smooth functions is about 1e-11 (stated in `derivative_error`). Without `kinks`, they are searched for on
-    [−12, 12] as places where the second difference does not shrink with the step.
+    The function sees one-dimensional float64 arrays and returns arrays of the same shape; a torch function or module
+    that refuses numpy arrays is given float64 tensors, and then autograd is its derivative. `derivative` and `kinks`
+    may also be attributes of the function, which is how "module:function" passes them.
+
+    Args:
+        function: φ, elementwise.
+        name: how to call it; its `__name__` when None.
+        derivative: φ′, elementwise. When None, a seven-point difference that never reaches across a kink; the
+            record's `derivative_error` states its error relative to the largest slope on [−8, 8].
+        kinks: where φ, φ′, φ″ or φ‴ jumps. When None they are searched for on [−12, 12].
+        growth: how φ grows at infinity; judged from its values when None.
+
+    Raises:
+        UsageError: it raises, is not elementwise, or is not finite on [−8, 8]; with the reason.
 
     >>> square = from_callable(lambda x: x**2, name="square")
     >>> bool(abs(square.derivative(np.array([3.0]))[0] - 6.0) < 1e-9)
     True
     """
-    label = name or getattr(function, "__name__", type(function).__name__)
+    label = str(name or getattr(function, "__name__", type(function).__name__))
+    f, from_torch = _accepted(function, label)
+    _require_elementwise(f, label)
+    given = derivative if derivative is not None else getattr(function, "derivative", None)
+    places = _places(f, kinks if kinks is not None else getattr(function, "kinks", None), label)
+    error = 0.0
+    if from_torch:
+        slope = _autograd(function)
+    elif callable(given):
+        slope = _checked(given, f"derivative of {label}")
+    else:
+        slope, error = difference(f, places)
+    return Activation(
+        label,
+        f,
+        slope,
+        places,
+        growth=growth or growth_of(f),
+        derivative_error=error,
+        twin=(lambda: function) if from_torch else None,
+    )
+
+
+def _accepted(function: Callable[..., Any], label: str) -> tuple[Callable[[Array], Array], bool]:
+    """The function on float64 arrays, and whether it wants torch tensors."""
+    sample = np.linspace(-PROBE, PROBE, 2001)
+    checked = _checked(function, label)
+    try:
+        checked(sample)
+    except UsageError:
+        # torch is never imported for this: a torch function cannot exist without its module being loaded
+        if "torch" not in sys.modules:
+            raise
+        on_tensors = _checked(_through_tensors(function), label)
+        try:
+            on_tensors(sample)
+        except UsageError:
+            pass
+        else:
+            return on_tensors, True
+        raise
+    return checked, False
+
+
+def _checked(function: Callable[..., Any], label: str) -> Callable[[Array], Array]:
+    """`function` on arrays of any shape; a refusal, a wrong shape or a NaN becomes an error that says so."""
 
     def f(x: Array) -> Array:
+        x = np.asarray(x, dtype=np.float64)
+        flat = x.ravel().copy()  # a copy: the callable may work in place
         try:
-            y = np.asarray(function(x), dtype=np.float64)
+            with np.errstate(all="ignore"):
+                returned = np.asarray(function(flat))
+                y = returned.astype(np.float64)
         except Exception as error:
             raise UsageError(
                 f"activation {label!r} must accept a float64 numpy array, but raised {type(error).__name__}: {error}",
-                hint="writing it with numpy functions, or numpy.vectorize",
+                hint="numpy functions in its body, or numpy.vectorize around it",
             ) from error
-        if y.shape != np.shape(x):
+        if y.shape != (x.size,):
             raise UsageError(
-                f"activation {label!r} must return an array of its input's shape {np.shape(x)}, got {y.shape}",
+                f"activation {label!r} must return an array of its input's shape {(x.size,)}, got {y.shape}",
                 hint="a function that acts on each element",
             )
-        return y
+        if returned.dtype in (np.float16, np.float32):
+            raise UsageError(f"activation {label!r} must compute in float64, got {returned.dtype}")
+        if np.iscomplexobj(returned):
+            raise UsageError(f"activation {label!r} must return real numbers, got {returned.dtype}")
+        if np.isnan(y).any():
+            raise UsageError(
+                f"activation {label!r} must be a number everywhere, got NaN at x = {_first(x, np.isnan(y))}"
+            )
+        return y.reshape(x.shape)
 
-    probe = np.linspace(-8.0, 8.0, 2001)
-    with np.errstate(all="ignore"):
-        values = f(probe)
-    if not np.all(np.isfinite(values)):
-        bad = probe[~np.isfinite(values)][0]
+    return f
+
+
+def _first(x: Array, where: Any) -> str:
+    return f"{x.ravel()[np.flatnonzero(where)[0]]:.4g}"
+
+
+def _require_elementwise(f: Callable[[Array], Array], label: str) -> None:
+    sample = np.linspace(-PROBE, PROBE, 2001)
+    y = f(sample)
+    if not np.isfinite(y).all():
+        bad = _first(sample, ~np.isfinite(y))
+        raise UsageError(f"activation {label!r} must be finite on [−8, 8], got infinity at x = {bad}")
+    shuffled = np.roll(sample, 700)[:1500]
+    if not np.allclose(f(shuffled), np.roll(y, 700)[:1500], rtol=1e-12, atol=1e-12 * (1 + np.abs(y).max())):
         raise UsageError(
-            f"activation {label!r} must be finite on [−8, 8], got {f(np.array([bad]))[0]} at x = {bad:.3g}"
+            f"activation {label!r} must act on each element alone, but a value depends on the others or on chance",
+            hint="an elementwise, deterministic function",
         )
-    found = tuple(sorted(float(k) for k in kinks)) if kinks is not None else _find_kinks(f)
-    if derivative is not None:
-        given = derivative
-        return Activation(label, f, lambda x: np.asarray(given(x), dtype=np.float64), found, growth=growth)
-    return Activation(label, f, _difference(f, found), found, growth=growth, derivative_error=1e-10)
 
 
-def _difference(f: Callable[[Array], Array], kinks: tuple[float, ...]) -> Callable[[Array], Array]:
-    """A five-point difference that never straddles a kink: the stencil is moved to one side of it."""
-    step = 1e-3
+def _places(f: Callable[[Array], Array], given: Any, label: str) -> tuple[float, ...]:
+    if given is not None:
+        try:
+            places = tuple(sorted(float(kink) for kink in given))
+        except (TypeError, ValueError):
+            places = (np.nan,)
+        if not np.isfinite(places).all():
+            raise UsageError(f"kinks of activation {label!r} must be finite numbers, got {given!r}")
+        return places
+    found = tuple(kink.place for kink in find_kinks(f))
+    if len(found) > MANY_KINKS:
+        raise UsageError(
+            f"activation {label!r} has {len(found)} places on [−12, 12] where it is not smooth, expected at most "
+            f"{MANY_KINKS}",
+            hint="computing it in float64 throughout, or giving its kinks",
+        )
+    return found
 
+
+def _through_tensors(function: Callable[..., Any]) -> Callable[[Array], Any]:
+    import torch
+
+    def on_arrays(x: Array) -> Any:
+        with torch.no_grad():
+            return function(torch.from_numpy(x)).detach().cpu().numpy()
+
+    return on_arrays
+
+
+def _autograd(function: Callable[..., Any]) -> Callable[[Array], Array]:
     def derivative(x: Array) -> Array:
-        x = np.asarray(x, dtype=np.float64)
-        h = step * np.maximum(1.0, np.abs(x))
-        centre = x.copy()
-        for kink in kinks:
-            right = (x >= kink) & (x < kink + 2 * h)
-            left = (x < kink) & (x > kink - 2 * h)
-            centre = np.where(right, np.maximum(centre, kink + 2 * h), centre)
-            centre = np.where(left, np.minimum(centre, kink - 2 * h), centre)
-        offset = (x - centre) / h
-        total = np.zeros_like(x)
-        nodes = (-2.0, -1.0, 0.0, 1.0, 2.0)
-        for i, node in enumerate(nodes):
-            # the derivative at `offset` of the Lagrange polynomial that is 1 at this node and 0 at the others
-            slope = np.zeros_like(x)
-            others = [m for j, m in enumerate(nodes) if j != i]
-            for left_out in others:
-                slope += np.prod([offset - m for m in others if m != left_out], axis=0)
-            weight = slope / math.prod(node - m for m in others)
-            total += weight * f(centre + node * h)
-        return total / h
+        import torch
+
+        with torch.enable_grad():
+            point = torch.tensor(np.asarray(x), dtype=torch.float64, requires_grad=True)
+            (slope,) = torch.autograd.grad(function(point).sum(), point)
+        return np.asarray(slope.numpy(), dtype=np.float64)
 
     return derivative
-
-
-def _find_kinks(f: Callable[[Array], Array]) -> tuple[float, ...]:
-    """Jumps of φ′ on [−12, 12]: where the change of slope over a cell stays as the cell is halved, five times over."""
-    grid = np.linspace(-12.0, 12.0, 4802)  # an even number of points: 0 is never a node, so a kink there is straddled
-    kinks: list[float] = []
-    with np.errstate(all="ignore"):
-        y = f(grid)
-        bend = np.abs(np.diff(y, 2)) / (grid[1] - grid[0])
-    scale = np.median(np.abs(np.diff(y))) / (grid[1] - grid[0]) + 1e-12
-    for i in np.flatnonzero(bend > 1e-3 * (scale + bend.max())):
-        low, high = grid[i], grid[i + 2]
-        if kinks and low - kinks[-1] < 1e-2:
-            continue
-        kink = _refine_kink(f, low, high)
-        if kink is not None:
-            kinks.append(kink)
-    return tuple(kinks)
-
-
-def _refine_kink(f: Callable[[Array], Array], low: float, high: float) -> float | None:
-    """Narrow in on the largest second difference: a kink keeps its jump, a smooth bend loses it with the step."""
-
-    def jump(a: float, b: float) -> float:
-        y = f(np.array([a, (a + b) / 2, b]))
-        return float(abs(y[0] - 2 * y[1] + y[2]) / ((b - a) / 2))
-
-    start = jump(low, high)
-    for _ in range(24):
-        quarter = (high - low) / 4
-        windows = [(low + k * quarter, low + (k + 2) * quarter) for k in range(3)]
-        low, high = max(windows, key=lambda window: jump(*window))
-    if jump(low, high) < 0.2 * start:
-        return None
-    return round((low + high) / 2, 7) + 0.0

@@ -24,6 +24,11 @@ def _twin(expression: Callable[[Any], Callable[[Any], Any]]) -> Callable[[], Cal
     return make
 
 
+def _number(value: float) -> str:
+    """The shortest text that reads back as the same number: 0.1, 2, 0.3333333333333333."""
+    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+
+
 def _identity() -> Activation:
     return Activation(
         "identity", lambda x: x * 1.0, np.ones_like, degree=1.0, slopes=(1.0, 1.0), twin=_twin(lambda t: lambda x: x)
@@ -32,7 +37,7 @@ def _identity() -> Activation:
 
 def _leaky_relu(slope: float = 0.01) -> Activation:
     return Activation(
-        f"leaky_relu:{slope:g}",
+        f"leaky_relu:{_number(slope)}",
         lambda x: np.where(x > 0, x, slope * x),
         lambda x: np.where(x > 0, 1.0, slope),
         kinks=(0.0,),
@@ -55,7 +60,7 @@ def _relu_power(alpha: float) -> Activation:
         return np.where(x > 0, alpha * positive ** (alpha - 1.0), 0.0)
 
     return Activation(
-        f"relu_power:{alpha:g}",
+        f"relu_power:{_number(alpha)}",
         lambda x: np.maximum(x, 0.0) ** alpha,
         derivative,
         kinks=(0.0,),
@@ -121,8 +126,9 @@ def _gelu_tanh() -> Activation:
     root, cubic = math.sqrt(2 / math.pi), 0.044715
 
     def derivative(x: Array) -> Array:
-        t = np.tanh(root * (x + cubic * x**3))
-        return 0.5 * (1 + t) + 0.5 * x * (1 - t**2) * root * (1 + 3 * cubic * x**2)
+        t: Array = np.tanh(root * (x + cubic * x**3))
+        slope: Array = 0.5 * (1 + t) + 0.5 * x * (1 - t**2) * root * (1 + 3 * cubic * x**2)
+        return slope
 
     return Activation(
         "gelu_tanh",
@@ -145,7 +151,7 @@ def _silu() -> Activation:
 
 def _elu(alpha: float = 1.0) -> Activation:
     return Activation(
-        "elu" if alpha == 1.0 else f"elu:{alpha:g}",
+        "elu" if alpha == 1.0 else f"elu:{_number(alpha)}",
         lambda x: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0.0))),
         lambda x: np.where(x > 0, 1.0, alpha * np.exp(np.minimum(x, 0.0))),
         kinks=(0.0,),
@@ -196,6 +202,7 @@ def _hermite(order: float) -> Activation:
         f"hermite:{k}",
         lambda x: recurrence(x, np.ones_like(x), k),
         derivative,
+        length=1.0 / math.sqrt(max(k, 1)),  # the zeros lie about π/√k apart
         twin=_twin(lambda t: lambda x: recurrence(x, t.ones_like(x), k)),
     )
 
