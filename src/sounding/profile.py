@@ -248,7 +248,7 @@ class Profile:
             key = (row.layer, row.name)
             cells.setdefault(key, {})[(row.measure, row.source)] = str(Estimate(row.value, row.stderr))
         keys = list(cells)
-        shown = keys if len(keys) <= 40 else [*keys[:20], None, *keys[-20:]]
+        shown: list[tuple[int, str] | None] = list(keys) if len(keys) <= 40 else [*keys[:20], None, *keys[-20:]]
         many = len(self.sources) > 1
         head = "".join(f"<th>{html.escape(m)}{f' ({html.escape(s)})' if many else ''}</th>" for m, s in columns)
         body = []

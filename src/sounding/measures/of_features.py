@@ -103,7 +103,8 @@ def soft_rank(features: Tensor, *, threshold: float = 0.5) -> Tensor:
     rank2020 eq. (3), with threshold ½ in its figures. From 0 to min(samples, features), rotation-invariant, not
     scale-invariant: it is meant for features of unit mean square, as after batch norm. There Lemma 1 of rank2020 holds:
     soft_rank ≥ (1 − threshold)² · participation_ratio. At another scale it need not: 0.1·I₃ has soft rank 0 and
-    participation ratio 3. A count, so without gradient.
+    participation ratio 3. Never above numerical_rank: what is rounding of a huge direction is not counted. A count, so
+    without gradient.
 
     Args:
         features: (..., samples, features).
@@ -113,10 +114,10 @@ def soft_rank(features: Tensor, *, threshold: float = 0.5) -> Tensor:
     tensor(1., dtype=torch.float64)
     """
     of_spectrum.check_threshold(threshold)
-    singular = singular_values(features)
+    singular, scaled, share = _resolved_amplitudes(features, None)
     least = (threshold * features.shape[-2]) ** 0.5 * (1 - of_spectrum.TIE)
-    count = (singular >= least).sum(dim=-1).double()
-    return torch.where(singular.isnan().any(dim=-1), torch.nan, count)
+    reached = singular * scaled.scale[..., None] >= least
+    return scaled.settle((reached & of_spectrum.resolved(singular, share)).sum(dim=-1).double())
 
 
 def participation_ratio(features: Tensor) -> Tensor:

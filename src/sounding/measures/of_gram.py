@@ -179,7 +179,8 @@ def _with_tolerance(gram: Tensor, tolerance: float | None) -> tuple[Scaled, floa
 
 
 def _eigenvalues(scaled: Scaled) -> Tensor:
-    return torch.linalg.eigvalsh(scaled.matrix).flip(-1).clamp(min=0)
+    ascending: Tensor = torch.linalg.eigvalsh(scaled.matrix)
+    return ascending.flip(-1).clamp(min=0)
 
 
 def _trace(matrix: Tensor) -> Tensor:

@@ -27,13 +27,14 @@ def resolution(count: int, *, dtype: torch.dtype = torch.float64) -> float:
 
 def numerical_rank(eigenvalues: Tensor, *, tolerance: float | None = None) -> Tensor:
     """#{λ > tolerance · λ_max}; the default tolerance is k · eps of float64."""
-    return _settle(eigenvalues, _resolved(eigenvalues, tolerance).sum(dim=-1).double())
+    return _settle(eigenvalues, resolved(eigenvalues, tolerance).sum(dim=-1).double())
 
 
 def soft_rank(eigenvalues: Tensor, *, threshold: float = 0.5) -> Tensor:
-    """#{λ ≥ threshold}, rank2020 eq. (3)."""
+    """#{λ ≥ threshold}, rank2020 eq. (3), of those that are not rounding."""
     check_threshold(threshold)
-    return _settle(eigenvalues, (eigenvalues >= threshold * (1 - TIE)).sum(dim=-1).double())
+    reached = eigenvalues >= threshold * (1 - TIE)
+    return _settle(eigenvalues, (reached & resolved(eigenvalues, None)).sum(dim=-1).double())
 
 
 def participation_ratio(eigenvalues: Tensor) -> Tensor:
@@ -77,7 +78,7 @@ def isometry_gap(eigenvalues: Tensor, *, samples: int | None = None, tolerance: 
     their digits, where the difference of two logarithms would lose them.
     """
     count, n = _counts(eigenvalues, samples)
-    full = _resolved(eigenvalues, tolerance).all(dim=-1) & (count == n)
+    full = resolved(eigenvalues, tolerance).all(dim=-1) & (count == n)
     safe = torch.where(full[..., None], eigenvalues, 1.0)
     ratio = safe / safe.mean(dim=-1, keepdim=True)
     excess = ratio - 1
@@ -98,7 +99,7 @@ def condition_number(eigenvalues: Tensor, *, tolerance: float | None = None) -> 
 
 def ratio_of_extremes(values: Tensor, *, tolerance: float | None = None) -> Tensor:
     """Largest over smallest of descending values; ∞ when the smallest counts as zero."""
-    full = _resolved(values, tolerance).all(dim=-1)
+    full = resolved(values, tolerance).all(dim=-1)
     safe = torch.where(full[..., None], values, 1.0)
     return _settle(values, torch.where(full, safe[..., 0] / safe[..., -1], torch.inf))
 
@@ -131,6 +132,14 @@ def roots(values: Tensor) -> Tensor:
     return torch.where(positive, torch.where(positive, values, 1.0).sqrt(), 0.0)
 
 
+def resolved(eigenvalues: Tensor, tolerance: float | None) -> Tensor:
+    """Which values exceed the tolerance (count · eps unless given) times the largest."""
+    share = resolution(eigenvalues.shape[-1]) if tolerance is None else tolerance
+    if not 0 <= share < 1:
+        raise UsageError(f"expected a tolerance of at least 0 and less than 1, got {share}")
+    return eigenvalues > share * eigenvalues.amax(dim=-1, keepdim=True)
+
+
 def _settle(eigenvalues: Tensor, value: Tensor) -> Tensor:
     """NaN where the spectrum is: comparisons would have turned it into a rank of zero."""
     return torch.where(torch.isfinite(eigenvalues).all(dim=-1), value, torch.nan)
@@ -138,13 +147,6 @@ def _settle(eigenvalues: Tensor, value: Tensor) -> Tensor:
 
 def _shares(weights: Tensor) -> Tensor:
     return divide(weights, weights.sum(dim=-1, keepdim=True), otherwise=0.0)
-
-
-def _resolved(eigenvalues: Tensor, tolerance: float | None) -> Tensor:
-    share = resolution(eigenvalues.shape[-1]) if tolerance is None else tolerance
-    if not 0 <= share < 1:
-        raise UsageError(f"expected a tolerance of at least 0 and less than 1, got {share}")
-    return eigenvalues > share * eigenvalues.amax(dim=-1, keepdim=True)
 
 
 def _counts(eigenvalues: Tensor, samples: int | None) -> tuple[int, int]:
