@@ -1,0 +1,57 @@
+"""What a cure did: which parts of the model changed, and which it left alone and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that changed: a parameter, a module or an attribute, before and after in a few words."""
+
+    name: str
+    what: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Untouched:
+    """A layer the cure did not touch, and the reason."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The result of a cure.
+
+    >>> print(Changes("haar", (Change("fc1", "weight", "rms 0.051", "rms 0.088, orthogonal"),), ()))
+    haar: 1 change, 0 layers untouched
+      fc1  weight: rms 0.051 → rms 0.088, orthogonal
+    """
+
+    method: str
+    changed: tuple[Change, ...]
+    untouched: tuple[Untouched, ...]
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        plural = "" if len(self.changed) == 1 else "s"
+        left = "" if len(self.untouched) == 1 else "s"
+        lines = [f"{self.method}: {len(self.changed)} change{plural}, {len(self.untouched)} layer{left} untouched"]
+        lines += [f"  {c.name}  {c.what}: {c.before} → {c.after}" for c in self.changed]
+        lines += [f"  {u.name}  untouched: {u.reason}" for u in self.untouched]
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "method": self.method,
+            "changed": [{"name": c.name, "what": c.what, "before": c.before, "after": c.after} for c in self.changed],
+            "untouched": [{"name": u.name, "reason": u.reason} for u in self.untouched],
+            "notes": list(self.notes),
+        }

@@ -1,0 +1,75 @@
+"""Adaptive gradient clipping as an optimizer wrapper (Brock et al. 2021; thesis2024, appendix A.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sounding.errors import UsageError
+
+
+class AdaptiveClipping:
+    """Clip each unit's gradient to a fraction of its weight's norm before every step of an optimizer.
+
+    For each output unit i (a row of a Linear weight, a filter of a convolution):
+    g_i ← λ · max(‖w_i‖, floor)/‖g_i‖ · g_i wherever ‖g_i‖ > λ · max(‖w_i‖, floor). thesis2024 (A.5) clips a
+    layer's whole matrix: `unitwise=False`. Everything else is the wrapped optimizer's.
+
+    Args:
+        optimizer: any torch optimizer.
+        clipping: λ.
+        floor: the least norm a weight counts with, so that zero-initialized ones can move.
+        unitwise: per output unit, or per parameter.
+
+    >>> weight = torch.nn.Parameter(torch.ones(1, 4))
+    >>> optimizer = AdaptiveClipping(torch.optim.SGD([weight], lr=1.0), clipping=0.1)
+    >>> (100 * weight.sum()).backward(); _ = optimizer.step()
+    >>> weight.detach()
+    tensor([[0.9000, 0.9000, 0.9000, 0.9000]])
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, *, clipping: float = 0.1, floor: float = 1e-3, unitwise: bool = True
+    ) -> None:
+        if not (clipping > 0 and floor > 0):
+            raise UsageError(f"clipping and floor must be positive, got {clipping} and {floor}")
+        self.optimizer = optimizer
+        self.clipping = clipping
+        self.floor = floor
+        self.unitwise = unitwise
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Clip, then let the optimizer step; a closure is called first, as its gradients are what is clipped."""
+        if closure is None:
+            self.clip()
+            return self.optimizer.step()
+
+        def clipped() -> Any:
+            loss = closure()
+            self.clip()
+            return loss
+
+        return self.optimizer.step(clipped)
+
+    @torch.no_grad()
+    def clip(self) -> None:
+        """Clip the gradients now."""
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    limit = self.clipping * self._norm(parameter).clamp_min(self.floor)
+                    size = self._norm(parameter.grad)
+                    parameter.grad.mul_((limit / size.clamp_min(1e-30)).clamp_max(1.0))
+
+    def _norm(self, tensor: Tensor) -> Tensor:
+        if not self.unitwise or tensor.dim() < 2:
+            whole: Tensor = torch.linalg.vector_norm(tensor)
+            return whole
+        units: Tensor = torch.linalg.vector_norm(tensor, dim=tuple(range(1, tensor.dim())), keepdim=True)
+        return units
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)

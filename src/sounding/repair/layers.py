@@ -1,0 +1,131 @@
+"""Which layers of a model a cure may touch, and why it leaves the others alone."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from sounding.errors import UsageError
+from sounding.repair.changes import Untouched
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+WEIGHT_LAYERS = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+NameFilter = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
+
+
+def matches(name: str, module: nn.Module, pattern: NameFilter) -> bool:
+    """Whether a name filter (glob, globs or predicate) takes this module."""
+    if pattern is None:
+        return False
+    if callable(pattern):
+        return bool(pattern(name, module))
+    globs = [pattern] if isinstance(pattern, str) else list(pattern)
+    return any(fnmatch.fnmatchcase(name, glob) for glob in globs)
+
+
+def named_leaves(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Every module once, by its first qualified name; a bare layer is called by its class."""
+    return [(name or type(model).__name__, module) for name, module in model.named_modules()]
+
+
+def why_not(module: nn.Module) -> str | None:
+    """The reason a weight layer's weight cannot be set, or None."""
+    if parametrize.is_parametrized(module, "weight"):
+        return "its weight is computed by a parametrization; remove it first (torch.nn.utils.parametrize)"
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, torch.Tensor):
+        return "it has no weight tensor"
+    if isinstance(weight, nn.parameter.UninitializedParameter):
+        return "it is lazy and has not seen an input yet; run the model once first"
+    if not isinstance(weight, nn.Parameter):
+        return "its weight is computed by a hook (weight norm, spectral norm or pruning)"
+    if not weight.dtype.is_floating_point:
+        return f"its weight is {weight.dtype}, not floating point"
+    if not weight.requires_grad:
+        return "it is frozen (requires_grad is False)"
+    if weight.is_meta:
+        return "it is on the meta device and has no values"
+    return None
+
+
+def select_layers(
+    model: nn.Module,
+    kinds: tuple[type[nn.Module], ...] = WEIGHT_LAYERS,
+    *,
+    include: NameFilter = None,
+    exclude: NameFilter = None,
+) -> tuple[list[tuple[str, nn.Module]], list[Untouched]]:
+    """The layers of these kinds that a cure may change, in registration order, and those it leaves, with reasons.
+
+    Args:
+        model: any module; a bare layer is its own only layer.
+        kinds: the layer types the cure knows.
+        include: only layers that match (glob such as "features.*", several, or a predicate of name and module).
+        exclude: never these.
+    """
+    chosen: list[tuple[str, nn.Module]] = []
+    untouched: list[Untouched] = []
+    seen: dict[int, str] = {}
+    candidates = [(name, module) for name, module in named_leaves(model) if isinstance(module, kinds)]
+    quantized = [name for name, module in named_leaves(model) if _is_quantized(module)]
+    untouched += [Untouched(name, "its weights are quantized") for name in quantized]
+    for name, module in candidates:
+        if include is not None and not matches(name, module, include):
+            untouched.append(Untouched(name, "not included by the name filter"))
+            continue
+        if matches(name, module, exclude):
+            untouched.append(Untouched(name, "excluded by the name filter"))
+            continue
+        if set(kinds) & set(WEIGHT_LAYERS):
+            reason = why_not(module)
+            weight = getattr(module, "weight", None)
+            if reason is None and id(weight) in seen:
+                reason = f"its weight is tied to {seen[id(weight)]}"
+            if reason is not None:
+                untouched.append(Untouched(name, reason))
+                continue
+            seen[id(weight)] = name
+        chosen.append((name, module))
+    if not chosen:
+        wanted = " or ".join(sorted({kind.__name__ for kind in kinds}))
+        why = "; ".join(f"{u.name}: {u.reason}" for u in untouched[:3])
+        raise UsageError(
+            f"expected a model with a {wanted} layer to change, got {type(model).__name__} with none"
+            + (f" that may be changed ({why})" if why else ""),
+            hint="unfreezing a layer, another name filter, or another method",
+        )
+    return chosen, untouched
+
+
+def _is_quantized(module: nn.Module) -> bool:
+    return "quantized" in type(module).__module__ and callable(getattr(module, "weight", None))
+
+
+def fan_in(module: nn.Module) -> int:
+    """How many inputs one output of a Linear or convolution layer sums."""
+    if isinstance(module, TRANSPOSED):
+        # each output pixel meets kernel/stride taps of every input channel of its group
+        taps = 1
+        for size, stride in zip(module.kernel_size, module.stride, strict=True):
+            taps *= max(1, size // stride)
+        return module.in_channels // module.groups * taps
+    return weight_of(module)[0].numel()
+
+
+def weight_of(module: nn.Module) -> torch.Tensor:
+    """The weight of a layer that `select_layers` chose."""
+    weight = module.weight
+    assert isinstance(weight, torch.Tensor)
+    return weight
+
+
+def rms(tensor: torch.Tensor) -> float:
+    """Root mean square, in float64."""
+    return float(tensor.detach().double().square().mean().sqrt()) if tensor.numel() else 0.0

@@ -1,0 +1,181 @@
+"""Iterative orthogonalization: each weight from the singular vectors of what reaches it (orth2021, eq. 6)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sounding.errors import NumericalError, UsageError
+from sounding.repair.changes import Change, Changes, Untouched
+from sounding.repair.layers import CONVOLUTIONS, TRANSPOSED, NameFilter, rms, select_layers, weight_of
+from sounding.repair.orthogonal import haar_frame
+from sounding.repair.passes import Inputs, call_model, call_order, check_inputs, hooked
+from sounding.repair.snapshot import all_or_nothing, undisturbed
+
+HOMOGENEOUS = (nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.RReLU)
+
+
+def orthogonalize_(
+    model: nn.Module,
+    inputs: Inputs,
+    *,
+    exponent: float = -0.5,
+    gain: float = 1.0,
+    floor: float = 1e-3,
+    rows: int = 16384,
+    include: NameFilter = None,
+    exclude: NameFilter = None,
+    generator: torch.Generator | None = None,
+) -> Changes:
+    """Give every Linear and convolution layer the weight that makes its outputs more orthogonal between samples.
+
+    With X = P Σ Qᵀ the (samples × features) representation that reaches a layer, its weight becomes
+
+        W = s · V′ Σ^p Qᵀ,   p = −½ (orth2021, eq. 6; appendix E shows that the orthogonality gap falls)
+
+    so that X Wᵀ = s · P Σ^{1+p} V′ᵀ. V′ has orthonormal columns (rows, where the layer narrows) and is drawn from the
+    Haar law: the slice of V that the paper takes is not orthogonal when samples outnumber features, and the gap may
+    then grow. s keeps the signal at unit mean square, after the activation where a ReLU follows, else before it; the
+    printed scale leaves it at 1/√(dn). Convolutions use the singular vectors of their unfolded patches (appendix G).
+    p = −1 is what the released program does. Biases become 0.
+
+    One forward pass does it all: each layer is set when the signal reaches it, so cost and memory are those of a pass
+    plus one eigendecomposition of a fan_in × fan_in matrix per layer.
+
+    Args:
+        model: changed in place; passed through in training mode, running statistics untouched.
+        inputs: a batch with at least as many samples (patches) as any layer has inputs.
+        exponent: p.
+        gain: factor on the root mean square.
+        floor: singular values below `floor` times the largest count as that, so that directions without signal are not
+            blown up without bound.
+        rows: at most this many patches or tokens are used in one layer.
+        include, exclude: name filters.
+        generator: source of randomness.
+
+    Raises:
+        UsageError: too few samples for a layer; inputs that are not finite; no layer to change.
+    """
+    check_inputs(inputs)
+    if not (math.isfinite(exponent) and -1 <= exponent <= 0):
+        raise UsageError(f"exponent must lie between −1 and 0, got {exponent}", hint="-0.5 as printed, -1 as released")
+    if not 0 < floor < 1:
+        raise UsageError(f"floor must lie between 0 and 1, got {floor}")
+    layers, untouched = select_layers(model, (nn.Linear, *CONVOLUTIONS), include=include, exclude=exclude)
+    untouched += [
+        Untouched(name, "transposed convolutions have no patch matrix")
+        for name, module in model.named_modules()
+        if isinstance(module, TRANSPOSED)
+    ]
+    names = {id(module): name for name, module in layers}
+    changed: dict[str, Change] = {}
+
+    with all_or_nothing(model), undisturbed(model), torch.no_grad():
+        followed = _followed_by_relu(call_order(model, inputs))
+
+        def set_weight(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+            name = names[id(module)]
+            if name in changed:
+                return
+            groups = _sample_matrices(module, arguments[0], rows, generator)
+            before = rms(weight_of(module))
+            _fill(module, groups, name, exponent, floor, generator)
+            _set_scale(module, arguments[0], gain, followed.get(name), name)
+            changed[name] = Change(name, "weight", f"rms {before:.3g}", f"rms {rms(weight_of(module)):.3g}")
+
+        with hooked([module.register_forward_pre_hook(set_weight) for _, module in layers]):
+            call_model(model, inputs)
+
+    untouched += [Untouched(name, "the forward pass did not call it") for name, _ in layers if name not in changed]
+    return Changes("orthogonalize", tuple(changed.values()), tuple(untouched))
+
+
+def _sample_matrices(module: nn.Module, x: Tensor, rows: int, generator: torch.Generator | None) -> list[Tensor]:
+    """What the layer multiplies, one matrix per group: rows are samples, tokens or patches, columns its inputs."""
+    if isinstance(module, nn.Linear):
+        return [_thin(x.reshape(-1, x.shape[-1]), rows, generator)]
+    assert isinstance(module, CONVOLUTIONS)
+    spatial = len(module.kernel_size)
+    padded = x if x.dim() == spatial + 2 else x.unsqueeze(0)
+    if isinstance(module.padding, str) or module.padding_mode != "zeros":
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+        padded = nn.functional.pad(padded, module._reversed_padding_repeated_twice, mode=mode)
+    else:
+        padded = nn.functional.pad(padded, [p for size in reversed(module.padding) for p in (size, size)])
+    patches = padded
+    for axis, (size, stride, dilation) in enumerate(
+        zip(module.kernel_size, module.stride, module.dilation, strict=True)
+    ):
+        patches = patches.unfold(axis + 2, dilation * (size - 1) + 1, stride)[..., ::dilation]
+    # (samples, channels, *positions, *kernel) → (samples, *positions, channels, *kernel)
+    order = [0, *range(2, 2 + spatial), 1, *range(2 + spatial, 2 + 2 * spatial)]
+    patches = patches.permute(order)
+    channels = module.in_channels // module.groups
+    return [
+        _thin(part.flatten(0, spatial).flatten(1), rows, generator)
+        for part in torch.split(patches, channels, dim=1 + spatial)
+    ]
+
+
+def _thin(matrix: Tensor, rows: int, generator: torch.Generator | None) -> Tensor:
+    """A random subset when there are more rows than wanted."""
+    if len(matrix) <= rows:
+        return matrix
+    device = generator.device if generator is not None else None
+    chosen = torch.randperm(len(matrix), generator=generator, device=device)[:rows]
+    return matrix[chosen.to(matrix.device)]
+
+
+def _fill(
+    module: nn.Module,
+    groups: list[Tensor],
+    name: str,
+    exponent: float,
+    floor: float,
+    generator: torch.Generator | None,
+) -> None:
+    """W = V′ Σ^p Qᵀ for each group, from the eigendecomposition of XᵀX in float64."""
+    weight = weight_of(module)
+    out = weight.shape[0] // len(groups)
+    parts = []
+    for features in groups:
+        samples, inputs = features.shape
+        if samples < inputs:
+            raise UsageError(
+                f"layer {name!r} has {inputs} inputs, so orthogonalize needs at least {inputs} samples, got {samples}",
+                hint=f"a batch of {inputs} or more, or excluding this layer",
+            )
+        if not bool(torch.isfinite(features).all()):
+            raise NumericalError(f"the signal that reaches layer {name!r} is not finite", hint="a smaller gain")
+        wide = features.double()
+        squares, directions = torch.linalg.eigh(wide.T @ wide)
+        sigma = squares.clamp_min(0).sqrt()
+        if float(sigma[-1]) == 0:
+            raise NumericalError(f"no signal reaches layer {name!r}: all its inputs are zero")
+        sigma = sigma.clamp_min(floor * float(sigma[-1]))
+        frame = haar_frame(out, inputs, generator=generator).to(wide.device)
+        parts.append((frame * sigma**exponent) @ directions.T)
+    weight.copy_(torch.cat(parts).reshape(weight.shape))
+    bias = getattr(module, "bias", None)
+    if isinstance(bias, Tensor):
+        bias.zero_()
+
+
+def _set_scale(module: nn.Module, x: Tensor, gain: float, activation: nn.Module | None, name: str) -> None:
+    """Scale the weight so that the signal leaves with root mean square `gain`."""
+    output = type(module).forward(module, x)
+    size = rms(activation(output.clone()) if activation is not None else output)
+    if not math.isfinite(size) or size == 0:
+        raise NumericalError(f"layer {name!r} gives no finite signal to scale (root mean square {size})")
+    weight_of(module).mul_(gain / size)
+
+
+def _followed_by_relu(order: list[tuple[str, nn.Module]]) -> dict[str, nn.Module]:
+    """Layer name → the positively homogeneous activation that runs right after it."""
+    return {
+        name: following for (name, _), (_, following) in itertools.pairwise(order) if isinstance(following, HOMOGENEOUS)
+    }

@@ -1,0 +1,70 @@
+"""Passes through a user's model: calling it, and learning in which order its layers run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sounding.errors import TargetError, UsageError
+
+Inputs = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
+
+
+def call_model(model: nn.Module, inputs: Inputs) -> Any:
+    """Run a model on a tensor, a tuple of arguments or a mapping of keyword arguments; its failure becomes ours."""
+    try:
+        if isinstance(inputs, Mapping):
+            return model(**inputs)
+        if isinstance(inputs, tuple | list):
+            return model(*inputs)
+        return model(inputs)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise TargetError(
+            f"the model raised {type(error).__name__} on the inputs given: {error}",
+            hint="inputs of the shape the model was built for",
+        ) from error
+
+
+def check_inputs(inputs: Inputs) -> None:
+    """Floating point inputs must be finite and there must be at least two samples."""
+    tensors = (
+        [inputs] if isinstance(inputs, Tensor) else list(inputs.values() if isinstance(inputs, Mapping) else inputs)
+    )
+    tensors = [t for t in tensors if isinstance(t, Tensor)]
+    if not tensors:
+        raise UsageError(f"expected inputs as a tensor, a tuple or a mapping of tensors, got {type(inputs).__name__}")
+    for tensor in tensors:
+        if tensor.dim() > 0 and len(tensor) < 2:
+            raise UsageError(f"expected at least 2 samples, got {len(tensor)}", hint="a batch of 128 or more")
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            bad = int((~torch.isfinite(tensor)).sum())
+            raise UsageError(f"expected finite inputs, got {bad} NaN or infinite values")
+
+
+@contextmanager
+def hooked(handles: list[torch.utils.hooks.RemovableHandle]) -> Iterator[None]:
+    """Remove the hooks whatever happens."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def call_order(model: nn.Module, inputs: Inputs) -> list[tuple[str, nn.Module]]:
+    """The leaf modules in the order in which one forward pass calls them (a module called twice is listed twice)."""
+    order: list[tuple[str, nn.Module]] = []
+
+    def record(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        return lambda module, _: order.append((name, module))
+
+    leaves = [(name, m) for name, m in model.named_modules() if not any(True for _ in m.children())]
+    with hooked([m.register_forward_pre_hook(record(name)) for name, m in leaves]), torch.no_grad():
+        call_model(model, inputs)
+    return order
