@@ -1,0 +1,235 @@
+"""Adaptive integration over a pair of correlated coordinates, in polar form.
+
+Two coordinates with correlation cos ω of a rotation-invariant law are x₁ = T cos ψ and x₂ = T cos(ψ − ω), with ψ uniform
+and independent of the radius T. A kink of the integrand at x₁ = k is the curve ψ = ±arccos(k/T). Cells lie between two
+neighbouring curves and between two radii at which the order of the curves changes, so the integrand is smooth on each;
+they are cut until two orders agree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from sounding.activations.activation import Array
+from sounding.errors import NumericalError
+from sounding.theory.panels import legendre
+
+LOW_ORDER, HIGH_ORDER = 9, 14
+_MAX_ROUNDS = 40
+_MAX_CELLS = 20_000
+
+PairFunction = Callable[[Array, Array], Array]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Cells in (radial variable, angle). Columns: radial origin, width, power; curves below and above; unit ranges."""
+
+    table: Array
+
+    ORIGIN, WIDTH, POWER, W0, W1, Q0, Q1, K0, S0, O0, K1, S1, O1 = range(13)
+
+    def column(self, index: int) -> Array:
+        """One column, shaped to broadcast over (cells, radial nodes, angular nodes)."""
+        return self.table[:, index, None, None]
+
+    def nodes(self, order: int, radius: Callable[[Array], Array]) -> tuple[Array, Array, Array]:
+        """Radial variable (cells, n, 1), angles (cells, n, n) and weights (cells, n, n) of a tensor rule."""
+        x, w = legendre(order)
+        unit, weight = 0.5 + 0.5 * x, 0.5 * w
+        w0, w1, q0, q1 = (self.column(i) for i in (self.W0, self.W1, self.Q0, self.Q1))
+        u = w0 + (w1 - w0) * unit[None, :, None]
+        power = self.column(self.POWER)
+        variable = self.column(self.ORIGIN) + self.column(self.WIDTH) * u**power
+        radial_weight = self.column(self.WIDTH) * power * u ** (power - 1.0) * (w1 - w0) * weight[None, :, None]
+        reach = np.maximum(radius(variable), np.finfo(float).tiny)
+        below, above = (self._curve(reach, *columns) for columns in ((7, 8, 9), (10, 11, 12)))
+        q = q0 + (q1 - q0) * unit[None, None, :]
+        angle = below + (above - below) * q
+        return variable, angle, radial_weight * (above - below) * (q1 - q0) * weight[None, None, :]
+
+    def _curve(self, reach: Array, kink: int, sign: int, offset: int) -> Array:
+        bend = np.arccos(np.clip(self.column(kink) / reach, -1.0, 1.0))
+        return self.column(offset) + self.column(sign) * bend
+
+
+@dataclass(frozen=True)
+class AdaptedCells:
+    """Values and errors (m,) of an adaptive integration and the cells it ended with."""
+
+    values: Array
+    errors: Array
+    magnitudes: Array
+    evaluations: int
+    cells: Cells
+
+
+@dataclass(frozen=True)
+class Radial:
+    """A radial law: the variable's range, the radius T as a function of it and back, the weight, and soft edges in T."""
+
+    start: float
+    end: float
+    radius: Callable[[Array], Array]
+    variable: Callable[[float], float]
+    weight: Callable[[Array], Array]
+    edges: tuple[float, ...]
+
+
+def build_cells(
+    radial: Radial, angle: float, *, kinks: tuple[Sequence[float], Sequence[float]], symmetric: bool = False
+) -> Cells:
+    """The first cells: between kink curves in the angle, between kink radii, crossings and soft edges in the radius."""
+    curves = [
+        (k, s, o) for lines, o in zip(kinks, (0.0, angle), strict=True) for k in sorted(set(lines)) for s in (1, -1)
+    ]
+    hard = {abs(k) for lines in kinks for k in lines} | set(_crossings(kinks, math.cos(angle)))
+    bottom, top = (float(radial.radius(np.array(limit))) for limit in (radial.start, radial.end))
+    hard = {radius for radius in hard if bottom < radius < top}
+    soft = {e for e in radial.edges if bottom < e < top and all(abs(e - h) > 0.05 * max(e, 0.1) for h in hard)}
+    cuts = sorted({radial.start, radial.end, *(radial.variable(radius) for radius in hard | soft)})
+    sharp = {radial.variable(radius) for radius in hard}
+    rows: list[list[float]] = []
+    for low, high in zip(cuts[:-1], cuts[1:], strict=True):
+        if high - low <= 1e-15 * radial.end:
+            continue
+        reach = float(radial.radius(np.array(0.5 * (low + high))))
+        power = 2.0 if low in sharp else 1.0
+        for below, above in _slots(curves, reach, angle, symmetric):
+            width = above[3] - below[3]
+            pieces = max(1, math.ceil(width / (0.5 * math.pi) - 1e-9))
+            for piece in range(pieces):
+                unit = [0.0, 1.0, piece / pieces, (piece + 1) / pieces]
+                rows.append([low, high - low, power, *unit, *below[:3], *above[:3]])
+    return Cells(np.array(rows))
+
+
+def _slots(
+    curves: list[tuple[float, int, float]], reach: float, angle: float, symmetric: bool
+) -> list[tuple[tuple[float, float, float, float], tuple[float, float, float, float]]]:
+    """Neighbouring curves at one radius as (kink, sign, offset, angle), once around (or half, from the mirror axis)."""
+    start, turn = 0.5 * angle, (math.pi if symmetric else 2 * math.pi)
+    ends = [(0.0, 0.0, start, start), (0.0, 0.0, start + turn, start + turn)]
+    inner = []
+    for kink, sign, offset in curves:
+        if abs(kink) >= reach:
+            continue
+        position = offset + sign * math.acos(kink / reach)
+        wraps = math.floor((position - start) / (2 * math.pi))
+        position -= 2 * math.pi * wraps
+        if start < position < start + turn:
+            inner.append((kink, float(sign), offset - 2 * math.pi * wraps, position))
+    ordered = [ends[0], *sorted(inner, key=lambda curve: curve[3]), ends[1]]
+    pairs = zip(ordered[:-1], ordered[1:], strict=True)
+    return [(below, above) for below, above in pairs if above[3] - below[3] > 1e-14]
+
+
+def _crossings(kinks: tuple[Sequence[float], Sequence[float]], correlation: float) -> list[float]:
+    """Radii where a kink of x₁ meets a kink of x₂: T² = (k₁² − 2ρk₁k₂ + k₂²)/(1 − ρ²); the mirror axis at x₁ = x₂ too."""
+    radii = [abs(k) / math.sqrt(0.5 * (1 + correlation)) for lines in kinks for k in lines if correlation > -1 + 1e-12]
+    spread = 1.0 - correlation**2
+    if spread > 1e-14:
+        for k in kinks[0]:
+            for j in kinks[1]:
+                square = (k * k - 2 * correlation * k * j + j * j) / spread
+                radii.append(math.sqrt(max(square, 0.0)))
+    return radii
+
+
+def integrate_cells(
+    f: Callable[[Array, Array, Array], Array],
+    radial: Radial,
+    cells: Cells,
+    angle: float,
+    *,
+    tolerance: float,
+    what: str,
+) -> AdaptedCells:
+    """∫∫ weight(v) f(v, x₁, x₂) dv dψ over the cells for f returning (m, n), each to `tolerance` relative to ∫∫|·|.
+
+    The error is the sum over cells of the difference between the tensor rules of order 9 and 14. A failing cell is cut
+    across the direction in which its Legendre coefficients decay more slowly.
+    """
+    done: list[tuple[Array, Array, Array, Array]] = []
+    settled: Array | float = 0.0
+    evaluations = 0
+    for round_number in range(_MAX_ROUNDS):
+        value, error, magnitude, slow = _evaluate(f, radial, cells, angle, what)
+        size = cells.table.shape[0]
+        evaluations += size * (LOW_ORDER**2 + HIGH_ORDER**2)
+        total = settled + magnitude.sum(axis=1)
+        allowed = tolerance * np.maximum(total, np.finfo(float).tiny)
+        count = size + sum(part[0].shape[0] for part in done)
+        good = (error <= np.maximum(allowed[:, None] / (2 * count), 4e-16 * total[:, None])).all(axis=0)
+        last = round_number == _MAX_ROUNDS - 1 or count > _MAX_CELLS or bool((error.sum(axis=1) <= 0.5 * allowed).all())
+        if last:
+            good = np.ones_like(good)
+        done.append((cells.table[good], value[:, good], error[:, good], magnitude[:, good]))
+        settled = settled + magnitude[:, good].sum(axis=1)
+        if good.all():
+            break
+        cells = _cut(cells.table[~good], slow[~good])
+    values, errors, magnitudes = (sum((part[i].sum(axis=1) for part in done), np.zeros(1)) for i in (1, 2, 3))
+    table = np.concatenate([part[0] for part in done])
+    return AdaptedCells(values, errors + 2e-16 * magnitudes, magnitudes, evaluations, Cells(table))
+
+
+def _evaluate(
+    f: Callable[[Array, Array, Array], Array], radial: Radial, cells: Cells, angle: float, what: str
+) -> tuple[Array, Array, Array, Array]:
+    blocks = []
+    for order in (LOW_ORDER, HIGH_ORDER):
+        variable, psi, weight = cells.nodes(order, radial.radius)
+        reach = radial.radius(variable)
+        x1, x2 = reach * np.cos(psi), reach * np.cos(psi - angle)
+        density = np.broadcast_to(radial.weight(variable), psi.shape).ravel()
+        with np.errstate(all="ignore"):
+            spread = np.broadcast_to(variable, psi.shape).ravel()
+            values = np.atleast_2d(f(spread, x1.ravel(), x2.ravel())) * density
+        if not np.isfinite(values).all():
+            where = int(np.flatnonzero(~np.isfinite(values).all(axis=0))[0])
+            raise NumericalError(
+                f"{what} is not finite at x = ({x1.ravel()[where]:.6g}, {x2.ravel()[where]:.6g}), so its expectation "
+                "does not exist in float64",
+                hint="an activation with a finite second moment",
+            )
+        blocks.append((values.reshape(-1, *psi.shape) * weight, weight))
+    low, high = (block[0].sum(axis=(2, 3)) for block in blocks)
+    shaped, weight = blocks[1]
+    return high, np.abs(high - low), np.abs(shaped).sum(axis=(2, 3)), _slow_in_angle(shaped, weight)
+
+
+def _slow_in_angle(shaped: Array, weight: Array) -> Array:
+    """Per cell, whether the integrand's Legendre coefficients decay more slowly in the angle than in the radius."""
+    smooth = shaped / np.where(weight == 0, 1.0, weight)
+    tail = _coefficients(HIGH_ORDER)[-3:]
+    along_radius = np.abs(np.einsum("kr,mcrq->mckq", tail, smooth)).sum(axis=(2, 3))
+    along_angle = np.abs(np.einsum("kq,mcrq->mckr", tail, smooth)).sum(axis=(2, 3))
+    scale = np.abs(smooth).sum(axis=(1, 2, 3))[:, None] + np.finfo(float).tiny
+    return np.asarray((along_angle / scale).sum(axis=0) >= (along_radius / scale).sum(axis=0))
+
+
+@lru_cache(maxsize=4)
+def _coefficients(order: int) -> Array:
+    """The matrix from values at Gauss–Legendre nodes to Legendre coefficients."""
+    x, w = legendre(order)
+    matrix: Array = (np.polynomial.legendre.legvander(x, order - 1) * w[:, None]).T
+    return matrix * (2 * np.arange(order) + 1)[:, None] / 2
+
+
+def _cut(table: Array, in_angle: Array) -> Cells:
+    pieces = []
+    for mask, low, high in ((in_angle, Cells.Q0, Cells.Q1), (~in_angle, Cells.W0, Cells.W1)):
+        part = table[mask]
+        middle = 0.5 * (part[:, low] + part[:, high])
+        for column, other in ((low, high), (high, low)):
+            piece = part.copy()
+            piece[:, other] = middle
+            piece[:, column] = part[:, column]
+            pieces.append(piece)
+    return Cells(np.concatenate(pieces))

@@ -1,0 +1,437 @@
+"""Expectations over a Gaussian and over the law of a batch-normalized neuron, in one and two dimensions.
+
+Composite Gauss–Legendre with a panel edge at every kink, refined until two orders agree. Gauss–Hermite is not used: with
+200 nodes it is off by 59% on E[tanh′(10z)²] and by 0.2% on E[relu(z)], where panels are exact.
+
+A batch-normalized neuron x ∈ R^B is uniform on the sphere of radius √B in the plane orthogonal to ones (meanfield2019,
+section 3.1). One coordinate has the density ∝ (1 − x²/(B−1))^((B−4)/2) on |x| < √(B−1); two have correlation −1/(B−1).
+As B → ∞ both become standard Gaussian, and `batch_size=math.inf` means that limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sounding.activations.activation import Array
+from sounding.errors import NumericalError, UsageError
+from sounding.theory.panels import Adapted, Panels, end_panel, integrate, interval
+from sounding.theory.polar import AdaptedCells, Radial, build_cells, integrate_cells
+
+__all__ = [
+    "Integral",
+    "gaussian_joint_mean",
+    "gaussian_mean",
+    "gaussian_pair_mean",
+    "sphere_joint_mean",
+    "sphere_mean",
+    "sphere_pair_mean",
+]
+
+Function = Callable[[Array], Array]
+JointFunction = Callable[[Array, Array], Array]
+
+# beyond 38 standard deviations the Gaussian density underflows; an integrand that still matters there has no mean
+_BLOCKS = (13.0, 16.0, 20.0, 24.0, 28.0, 33.0, 38.0)
+_SOFT_EDGES = (0.0, 2.0, 4.0, 6.5, 9.5)
+
+
+@dataclass(frozen=True)
+class Integral:
+    """An expectation, the bound on its error, and how many points it took.
+
+    >>> Integral(0.5, 1e-16, 440).value
+    0.5
+    """
+
+    value: float
+    error: float
+    evaluations: int
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __str__(self) -> str:
+        return f"{self.value:.12g} ± {self.error:.1g}"
+
+
+def gaussian_mean(
+    f: Function,
+    *,
+    mean: float = 0.0,
+    std: float = 1.0,
+    kinks: Iterable[float] = (),
+    length: float = 1.0,
+    center: float = 0.0,
+    tolerance: float = 1e-12,
+) -> Integral:
+    """E f(y) for y ~ N(mean, std²).
+
+    `kinks`, `length` and `center` describe f in its own coordinate: where it is not smooth, over which distance it
+    varies and around which point. An integrable power at a kink, such as |y − k|^(−0.8), is integrated by a geometric
+    ladder of panels; it is exact when the kink is at 0, so prefer `mean` and `std` to a rescaled f.
+
+    Raises:
+        NumericalError: f is not finite where the Gaussian has mass, or the expectation does not exist.
+
+    >>> print(gaussian_mean(lambda z: np.maximum(z, 0.0) ** 2, kinks=(0.0,)).value)
+    0.5
+    """
+    adapted = line_means(
+        _one(f), density=_normal_density, support=math.inf, mean=mean, std=_positive(std, "std"), kinks=tuple(kinks),
+        length=length, center=center, tolerance=tolerance,
+    )  # fmt: skip
+    return _scalar(adapted)
+
+
+def sphere_mean(
+    f: Function,
+    batch_size: float,
+    *,
+    mean: float = 0.0,
+    std: float = 1.0,
+    kinks: Iterable[float] = (),
+    length: float = 1.0,
+    center: float = 0.0,
+    tolerance: float = 1e-12,
+) -> Integral:
+    """E f(mean + std·x₁) for x uniform on the sphere of radius √B in the plane orthogonal to ones.
+
+    The marginal of meanfield2019, Theorem 4: Γ((B−1)/2)/(√π Γ((B−2)/2)) ∫ sin^(B−3)θ f(−√(B−1) cos θ) dθ, for B ≥ 4.
+
+    >>> print(f"{sphere_mean(lambda x: x**4, 4).value:.12f}")  # uniform on [−√3, √3]
+    1.800000000000
+    """
+    size = check_batch_size(batch_size)
+    if math.isinf(size):
+        return gaussian_mean(f, mean=mean, std=std, kinks=kinks, length=length, center=center, tolerance=tolerance)
+    adapted = line_means(
+        _one(f), density=_sphere_density(size), support=math.sqrt(size - 1), mean=mean, std=_positive(std, "std"),
+        kinks=tuple(kinks), length=length, center=center, tolerance=tolerance,
+    )  # fmt: skip
+    return _scalar(adapted)
+
+
+def gaussian_pair_mean(
+    f: Function,
+    g: Function,
+    correlation: float,
+    *,
+    mean: float | tuple[float, float] = 0.0,
+    std: float | tuple[float, float] = 1.0,
+    kinks_f: Iterable[float] = (),
+    kinks_g: Iterable[float] | None = None,
+    length: float | tuple[float, float] = 1.0,
+    center: float | tuple[float, float] = 0.0,
+    tolerance: float = 1e-12,
+) -> Integral:
+    """E f(u) g(v) for jointly Gaussian u and v with the given correlation, means and standard deviations.
+
+    Exact also at correlation ±1. `kinks_g` is `kinks_f` unless given; `length` and `center` describe both functions,
+    or each with a pair.
+
+    >>> relu = lambda x: np.maximum(x, 0.0)
+    >>> print(f"{gaussian_pair_mean(relu, relu, 0.0, kinks_f=(0.0,)).value * 2 * math.pi:.12f}")
+    1.000000000000
+    """
+    first, second = tuple(kinks_f), tuple(kinks_f if kinks_g is None else kinks_g)
+    return gaussian_joint_mean(
+        lambda x, y: f(x) * g(y), correlation, mean=mean, std=std, kinks=(first, second), length=length, center=center,
+        tolerance=tolerance,
+    )  # fmt: skip
+
+
+def gaussian_joint_mean(
+    h: JointFunction,
+    correlation: float,
+    *,
+    mean: float | tuple[float, float] = 0.0,
+    std: float | tuple[float, float] = 1.0,
+    kinks: tuple[Sequence[float], Sequence[float]] = ((), ()),
+    length: float | tuple[float, float] = 1.0,
+    center: float | tuple[float, float] = 0.0,
+    tolerance: float = 1e-12,
+) -> Integral:
+    """E h(u, v) for jointly Gaussian u and v; h is smooth except on the lines u = kinks[0] and v = kinks[1]."""
+    if not -1.0 <= correlation <= 1.0:
+        raise UsageError(f"correlation must lie in [−1, 1], got {correlation}")
+    return _joint_mean(h, math.inf, math.acos(correlation), mean, std, kinks, length, center, tolerance)
+
+
+def sphere_pair_mean(
+    f: Function,
+    g: Function,
+    batch_size: float,
+    *,
+    mean: float = 0.0,
+    std: float = 1.0,
+    kinks_f: Iterable[float] = (),
+    kinks_g: Iterable[float] | None = None,
+    length: float = 1.0,
+    center: float = 0.0,
+    tolerance: float = 1e-12,
+) -> Integral:
+    """E f(mean + std·x₁) g(mean + std·x₂) over the sphere of a batch-normalized neuron (meanfield2019, Theorem 4).
+
+    >>> print(f"{sphere_pair_mean(lambda x: x, lambda x: x, 5).value:.12f}")
+    -0.250000000000
+    """
+    first, second = tuple(kinks_f), tuple(kinks_f if kinks_g is None else kinks_g)
+    return sphere_joint_mean(
+        lambda x, y: f(x) * g(y), batch_size, mean=mean, std=std, kinks=(first, second), length=length, center=center,
+        tolerance=tolerance,
+    )  # fmt: skip
+
+
+def sphere_joint_mean(
+    h: JointFunction,
+    batch_size: float,
+    *,
+    mean: float = 0.0,
+    std: float = 1.0,
+    kinks: tuple[Sequence[float], Sequence[float]] = ((), ()),
+    length: float = 1.0,
+    center: float = 0.0,
+    tolerance: float = 1e-12,
+) -> Integral:
+    """E h(mean + std·x₁, mean + std·x₂) over the sphere; h is smooth except on the lines of `kinks`."""
+    size = check_batch_size(batch_size)
+    return _joint_mean(h, size, math.acos(-1.0 / (size - 1.0)), mean, std, kinks, length, center, tolerance)
+
+
+def check_batch_size(batch_size: float) -> float:
+    """The batch size as a number: a whole one from 4 on, or infinity."""
+    try:
+        size = float(batch_size)
+    except (TypeError, ValueError):
+        raise UsageError(f"batch size must be a whole number of at least 4 or infinite, got {batch_size!r}") from None
+    if size == math.inf:
+        return size
+    if isinstance(batch_size, bool) or not math.isfinite(size) or size != int(size):
+        raise UsageError(f"batch size must be a whole number of at least 4 or infinite, got {batch_size!r}")
+    if size < 4:
+        raise UsageError(
+            f"the mean field of batch normalization needs a batch of at least 4, got {batch_size}: below, the mean "
+            "squared gradient is infinite",
+            hint="batch size 4 or more",
+        )
+    return size
+
+
+def line_means(
+    f: Function,
+    *,
+    density: Function,
+    support: float,
+    mean: float,
+    std: float,
+    kinks: Sequence[float],
+    length: float,
+    center: float,
+    tolerance: float,
+    what: str = "the integrand",
+) -> Adapted:
+    """∫ f(y) density(z) dz, y = mean + std·z, |z| < support, for f: (n,) → (m, n); kinks, length, center are f's.
+
+    The panels lie in y, so that a kink at 0 is approached without rounding. Blocks are added outwards while they matter.
+    """
+    if not (math.isfinite(mean) and math.isfinite(length) and length > 0 and math.isfinite(center)):
+        raise UsageError(f"mean, length and center must be finite, length positive, got {mean}, {length}, {center}")
+    scale = abs(std)
+    soft = [mean + sign * edge * scale for edge in (*_SOFT_EDGES, *_BLOCKS) for sign in (1, -1)]
+    if length < scale:
+        soft += [center + sign * length * 3.0**step for step in range(12) for sign in (1, -1)] + [center]
+
+    def integrand(y: Array) -> Array:
+        return np.atleast_2d(f(y)) * (density((y - mean) / std) / scale)
+
+    total: Adapted | None = None
+    inner = 0.0
+    for outer in (*(block for block in _BLOCKS if block < support), min(support, _BLOCKS[-1])):
+        if outer <= inner:
+            break
+        pieces = [_piece(mean, scale, a, b, support, kinks, soft) for a, b in _shells(inner, outer)]
+        block = integrate(integrand, Panels.join(pieces), tolerance=tolerance, what=what)
+        share = block.magnitudes / np.maximum(block.magnitudes if total is None else total.magnitudes, 1e-300)
+        total = block if total is None else _add(total, block)
+        inner = outer
+        if inner > _BLOCKS[0] and bool((share < 1e-17).all()):
+            return total
+    if total is None or (math.isinf(support) and bool((share > tolerance).any())):
+        raise NumericalError(f"the expectation of {what} does not exist: it grows faster than the Gaussian decays")
+    return total
+
+
+def pair_means(
+    f: Callable[[Array, Array, Array], Array],
+    *,
+    batch_size: float,
+    angle: float,
+    kinks: tuple[Sequence[float], Sequence[float]],
+    weight: Function | None = None,
+    symmetric: bool = False,
+    tolerance: float = 1e-12,
+    what: str = "the integrand",
+) -> list[AdaptedCells]:
+    """(1/2π) ∫∫ weight(v) f(v, x₁, x₂) dψ dv in blocks of the radius, for f returning (m, n).
+
+    The radial variable v is the angle χ with T = √(B−1) sin χ on the sphere and T itself for a Gaussian; the default
+    weight is the law of T: (B−3) cos^(B−4)χ sin χ, and T exp(−T²/2).
+    """
+    results: list[AdaptedCells] = []
+    inner = 0.0
+    reach = math.sqrt(batch_size - 1) if math.isfinite(batch_size) else math.inf
+    turns = math.pi if symmetric else 2 * math.pi
+    for outer in (*(block for block in _BLOCKS if block < reach), min(reach, _BLOCKS[-1])):
+        if outer <= inner:
+            break
+        radial = _radial(batch_size, inner, outer, weight)
+        cells = build_cells(radial, angle, kinks=kinks, symmetric=symmetric)
+        found = integrate_cells(
+            lambda v, x, y: f(v, x, y) / turns, radial, cells, angle, tolerance=tolerance, what=what
+        )
+        magnitude = np.sum([result.magnitudes for result in results], axis=0) if results else found.magnitudes
+        share = found.magnitudes / np.maximum(magnitude, 1e-300)
+        results.append(found)
+        inner = outer
+        if len(results) > 1 and bool((share < 1e-17).all()):
+            return results
+    if math.isinf(reach) and bool((share > tolerance).any()):
+        raise NumericalError(f"the expectation of {what} does not exist: it grows faster than the Gaussian decays")
+    return results
+
+
+def half_gamma_ratio(x: float) -> float:
+    """Γ(x + 1/2)/Γ(x) to rounding; the difference of two lgamma would lose three digits at x = 500."""
+    if x < 150:
+        return math.gamma(x + 0.5) / math.gamma(x)
+    y = 1.0 / x
+    series = 1 + y * (-1 / 8 + y * (1 / 128 + y * (5 / 1024 + y * (-21 / 32768 + y * (-399 / 262144)))))
+    return math.sqrt(x) * series
+
+
+def radial_law(batch_size: float) -> tuple[Function, Callable[[float], float], Function]:
+    """The radius as a function of the radial variable, its inverse, and the law's weight, for `pair_means`."""
+    if math.isinf(batch_size):
+        return lambda v: v, lambda radius: radius, lambda v: v * np.exp(-0.5 * v * v)
+    reach = math.sqrt(batch_size - 1)
+    return (
+        lambda v: reach * np.sin(v),
+        lambda radius: math.asin(min(radius / reach, 1.0)),
+        lambda v: (batch_size - 3) * np.cos(v) ** (batch_size - 4) * np.sin(v),
+    )
+
+
+def _radial(batch_size: float, inner: float, outer: float, weight: Function | None) -> Radial:
+    radius, variable, default = radial_law(batch_size)
+    return Radial(variable(inner), variable(outer), radius, variable, weight or default, _SOFT_EDGES[1:])
+
+
+def _joint_mean(
+    h: JointFunction,
+    batch_size: float,
+    angle: float,
+    mean: float | tuple[float, float],
+    std: float | tuple[float, float],
+    kinks: tuple[Sequence[float], Sequence[float]],
+    length: float | tuple[float, float],
+    center: float | tuple[float, float],
+    tolerance: float,
+) -> Integral:
+    means, lengths, centers = (_both(entry) for entry in (mean, length, center))
+    stds = tuple(_positive(entry, "std") for entry in _both(std))
+    lines: list[list[float]] = []
+    for i in range(2):
+        line = [(k - means[i]) / stds[i] for k in kinks[i]]
+        if lengths[i] < 0.7 * stds[i]:
+            line.append((centers[i] - means[i]) / stds[i])
+        lines.append(line)
+
+    def integrand(_: Array, x: Array, y: Array) -> Array:
+        return np.asarray(h(means[0] + stds[0] * x, means[1] + stds[1] * y), dtype=np.float64)
+
+    found = pair_means(integrand, batch_size=batch_size, angle=angle, kinks=(lines[0], lines[1]), tolerance=tolerance)
+    return Integral(
+        float(sum(part.values[0] for part in found)),
+        float(sum(part.errors[0] for part in found)),
+        sum(part.evaluations for part in found),
+    )
+
+
+def _both(entry: float | tuple[float, float]) -> tuple[float, float]:
+    return entry if isinstance(entry, tuple) else (entry, entry)
+
+
+def _positive(value: float, name: str) -> float:
+    if not math.isfinite(value) or value == 0:
+        raise UsageError(f"{name} must be finite and not 0, got {value}")
+    return float(value)
+
+
+def _one(f: Function) -> Function:
+    def checked(y: Array) -> Array:
+        values = np.asarray(f(y), dtype=np.float64)
+        if values.shape != y.shape:
+            raise UsageError(
+                f"the integrand must return an array of its input's shape {y.shape}, got {values.shape}",
+                hint="a function that acts on each element",
+            )
+        return values
+
+    return checked
+
+
+def _scalar(adapted: Adapted) -> Integral:
+    return Integral(float(adapted.values[0]), float(adapted.errors[0]), adapted.evaluations)
+
+
+def _normal_density(z: Array) -> Array:
+    return np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+
+
+def _sphere_density(batch_size: float) -> Function:
+    degrees = batch_size - 1
+    norm = half_gamma_ratio(0.5 * (degrees - 1)) / math.sqrt(math.pi * degrees)
+
+    def density(z: Array) -> Array:
+        return norm * np.maximum(1.0 - z * z / degrees, 0.0) ** (0.5 * (batch_size - 4))
+
+    return density
+
+
+def _shells(inner: float, outer: float) -> list[tuple[float, float]]:
+    return [(-outer, outer)] if inner == 0 else [(-outer, -inner), (inner, outer)]
+
+
+def _piece(
+    mean: float, scale: float, low: float, high: float, support: float, kinks: Sequence[float], soft: Sequence[float]
+) -> Panels:
+    """One interval in y; where it reaches the end of the support, an end panel absorbs the density's square root."""
+    a, b = mean + scale * low, mean + scale * high
+    inside = [k for k in kinks if a < k < b]
+    cap = 0.25 * (b - a)
+    left = low <= -support
+    right = high >= support
+    parts = []
+    start, stop = a, b
+    if left:
+        start = min([a + cap, *(0.5 * (a + k) for k in inside)])
+        parts.append(end_panel(a, start))
+    if right:
+        stop = max([b - cap, *(0.5 * (b + k) for k in inside)])
+        parts.append(end_panel(b, stop))
+    return Panels.join([interval(start, stop, kinks=inside, edges=soft), *parts])
+
+
+def _add(a: Adapted, b: Adapted) -> Adapted:
+    return Adapted(
+        a.values + b.values,
+        a.errors + b.errors,
+        a.magnitudes + b.magnitudes,
+        a.evaluations + b.evaluations,
+        np.concatenate([a.nodes, b.nodes]),
+        np.concatenate([a.weights, b.weights]),
+    )
