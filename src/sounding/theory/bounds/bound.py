@@ -1,0 +1,166 @@
+"""The record every theorem returns: a number, what it bounds, and whether the theorem speaks about the input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sounding.errors import UsageError
+from sounding.profile import Profile, Row
+
+Array = NDArray[np.float64]
+Version = Literal["corrected", "printed"]
+Sense = Literal["upper", "lower", "equal"]
+
+_SIGN = {"upper": "≤", "lower": "≥", "equal": "="}
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """One condition of a theorem and whether it is met.
+
+    Args:
+        text: the condition, as a phrase.
+        holds: True or False where the given numbers decide it, None where only the user can know.
+        detail: the numbers that decided it, or how to find out.
+    """
+
+    text: str
+    holds: bool | None
+    detail: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {"text": self.text, "holds": self.holds, "detail": self.detail}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One theorem, evaluated.
+
+    Args:
+        name: how the command line calls it, "rank2020-theorem2".
+        source: seed key, theorem and equation.
+        statement: the inequality in one line.
+        quantity: what is bounded.
+        sense: whether `value` bounds it from above, from below, or equals it.
+        value: the bound.
+        assumptions: the conditions, each with whether it is met.
+        version: "corrected" or "printed".
+        erratum: how the printed statement differs; empty where the two agree.
+        actual: the bounded quantity itself, where the input determines it.
+        values: further numbers of the theorem (rate, floor, …).
+        profile: the bound layer by layer, where there is a depth.
+    """
+
+    name: str
+    source: str
+    statement: str
+    quantity: str
+    sense: Sense
+    value: float
+    assumptions: tuple[Assumption, ...] = ()
+    version: Version = "corrected"
+    erratum: str = ""
+    actual: float | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
+    profile: Profile | None = None
+
+    @property
+    def holds_for_input(self) -> bool | None:
+        """Whether the theorem speaks about this input: False if a condition fails, None if one is undecided."""
+        verdicts = [assumption.holds for assumption in self.assumptions]
+        if False in verdicts:
+            return False
+        return None if None in verdicts else True
+
+    @property
+    def respected(self) -> bool | None:
+        """Whether `actual` lies on the promised side of `value` (to rounding); None where there is no `actual`."""
+        if self.actual is None or math.isnan(self.actual):
+            return None
+        # quadrature is good to 1e-9 relative, and to 1e-12 where the quantity itself vanishes
+        slack = 1e-9 * max(abs(self.value), abs(self.actual), 1e-3)
+        if self.sense == "upper":
+            return self.actual <= self.value + slack
+        if self.sense == "lower":
+            return self.actual >= self.value - slack
+        return abs(self.actual - self.value) <= slack
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types, without the profile's rows."""
+        return {
+            "name": self.name,
+            "source": self.source,
+            "version": self.version,
+            "statement": self.statement,
+            "quantity": self.quantity,
+            "sense": self.sense,
+            "value": self.value,
+            "actual": self.actual,
+            "respected": self.respected,
+            "holds_for_input": self.holds_for_input,
+            "assumptions": [assumption.to_dict() for assumption in self.assumptions],
+            "erratum": self.erratum,
+            "values": dict(self.values),
+        }
+
+    def __str__(self) -> str:
+        holds = {True: "holds for this input", False: "does not apply", None: "if its assumptions hold"}
+        lines = [f"{self.quantity} {_SIGN[self.sense]} {self.value:.6g}  ({self.source}, {self.version})"]
+        lines.append(f"  {self.statement}; {holds[self.holds_for_input]}")
+        if self.actual is not None:
+            lines.append(f"  actual {self.actual:.6g}")
+        mark = {True: "yes", False: "no ", None: "?  "}
+        lines += [f"  {mark[a.holds]} {a.text}" + (f" ({a.detail})" if a.detail else "") for a in self.assumptions]
+        return "\n".join(lines)
+
+
+def depth_profile(values: Array, *, measure: str, name: str, first_layer: int = 0) -> Profile:
+    """A bound over depth as a profile with the source "bound"."""
+    rows = [Row(first_layer + i, name, measure, float(value), None, "bound") for i, value in enumerate(values)]
+    return Profile(tuple(rows), {"bound": name})
+
+
+def check_version(version: str) -> None:
+    """UsageError unless `version` is "corrected" or "printed"."""
+    if version not in ("corrected", "printed"):
+        raise UsageError(f"expected version 'corrected' or 'printed', got {version!r}")
+
+
+def check_integer(value: Any, *, name: str, least: int) -> int:
+    """`value` as an int of at least `least`, or a UsageError that names it."""
+    whole = isinstance(value, int | np.integer) or (isinstance(value, float) and value.is_integer())
+    if isinstance(value, bool) or not whole or value < least:
+        raise UsageError(f"expected {name} to be an integer of at least {least}, got {value!r}")
+    return int(value)
+
+
+def check_number(
+    value: Any, *, name: str, least: float = -math.inf, most: float = math.inf, open_ends: bool = False
+) -> float:
+    """`value` as a float between `least` and `most`, or a UsageError that names it."""
+    numeric = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    inside = numeric and ((least < value < most) if open_ends else (least <= value <= most))
+    if not inside:
+        ends = "()" if open_ends else "[]"
+        raise UsageError(f"expected {name} to be a number in {ends[0]}{least:g}, {most:g}{ends[1]}, got {value!r}")
+    return float(value)
+
+
+def check_matrix(value: ArrayLike, *, name: str, square: bool = False) -> Array:
+    """`value` as a finite float64 matrix, or a UsageError that names it."""
+    try:
+        matrix = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"expected {name} to be a matrix of numbers, got {type(value).__name__}") from error
+    if matrix.ndim != 2 or 0 in matrix.shape or (square and matrix.shape[0] != matrix.shape[1]):
+        raise UsageError(f"expected {name} to be a {'square ' if square else ''}matrix, got the shape {matrix.shape}")
+    if not np.all(np.isfinite(matrix)):
+        raise UsageError(f"expected {name} to be finite, got NaN or infinity in it")
+    return matrix

@@ -1,0 +1,341 @@
+"""thesis2024, chapters 3, 4 and 6: mean field at finite width, isometry, batch norm without gradient explosion.
+
+Chapter 6 studies X ↦ BN(WX) with Haar-orthogonal weights, as many samples as features (n = d), no centring, features
+of norm 1; ψ is the isometry gap −ln(det(XᵀX)^{1/d}/(Tr XᵀX/d)). Chapter 5 is in `kernel_maps`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from sounding.errors import UsageError
+from sounding.theory.bounds.bound import (
+    Array,
+    Assumption,
+    Bound,
+    Version,
+    check_integer,
+    check_matrix,
+    check_number,
+    check_version,
+    depth_profile,
+)
+from sounding.theory.bounds.spectrum import isometry, normalize_features, normalize_samples, relative_variance
+
+
+def theorem_3_2(
+    fixed_gram: ArrayLike,
+    *,
+    width: int,
+    depth: int,
+    mixing: float,
+    growth_constant: float = 1.0,
+    failure: float = 0.05,
+    constant: float = 1.0,
+    version: Version = "corrected",
+) -> Bound:
+    """How far the Gram matrix of a batch norm network of finite width strays from the mean field's G*.
+
+    printed: κ(G*)·C·[(1 − α)^{ℓ/2} + (n/√d)·√(ln(d/n)/α)] (thesis2024 Theorem 3.2, eq. 3.5).
+    corrected: √(C(‖G*‖²(1 − α)^ℓ + ε² ln(1/ε)/α)/δ), ε = nbκ(G*)/√d, which is what Theorem B.6 (eq. B.19) says at
+    failure probability δ. Errata: (3.9) drops α^{-1/2}, and measured slopes against the batch size exceed 1; the
+    condition φ(x)² ≤ bx² excludes sigmoid and softplus; for linear activations with centring the fixed point
+    G* = n/(n−1)·(I − 11ᵀ/n) is singular, and the theorem says nothing.
+
+    Args:
+        fixed_gram: G*, n × n.
+        mixing: α of Assumption 3.1, the geometric rate of mixing.
+        growth_constant: b with φ(x)² ≤ bx².
+        failure: δ, the probability with which the bound may fail (corrected version only).
+        constant: the absolute constant C, which the source does not give: the value is a scale, not a certificate.
+    """
+    gram = check_matrix(fixed_gram, name="fixed_gram", square=True)
+    d = check_integer(width, name="width", least=1)
+    layers = check_integer(depth, name="depth", least=0)
+    alpha = check_number(mixing, name="mixing", least=0.0, most=1.0)
+    check_number(failure, name="failure", least=0.0, most=1.0, open_ends=True)
+    check_version(version)
+    n = gram.shape[0]
+    eigenvalues = np.linalg.eigvalsh((gram + gram.T) / 2)
+    regular = bool(eigenvalues[0] > 1e-9 * eigenvalues[-1])
+    condition = float(eigenvalues[-1] / eigenvalues[0]) if regular else math.inf
+    levels = np.arange(layers + 1)
+    epsilon = n * growth_constant * condition / math.sqrt(d)
+    if not regular or alpha == 0:
+        curve = np.full(layers + 1, math.inf)
+    elif version == "printed":
+        floor = n / math.sqrt(d) * math.sqrt(max(math.log(d / n), 0.0) / alpha)
+        curve = constant * condition * ((1 - alpha) ** (levels / 2) + floor)
+    else:
+        noise = epsilon**2 * math.log(1 / epsilon) / alpha if epsilon < 1 else math.inf
+        curve = np.sqrt(constant * (eigenvalues[-1] ** 2 * (1 - alpha) ** levels + noise) / failure)
+    return Bound(
+        name="thesis2024-theorem3.2",
+        source="thesis2024, Theorem 3.2, eq. (3.5), and B.6",
+        statement="‖G* − G_ℓ‖_F ≤ C κ(G*) [(1 − α)^{ℓ/2} + n√(ln(d/n)/(αd))]"
+        if version == "printed"
+        else "‖G* − G_ℓ‖_F² ≤ C [‖G*‖²(1 − α)^ℓ + ε² ln(1/ε)/α]/δ, ε = nbκ(G*)/√d",
+        quantity=f"‖G* − G_ℓ‖_F at layer {layers}",
+        sense="upper",
+        value=float(curve[-1]),
+        version=version,
+        erratum="(3.9) drops α^{-1/2}; G* is singular for linear activations",
+        assumptions=(
+            Assumption("G* is not degenerate", regular, f"condition number {condition:.4g}"),
+            Assumption("the chain mixes geometrically at rate α > 0", None if alpha > 0 else False, "Assumption 3.1"),
+            Assumption("φ(x)² ≤ bx²", None, f"b = {growth_constant:g}"),
+            Assumption("ε is below 1", epsilon < 1, f"ε = {epsilon:.4g}; otherwise the bound is vacuous"),
+            Assumption("the absolute constant C is known", None, f"the source does not give it; C = {constant:g}"),
+        ),
+        values={"condition_number": condition, "epsilon": epsilon},
+        profile=depth_profile(curve, measure="gram_deviation", name="thesis2024-theorem3.2"),
+    )
+
+
+def theorem_4_3(features: ArrayLike) -> Bound:
+    """Dividing each sample by its norm cannot lower the isometry: I(G̃) ≥ I(G)(1 + Var a/ā²), a_i = ‖x_i‖.
+
+    thesis2024 Theorem 4.3, eq. (4.3). Equality only for equal norms: (4.7), printed as an equality, must be ≥ (it drops
+    ā² ≥ (Πa_i)^{2/n}).
+    """
+    return _isometry_gain(
+        check_matrix(features, name="features"),
+        name="thesis2024-theorem4.3",
+        source="thesis2024, Theorem 4.3, eq. (4.3)",
+        erratum="(4.7) must be ≥, with equality only for equal norms",
+    )
+
+
+def corollary_4_4(features: ArrayLike, *, version: Version = "corrected") -> Bound:
+    """The same for layer normalization (thesis2024 Corollary 4.4).
+
+    corrected: for RMS normalization. printed: for layer norm, which also centres each sample, and there it is false: it
+    takes I₄ from isometry 1 to 0. `actual` is the isometry after RMS normalization, or after layer norm when printed.
+    """
+    check_version(version)
+    matrix = check_matrix(features, name="features")
+    return _isometry_gain(
+        matrix,
+        name="thesis2024-corollary4.4",
+        source="thesis2024, Corollary 4.4",
+        erratum="holds for RMS normalization, not for layer norm, which centres",
+        version=version,
+        after=matrix - matrix.mean(axis=1, keepdims=True) if version == "printed" else matrix,
+    )
+
+
+def corollary_4_5(features: ArrayLike, *, version: Version = "corrected") -> Bound:
+    """Batch norm without centring cannot lower the isometry of the features' covariance C = XᵀX (Corollary 4.5).
+
+    I(C̃) ≥ I(C)(1 + Var a/ā²) with a_i the norm of feature i over the batch. corrected: ā = (1/d)Σa_i; the printed
+    ā = (1/n)Σa_i is false when there are more samples than features.
+    """
+    check_version(version)
+    matrix = check_matrix(features, name="features")
+    n, d = matrix.shape
+    lengths = np.linalg.norm(matrix, axis=0)
+    _refuse_zero(lengths, "feature")
+    mean = float(lengths.sum()) / (n if version == "printed" else d)
+    before = isometry(matrix.T @ matrix)
+    scaled = normalize_features(matrix)
+    return Bound(
+        name="thesis2024-corollary4.5",
+        source="thesis2024, Corollary 4.5",
+        statement="I(C̃) ≥ I(C)(1 + (1/d)Σ(a_i − ā)²/ā²)",
+        quantity="isometry of the feature covariance after batch norm",
+        sense="lower",
+        value=before * (1 + float(np.mean((lengths - mean) ** 2)) / mean**2),
+        actual=isometry(scaled.T @ scaled),
+        version=version,
+        erratum="ā must be (1/d)Σa_i, not (1/n)Σa_i",
+        assumptions=(Assumption("batch norm does not centre", None),),
+        values={"isometry_before": before},
+    )
+
+
+def _isometry_gain(
+    matrix: Array, *, name: str, source: str, erratum: str, version: Version = "corrected", after: Array | None = None
+) -> Bound:
+    lengths = np.linalg.norm(matrix, axis=1)
+    _refuse_zero(lengths, "sample")
+    before = isometry(matrix @ matrix.T)
+    target = matrix if after is None else after
+    safe = target[np.linalg.norm(target, axis=1) > 0]
+    scaled = normalize_samples(safe)
+    # a sample that centring annihilates makes the Gram matrix degenerate
+    actual = isometry(scaled @ scaled.T) if len(safe) == len(target) else 0.0
+    return Bound(
+        name=name,
+        source=source,
+        statement="I(G̃) ≥ I(G)(1 + (1/n)Σ(a_i − ā)²/ā²)",
+        quantity="isometry of the Gram matrix after normalization",
+        sense="lower",
+        value=before * (1 + relative_variance(lengths)),
+        actual=actual,
+        version=version,
+        erratum=erratum,
+        values={"isometry_before": before},
+    )
+
+
+def _refuse_zero(lengths: Array, what: str) -> None:
+    if np.any(lengths == 0):
+        raise UsageError(f"expected no {what} to be all zero, got {int(np.sum(lengths == 0))}")
+
+
+def theorem_6_3(features: ArrayLike) -> Bound:
+    """One Haar layer raises the expected isometry: E I(BN(WX)) ≥ I(X)/(1 − Σ(λ_k − 1)²/(2d²(d + 2))).
+
+    λ are the eigenvalues of XXᵀ for X = BN(·), square, features of norm 1 (thesis2024 Theorem 6.3, eq. 6.8). Erratum:
+    they lie in (0, d], not (0, 1]; they sum to d.
+    """
+    matrix, eigenvalues, before = _haar_input(features)
+    factor = _haar_factor(eigenvalues)
+    return Bound(
+        name="thesis2024-theorem6.3",
+        source="thesis2024, Theorem 6.3, eq. (6.8)",
+        statement="E I(BN(WX)) ≥ I(X)/(1 − Σ(λ_k − 1)²/(2d²(d + 2)))",
+        quantity="expected isometry after one Haar layer",
+        sense="lower",
+        value=before / factor,
+        erratum="the eigenvalues lie in (0, d]",
+        assumptions=_haar_assumptions(matrix, before),
+        values={"isometry_before": before, "factor": factor},
+    )
+
+
+def corollary_6_4(features: ArrayLike, *, version: Version = "corrected") -> Bound:
+    """The isometry gap falls: E ψ(BN(WX)) ≤ ψ(X) + ln(1 − Σ(λ_k − 1)²/(2d²(d + 2))) (thesis2024 eq. 6.9).
+
+    printed: for ψ(WX), which omits BN and is false, since a rotation leaves ψ as it is; `actual` shows it.
+    """
+    check_version(version)
+    matrix, eigenvalues, before = _haar_input(features)
+    gap = -math.log(before) if before > 0 else math.inf
+    return Bound(
+        name="thesis2024-corollary6.4",
+        source="thesis2024, Corollary 6.4, eq. (6.9)",
+        statement=f"E ψ({'WX' if version == 'printed' else 'BN(WX)'}) ≤ ψ(X) + ln(1 − Σ(λ_k − 1)²/(2d²(d + 2)))",
+        quantity="expected isometry gap after one Haar layer",
+        sense="upper",
+        value=gap + math.log(_haar_factor(eigenvalues)),
+        actual=gap if version == "printed" else None,
+        version=version,
+        erratum="printed without BN: ψ(WX) = ψ(X)",
+        assumptions=_haar_assumptions(matrix, before),
+        values={"isometry_gap": gap},
+    )
+
+
+def _haar_input(features: ArrayLike) -> tuple[Array, Array, float]:
+    matrix = check_matrix(features, name="features", square=True)
+    return matrix, np.linalg.eigvalsh(matrix.T @ matrix), isometry(matrix.T @ matrix)
+
+
+def _haar_factor(eigenvalues: Array) -> float:
+    d = len(eigenvalues)
+    return 1 - float(np.sum((eigenvalues - 1) ** 2)) / (2 * d**2 * (d + 2))
+
+
+def _haar_assumptions(matrix: Array, before: float) -> tuple[Assumption, ...]:
+    deviation = float(np.max(np.abs(np.linalg.norm(matrix, axis=0) - 1)))
+    return (
+        Assumption("every feature has norm 1 over the batch", deviation < 1e-6, f"largest deviation {deviation:.3g}"),
+        Assumption("the batch is not degenerate", before > 0, f"isometry {before:.4g}"),
+        Assumption("Haar-orthogonal weights, linear activations, batch norm without centring", None),
+    )
+
+
+def theorem_6_1(
+    width: int, *, input_gap: float, depth: int, constant: float = 32.0, version: Version = "corrected"
+) -> Bound:
+    """The isometry gap decays geometrically in depth: E ψ(X_{ℓ+1}) ≤ ψ(X_0)e^{−ℓ/k} (thesis2024 Theorem 6.1, eq. 6.6).
+
+    printed: k = C·d²(1 + dψ₀) with an absolute constant C; the proof's k = max(2d², 32d³ψ₀) gives C = 32.
+    corrected: k = max(2d(d + 2), 32d²(d + 2)ψ₀), the same proof without its approximation d(d + 2) ≈ d². Very loose
+    near isometry, where the gap decays by the factor d/(d + 2) per layer.
+
+    Args:
+        input_gap: ψ(X_0), the isometry gap of the input batch.
+    """
+    d = check_integer(width, name="width", least=2)
+    layers = check_integer(depth, name="depth", least=0)
+    gap = check_number(input_gap, name="input_gap", least=0.0)
+    check_version(version)
+    k = constant * d**2 * (1 + d * gap) if version == "printed" else decay_length(d, gap)
+    curve = gap * np.exp(-np.arange(layers + 1) / k) if math.isfinite(gap) else np.full(layers + 1, math.inf)
+    return Bound(
+        name="thesis2024-theorem6.1",
+        source="thesis2024, Theorem 6.1, eq. (6.6)",
+        statement="E ψ(X_{ℓ+1}) ≤ ψ(X_0) e^{−ℓ/k}, k = "
+        + ("C d²(1 + dψ_0)" if version == "printed" else "max(2d(d+2), 32d²(d+2)ψ_0)"),
+        quantity=f"expected isometry gap at layer {layers + 1}",
+        sense="upper",
+        value=float(curve[-1]),
+        version=version,
+        erratum="the proof replaces d(d + 2) by d²",
+        assumptions=(
+            Assumption("the input batch is not degenerate", math.isfinite(gap), f"ψ(X_0) = {gap:.4g}"),
+            Assumption("as many samples as features", None, "n = d"),
+            Assumption("Haar-orthogonal weights, linear activations, batch norm without centring", None),
+        ),
+        values={"decay_length": k},
+        profile=depth_profile(curve, measure="isometry_gap", name="thesis2024-theorem6.1", first_layer=1),
+    )
+
+
+def decay_length(width: int, gap: float) -> float:
+    """k = max(2d(d + 2), 32d²(d + 2)ψ₀) of the corrected Theorem 6.1 (thesis2024 C.73)."""
+    return max(2.0 * width * (width + 2), 32.0 * width**2 * (width + 2) * gap)
+
+
+def theorem_6_5(
+    width: int, *, input_gap: float, loss_slope: float = 1.0, constant: float = 1.0, version: Version = "corrected"
+) -> Bound:
+    """With Haar weights the gradient of every layer stays bounded at any depth (thesis2024 Theorem 6.5, eq. 6.10).
+
+    printed: E ln‖∂L/∂W_ℓ‖ ≤ C·d⁵(ψ₀³ + 1), C an absolute constant not given.
+    corrected, with every constant: ln s + ½ ln d + ½(1 + dψ₀)(1 + 16dψ₀(k + 1)) + d(d + 2), k of the corrected Theorem
+    6.1. The first phase (gap above 1/(16d)) is the proof's, with ‖J‖ ≤ λ_d^{-1/2} in place of 1/λ_d; in the second
+    E√ψ ≤ √Eψ gives the ratio 1 − 1/(4d(d + 2)) where the proof has 1 − 1/(32d⁴), so d² replaces its d⁴. If ψ₀ ≤
+    1/(16d) only the second phase remains. Errata: the loss is a function of X_L, not X_ℓ; (C.92) drops a factor 2,
+    harmless because ln‖J‖ ≤ −½ ln λ_d.
+
+    Args:
+        loss_slope: s, a bound on ‖∂L/∂H_L‖_F.
+    """
+    d = check_integer(width, name="width", least=2)
+    gap = check_number(input_gap, name="input_gap", least=0.0)
+    slope = check_number(loss_slope, name="loss_slope", least=0.0)
+    check_version(version)
+    if version == "printed":
+        value = constant * d**5 * (gap**3 + 1)
+    elif not math.isfinite(gap):
+        value = math.inf
+    else:
+        first = 0.0
+        if gap > 1 / (16 * d):
+            first = 0.5 * (1 + d * gap) * (1 + 16 * d * gap * (decay_length(d, gap) + 1))
+        value = (math.log(slope) if slope > 0 else -math.inf) + 0.5 * math.log(d) + first + d * (d + 2)
+    return Bound(
+        name="thesis2024-theorem6.5",
+        source="thesis2024, Theorem 6.5, eq. (6.10)",
+        statement="E ln‖∂L/∂W_ℓ‖ ≤ C d⁵(ψ_0³ + 1)"
+        if version == "printed"
+        else "E ln‖∂L/∂W_ℓ‖ ≤ ln s + ½ ln d + ½(1 + dψ_0)(1 + 16dψ_0(k + 1)) + d(d + 2)",
+        quantity="expected log of the gradient norm of any layer, at any depth",
+        sense="upper",
+        value=value,
+        version=version,
+        erratum="the loss is L(X_L); the printed C is not given",
+        assumptions=(
+            Assumption("the input batch is not degenerate", math.isfinite(gap), f"ψ(X_0) = {gap:.4g}"),
+            Assumption("the input features have norm 1 and n = d", None),
+            Assumption("the loss has a bounded slope", None, f"s = {slope:g}"),
+            Assumption("Haar-orthogonal weights, linear activations, batch norm without centring", None),
+            *((Assumption("the absolute constant C is known", None, f"C = {constant:g}"),) * (version == "printed")),
+        ),
+    )
