@@ -130,7 +130,7 @@ def _delta_weight(layer: Convolution, gain: float, generator: torch.Generator | 
     centre = tuple((size - 1) // 2 for size in kernel)
     for group in range(groups):
         rows = slice(group * (out // groups), (group + 1) * (out // groups))
-        weight[rows][(..., *centre)] = _square_kept(out // groups, inner, gain, generator)
+        weight[rows].movedim((0, 1), (-2, -1))[centre] = _square_kept(out // groups, inner, gain, generator)
     return weight
 
 
@@ -147,7 +147,7 @@ def _transposed_weight(layer: Transposed, gain: float, generator: torch.Generato
     for group, tap in itertools.product(range(groups), itertools.product(*per_axis)):
         rows = slice(group * (inner // groups), (group + 1) * (inner // groups))
         frame = _square_kept(out, inner // groups, gain / math.sqrt(filled), generator)
-        weight[rows][(..., *tap)] = frame.T
+        weight[rows].movedim((0, 1), (-2, -1))[tap] = frame.T
     return weight
 
 

@@ -1,0 +1,108 @@
+"""The layers that normalization cures put into a model: plain modules, picklable, names of parameters kept."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from sounding.errors import UsageError
+from sounding.repair.layers import weight_of
+
+Kind = Literal["batch", "layer", "rms", "none"]
+Axis = Literal["last", "channel"]
+KINDS: tuple[Kind, ...] = ("batch", "layer", "rms", "none")
+
+
+class ChannelRMSNorm(nn.Module):
+    """x/√(mean of x² over a sample's channels and positions + eps), one scale a channel; channels are axis 1."""
+
+    def __init__(self, channels: int, *, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize over every axis but the first."""
+        size = x.square().mean(tuple(range(1, x.dim())), keepdim=True)
+        return x * torch.rsqrt(size + self.eps) * self.weight.view(1, -1, *[1] * (x.dim() - 2))
+
+    def extra_repr(self) -> str:
+        """What the printed model shows."""
+        return f"{len(self.weight)}, eps={self.eps}"
+
+
+class FeatureBatchNorm(nn.BatchNorm1d):
+    """Batch normalization of the last axis over all others: for tokens, (samples, tokens, features)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalize each feature over samples and tokens."""
+        flat: Tensor = super().forward(input.flatten(0, -2))
+        return flat.view_as(input)
+
+
+class _Normalized:
+    """A linear map whose output goes through `self.norm`; it stays the layer it was, under its own names."""
+
+    norm: nn.Module
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The map, then the norm."""
+        output: Tensor = self.norm(super().forward(input))  # type: ignore[misc]
+        return output
+
+
+class NormalizedLinear(_Normalized, nn.Linear):
+    """`nn.Linear` followed by its own norm."""
+
+
+class NormalizedConv1d(_Normalized, nn.Conv1d):
+    """`nn.Conv1d` followed by its own norm."""
+
+
+class NormalizedConv2d(_Normalized, nn.Conv2d):
+    """`nn.Conv2d` followed by its own norm."""
+
+
+class NormalizedConv3d(_Normalized, nn.Conv3d):
+    """`nn.Conv3d` followed by its own norm."""
+
+
+NORMALIZED: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Linear: NormalizedLinear,
+    nn.Conv1d: NormalizedConv1d,
+    nn.Conv2d: NormalizedConv2d,
+    nn.Conv3d: NormalizedConv3d,
+}
+
+
+def make_norm(kind: Kind, width: int, *, axis: Axis, dimensions: int) -> nn.Module:
+    """A normalization of `width` features along the last axis or along axis 1 of a tensor with so many dimensions.
+
+    Layer and RMS norm treat each sample on its own: over the features of a token when they are the last axis, over all
+    channels and positions when they are axis 1.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"unknown normalization {kind!r}", hint=f"one of {', '.join(KINDS)}")
+    if kind == "none":
+        return nn.Identity()
+    if axis == "last" and dimensions != 2:
+        last: dict[Kind, type[nn.Module]] = {"batch": FeatureBatchNorm, "layer": nn.LayerNorm, "rms": nn.RMSNorm}
+        return last[kind](width)
+    if kind == "batch":
+        batch: dict[int, type[nn.Module]] = {4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
+        return batch.get(dimensions, nn.BatchNorm1d)(width)
+    if dimensions == 2:
+        return nn.LayerNorm(width) if kind == "layer" else nn.RMSNorm(width, eps=1e-5)
+    return nn.GroupNorm(1, width) if kind == "layer" else ChannelRMSNorm(width)
+
+
+def put_norm_after_(layer: nn.Module, norm: nn.Module) -> None:
+    """Let a Linear or convolution layer pass its output through `norm`; its parameters keep their names."""
+    wrapped = NORMALIZED.get(type(layer))
+    if wrapped is None:
+        raise UsageError(f"expected a plain Linear or convolution layer, got {type(layer).__name__}")
+    weight = weight_of(layer)
+    layer.__class__ = wrapped
+    layer.norm = norm.to(device=weight.device, dtype=weight.dtype)

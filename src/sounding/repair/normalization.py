@@ -1,0 +1,240 @@
+"""Cures that change normalization: adding it, swapping its kind, and breaking it as a control."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sounding.errors import UsageError
+from sounding.repair.changes import Change, Changes, Untouched
+from sounding.repair.layers import BATCH_NORMS, CONVOLUTIONS, NameFilter, fan_in, matches, rms, select_layers, weight_of
+from sounding.repair.norm_layers import (
+    NORMALIZED,
+    Axis,
+    ChannelRMSNorm,
+    FeatureBatchNorm,
+    Kind,
+    make_norm,
+    put_norm_after_,
+)
+from sounding.repair.passes import Inputs, call_model, check_inputs, hooked
+from sounding.repair.snapshot import all_or_nothing, undisturbed
+
+CHANNEL_NORMS = (*BATCH_NORMS, nn.GroupNorm, ChannelRMSNorm)
+LAST_AXIS_NORMS = (nn.LayerNorm, nn.RMSNorm, FeatureBatchNorm)
+NORMS = (*CHANNEL_NORMS, *LAST_AXIS_NORMS)
+
+
+def add_batchnorm_(
+    model: nn.Module,
+    inputs: Inputs,
+    *,
+    kind: Kind = "batch",
+    include: NameFilter = None,
+    exclude: NameFilter = None,
+) -> Changes:
+    """Put a normalization between each linear map and what follows it, except the last and those that have one.
+
+    Batch norm keeps the rank of representations at √width and more where plain networks collapse to rank one
+    (rank2020, Theorem 2); it makes gradients grow in depth instead (meanfield2019), which `tune_batchnorm_` or Haar
+    weights cure. The norm becomes a child of the layer it follows (`fc1.norm`): the layer's own parameters keep their
+    names, and functional or shared activations need no change. Biases before a norm are left, though it cancels them.
+
+    Args:
+        model: changed in place.
+        inputs: a batch, for one forward pass that tells which layers run, in which order and on what shapes.
+        kind: batch, layer or rms.
+        include, exclude: name filters. The last layer to run is left alone unless it is included by name.
+    """
+    check_inputs(inputs)
+    if kind == "none":
+        raise UsageError(
+            "add_batchnorm adds a normalization, got kind 'none'", hint="swap_normalization(model, kind='none')"
+        )
+    layers, untouched = select_layers(model, (nn.Linear, *CONVOLUTIONS), include=include, exclude=exclude)
+    shapes, normed, order = _observe(model, inputs)
+    changed = []
+    with all_or_nothing(model):
+        for name, layer in layers:
+            reason = _why_no_norm(name, layer, shapes, normed, order, explicit=include is not None)
+            if reason is not None:
+                untouched.append(Untouched(name, reason))
+                continue
+            dimensions = shapes[id(layer)]
+            axis: Axis = "last" if isinstance(layer, nn.Linear) else "channel"
+            norm = make_norm(kind, weight_of(layer).shape[0], axis=axis, dimensions=dimensions)
+            put_norm_after_(layer, norm)
+            changed.append(Change(name, "output", "not normalized", f"{type(norm).__name__}"))
+    return Changes("add_batchnorm", tuple(changed), tuple(untouched))
+
+
+def add_batchnorm(
+    model: nn.Module, inputs: Inputs, *, kind: Kind = "batch", include: NameFilter = None, exclude: NameFilter = None
+) -> nn.Module:
+    """A copy of the model with normalization added; see `add_batchnorm_`."""
+    changed = copy.deepcopy(model)
+    add_batchnorm_(changed, inputs, kind=kind, include=include, exclude=exclude)
+    return changed
+
+
+def swap_normalization_(
+    model: nn.Module, *, kind: Kind, include: NameFilter = None, exclude: NameFilter = None
+) -> Changes:
+    """Replace every normalization layer by another kind; scale and shift are kept where the new one has them.
+
+    Args:
+        model: changed in place.
+        kind: batch, layer, rms or none.
+        include, exclude: name filters.
+    """
+    changed: list[Change] = []
+    untouched: list[Untouched] = []
+    with all_or_nothing(model):
+        for parent_name, parent in list(model.named_modules()):
+            for child_name, child in list(parent.named_children()):
+                name = f"{parent_name}.{child_name}" if parent_name else child_name
+                if not isinstance(child, NORMS):
+                    continue
+                if (include is not None and not matches(name, child, include)) or matches(name, child, exclude):
+                    untouched.append(Untouched(name, "left out by the name filter"))
+                    continue
+                swapped = _swapped(child, kind)
+                if swapped is None:
+                    untouched.append(
+                        Untouched(name, f"it is {type(child).__name__} already, or normalizes several axes")
+                    )
+                    continue
+                setattr(parent, child_name, swapped)
+                changed.append(Change(name, "module", type(child).__name__, type(swapped).__name__))
+    if not changed and not untouched:
+        raise UsageError(
+            f"expected a model with normalization layers, got {type(model).__name__} with none",
+            hint="add_batchnorm(model, inputs)",
+        )
+    return Changes("swap_normalization", tuple(changed), tuple(untouched))
+
+
+def swap_normalization(
+    model: nn.Module, *, kind: Kind, include: NameFilter = None, exclude: NameFilter = None
+) -> nn.Module:
+    """A copy of the model with its normalization layers swapped; see `swap_normalization_`."""
+    changed = copy.deepcopy(model)
+    swap_normalization_(changed, kind=kind, include=include, exclude=exclude)
+    return changed
+
+
+def break_batchnorm_(
+    model: nn.Module,
+    *,
+    bound: float | None = None,
+    include: NameFilter = None,
+    exclude: NameFilter = None,
+    generator: torch.Generator | None = None,
+) -> Changes:
+    """One-sided weights, uniform on [0, 2a], which break what batch norm does (rank2020, section 4): a control.
+
+    a = 1/√fan_in gives PyTorch's default law its own variance but a mean: all units see nearly the same sum, the rank
+    collapses in spite of batch norm and training stalls.
+
+    Args:
+        model: changed in place.
+        bound: 2a; by default 2/√fan_in of each layer.
+        include, exclude: name filters.
+        generator: source of randomness.
+    """
+    layers, untouched = select_layers(model, include=include, exclude=exclude)
+    changed = []
+    with all_or_nothing(model), torch.no_grad():
+        for name, layer in layers:
+            weight = weight_of(layer)
+            top = 2 / math.sqrt(fan_in(layer)) if bound is None else bound
+            before = rms(weight)
+            device = generator.device if generator is not None else weight.device
+            weight.copy_(top * torch.rand(weight.shape, generator=generator, device=device))
+            changed.append(Change(name, "weight", f"rms {before:.3g}", f"uniform on [0, {top:.3g}]"))
+    return Changes("break_batchnorm", tuple(changed), tuple(untouched))
+
+
+def _observe(model: nn.Module, inputs: Inputs) -> tuple[dict[int, int], set[int], list[int]]:
+    """One pass: each layer's number of output dimensions, the layers that a norm follows, the order of layers."""
+    shapes: dict[int, int] = {}
+    order: list[int] = []
+    outputs: dict[int, int] = {}
+    normed: set[int] = set()
+
+    def after(module: nn.Module, _: tuple[Any, ...], output: Any) -> None:
+        if isinstance(output, Tensor):
+            shapes.setdefault(id(module), output.dim())
+            order.append(id(module))
+            outputs[id(output)] = id(module)
+            kept.append(output)
+
+    def before(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        if arguments and id(arguments[0]) in outputs:
+            normed.add(outputs[id(arguments[0])])
+
+    kept: list[Tensor] = []  # holds the outputs, so that an id is never reused within the pass
+    handles = []
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, *CONVOLUTIONS)):
+            handles.append(module.register_forward_hook(after))
+        elif isinstance(module, NORMS):
+            handles.append(module.register_forward_pre_hook(before))
+    with hooked(handles), undisturbed(model), torch.no_grad():
+        call_model(model, inputs)
+    return shapes, normed, order
+
+
+def _why_no_norm(
+    name: str, layer: nn.Module, shapes: dict[int, int], normed: set[int], order: list[int], *, explicit: bool
+) -> str | None:
+    if id(layer) not in shapes:
+        return "the forward pass did not call it"
+    if id(layer) in normed or isinstance(layer, tuple(NORMALIZED.values())):
+        return "a norm follows it already"
+    if id(layer) == order[-1] and not explicit:
+        return "it is the last layer to run: its output is the network's"
+    if type(layer) not in NORMALIZED:
+        return f"{type(layer).__name__} is a layer type of its own"
+    if isinstance(layer, nn.Linear) and shapes[id(layer)] < 2:
+        return "its output is a single sample"
+    return None
+
+
+def _swapped(norm: nn.Module, kind: Kind) -> nn.Module | None:
+    """A norm of another kind for the same tensors, or None when there is nothing to swap."""
+    if isinstance(norm, nn.LayerNorm | nn.RMSNorm) and len(norm.normalized_shape) != 1:
+        return None
+    weight = getattr(norm, "weight", None)
+    width = _width(norm)
+    axis: Axis = "last" if isinstance(norm, LAST_AXIS_NORMS) else "channel"
+    sizes: dict[type[nn.Module], int] = {nn.BatchNorm1d: 2, nn.BatchNorm3d: 5}
+    dimensions = 3 if axis == "last" else sizes.get(type(norm), 4)
+    if axis == "channel" and dimensions == 2 and kind in {"layer", "rms"}:
+        # BatchNorm1d serves (samples, features) and (samples, channels, length) alike: so must what replaces it
+        dimensions = 3
+    made = make_norm(kind, width, axis=axis, dimensions=dimensions)
+    if type(made) is type(norm):
+        return None
+    with torch.no_grad():
+        for part in ("weight", "bias"):
+            old, new = getattr(norm, part, None), getattr(made, part, None)
+            if isinstance(old, Tensor) and isinstance(new, Tensor):
+                new.copy_(old)
+    made.train(norm.training)
+    return made.to(weight) if isinstance(weight, Tensor) else made
+
+
+def _width(norm: nn.Module) -> int:
+    if isinstance(norm, nn.LayerNorm | nn.RMSNorm):
+        return int(norm.normalized_shape[0])
+    if isinstance(norm, nn.GroupNorm):
+        return norm.num_channels
+    if isinstance(norm, ChannelRMSNorm):
+        return len(norm.weight)
+    assert isinstance(norm, nn.modules.batchnorm._NormBase)
+    return norm.num_features
