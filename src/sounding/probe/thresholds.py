@@ -15,9 +15,11 @@ class Thresholds:
         outside: a layer is collapsed when less than this share of its signal lies outside one direction.
         of_input: and when this share is also less than this part of the input's own, since real inputs are correlated
             before the first layer.
+        bypassed: the share that counts instead where residual connections lead around the collapsed layers.
         collapsed_layers: a network is collapsed when at least this many of its last weight layers are.
         collapsed_warning: from this many on it is worth a warning.
-        persistence: the part of the layers behind the first collapsed one that must be collapsed as well.
+        steep: with less than this part of the line left, `steep_layers` collapsed layers are worth a warning.
+        steep_layers: see `steep`.
         narrow: fewer features than this say nothing about collapse: an output or bottleneck of one unit has rank one.
         aligned: the gradients of different samples point the same way from this mean cosine on.
         dead: the share of dead units from which a layer blocks the signal.
@@ -29,11 +31,13 @@ class Thresholds:
 
     depth_scales: float = 16.0
     near: float = 0.5
-    outside: float = 0.05
-    of_input: float = 0.3
-    collapsed_layers: int = 12
-    collapsed_warning: int = 3
-    persistence: float = 0.9
+    outside: float = 0.1
+    of_input: float = 0.5
+    bypassed: float = 0.01
+    collapsed_layers: int = 26
+    collapsed_warning: int = 8
+    steep: float = 0.01
+    steep_layers: int = 3
     narrow: int = 4
     aligned: float = 0.99
     dead: float = 0.9
