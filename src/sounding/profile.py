@@ -245,8 +245,8 @@ class Profile:
         columns = list(dict.fromkeys((row.measure, row.source) for row in self.rows))
         cells: dict[tuple[int, str], dict[tuple[str, str], str]] = {}
         for row in self.rows:
-            key = (row.layer, row.name)
-            cells.setdefault(key, {})[(row.measure, row.source)] = str(Estimate(row.value, row.stderr))
+            place = cells.setdefault((row.layer, row.name), {})
+            place[(row.measure, row.source)] = str(Estimate(row.value, row.stderr))
         keys = list(cells)
         shown: list[tuple[int, str] | None] = list(keys) if len(keys) <= 40 else [*keys[:20], None, *keys[-20:]]
         many = len(self.sources) > 1

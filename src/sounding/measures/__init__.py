@@ -20,6 +20,7 @@ from torch import Tensor
 
 from sounding.measures import of_gram as of_gram
 from sounding.measures import of_spectrum as of_spectrum
+from sounding.measures.checking import Check, MeasureReport, check_measure
 from sounding.measures.of_features import (
     condition_number,
     distinct_share,
@@ -64,6 +65,9 @@ matrix; the functions of `of_gram` take one throughout."""
 
 __all__ = [
     "MEASURES",
+    "Check",
+    "MeasureReport",
+    "check_measure",
     "condition_number",
     "distinct_share",
     "effective_rank",

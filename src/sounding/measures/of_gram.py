@@ -61,13 +61,16 @@ def log_norm(gram: Tensor) -> Tensor:
 def spectrum(gram: Tensor) -> Tensor:
     """The eigenvalues of G/n, descending, (..., samples): those of the second moment HᵀH/n and zeros.
 
-    Rounding below zero is cut off. Input for the functions of `of_spectrum`; NaN where G is not finite.
+    What is rounding, negative or below samples · eps of the dtype relative to the largest, is returned as zero. Input
+    for the functions of `of_spectrum`; NaN where G is not finite.
 
     >>> spectrum(torch.diag(torch.tensor([2.0, 4.0])))
     tensor([2., 1.], dtype=torch.float64)
     """
-    scaled = scale_gram(gram)
-    values = _eigenvalues(scaled) * (scaled.scale / gram.shape[-1])[..., None]
+    scaled, share = _with_tolerance(gram, None)
+    values = _eigenvalues(scaled)
+    values = torch.where(of_spectrum.resolved(values, share), values, 0.0)
+    values = values * (scaled.scale / gram.shape[-1])[..., None]
     return torch.where(scaled.finite[..., None], values, torch.nan)
 
 
@@ -84,8 +87,7 @@ def soft_rank(gram: Tensor, *, threshold: float = 0.5) -> Tensor:
 
 def effective_rank(gram: Tensor, *, of: str = "eigenvalues") -> Tensor:
     """exp of the entropy of the eigenvalues' shares; see `sounding.measures.effective_rank`."""
-    scaled = scale_gram(gram)
-    return scaled.settle(of_spectrum.effective_rank(_eigenvalues(scaled), of=of))
+    return of_spectrum.effective_rank(spectrum(gram), of=of)
 
 
 def condition_number(gram: Tensor, *, tolerance: float | None = None) -> Tensor:

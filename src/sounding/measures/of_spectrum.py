@@ -48,7 +48,7 @@ def effective_rank(eigenvalues: Tensor, *, of: str = "eigenvalues") -> Tensor:
     """exp of the entropy of the shares of the eigenvalues, or of their roots with `of="singular_values"`."""
     if of not in ("eigenvalues", "singular_values"):
         raise UsageError(f"expected of='eigenvalues' or of='singular_values', got {of!r}")
-    return entropy_rank(eigenvalues if of == "eigenvalues" else roots(eigenvalues))
+    return _settle(eigenvalues, entropy_rank(eigenvalues if of == "eigenvalues" else roots(eigenvalues)))
 
 
 def entropy_rank(weights: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def entropy_rank(weights: Tensor) -> Tensor:
     positive = shares > 0
     safe = torch.where(positive, shares, 1.0)
     rank = torch.exp(-(safe * safe.log()).sum(dim=-1)).clamp(1, weights.shape[-1])
-    return _settle(weights, torch.where(positive.any(dim=-1), rank, 0.0))
+    return torch.where(positive.any(dim=-1), rank, 0.0)
 
 
 def orthogonality_gap(eigenvalues: Tensor, *, samples: int | None = None) -> Tensor:
@@ -107,7 +107,8 @@ def ratio_of_extremes(values: Tensor, *, tolerance: float | None = None) -> Tens
 def isotropy_distance(eigenvalues: Tensor, *, samples: int | None = None, normalized: bool = True) -> Tensor:
     """√Σ(σ − n^{-1/2})² with σ² = nλ, scaled to Σσ² = 1 unless told otherwise; orth2021 Lemma 2."""
     _, n = _counts(eigenvalues, samples)
-    return amplitude_distance(roots(eigenvalues * n), samples=n, normalized=normalized)
+    distance = amplitude_distance(roots(eigenvalues * n), samples=n, normalized=normalized)
+    return _settle(eigenvalues, distance)
 
 
 def amplitude_distance(singular: Tensor, *, samples: int, normalized: bool) -> Tensor:
@@ -117,7 +118,7 @@ def amplitude_distance(singular: Tensor, *, samples: int, normalized: bool) -> T
         singular = divide(singular, norm, otherwise=0.0)
     missing = (samples - singular.shape[-1]) / samples
     squared = (singular - samples**-0.5).square().sum(dim=-1) + missing
-    return _settle(singular, roots(squared))
+    return roots(squared)
 
 
 def check_threshold(threshold: float) -> None:
