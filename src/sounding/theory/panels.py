@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -60,14 +61,12 @@ class Panels:
 
 @dataclass(frozen=True)
 class Adapted:
-    """The outcome of an adaptive integration of m integrands at once: values and errors (m,), and the final rule."""
+    """The outcome of an adaptive integration of m integrands at once: values, errors and ∫|f|, (m,) each."""
 
     values: Array
     errors: Array
     magnitudes: Array
     evaluations: int
-    nodes: Array
-    weights: Array
 
 
 @lru_cache(maxsize=32)
@@ -91,7 +90,7 @@ def interval(low: float, high: float, *, kinks: Iterable[float], edges: Iterable
     cuts = sorted({*fixed, *soft})
     kinked = set(inner)
     rows: list[tuple[float, ...]] = []
-    for a, b in zip(cuts[:-1], cuts[1:], strict=True):
+    for a, b in pairwise(cuts):
         if a in kinked and b in kinked:
             middle = 0.5 * (a + b)
             rows += [(a, 1.0, 1.0, 0.0, middle - a, 0.0), (b, -1.0, 1.0, 0.0, b - middle, 0.0)]
@@ -103,7 +102,7 @@ def interval(low: float, high: float, *, kinks: Iterable[float], edges: Iterable
 
 
 def end_panel(edge: float, inner: float) -> Panels:
-    """The panel between `inner` and an end of the domain, with the substitution edge ∓ u² that absorbs a square root."""
+    """The panel between `inner` and an end of the domain; its substitution edge ∓ u² absorbs a square root."""
     row = (edge, 1.0 if inner > edge else -1.0, 2.0, 0.0, abs(inner - edge) ** 0.5, 0.0)
     return Panels(*(np.array([entry]) for entry in row))
 
@@ -115,7 +114,7 @@ def integrate(f: Callable[[Array], Array], panels: Panels, *, tolerance: float, 
     rounding. A panel at a kink that keeps failing is replaced by a geometric ladder of panels down to the kink and the
     remainder by the ladder's own geometric series; a series that does not shrink means that the integral diverges.
     """
-    done: list[tuple[Panels, Array, Array, Array]] = []
+    done: list[tuple[int, Array, Array, Array]] = []
     tail_value: Array | float = 0.0
     tail_error: Array | float = 0.0
     evaluations = 0
@@ -124,16 +123,16 @@ def integrate(f: Callable[[Array], Array], panels: Panels, *, tolerance: float, 
         value, error, magnitude = _evaluate(f, panels, what)
         evaluations += panels.low.size * (LOW_ORDER + HIGH_ORDER)
         total = settled_sum + magnitude.sum(axis=1)
-        count = panels.low.size + sum(part[0].low.size for part in done)
+        count = panels.low.size + sum(part[0] for part in done)
         allowed = tolerance * np.maximum(total, np.finfo(float).tiny)
         good = (error <= np.maximum(allowed[:, None] / (2 * count), 4e-16 * total[:, None])).all(axis=0)
-        done.append((panels.take(good), value[:, good], error[:, good], magnitude[:, good]))
+        done.append((int(good.sum()), value[:, good], error[:, good], magnitude[:, good]))
         settled_sum = settled_sum + magnitude[:, good].sum(axis=1)
         bad = panels.take(~good)
         if not bad.low.size:
             break
         if evaluations > _MAX_EVALUATIONS or bool((error.sum(axis=1) <= 0.5 * allowed).all()):
-            done.append((bad, value[:, ~good], error[:, ~good], magnitude[:, ~good]))
+            done.append((bad.low.size, value[:, ~good], error[:, ~good], magnitude[:, ~good]))
             break
         at_kink = (bad.low == 0.0) & (bad.power == 1.0) & (bad.depth >= _LADDER_DEPTH)
         rungs: list[Panels] = []
@@ -145,18 +144,15 @@ def integrate(f: Callable[[Array], Array], panels: Panels, *, tolerance: float, 
             rungs.append(ladder)
         panels = Panels.join([_bisect(bad.take(~at_kink)), *rungs])
     else:
-        done.append((panels, value, error, magnitude))
-    final = Panels.join(part[0] for part in done)
+        done.append((panels.low.size, value, error, magnitude))
     values = sum((part[1].sum(axis=1) for part in done), np.zeros(1)) + tail_value
     magnitudes = sum((part[3].sum(axis=1) for part in done), np.zeros(1))
     errors = sum((part[2].sum(axis=1) for part in done), np.zeros(1)) + tail_error + 2e-16 * magnitudes
-    nodes, weights = final.nodes(HIGH_ORDER)
-    return Adapted(values, errors, magnitudes, evaluations, nodes.ravel(), weights.ravel())
+    return Adapted(values, errors, magnitudes, evaluations)
 
 
 def _evaluate(f: Callable[[Array], Array], panels: Panels, what: str) -> tuple[Array, Array, Array]:
     """Values, differences between the two orders and ∫|f| per panel, (m, panels) each."""
-    sums = []
     size = panels.low.size
     rules = [panels.nodes(order) for order in (LOW_ORDER, HIGH_ORDER)]
     nodes = np.concatenate([rule[0].ravel() for rule in rules])

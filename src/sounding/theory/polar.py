@@ -1,9 +1,9 @@
 """Adaptive integration over a pair of correlated coordinates, in polar form.
 
-Two coordinates with correlation cos ω of a rotation-invariant law are x₁ = T cos ψ and x₂ = T cos(ψ − ω), with ψ uniform
-and independent of the radius T. A kink of the integrand at x₁ = k is the curve ψ = ±arccos(k/T). Cells lie between two
-neighbouring curves and between two radii at which the order of the curves changes, so the integrand is smooth on each;
-they are cut until two orders agree.
+Two coordinates with correlation cos ω of a rotation-invariant law are x₁ = T cos ψ and x₂ = T cos(ψ − ω), with ψ
+uniform and independent of the radius T. A kink of the integrand at x₁ = k is the curve ψ = ±arccos(k/T). Cells lie
+between two neighbouring curves and between two radii at which the order of the curves changes, so the integrand is
+smooth on each; they are cut until two orders agree.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -60,18 +61,20 @@ class Cells:
 
 @dataclass(frozen=True)
 class AdaptedCells:
-    """Values and errors (m,) of an adaptive integration and the cells it ended with."""
+    """Values, errors and ∫∫|·| (m,) of an adaptive integration."""
 
     values: Array
     errors: Array
     magnitudes: Array
     evaluations: int
-    cells: Cells
 
 
 @dataclass(frozen=True)
 class Radial:
-    """A radial law: the variable's range, the radius T as a function of it and back, the weight, and soft edges in T."""
+    """A radial law: the variable's range, the radius T as a function of it and back, the weight, and soft edges in T.
+
+    `weight` maps an array of any shape to one of the same shape, or to a stack of them, one for each integrand.
+    """
 
     start: float
     end: float
@@ -95,7 +98,7 @@ def build_cells(
     cuts = sorted({radial.start, radial.end, *(radial.variable(radius) for radius in hard | soft)})
     sharp = {radial.variable(radius) for radius in hard}
     rows: list[list[float]] = []
-    for low, high in zip(cuts[:-1], cuts[1:], strict=True):
+    for low, high in pairwise(cuts):
         if high - low <= 1e-15 * radial.end:
             continue
         reach = float(radial.radius(np.array(0.5 * (low + high))))
@@ -125,12 +128,11 @@ def _slots(
         if start < position < start + turn:
             inner.append((kink, float(sign), offset - 2 * math.pi * wraps, position))
     ordered = [ends[0], *sorted(inner, key=lambda curve: curve[3]), ends[1]]
-    pairs = zip(ordered[:-1], ordered[1:], strict=True)
-    return [(below, above) for below, above in pairs if above[3] - below[3] > 1e-14]
+    return [(below, above) for below, above in pairwise(ordered) if above[3] - below[3] > 1e-14]
 
 
 def _crossings(kinks: tuple[Sequence[float], Sequence[float]], correlation: float) -> list[float]:
-    """Radii where a kink of x₁ meets a kink of x₂: T² = (k₁² − 2ρk₁k₂ + k₂²)/(1 − ρ²); the mirror axis at x₁ = x₂ too."""
+    """Radii where a kink of x₁ meets one of x₂, T² = (k₁² − 2ρk₁k₂ + k₂²)/(1 − ρ²), or the mirror axis x₁ = x₂."""
     radii = [abs(k) / math.sqrt(0.5 * (1 + correlation)) for lines in kinks for k in lines if correlation > -1 + 1e-12]
     spread = 1.0 - correlation**2
     if spread > 1e-14:
@@ -142,7 +144,7 @@ def _crossings(kinks: tuple[Sequence[float], Sequence[float]], correlation: floa
 
 
 def integrate_cells(
-    f: Callable[[Array, Array, Array], Array],
+    f: PairFunction,
     radial: Radial,
     cells: Cells,
     angle: float,
@@ -150,12 +152,12 @@ def integrate_cells(
     tolerance: float,
     what: str,
 ) -> AdaptedCells:
-    """∫∫ weight(v) f(v, x₁, x₂) dv dψ over the cells for f returning (m, n), each to `tolerance` relative to ∫∫|·|.
+    """∫∫ weight(v) f(x₁, x₂) dv dψ over the cells for f returning (m, n), each to `tolerance` relative to ∫∫|·|.
 
     The error is the sum over cells of the difference between the tensor rules of order 9 and 14. A failing cell is cut
     across the direction in which its Legendre coefficients decay more slowly.
     """
-    done: list[tuple[Array, Array, Array, Array]] = []
+    done: list[tuple[int, Array, Array, Array]] = []
     settled: Array | float = 0.0
     evaluations = 0
     for round_number in range(_MAX_ROUNDS):
@@ -164,41 +166,39 @@ def integrate_cells(
         evaluations += size * (LOW_ORDER**2 + HIGH_ORDER**2)
         total = settled + magnitude.sum(axis=1)
         allowed = tolerance * np.maximum(total, np.finfo(float).tiny)
-        count = size + sum(part[0].shape[0] for part in done)
+        count = size + sum(part[0] for part in done)
         good = (error <= np.maximum(allowed[:, None] / (2 * count), 4e-16 * total[:, None])).all(axis=0)
         last = round_number == _MAX_ROUNDS - 1 or count > _MAX_CELLS or bool((error.sum(axis=1) <= 0.5 * allowed).all())
         if last:
             good = np.ones_like(good)
-        done.append((cells.table[good], value[:, good], error[:, good], magnitude[:, good]))
+        done.append((int(good.sum()), value[:, good], error[:, good], magnitude[:, good]))
         settled = settled + magnitude[:, good].sum(axis=1)
         if good.all():
             break
         cells = _cut(cells.table[~good], slow[~good])
     values, errors, magnitudes = (sum((part[i].sum(axis=1) for part in done), np.zeros(1)) for i in (1, 2, 3))
-    table = np.concatenate([part[0] for part in done])
-    return AdaptedCells(values, errors + 2e-16 * magnitudes, magnitudes, evaluations, Cells(table))
+    return AdaptedCells(values, errors + 2e-16 * magnitudes, magnitudes, evaluations)
 
 
 def _evaluate(
-    f: Callable[[Array, Array, Array], Array], radial: Radial, cells: Cells, angle: float, what: str
+    f: PairFunction, radial: Radial, cells: Cells, angle: float, what: str
 ) -> tuple[Array, Array, Array, Array]:
     blocks = []
     for order in (LOW_ORDER, HIGH_ORDER):
         variable, psi, weight = cells.nodes(order, radial.radius)
         reach = radial.radius(variable)
         x1, x2 = reach * np.cos(psi), reach * np.cos(psi - angle)
-        density = np.broadcast_to(radial.weight(variable), psi.shape).ravel()
         with np.errstate(all="ignore"):
-            spread = np.broadcast_to(variable, psi.shape).ravel()
-            values = np.atleast_2d(f(spread, x1.ravel(), x2.ravel())) * density
-        if not np.isfinite(values).all():
-            where = int(np.flatnonzero(~np.isfinite(values).all(axis=0))[0])
+            values = np.atleast_2d(f(x1.ravel(), x2.ravel())).reshape(-1, *psi.shape) * radial.weight(variable)
+        finite = np.isfinite(values).all(axis=0).ravel()
+        if not finite.all():
+            where = int(np.flatnonzero(~finite)[0])
             raise NumericalError(
                 f"{what} is not finite at x = ({x1.ravel()[where]:.6g}, {x2.ravel()[where]:.6g}), so its expectation "
                 "does not exist in float64",
                 hint="an activation with a finite second moment",
             )
-        blocks.append((values.reshape(-1, *psi.shape) * weight, weight))
+        blocks.append((values * weight, weight))
     low, high = (block[0].sum(axis=(2, 3)) for block in blocks)
     shaped, weight = blocks[1]
     return high, np.abs(high - low), np.abs(shaped).sum(axis=(2, 3)), _slow_in_angle(shaped, weight)
