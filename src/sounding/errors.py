@@ -38,6 +38,10 @@ class SoundingError(Exception):
         self.hint = hint.rstrip(".") if hint else None
         super().__init__(f"{self.message}." + (f" Try {self.hint}." if self.hint else ""))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors cross process boundaries; the default would call `__init__` with the finished sentence."""
+        return _restore, (type(self), self.args, self.__dict__)
+
 
 class UsageError(SoundingError, ValueError):
     """Bad input, found at the public edge before any work."""
@@ -75,3 +79,9 @@ class InterruptedRun(SoundingError, KeyboardInterrupt):
     def __init__(self, message: str, *, partial: Any = None) -> None:
         super().__init__(message)
         self.partial = partial
+
+
+def _restore(kind: type[SoundingError], args: tuple[Any, ...], state: dict[str, Any]) -> SoundingError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -32,21 +33,27 @@ class Estimate:
     1.043 ± 0.006
     >>> print(Estimate(0.5))
     0.5
+    >>> print(Estimate(5432.1, 870))
+    5400 ± 900
     """
 
     value: float
     stderr: float | None = None
 
     def __str__(self) -> str:
-        if self.stderr is None or not math.isfinite(self.stderr) or not math.isfinite(self.value):
+        if self.stderr is None or math.isnan(self.stderr) or not math.isfinite(self.value):
             return f"{self.value:.6g}"
-        if self.stderr <= 0:
-            return f"{self.value:.6g} ± 0"
-        decimals = -math.floor(math.log10(self.stderr))
-        if decimals > 8 or decimals < -4:
-            return f"{self.value:.6g} ± {self.stderr:.1g}"
-        decimals = max(decimals, 0)
-        return f"{self.value:.{decimals}f} ± {self.stderr:.{decimals}f}"
+        if self.stderr <= 0 or math.isinf(self.stderr):
+            return f"{self.value:.6g} ± {self.stderr:.6g}"
+        # the digit that counts is that of the rounded error: 0.0996 is 0.1, not 0.10
+        rounded = float(f"{self.stderr:.0e}")
+        decimals = -math.floor(math.log10(rounded))
+        if -4 <= decimals <= 8:
+            value = round(self.value, decimals) + 0.0  # + 0.0 turns −0 into 0
+            return f"{value:.{max(decimals, 0)}f} ± {rounded:.{max(decimals, 0)}f}"
+        order = math.floor(math.log10(abs(self.value))) if self.value else -decimals
+        digits = min(max(order + decimals + 1, 1), 15)
+        return f"{self.value:.{digits}g} ± {rounded:.1g}"
 
     def interval(self, z: float = 1.959964) -> tuple[float, float]:
         """The normal confidence interval, 95% by default; a point when there is no standard error."""
@@ -78,7 +85,7 @@ class Profile:
     """A tidy, frozen table over depth.
 
     Args:
-        rows: the numbers, in execution order.
+        rows: the numbers, in execution order; numpy and torch scalars become Python's.
         settings: how they came about (JSON types only); `{"partial": True}` marks an interrupted run.
 
     >>> measured = Profile([Row(1, "fc1", "mean_cosine", 0.5, 0.1, "check")])
@@ -88,11 +95,15 @@ class Profile:
     """
 
     rows: tuple[Row, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", tuple(Row(*row) for row in self.rows))
-        object.__setattr__(self, "settings", dict(self.settings))
+        object.__setattr__(self, "rows", tuple(_as_row(row) for row in self.rows))
+        object.__setattr__(self, "settings", MappingProxyType(dict(self.settings)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Profiles cross process boundaries; a read-only mapping can't by itself."""
+        return Profile, (self.rows, dict(self.settings))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -153,17 +164,19 @@ class Profile:
         )
 
     def value(self, measure: str, *, layer: int | None = None, source: str | None = None) -> Estimate:
-        """The single value of a measure, or the one at a layer (negative counts from the last)."""
+        """The value of a measure at a layer (negative counts from the last), or its last row when none is given."""
         rows = self.select(measure, source=source).rows
-        if layer is not None and layer < 0:
-            layers = sorted({row.layer for row in rows})
-            layer = layers[layer] if len(layers) >= -layer else None
+        layers = sorted({row.layer for row in rows})
+        if not rows:
+            origin = "" if source is None else f" from {source!r}"
+            known = ", ".join(self.measures)
+            raise UsageError(f"profile has no {measure!r}{origin}", hint=f"one of {known}" if known else None)
         if layer is not None:
-            rows = tuple(row for row in rows if row.layer == layer)
+            at = layers[layer] if -len(layers) <= layer < 0 else layer
+            rows = tuple(row for row in rows if row.layer == at)
         if not rows:
             raise UsageError(
-                f"profile has no {measure!r}" + (f" at layer {layer}" if layer is not None else ""),
-                hint=f"one of {', '.join(self.measures) or '(empty profile)'}",
+                f"profile has no {measure!r} at layer {layer}", hint=f"a layer from {layers[0]} to {layers[-1]}"
             )
         return Estimate(rows[-1].value, rows[-1].stderr)
 
@@ -171,19 +184,19 @@ class Profile:
         """Plain JSON types, columns by name; non-finite values become the strings "nan", "inf", "-inf"."""
         return {
             "schema": SCHEMA,
-            "settings": dict(self.settings),
+            "settings": _encode(self.settings),
             "columns": list(Row._fields),
-            "rows": [
-                [row.layer, row.name, row.measure, _encode(row.value), _encode(row.stderr), row.source]
-                for row in self.rows
-            ],
+            "rows": [[_encode(entry) for entry in row] for row in self.rows],
         }
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The profile as strict JSON; also written to `path` when given."""
         text = json.dumps(self.to_dict(), allow_nan=False)
         if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
+            try:
+                Path(path).write_text(text, encoding="utf-8")
+            except OSError as error:
+                raise UsageError(f"expected a writable path, got {path} ({error.strerror})") from error
         return text
 
     @classmethod
@@ -194,20 +207,15 @@ class Profile:
             raise UsageError(f"expected a profile with schema {SCHEMA!r}, got {schema!r}")
         if list(data.get("columns", [])) != list(Row._fields):
             raise UsageError(f"expected the columns {list(Row._fields)}, got {data.get('columns')!r}")
-        return cls(
-            tuple(
-                Row(int(r[0]), r[1], r[2], float(r[3]), None if r[4] is None else float(r[4]), r[5])
-                for r in data["rows"]
-            ),
-            data.get("settings", {}),
-        )
+        try:
+            return cls(tuple(Row(*row) for row in data["rows"]), data.get("settings", {}))
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"expected rows of {len(Row._fields)} entries, got one that is none ({error})") from error
 
     @classmethod
     def from_json(cls, source: str | Path) -> Profile:
         """Read what `to_json` wrote: a path, or the text itself."""
-        text = (
-            source if isinstance(source, str) and source.lstrip().startswith("{") else Path(source).read_text("utf-8")
-        )
+        text = source if isinstance(source, str) and source.lstrip().startswith("{") else _read(source)
         try:
             data = json.loads(text)
         except json.JSONDecodeError as error:
@@ -215,12 +223,13 @@ class Profile:
         return cls.from_dict(data)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """The table as a pandas DataFrame (needs the extra `pandas`)."""
+        """The table as a pandas DataFrame (needs the extra `pandas`); a missing standard error is NaN."""
         try:
             import pandas
         except ImportError as error:
             raise MissingExtraError("pandas", extra="pandas", needed_for="Profile.to_pandas") from error
-        return pandas.DataFrame([row._asdict() for row in self.rows], columns=list(Row._fields))
+        frame = pandas.DataFrame([row._asdict() for row in self.rows], columns=list(Row._fields))
+        return frame.astype({"layer": "int64", "value": "float64", "stderr": "float64"})
 
     def __str__(self) -> str:
         if not self.rows:
@@ -261,8 +270,34 @@ class Profile:
         return f"<table><thead><tr><th>layer</th><th>name</th>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
 
 
-def _encode(value: float | None) -> float | str | None:
-    """JSON has no NaN or infinity: they travel as strings, which `float` reads back."""
-    if value is None or math.isfinite(value):
+def _as_row(row: Iterable[Any]) -> Row:
+    """Plain Python numbers, and one NaN for all, so that a profile with NaN equals its copy."""
+    layer, name, measure, value, stderr, source = row
+    return Row(int(layer), name, measure, _as_float(value), None if stderr is None else _as_float(stderr), source)
+
+
+def _as_float(value: Any) -> float:
+    number = float(value)
+    return math.nan if math.isnan(number) else number
+
+
+def _encode(value: Any) -> Any:
+    """JSON types only. JSON has no NaN or infinity: they travel as strings, which `float` reads back."""
+    if isinstance(value, Mapping):
+        return {str(key): _encode(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encode(entry) for entry in value]
+    if isinstance(value, np.generic):
+        return _encode(value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if value is None or isinstance(value, str | int):
         return value
-    return str(float(value))
+    raise UsageError(f"expected JSON types in a profile, got {type(value).__name__}", hint="str(value)")
+
+
+def _read(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"expected the path of a JSON profile, got {str(path)[:200]!r} ({error})") from error
