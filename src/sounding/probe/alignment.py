@@ -1,0 +1,97 @@
+"""Whether all samples pull the last layer the same way: directional gradient vanishing (rank2020)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sounding.measures import gradient_alignment
+from sounding.probe.outputs import sample_axis
+
+OUTPUTS = 64  # rows of the weight looked at, evenly spread; a vocabulary has too many
+SEQUENCES = 32  # samples looked at where each has many positions
+
+
+@dataclass
+class LastLayer:
+    """The last weight layer of a pass: what came in, until the gradient of what went out is known.
+
+    The input is the tensor autograd keeps for the weight's gradient anyway, so holding it costs nothing.
+    """
+
+    name: str
+    module: nn.Module
+    received: Tensor
+    version: int
+    batch_size: int
+    axis: int
+
+
+def align(last: LastLayer, gradient: Tensor, *, limit: int) -> float | str:
+    """The mean |cosine| between the samples' gradients of a row of the last weight, mean over its rows.
+
+    The gradient of the batch loss with respect to row k is Σ_i g_ik, with g_ik = Σ_t δ_itk a_it over the positions t of
+    sample i, a its input to the layer and δ the gradient of the batch loss with respect to its output. g_ik is what
+    sample i contributes. That is exact under batch normalization too, where a "loss of one sample" does not exist: the
+    contributions add up to the gradient of the batch. For one position |cos(g_ik, g_jk)| = |cos(a_i, a_j)| whatever the
+    loss, which is Proposition 8 of rank2020: collapsed features align every row.
+
+    Returns:
+        A number, or the reason why there is none.
+    """
+    module = last.module
+    if not isinstance(module, nn.Linear):
+        return (
+            f"the last weight layer {last.name!r} is a {type(module).__name__}; alignment is defined for a linear layer"
+        )
+    if last.received._version != last.version:
+        return f"the input of {last.name!r} was changed in place after it was used"
+    inputs = _positions(last.received.detach(), last)
+    deltas = _positions(gradient, last)
+    if inputs is None or deltas is None or inputs.shape[:2] != deltas.shape[:2]:
+        return f"the last weight layer {last.name!r} has no axis of the batch size {last.batch_size}"
+    keep = limit if inputs.shape[1] == 1 else min(limit, SEQUENCES)
+    inputs, deltas = inputs[:keep].double(), deltas[:keep].double()
+    if len(inputs) < 2:
+        return "alignment between samples needs at least 2 of them"
+    rows = torch.linspace(0, deltas.shape[2] - 1, min(OUTPUTS, deltas.shape[2]), device=deltas.device).round().long()
+    score = (
+        _of_vectors(inputs[:, 0], deltas[:, 0, rows])
+        if inputs.shape[1] == 1
+        else _of_sequences(inputs, deltas[:, :, rows])
+    )
+    return score if math.isfinite(score) else "the gradients of the last layer are not finite"
+
+
+def _of_vectors(inputs: Tensor, deltas: Tensor) -> float:
+    """One position: row k compares the inputs of the samples it has a gradient for. (n, features), (n, rows)."""
+    lengths = torch.linalg.vector_norm(inputs, dim=1)
+    directions = inputs / torch.where(lengths > 0, lengths, 1.0)[:, None]
+    present = ((deltas != 0) & (lengths > 0)[:, None]).double()
+    count = present.sum(0)
+    together = (present * ((directions @ directions.mT).abs() @ present)).sum(0) - count
+    scores = torch.where(count > 1, together / (count * (count - 1)).clamp(min=1), 0.0)
+    return float(scores.mean() + 0 * deltas.sum())  # a gradient that is not finite shows
+
+
+def _of_sequences(inputs: Tensor, deltas: Tensor) -> float:
+    """Many positions: row k compares Σ_t δ_itk a_it. (n, positions, features), (n, positions, rows)."""
+    peak = deltas.abs().amax()
+    contributions = torch.einsum("ntd,ntk->knd", inputs, deltas / torch.where(peak > 0, peak, 1.0))
+    return float(gradient_alignment(contributions).mean())
+
+
+def _positions(tensor: Tensor, last: LastLayer) -> Tensor | None:
+    """(samples, positions, features)."""
+    axis = sample_axis(tensor, last.batch_size, first=last.axis)
+    if axis is None:
+        if tensor.dim() != 2 or tensor.shape[0] % last.batch_size:
+            return None
+        return tensor.reshape(last.batch_size, -1, tensor.shape[-1])
+    if tensor.dim() < 2 or axis == tensor.dim() - 1:
+        return None
+    moved = tensor.transpose(0, axis)
+    return moved.reshape(moved.shape[0], -1, moved.shape[-1])

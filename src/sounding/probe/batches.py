@@ -1,0 +1,167 @@
+"""The batches of a check: what may be given as inputs, cut into repeats, made ready for a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sounding.errors import TargetError, UsageError
+from sounding.probe.outputs import tensors_in
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch: arguments and keyword arguments of the model, and targets."""
+
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+    targets: Any
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor among the inputs, in order."""
+        return [tensor for _, tensor in tensors_in((self.arguments, dict(self.keywords)))]
+
+    def size(self, axis: int = 0) -> int | None:
+        """The number of samples: of the first floating-point tensor, else of the first one."""
+        tensors = [tensor for tensor in self.tensors() if tensor.dim() > 0]
+        first = next((tensor for tensor in tensors if tensor.is_floating_point()), tensors[0] if tensors else None)
+        return None if first is None else int(first.shape[axis if axis < first.dim() else 0])
+
+    def prepare(self) -> tuple[tuple[Any, ...], dict[str, Any], list[Tensor]]:
+        """Copies to send through the model, floating-point ones asking for a gradient, and the leaves that get it.
+
+        The gradient reaches the outputs of layers before the first trainable weight this way. What the model receives is
+        no leaf, so it may work in place, and no part of the caller's tensors.
+        """
+        leaves: list[Tensor] = []
+
+        def ready(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                if not value.is_floating_point() or value.layout is not torch.strided:
+                    return value.detach().clone()
+                leaf = value.detach().clone().requires_grad_()
+                leaves.append(leaf)
+                return leaf.clone()
+            if isinstance(value, Mapping):
+                return type(value)({key: ready(item) for key, item in value.items()}) if type(value) is dict else value
+            if type(value) in (tuple, list):
+                return type(value)(ready(item) for item in value)
+            return value
+
+        return tuple(ready(item) for item in self.arguments), {k: ready(v) for k, v in self.keywords.items()}, leaves
+
+
+def batches_of(inputs: Any, targets: Any, repeats: int, *, batch_axis: int | None) -> Iterator[Batch]:
+    """One checked batch per repeat."""
+    if callable(inputs) or hasattr(inputs, "__next__") or _is_loader(inputs):
+        yield from _fresh(inputs, targets, repeats)
+        return
+    whole = make_batch(inputs, targets)
+    if repeats == 1:
+        yield whole
+        return
+    axis = batch_axis or 0
+    size = whole.size(axis) or 0
+    if size < 2 * repeats:
+        raise UsageError(
+            f"{repeats} repeats need at least {2 * repeats} samples, got {size}",
+            hint="inputs as a callable that gives a fresh batch, or fewer repeats",
+        )
+    for index in range(repeats):
+        part = slice(index * (size // repeats), (index + 1) * (size // repeats))
+        yield Batch(
+            tuple(_cut(item, part, size, axis) for item in whole.arguments),
+            {key: _cut(item, part, size, axis) for key, item in whole.keywords.items()},
+            _cut(whole.targets, part, size, axis if axis < _dims(whole.targets) else 0),
+        )
+
+
+def make_batch(inputs: Any, targets: Any) -> Batch:
+    """Check what was given and make tensors of arrays."""
+    targets = _as_tensor(targets) if isinstance(targets, np.ndarray | list) else targets
+    if isinstance(inputs, Mapping):
+        batch = Batch((), {str(key): _as_tensor(item) for key, item in inputs.items()}, targets)
+    elif isinstance(inputs, tuple):
+        batch = Batch(tuple(_as_tensor(item) for item in inputs), {}, targets)
+    else:
+        item = _as_tensor(inputs)
+        if not isinstance(item, Tensor):
+            raise UsageError(
+                f"expected inputs as a tensor, a tuple or a mapping of tensors, or a callable, got {type(inputs).__name__}"
+            )
+        batch = Batch((item,), {}, targets)
+    check_batch(batch)
+    return batch
+
+
+def check_batch(batch: Batch) -> None:
+    """There are samples, and they are finite."""
+    for tensor in batch.tensors():
+        if tensor.dim() > 0 and tensor.shape[0] == 0:
+            raise UsageError(f"expected at least one sample, got an empty batch of shape {tuple(tensor.shape)}")
+        if tensor.is_floating_point() and tensor.device.type != "meta":
+            bad = int((~torch.isfinite(tensor)).sum())
+            if bad:
+                raise UsageError(
+                    f"expected finite inputs, got {bad} NaN or infinite values of {tensor.numel()}",
+                    hint="cleaning the data first",
+                )
+
+
+def _fresh(inputs: Any, targets: Any, repeats: int) -> Iterator[Batch]:
+    if targets is not None:
+        raise UsageError("inputs that give batches bring their own targets, got targets too", hint="targets=None")
+    source: Callable[[], Any] = inputs if callable(inputs) else iter(inputs).__next__
+    for index in range(repeats):
+        try:
+            pair = source()
+        except StopIteration:
+            raise UsageError(f"expected {repeats} batches, got {index}", hint=f"repeats={index}") from None
+        except Exception as error:
+            raise TargetError(f"the inputs raised {type(error).__name__}: {error}") from error
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise UsageError(
+                f"expected (inputs, targets) from the inputs, got {type(pair).__name__}",
+                hint="returning (inputs, None) where there are no targets",
+            )
+        yield make_batch(*pair)
+
+
+def _is_loader(inputs: Any) -> bool:
+    return hasattr(inputs, "__iter__") and hasattr(inputs, "dataset")
+
+
+def _as_tensor(item: Any) -> Any:
+    if isinstance(item, Tensor):
+        return item
+    if isinstance(item, np.ndarray):
+        try:
+            return torch.as_tensor(item)
+        except TypeError as error:
+            raise UsageError(f"expected an array of numbers, got one of {item.dtype}") from error
+    if isinstance(item, list) and item and not any(isinstance(part, Tensor) for part in item):
+        try:
+            return torch.as_tensor(item)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"expected a list of numbers, got one that is no array ({error})") from error
+    return item
+
+
+def _dims(item: Any) -> int:
+    return item.dim() if isinstance(item, Tensor) else 0
+
+
+def _cut(item: Any, part: slice, size: int, axis: int) -> Any:
+    """The samples of one repeat; what is not about samples (a mask over positions, a number) stays whole."""
+    if isinstance(item, Tensor) and axis < item.dim() and item.shape[axis] == size:
+        return item[part] if axis == 0 else item[(slice(None),) * axis + (part,)]
+    if isinstance(item, dict):
+        return {key: _cut(value, part, size, axis) for key, value in item.items()}
+    if type(item) in (tuple, list):
+        return type(item)(_cut(value, part, size, axis) for value in item)
+    return item

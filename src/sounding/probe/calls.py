@@ -1,0 +1,207 @@
+"""What is remembered of a pass: one small record per module call, never an activation."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sounding.errors import UsageError
+from sounding.probe.moments import Moments, Tier
+from sounding.probe.units import NON_NEGATIVE, bounds_of, is_activation
+
+CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
+ROOT = "model"  # the name of a model that is itself a leaf
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What is known of a module before it is called.
+
+    Args:
+        name: its qualified name, without the wrappers of torch.compile and data parallelism.
+        kind: the name of its class.
+        leaf: whether it has no children; other modules are measured when they hold parameters of their own.
+        shown: whether the filters let it through.
+        weighs: whether it multiplies by a weight (a parameter of two or more axes, no lookup): one layer of depth.
+    """
+
+    name: str
+    module: nn.Module
+    kind: str
+    leaf: bool
+    shown: bool
+    weighs: bool
+    activation: bool
+    non_negative: bool
+    bounds: tuple[float, float] | None
+    axis: int | None
+    channels_first: bool
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of a module in one pass; `gradient` is ln‖∂L/∂output‖, `same_as` an earlier call with the same output."""
+
+    spec: Spec
+    name: str
+    values: dict[str, float] = field(default_factory=dict)
+    shape: tuple[int, ...] = ()
+    features: int = 0
+    positions: int = 1
+    hooked: bool = False
+    gradient: float | None = None
+    same_as: Call | None = None
+    reason: str | None = None
+    extras: tuple[str, ...] = ()
+
+
+@dataclass
+class Pass:
+    """One forward pass (and its backward pass) of the watched model."""
+
+    tier: Tier
+    batch_size: int | None = None
+    samples: int = 0
+    calls: list[Call] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    moments: Moments = field(init=False)
+    weights: dict[str, float] = field(default_factory=dict)
+    alignment: float | str = "no backward pass was seen"
+    last: tuple[weakref.ref[Tensor], int, Call] | None = None
+    input: dict[str, float] = field(default_factory=dict)
+    input_gradient: float | None = None
+    input_reason: str | None = None
+    input_features: int = 0
+    training: bool = True
+    entered: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.moments = Moments(self.tier)
+
+    def open(self, spec: Spec) -> Call:
+        """A new record, named with "#2" for the second call of the same module."""
+        count = self.counts[spec.name] = self.counts.get(spec.name, 0) + 1
+        call = Call(spec, spec.name if count == 1 else f"{spec.name}#{count}")
+        self.calls.append(call)
+        return call
+
+
+def survey(
+    root: nn.Module, *, only: str | Sequence[str] | None, types: type[nn.Module] | Sequence[type[nn.Module]] | None
+) -> list[Spec]:
+    """The modules to hook: leaves, and whatever holds parameters of its own. Wrappers and parametrizations are passed over."""
+    patterns = _as_patterns(only)
+    classes = _as_types(types)
+    specs: list[Spec] = []
+    for full, module in named_modules(root):
+        children = [key for key in module._modules if key != "parametrizations"]
+        scripted = isinstance(module, torch.jit.ScriptModule)
+        leaf = not children or scripted
+        if isinstance(module, CONTAINERS) or not (leaf or _owns_parameters(module)):
+            continue
+        name = full or ROOT
+        shown = (not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)) and (
+            not classes or isinstance(module, classes)
+        )
+        specs.append(_spec(name, module, leaf=leaf, shown=shown))
+    if (patterns or classes) and not any(spec.shown for spec in specs):
+        raise UsageError(
+            f"no module of the model matches the filter (only={only!r}, types={types!r})",
+            hint=f"a name such as {specs[0].name!r}, or a pattern such as 'features.*'" if specs else None,
+        )
+    return specs
+
+
+def named_modules(root: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Every module once, with its name as if nothing were compiled, wrapped or parametrized; nothing inside scripts."""
+    found: dict[int, tuple[str, nn.Module]] = {}
+    stack: list[tuple[str, nn.Module]] = [("", root)]
+    while stack:
+        name, module = stack.pop()
+        if id(module) in found:
+            continue
+        if "_orig_mod" in module._modules or isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            stack.extend((name, child) for child in module._modules.values() if child is not None)
+            continue
+        found[id(module)] = (name, module)
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
+        children = [(key, child) for key, child in module._modules.items() if child is not None]
+        for key, child in reversed(children):
+            if key != "parametrizations":
+                stack.append((f"{name}.{key}" if name else key, child))
+    return list(found.values())
+
+
+def named_parameters(root: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Every parameter once (a tied one under its first name), named like its module in `named_modules`."""
+    found: dict[int, tuple[str, nn.Parameter]] = {}
+    for prefix, module in named_modules(root):
+        scripted = isinstance(module, torch.jit.ScriptModule)
+        held = list(module.named_parameters()) if scripted else list(module._parameters.items())
+        parametrizations = None if scripted else module._modules.get("parametrizations")
+        if parametrizations is not None:
+            held.extend(parametrizations.named_parameters(prefix="parametrizations"))
+        for key, parameter in held:
+            if parameter is not None:
+                found.setdefault(id(parameter), (f"{prefix}.{key}" if prefix else key, parameter))
+    return list(found.values())
+
+
+def _spec(name: str, module: nn.Module, *, leaf: bool, shown: bool) -> Spec:
+    batch_first = getattr(module, "batch_first", None)
+    return Spec(
+        name=name,
+        module=module,
+        kind=getattr(module, "original_name", None) or type(module).__name__,
+        leaf=leaf,
+        shown=shown,
+        weighs=not isinstance(module, LOOKUPS) and any(p.dim() > 1 for p in _own_parameters(module)),
+        activation=is_activation(module),
+        non_negative=isinstance(module, NON_NEGATIVE),
+        bounds=bounds_of(module),
+        axis=None if batch_first is None else int(not batch_first),
+        channels_first="1d" in type(module).__name__,
+    )
+
+
+def _owns_parameters(module: nn.Module) -> bool:
+    return any(p is not None for p in module._parameters.values()) or "parametrizations" in module._modules
+
+
+def _own_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Parameters held directly, by a parametrization, or (scripts, attention) by children that are never called."""
+    from torch.nn.parameter import is_lazy
+
+    if isinstance(module, torch.jit.ScriptModule | nn.MultiheadAttention):
+        return list(module.parameters())
+    held: list[Any] = list(module._parameters.values())
+    parametrizations = module._modules.get("parametrizations")
+    if parametrizations is not None:
+        held.extend(parametrizations.parameters())
+    return [p for p in held if p is not None and not is_lazy(p)]
+
+
+def _as_patterns(only: str | Sequence[str] | None) -> tuple[str, ...]:
+    if only is None:
+        return ()
+    patterns = (only,) if isinstance(only, str) else tuple(only)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise UsageError(f"expected only= a name, a pattern or several, got {only!r}", hint="only='features.*'")
+    return patterns
+
+
+def _as_types(types: type[nn.Module] | Sequence[type[nn.Module]] | None) -> tuple[type[nn.Module], ...]:
+    if types is None:
+        return ()
+    classes = (types,) if isinstance(types, type) else tuple(types)
+    if not all(isinstance(kind, type) for kind in classes):
+        raise UsageError(f"expected types= a module class or several, got {types!r}", hint="types=nn.Linear")
+    return classes

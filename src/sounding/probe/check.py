@@ -1,0 +1,244 @@
+"""The depth check: one forward and one backward pass, measured at every leaf, and nothing left changed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from sounding.errors import InterruptedRun, SoundingError, TargetError, UsageError
+from sounding.probe.batches import Batch, batches_of
+from sounding.probe.calls import Pass, named_modules, named_parameters
+from sounding.probe.environment import describe_environment
+from sounding.probe.losses import Loss, evaluate_loss, loss_name
+from sounding.probe.moments import Tier
+from sounding.probe.records import Report
+from sounding.probe.state import MODES, Mode, is_lazy, preserve, set_mode, unwrap
+from sounding.probe.table import list_unmeasured, tabulate
+from sounding.probe.watch import SAMPLES, Watched, log_norm
+
+
+def check(
+    model: nn.Module,
+    inputs: Any,
+    targets: Any = None,
+    *,
+    loss: str | Loss | None = None,
+    repeats: int = 1,
+    tier: Tier = "full",
+    mode: Mode = "train",
+    dropout: bool = False,
+    only: str | Sequence[str] | None = None,
+    types: type[nn.Module] | Sequence[type[nn.Module]] | None = None,
+    samples: int = SAMPLES,
+    batch_axis: int | None = None,
+    generator: torch.Generator | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Does signal survive this network's depth? One forward and one backward pass per repeat, then a verdict.
+
+    The model is left as it was: mode, running statistics and other buffers, `.grad` of every parameter, requires_grad,
+    hooks and random states, also when the model raises. The profile holds, for every leaf module call in execution
+    order (layer 0 is the input), the forward measures, the gradient log-norm with respect to its output and to its
+    weights, and for the network the fitted gradient growth and the alignment of the last layer's gradients.
+
+    Args:
+        model: any module; torch.compile and data-parallel wrappers are looked through.
+        inputs: a tensor or array whose first axis is the batch; a tuple of arguments; a mapping of keyword arguments. Or
+            a callable or an iterator that gives one (inputs, targets) pair per repeat.
+        targets: integer classes (cross-entropy) or floating-point values (mean squared error).
+        loss: "cross_entropy", "mse", "random", or a callable of (output, targets), or of the output alone without
+            targets. By default what the targets ask for; without targets the inner product of the output with a random
+            direction.
+        repeats: measure this often and average, with standard errors. Every repeat sees a batch of its own: a given
+            batch is cut into that many parts.
+        tier: "full", or "fast" without the spectral measures.
+        mode: "train" (batch norm uses the statistics of the batch), "eval", or "keep" to leave every module's mode.
+        dropout: leave dropout on. It is off by default: its noise would pass for signal that differs between samples.
+        only: names or patterns ("features.*") of the modules to show; layer numbers stay those of the whole model.
+        types: module classes to show.
+        samples: at most this many samples of a batch enter the forward measures, the first ones.
+        batch_axis: the axis of the inputs that holds the samples; by default 0, or 1 for torch's own recurrent and
+            transformer modules with batch_first=False.
+        generator: where the random direction comes from; None is torch's default generator.
+        progress: called with (repeats done, repeats).
+
+    Raises:
+        UsageError: the inputs, targets or options do not fit together.
+        TargetError: the model or the loss raised; the original is the cause.
+        InterruptedRun: Ctrl-C; its `partial` is the Report of what was measured.
+
+    >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    >>> report = check(model, torch.eye(4))
+    >>> report.profile.select(layer=2).measures[:2]
+    ('mean_square', 'participation_ratio')
+    """
+    _check_options(model, repeats, mode)
+    root = unwrap(model)
+    if is_lazy(root):
+        root = copy.deepcopy(
+            root
+        )  # it would stay initialized; the copy draws the same weights, the random state is kept
+    batches = batches_of(inputs, targets, repeats, batch_axis=batch_axis)
+    settings: dict[str, Any] = {"mode": mode, "loss": "random", "dropout": dropout}
+    with torch.inference_mode(False), torch.enable_grad(), preserve(root):
+        set_mode(root, mode, dropout=dropout)
+        watched = _Checked(
+            root, tier=tier, only=only, types=types, samples=samples, batch_axis=batch_axis, source="check"
+        )
+        try:
+            for done, batch in enumerate(batches, start=1):
+                settings["loss"] = loss_name(loss, batch.targets)
+                watched.run(batch, loss=loss, generator=generator)
+                if progress is not None:
+                    progress(done, repeats)
+        except KeyboardInterrupt as stop:
+            partial = watched.finish(settings | {"partial": True})
+            raise InterruptedRun("interrupted; what was measured so far is kept", partial=partial) from stop
+        return watched.finish(settings)
+
+
+class _Checked(Watched):
+    """A watch that runs the passes itself and reads weight gradients off them."""
+
+    def __init__(self, root: nn.Module, **options: Any) -> None:
+        super().__init__(root, **options)
+        self._seeding = True
+
+    def run(self, batch: Batch, *, loss: str | Loss | None, generator: torch.Generator | None) -> None:
+        """One forward and one backward pass."""
+        _check_batch_norm(self._root, batch, self._axis)
+        arguments, keywords, leaves = batch.prepare()
+        self._seeds = []
+        with self:
+            output = _call(self._root, arguments, keywords, batch)
+            scalar = evaluate_loss(output, batch.targets, loss=loss, generator=generator)
+            del output
+            one = self._passes[-1] if self._passes else Pass(self._tier)
+            one.weights |= self._backward(scalar, leaves)
+        self._seeds = []
+
+    def finish(self, settings: Mapping[str, Any]) -> Report:
+        """The report of the passes run."""
+        from sounding.probe.verdict import judge
+
+        profile = tabulate(
+            self._passes, self._root, self._specs, tier=self._tier, source=self._source, settings=settings
+        )
+        unmeasured = list_unmeasured(self._passes, self._root, self._specs)
+        return Report(profile, judge(profile), unmeasured, describe_environment(self._root))
+
+    def _backward(self, scalar: Tensor, leaves: list[Tensor]) -> dict[str, float]:
+        """ln‖∂L/∂w‖ of every weight that takes part. `.grad` stays out of it, except for reentrant checkpoints."""
+        if not scalar.requires_grad:
+            return {}
+        weights = [(name, weight) for name, weight in named_parameters(self._root) if weight.requires_grad]
+        wanted = [weight for _, weight in weights] + leaves + self._seeds
+        try:
+            if _needs_accumulation(scalar):
+                with _muted([weight for _, weight in weights]):
+                    scalar.backward()
+                gradients: Sequence[Tensor | None] = [weight.grad for _, weight in weights]
+            else:
+                gradients = torch.autograd.grad(scalar, wanted, allow_unused=True)
+        except (KeyboardInterrupt, SoundingError):
+            raise
+        except Exception as error:
+            raise TargetError(f"the backward pass raised {type(error).__name__}: {error}") from error
+        # A function that runs a backward pass of its own inside (reversible blocks) leaves its share in .grad.
+        found = {}
+        for (name, weight), gradient in zip(weights, gradients, strict=False):
+            whole = weight.grad if gradient is None else gradient
+            if whole is not None:
+                found[name] = log_norm(whole)
+        return found
+
+
+def _call(root: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], batch: Batch) -> Any:
+    try:
+        return root(*arguments, **keywords)
+    except (KeyboardInterrupt, SoundingError):
+        raise
+    except Exception as error:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in batch.tensors())
+        where = _where(root, error)
+        place = f" in layer {where!r}" if where else ""
+        raise TargetError(
+            f"the model raised {type(error).__name__}{place} on inputs of shape {shapes}: {_sentence(error)}",
+            hint="inputs of the shape and type the model expects",
+        ) from error
+
+
+def _where(root: nn.Module, error: BaseException) -> str | None:
+    """The innermost module whose forward method was running."""
+    names = {id(module): name for name, module in named_modules(root)}
+    found, trace = None, error.__traceback__
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        if isinstance(owner, nn.Module) and names.get(id(owner)):
+            found = names[id(owner)]
+        trace = trace.tb_next
+    return found
+
+
+def _sentence(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if isinstance(error, torch.jit.Error) and lines else " ".join(lines) or type(error).__name__
+
+
+def _needs_accumulation(scalar: Tensor) -> bool:
+    """Whether the graph holds a reentrant checkpoint, which torch.autograd.grad refuses."""
+    stack, seen = [scalar.grad_fn], set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == "CheckpointFunctionBackward":
+            return True
+        stack.extend(parent for parent, _ in node.next_functions)
+    return False
+
+
+@contextmanager
+def _muted(weights: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Hooks that fire when a gradient is stored (an optimizer step inside the backward pass) rest meanwhile."""
+    stores = [weight._post_accumulate_grad_hooks for weight in weights]
+    saved = [(store, dict(store)) for store in stores if store]
+    for store, _ in saved:
+        store.clear()
+    try:
+        yield
+    finally:
+        for store, hooks in saved:
+            store.update(hooks)
+
+
+def _check_options(model: Any, repeats: int, mode: str) -> None:
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    if mode not in MODES:
+        raise UsageError(f"expected mode to be one of {', '.join(MODES)}, got {mode!r}")
+    if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
+        raise UsageError(f"expected repeats to be a positive whole number, got {repeats!r}")
+    if any(tensor.device.type == "meta" for tensor in [*model.parameters(), *model.buffers()]):
+        raise UsageError(
+            "the model lives on the meta device and has no values", hint="model.to_empty(device='cpu') and an init"
+        )
+
+
+def _check_batch_norm(root: nn.Module, batch: Batch, axis: int) -> None:
+    size = batch.size(axis)
+    if size != 1:
+        return
+    for name, module in named_modules(root):
+        if isinstance(module, _BatchNorm) and module.training:
+            raise UsageError(
+                f"batch norm needs at least 2 samples to have a variance, got a batch of 1 (layer {name!r})",
+                hint="a batch of 32, or layer normalization for single samples",
+            )

@@ -1,0 +1,152 @@
+"""How gradients grow over depth: a rate per layer with an honest interval.
+
+Backpropagation multiplies: ln‖∂L/∂h_ℓ‖ changes from layer to layer by nearly independent increments, so along depth the
+log-norm is a random walk with drift. Least squares with independent errors takes its wandering for precision and is
+several times too sure. Here the increments are the data: their mean is the drift, their scatter its error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+LEVEL = 0.95
+NOISE = np.concatenate([[0.0], np.logspace(-1.5, 3, 28)])  # variance of layer noise over that of the walk's steps
+EVIDENCE = 1.92  # log-likelihood that a noise term must gain to be believed: half the 95% point of χ²₁
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A fitted rate.
+
+    Args:
+        log_rate: change of ln‖gradient‖ per layer towards the input, with its standard error.
+        growth: exp(2·log_rate), the factor per layer of the squared norm (meanfield2019), with its standard error.
+        interval: of `growth`, at 95% (Student's t).
+        depth: number of layers fitted.
+        degrees: degrees of freedom of the interval.
+        grouped: whether layers of different kind and shape had a level of their own.
+    """
+
+    log_rate: float
+    log_rate_stderr: float
+    growth: float
+    growth_stderr: float
+    interval: tuple[float, float]
+    depth: int
+    degrees: int
+    grouped: bool
+
+
+def fit_growth(
+    log_norms: Sequence[Sequence[float]], groups: Sequence[Hashable] | None = None, *, level: float = LEVEL
+) -> Growth | None:
+    """The growth of gradient norms towards the input, from ln‖gradient‖ at every layer, first to last.
+
+    Model: y_ℓ = level of its group − ℓ·drift + random walk + layer noise. Layers of one group (same kind of module, same
+    output shape) are compared with each other only, so that a narrow head or the inside of a residual branch does not
+    read as growth. Differences of neighbours have the covariance σ²(1 + q·T), T the tridiagonal (−1, 2, −1), which the
+    sine transform makes diagonal; q is found by restricted maximum likelihood and is zero, the pure random walk, unless
+    the likelihood insists. With more than one repeat the fit is of their mean and the scatter of their own drifts is
+    added to the variance.
+
+    Args:
+        log_norms: (repeats, layers). The longest run of layers with finite values in every repeat is fitted.
+        groups: one label per layer, None for one group.
+        level: confidence of the interval.
+
+    Returns:
+        None when fewer than 3 layers can be compared.
+
+    >>> fit = fit_growth([[3.0, 2.1, 1.0, 0.1, -1.0]])
+    >>> round(fit.log_rate, 3), fit.depth
+    (1.0, 5)
+    """
+    from scipy import stats
+
+    curves = np.atleast_2d(np.asarray(log_norms, dtype=np.float64))
+    labels: list[Hashable] = list(groups) if groups is not None else [0] * curves.shape[1]
+    run = _longest_run(np.isfinite(curves).all(axis=0))
+    curves, labels = curves[:, run], labels[run]
+    depth = curves.shape[1]
+    if depth < 3:
+        return None
+    design, grouped = _design(labels)
+    basis = _sine_basis(depth - 1)
+    rotated, steps = basis @ design, curves[:, :-1] - curves[:, 1:]
+    weights = _weights(rotated, basis @ steps.mean(axis=0))
+    drift, stderr, degrees = _solve(rotated, basis @ steps.mean(axis=0), weights)
+    if len(curves) > 1:
+        own = [_solve(rotated, basis @ step, weights)[0] for step in steps]
+        stderr = math.hypot(stderr, float(np.std(own, ddof=1)) / math.sqrt(len(own)))
+    half = float(stats.t.ppf(0.5 + level / 2, degrees)) * stderr
+    growth = _exp(2 * drift)
+    interval = (_exp(2 * (drift - half)), _exp(2 * (drift + half)))
+    return Growth(drift, stderr, growth, 2 * growth * stderr, interval, depth, degrees, grouped)
+
+
+def _longest_run(usable: np.ndarray) -> slice:
+    """The longest stretch of true values, the deepest of equals."""
+    best = start = 0
+    chosen = slice(0, 0)
+    for index, good in enumerate([*usable.tolist(), False]):
+        if good:
+            continue
+        if index - start >= best and index > start:
+            best, chosen = index - start, slice(start, index)
+        start = index + 1
+    return chosen
+
+
+def _design(labels: list[Hashable]) -> tuple[np.ndarray, bool]:
+    """Columns for the differences: the drift, and the jump between groups; the drift alone where that leaves too little."""
+    steps = len(labels) - 1
+    drift = np.ones((steps, 1))
+    kinds = list(dict.fromkeys(labels))
+    if len(kinds) == 1:
+        return drift, False
+    member = np.array([[label == kind for kind in kinds[1:]] for label in labels], dtype=np.float64)
+    design = np.hstack([drift, member[:-1] - member[1:]])
+    if steps - design.shape[1] < 2 or np.linalg.matrix_rank(design) < design.shape[1]:
+        return drift, False
+    return design, True
+
+
+def _sine_basis(size: int) -> np.ndarray:
+    """The orthonormal eigenvectors of the tridiagonal matrix (−1, 2, −1), as rows."""
+    k = np.arange(1, size + 1)
+    return np.sqrt(2 / (size + 1)) * np.sin(np.pi * np.outer(k, k) / (size + 1))
+
+
+def _weights(design: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """The inverse variances of the rotated differences, up to a factor, by restricted maximum likelihood over NOISE."""
+    size, columns = design.shape
+    eigenvalues = 4 * np.sin(np.pi * np.arange(1, size + 1) / (2 * (size + 1))) ** 2
+    scores, choices = [], [1 / (1 + noise * eigenvalues) for noise in NOISE]
+    for weights in choices:
+        normal = design.T @ (weights[:, None] * design)
+        residual = steps - design @ np.linalg.solve(normal, design.T @ (weights * steps))
+        scatter = float(weights @ residual**2) / max(size - columns, 1)
+        if scatter <= 0:
+            return choices[0]
+        scores.append((np.log(weights).sum() - np.linalg.slogdet(normal)[1] - (size - columns) * math.log(scatter)) / 2)
+    best = int(np.argmax(scores))
+    return choices[best] if scores[best] - scores[0] > EVIDENCE else choices[0]
+
+
+def _solve(design: np.ndarray, steps: np.ndarray, weights: np.ndarray) -> tuple[float, float, int]:
+    """Weighted least squares: the drift, its standard error and the degrees of freedom."""
+    size, columns = design.shape
+    inverse = np.linalg.inv(design.T @ (weights[:, None] * design))
+    solution = inverse @ (design.T @ (weights * steps))
+    residual = steps - design @ solution
+    degrees = max(size - columns, 1)
+    scatter = float(weights @ residual**2) / degrees
+    return float(solution[0]), math.sqrt(max(scatter * inverse[0, 0], 0.0)), degrees
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf

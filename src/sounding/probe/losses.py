@@ -1,0 +1,132 @@
+"""What is differentiated: the loss a check takes when it is given targets, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from sounding.errors import TargetError, UsageError
+from sounding.probe.outputs import answer_tensor
+
+Loss = Callable[..., Tensor]
+LOSSES = ("cross_entropy", "mse", "random")
+
+
+def loss_name(loss: str | Loss | None, targets: Any) -> str:
+    """The name under which the profile's settings remember the loss."""
+    if isinstance(loss, str):
+        return loss
+    if loss is not None:
+        return getattr(loss, "__name__", type(loss).__name__)
+    if targets is None:
+        return "random"
+    return "mse" if isinstance(targets, Tensor) and targets.is_floating_point() else "cross_entropy"
+
+
+def evaluate_loss(
+    output: Any, targets: Any, *, loss: str | Loss | None = None, generator: torch.Generator | None = None
+) -> Tensor:
+    """The scalar that is differentiated.
+
+    With a callable, loss(output, targets), or loss(output) without targets. Else by the targets: cross-entropy for
+    integer classes (binary where the model has one output), mean squared error for floating-point ones. Without
+    targets: the output itself if it is a scalar, its `loss` if it has one (as models of the transformers library do),
+    else "random": ⟨output, u⟩/N with u standard normal, drawn anew for every repeat. A random direction at the output is
+    the gradient the mean field theory sends back; it takes no side between samples.
+    """
+    if callable(loss):
+        return _called(loss, output, targets)
+    if loss is not None and loss not in LOSSES:
+        raise UsageError(f"expected loss to be one of {', '.join(LOSSES)} or a callable, got {loss!r}")
+    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if loss is None and targets is None and isinstance(own, Tensor) and own.numel() == 1 and own.is_floating_point():
+        return own.reshape(())
+    answer = _differentiable(output)
+    name = loss_name(loss, targets)
+    if name == "random":
+        if answer.numel() == 1 and loss is None:
+            return answer.reshape(())
+        return _random_direction(answer, generator)
+    if not isinstance(targets, Tensor):
+        raise UsageError(f"the loss {name!r} needs targets as a tensor, got {type(targets).__name__}")
+    return _cross_entropy(answer, targets) if name == "cross_entropy" else _mean_square(answer, targets)
+
+
+def _called(loss: Loss, output: Any, targets: Any) -> Tensor:
+    try:
+        value = loss(output) if targets is None else loss(output, targets)
+    except Exception as error:
+        raise TargetError(f"the loss raised {type(error).__name__}: {error}") from error
+    if not isinstance(value, Tensor) or value.numel() != 1 or value.is_complex():
+        got = f"shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+        raise UsageError(f"expected the loss to return one real number as a tensor, got {got}")
+    return value.reshape(())
+
+
+def _differentiable(output: Any) -> Tensor:
+    answer = answer_tensor(output)
+    hint = "loss=lambda output: …, a function that makes one real number of it"
+    if answer is None:
+        raise UsageError(
+            f"the model returned {type(output).__name__}, which holds no tensor to differentiate", hint=hint
+        )
+    if answer.is_complex():
+        raise UsageError(f"the model's output is complex ({answer.dtype}), which no default loss can rank", hint=hint)
+    if not answer.is_floating_point():
+        raise UsageError(f"the model's output has the type {answer.dtype}, which cannot be differentiated", hint=hint)
+    return answer
+
+
+def _random_direction(answer: Tensor, generator: torch.Generator | None) -> Tensor:
+    place = generator.device if generator is not None else answer.device
+    direction = torch.randn(answer.shape, generator=generator, device=place, dtype=torch.float32)
+    direction = direction.to(answer.device, torch.promote_types(answer.dtype, torch.float32))
+    return (answer.to(direction.dtype) * direction).sum() / max(len(answer) if answer.dim() else 1, 1)
+
+
+def _cross_entropy(answer: Tensor, targets: Tensor) -> Tensor:
+    if targets.is_floating_point():
+        return functional.cross_entropy(_wide(answer), targets.to(answer.device))
+    targets = targets.to(answer.device)
+    if answer.numel() == targets.numel():
+        _check_classes(targets, 2)
+        flat = _wide(answer).reshape(targets.shape)
+        return functional.binary_cross_entropy_with_logits(flat, targets.to(flat.dtype))
+    if answer.dim() >= 2 and answer.shape[:1] + answer.shape[2:] == targets.shape:
+        _check_classes(targets, answer.shape[1])
+        return functional.cross_entropy(_wide(answer), targets.long())
+    if answer.shape[:-1] == targets.shape:
+        _check_classes(targets, answer.shape[-1])
+        return functional.cross_entropy(_wide(answer).flatten(0, -2), targets.long().flatten())
+    raise UsageError(
+        f"expected class targets for an output of shape {tuple(answer.shape)}, got targets of shape {tuple(targets.shape)}",
+        hint="one integer per sample, or loss=… of your own",
+    )
+
+
+def _check_classes(targets: Tensor, classes: int) -> None:
+    valid = targets[targets != -100]  # torch's mark for "ignore"
+    if valid.numel() and not 0 <= int(valid.min()) <= int(valid.max()) < classes:
+        raise UsageError(
+            f"expected class targets from 0 to {classes - 1}, got {int(valid.min())} to {int(valid.max())}",
+            hint="a model with as many outputs as there are classes",
+        )
+
+
+def _mean_square(answer: Tensor, targets: Tensor) -> Tensor:
+    if answer.numel() != targets.numel():
+        raise UsageError(
+            f"expected targets of the output's shape {tuple(answer.shape)}, got {tuple(targets.shape)}",
+            hint="loss=… of your own",
+        )
+    wide = _wide(answer)
+    return functional.mse_loss(wide, targets.to(wide.device, wide.dtype).reshape(wide.shape))
+
+
+def _wide(answer: Tensor) -> Tensor:
+    """Half precision would round the loss itself."""
+    return answer.float() if torch.finfo(answer.dtype).bits < 32 else answer

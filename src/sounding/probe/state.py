@@ -1,0 +1,126 @@
+"""Leave no trace: what a check touches in a model and around it is put back, bit for bit, whatever happens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+Mode = Literal["train", "eval", "keep"]
+MODES: tuple[Mode, ...] = ("train", "eval", "keep")
+DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+
+@contextmanager
+def preserve(model: nn.Module) -> Iterator[None]:
+    """Everything of the model as before on leaving: modes, buffers, gradients, plain attributes; and the random states."""
+    with ExitStack() as stack:
+        stack.enter_context(_random_states())
+        for module in model.modules():
+            stack.callback(_restore_attributes, module, dict(vars(module)))
+            for store in (module._buffers, module._parameters, module._modules):
+                stack.callback(_restore_entries, store, dict(store.items()))
+        for buffer in model.buffers():
+            stack.callback(_restore_values, buffer, buffer.detach().clone())
+        for parameter in model.parameters():
+            stack.callback(_restore_gradient, parameter, parameter.grad, parameter.requires_grad)
+            if parameter.grad is not None:
+                parameter.grad = None
+        yield
+
+
+def set_mode(model: nn.Module, mode: Mode, *, dropout: bool) -> None:
+    """Put the model in the mode to be measured; dropout off unless asked for, so that only samples differ by their own.
+
+    Attention and recurrent layers drop out by a number of their own, which is set to zero. Dropout called as a function
+    inside a forward method follows the module's mode and cannot be reached.
+    """
+    if mode != "keep":
+        model.train(mode == "train")
+    if dropout or mode == "keep":
+        return
+    for module in model.modules():
+        if isinstance(module, DROPOUT):
+            module.training = False
+        elif isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+            module.dropout = 0.0
+
+
+@contextmanager
+def plain_execution(model: nn.Module) -> Iterator[None]:
+    """Run every module in Python, where hooks see it: no attention fast path, no compiled graphs."""
+    with ExitStack() as stack:
+        fast = torch.backends.mha.get_fastpath_enabled()
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
+        torch.backends.mha.set_fastpath_enabled(False)
+        stance = getattr(torch.compiler, "set_stance", None)
+        if stance is not None and any(is_compiled(module) for module in model.modules()):
+            stack.enter_context(stance("force_eager"))
+        yield
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether calling the module would run a compiled graph."""
+    return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's own module inside torch.compile, DataParallel and DistributedDataParallel, however nested."""
+    while True:
+        inner = model._modules.get("_orig_mod")
+        if inner is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inner = model._modules.get("module")
+        if inner is None:
+            return model
+        model = inner
+
+
+def is_lazy(model: nn.Module) -> bool:
+    """Whether a parameter or buffer has no shape yet."""
+    from torch.nn.parameter import is_lazy as unshaped
+
+    return any(unshaped(tensor) for tensor in [*model.parameters(), *model.buffers()])
+
+
+@contextmanager
+def _random_states() -> Iterator[None]:
+    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002 - the global one is what models use
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=list(devices)):
+        try:
+            yield
+        finally:
+            np.random.set_state(numpy_state)  # noqa: NPY002
+            random.setstate(python_state)
+
+
+def _restore_attributes(module: nn.Module, before: dict[str, Any]) -> None:
+    now = vars(module)
+    for name in [name for name in now if name not in before]:
+        del now[name]
+    now.update(before)
+
+
+def _restore_entries(store: Any, before: dict[str, Any]) -> None:
+    if isinstance(store, dict):
+        for name in [name for name in store if name not in before]:
+            del store[name]
+        store.update(before)
+
+
+def _restore_values(buffer: Tensor, before: Tensor) -> None:
+    with torch.no_grad():
+        if buffer.shape == before.shape:
+            buffer.copy_(before)
+        else:
+            buffer.data = before
+
+
+def _restore_gradient(parameter: nn.Parameter, gradient: Tensor | None, requires_grad: bool) -> None:
+    parameter.grad = gradient
+    parameter.requires_grad_(requires_grad)

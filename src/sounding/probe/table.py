@@ -1,0 +1,252 @@
+"""From the records of passes to a Profile, and to the list of what was not measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from sounding.probe.calls import ROOT, Call, Pass, Spec, named_parameters
+from sounding.probe.growth import Growth, fit_growth
+from sounding.probe.moments import FAST, FULL, Tier
+from sounding.probe.records import Unmeasured
+from sounding.profile import Profile, Row
+
+NETWORK = "network"
+INPUT = "input"
+SHARED = frozenset({*FAST, *FULL, "token_participation_ratio", "non_finite_fraction"})
+WEIGHT_UNIT = "one call of a module that multiplies by a weight (linear, convolution, attention, recurrent)"
+LEAF_UNIT = "one call of a leaf module: fewer than 3 modules multiply by a weight"
+
+
+def tabulate(
+    passes: Sequence[Pass],
+    root: nn.Module,
+    specs: Sequence[Spec],
+    *,
+    tier: Tier,
+    source: str,
+    settings: Mapping[str, Any] | None = None,
+) -> Profile:
+    """The profile of some passes: a row per call and measure, the mean over passes with its standard error."""
+    for one in passes:
+        one.moments.reduce()
+    order = merge_order(passes)
+    firsts = [_first(passes, name) for name in order]
+    places = {name: index for index, name in enumerate(order, start=1)}
+    rows = list(_row_values(0, INPUT, [_input_values(one) for one in passes], source))
+    weight_rows = _weight_rows(passes, root, places, source)
+    for name, first in zip(order, firsts, strict=True):
+        if first.spec.shown:
+            found = [_values(call) for one in passes for call in one.calls if call.name == name]
+            rows.extend(_row_values(places[name], name, found, source))
+            rows.extend(weight_rows.get(places[name], ()))
+    growth, unit = fit(passes, order, firsts)
+    rows.extend(_network_rows(passes, len(order), growth, source))
+    return Profile(tuple(rows), _settings(passes, root, firsts, growth, unit, tier) | dict(settings or {}))
+
+
+def merge_order(passes: Sequence[Pass]) -> list[str]:
+    """The names of all calls in execution order; what only a later pass called stands after what it followed there."""
+    order: list[str] = []
+    seen: set[str] = set()
+    for one in passes:
+        place = 0
+        for call in one.calls:
+            if call.name in seen:
+                place = order.index(call.name) + 1 if len(passes) > 1 else len(order)
+                continue
+            order.insert(place, call.name)
+            seen.add(call.name)
+            place += 1
+    return order
+
+
+def fit(passes: Sequence[Pass], order: Sequence[str], firsts: Sequence[Call]) -> tuple[Growth | None, str]:
+    """The growth over weight layers; over leaf calls where there are too few of those."""
+    for unit, chosen in (
+        (WEIGHT_UNIT, [call for call in firsts if call.spec.weighs]),
+        (LEAF_UNIT, [call for call in firsts if call.spec.leaf and call.same_as is None]),
+    ):
+        if len(chosen) >= 3:
+            tables = [{call.name: _gradient(call) for call in one.calls} for one in passes]
+            curves = [[_number(table.get(call.name)) for call in chosen] for table in tables]
+            curves = [curve for curve in curves if np.isfinite(curve).any()]
+            groups = [(call.spec.kind, call.shape) for call in chosen]
+            return (fit_growth(curves, groups) if curves else None), unit
+    return None, WEIGHT_UNIT
+
+
+def list_unmeasured(passes: Sequence[Pass], root: nn.Module, specs: Sequence[Spec]) -> tuple[Unmeasured, ...]:
+    """What a pass could not measure, each with its reason; the same reason once."""
+    found: dict[tuple[str, str], None] = {}
+    for one in passes:
+        for name, reason in _gaps(one):
+            found[name, reason] = None
+    order = merge_order(passes)
+    firsts = [_first(passes, name) for name in order]
+    for name, reason in [*_never_called(passes, specs), *_weight_gaps(passes, root, specs)]:
+        found[name, reason] = None
+    if passes and fit(passes, order, firsts)[0] is None:
+        found[NETWORK, "gradient growth needs finite gradients at 3 or more layers"] = None
+    return tuple(Unmeasured(name, reason) for name, reason in found)
+
+
+def _gaps(one: Pass) -> Iterator[tuple[str, str]]:
+    if one.input_reason is not None:
+        yield INPUT, one.input_reason.replace("its output", "the input")
+    backward = any(call.gradient is not None for call in one.calls)
+    for call in one.calls:
+        if not call.spec.shown:
+            continue
+        if isinstance(call.spec.module, torch.jit.ScriptModule):
+            yield call.name, "it is scripted: modules inside it do not run in Python and are measured as one"
+        if call.reason is not None:
+            yield call.name, call.reason
+        if call.extras:
+            yield call.name, f"it returns more than one tensor: measured without {', '.join(call.extras)}"
+        gradient = _gradient(call)
+        if gradient is None and call.reason is None and backward:
+            why = "no gradient came back to its output" if call.hooked else "its output does not ask for a gradient"
+            yield call.name, f"gradient: {why}"
+    if isinstance(one.alignment, str) and one.calls:
+        yield NETWORK, f"gradient alignment: {one.alignment}"
+    if not backward and one.calls:
+        yield NETWORK, "gradients: no backward pass reached a measured output"
+
+
+def _never_called(passes: Sequence[Pass], specs: Sequence[Spec]) -> Iterator[tuple[str, str]]:
+    called = {call.spec.name for one in passes for call in one.calls} | {name for one in passes for name in one.entered}
+    for spec in specs:
+        if spec.shown and spec.name not in called and _owner(spec.name, called - {ROOT}) is None:
+            yield spec.name, "it was never called in the forward pass"
+
+
+def _weight_gaps(passes: Sequence[Pass], root: nn.Module, specs: Sequence[Spec]) -> Iterator[tuple[str, str]]:
+    hidden = {spec.name for spec in specs if not spec.shown}
+    measured = {name for one in passes for name in one.weights}
+    backward = any(call.gradient is not None for one in passes for call in one.calls)
+    for name, parameter in named_parameters(root):
+        if name in measured or _owner(name, hidden) is not None:
+            continue
+        if not parameter.requires_grad:
+            yield name, "weight gradient: it is frozen (requires_grad=False)"
+        elif backward:
+            yield name, "weight gradient: the loss does not depend on it"
+
+
+def _owner(name: str, candidates: set[str]) -> str | None:
+    """The nearest enclosing module among the candidates."""
+    parts = name.split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        if ".".join(parts[:end]) in candidates:
+            return ".".join(parts[:end])
+    return ROOT if ROOT in candidates else None
+
+
+def _first(passes: Sequence[Pass], name: str) -> Call:
+    return next(call for one in passes for call in one.calls if call.name == name)
+
+
+def _values(call: Call) -> dict[str, float]:
+    source = call.same_as
+    values = {k: v for k, v in source.values.items() if k in SHARED} if source is not None else dict(call.values)
+    gradient = _gradient(call)
+    if gradient is not None:
+        values["gradient_log_norm"] = gradient
+    return values
+
+
+def _gradient(call: Call) -> float | None:
+    return call.gradient if call.same_as is None else call.same_as.gradient
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _input_values(one: Pass) -> dict[str, float]:
+    values = dict(one.input)
+    if one.input_gradient is not None:
+        values["gradient_log_norm"] = one.input_gradient
+    return values
+
+
+def _row_values(layer: int, name: str, found: Sequence[Mapping[str, float]], source: str) -> Iterator[Row]:
+    for measure in dict.fromkeys(key for values in found for key in values):
+        column = [values[measure] for values in found if measure in values]
+        value, stderr = _mean(column)
+        yield Row(layer, name, measure, value, stderr, source)
+
+
+def _mean(column: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and standard error over repeats; an infinite value stays what it is."""
+    if len(column) == 1 or len(set(column)) == 1:
+        return column[0], None if len(column) == 1 else 0.0
+    if not all(math.isfinite(value) for value in column):
+        return float(np.mean(column)) if not any(math.isnan(v) for v in column) else math.nan, None
+    return float(np.mean(column)), float(np.std(column, ddof=1)) / math.sqrt(len(column))
+
+
+def _weight_rows(
+    passes: Sequence[Pass], root: nn.Module, places: Mapping[str, int], source: str
+) -> dict[int, list[Row]]:
+    """Weight gradients, at the layer of the last call of the module that holds the weight."""
+    layers: dict[str, int] = {}
+    for one in passes:
+        for call in one.calls:
+            layers[call.spec.name] = max(layers.get(call.spec.name, 0), places[call.name])
+        for name, index in one.entered.items():
+            layers[name] = places[one.calls[index].name]
+    rows: dict[int, list[Row]] = {}
+    for name, _ in named_parameters(root):
+        column = [one.weights[name] for one in passes if name in one.weights]
+        owner = _owner(name, set(layers))
+        if not column or owner is None:
+            continue
+        value, stderr = _mean(column)
+        layer = layers[owner]
+        rows.setdefault(layer, []).append(Row(layer, name, "weight_gradient_log_norm", value, stderr, source))
+    return rows
+
+
+def _network_rows(passes: Sequence[Pass], layer: int, growth: Growth | None, source: str) -> Iterator[Row]:
+    if growth is not None:
+        yield Row(layer, NETWORK, "gradient_growth", growth.growth, growth.growth_stderr, source)
+        yield Row(layer, NETWORK, "gradient_log_rate", growth.log_rate, growth.log_rate_stderr, source)
+    aligned = [one.alignment for one in passes if not isinstance(one.alignment, str)]
+    if aligned:
+        value, stderr = _mean(aligned)
+        yield Row(layer, NETWORK, "gradient_alignment", value, stderr, source)
+
+
+def _settings(
+    passes: Sequence[Pass], root: nn.Module, firsts: Sequence[Call], growth: Growth | None, unit: str, tier: Tier
+) -> dict[str, Any]:
+    batch_size = next((one.batch_size for one in passes if one.batch_size is not None), None)
+    inner = next((one.samples for one in passes if one.samples), batch_size)
+    features = {str(index): call.features for index, call in enumerate(firsts, start=1) if call.features}
+    width = next((one.input_features for one in passes if one.input_features), 0)
+    settings: dict[str, Any] = {
+        "batch_size": batch_size,
+        "samples": inner,
+        "repeats": len(passes),
+        "mode": "train" if passes and passes[0].training else "eval",
+        "tier": tier,
+        "kinds": {str(index): call.spec.kind for index, call in enumerate(firsts, start=1)},
+        "features": ({"0": width} if width else {}) | features,
+        "positions": {str(index): call.positions for index, call in enumerate(firsts, start=1) if call.features},
+        "parameters": sum(parameter.numel() for _, parameter in named_parameters(root)),
+        "layer_unit": unit,
+        "partial": False,
+    }
+    if growth is not None:
+        settings["growth_interval"] = list(growth.interval)
+        settings["growth_depth"] = growth.depth
+        settings["growth_degrees_of_freedom"] = growth.degrees
+        settings["growth_grouped"] = growth.grouped
+    return settings

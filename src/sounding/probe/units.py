@@ -1,0 +1,68 @@
+"""Dead and saturated units, read from what an activation module returns."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+NEGLIGIBLE = 0.01  # a unit is saturated where its slope is below 1% of the largest slope of its activation
+# Outputs at or beyond these bounds have a slope below NEGLIGIBLE: tanh′ = 1 − y², σ′ = y(1 − y) against 1/4,
+# softsign′ = (1 − |y|)². The piecewise linear ones are flat exactly at their bounds.
+_TANH = (1 - NEGLIGIBLE) ** 0.5
+_SIGMOID = (1 + (1 - NEGLIGIBLE) ** 0.5) / 2
+_SOFTSIGN = 1 - NEGLIGIBLE**0.5
+BOUNDS: dict[type[nn.Module], tuple[float, float]] = {
+    nn.Tanh: (-_TANH, _TANH),
+    nn.Sigmoid: (1 - _SIGMOID, _SIGMOID),
+    nn.Softsign: (-_SOFTSIGN, _SOFTSIGN),
+    nn.Hardsigmoid: (0.0, 1.0),
+}
+NON_NEGATIVE = (nn.ReLU, nn.ReLU6, nn.Sigmoid, nn.Hardsigmoid, nn.Softplus)
+NOT_UNITS = (
+    nn.MultiheadAttention,
+    nn.Softmax,
+    nn.Softmin,
+    nn.LogSoftmax,
+    nn.Softmax2d,
+    nn.GLU,
+)
+
+
+def is_activation(module: nn.Module) -> bool:
+    """Whether dead and saturated units mean something: torch's elementwise activations, and foreign ones that have no
+    parameters and no children (which read as activations when they return exact zeros)."""
+    if isinstance(module, NOT_UNITS):
+        return False
+    home = type(module).__module__
+    if home == nn.ReLU.__module__:
+        return True
+    return not home.startswith("torch.") and not any(True for _ in module.parameters()) and not list(module.children())
+
+
+def bounds_of(module: nn.Module) -> tuple[float, float] | None:
+    """Outputs at or beyond which the module saturates, or None if it does not."""
+    if isinstance(module, nn.Hardtanh):  # also ReLU6, whose lower bound is death, not saturation
+        lowest = -float("inf") if isinstance(module, nn.ReLU6) else float(module.min_val)
+        return lowest, float(module.max_val)
+    return next((bounds for kind, bounds in BOUNDS.items() if isinstance(module, kind)), None)
+
+
+def dead_fraction(samples: Tensor, mean: Tensor, *, units: int, trailing: bool, non_negative: bool) -> float:
+    """The fraction of units that return exactly zero for every sample and position.
+
+    Args:
+        samples: the sample matrix (n, d).
+        mean: its mean sample (d,): for a non-negative activation a zero mean is zero everywhere, at no cost.
+        units: how many units the d features hold: channels of an image, features of a token.
+        trailing: whether the units are the last axis of a sample (tokens) or the first (channels).
+        non_negative: whether the activation cannot return negative values.
+    """
+    silent = mean == 0 if non_negative else ~samples.any(dim=0)
+    silent = silent.reshape(-1, units).all(dim=0) if trailing else silent.reshape(units, -1).all(dim=1)
+    return float(silent.double().mean())
+
+
+def saturated_fraction(samples: Tensor, bounds: tuple[float, float]) -> float:
+    """The fraction of outputs at or beyond the bounds."""
+    low, high = bounds
+    return float(torch.logical_or(samples <= low, samples >= high).double().mean())

@@ -1,0 +1,382 @@
+"""Watching a model: hooks on every leaf, measured where they fire, gone when the block ends."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from sounding.errors import UsageError
+from sounding.probe.alignment import LastLayer, align
+from sounding.probe.calls import Call, Pass, Spec, named_parameters, survey
+from sounding.probe.moments import TIERS, Tier, token_ratio
+from sounding.probe.outputs import (
+    main_tensor,
+    positions_per_sample,
+    sample_matrix,
+    tensors_in,
+    token_stack,
+    why_unmeasurable,
+)
+from sounding.probe.records import Report, Unmeasured
+from sounding.probe.state import plain_execution, unwrap
+from sounding.probe.table import list_unmeasured, tabulate
+from sounding.probe.units import dead_fraction, saturated_fraction
+from sounding.profile import Profile
+
+_NOTHING = nullcontext()
+SAMPLES = 512
+NORM_BLOCK = 4096
+SAFE_NORM = (1e-12, 1e18)  # in float32 the squares of smaller or larger gradients are lost
+
+
+class Watched:
+    """A model under watch: enter it, run your own forward and backward passes, read `profile`.
+
+    Every forward pass of the model is one repeat; the profile averages over them. Inside the block modules run one by
+    one in Python: the fast path of attention is off and compiled modules run eagerly, because neither calls hooks.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        tier: Tier = "fast",
+        only: str | Sequence[str] | None = None,
+        types: type[nn.Module] | Sequence[type[nn.Module]] | None = None,
+        samples: int = SAMPLES,
+        batch_axis: int | None = None,
+        source: str = "watch",
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"expected a torch.nn.Module, got {type(model).__name__}")
+        if tier not in TIERS:
+            raise UsageError(f"expected tier to be one of {', '.join(TIERS)}, got {tier!r}")
+        if samples < 2:
+            raise UsageError(f"expected samples to be at least 2, got {samples}")
+        self._root = unwrap(model)
+        self._tier = tier
+        self._samples = samples
+        self._source = source
+        self._only, self._types = only, types
+        self._axis = _guess_axis(self._root) if batch_axis is None else batch_axis
+        self._specs: list[Spec] = survey(self._root, only=only, types=types)
+        self._passes: list[Pass] = []
+        self._last: LastLayer | None = None
+        self._handles: list[RemovableHandle] = []
+        self._plain: Any = None
+        self._seeding = False
+        self._seeds: list[Tensor] = []
+
+    def __enter__(self) -> Watched:
+        if self._handles:
+            raise UsageError(
+                "expected a watch that is not running, got one entered twice", hint="a second sounding.watch"
+            )
+        self._plain = plain_execution(self._root)
+        self._plain.__enter__()
+        try:
+            self._attach()
+        except BaseException:
+            self._detach()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._detach()
+
+    @property
+    def profile(self) -> Profile:
+        """What was measured so far, averaged over the forward passes seen."""
+        return tabulate(self._passes, self._root, self._specs, tier=self._tier, source=self._source)
+
+    @property
+    def unmeasured(self) -> tuple[Unmeasured, ...]:
+        """What could not be measured, and why."""
+        return list_unmeasured(self._passes, self._root, self._specs)
+
+    @property
+    def report(self) -> Report:
+        """The profile with its verdict."""
+        from sounding.probe.environment import describe_environment
+        from sounding.probe.verdict import judge
+
+        profile = self.profile
+        return Report(profile, judge(profile), self.unmeasured, describe_environment(self._root))
+
+    def _attach(self) -> None:
+        self._handles.append(self._root.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True))
+        for spec in self._specs:
+            self._handles.append(spec.module.register_forward_hook(self._observer(spec)))
+        if not self._seeding:
+            # A check reads weight gradients off the backward pass it runs itself.
+            for name, parameter in named_parameters(self._root):
+                if parameter.requires_grad and not torch.nn.parameter.is_lazy(parameter):
+                    self._handles.append(parameter.register_hook(self._weight_hook(name)))
+
+    def _detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._last = None
+        for one in self._passes:
+            one.moments.reduce()
+            one.moments.stack = None
+        if self._plain is not None:
+            self._plain.__exit__(None, None, None)
+            self._plain = None
+
+    def _begin(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A forward pass of the model starts: find the batch size and measure the input."""
+        if torch._C._current_graph_task_id() != -1:
+            return
+        if self._passes:
+            self._passes[-1].moments.reduce()
+        tensors = [tensor for _, tensor in tensors_in((args, kwargs)) if tensor.dim() > 0]
+        one = Pass(self._tier, training=self._root.training)
+        self._passes.append(one)
+        self._last = None
+        if not tensors:
+            one.input_reason = "the model was called without a tensor"
+            return
+        first = next((tensor for tensor in tensors if tensor.is_floating_point()), tensors[0])
+        axis = self._axis if self._axis < first.dim() else 0
+        one.batch_size = int(first.shape[axis])
+        one.input_reason = why_unmeasurable(first)
+        if one.input_reason is None:
+            matrix = sample_matrix(first.detach(), one.batch_size, first=axis, limit=self._samples)
+            if matrix is not None:
+                one.samples, one.input_features = matrix.shape
+                with _no_autocast(matrix):
+                    one.moments.add(matrix, one.input)
+            if first.requires_grad:
+                self._handles.append(first.register_hook(lambda g: setattr(one, "input_gradient", log_norm(g))))
+
+    def _observer(self, spec: Spec) -> Callable[[nn.Module, Any, Any], Any]:
+        def observe(_module: nn.Module, args: Any, output: Any) -> Any:
+            return self._observe(spec, args, output)
+
+        return observe
+
+    def _observe(self, spec: Spec, args: Any, output: Any) -> Any:
+        tensor = output if isinstance(output, Tensor) else main_tensor(output)
+        if torch._C._current_graph_task_id() != -1:
+            return self._observe_again(spec, tensor, output)
+        if not self._passes:
+            self._passes.append(Pass(self._tier, training=self._root.training))
+        one = self._passes[-1]
+        if tensor is not None and not spec.leaf and self._is_last(one, tensor):
+            # A container that returns what its last child returned has nothing of its own to show.
+            one.entered[spec.name] = len(one.calls) - 1
+            return None
+        call = one.open(spec)
+        if tensor is None:
+            call.reason = f"it returned {type(output).__name__}, which holds no tensor"
+            return None
+        call.shape = tuple(tensor.shape)
+        seeded = self._seed(tensor, output)
+        tensor = tensor if seeded is None else seeded
+        if one.last is not None and self._is_last(one, tensor) and (one.last[2].features or not spec.shown):
+            before = one.last[2]
+            call.same_as, call.features, call.positions = before.same_as or before, before.features, before.positions
+        elif spec.shown or spec.weighs:
+            self._measure(one, call, args, output, tensor)
+        if not tensor.is_inference():
+            one.last = (weakref.ref(tensor), tensor._version, call)
+        return seeded
+
+    def _is_last(self, one: Pass, tensor: Tensor) -> bool:
+        """Whether a tensor is, unchanged, what the previous call returned (identity, dropout at rest)."""
+        return (
+            one.last is not None
+            and one.last[0]() is tensor
+            and not tensor.is_inference()
+            and one.last[1] == tensor._version
+        )
+
+    def _seed(self, tensor: Tensor, output: Any) -> Tensor | None:
+        """Let gradients start where nothing before asks for one (a frozen embedding), so that they can be measured."""
+        if (
+            not self._seeding
+            or tensor.requires_grad
+            or output is not tensor
+            or not torch.is_grad_enabled()
+            or not tensor.is_floating_point()
+            or tensor.is_inference()
+        ):
+            return None
+        leaf = tensor.detach().requires_grad_()
+        self._seeds.append(leaf)
+        return leaf.clone()  # not a leaf: the next module may work in place
+
+    def _measure(self, one: Pass, call: Call, args: Any, output: Any, tensor: Tensor) -> None:
+        spec = call.spec
+        if output is not tensor and not isinstance(output, Tensor):
+            call.extras = tuple(path for path, other in tensors_in(output) if other is not tensor)
+        call.reason = why_unmeasurable(tensor)
+        if call.reason is not None:
+            return
+        if spec.shown:
+            if one.batch_size is None:
+                one.batch_size = int(tensor.shape[0]) if tensor.dim() else 1
+            with _no_autocast(tensor):
+                self._measure_forward(one, call, tensor.detach())
+        if tensor.requires_grad and not tensor.is_inference():
+            call.hooked = True
+            if spec.weighs:
+                self._last = self._last_layer(one, call, args)
+            self._handles.append(
+                tensor.register_hook(self._gradient_hook(one, call, self._last if spec.weighs else None))
+            )
+
+    def _measure_forward(self, one: Pass, call: Call, tensor: Tensor) -> None:
+        spec, batch_size = call.spec, one.batch_size or 1
+        first = self._axis if spec.axis is None else spec.axis
+        matrix = sample_matrix(tensor, batch_size, first=first, limit=self._samples)
+        if matrix is None:
+            call.reason = f"its output of shape {tuple(tensor.shape)} has no axis of the batch size {batch_size}"
+            call.values["mean_square"] = float(torch.linalg.vector_norm(tensor.double()).square()) / tensor.numel()
+            return
+        one.samples, call.features = matrix.shape
+        call.positions = positions_per_sample(tensor, batch_size, first=first, channels_first=spec.channels_first)
+        mean = one.moments.add(matrix, call.values)
+        if mean is None:
+            call.reason = "its output is not finite"
+            return
+        if spec.activation:
+            units = max(call.features // max(call.positions, 1), 1)
+            trailing = tensor.dim() == 3 and not spec.channels_first
+            call.values["dead_fraction"] = dead_fraction(
+                matrix, mean, units=units, trailing=trailing, non_negative=spec.non_negative
+            )
+            if spec.bounds is not None:
+                call.values["saturated_fraction"] = saturated_fraction(matrix, spec.bounds)
+        tokens = token_stack(tensor, batch_size, first=first)
+        if tokens is not None:
+            call.values["token_participation_ratio"] = token_ratio(tokens)
+
+    def _last_layer(self, one: Pass, call: Call, args: Any) -> LastLayer | None:
+        received = args[0] if args and isinstance(args[0], Tensor) else None
+        if received is None or one.batch_size is None or received.is_inference():
+            return None
+        spec = call.spec
+        axis = self._axis if spec.axis is None else spec.axis
+        return LastLayer(call.name, spec.module, received, received._version, one.batch_size, axis)
+
+    def _gradient_hook(self, one: Pass, call: Call, last: LastLayer | None) -> Callable[[Tensor], None]:
+        def measure(gradient: Tensor) -> None:
+            call.gradient = log_norm(gradient)
+            if last is not None and last is self._last:
+                one.alignment = align(last, gradient, limit=self._samples)
+                self._last = None
+
+        return measure
+
+    def _weight_hook(self, name: str) -> Callable[[Tensor], None]:
+        def measure(gradient: Tensor) -> None:
+            if self._passes:
+                self._passes[-1].weights[name] = log_norm(gradient)
+
+        return measure
+
+    def _observe_again(self, spec: Spec, tensor: Tensor | None, output: Any) -> Any:
+        """A checkpointed block runs again during the backward pass: not another call, but the reentrant kind has its
+        gradients only here."""
+        if tensor is None or not self._passes:
+            return None
+        seeded = self._seed(tensor, output)
+        tensor = tensor if seeded is None else seeded
+        one = self._passes[-1]
+        waiting = [call for call in one.calls if call.spec is spec and not call.hooked and call.gradient is None]
+        if waiting and tensor.requires_grad and tensor.is_floating_point():
+            call = waiting[0] if len(waiting) == 1 else self._closest(one, waiting, tensor)
+            call.hooked = True
+            self._handles.append(tensor.register_hook(self._gradient_hook(one, call, None)))
+        return seeded
+
+    def _closest(self, one: Pass, waiting: list[Call], tensor: Tensor) -> Call:
+        """Which of several calls of a shared module is being repeated: the one with the same mean square, the latest."""
+        one.moments.reduce()
+        now = float(tensor.detach().double().square().mean())
+        return min(reversed(waiting), key=lambda call: abs(call.values.get("mean_square", math.inf) - now))
+
+
+def watch(
+    model: nn.Module,
+    *,
+    tier: Tier = "fast",
+    only: str | Sequence[str] | None = None,
+    types: type[nn.Module] | Sequence[type[nn.Module]] | None = None,
+    samples: int = SAMPLES,
+    batch_axis: int | None = None,
+) -> Watched:
+    """Watch a model in a loop of your own: `with sounding.watch(model) as watched: loss(model(x), y).backward()`.
+
+    Nothing is changed but hooks, which come off when the block ends, also by an error: mode, running statistics and
+    gradients are yours. `watched.profile` holds, for every leaf module call in execution order, what
+    `sounding.check` measures.
+
+    Args:
+        model: any module; torch.compile and data-parallel wrappers are looked through.
+        tier: "fast" (norms of the Gram matrix, gradient norms) or "full" (spectral measures too).
+        only: names or patterns ("features.*") of the modules to show; layer numbers stay those of the whole model.
+        types: module classes to show.
+        samples: at most this many samples of a batch enter the forward measures, the first ones.
+        batch_axis: the axis of the inputs that holds the samples; by default 0, or 1 for torch's own recurrent and
+            transformer modules with batch_first=False.
+
+    >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    >>> with watch(model) as watched:
+    ...     model(torch.eye(4)).sum().backward()
+    >>> watched.profile.select("gradient_log_norm").layers
+    (1, 2)
+    """
+    return Watched(model, tier=tier, only=only, types=types, samples=samples, batch_axis=batch_axis)
+
+
+def log_norm(gradient: Tensor) -> float:
+    """ln‖gradient‖ without overflow or underflow; −∞ for zero, NaN or ∞ for what is not finite.
+
+    In blocks whose norms are added in float64: one float32 sum over millions of entries is off in the fourth digit.
+    """
+    values = gradient.detach()
+    if values.is_sparse:
+        values = values.coalesce().values()
+    if values.dtype in (torch.float16, torch.bfloat16):
+        values = values.float()
+    flat = values.reshape(-1)
+    if len(flat) > NORM_BLOCK and len(flat) % NORM_BLOCK == 0:
+        flat = torch.linalg.vector_norm(flat.view(-1, NORM_BLOCK), dim=1).double()
+    norm = float(torch.linalg.vector_norm(flat)) if len(flat) else 0.0
+    low, high = SAFE_NORM
+    if values.dtype in (torch.float32, torch.complex64) and not low < norm < high:
+        norm = float(torch.linalg.vector_norm(values.reshape(-1).to(torch.promote_types(values.dtype, torch.float64))))
+    return math.log(norm) if 0 < norm < math.inf else -math.inf if norm == 0 else norm
+
+
+def _no_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Measures multiply in their own precision, also inside a model under autocast."""
+    kind = tensor.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _NOTHING
+
+
+def _guess_axis(root: nn.Module) -> int:
+    """The axis of the samples in the inputs: 1 for torch's own sequence modules with batch_first=False, else 0."""
+    if not type(root).__module__.startswith("torch.nn"):
+        return 0
+    for module in root.modules():
+        batch_first = getattr(module, "batch_first", None)
+        if batch_first is not None:
+            return int(not batch_first)
+        if isinstance(module, nn.Sequential):
+            return 0
+    return 0
