@@ -2,7 +2,7 @@
 
 Commands live in modules of their own and are imported when called, so `sounding --help` stays light. Prose goes to
 stderr, results to stdout; `--json` prints one object on stdout. Every `SoundingError` ends as one sentence on stderr
-and its exit code; `--debug` (or SOUNDING_DEBUG=1) shows the traceback instead.
+and its exit code; `--debug`, before or after the command, (or SOUNDING_DEBUG=1) shows the traceback as well.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from typing import Any
 
 import click
@@ -25,6 +26,24 @@ COMMANDS = {
 }
 
 
+DEBUG = "sounding.debug"
+
+
+def _remember_debug(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.meta[DEBUG] = True
+
+
+def _debug_option() -> click.Option:
+    return click.Option(
+        ["--debug"],
+        is_flag=True,
+        expose_value=False,
+        callback=_remember_debug,
+        help="Show the full traceback of an error.",
+    )
+
+
 class LazyGroup(click.Group):
     """A group that knows its commands' names and one-line helps, and imports a command only to run it."""
 
@@ -37,20 +56,32 @@ class LazyGroup(click.Group):
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
+        if not any("--debug" in parameter.opts for parameter in command.params):
+            command.params.append(_debug_option())
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an error of ours ends as its sentence and exit code."""
+        try:
+            return super().invoke(ctx)
+        except SoundingError as error:
+            if ctx.meta.get(DEBUG) or os.environ.get("SOUNDING_DEBUG"):
+                traceback.print_exception(error)
+            click.echo(_sentence(error), err=True)
+            raise click.exceptions.Exit(error.exit_code) from error
+
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="sounding")
-@click.option("--debug", is_flag=True, help="Show the full traceback of an error.")
-def cli(debug: bool) -> None:
+def cli() -> None:
     """Sounding: how signal travels through very deep networks, forwards and backwards, and what to change."""
-    if debug:
-        os.environ["SOUNDING_DEBUG"] = "1"
+
+
+cli.params.append(_debug_option())
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -58,16 +89,9 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         result: Any = cli.main(args=arguments, prog_name="sounding", standalone_mode=False)
         sys.exit(result if isinstance(result, int) else ExitCode.HEALTHY)
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
     except click.ClickException as error:
         error.show()
         sys.exit(ExitCode.USAGE)
-    except SoundingError as error:
-        if os.environ.get("SOUNDING_DEBUG"):
-            raise
-        click.echo(_sentence(error), err=True)
-        sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         click.echo("sounding: interrupted", err=True)
         sys.exit(ExitCode.INTERRUPTED)

@@ -1,14 +1,21 @@
-"""What every command shares: JSON on stdout, tables and progress on stderr or a terminal, nothing else."""
+"""What every command shares: JSON on stdout, tables, progress on a terminal, and output files tried beforehand."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
 import os
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from sounding.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,6 +48,37 @@ def console(*, stderr: bool = False, quiet: bool = False) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
+    if "utf" not in (stream.encoding or "").lower() and isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")  # a terminal without ✓ gets ? instead of a UnicodeEncodeError
     # rich falls back to 80 columns where there is no terminal; tables are laid out for 100
     width = min(Console(file=stream).width, 100) if stream.isatty() else 100
     return Console(file=stream, width=width, quiet=quiet, no_color="NO_COLOR" in os.environ or None, highlight=False)
+
+
+@contextlib.contextmanager
+def working(message: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """A spinner with `message` on stderr while the body works; nothing where stderr is no terminal.
+
+    The body gets a function that changes the message.
+    """
+    if quiet or not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    with console(stderr=True).status(message) as status:
+        yield lambda text: status.update(text)
+
+
+def require_writable(path: Path) -> None:
+    """Find out before the work, not after it, that a result cannot be written."""
+    folder = path.parent
+    if path.is_dir():
+        raise UsageError(f"cannot write {path}: it is a folder", hint=f"{path / 'report.html'}")
+    if not folder.exists():
+        raise UsageError(f"cannot write {path}: there is no folder {folder}", hint=f"mkdir -p {folder}")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}", hint="a folder of your own") from error
+    if path.exists() and not os.access(path, os.W_OK):
+        raise UsageError(f"cannot write {path}: the file is read-only", hint="another name")

@@ -38,7 +38,7 @@ def _shape(inputs: Tensor, shape: tuple[int, ...] | None) -> Tensor:
     if len(shape) != 3:
         raise UsageError(
             f"digits are 8×8 images and cannot become {describe_shape(shape)}",
-            hint="64 values or channels,height,width; or gaussian data for any shape",
+            hint="a shape of 64 values, or channels,height,width, or gaussian data for any shape",
         )
     channels, height, width = shape
     images = inputs.reshape(-1, 1, SIDE, SIDE)

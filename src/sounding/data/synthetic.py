@@ -27,7 +27,7 @@ def draw_tokens(request: Request) -> Batch:
             f"token data needs the size of the vocabulary, got {request.parameter or 'none'!r}", hint="tokens:1000"
         )
     vocabulary = int(request.parameter)
-    shape = request.shape or (DEFAULT_LENGTH,)
+    shape = (DEFAULT_LENGTH,) if request.shape is None else request.shape
     count = request.batch_size or DEFAULT_BATCH_SIZE
     values = torch.randint(vocabulary, (count, *shape), generator=request.generator)
     return Batch(values, None, f"tokens ({vocabulary} words, {describe_shape(shape)})")

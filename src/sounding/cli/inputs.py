@@ -1,0 +1,191 @@
+"""What to send through a network nobody described: read its first layers, try, and say what was chosen."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sounding.cli.target import calling, in_words
+from sounding.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from sounding.data import Batch
+
+SEQUENCE = 16
+IMAGE_SIDES = (32, 28, 8, 64, 224)
+LINE_LENGTHS = (64, 128, 1024)
+CUBE_SIDES = (8, 16)
+CLASSES_OF_DIGITS = 10
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A batch that the network takes, and whether we or the user chose its shape."""
+
+    batch: Batch
+    inferred: bool
+
+
+def choose_batch(
+    model: nn.Module,
+    *,
+    data: str | None,
+    shape: tuple[int, ...] | None,
+    batch_size: int | None,
+    generator: torch.Generator,
+) -> Choice:
+    """A batch for the model: as asked for, else the first candidate that passes through it.
+
+    A model that takes no candidate ends in a sentence with the reason of the first one. The trial is two samples in
+    evaluation mode without gradients; modes and RNG state are as before.
+    """
+    from sounding.data import load_batch
+
+    given = data is not None and (shape is not None or data.endswith(".npz") or data.startswith("tokens"))
+    candidates = [(data or _data_for(shape), shape)] if given or shape else list(_propose(model, data))
+    refused: list[str] = []
+    for source, candidate in candidates:
+        batch = load_batch(source, batch_size=batch_size, generator=generator, shape=candidate)
+        batch = _to_model(model, batch)
+        reason = _try(model, batch)
+        if reason is None:
+            return Choice(_drop_labels_that_do_not_fit(model, batch), inferred=not (given or shape))
+        refused.append(f"inputs of {describe(batch)}: {reason}")
+    if given or shape:
+        raise UsageError(f"the network does not take {refused[0]}", hint=_hint(model, shape))
+    if refused:
+        raise UsageError(
+            f"cannot tell the network's input shape; tried {refused[0]}", hint="--input-shape, for example 3,32,32"
+        )
+    raise UsageError(
+        "cannot tell the network's input shape from its modules", hint="--input-shape, for example 3,32,32"
+    )
+
+
+def describe(batch: Batch) -> str:
+    """The shape of one sample in words.
+
+    >>> import torch
+    >>> from sounding.data import Batch
+    >>> describe(Batch(torch.zeros(5, 3, 8, 8), None, "gaussian")), describe(Batch(torch.zeros(5, 64), None, ""))
+    ('3×8×8', '64 values')
+    """
+    shape = batch.inputs.shape[1:]
+    return "a single value" if not shape else f"{shape[0]} values" if len(shape) == 1 else "×".join(map(str, shape))
+
+
+def _data_for(shape: tuple[int, ...] | None) -> str:
+    """Real images where a shape is an image's; otherwise Gaussian."""
+    import math
+
+    return "digits" if shape and (math.prod(shape) == 64 or (len(shape) == 3 and shape[0] in (1, 3))) else "gaussian"
+
+
+def _propose(model: nn.Module, data: str | None) -> Iterator[tuple[str, tuple[int, ...] | None]]:
+    """Candidates by the first module that says something about its input."""
+    from torch import nn
+
+    for module in model.modules():
+        match module:
+            case nn.Embedding():
+                if data in (None, "tokens"):
+                    yield f"tokens:{module.num_embeddings}", (SEQUENCE,)
+                    yield f"tokens:{module.num_embeddings}", ()
+            case nn.Conv2d():
+                yield from ((data or _image(module.in_channels), (module.in_channels, n, n)) for n in IMAGE_SIDES)
+            case nn.Conv1d():
+                yield from ((data or "gaussian", (module.in_channels, n)) for n in LINE_LENGTHS)
+            case nn.Conv3d():
+                yield from ((data or "gaussian", (module.in_channels, n, n, n)) for n in CUBE_SIDES)
+            case nn.RNNBase():
+                yield data or "gaussian", (SEQUENCE, module.input_size)
+            case nn.MultiheadAttention():
+                yield data or "gaussian", (SEQUENCE, module.embed_dim)
+            case nn.LayerNorm():
+                yield data or "gaussian", tuple(module.normalized_shape)
+                yield data or "gaussian", (SEQUENCE, *module.normalized_shape)
+            case nn.BatchNorm2d():
+                yield from ((data or _image(module.num_features), (module.num_features, n, n)) for n in IMAGE_SIDES)
+            case nn.BatchNorm1d():
+                yield data or _data_for((module.num_features,)), (module.num_features,)
+            case nn.Linear():
+                yield data or _data_for((module.in_features,)), (module.in_features,)
+                yield data or "gaussian", (SEQUENCE, module.in_features)
+            case _:
+                continue
+        return
+    yield data or "digits", (64,)
+
+
+def _image(channels: int) -> str:
+    return "digits" if channels in (1, 3) else "gaussian"
+
+
+def _to_model(model: nn.Module, batch: Batch) -> Batch:
+    """Inputs on the model's device and in its dtype; integers become floats where no embedding wants them."""
+    import torch
+    from torch import nn
+
+    from sounding.data import Batch
+
+    weight = next((p for p in model.parameters() if p.is_floating_point()), None)
+    dtype = weight.dtype if weight is not None else torch.get_default_dtype()
+    device = weight.device if weight is not None else batch.inputs.device
+    inputs, targets = batch.inputs.to(device), batch.targets
+    tokens = any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in model.modules())
+    if inputs.is_floating_point() or not tokens:
+        inputs = inputs.to(dtype)
+    if targets is not None:
+        targets = targets.to(device, dtype if targets.is_floating_point() else torch.int64)
+    return Batch(inputs, targets, batch.name)
+
+
+def _try(model: nn.Module, batch: Batch) -> str | None:
+    """Why the model does not take the batch, or None if it does."""
+    try:
+        with calling("the network"), _undisturbed(model):
+            model(batch.inputs[:2])
+    except Exception as error:
+        return in_words(error.__cause__ or error)
+    return None
+
+
+@contextlib.contextmanager
+def _undisturbed(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; modes and RNG state as before afterwards."""
+    import torch
+
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        with torch.random.fork_rng(), torch.no_grad():
+            model.eval()
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _drop_labels_that_do_not_fit(model: nn.Module, batch: Batch) -> Batch:
+    """The digits' ten labels need ten outputs; a network with fewer is measured without them."""
+    import torch
+
+    from sounding.data import Batch
+
+    if not batch.name.startswith("digits"):
+        return batch
+    with calling("the network"), _undisturbed(model):
+        output = model(batch.inputs[:2])
+    fits = isinstance(output, torch.Tensor) and output.ndim == 2 and output.shape[1] >= CLASSES_OF_DIGITS
+    return batch if fits else Batch(batch.inputs, None, batch.name)
+
+
+def _hint(model: nn.Module, shape: tuple[int, ...] | None) -> str:
+    proposal = next((candidate for _, candidate in _propose(model, None) if candidate), None)
+    if proposal and proposal != shape:
+        return f"--input-shape {','.join(map(str, proposal))}"
+    return "another --input-shape"

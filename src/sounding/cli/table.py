@@ -1,0 +1,314 @@
+"""A report in the terminal: the verdict in words, a table over depth that fits its width, findings with what to try."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from sounding.probe.reading import Call, Reading, read
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+    from sounding.probe.records import Finding, Report
+
+ROWS = 20
+COLORS = {"high": "red", "medium": "yellow", "low": "cyan"}
+WIDE = 92
+
+
+@dataclass(frozen=True)
+class Column:
+    """A measure in the table: heading, what it says in a legend, how a value is written, whether wide tables only."""
+
+    measure: str
+    heading: str
+    legend: str
+    write: Callable[[float], str]
+    wide: bool = False
+
+
+def write_number(value: float) -> str:
+    """Three digits, without an exponent where it is readable.
+
+    >>> [write_number(v) for v in (0.12345, 63.9871, 12345.6, 1.2e-9, 0.0, float("nan"))]
+    ['0.123', '64.0', '1.2e+04', '1.2e-09', '0', '–']
+    """
+    if math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    if value == 0:
+        return "0"
+    if 1e-3 <= abs(value) < 1e4:
+        return f"{value:#.3g}".rstrip(".") if abs(value) < 1000 else f"{value:.0f}"
+    return f"{value:.1e}"
+
+
+def write_share(value: float) -> str:
+    """A share in percent, small ones in scientific notation.
+
+    >>> [write_share(v) for v in (1.0, 0.0312, 3e-7, float("nan"))]
+    ['100%', '3.1%', '3e-05%', '–']
+    """
+    if not math.isfinite(value):
+        return "–"
+    percent = 100 * value
+    if percent == 0:
+        return "0%"
+    if percent >= 10:
+        return f"{percent:.0f}%"
+    return f"{percent:.1f}%" if percent >= 0.1 else f"{percent:.0e}%"
+
+
+def write_log_norm(value: float) -> str:
+    """e^value with its exponent, also where it would overflow.
+
+    >>> [write_log_norm(v) for v in (0.0, 2000.0, -1000.0, float("-inf"))]
+    ['1.0', '3.9e+868', '5.1e-435', '0']
+    """
+    if math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "0" if value < 0 else "∞"
+    decimal = value / math.log(10)
+    if -2 <= decimal < 4:
+        return f"{math.exp(value):#.2g}".rstrip(".")
+    exponent = math.floor(decimal)
+    mantissa = round(10 ** (decimal - exponent), 1)
+    if mantissa >= 10:
+        mantissa, exponent = 1.0, exponent + 1
+    return f"{mantissa}e{exponent:+03d}"
+
+
+COLUMNS = (
+    Column("mean_square", "size", "mean square of the outputs", write_number),
+    Column("participation_ratio", "directions", "how many directions carry the batch", write_number),
+    Column("distinct_share", "distinct", "share of the signal in which samples differ", write_share),
+    Column("mean_cosine", "cosine", "mean cosine between samples", write_number, wide=True),
+    Column("gradient_log_norm", "gradient", "norm of the loss's gradient at this output", write_log_norm),
+)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Consecutive calls told as one row: medians of their values."""
+
+    calls: tuple[Call, ...]
+
+    @property
+    def place(self) -> str:
+        first, last = self.calls[0].depth, self.calls[-1].depth
+        return str(first) if first == last else f"{first}–{last}"
+
+    @property
+    def name(self) -> str:
+        first, last = self.calls[0].name, self.calls[-1].name
+        return first if len(self.calls) == 1 else f"{first} … {last}"
+
+    def value(self, measure: str) -> float:
+        """The median, NaN without a measured value; one non-finite call makes the group NaN or infinite."""
+        values = [value for call in self.calls if not math.isnan(value := call.get(measure))]
+        return median(values) if values else math.nan
+
+    def holds(self, depth: int) -> bool:
+        return self.calls[0].depth <= depth <= self.calls[-1].depth
+
+
+def group_calls(reading: Reading, *, rows: int = ROWS) -> tuple[list[Group], bool]:
+    """At most about `rows` groups, and whether only weight layers are told.
+
+    A short network is told call by call. A longer one by its weight layers (activations and norms between them would
+    make every column a sawtooth), a very long one by ranges of them. The first and the last layer stay alone.
+    """
+    calls: Sequence[Call] = reading.calls
+    if len(calls) <= rows:
+        return [Group((call,)) for call in calls], False
+    layers = reading.weight_layers or calls
+    told = len(layers) < len(calls)
+    if len(layers) <= rows:
+        return [Group((call,)) for call in layers], told
+    inner = layers[1:-1]
+    count = rows - 2
+    edges = [round(index * len(inner) / count) for index in range(count + 1)]
+    ranges = [inner[low:high] for low, high in itertools.pairwise(edges) if high > low]
+    return [Group(tuple(part)) for part in ((layers[0],), *ranges, (layers[-1],))], told
+
+
+def shorten(name: str, width: int) -> str:
+    """A long module name with its middle left out.
+
+    >>> shorten("encoder.layers.11.self_attn.out_proj", 20)
+    'encoder.l…n.out_proj'
+    """
+    if len(name) <= width:
+        return name
+    head = (width - 1) // 2
+    return f"{name[:head]}…{name[len(name) - (width - 1 - head) :]}"
+
+
+def print_report(report: Report, console: Console, *, title: str = "", legend: bool = True) -> None:
+    """The whole report: verdict, table, notes, findings, what was not measured."""
+    from rich.text import Text
+
+    reading = read(report.profile)
+    findings = report.verdict.findings
+    if title:
+        console.print(Text(title, style="bold underline"))
+    if "data" in report.environment:
+        console.print(Text(f"on {report.environment['data']}", style="dim"))
+    console.print(write_verdict(report))
+    if reading.calls:
+        console.print()
+        console.print(make_table(reading, findings, width=console.width))
+        if legend:
+            console.print(Text(_legend(reading, console.width), style="dim"))
+        worst = name_worst(reading)
+        if worst:
+            console.print(Text("\nWorst layers", style="bold"))
+        for line in worst:
+            console.print(Text(f"  {line}"))
+    for index, finding in enumerate(findings, start=1):
+        console.print()
+        console.print(write_finding(finding, index))
+    _print_unmeasured(report, console)
+
+
+def write_verdict(report: Report) -> RenderableType:
+    """The verdict's sentence with its mark."""
+    from rich.text import Text
+
+    verdict = report.verdict
+    color, mark = ("green", "✓") if verdict.healthy else ("red", "✗")
+    if verdict.healthy and verdict.findings:
+        color = "yellow"
+    partial = "Interrupted; what was measured says: " if report.profile.settings.get("partial") else ""
+    return Text.assemble((f"{mark} ", f"bold {color}"), (partial, "bold yellow"), (verdict.summary, "bold"))
+
+
+def make_table(reading: Reading, findings: Sequence[Finding], *, width: int) -> Table:
+    """Depth downwards, a measure per column; the last column points to the findings by number."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    groups, _ = group_calls(reading)
+    present = {measure for call in (reading.input, *reading.calls) for measure in call.values}
+    columns = [column for column in COLUMNS if column.measure in present and (width >= WIDE or not column.wide)]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
+    table.add_column("call", justify="right", no_wrap=True)
+    table.add_column("module", no_wrap=True)
+    for column in columns:
+        table.add_column(column.heading, justify="right", no_wrap=True)
+    table.add_column("finding", no_wrap=True)
+    place_width = max([4, *(len(group.place) for group in groups)])
+    # two cells of padding around each column but the outermost edges
+    room = width - place_width - 2 * (len(columns) + 2) - sum(max(8, len(c.heading)) for c in columns) - 7
+    shown = [Group((reading.input,)), *groups] if reading.input.values else groups
+    for group in shown:
+        marks = Text(" ").join(
+            Text(f"[{index}]", style=COLORS[finding.severity])
+            for index, finding in enumerate(findings, start=1)
+            if finding.depth is not None and _shows(group, shown, finding.depth)
+        )
+        values = (column.write(group.value(column.measure)) for column in columns)
+        table.add_row(group.place, Text(shorten(group.name, max(room, 12))), *values, marks)
+    return table
+
+
+def _shows(group: Group, groups: list[Group], depth: int) -> bool:
+    """Whether a finding at `depth` belongs to this row: the row that holds it, else the next one told."""
+    if group.holds(depth):
+        return True
+    holders = [other for other in groups if other.holds(depth)]
+    later = [other for other in groups if other.calls[0].depth > depth]
+    return not holders and bool(groups) and group is (later[0] if later else groups[-1])
+
+
+def _legend(reading: Reading, width: int) -> str:
+    groups, only_weights = group_calls(reading)
+    columns = [column for column in COLUMNS if width >= WIDE or not column.wide]
+    told = "; ".join(f"{column.heading}: {column.legend}" for column in columns) + "."
+    if only_weights:
+        told += " Only weight layers are shown."
+    if any(len(group.calls) > 1 for group in groups):
+        told += " A range of calls shows medians."
+    return told
+
+
+def name_worst(reading: Reading) -> list[str]:
+    """The extremes by name, for tables whose rows are ranges; nothing for a table that shows every layer."""
+    groups, _ = group_calls(reading)
+    if all(len(group.calls) == 1 for group in groups):
+        return []
+    layers = reading.weight_layers or reading.calls
+    lines = []
+    for measure, words, pick, write in (
+        ("distinct_share", "least distinct", min, write_share),
+        ("participation_ratio", "fewest directions", min, write_number),
+        ("gradient_log_norm", "largest gradient", max, write_log_norm),
+        ("gradient_log_norm", "smallest gradient", min, write_log_norm),
+        ("dead_fraction", "most dead units", max, write_share),
+        ("saturated_fraction", "most saturated units", max, write_share),
+    ):
+        among = reading.calls if "fraction" in measure else layers
+        measured = [call for call in among if math.isfinite(call.get(measure))]
+        if not measured:
+            continue
+        worst = pick(measured, key=lambda call: call.get(measure))
+        if "fraction" in measure and worst.get(measure) == 0:
+            continue
+        lines.append(f"{words + ':':<21} {write(worst.get(measure)):>8} at call {worst.depth}, {worst.name}")
+    return lines
+
+
+def write_finding(finding: Finding, index: int) -> RenderableType:
+    """Severity, kind and place; why; the numbers; what to try."""
+    from rich.table import Table
+    from rich.text import Text
+
+    place = "" if finding.layer is None else f" at {finding.layer}"
+    if finding.depth is not None:
+        place += f" (call {finding.depth})"
+    head = Text.assemble(
+        (f"[{index}] ", COLORS[finding.severity]),
+        (finding.kind.replace("_", " "), "bold"),
+        (f" · {finding.severity} severity", COLORS[finding.severity]),
+        place,
+    )
+    body = Table.grid(padding=(0, 1))
+    body.add_column(no_wrap=True, style="dim", min_width=9)
+    body.add_column()
+    body.add_row("    why", Text(finding.why))
+    numbers = ", ".join(
+        f"{key.replace('_', ' ')} {value:.0f}"
+        if float(value).is_integer() and abs(value) < 1e6
+        else f"{key.replace('_', ' ')} {write_number(value)}"
+        for key, value in finding.evidence.items()
+    )
+    if numbers:
+        body.add_row("    found", Text(numbers))
+    for position, remedy in enumerate(finding.remedies):
+        body.add_row("    try" if position == 0 else "", Text(f"{position + 1}. {remedy}"))
+    outer = Table.grid()
+    outer.add_row(head)
+    outer.add_row(body)
+    return outer
+
+
+def _print_unmeasured(report: Report, console: Console, *, shown: int = 8) -> None:
+    from rich.text import Text
+
+    if not report.unmeasured:
+        return
+    console.print()
+    console.print(Text(f"Not measured ({len(report.unmeasured)}):", style="bold"))
+    for item in report.unmeasured[:shown]:
+        console.print(Text(f"  {item.name}: {item.reason}"))
+    if len(report.unmeasured) > shown:
+        console.print(Text(f"  … and {len(report.unmeasured) - shown} more (all of them with --json or --html)"))

@@ -1,0 +1,195 @@
+"""TARGET: from `file.py:name` or `package.module:name` to a module in memory, and a sentence when it fails."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from sounding.errors import TargetError, UsageError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+FORMS = "file.py:name or package.module:name"
+NAMES_SHOWN = 12
+
+
+def load_target(spec: str) -> nn.Module:
+    """The module that TARGET names: one that is there, or the one a callable without arguments makes.
+
+    The file's folder and the current folder are importable while the target is loaded and afterwards, as a script's
+    folder is. What the target prints goes to stderr, so that stdout stays ours.
+
+    Raises:
+        UsageError: no such file, module or name; or the name is no module and makes none.
+        TargetError: the user's code raised; the cause is attached.
+    """
+    from torch import nn
+
+    found = load_object(spec)
+    if isinstance(found, nn.Module):
+        return found
+    if not callable(found):
+        raise UsageError(
+            f"expected {spec} to be a torch.nn.Module or a callable that makes one, got {_describe(found)}"
+        )
+    with calling(f"making the network with {spec}", hint=_arguments_hint(spec, found)):
+        made = found()
+    if not isinstance(made, nn.Module):
+        raise UsageError(f"expected {spec}() to make a torch.nn.Module, got {_describe(made)}")
+    return made
+
+
+def load_object(spec: str) -> Any:
+    """The object at an address, imported."""
+    address, colon, name = spec.rpartition(":")
+    if not colon or not address or not name:
+        path = Path(spec.rstrip(":"))
+        hint = f"{path}:name" if not path.is_file() else _names_hint(_import_file(path), path)
+        raise UsageError(f"expected {FORMS}, got {spec!r}", hint=hint)
+    path = Path(address)
+    module = _import_file(path) if path.suffix == ".py" or os.sep in address else _import_module(address)
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise UsageError(f"{address} has no {name!r}", hint=_names_hint(module, address, name))
+        found = getattr(found, part)
+    return found
+
+
+@contextlib.contextmanager
+def calling(what: str, *, hint: str | None = None) -> Iterator[None]:
+    """Run the user's code: its exceptions become a TargetError, its prints go to stderr.
+
+    SystemExit too: a script that parses arguments at import would otherwise end us without a word.
+    """
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except (UsageError, TargetError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise TargetError(f"{what} raised {in_words(error)}", hint=hint) from error
+
+
+def in_words(error: BaseException) -> str:
+    """An exception in one line: its type, and the first line of its message.
+
+    >>> in_words(ValueError("one\\ntwo")), in_words(KeyError())
+    ('ValueError: one', 'KeyError')
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.exists():
+        raise UsageError(f"no file {path}", hint=_similar_file(path))
+    if not path.is_file():
+        raise UsageError(f"expected a Python file, got the folder {path}", hint=f"{path}/model.py:name")
+    _make_importable(path.resolve().parent)
+    # a file called torch.py or test.py must not replace the module of that name
+    name = path.stem if path.stem not in sys.modules and not _is_known(path.stem) else f"sounding_target_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"expected a Python file (.py), got {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        with calling(f"importing {path}"):
+            spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return module
+
+
+def _import_module(name: str) -> ModuleType:
+    _make_importable(Path.cwd())
+    try:
+        with calling(f"importing {name}"):
+            return importlib.import_module(name)
+    except TargetError as error:
+        cause = error.__cause__
+        # only the module asked for: one that it imports in turn is the target's own failure
+        if isinstance(cause, ModuleNotFoundError) and cause.name and (name + ".").startswith(cause.name + "."):
+            hint = f"{name}:name" if not Path(f"{name}.py").exists() else f"{name}.py:name"
+            raise UsageError(f"no module named {name!r} here or among the installed packages", hint=hint) from error
+        raise
+
+
+def _make_importable(folder: Path) -> None:
+    for place in (str(Path.cwd()), str(folder)):
+        if place not in sys.path:
+            sys.path.insert(0, place)
+
+
+def _is_known(stem: str) -> bool:
+    """Whether the standard library has a module of this name."""
+    return stem in sys.stdlib_module_names
+
+
+def _names_hint(module: ModuleType, address: str | Path, wanted: str = "") -> str:
+    """The names that could have been meant: the closest first, then what the module itself defines."""
+    own = [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and not isinstance(value, ModuleType)
+        and (callable(value) or _is_network(value))
+        and getattr(value, "__module__", module.__name__) in (module.__name__, None)
+    ] or [name for name in vars(module) if not name.startswith("_")]
+    close = difflib.get_close_matches(wanted, own, n=1) if wanted else []
+    ordered = [*close, *(name for name in own if name not in close)]
+    if not ordered:
+        return "another file: this one defines nothing"
+    more = f" and {len(ordered) - NAMES_SHOWN} more" if len(ordered) > NAMES_SHOWN else ""
+    return f"{address}:{ordered[0]}" + (
+        f" (it has {', '.join(ordered[:NAMES_SHOWN])}{more})" if len(ordered) > 1 or not wanted else ""
+    )
+
+
+def _is_network(value: object) -> bool:
+    from torch import nn
+
+    return isinstance(value, nn.Module)
+
+
+def _similar_file(path: Path) -> str | None:
+    try:
+        there = [str(entry) for entry in path.parent.glob("*.py")]
+    except OSError:
+        return None
+    close = difflib.get_close_matches(str(path), there, n=1)
+    return close[0] if close else None
+
+
+def _arguments_hint(spec: str, found: Any) -> str | None:
+    """When the callable needs arguments, say so instead of leaving Python's TypeError alone."""
+    import inspect
+
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    needed = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if not needed:
+        return None
+    return f"a function without arguments that makes it ({spec.rpartition(':')[2]} needs {', '.join(needed)})"
+
+
+def _describe(value: object) -> str:
+    return f"{type(value).__name__} {value!r}"[:60] if isinstance(value, int | float | str) else type(value).__name__

@@ -1,0 +1,115 @@
+"""The page: template, style and script from package files, contents escaped, everything inlined."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from sounding.errors import UsageError
+from sounding.probe.records import Report
+from sounding.report.charts import to_columns
+from sounding.report.sections import (
+    write_citation,
+    write_environment,
+    write_findings,
+    write_title,
+    write_unmeasured,
+    write_verdicts,
+)
+from sounding.report.words import CHARTS
+
+NAMESPACES = "www.w3.org/"
+
+
+def write_html(report: Report | Mapping[str, Report], path: str | Path) -> Path:
+    """Write a report, or several networks side by side, as one self-contained HTML file.
+
+    The file appears whole or not at all: it is written beside its place and then renamed.
+
+    Args:
+        report: what `sounding.check` returned; or a mapping from a network's name to its report.
+        path: where to; an existing file is replaced.
+    """
+    text = render_html(report)
+    path = Path(path)
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+        ) as stream:
+            stream.write(text)
+        os.chmod(stream.name, 0o644)
+        os.replace(stream.name, path)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+    return path
+
+
+def render_html(report: Report | Mapping[str, Report]) -> str:
+    """The page as text; see `write_html`."""
+    reports = {"": report} if isinstance(report, Report) else dict(report)
+    if not reports or not all(isinstance(item, Report) for item in reports.values()):
+        raise UsageError("expected a Report or a mapping from names to Reports", hint="sounding.check(model, inputs)")
+    data = {
+        "charts": [chart.to_dict() for chart in CHARTS],
+        "networks": [to_columns(item, name) for name, item in reports.items()],
+    }
+    plotly, script = _plotly(), _read("report.js")
+    return Template(_read("report.html")).substitute(
+        policy=_policy(plotly, script),
+        title=write_title(reports),
+        style=_read("report.css"),
+        columns="two" if len(reports) > 1 else "one",
+        verdicts=write_verdicts(reports),
+        findings=write_findings(reports),
+        unmeasured=write_unmeasured(reports),
+        environment=write_environment(reports),
+        citation=write_citation(reports),
+        date=datetime.now(UTC).strftime("%d %B %Y").lstrip("0"),
+        data=to_script_json(data),
+        plotly=plotly,
+        script=script,
+    )
+
+
+def to_script_json(value: Any) -> str:
+    """JSON that is safe inside a script element: no `<` can end it or open a comment.
+
+    >>> to_script_json({"name": "</script><!--"})
+    '{"name":"\\\\u003c/script\\\\u003e\\\\u003c!--"}'
+    """
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _read(name: str) -> str:
+    return resources.files("sounding.report").joinpath("page", name).read_text("utf-8")
+
+
+@functools.cache
+def _plotly() -> str:
+    """plotly.js without the addresses of the map servers and sites it mentions; XML namespaces stay, they are names."""
+    from plotly.offline import get_plotlyjs
+
+    source: str = get_plotlyjs()
+    return re.sub(rf"https?://(?!{re.escape(NAMESPACES)})", "", source).replace("</script", "<\\/script")
+
+
+def _policy(*scripts: str) -> str:
+    """A content security policy: these scripts by their hash, inline style, and no address whatever."""
+    hashes = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts
+    )
+    return f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"

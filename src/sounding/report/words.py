@@ -1,0 +1,199 @@
+"""What the report calls things: measures, charts, findings, papers. Words only, no numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Scale = Literal["linear", "log", "exponent"]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart over depth.
+
+    Args:
+        title: the question it answers.
+        reading: how to read it, one or two sentences.
+        measures: measure → its name in the legend.
+        scale: "log" switches to a linear axis where the values span little; "exponent" draws natural logarithms as
+            powers of ten, which never overflow.
+        kinds: the findings marked in it.
+        lower, upper: where the axis ends whatever the values.
+    """
+
+    title: str
+    reading: str
+    measures: dict[str, str]
+    scale: Scale = "linear"
+    kinds: tuple[str, ...] = ()
+    lower: float | None = None
+    upper: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "title": self.title,
+            "reading": self.reading,
+            "measures": self.measures,
+            "scale": self.scale,
+            "kinds": list(self.kinds),
+            "lower": self.lower,
+            "upper": self.upper,
+        }
+
+
+CHARTS = (
+    Chart(
+        "Does the gradient arrive?",
+        "Norm of the loss’s gradient at each output. Level is good; a straight slope is a constant factor per layer. "
+        "The broad line is the fit, with the factor of the squared norm per weight layer towards the input; a dashed "
+        "line is what theory predicts.",
+        {"gradient_log_norm": "gradient norm"},
+        "exponent",
+        ("gradient_explosion", "gradient_vanishing", "non_finite"),
+    ),
+    Chart(
+        "Do samples stay distinct?",
+        "Share of the signal in which the samples of the batch differ. Towards zero every input looks the same to the "
+        "layers behind.",
+        {"distinct_share": "distinct share"},
+        "log",
+        ("rank_collapse", "degenerate_batch", "non_finite"),
+        upper=1.0,
+    ),
+    Chart(
+        "How many directions carry the batch?",
+        "Four ways to count, from strict to generous. One direction means collapse; the batch size and the width are "
+        "the most there can be.",
+        {
+            "participation_ratio": "participation ratio",
+            "effective_rank": "effective rank",
+            "soft_rank": "soft rank",
+            "numerical_rank": "numerical rank",
+        },
+        "log",
+        ("rank_collapse", "degenerate_batch"),
+        lower=1.0,
+    ),
+    Chart(
+        "How far from orthogonal?",
+        "Distance of the batch from orthogonal samples of equal size: zero is perfect.",
+        {"orthogonality_gap": "orthogonality gap", "isometry_gap": "isometry gap"},
+        "log",
+        ("rank_collapse",),
+    ),
+    Chart(
+        "How alike are two samples?",
+        "Mean cosine between samples: 0 unrelated, 1 the same direction. Real inputs start above zero.",
+        {"mean_cosine": "mean cosine"},
+        kinds=("rank_collapse",),
+        upper=1.0,
+    ),
+    Chart(
+        "How large is the signal?",
+        "Mean square of the outputs. It should neither fade nor blow up.",
+        {"mean_square": "mean square"},
+        "log",
+        ("non_finite",),
+    ),
+    Chart(
+        "What do the weights receive?",
+        "Norm of the gradient with respect to each parameter.",
+        {"weight_gradient_log_norm": "weight gradient norm"},
+        "exponent",
+        ("gradient_explosion", "gradient_vanishing"),
+    ),
+    Chart(
+        "Which units do nothing?",
+        "Share of units that are zero, or flat, for every sample of the batch.",
+        {"dead_fraction": "dead units", "saturated_fraction": "saturated units"},
+        kinds=("dead_units", "saturation"),
+        lower=0.0,
+        upper=1.0,
+    ),
+    Chart(
+        "How stretched is the batch?",
+        "Condition number: the largest singular value of the batch over the smallest.",
+        {"condition_number": "condition number"},
+        "log",
+        ("rank_collapse",),
+    ),
+    Chart(
+        "Do positions stay distinct?",
+        "How many directions the tokens of one sequence carry.",
+        {"token_participation_ratio": "participation ratio of tokens"},
+        "log",
+        ("rank_collapse",),
+        lower=1.0,
+    ),
+)
+
+FINDINGS = {
+    "rank_collapse": "Representations collapse",
+    "gradient_explosion": "Gradients explode",
+    "gradient_vanishing": "Gradients vanish",
+    "gradient_alignment": "All samples ask for the same update",
+    "degenerate_batch": "The batch is degenerate",
+    "batch_too_small": "The batch is too small",
+    "dead_units": "Units are dead",
+    "saturation": "Units are saturated",
+    "non_finite": "Numbers overflow",
+}
+
+EVIDENCE = {
+    "growth": "factor per weight layer",
+    "growth_low": "… at least (95%)",
+    "growth_high": "… at most (95%)",
+    "fatal_depth": "fatal from this depth",
+    "fatal_depth_low": "… at least",
+    "fatal_depth_high": "… at most",
+    "depth_scale": "depth scale, in layers",
+    "depth_scales": "depth scales spanned",
+}
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper a finding rests on, as a reference list prints it."""
+
+    authors: str
+    title: str
+    where: str
+    year: int = field(kw_only=True)
+
+    def __str__(self) -> str:
+        return f"{self.authors} ({self.year}). {self.title}. {self.where}."
+
+
+PAPERS = {
+    "rank2020": Paper(
+        "H. Daneshmand, J. Kohler, F. Bach, T. Hofmann, A. Lucchi",
+        "Batch normalization provably avoids rank collapse for randomly initialised deep networks",
+        "Advances in Neural Information Processing Systems 33",
+        year=2020,
+    ),
+    "rank2020v1": Paper(
+        "H. Daneshmand, J. Kohler, F. Bach, T. Hofmann, A. Lucchi",
+        "Theoretical understanding of batch-normalization: a Markov chain perspective",
+        "First version of the paper above",
+        year=2020,
+    ),
+    "orth2021": Paper(
+        "H. Daneshmand, A. Joudaki, F. Bach",
+        "Batch normalization orthogonalizes representations in deep random networks",
+        "Advances in Neural Information Processing Systems 34",
+        year=2021,
+    ),
+    "meanfield2019": Paper(
+        "G. Yang, J. Pennington, V. Rao, J. Sohl-Dickstein, S. S. Schoenholz",
+        "A mean field theory of batch normalization",
+        "International Conference on Learning Representations",
+        year=2019,
+    ),
+    "thesis2024": Paper(
+        "A. Joudaki",
+        "On a mathematical understanding of deep neural networks",
+        "Doctoral thesis, ETH Zurich",
+        year=2024,
+    ),
+}
