@@ -1,0 +1,313 @@
+"""Running batches of chains: tasks over the cores of a CPU, or one large batch on a GPU.
+
+A task is a batch of chains small enough for a core's cache. Each task has its own generator, so results do not depend
+on how many threads run them or in which order. A single task on several cores draws its next normals while the products
+of the last ones run.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+import torch
+
+from sounding.chain.averages import batch_count
+from sounding.chain.inputs import Start, draw_start
+from sounding.chain.law import ChainLaw
+from sounding.chain.lean import LeanChain, block_length, is_small
+from sounding.chain.observe import Observer, Snapshot, observe
+from sounding.chain.record import Record, Recorder
+from sounding.chain.step import Chains, Normals, Route
+from sounding.errors import NumericalError
+
+Progress = Callable[[int, int], None]
+
+# bytes of state and weights that one task keeps busy: about what a core's cache holds
+TASK_BYTES = 2 << 20
+# below this many normals per layer a second thread costs more than it brings
+WORTH_OVERLAPPING = 20_000
+POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a run needs, checked.
+
+    Args:
+        laws: one per residual strength; equal otherwise.
+        runs: independent chains per law.
+        depth: layers.
+        burn_in: layers before averages are taken.
+        every: layers between measurements.
+        profile: whether to keep moments layer by layer.
+        observer: what to measure.
+        start: the input.
+        route: explicit weights or the Gram route.
+        dtype: of the state.
+        device: where.
+    """
+
+    laws: tuple[ChainLaw, ...]
+    runs: int
+    depth: int
+    burn_in: int
+    every: int
+    profile: bool
+    observer: Observer
+    start: Start
+    route: Route
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def samples(self) -> int:
+        """Measured layers past the burn-in."""
+        return self.depth // self.every - self.burn_in // self.every
+
+    def measures_at(self, layer: int) -> bool:
+        """Whether a layer is looked at."""
+        return layer % self.every == 0 and (self.profile or layer > self.burn_in)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A batch of chains: some runs of some laws, and the seed of their generator."""
+
+    laws: tuple[ChainLaw, ...]
+    runs: int
+    seed: int
+
+
+class Clock:
+    """Counts chain-layers for all threads, and tells them to stop."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self._done: dict[int, int] = {}
+
+    def add(self, chain_layers: int) -> None:
+        thread = threading.get_ident()
+        self._done[thread] = self._done.get(thread, 0) + chain_layers
+
+    @property
+    def done(self) -> int:
+        return sum(list(self._done.values()))
+
+
+def run_plan(
+    plan: Plan, *, generator: torch.Generator, progress: Progress | None = None
+) -> tuple[list[list[Record]], float, bool]:
+    """Per law the records of its tasks, the seconds it took, and whether it was interrupted."""
+    tasks = make_tasks(plan, generator=generator)
+    clock = Clock()
+    total = sum(len(task.laws) * task.runs for task in tasks) * plan.depth
+    began = time.perf_counter()
+    if plan.device.type == "cpu":
+        results, interrupted = _run_on_cores(plan, tasks, clock, total=total, progress=progress)
+    else:
+        results, interrupted = _run_on_gpu(plan, tasks, clock, total=total, progress=progress)
+    seconds = time.perf_counter() - began
+    by_law: list[list[Record]] = [[] for _ in plan.laws]
+    for task, records in zip(tasks, results, strict=False):
+        for law, record in zip(task.laws, records, strict=True):
+            by_law[plan.laws.index(law)].append(record)
+    return by_law, seconds, interrupted
+
+
+def make_tasks(plan: Plan, *, generator: torch.Generator) -> list[Task]:
+    """Split the runs into tasks; the split depends on the plan alone, never on the machine's cores."""
+    law = plan.laws[0]
+    entries = law.batch_size * law.width + (law.width**2 if plan.route == "explicit" else 0)
+    size = torch.finfo(plan.dtype).bits // 8
+    if plan.device.type == "cpu":
+        groups = [(law,) for law in plan.laws]
+        limit = max(1, TASK_BYTES // (entries * size))
+    else:
+        groups = [plan.laws]
+        free = torch.cuda.mem_get_info(plan.device)[0] if plan.device.type == "cuda" else 1 << 34
+        limit = max(1, free // (16 * entries * size * len(plan.laws)))
+    pieces = max(min(2, plan.runs), -(-plan.runs // limit)) if plan.device.type == "cpu" else -(-plan.runs // limit)
+    tasks = []
+    for laws in groups:
+        for piece in range(pieces):
+            runs = plan.runs * (piece + 1) // pieces - plan.runs * piece // pieces
+            seed = torch.randint(0, 2**63 - 1, (), generator=generator, device=generator.device)
+            tasks.append(Task(laws, runs, int(seed)))
+    return tasks
+
+
+def run_task(
+    plan: Plan, task: Task, clock: Clock, *, normals: Callable[[torch.Generator], Normals] | None = None
+) -> list[Record]:
+    """Run one task's chains through the whole depth, or until told to stop."""
+    generator = torch.Generator(device=plan.device).manual_seed(task.seed)
+    laws = [law for law in task.laws for _ in range(task.runs)]
+    law = laws[0]
+    state = draw_input(plan, task, generator)
+    if is_small(law, chains=len(laws), route=plan.route):
+        return _run_lean(plan, task, clock, state, generator)
+    chains = Chains(laws, state, route=plan.route, generator=generator, normals=normals(generator) if normals else None)
+    recorder = make_recorder(plan, task)
+    if plan.profile:
+        recorder.add(0, observe(chains, plan.observer), averaged=False)
+    layer = 0
+    while layer < plan.depth and not clock.stop.is_set():
+        layer += 1
+        chains.step(law.gain.constant if law.gain.constant is not None else law.gain.at(layer))
+        if plan.measures_at(layer):
+            recorder.add(layer, observe(chains, plan.observer), averaged=layer > plan.burn_in)
+        clock.add(len(laws))
+    check_finite(chains.state, layer)
+    return recorder.records(layer)
+
+
+def draw_input(plan: Plan, task: Task, generator: torch.Generator) -> torch.Tensor:
+    """The input of a task's chains."""
+    law = task.laws[0]
+    return draw_start(
+        plan.start,
+        chains=len(task.laws) * task.runs,
+        width=law.width,
+        batch_size=law.batch_size,
+        generator=generator,
+        dtype=plan.dtype,
+    )
+
+
+def _run_lean(plan: Plan, task: Task, clock: Clock, state: torch.Tensor, generator: torch.Generator) -> list[Record]:
+    """The same for few small chains: one by one within a block of layers, measured block by block."""
+    law = task.laws[0]
+    chains = [LeanChain(law, one, route=plan.route) for one in state]
+    recorder = make_recorder(plan, task)
+    if plan.profile:
+        scales = torch.tensor([chain.log_scale for chain in chains], dtype=torch.float64)
+        first = torch.stack([torch.from_numpy(chain.state) for chain in chains])
+        recorder.add(0, observe(Snapshot(first, scales, plan.route), plan.observer), averaged=False)
+    block = block_length(law, chains=len(chains), route=plan.route)
+    layer = 0
+    while layer < plan.depth and not clock.stop.is_set():
+        layers = range(layer + 1, min(layer + block, plan.depth) + 1)
+        gains = [law.gain.constant or law.gain.at(l) for l in layers]
+        shape = (len(chains), len(layers), law.batch_size if plan.route == "gram" else law.width, law.width)
+        if plan.route == "gram":
+            draws = torch.randn(shape, generator=generator, dtype=plan.dtype)
+        else:
+            draws = law.weights.draw(shape, generator=generator, dtype=plan.dtype, device="cpu")
+        looked = [index for index, l in enumerate(layers) if plan.measures_at(l)]
+        rows = []
+        for chain, draw in zip(chains, draws.numpy(), strict=True):
+            states, logs = chain.advance(draw, gains)
+            if looked:
+                scales = torch.tensor([logs[index] for index in looked], dtype=torch.float64)
+                seen = torch.from_numpy(states[looked])
+                rows.append(observe(Snapshot(seen, scales, plan.route), plan.observer))
+        values = torch.stack(rows, dim=1) if rows else torch.empty(0)
+        for position, index in enumerate(looked):
+            recorder.add(layers[index], values[position], averaged=layers[index] > plan.burn_in)
+        layer = layers[-1]
+        clock.add(len(chains) * len(layers))
+    for chain in chains:
+        check_finite(torch.from_numpy(chain.state), layer)
+    return recorder.records(layer)
+
+
+def make_recorder(plan: Plan, task: Task) -> Recorder:
+    """An empty recorder of the task's shape."""
+    return Recorder(
+        groups=len(task.laws),
+        runs=task.runs,
+        columns=len(plan.observer.columns),
+        batches=batch_count(plan.samples, plan.runs),
+        samples=plan.samples,
+        profile=plan.profile,
+    )
+
+
+def check_finite(state: torch.Tensor, layer: int) -> None:
+    """Raise when a chain has left the numbers."""
+    if not bool(torch.isfinite(state).all()):
+        raise NumericalError(
+            f"a chain left the finite numbers before layer {layer}",
+            hint="--dtype float64, a normalization, or a smaller gain",
+            state=state,
+        )
+
+
+def _run_on_cores(
+    plan: Plan, tasks: Sequence[Task], clock: Clock, *, total: int, progress: Progress | None
+) -> tuple[list[list[Record]], bool]:
+    """Tasks over threads: torch releases the interpreter lock inside its operations."""
+    cores = torch.get_num_threads()
+    law = plan.laws[0]
+    drawn = law.width * (law.batch_size if plan.route == "gram" else law.width) * tasks[0].runs
+    overlap = len(tasks) == 1 and cores > 1 and drawn >= WORTH_OVERLAPPING and law.weights.invariance == "gaussian"
+
+    def work(task: Task) -> list[Record]:
+        torch.set_num_threads(1)
+        if not overlap:
+            return run_task(plan, task, clock)
+        with ThreadPoolExecutor(1) as drawer:
+            return run_task(plan, task, clock, normals=lambda g: _draw_ahead(drawer, g, plan.dtype))
+
+    interrupted = False
+    with ThreadPoolExecutor(max(1, min(cores, len(tasks)))) as pool:
+        futures = [pool.submit(work, task) for task in tasks]
+        try:
+            _watch(futures, clock, total=total, progress=progress)
+        except KeyboardInterrupt:
+            interrupted = True
+            clock.stop.set()
+        except BaseException:
+            clock.stop.set()
+            raise
+        finally:
+            # a thread's own setting is also what threads born later inherit
+            wait(futures)
+            torch.set_num_threads(cores)
+    return [future.result() for future in futures], interrupted
+
+
+def _run_on_gpu(
+    plan: Plan, tasks: Sequence[Task], clock: Clock, *, total: int, progress: Progress | None
+) -> tuple[list[list[Record]], bool]:
+    """Tasks one after another, each a large batch; an interrupt is noticed between blocks of layers."""
+    from sounding.chain.gpu import run_task_on_gpu
+
+    results: list[list[Record]] = []
+    try:
+        for task in tasks:
+            results.append(run_task_on_gpu(plan, task, clock, report=lambda: progress and progress(clock.done, total)))
+    except KeyboardInterrupt:
+        clock.stop.set()
+        return results, True
+    return results, clock.stop.is_set()
+
+
+def _watch(futures: Sequence[Future[list[Record]]], clock: Clock, *, total: int, progress: Progress | None) -> None:
+    """Wait for the tasks, reporting progress; raises what a task raised."""
+    waiting = set(futures)
+    while waiting:
+        done, waiting = wait(waiting, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+        for future in done:
+            future.result()
+        if progress is not None:
+            progress(clock.done, total)
+
+
+def _draw_ahead(drawer: ThreadPoolExecutor, generator: torch.Generator, dtype: torch.dtype) -> Normals:
+    """Normals drawn one call ahead in another thread; the sequence is the generator's own."""
+    pending: list[Future[torch.Tensor]] = []
+
+    def draw(shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=dtype)
+
+    def normals(shape: tuple[int, ...]) -> torch.Tensor:
+        now = pending.pop().result() if pending else draw(shape)
+        pending.append(drawer.submit(draw, shape))
+        return now
+
+    return normals

@@ -1,0 +1,51 @@
+"""How many eigenvalues reach a threshold, without computing one.
+
+By Sylvester's law of inertia, the number of eigenvalues of S at or above τ is the number of non-negative pivots in any
+factorization S − τI = P D Pᵀ. On the CPU that is LAPACK's Bunch–Kaufman LDLᵀ, about seven times cheaper than the
+eigenvalues at size 256. On a GPU, where it would run matrix by matrix, Haynsworth's additivity is used instead: the
+inertia of a matrix is that of its leading block plus that of the Schur complement, so blocks of 32 and batched products
+suffice.
+"""
+
+from __future__ import annotations
+
+import torch
+
+# cuSOLVER's batched symmetric eigensolver stops at this size
+BLOCK = 32
+
+
+def count_at_least(matrices: torch.Tensor, threshold: float) -> torch.Tensor:
+    """#{λ(S) ≥ threshold} for symmetric matrices (..., m, m) in float64, as float64."""
+    size = matrices.shape[-1]
+    shifted = matrices - threshold * torch.eye(size, dtype=matrices.dtype, device=matrices.device)
+    return count_by_pivots(shifted) if matrices.device.type == "cpu" else count_by_blocks(shifted)
+
+
+def count_by_pivots(shifted: torch.Tensor) -> torch.Tensor:
+    """Non-negative eigenvalues from LDLᵀ: a 2 × 2 pivot of Bunch–Kaufman is always indefinite and counts once."""
+    factor, pivots, _ = torch.linalg.ldl_factor_ex(shifted)
+    single = pivots > 0
+    diagonal = torch.diagonal(factor, dim1=-2, dim2=-1)
+    return ((diagonal >= 0) & single).sum(dim=-1).double() + 0.5 * (~single).sum(dim=-1).double()
+
+
+def count_by_blocks(shifted: torch.Tensor) -> torch.Tensor:
+    """Non-negative eigenvalues block by block: In(S) = In(A) + In(C − BᵀA⁻¹B) for S = [[A, B], [Bᵀ, C]].
+
+    An eigenvalue of a leading block that rounding cannot tell from 0 is moved to the edge of what it can, so that the
+    Schur complement stays finite; the count is then right for a matrix within rounding of S.
+    """
+    count = torch.zeros(shifted.shape[:-2], dtype=torch.float64, device=shifted.device)
+    rest = shifted
+    floor = torch.finfo(shifted.dtype).eps * shifted.abs().amax(dim=(-2, -1))[..., None].clamp_min(1e-300)
+    while rest.shape[-1] > 0:
+        size = min(BLOCK, rest.shape[-1])
+        values, vectors = torch.linalg.eigh(rest[..., :size, :size])
+        count += (values >= 0).sum(dim=-1)
+        if rest.shape[-1] == size:
+            break
+        safe = torch.where(values.abs() > floor, values, torch.where(values >= 0, floor, -floor))
+        coupling = vectors.mT @ rest[..., :size, size:]
+        rest = rest[..., size:, size:] - coupling.mT @ (coupling / safe[..., None])
+    return count

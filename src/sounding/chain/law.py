@@ -1,0 +1,247 @@
+"""The law of a chain: what one layer does to a batch, checked before any work.
+
+With rows as samples, one layer takes H (samples × features) to
+
+    A = H Wᵀ                        without a skip connection (γ = ∞), entries of W of variance 1/width
+    A = H + γ H Wᵀ                  with one, entries of W of unit variance (rank2020, eq. 1)
+    H′ = φ(g·N(A))  or  N(φ(g·A))   with the normalization N before or after the activation φ, g the layer's gain
+
+A chain without normalization is kept at unit mean square and its scale in logarithms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from sounding.activations import Activation, resolve
+from sounding.errors import UsageError
+from sounding.weights import WeightLaw
+from sounding.weights import resolve as resolve_weights
+
+if TYPE_CHECKING:
+    import torch
+
+Norm = Literal["none", "batch", "layer", "rms"]
+Position = Literal["before", "after"]
+GainSpec = float | str | Callable[[int], float]
+
+NORMS: tuple[Norm, ...] = ("none", "batch", "layer", "rms")
+# a standard normal exceeds it once in 10²³ draws: no pre-activation of a chain does
+LARGEST_NORMAL = 10.0
+# scales beyond these are told apart by the logarithm alone: an activation looks linear from there
+SCALE_LIMIT = 1e12
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The factor in front of the activation's input, layer by layer; `constant` where it is one number."""
+
+    at: Callable[[int], float]
+    constant: float | None = None
+
+
+@dataclass(frozen=True)
+class ChainLaw:
+    """What a layer is made of; the same for each layer but for the gain.
+
+    Args:
+        width: features d of each layer.
+        batch_size: samples n.
+        weights: the law of W.
+        activation: φ.
+        gain: g(layer), layers counted from 1.
+        norm: "none", "batch", "layer" or "rms".
+        center: whether batch norm subtracts the mean over samples (layer norm always centres, rms never).
+        position: whether the normalization stands "before" or "after" the activation.
+        eps: added to the variance under the root.
+        residual: γ in (0, ∞]; ∞ is no skip connection.
+    """
+
+    width: int
+    batch_size: int
+    weights: WeightLaw
+    activation: Activation
+    gain: Gain
+    norm: Norm = "batch"
+    center: bool = True
+    position: Position = "before"
+    eps: float = 0.0
+    residual: float = math.inf
+
+    @property
+    def skip(self) -> float:
+        """The coefficient of H in A."""
+        return 0.0 if math.isinf(self.residual) else 1.0
+
+    @property
+    def weight_scale(self) -> float:
+        """The standard deviation of an entry of the matrix that multiplies H."""
+        return 1.0 / math.sqrt(self.width) if math.isinf(self.residual) else self.residual
+
+    @property
+    def renormalizes(self) -> bool:
+        """Whether the scale travels in logarithms, apart from the state."""
+        return self.norm == "none"
+
+
+def make_law(
+    *,
+    width: int,
+    batch_size: int,
+    weights: Any = "gaussian",
+    activation: Any = "identity",
+    gain: GainSpec = 1.0,
+    norm: str = "batch",
+    center: bool = True,
+    position: str = "before",
+    eps: float = 0.0,
+    residual: float = math.inf,
+    depth: int = 1,
+    dtype: str = "float32",
+) -> ChainLaw:
+    """The checked law of a chain; raises `UsageError` on anything without a meaning."""
+    _check_count("width", width, minimum=1)
+    _check_count("batch size", batch_size, minimum=1)
+    if norm not in NORMS:
+        raise UsageError(f"unknown normalization {norm!r}", hint=f"one of {', '.join(NORMS)}")
+    if position not in ("before", "after"):
+        raise UsageError(f"the normalization stands 'before' or 'after' the activation, got {position!r}")
+    if norm == "batch" and center and batch_size < 2:
+        raise UsageError(
+            f"centred batch norm needs at least 2 samples to have a variance, got a batch of {batch_size}",
+            hint="--batch-size 32, or --no-center",
+        )
+    if norm == "layer" and width < 2:
+        raise UsageError(f"layer norm needs at least 2 features to have a variance, got width {width}")
+    if not (math.isfinite(eps) and eps >= 0):
+        raise UsageError(f"eps must be a finite number of at least 0, got {eps}")
+    gamma = _as_float("residual strength", residual)
+    if math.isnan(gamma) or gamma <= 0:
+        raise UsageError(f"the residual strength must lie in (0, inf], got {residual}", hint="0.1, or inf for no skip")
+    law = ChainLaw(
+        width=width,
+        batch_size=batch_size,
+        weights=resolve_weights(weights),
+        activation=resolve(activation),
+        gain=make_gain(gain),
+        norm=norm,  # type: ignore[arg-type]
+        center=center if norm == "batch" else norm == "layer",
+        position=position,  # type: ignore[arg-type]
+        eps=float(eps),
+        residual=gamma,
+    )
+    _check_activation(law, depth=depth, dtype=dtype)
+    return law
+
+
+def make_gain(gain: GainSpec) -> Gain:
+    """The gain of each layer: a number, "power:K" for ℓ^(−K) (thesis2024, section 6.4), or a function of the layer.
+
+    >>> make_gain("power:0.5").at(4)
+    0.5
+    """
+    if isinstance(gain, str):
+        kind, _, parameter = gain.partition(":")
+        if kind == "power":
+            exponent = _as_float("gain exponent", parameter)
+            if not math.isfinite(exponent):
+                raise UsageError(f"the gain ℓ^(−K) needs a finite K, got {gain!r}", hint="power:0.4")
+            return Gain(lambda layer: float(layer) ** -exponent)
+        gain = _as_float("gain", gain)
+    if callable(gain):
+        return Gain(gain)
+    value = _as_float("gain", gain)
+    if not math.isfinite(value) or value == 0:
+        raise UsageError(f"the gain must be finite and not 0, got {gain}")
+    return Gain(lambda layer: value, constant=value)
+
+
+def normalize(values: torch.Tensor, law: ChainLaw) -> torch.Tensor:
+    """N(A) over the last two axes (samples, features); a constant feature or sample becomes 0, never NaN.
+
+    Batch norm divides each feature by its root mean square over samples (after centring, if any), layer norm and rms
+    each sample over features; the mean square is the biased one, as in PyTorch's forward pass.
+    """
+    if law.norm == "none":
+        return values
+    axis = -2 if law.norm == "batch" else -1
+    if law.center:
+        values = values - values.mean(dim=axis, keepdim=True)
+    size = values.shape[axis]
+    square = values.square().sum(dim=axis, keepdim=True).div_(size)
+    if law.eps > 0:
+        square.add_(law.eps)
+    return values * square.clamp_min_(_smallest(values)).rsqrt_()
+
+
+def _smallest(values: torch.Tensor) -> float:
+    import torch
+
+    return float(torch.finfo(values.dtype).tiny)
+
+
+def _check_count(name: str, value: Any, *, minimum: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
+        raise UsageError(f"the {name} must be a whole number of at least {minimum}, got {value!r}")
+
+
+def _as_float(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"the {name} must be a number, got {value!r}") from None
+
+
+def _check_activation(law: ChainLaw, *, depth: int, dtype: str) -> None:
+    """Raise when the activation or the gain would leave the numbers of `dtype` on the way."""
+    layers = np.unique(np.geomspace(1, max(depth, 1), num=min(max(depth, 1), 64)).astype(np.int64))
+    gains = []
+    for layer in layers:
+        value = _as_float(f"gain of layer {layer}", law.gain.at(int(layer)))
+        if not math.isfinite(value):
+            raise UsageError(f"the gain of layer {layer} must be finite, got {value}")
+        gains.append(abs(value))
+    largest = max(gains) * _largest_input(law)
+    limit = float(np.finfo(dtype).max) ** 0.5  # its square is summed
+    name = law.activation.name
+    with np.errstate(all="ignore"):
+        grid = np.concatenate([-np.geomspace(1e-3, largest, 64)[::-1], [0.0], np.geomspace(1e-3, largest, 64)])
+        values = np.asarray(law.activation(grid), dtype=np.float64)
+        if not np.all(np.isfinite(values)) or np.max(np.abs(values)) > limit:
+            raise UsageError(
+                f"activation {name!r} overflows {dtype} on inputs up to {largest:.3g}, which this chain reaches",
+                hint="a smaller batch size or gain, a normalization before the activation, or --dtype float64",
+            )
+        if law.renormalizes and not _looks_linear(law.activation):
+            raise UsageError(
+                f"activation {name!r} is not linear at infinity, so a chain without normalization overflows",
+                hint="--norm batch, layer or rms",
+            )
+
+
+def _largest_input(law: ChainLaw) -> float:
+    """The largest |value| that reaches the activation at gain 1: √n or √d after a norm, a rare normal otherwise."""
+    if law.norm == "none":
+        return LARGEST_NORMAL
+    if law.position == "before":
+        return math.sqrt(law.batch_size if law.norm == "batch" else law.width)
+    if math.isinf(law.residual):
+        return LARGEST_NORMAL * (math.sqrt(law.batch_size) if law.norm == "batch" else 1.0)
+    return (1 + law.residual * math.sqrt(law.width) * LARGEST_NORMAL) * math.sqrt(max(law.batch_size, 1))
+
+
+def _looks_linear(activation: Activation) -> bool:
+    """Whether φ(sx)/s settles as s → ∞, and as s → 0 when φ(0) = 0: the scale can then travel in logarithms."""
+    points = np.array([-2.0, -1.0, 1.0, 2.0])
+    far = [np.asarray(activation(points * s)) / s for s in (SCALE_LIMIT, 1e3 * SCALE_LIMIT)]
+    if not np.allclose(far[0], far[1], rtol=1e-3, atol=1e-9):
+        return False
+    if abs(float(activation(np.zeros(1))[0])) > 0:
+        return True
+    near = [np.asarray(activation(points * s)) / s for s in (1 / SCALE_LIMIT, 1e-3 / SCALE_LIMIT)]
+    return bool(np.allclose(near[0], near[1], rtol=1e-3, atol=1e-9))

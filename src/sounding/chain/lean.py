@@ -1,0 +1,145 @@
+"""Few small chains, one layer at a time in numpy: where torch's cost per operation would outweigh the arithmetic.
+
+The same laws and the same two routes as `sounding.chain.step`, for one chain. Normals and weights are drawn for a block
+of layers at once, and the block's states are measured together, as if they were chains.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.linalg import lapack
+
+from sounding.chain.factor import DEPENDENT_FLOAT32, DEPENDENT_FLOAT64
+from sounding.chain.law import SCALE_LIMIT, ChainLaw
+from sounding.chain.step import Route
+
+Matrix = NDArray[np.floating]
+
+# numbers drawn per layer, for one chain and for all of a task, up to which this route is the faster one
+SMALL_CHAIN = 20_000
+SMALL_TASK = 60_000
+FEW_CHAINS = 16
+BLOCK_NUMBERS = 1 << 18
+
+
+def is_small(law: ChainLaw, *, chains: int, route: Route) -> bool:
+    """Whether chains are few and small enough to go one by one."""
+    drawn = law.width * (law.batch_size if route == "gram" else law.width)
+    return chains <= FEW_CHAINS and drawn <= SMALL_CHAIN and chains * drawn <= SMALL_TASK
+
+
+def block_length(law: ChainLaw, *, chains: int, route: Route) -> int:
+    """Layers per block: as many as keep the numbers drawn and the states within a cache."""
+    drawn = law.width * max(law.batch_size, law.width if route == "explicit" else 0)
+    return max(1, min(256, BLOCK_NUMBERS // (chains * drawn)))
+
+
+class LeanChain:
+    """One chain; `advance` takes a block of layers and gives the state after each."""
+
+    def __init__(self, law: ChainLaw, state: torch.Tensor, *, route: Route) -> None:
+        self.law = law
+        self.route = route
+        self.state: Matrix = state.numpy().copy()
+        self.dtype = self.state.dtype
+        self.log_scale = 0.0
+        self._scale = self.dtype.type(law.weight_scale)
+        self._tiny = np.finfo(self.dtype).tiny
+        self._axis = 0 if law.norm == "batch" else 1
+        self._linear = law.activation.name == "identity"
+        if law.renormalizes:
+            self._renormalize()
+
+    def advance(self, draws: Matrix, gains: list[float]) -> tuple[Matrix, list[float]]:
+        """Go through len(draws) layers: normals (n × d) of each on the Gram route, weights (d × d) on the explicit."""
+        states = np.empty((len(draws), *self.state.shape), dtype=self.dtype)
+        scales = []
+        for index, (draw, gain) in enumerate(zip(draws, gains, strict=True)):
+            values = self._multiply(draw)
+            if self.law.position == "before":
+                self.state = self._activate(self._normalize(values), gain)
+            else:
+                self.state = self._normalize(self._activate(values, gain))
+            if self.law.renormalizes:
+                self._renormalize()
+            states[index] = self.state
+            scales.append(self.log_scale)
+        return states, scales
+
+    def _multiply(self, draw: Matrix) -> Matrix:
+        if self.route == "explicit":
+            product = self.state @ draw.T
+        else:
+            factor = self._factor()
+            if self.law.weights.invariance == "haar":
+                wide = draw.astype(np.float64)
+                triangle = np.linalg.cholesky(wide @ wide.T)
+                # factor C⁻¹ = (C⁻ᵀ factorᵀ)ᵀ
+                factor = lapack.dtrtrs(triangle, factor.T, lower=1, trans=1)[0].T * math.sqrt(self.law.width)
+            product = factor.astype(self.dtype) @ draw
+        product *= self._scale
+        if self.law.skip:
+            product += self.state
+        return product
+
+    def _factor(self) -> Matrix:
+        """A factor of HHᵀ: pivoted Cholesky of the float64 Gram matrix, or QR of the rows of a float64 chain."""
+        if self.dtype == np.float64:
+            return _factor_rows(self.state)
+        wide = self.state.astype(np.float64)
+        gram = wide @ wide.T
+        factor, order, rank, _ = lapack.dpstrf(gram, tol=DEPENDENT_FLOAT32 * gram.diagonal().max(), lower=1)
+        factor = np.tril(factor)
+        factor[:, rank:] = 0
+        result = np.empty_like(factor)
+        result[order - 1] = factor
+        return result
+
+    def _normalize(self, values: Matrix) -> Matrix:
+        law = self.law
+        if law.norm == "none":
+            return values
+        axis = self._axis
+        if law.center:
+            values = values - values.mean(axis=axis, keepdims=True)
+        square = np.add.reduce(values * values, axis=axis, keepdims=True)
+        square /= values.shape[axis]
+        if law.eps > 0:
+            square += square.dtype.type(law.eps)
+        return values / np.sqrt(np.maximum(square, self._tiny))
+
+    def _activate(self, values: Matrix, gain: float) -> Matrix:
+        if gain != 1.0:
+            values = values * self.dtype.type(gain)
+        if self._linear:
+            return values
+        activation = self.law.activation
+        if not self.law.renormalizes or activation.degree == 1.0:
+            return activation(values).astype(self.dtype, copy=False)
+        scale = min(max(math.exp(min(self.log_scale, 700.0)), 1 / SCALE_LIMIT), SCALE_LIMIT)
+        return (activation(values.astype(np.float64) * scale) / scale).astype(self.dtype, copy=False)
+
+    def _renormalize(self) -> None:
+        flat = self.state.ravel()
+        square = float(np.dot(flat, flat)) / flat.size
+        if square > 0:
+            self.log_scale += 0.5 * math.log(square)
+            self.state = self.state * self.dtype.type(square**-0.5)
+        else:
+            self.log_scale = -math.inf
+
+
+def _factor_rows(rows: Matrix) -> Matrix:
+    """See `sounding.chain.factor.factor_rows`."""
+    n = len(rows)
+    factored = lapack.dgeqrf(rows.T)[0]
+    factor = np.tril(factored[:n].T)
+    lengths = np.sqrt((factor * factor).sum(axis=1))
+    diagonal = factor.diagonal()
+    dependent = np.abs(diagonal) <= DEPENDENT_FLOAT64 * math.sqrt(rows.shape[1]) * lengths
+    factor[np.arange(n)[dependent], np.arange(n)[dependent]] = 0.0
+    return factor

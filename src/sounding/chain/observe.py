@@ -1,0 +1,268 @@
+"""Measures on the way: from the state of a batch of chains to one row of numbers per chain.
+
+Everything that needs inner products alone comes from one Gram matrix, everything spectral from one decomposition, and
+the soft rank from neither where a count of pivots is cheaper. Each value agrees with the function of
+`sounding.measures` of the same name applied to the state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from sounding.chain.factor import DEPENDENT_FLOAT32
+from sounding.chain.inertia import count_at_least
+from sounding.chain.law import ChainLaw
+from sounding.chain.step import Route
+from sounding.errors import UsageError
+from sounding.measures import MEASURES, of_gram, of_spectrum
+
+OWN = (
+    "orthogonality_gap_squared",
+    "frobenius_squared",
+    "mean_absolute_cosine",
+    "regularity",
+    "top_eigenvalues",
+)
+PARAMETRIZED = {"soft_rank": 0.5, "top_eigenvalues": 3.0}
+COSINES = {"mean_cosine", "gradient_alignment", "mean_absolute_cosine", "distinct_share"}
+SPECTRAL = {
+    "numerical_rank",
+    "effective_rank",
+    "isometry",
+    "isometry_gap",
+    "condition_number",
+    "isotropy_distance",
+    "top_eigenvalues",
+}
+# from this size on counting pivots beats eigenvalues, and float32 slices beat a float64 product
+LARGE = 48
+
+
+def measure_names() -> tuple[str, ...]:
+    """What `simulate` can measure: the measures of `sounding.measures`, and a chain's own."""
+    return (*MEASURES, *OWN)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One number that is accumulated: a measure and its parameter."""
+
+    name: str
+    measure: str
+    parameter: float = 0.0
+
+
+@dataclass(frozen=True)
+class Observer:
+    """Which numbers are taken from a state, and how each reported measure follows from them.
+
+    Args:
+        columns: the numbers taken.
+        ratios: reported measures that are ratios of two averages: name → (numerator, denominator) columns.
+    """
+
+    columns: tuple[Column, ...]
+    ratios: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def reported(self) -> dict[str, int | tuple[int, int]]:
+        """Every reported measure with its column, or its two columns."""
+        inner = {index for pair in self.ratios.values() for index in pair}
+        plain = {column.name: i for i, column in enumerate(self.columns) if i not in inner}
+        return {**plain, **self.ratios}
+
+    @property
+    def needs_spectrum(self) -> bool:
+        """Whether eigenvalues must be computed."""
+        return any(column.measure in SPECTRAL for column in self.columns)
+
+
+def make_observer(measures: tuple[str, ...], law: ChainLaw) -> Observer:
+    """The observer for measure names, each possibly with a parameter: "soft_rank:0.3", "top_eigenvalues:5"."""
+    if not measures:
+        raise UsageError("expected at least one measure, got none", hint=f"one of {', '.join(measure_names())}")
+    columns: list[Column] = []
+    ratios: dict[str, tuple[int, int]] = {}
+    for spec in dict.fromkeys(measures):
+        name, _, text = spec.strip().partition(":")
+        if name not in measure_names() or (text and name not in PARAMETRIZED):
+            raise UsageError(f"unknown measure {spec!r}", hint=f"one of {', '.join(measure_names())}")
+        parameter = _parse(spec, text, default=PARAMETRIZED.get(name, 0.0))
+        if name == "regularity":
+            ratios[name] = (len(columns), len(columns) + 1)
+            columns += [Column("squared_row_norms", "regularity_numerator"), Column("cubes", "regularity_denominator")]
+        elif name == "top_eigenvalues":
+            columns += [
+                Column(f"eigenvalue_{k}", name, k) for k in range(1, min(int(parameter), law.batch_size, law.width) + 1)
+            ]
+        else:
+            columns.append(Column(spec.strip(), name, parameter))
+    return Observer(tuple(columns), ratios)
+
+
+def observe(chains: Observed, observer: Observer) -> torch.Tensor:
+    """(chains, columns) in float64."""
+    view = View(chains, spectral=observer.needs_spectrum)
+    return torch.stack([_value(view, column) for column in observer.columns], dim=-1)
+
+
+class Observed(Protocol):
+    """What can be measured: states (chains, samples, features), their scale, and their Gram matrices."""
+
+    state: torch.Tensor
+    log_scale: torch.Tensor
+    route: Route
+
+    def gram(self) -> torch.Tensor: ...
+
+
+class Snapshot:
+    """States kept aside, measured like chains."""
+
+    def __init__(self, state: torch.Tensor, log_scale: torch.Tensor, route: Route) -> None:
+        self.state = state
+        self.log_scale = log_scale
+        self.route = route
+        self._gram: torch.Tensor | None = None
+
+    def gram(self) -> torch.Tensor:
+        """HHᵀ in float64."""
+        if self._gram is None:
+            self._gram = _product(self.state)
+        return self._gram
+
+
+class View:
+    """The small second moment of a state and its spectrum, each computed when first asked for."""
+
+    def __init__(self, chains: Observed, *, spectral: bool) -> None:
+        self.chains = chains
+        self.samples, self.width = chains.state.shape[-2:]
+        self.spectral = spectral
+        self._moment: torch.Tensor | None = None
+        self._amplitudes: torch.Tensor | None = None
+
+    @property
+    def moment(self) -> torch.Tensor:
+        """HHᵀ/n or HᵀH/n, whichever is smaller: they share their eigenvalues up to zeros."""
+        if self._moment is None:
+            state = self.chains.state
+            size = min(self.samples, self.width)
+            if self.samples <= self.width and (self.spectral or size <= LARGE or self.chains.route == "gram"):
+                self._moment = self.chains.gram() / self.samples
+            else:
+                rows = state if self.samples <= self.width else state.mT
+                exact = self.spectral or size <= LARGE or state.dtype == torch.float64
+                self._moment = (_product(rows) if exact else _sliced_product(rows)) / self.samples
+        return self._moment
+
+    @property
+    def amplitudes(self) -> torch.Tensor:
+        """Singular values of H/√n, descending: of the rows for float64, where the Gram matrix would lose digits."""
+        if self._amplitudes is None:
+            if self.chains.state.dtype == torch.float64:
+                self._amplitudes = torch.linalg.svdvals(self.chains.state) / self.samples**0.5
+            else:
+                self._amplitudes = torch.linalg.eigvalsh(self.moment).flip(-1).clamp_min(0).sqrt()
+        return self._amplitudes
+
+    @property
+    def eigenvalues(self) -> torch.Tensor:
+        return self.amplitudes.square()
+
+    @property
+    def resolution(self) -> float:
+        """Singular values below this share of the largest are rounding of the state's own numbers."""
+        return of_spectrum.resolution(max(self.samples, self.width), dtype=self.chains.state.dtype)
+
+    @property
+    def degenerate(self) -> float | None:
+        """Eigenvalues below this share of the largest make a batch degenerate; None is the measures' default."""
+        return None if self.chains.state.dtype == torch.float64 else DEPENDENT_FLOAT32
+
+
+def _value(view: View, column: Column) -> torch.Tensor:
+    name = column.measure
+    if name in COSINES:
+        gram = view.chains.gram()
+        own = "gradient_alignment" if name == "mean_absolute_cosine" else name
+        value: torch.Tensor = getattr(of_gram, own)(gram)
+        return value
+    if name in SPECTRAL:
+        return _spectral_value(view, column)
+    moment = view.moment
+    if name == "soft_rank":
+        return _soft_rank(view, column.parameter)
+    if name == "participation_ratio":
+        return of_gram.ratio_of(moment)
+    if name.startswith("orthogonality_gap"):
+        gap = of_gram.gap_of(moment, samples=view.samples)
+        return gap.square() if name.endswith("squared") else gap
+    if name == "frobenius_squared":
+        return moment.square().sum(dim=(-2, -1))
+    if name == "log_norm":
+        trace = torch.diagonal(moment, dim1=-2, dim2=-1).sum(dim=-1) * view.samples
+        return of_gram.half_log(trace) + view.chains.log_scale
+    return _regularity_part(view, name)
+
+
+def _spectral_value(view: View, column: Column) -> torch.Tensor:
+    name, samples = column.measure, view.samples
+    if name == "numerical_rank":
+        return of_spectrum.numerical_rank(view.amplitudes, tolerance=view.resolution)
+    if name == "condition_number":
+        return of_spectrum.ratio_of_extremes(view.amplitudes, tolerance=view.resolution)
+    if name == "effective_rank":
+        return of_spectrum.effective_rank(view.eigenvalues)
+    if name == "isotropy_distance":
+        return of_spectrum.isotropy_distance(view.eigenvalues, samples=samples)
+    if name == "isometry":
+        return of_spectrum.isometry(view.eigenvalues, samples=samples, tolerance=view.degenerate)
+    if name == "isometry_gap":
+        return of_spectrum.isometry_gap(view.eigenvalues, samples=samples, tolerance=view.degenerate)
+    return view.eigenvalues[..., int(column.parameter) - 1]
+
+
+def _soft_rank(view: View, threshold: float) -> torch.Tensor:
+    """#{λ ≥ threshold}, by pivots where nothing else asks for the spectrum and the matrix is large."""
+    if view.spectral or view.moment.shape[-1] <= LARGE:
+        return of_spectrum.soft_rank(view.eigenvalues, threshold=threshold)
+    return count_at_least(view.moment, threshold * (1 - of_spectrum.TIE))
+
+
+def _regularity_part(view: View, name: str) -> torch.Tensor:
+    """Tr(diag(M²)²) or Tr(M³) of M = HᵀH/n: rank2020 Definition 3 divides the average of one by that of the other.
+
+    With G = HHᵀ and h_j the features, (M²)_jj = h_jᵀ G h_j / n², and Tr(M³) = Tr(G³)/n³.
+    """
+    if name == "regularity_denominator":
+        return (view.moment @ view.moment * view.moment).sum(dim=(-2, -1))
+    features = view.chains.state.double()
+    rows = (features * (view.chains.gram() @ features)).sum(dim=-2) / view.samples**2
+    return rows.square().sum(dim=-1)
+
+
+def _product(rows: torch.Tensor) -> torch.Tensor:
+    wide = rows.double()
+    return wide @ wide.mT
+
+
+def _sliced_product(rows: torch.Tensor) -> torch.Tensor:
+    """HHᵀ from float32 products over 64 columns each, summed in float64: as exact as a float32 state deserves."""
+    total = torch.zeros((*rows.shape[:-1], rows.shape[-2]), dtype=torch.float64, device=rows.device)
+    for part in rows.split(64, dim=-1):
+        total += part @ part.mT
+    return total
+
+
+def _parse(spec: str, text: str, *, default: float) -> float:
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = -1.0
+    if text and not 0 < value < float("inf"):
+        raise UsageError(f"expected a positive number after the colon, got {spec!r}", hint="soft_rank:0.5")
+    return value

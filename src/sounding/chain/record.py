@@ -1,0 +1,138 @@
+"""What a batch of chains leaves behind: sums over batches of layers, and moments over runs at each profiled layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sounding.chain.averages import BatchMeans
+
+if TYPE_CHECKING:
+    import torch
+
+Array = NDArray[np.float64]
+# values wait on the device and are reduced together, so that a GPU is asked for numbers once in so many layers
+WAITING = 256
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Moments over runs at each profiled layer, mergeable.
+
+    Args:
+        layers: the layers.
+        mean: (layers, columns).
+        scatter: (layers, columns, columns), sums of products of deviations from the mean.
+        runs: how many runs.
+    """
+
+    layers: tuple[int, ...]
+    mean: Array
+    scatter: Array
+    runs: int
+
+    def merge(self, other: Moments) -> Moments:
+        """Both sets of runs together (Chan's update), on the layers that both reached."""
+        count = min(len(self.layers), len(other.layers))
+        total = self.runs + other.runs
+        with np.errstate(invalid="ignore"):
+            difference = other.mean[:count] - self.mean[:count]
+            outer = difference[:, :, None] * difference[:, None, :]
+            return Moments(
+                self.layers[:count],
+                self.mean[:count] + difference * other.runs / total,
+                self.scatter[:count] + other.scatter[:count] + outer * self.runs * other.runs / total,
+                total,
+            )
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one group of runs with one law left behind; `layers` is how deep it came."""
+
+    means: BatchMeans
+    moments: Moments | None
+    layers: int
+
+    def merge(self, other: Record) -> Record:
+        """Both groups of runs together."""
+        means = BatchMeans(
+            np.concatenate([self.means.sums, other.means.sums]), np.concatenate([self.means.counts, other.means.counts])
+        )
+        moments = self.moments.merge(other.moments) if self.moments and other.moments else self.moments
+        return Record(means, moments, min(self.layers, other.layers))
+
+
+class Recorder:
+    """Collects rows of numbers from a batch of chains, group by group (one group per law).
+
+    Args:
+        groups: laws in the batch; chains are ordered group by group.
+        runs: chains per group.
+        columns: numbers per chain.
+        batches: batches per run.
+        samples: measured layers per run, known beforehand.
+        profile: whether to keep moments at each profiled layer.
+    """
+
+    def __init__(self, *, groups: int, runs: int, columns: int, batches: int, samples: int, profile: bool) -> None:
+        self.groups, self.runs = groups, runs
+        self.batches, self.samples = batches, samples
+        self.sums = np.zeros((groups * runs, batches, columns))
+        self.counts = np.zeros(batches)
+        self.taken = 0
+        self.profile = profile
+        self._waiting: list[tuple[int, bool, torch.Tensor]] = []
+        self._layers: list[int] = []
+        self._means: list[Array] = []
+        self._scatters: list[Array] = []
+
+    def add(self, layer: int, values: torch.Tensor, *, averaged: bool) -> None:
+        """Take the (chains, columns) numbers of a layer; `averaged` when it is past the burn-in."""
+        self._waiting.append((layer, averaged, values))
+        if len(self._waiting) >= WAITING:
+            self.flush()
+
+    def flush(self) -> None:
+        """Reduce what waits."""
+        if not self._waiting:
+            return
+        import torch
+
+        stacked = torch.stack([values for _, _, values in self._waiting])
+        averaged = [index for index, (_, wanted, _) in enumerate(self._waiting) if wanted]
+        batches = [(self.taken + i) * self.batches // self.samples for i in range(len(averaged))]
+        for batch in sorted(set(batches)):
+            chosen = [index for index, b in zip(averaged, batches, strict=True) if b == batch]
+            self.sums[:, batch] += stacked[chosen[0] : chosen[-1] + 1].sum(dim=0).cpu().numpy()
+            self.counts[batch] += len(chosen)
+        self.taken += len(averaged)
+        if self.profile:
+            self._reduce_profile(stacked)
+        self._waiting.clear()
+
+    def _reduce_profile(self, stacked: torch.Tensor) -> None:
+        by_group = stacked.view(len(stacked), self.groups, self.runs, -1)
+        mean = by_group.mean(dim=2)
+        deviations = by_group - mean.unsqueeze(2)
+        self._layers += [layer for layer, _, _ in self._waiting]
+        self._means.append(mean.cpu().numpy())
+        self._scatters.append((deviations.mT @ deviations).cpu().numpy())
+
+    def records(self, layers: int) -> list[Record]:
+        """One record per group."""
+        self.flush()
+        records = []
+        for group in range(self.groups):
+            rows = slice(group * self.runs, (group + 1) * self.runs)
+            means = BatchMeans(self.sums[rows], np.tile(self.counts, (self.runs, 1)))
+            moments = None
+            if self._means:
+                mean = np.concatenate(self._means)[:, group]
+                scatter = np.concatenate(self._scatters)[:, group]
+                moments = Moments(tuple(self._layers), mean, scatter, self.runs)
+            records.append(Record(means, moments, layers))
+        return records

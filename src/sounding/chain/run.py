@@ -1,0 +1,304 @@
+"""`simulate`: check everything, run the chains, return a `Simulation`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from sounding.chain.engine import Plan, Progress, run_plan
+from sounding.chain.inputs import make_start
+from sounding.chain.law import ChainLaw, GainSpec, make_law
+from sounding.chain.observe import make_observer
+from sounding.chain.record import Record
+from sounding.chain.simulation import Simulation, make_averages, make_profile
+from sounding.chain.step import choose_route
+from sounding.errors import InterruptedRun, UsageError
+from sounding.weights import check_law, names
+
+DEFAULT_MEASURES = (
+    "orthogonality_gap",
+    "participation_ratio",
+    "soft_rank",
+    "numerical_rank",
+    "mean_cosine",
+    "log_norm",
+)
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def simulate(
+    *,
+    width: int,
+    batch_size: int,
+    depth: int,
+    runs: int = 1,
+    burn_in: int = 0,
+    every: int = 1,
+    measures: Sequence[str] = DEFAULT_MEASURES,
+    profile: bool = False,
+    weights: Any = "gaussian",
+    activation: Any = "identity",
+    gain: GainSpec = 1.0,
+    norm: str = "batch",
+    center: bool = True,
+    position: str = "before",
+    eps: float = 0.0,
+    residual: float = math.inf,
+    start: str | torch.Tensor = "gaussian",
+    explicit_weights: bool = False,
+    backward: bool = False,
+    dtype: str = "float32",
+    device: str = "cpu",
+    generator: torch.Generator | None = None,
+    progress: Progress | None = None,
+) -> Simulation:
+    """Random networks as Markov chains: averages of measures over depth and runs, exact in law.
+
+    A layer is H′ = φ(g·N(A)) with A = H Wᵀ, or H + γ H Wᵀ with a skip connection (`sounding.chain.law`). For Gaussian
+    and Haar weights and n < d, what H sees of W is drawn directly from its law, n × d numbers instead of d × d.
+
+    Args:
+        width: features d of each layer.
+        batch_size: samples n.
+        depth: layers; memory does not depend on it (but for a profile, which is as long as the depth over `every`).
+        runs: independent chains.
+        burn_in: layers left out of the averages.
+        every: layers between measurements.
+        measures: names from `measure_names()`; "soft_rank:0.3" and "top_eigenvalues:5" take a parameter.
+        profile: whether to keep each measured layer.
+        weights: a name from `sounding.weights` or a callable.
+        activation: a name from `sounding.activations` or a callable.
+        gain: a number, "power:K" for ℓ^(−K), or a function of the layer (from 1).
+        norm: "none", "batch", "layer" or "rms". Without one the chain is kept at unit mean square, its scale in
+            logarithms: `log_norm` is the true one, scale-dependent measures are those of the rescaled state.
+        center: whether batch norm centres.
+        position: "before" or "after" the activation.
+        eps: added to the variance.
+        residual: γ in (0, inf]; inf is no skip connection.
+        start: the input, see `sounding.chain.inputs`.
+        explicit_weights: draw every weight matrix.
+        backward: also send gradients back, see `sounding.chain.backward`.
+        dtype: "float32" (Gram matrices and factors in float64) or "float64".
+        device: "cpu", "cuda" or "cuda:1".
+        generator: where the randomness comes from; None draws a seed from the operating system.
+        progress: called with the chain-layers done and in all.
+
+    Raises:
+        UsageError: anything without a meaning, before any work.
+        NumericalError: a chain left the finite numbers.
+        InterruptedRun: Ctrl-C; its `partial` is the `Simulation` of what was measured.
+
+    >>> result = simulate(width=32, batch_size=4, depth=200, burn_in=50, runs=8, center=False,
+    ...     generator=torch.Generator().manual_seed(0), measures=["orthogonality_gap"])
+    >>> round(result.averages["orthogonality_gap"].value, 2)
+    0.2
+    """
+    shared = {
+        "weights": weights, "activation": activation, "gain": gain, "norm": norm, "center": center,
+        "position": position, "eps": eps, "depth": depth, "dtype": dtype,
+    }  # fmt: skip
+    _check_run(depth=depth, runs=runs, burn_in=burn_in, every=every, dtype=dtype)
+    law = make_law(width=width, batch_size=batch_size, residual=residual, **shared)  # type: ignore[arg-type]
+    place = find_device(device)
+    if generator is None:
+        generator = torch.Generator()
+        generator.seed()
+    plan = _make_plan(
+        (law,), runs=runs, depth=depth, burn_in=burn_in, every=every, measures=measures, profile=profile, start=start,
+        explicit=explicit_weights, dtype=dtype, device=place, generator=generator,
+    )  # fmt: skip
+    if backward:
+        from sounding.chain.backward import simulate_backward
+
+        return simulate_backward(plan, generator=generator, progress=progress)
+    return _execute(plan, generator=generator, progress=progress)[0]
+
+
+def simulate_many(
+    *,
+    widths: Sequence[int],
+    residuals: Sequence[float] = (math.inf,),
+    batch_sizes: int | Sequence[int] | None = None,
+    depth: int,
+    runs: int = 1,
+    burn_in: int = 0,
+    every: int = 1,
+    measures: Sequence[str] = DEFAULT_MEASURES,
+    profile: bool = False,
+    start: str | torch.Tensor = "gaussian",
+    explicit_weights: bool = False,
+    dtype: str = "float32",
+    device: str = "cpu",
+    generator: torch.Generator | None = None,
+    progress: Progress | None = None,
+    **layer: Any,
+) -> tuple[Simulation, ...]:
+    """`simulate` for every width and residual strength; on a GPU all strengths of a width run as one batch.
+
+    Args:
+        widths: the widths.
+        residuals: the residual strengths γ.
+        batch_sizes: one for all widths, one per width, or None for as many samples as features.
+        layer: `weights`, `activation`, `gain`, `norm`, `center`, `position`, `eps` as in `simulate`; so the rest.
+
+    Returns:
+        One simulation per width and strength, widths outermost.
+    """
+    sizes = _batch_sizes(widths, batch_sizes)
+    _check_run(depth=depth, runs=runs, burn_in=burn_in, every=every, dtype=dtype)
+    place = find_device(device)
+    if not residuals:
+        raise UsageError("expected at least one residual strength, got none", hint="inf for no skip connection")
+    if generator is None:
+        generator = torch.Generator()
+        generator.seed()
+    plans = []
+    for width, size in zip(widths, sizes, strict=True):
+        laws = tuple(
+            make_law(width=width, batch_size=size, residual=gamma, depth=depth, dtype=dtype, **layer)
+            for gamma in residuals
+        )
+        plans.append(
+            _make_plan(
+                laws,
+                runs=runs,
+                depth=depth,
+                burn_in=burn_in,
+                every=every,
+                measures=measures,
+                profile=profile,
+                start=start,
+                explicit=explicit_weights,
+                dtype=dtype,
+                device=place,
+                generator=generator,
+            )  # fmt: skip
+        )
+    found: list[Simulation] = []
+    for plan in plans:
+        found += _execute(plan, generator=generator, progress=progress)
+    return tuple(found)
+
+
+def find_device(device: str) -> torch.device:
+    """The device called so, if it is there."""
+    try:
+        place = torch.device(device)
+    except RuntimeError:
+        raise UsageError(f"unknown device {device!r}", hint="cpu, cuda or cuda:1") from None
+    if place.type == "cpu":
+        return place
+    if place.type != "cuda" or not torch.cuda.is_available() or (place.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"device {device!r} is not there", hint="--device cpu")
+    return place
+
+
+def _check_run(*, depth: int, runs: int, burn_in: int, every: int, dtype: str) -> None:
+    for name, value, least in (("depth", depth, 1), ("runs", runs, 1), ("burn-in", burn_in, 0), ("every", every, 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise UsageError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    if burn_in >= depth:
+        raise UsageError(f"the burn-in must end before the depth of {depth}, got {burn_in}")
+    if depth // every == burn_in // every:
+        raise UsageError(
+            f"no layer past the burn-in of {burn_in} is measured when every {every}th is, at depth {depth}",
+            hint=f"--every {max(1, depth - burn_in)} or less",
+        )
+    if dtype not in DTYPES:
+        raise UsageError(f"expected dtype float32 or float64, got {dtype!r}")
+
+
+def _batch_sizes(widths: Sequence[int], batch_sizes: int | Sequence[int] | None) -> list[int]:
+    if not widths:
+        raise UsageError("expected at least one width, got none")
+    if batch_sizes is None:
+        return list(widths)
+    sizes = [batch_sizes] * len(widths) if isinstance(batch_sizes, int) else list(batch_sizes)
+    if len(sizes) != len(widths):
+        raise UsageError(f"expected one batch size per width, got {len(sizes)} for {len(widths)}")
+    return sizes
+
+
+def _make_plan(
+    laws: tuple[ChainLaw, ...], *, runs: int, depth: int, burn_in: int, every: int, measures: Sequence[str],
+    profile: bool, start: str | torch.Tensor, explicit: bool, dtype: str, device: torch.device,
+    generator: torch.Generator,
+) -> Plan:  # fmt: skip
+    law = laws[0]
+    if law.weights.invariance == "haar" and law.batch_size > law.width and not explicit:
+        raise UsageError(
+            f"an orthogonal frame has at most as many samples as features, got {law.batch_size} samples of "
+            f"width {law.width}",
+            hint="--explicit-weights, which draws the whole orthogonal matrix",
+        )
+    if law.weights.name not in names():
+        check_law(law.weights, generator=torch.Generator(device=device).manual_seed(0))
+    return Plan(
+        laws=laws,
+        runs=runs,
+        depth=depth,
+        burn_in=burn_in,
+        every=every,
+        profile=profile,
+        observer=make_observer((measures,) if isinstance(measures, str) else tuple(measures), law),
+        start=make_start(start, width=law.width, batch_size=law.batch_size, generator=generator),
+        route=choose_route(law, explicit=explicit),
+        dtype=DTYPES[dtype],
+        device=device,
+    )
+
+
+def _execute(plan: Plan, *, generator: torch.Generator, progress: Progress | None) -> list[Simulation]:
+    by_law, seconds, interrupted = run_plan(plan, generator=generator, progress=progress)
+    done = sum(record.layers * len(record.means.sums) for records in by_law for record in records)
+    rate = done / seconds if seconds > 0 else math.inf
+    found = []
+    for law, records in zip(plan.laws, by_law, strict=True):
+        settings = describe(plan, law, partial=interrupted)
+        merged: Record | None = None
+        for record in records:
+            merged = record if merged is None else merged.merge(record)
+        if merged is None:
+            continue
+        found.append(
+            Simulation(
+                averages=make_averages(merged, plan.observer),
+                profile=make_profile(merged, plan.observer, settings=settings),
+                chain_layers_per_second=rate,
+                settings=settings,
+                partial=interrupted,
+            )
+        )
+    if interrupted:
+        partial: Any = found[0] if len(plan.laws) == 1 and found else tuple(found)
+        raise InterruptedRun("interrupted; what was measured is marked partial", partial=partial)
+    return found
+
+
+def describe(plan: Plan, law: ChainLaw, *, partial: bool = False) -> dict[str, Any]:
+    """The settings of a run in plain types."""
+    described = {
+        "width": law.width,
+        "batch_size": law.batch_size,
+        "depth": plan.depth,
+        "runs": plan.runs,
+        "burn_in": plan.burn_in,
+        "every": plan.every,
+        "weights": law.weights.name,
+        "activation": law.activation.name,
+        "gain": law.gain.constant,
+        "norm": law.norm,
+        "center": law.center,
+        "position": law.position,
+        "eps": law.eps,
+        "residual": law.residual if math.isfinite(law.residual) else "inf",
+        "input": plan.start.kind,
+        "input_parameter": plan.start.parameter,
+        "route": plan.route,
+        "dtype": str(plan.dtype).removeprefix("torch."),
+        "device": str(plan.device),
+    }
+    return {**described, "partial": True} if partial else described

@@ -1,0 +1,123 @@
+"""The record of a simulation: averages with standard errors, a profile over depth, and how fast it went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sounding.chain.observe import Observer
+from sounding.chain.record import Moments, Record
+from sounding.errors import UsageError
+from sounding.profile import Estimate, Profile, Row
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What random networks of one law did.
+
+    Args:
+        averages: each measure averaged over runs and over the layers past the burn-in.
+        profile: each measure layer by layer, averaged over runs; layer 0 is the input. Empty unless asked for.
+        chain_layers_per_second: runs × depth over the time it took.
+        settings: the law and the run, in plain types.
+        partial: whether it was interrupted.
+        gradients: growth of the gradients towards the input, for a backward chain.
+    """
+
+    averages: Mapping[str, Estimate]
+    profile: Profile
+    chain_layers_per_second: float
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    partial: bool = False
+    gradients: Mapping[str, Estimate] = field(default_factory=dict)
+
+    def needed_depth(self, measure: str, *, error: float) -> int:
+        """The depth at which the average of `measure` has the standard error `error`, runs and burn-in unchanged.
+
+        The error of an average over T layers of a stationary chain is σ√(τ/T) with τ the autocorrelation time, so T
+        grows with the square of the wanted precision: T′ = T·(stderr/error)².
+        """
+        if measure not in self.averages:
+            raise UsageError(f"no average of {measure!r} was taken", hint=f"one of {', '.join(self.averages)}")
+        if not error > 0:
+            raise UsageError(f"the wanted error must be positive, got {error}")
+        stderr = self.averages[measure].stderr
+        if stderr is None:
+            raise UsageError(
+                f"the average of {measure!r} has no standard error, so no depth follows", hint="more layers"
+            )
+        burn_in, depth = int(self.settings["burn_in"]), int(self.settings["depth"])
+        return burn_in + max(int(self.settings["every"]), math.ceil((depth - burn_in) * (stderr / error) ** 2))
+
+    def to_dict(self, *, error: float | None = None) -> dict[str, Any]:
+        """Plain types; with `error`, each average says which depth reaches it."""
+        averages: dict[str, dict[str, Any]] = {}
+        for name, estimate in self.averages.items():
+            averages[name] = {"mean": estimate.value, "stderr": estimate.stderr}
+            if error is not None and estimate.stderr is not None:
+                averages[name]["needed_depth"] = self.needed_depth(name, error=error)
+        result: dict[str, Any] = {"settings": dict(self.settings), "partial": self.partial, "averages": averages}
+        if self.gradients:
+            result["gradients"] = {
+                name: {"mean": e.value, "stderr": e.stderr, "interval": list(e.interval())}
+                for name, e in self.gradients.items()
+            }
+        if self.profile.rows:
+            result["profile"] = [
+                {"layer": row.layer, "measure": row.measure, "mean": row.value, "stderr": row.stderr}
+                for row in self.profile
+            ]
+        result["chain_layers_per_second"] = self.chain_layers_per_second
+        return result
+
+    def __str__(self) -> str:
+        s = self.settings
+        head = (
+            f"Simulation(width {s.get('width')}, batch size {s.get('batch_size')}, depth {s.get('depth')}, "
+            f"{s.get('runs')} runs{', partial' if self.partial else ''})"
+        )
+        numbers = {**self.averages, **self.gradients}
+        return "\n".join([head, *(f"  {name:<28}{estimate}" for name, estimate in numbers.items())])
+
+    __repr__ = __str__
+
+
+def make_averages(record: Record, observer: Observer) -> dict[str, Estimate]:
+    """The reported averages of a record."""
+    averages = {}
+    for name, columns in observer.reported.items():
+        if isinstance(columns, tuple):
+            averages[name] = Estimate(*record.means.ratio(*columns))
+        else:
+            averages[name] = Estimate(record.means.mean(columns), record.means.standard_error(columns))
+    return averages
+
+
+def make_profile(record: Record, observer: Observer, *, settings: Mapping[str, Any]) -> Profile:
+    """The reported profile of a record; empty when none was kept."""
+    if record.moments is None:
+        return Profile((), settings)
+    rows = [
+        Row(layer, "", name, *_value_at(record.moments, index, columns), "chain")
+        for index, layer in enumerate(record.moments.layers)
+        for name, columns in observer.reported.items()
+    ]
+    return Profile(tuple(rows), settings)
+
+
+def _value_at(moments: Moments, index: int, columns: int | tuple[int, int]) -> tuple[float, float | None]:
+    """Mean and standard error over runs at one layer; ratios by linearization."""
+    mean, scatter, runs = moments.mean[index], moments.scatter[index], moments.runs
+    if isinstance(columns, tuple):
+        x, y = columns
+        if not mean[y]:
+            return math.nan, None
+        value = float(mean[x] / mean[y])
+        square = float(scatter[x, x] - 2 * value * scatter[x, y] + value**2 * scatter[y, y]) / float(mean[y]) ** 2
+    else:
+        value, square = float(mean[columns]), float(scatter[columns, columns])
+    if runs < 2 or not math.isfinite(square):
+        return value, None
+    return value, math.sqrt(max(square, 0.0) / (runs * (runs - 1)))

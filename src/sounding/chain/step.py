@@ -1,0 +1,132 @@
+"""One layer of a batch of chains: (chains, samples, features) in, the same out.
+
+Two routes with one law. The explicit route draws the d × d matrix of each chain. The Gram route draws what the batch
+sees of it: n × d normals times a factor of the Gram matrix for Gaussian weights, a uniformly random frame times that
+factor for Haar weights. `Chains` holds the state; nothing here looks at the values, so that a GPU never waits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+
+from sounding.chain.factor import factor_gram, factor_rows, whiten
+from sounding.chain.law import SCALE_LIMIT, ChainLaw, normalize
+
+Route = Literal["gram", "explicit"]
+Normals = Callable[[tuple[int, ...]], torch.Tensor]
+
+
+def choose_route(law: ChainLaw, *, explicit: bool) -> Route:
+    """The Gram route where the law has one and it draws less: rotation-invariant weights and n < d."""
+    return "gram" if law.weights.invariance and law.batch_size < law.width and not explicit else "explicit"
+
+
+class Chains:
+    """A batch of independent chains that share everything but the residual strength.
+
+    Args:
+        laws: one law per chain, equal up to `residual`.
+        state: (chains, samples, features), the input.
+        route: how H Wᵀ is drawn.
+        generator: where the randomness comes from; on the device of `state`.
+        normals: draws standard normals of a shape; by default from `generator`.
+    """
+
+    def __init__(
+        self,
+        laws: Sequence[ChainLaw],
+        state: torch.Tensor,
+        *,
+        route: Route,
+        generator: torch.Generator,
+        normals: Normals | None = None,
+    ) -> None:
+        self.law = laws[0]
+        self.route = route
+        self.generator = generator
+        self.state = state
+        self.log_scale = torch.zeros(len(laws), dtype=torch.float64, device=state.device)
+        self.skips = any(law.skip for law in laws)
+        as_column = {"dtype": state.dtype, "device": state.device}
+        self.skip = torch.tensor([law.skip for law in laws], **as_column).view(-1, 1, 1)  # type: ignore[arg-type]
+        scales = [law.weight_scale for law in laws]
+        self.scale = torch.tensor(scales, **as_column).view(-1, 1, 1)  # type: ignore[arg-type]
+        self._activation = self.law.activation.torch()
+        self._linear = self.law.activation.name == "identity"
+        self._normals = normals or self._draw_normals
+        self._gram: torch.Tensor | None = None
+        if self.law.renormalizes:
+            self._renormalize()
+
+    def step(self, gain: float | torch.Tensor = 1.0) -> None:
+        """Advance every chain by one layer."""
+        values = self.multiply()
+        self.set_state(self.finish(values, gain))
+
+    def set_state(self, state: torch.Tensor) -> None:
+        """Replace the state, and split off its scale where there is no normalization."""
+        self.state = state
+        self._gram = None
+        if self.law.renormalizes:
+            self._renormalize()
+
+    def gram(self) -> torch.Tensor:
+        """HHᵀ of the state in float64, computed once per layer."""
+        if self._gram is None:
+            wide = self.state.double()
+            self._gram = wide @ wide.mT
+        return self._gram
+
+    def multiply(self) -> torch.Tensor:
+        """A = H Wᵀ or H + γ H Wᵀ with a fresh W for each chain."""
+        if self.route == "explicit":
+            width = self.law.width
+            shape = (self.state.shape[0], width, width)
+            weight = self.law.weights.draw(
+                shape, generator=self.generator, dtype=self.state.dtype, device=self.state.device
+            )
+            product = torch.bmm(self.state, weight.mT).mul_(self.scale)
+        else:
+            normals = self._normals(tuple(self.state.shape))
+            factor = self._factor()
+            if self.law.weights.invariance == "haar":
+                factor = factor @ whiten(normals) * math.sqrt(self.law.width)
+            product = torch.bmm(factor.to(self.state.dtype).mul_(self.scale), normals)
+        if not self.skips:
+            return product
+        return product.addcmul_(self.state, self.skip)
+
+    def finish(self, values: torch.Tensor, gain: float | torch.Tensor) -> torch.Tensor:
+        """φ(g·N(A)) or N(φ(g·A))."""
+        if self.law.position == "before":
+            return self._activate(normalize(values, self.law), gain)
+        return normalize(self._activate(values, gain), self.law)
+
+    def _factor(self) -> torch.Tensor:
+        return factor_rows(self.state) if self.state.dtype == torch.float64 else factor_gram(self.gram())
+
+    def _activate(self, values: torch.Tensor, gain: float | torch.Tensor) -> torch.Tensor:
+        if isinstance(gain, torch.Tensor) or gain != 1.0:
+            values = values * gain
+        if self._linear:
+            return values
+        if not self.law.renormalizes or self.law.activation.degree == 1.0:
+            return self._activation(values)
+        # the true input is scale times `values`; far out on either side the activation is linear, and only the
+        # logarithm still tells the scales apart
+        scale = self.log_scale.exp().clamp(1 / SCALE_LIMIT, SCALE_LIMIT).to(values.dtype).view(-1, 1, 1)
+        return self._activation(values * scale) / scale
+
+    def _renormalize(self) -> None:
+        """Unit mean square, the scale moved into `log_scale`; an all-zero state stays, with log scale −∞."""
+        square = self.state.double().square().mean(dim=(-2, -1))
+        self.log_scale = self.log_scale + 0.5 * square.log()
+        inverse = torch.where(square > 0, square, torch.ones_like(square)).rsqrt()
+        self.state = self.state * inverse.to(self.state.dtype).view(-1, 1, 1)
+
+    def _draw_normals(self, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.randn(shape, generator=self.generator, dtype=self.state.dtype, device=self.state.device)
