@@ -1,0 +1,77 @@
+"""The documentation is run: every `>>>` block, every page in the index, every picture and local link in place."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+EXAMPLES = [ROOT / "README.md", *PAGES]
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)|<img[^>]+src=\"([^\"]+)\"|^```\{(?:image|figure)\} (\S+)", re.MULTILINE)
+
+
+def blocks(page: Path) -> str:
+    """The fenced blocks that hold a prompt, at their own lines of the page, everything else blank.
+
+    Doctest would otherwise take the closing fence for expected output.
+    """
+    text = page.read_text(encoding="utf-8")
+    lines = [""] * (text.count("\n") + 1)
+    for match in FENCE.finditer(text):
+        if ">>> " in match[2]:
+            first = text.count("\n", 0, match.start(2))
+            for offset, line in enumerate(match[2].splitlines()):
+                lines[first + offset] = line
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("page", EXAMPLES, ids=lambda page: page.name)
+def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One page is one session, run in a directory of its own."""
+    monkeypatch.chdir(tmp_path)
+    example = doctest.DocTestParser().get_doctest(blocks(page), {"__name__": "__main__"}, page.name, str(page), 0)
+    printed: list[str] = []
+    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS, verbose=False).run(example, out=printed.append)
+    assert not printed, "".join(printed)
+
+
+@pytest.mark.parametrize("page", EXAMPLES, ids=lambda page: page.name)
+def test_every_prompt_stands_in_a_fenced_block(page: Path) -> None:
+    """An example outside a fence would be shown and never run."""
+    shown = sum(line.lstrip().startswith(">>> ") for line in page.read_text(encoding="utf-8").splitlines())
+    run = sum(line.lstrip().startswith(">>> ") for line in blocks(page).splitlines())
+    assert shown == run
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    listed = {
+        line.strip()
+        for body in re.findall(r"```\{toctree\}\n(.*?)```", index, re.DOTALL)
+        for line in body.splitlines()
+        if line.strip() and not line.startswith(":")
+    }
+    assert listed == {page.stem for page in PAGES if page.stem != "index"}
+
+
+@pytest.mark.parametrize("page", EXAMPLES, ids=lambda page: page.name)
+def test_every_picture_and_local_link_exists(page: Path) -> None:
+    text = FENCE.sub(lambda match: "" if match[1] else match[0], page.read_text(encoding="utf-8"))
+    targets = ["".join(groups) for groups in LINK.findall(text)]
+    local = [target.split("#")[0] for target in targets if not re.match(r"[a-z]+:|#", target)]
+    missing = [target for target in local if not (page.parent / target).exists()]
+    assert not missing
+
+
+def test_every_picture_is_shown_and_self_contained() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in EXAMPLES)
+    for picture in sorted((DOCS / "pictures").glob("*")):
+        assert picture.name in text, f"{picture.name} is on no page"
+        if picture.suffix == ".svg":
+            assert not re.search(r"(href|src)=\"https?:", picture.read_text(encoding="utf-8")), picture.name
