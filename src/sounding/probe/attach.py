@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -14,11 +14,13 @@ from sounding.probe.reading import NETWORK, Call, Reading, read
 from sounding.probe.stack import Block, Stack, find_stack
 from sounding.profile import Profile, Row
 from sounding.theory.batchnorm import batchnorm, depth_scale
+from sounding.theory.homogeneous import homogeneous_batchnorm
 
 SOURCE = "theory"
 DEPTH_SCALES = 16.0
 SPREAD = 0.05  # scales and shifts that differ more than this between units are not one batch norm of theory
 SMALLEST_BATCH = 4
+NEGLIGIBLE_EPS = 1e-3  # of the variance that batch norm divides by
 WIDTH_BIAS = 0.08  # of the batch norm growth, times batch/width: 0.5% at a batch of 64 and width 1000
 
 
@@ -92,18 +94,49 @@ def _predict_normalized(stack: Stack, reading: Reading) -> tuple[list[Row], str]
     if isinstance(described, str):
         return [], described
     batch_size = int(reading.settings["batch_size"])
-    theory = batchnorm(stack.activation, batch_size=batch_size, tolerance=1e-8, **described)
-    point = theory.fixed_point
+    point = _fixed_point(stack.activation, batch_size, described)
     if not point.attracting:
         return [], f"the symmetric fixed point of {stack.activation} is not attracting at a batch of {batch_size}"
     rows: list[Row] = []
     for block in stack.blocks[1:]:
         rows += _call_rows(block.last, point.variance, point.correlation, batch_size)
+    steps = len(stack.blocks) - 1
     kurtosis = gaussian_moments(resolve(stack.activation), 1.0, 0.0).kurtosis
-    noise = math.sqrt((3 * kurtosis - 1) / (stack.width * (len(stack.blocks) - 1)))
-    relative = math.hypot(noise, WIDTH_BIAS * batch_size / stack.width)
-    rows += _network(reading, theory.gradient_growth, relative=relative)
-    return rows, f"fixed point of batch norm over {batch_size} samples; the error is that of width {stack.width}"
+    noise = math.sqrt((3 * kurtosis - 1) / (stack.width * steps))
+    # The first batch norm divides by the spread of the inputs instead of the fixed point's: one factor in `steps`.
+    first = stack.blocks[0].linear
+    spread = first.get("mean_square") * first.get("distinct_share")
+    edge = abs(math.log(described["weight_std"] ** 2 * point.mu / spread)) / steps if spread * point.mu > 0 else 0.0
+    relative = math.hypot(noise, WIDTH_BIAS * batch_size / stack.width, edge)
+    rows += _network(reading, point.growth, relative=relative)
+    return rows, (
+        f"fixed point of batch norm over {batch_size} samples; the error is that of width {stack.width}, "
+        f"{len(stack.blocks)} layers and an input that is not at the fixed point"
+    )
+
+
+class _Point(NamedTuple):
+    variance: float
+    correlation: float
+    growth: float
+    attracting: bool
+
+    @property
+    def mu(self) -> float:
+        return self.variance * (1 - self.correlation)
+
+
+def _fixed_point(name: str, batch_size: int, described: dict[str, float]) -> _Point:
+    """In closed form where eps is too small to matter beside the allowance, by quadrature otherwise."""
+    activation = resolve(name)
+    if activation.degree == 1.0 and described["shift"] == 0.0:
+        closed = homogeneous_batchnorm(activation.scaled(described["scale"]), batch_size)
+        if described["eps"] <= NEGLIGIBLE_EPS * described["weight_std"] ** 2 * closed.mu:
+            attracting = max(closed.forward.L, closed.forward.M) < 1
+            return _Point(closed.variance, closed.correlation, closed.backward.G, attracting)
+    theory = batchnorm(activation, batch_size=batch_size, tolerance=1e-8, **described)
+    point = theory.fixed_point
+    return _Point(point.variance, point.correlation, theory.gradient_growth, point.attracting)
 
 
 def _describe_norms(stack: Stack, reading: Reading) -> dict[str, float] | str:

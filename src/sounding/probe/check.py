@@ -17,7 +17,9 @@ from sounding.probe.calls import Pass, named_modules, named_parameters
 from sounding.probe.environment import describe_environment
 from sounding.probe.losses import Loss, evaluate_loss, loss_name
 from sounding.probe.moments import Tier
+from sounding.probe.outputs import tensors_in
 from sounding.probe.records import Report
+from sounding.probe.shortcut import shortest_depth
 from sounding.probe.state import MODES, Mode, is_lazy, preserve, set_mode, unwrap
 from sounding.probe.table import list_unmeasured, tabulate
 from sounding.probe.watch import SAMPLES, Watched, log_norm
@@ -109,6 +111,7 @@ class _Checked(Watched):
     def __init__(self, root: nn.Module, **options: Any) -> None:
         super().__init__(root, **options)
         self._seeding = True
+        self._shortest: int | None = None
 
     def run(self, batch: Batch, *, loss: str | Loss | None, generator: torch.Generator | None) -> None:
         """One forward and one backward pass."""
@@ -118,6 +121,7 @@ class _Checked(Watched):
         with self:
             output = _call(self._root, arguments, keywords, batch)
             scalar = evaluate_loss(output, batch.targets, loss=loss, generator=generator)
+            self._shortest = shortest_depth(tensor for _, tensor in tensors_in(output))
             del output
             one = self._passes[-1] if self._passes else Pass(self._tier)
             one.weights |= self._backward(scalar, leaves)
@@ -125,11 +129,14 @@ class _Checked(Watched):
 
     def finish(self, settings: Mapping[str, Any]) -> Report:
         """The report of the passes run."""
+        from sounding.probe.attach import attach
         from sounding.probe.verdict import judge
 
-        profile = tabulate(
+        settings = {**settings, "shortest_depth": self._shortest}
+        measured = tabulate(
             self._passes, self._root, self._specs, tier=self._tier, source=self._source, settings=settings
         )
+        profile = attach(self._root, measured)
         unmeasured = list_unmeasured(self._passes, self._root, self._specs)
         return Report(profile, judge(profile), unmeasured, describe_environment(self._root))
 

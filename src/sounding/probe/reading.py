@@ -12,8 +12,9 @@ from sounding.profile import Estimate, Profile
 INPUT = "input"
 NETWORK = "network"
 WEIGHT_GRADIENT = "weight_gradient_log_norm"
+NETWORK_MEASURES = frozenset({"gradient_growth", "gradient_log_rate", "gradient_alignment", "trainable_depth"})
 PREDICTED = frozenset({"theory"})
-WEIGHT_KINDS = ("Linear", "Conv", "Bilinear", "Attention", "LSTM", "GRU", "RNN", "Embedding")
+WEIGHT_KINDS = ("Linear", "Conv", "Bilinear", "Attention", "LSTM", "GRU", "RNN")
 NORM_KINDS = ("BatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm", "LocalResponseNorm")
 
 
@@ -58,12 +59,14 @@ class Reading:
         input: the measures of the input batch (depth 0).
         calls: every leaf call, in execution order.
         network: the network-wide estimates (growth, alignment).
+        predicted: the same from theory, where theory was laid beside the measurement.
         settings: the settings of the profile.
     """
 
     input: Call
     calls: tuple[Call, ...]
     network: Mapping[str, Estimate]
+    predicted: Mapping[str, Estimate]
     settings: Mapping[str, Any]
 
     @property
@@ -73,7 +76,11 @@ class Reading:
 
     @property
     def weight_layers(self) -> tuple[Call, ...]:
-        """The calls that count as depth; every call when no kind is known."""
+        """The calls that count as depth: those the check names, else by kind, else (no kind known) every call."""
+        named = self.settings.get("weight_layers")
+        if named is not None:
+            chosen = frozenset(named)
+            return tuple(call for call in self.calls if call.depth in chosen)
         weighing = tuple(call for call in self.calls if call.weighs)
         return weighing or (() if any(call.kind for call in self.calls) else self.calls)
 
@@ -89,11 +96,12 @@ def read(profile: Profile) -> Reading:
     values: dict[int, dict[str, float]] = {}
     names: dict[int, str] = {}
     network: dict[str, Estimate] = {}
+    predicted: dict[str, Estimate] = {}
     for row in profile.rows:
-        if row.source in PREDICTED:
+        if row.name == NETWORK and row.measure in NETWORK_MEASURES:
+            (predicted if row.source in PREDICTED else network)[row.measure] = Estimate(row.value, row.stderr)
             continue
-        if row.name == NETWORK and row.measure.startswith("gradient_") and row.measure != "gradient_log_norm":
-            network[row.measure] = Estimate(row.value, row.stderr)
+        if row.source in PREDICTED:
             continue
         cells = values.setdefault(row.layer, {})
         if row.measure == WEIGHT_GRADIENT:
@@ -113,4 +121,4 @@ def read(profile: Profile) -> Reading:
         for depth in sorted(values)
     ]
     first = next((call for call in calls if call.depth == 0), Call(0, INPUT, "", {}))
-    return Reading(first, tuple(call for call in calls if call.depth > 0), network, profile.settings)
+    return Reading(first, tuple(call for call in calls if call.depth > 0), network, predicted, profile.settings)

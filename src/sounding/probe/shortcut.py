@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 # Which operand of a multiplication by weights carries the signal; the others are weights and biases.
 SIGNAL_OPERAND = {
@@ -69,6 +69,9 @@ def _depth(node: Any, depths: dict[Any, int | None]) -> int | None:
     depends on data comes in.
     """
     operands = [child for child, _ in node.next_functions]
+    variable = getattr(node, "variable", None)
+    if variable is not None:  # where gradients end: a parameter, or an input that asks for them
+        return None if isinstance(variable, nn.Parameter) else 0
     kind = node.name()
     position = SIGNAL_OPERAND.get(kind)
     cost = 1 if position is not None or any(cell in kind for cell in RECURRENT) else 0

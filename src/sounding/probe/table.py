@@ -238,6 +238,7 @@ def _settings(
         "mode": "train" if passes and passes[0].training else "eval",
         "tier": tier,
         "kinds": {str(index): call.spec.kind for index, call in enumerate(firsts, start=1)},
+        "weight_layers": [index for index, call in enumerate(firsts, start=1) if call.spec.weighs],
         "features": ({"0": width} if width else {}) | features,
         "positions": {str(index): call.positions for index, call in enumerate(firsts, start=1) if call.features},
         "parameters": sum(parameter.numel() for _, parameter in named_parameters(root)),

@@ -24,48 +24,62 @@ def find_gradient_change(reading: Reading, thresholds: Thresholds) -> list[Findi
     steps = len(reading.weight_layers) - 1
     if growth is None or steps < 1 or not math.isfinite(growth.value) or growth.value <= 0:
         return []
-    rate = Estimate(math.log(growth.value), (growth.stderr or 0.0) / growth.value)
-    scales = abs(rate.value) * steps
-    noise = thresholds.deviations * (rate.stderr or 0.0) * steps
-    if scales - noise >= thresholds.depth_scales:
+    rate = math.log(growth.value)
+    low, high = sorted(_interval(reading, growth, thresholds))
+    scales, surely = abs(rate) * steps, min(abs(low), abs(high)) * steps if low * high > 0 else 0.0
+    if surely >= thresholds.depth_scales:
         severity: Severity = "high"
-    elif scales >= thresholds.near * thresholds.depth_scales and scales > noise:
+    elif scales >= thresholds.near * thresholds.depth_scales and surely > 0:
         severity = "medium"
     else:
         return []
-    return [_finding(reading, growth, rate=rate, steps=steps, severity=severity, thresholds=thresholds)]
+    return [_finding(reading, (low, rate, high), steps=steps, severity=severity, thresholds=thresholds)]
+
+
+def _interval(reading: Reading, growth: Estimate, thresholds: Thresholds) -> tuple[float, float]:
+    """Of ln growth: Student's interval where the fit gives one, else from the standard error."""
+    given = reading.settings.get("growth_interval")
+    if given is not None and all(isinstance(end, int | float) and 0 < end < math.inf for end in given):
+        return math.log(given[0]), math.log(given[1])
+    half = thresholds.deviations * (growth.stderr or 0.0) / growth.value
+    return math.log(growth.value) - half, math.log(growth.value) + half
 
 
 def _finding(
-    reading: Reading, growth: Estimate, *, rate: Estimate, steps: int, severity: Severity, thresholds: Thresholds
+    reading: Reading, rates: tuple[float, float, float], *, steps: int, severity: Severity, thresholds: Thresholds
 ) -> Finding:
-    explodes = rate.value > 0
-    low, high = growth.interval(thresholds.deviations)
-    fatal = thresholds.depth_scales / abs(rate.value)
-    span = thresholds.deviations * (rate.stderr or 0.0)
+    low, rate, high = rates
+    explodes = rate > 0
+    slow, fast = sorted((abs(low), abs(high)))
+    fatal = thresholds.depth_scales / abs(rate)
     extreme = _extreme(reading, explodes=explodes)
+    evidence = {
+        "growth": math.exp(rate),
+        "growth_low": math.exp(low),
+        "growth_high": math.exp(high),
+        "weight_layers": float(steps + 1),
+        "depth_scale": 1 / abs(rate),
+        "depth_scales": abs(rate) * steps,
+        "fatal_depth": fatal,
+        "fatal_depth_low": thresholds.depth_scales / fast,
+        "fatal_depth_high": thresholds.depth_scales / slow,
+        "overflow_depth": FLOAT32_RANGE / abs(rate),
+    }
+    predicted = reading.predicted.get("gradient_growth")
+    if predicted is not None:
+        evidence |= {"growth_predicted": predicted.value, "growth_predicted_error": predicted.stderr or 0.0}
     within = "beyond" if severity == "high" else "within reach of"
     return Finding(
         kind="gradient_explosion" if explodes else "gradient_vanishing",
         severity=severity,
         layer=extreme.name if extreme else None,
         depth=extreme.depth if extreme else None,
-        evidence={
-            "growth": growth.value,
-            "growth_low": low,
-            "growth_high": high,
-            "weight_layers": float(steps + 1),
-            "depth_scale": 1 / abs(rate.value),
-            "depth_scales": abs(rate.value) * steps,
-            "fatal_depth": fatal,
-            "fatal_depth_low": thresholds.depth_scales / (abs(rate.value) + span),
-            "fatal_depth_high": thresholds.depth_scales / max(abs(rate.value) - span, 1e-300),
-            "overflow_depth": FLOAT32_RANGE / abs(rate.value),
-        },
+        evidence=evidence,
         why=(
-            f"The squared gradient norm changes by ×{growth} per weight layer towards the input, ×10^"
-            f"{rate.value * steps / math.log(10):.0f} over {steps + 1} layers: {within} the {fatal:.0f} layers "
-            f"({thresholds.depth_scales:.0f} depth scales) to which such a network trains (meanfield2019)."
+            f"The squared gradient norm changes by ×{math.exp(rate):.3g} ({math.exp(low):.3g} to {math.exp(high):.3g}) "
+            f"per weight layer towards the input, ×10^{rate * steps / math.log(10):.0f} over {steps + 1} layers: "
+            f"{within} the {fatal:.0f} layers ({thresholds.depth_scales:.0f} depth scales) to which such a network "
+            "trains (meanfield2019)."
         ),
         seed="meanfield2019",
         remedies=_remedies(reading, explodes=explodes),
