@@ -14,7 +14,7 @@ from scipy.special import ndtr
 
 from sounding.activations import Activation, from_callable, has_second_moment, names, resolve
 from sounding.activations.growth import growth_of
-from sounding.activations.kinks import find_kinks
+from sounding.activations.kinks import find_kinks, kink_exponent
 from sounding.errors import UsageError
 from tolerance import TOLERANCE
 
@@ -220,6 +220,19 @@ def test_kinks_are_found_where_they_are_with_their_order(name: str) -> None:
         # a bend is located to rounding; one of order p only to the (1/p)th power of it
         assert kink.place == pytest.approx(place, abs=TOLERANCE.closed_form if exponent <= 1 else 1e-3)
         assert kink.exponent == pytest.approx(exponent, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "exponent"),
+    [("relu", 1), ("relu_power:0.5", 0.5), ("relu_power:0.51", 0.51), ("relu_power:1.5", 1.5), ("elu", 2), ("selu", 1)],
+)
+def test_the_exponent_at_a_known_kink(spec: str, exponent: float) -> None:
+    assert kink_exponent(resolve(spec).function, 0.0) == pytest.approx(exponent, abs=1e-3)
+
+
+def test_a_smooth_place_has_an_infinite_exponent_and_a_jump_none() -> None:
+    assert kink_exponent(np.tanh, 0.0) == np.inf
+    assert kink_exponent(np.sign, 0.0) == pytest.approx(0, abs=1e-9)
 
 
 @given(place=st.floats(-5, 5), jump=st.floats(0.01, 10))

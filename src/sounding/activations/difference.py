@@ -30,7 +30,8 @@ def difference(function: Callable[[Array], Array], kinks: tuple[float, ...]) -> 
     for kink in kinks:
         sample = sample[np.abs(sample - kink) > 1e-3]  # roots have no slope at their kink
     trials = [_stencil(function, kinks, step)(sample) for step in [*steps, steps[-1] / 2]]
-    scale = max(float(np.abs(trials[-1]).max()), np.finfo(np.float64).tiny)
+    # relative to the largest slope, or to the values where a function is flat between its jumps
+    scale = max(float(np.abs(trials[-1]).max()), 1e-6 * float(np.abs(function(sample)).max()), 1e-300)
     errors = [float(np.abs(a - b).max()) / scale for a, b in itertools.pairwise(trials)]
     best = int(np.argmin(errors))
     return _stencil(function, kinks, steps[best] / 2), max(errors[best], np.finfo(np.float64).eps)

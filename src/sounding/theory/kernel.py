@@ -1,0 +1,392 @@
+"""Kernel maps: how one layer changes the correlation of two samples, and where that ends (thesis2024, chapter 5).
+
+In a wide network with weights of variance 1/fan-in, two samples whose features have correlation ρ have correlation κ(ρ)
+after the next activation. κ(ρ) = E ψ(X)ψ(Y), where X, Y are standard Gaussian with correlation ρ and ψ is what a layer
+does to a neuron, scaled to E ψ² = 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+
+from sounding.activations import Activation, resolve
+from sounding.activations.kinks import kink_exponent
+from sounding.errors import UsageError
+from sounding.theory.hermite import expand
+from sounding.theory.mehler import nested_mean
+from sounding.theory.quadrature import Integral, gaussian_joint_mean, gaussian_mean
+
+Array = NDArray[np.float64]
+Norm = Literal["none", "pre-rms", "post-rms", "pre-ln", "post-ln"]
+NORMS: tuple[Norm, ...] = ("none", "pre-rms", "post-rms", "pre-ln", "post-ln")
+
+COEFFICIENTS = 16
+CENTRED = 1e-8  # |c_0| below this makes κ(0) = c_0² vanish next to κ(1) = 1 in float64
+EDGE = 1e-9  # κ′(1) within this of 1 is 1: it is exactly 1 for homogeneous activations and exp
+COINCIDING = 0.97  # above this |ρ| the kinks of φ(X) and φ(Y) away from 0 run side by side
+ROUGH = 0.5005  # E φ′² is infinite from the kink |x|^½ on
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """A correlation that a layer leaves as it is; `attracting` when nearby correlations approach it."""
+
+    correlation: float
+    slope: float
+    attracting: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {"correlation": self.correlation, "slope": self.slope, "attracting": self.attracting}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The kernel map of an activation and where its sequence ρ, κ(ρ), κ(κ(ρ)), … ends.
+
+    Args:
+        activation, norm: what it belongs to.
+        second_moment: E φ(z)² of the bare activation.
+        hermite: c_0, c_1, … of ψ; Σ c_k² = 1 over all k and κ(ρ) = Σ c_k²ρ^k.
+        zero: κ(0) = c_0².
+        slope_zero: κ′(0) = c_1².
+        slope_one: κ′(1) = E ψ′²; infinite when φ jumps or rises as steeply as a square root.
+        fixed_point: the one ρ* to which every ρ in (−1, 1) converges; it lies in [0, 1].
+        slope_fixed_point: κ′(ρ*).
+        attracting: False only for a linear activation, which leaves every ρ as it is.
+        case: 1 to 4 of Theorem 5.11.
+        rate: the factor by which the distance to ρ* shrinks per layer at worst; 1 in case 3, where it shrinks like 1/ℓ.
+        rate_printed: as printed in the seed, where that is not always true.
+        algebraic_rate: in case 3 the α of 1 − ρ_ℓ ≤ x/(1 + αℓx), x = 1 − ρ_0; None otherwise.
+        fixed_points: all of them in [−1, 1].
+        error: an upper estimate of the error of the numbers above.
+    """
+
+    activation: str
+    norm: Norm
+    second_moment: float
+    hermite: tuple[float, ...]
+    zero: float
+    slope_zero: float
+    slope_one: float
+    fixed_point: float
+    slope_fixed_point: float
+    attracting: bool
+    case: int
+    rate: float
+    rate_printed: float
+    algebraic_rate: float | None
+    fixed_points: tuple[FixedPoint, ...]
+    error: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types under the names of `sounding predict kernel --json`."""
+        return {
+            "activation": self.activation,
+            "norm": self.norm,
+            "second_moment": self.second_moment,
+            "hermite": list(self.hermite),
+            "kappa": {"zero": self.zero, "slope_zero": self.slope_zero, "slope_one": self.slope_one},
+            "fixed_point": self.fixed_point,
+            "slope_fixed_point": self.slope_fixed_point,
+            "attracting": self.attracting,
+            "case": self.case,
+            "rate": self.rate,
+            "rate_printed": self.rate_printed,
+            "algebraic_rate": self.algebraic_rate,
+            "fixed_points": [point.to_dict() for point in self.fixed_points],
+            "error": self.error,
+        }
+
+    def __str__(self) -> str:
+        speed = f"distance ×{self.rate:.6g} per layer at worst"
+        if self.algebraic_rate is not None:
+            speed = f"distance below 1/({self.algebraic_rate:.6g}·layers)"
+        end = f"correlations go to {self.fixed_point:.6g}, case {self.case}, {speed}"
+        if not self.attracting:
+            end = "linear, every correlation stays as it is"
+        numbers = {
+            "κ(0)": self.zero,
+            "κ′(0)": self.slope_zero,
+            "κ′(1)": self.slope_one,
+            "κ′(ρ*)": self.slope_fixed_point,
+        }
+        line = "  ".join(f"{name} {value:.6g}" for name, value in numbers.items())
+        return f"Kernel({self.activation}, norm {self.norm}): {end}\n  {line}"
+
+
+@dataclass(frozen=True)
+class Neuron:
+    """ψ = (φ − mean)/std: what a layer, its normalization included, does to a neuron in the mean field.
+
+    Before the activation, RMS and layer norm bring the preactivations back to unit variance, which scales φ by nothing
+    but a constant; the layer norm's centring does nothing, for Gaussian preactivations have mean 0. After it, RMS norm
+    divides by √E φ² and layer norm subtracts E φ first, that is, removes c_0 (thesis2024, proof of Theorem 5.15).
+    """
+
+    activation: Activation
+    mean: float
+    std: float
+    second_moment: float
+
+    def function(self, x: Array) -> Array:
+        """ψ(x)."""
+        return (self.activation(x) - self.mean) / self.std
+
+    def derivative(self, x: Array) -> Array:
+        """ψ′(x) away from jumps."""
+        return self.activation.derivative(x) / self.std
+
+    def roughness(self) -> float:
+        """The smallest exponent of φ's kinks; E ψ′² is finite above ½."""
+        if self.activation.degree is not None:
+            return math.inf if self.activation.name == "identity" else self.activation.degree
+        return min((kink_exponent(self.activation.function, kink) for kink in self.activation.kinks), default=math.inf)
+
+
+def kernel(activation: str | Activation | Callable[..., Any], norm: Norm = "none") -> Kernel:
+    """The kernel map of an activation, its fixed points, their case and the speed of approach.
+
+    thesis2024, Theorem 5.11, on κ with κ(1) = 1. Since κ is a power series with coefficients c_k² ≥ 0 it is convex on
+    [0, 1], and one fixed point ρ* attracts all of (−1, 1):
+
+    1. κ(0) = 0: ρ* = 0, and |ρ|/(1 − |ρ|) shrinks by 1/(2 − κ′(0)) per layer (5.6). Printed in (5.7): 1/κ′(1), which
+       tanh, SELU and sin violate.
+    2. κ(0) > 0, κ′(1) < 1: ρ* = 1, and 1 − ρ shrinks by κ′(1) (5.8). Sigmoid, softplus.
+    3. κ(0) > 0, κ′(1) = 1: ρ* = 1, and 1 − ρ_ℓ ≤ x/(1 + αℓx), x = 1 − ρ_0, α = 1 − κ(0) − κ′(0) (5.9). Every positively
+       homogeneous activation that is not odd, and exp; Figure 5.2 calls ReLU case 2.
+    4. κ(0) > 0, κ′(1) > 1: 0 < ρ* < 1, and |ρ_ℓ − ρ*| ≤ α^ℓ|ρ_0 − ρ*|/(1 − |ρ_0|), α = max{1 − κ(0), 1/(2 − κ′(ρ*))}.
+       Printed in (5.10): (1 − ρ*)/(2 − κ′(ρ*)) and κ′(ρ*) in place of the last term; κ(ρ) = 0.9 + 0.1ρ³⁰ violates it.
+
+    Args:
+        activation: name, record or callable.
+        norm: "none" (the activation scaled to E φ² = 1), "pre-rms", "post-rms", "pre-ln" or "post-ln" (Theorem 5.15).
+
+    Raises:
+        UsageError: E φ² does not exist or is 0, or a layer norm follows a constant.
+
+    >>> relu = kernel("relu")
+    >>> relu.case, relu.fixed_point, round(relu.zero, 6)
+    (3, 1.0, 0.31831)
+    """
+    neuron = normalized(activation, norm)
+    series = expand(neuron.activation, count=COEFFICIENTS)
+    coefficients = np.array(series.coefficients) / neuron.std
+    coefficients[0] = (series.coefficients[0] - neuron.mean) / neuron.std
+    coefficients[np.abs(coefficients) <= 4 * series.error / neuron.std] = 0.0
+    if abs(coefficients[0]) <= CENTRED:
+        coefficients[0] = 0.0
+    zero, slope_zero = float(coefficients[0] ** 2), float(coefficients[1] ** 2)
+    slope_one = _slope_one(neuron)
+    linear = slope_zero > 1 - 1e-12
+    case = _case(zero, slope_one.value)
+    point, slope, error = _attractor(neuron, case, slope_zero, slope_one.value)
+    rate, printed = _rates(case, zero, slope_zero, slope_one.value, point, slope)
+    fallible = 2 * neuron.activation.derivative_error * slope_one.value if math.isfinite(slope_one.value) else 0.0
+    return Kernel(
+        activation=neuron.activation.name,
+        norm=norm,
+        second_moment=neuron.second_moment,
+        hermite=tuple(coefficients.tolist()),
+        zero=zero,
+        slope_zero=slope_zero,
+        slope_one=slope_one.value,
+        fixed_point=point,
+        slope_fixed_point=slope,
+        attracting=not linear,
+        case=case,
+        rate=rate,
+        rate_printed=printed,
+        algebraic_rate=1.0 - zero - slope_zero if case == 3 else None,
+        fixed_points=_fixed_points(neuron, point, slope, slope_one.value, linear=linear),
+        error=max(error, slope_one.error, series.error / neuron.std, fallible),
+    )
+
+
+def normalized(activation: str | Activation | Callable[..., Any], norm: Norm = "none") -> Neuron:
+    """ψ for a normalization: φ/√E φ², or (φ − E φ)/√Var φ for "post-ln"."""
+    phi = resolve(activation)
+    if norm not in NORMS:
+        raise UsageError(f"expected a norm among {', '.join(NORMS)}, got {norm!r}")
+    series = expand(phi, count=2)
+    if not series.second_moment > 0:
+        raise UsageError(f"activation {phi.name!r} is 0 almost everywhere, so no correlation is defined after it")
+    if norm != "post-ln":
+        return Neuron(phi, 0.0, math.sqrt(series.second_moment), series.second_moment)
+    mean = series.coefficients[0]
+    spread = gaussian_mean(
+        lambda z: (phi(z) - mean) ** 2, kinks=phi.kinks, length=phi.length, center=phi.center, tolerance=1e-13
+    ).value
+    if spread <= 1e-24 * series.second_moment:
+        raise UsageError(f"activation {phi.name!r} is constant: a layer norm after it divides 0 by 0")
+    return Neuron(phi, mean, math.sqrt(spread), series.second_moment)
+
+
+def evaluate(
+    activation: str | Activation | Callable[..., Any], rho: float, *, norm: Norm = "none", order: int = 0
+) -> Integral:
+    """κ(ρ) or its derivative of the given order at ρ ∈ [−1, 1], with its error.
+
+    Order 0 is E ψ(X)ψ(Y) and order 1 is E ψ′(X)ψ′(Y) by quadrature; where ψ jumps, order 1 differentiates the density
+    instead. Higher orders sum the Hermite series Σ c_k² k!/(k−n)! ρ^(k−n), which needs |ρ| ≤ 0.98.
+
+    >>> [round(evaluate("hermite:3", 0.5, order=order).value, 12) for order in range(4)]
+    [0.125, 0.75, 3.0, 6.0]
+    """
+    value = check_correlation(rho)
+    if not isinstance(order, int) or order < 0:
+        raise UsageError(f"the order of a derivative must be a whole number from 0, got {order}")
+    neuron = normalized(activation, norm)
+    if order == 0:
+        return _rounded(kappa(neuron, value))
+    if order == 1:
+        return _rounded(slope_at(neuron, value))
+    return _series_derivative(neuron, value, order)
+
+
+def kappa(neuron: Neuron, rho: float) -> Integral:
+    """E ψ(X)ψ(Y); 1 exactly at ρ = 1."""
+    if rho == 1.0:
+        return Integral(1.0, 0.0, 0)
+    return _pair_mean(neuron, lambda x, y: neuron.function(x) * neuron.function(y), rho)
+
+
+def slope_at(neuron: Neuron, rho: float) -> Integral:
+    """κ′(ρ): E ψ′(X)ψ′(Y), or where ψ jumps the derivative of the density (see `slope_by_density`)."""
+    if rho == 1.0:
+        return _slope_one(neuron)
+    roughness = neuron.roughness()
+    # ψ′ is unbounded at a kink of exponent below 1; its product is integrable but slow, so keep it for near ±1
+    if roughness >= 1.0 or (roughness > ROUGH and abs(rho) > 0.99):
+        return _pair_mean(neuron, lambda x, y: neuron.derivative(x) * neuron.derivative(y), rho)
+    return slope_by_density(neuron, rho)
+
+
+def slope_by_density(neuron: Neuron, rho: float) -> Integral:
+    """κ′(ρ) without ψ′: E ψ(X)ψ(Y)·∂_ρ ln p_ρ(X, Y), p_ρ the Gaussian density, for |ρ| < 1.
+
+    ∂_ρ ln p_ρ = ρ/(1−ρ²) + ((1+ρ²)xy − ρ(x²+y²))/(1−ρ²)². It needs no derivative, so it also serves jumps; its error
+    grows like (1 − ρ²)^−2 near ±1.
+    """
+    if abs(rho) == 1.0:
+        raise UsageError(f"the density has no derivative at correlation {rho:g}")
+    free = 1 - rho**2
+
+    def integrand(x: Array, y: Array) -> Array:
+        score = rho / free + ((1 + rho**2) * x * y - rho * (x**2 + y**2)) / free**2
+        return np.asarray(neuron.function(x) * neuron.function(y) * score)
+
+    return _pair_mean(neuron, integrand, rho)
+
+
+def check_correlation(rho: float) -> float:
+    """ρ as a float in [−1, 1]."""
+    try:
+        value = float(rho)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not -1.0 <= value <= 1.0:
+        raise UsageError(f"a correlation must lie in [−1, 1], got {rho!r}")
+    return value
+
+
+def _pair_mean(neuron: Neuron, h: Callable[[Array, Array], Array], rho: float) -> Integral:
+    """E h(X, Y) by the rule that suits: in the plane, or one coordinate after the other where kinks nearly coincide."""
+    phi = neuron.activation
+    shape: dict[str, Any] = {"kinks": (phi.kinks, phi.kinks), "length": phi.length, "center": phi.center}
+    if any(kink != 0 for kink in phi.kinks) and COINCIDING < abs(rho) < 1:
+        return nested_mean(h, rho, **shape)
+    return gaussian_joint_mean(h, rho, **shape)
+
+
+def _rounded(integral: Integral) -> Integral:
+    """Without the digits that the error does not vouch for near 0."""
+    return Integral(0.0, integral.error, integral.evaluations) if abs(integral.value) < integral.error else integral
+
+
+def _slope_one(neuron: Neuron) -> Integral:
+    if neuron.roughness() <= ROUGH:
+        return Integral(math.inf, 0.0, 0)
+    phi = neuron.activation
+    return gaussian_mean(
+        lambda z: neuron.derivative(z) ** 2, kinks=phi.kinks, length=phi.length, center=phi.center, tolerance=1e-13
+    )
+
+
+def _case(zero: float, slope_one: float) -> int:
+    if zero == 0.0:
+        return 1
+    if abs(slope_one - 1) <= EDGE:
+        return 3
+    return 2 if slope_one < 1 else 4
+
+
+def _attractor(neuron: Neuron, case: int, slope_zero: float, slope_one: float) -> tuple[float, float, float]:
+    """ρ*, κ′(ρ*) and the error of both."""
+    if case == 1:
+        return 0.0, slope_zero, 0.0
+    if case in (2, 3):
+        return 1.0, slope_one, 0.0
+
+    def excess(angle: float) -> float:
+        """(1 − κ(ρ))/(1 − ρ) − 1 at ρ = cos(angle), where 1 − κ = ½E(ψ(X) − ψ(Y))² has no cancellation."""
+        rho = math.cos(angle)
+        spread = _pair_mean(neuron, lambda x, y: 0.5 * (neuron.function(x) - neuron.function(y)) ** 2, rho)
+        return spread.value / (2 * math.sin(0.5 * angle) ** 2) - 1
+
+    smallest = 1e-4
+    if excess(smallest) <= 0:
+        return 1.0, slope_one, smallest**2
+    angle = float(brentq(excess, smallest, 0.5 * math.pi, xtol=1e-15, rtol=1e-15))
+    rho = math.cos(angle)
+    slope = slope_at(neuron, rho)
+    # an error δ of κ moves the crossing with the diagonal by δ/(1 − κ′)
+    return rho, slope.value, slope.error + 2e-13 / max(1 - slope.value, 1e-6)
+
+
+def _rates(
+    case: int, zero: float, slope_zero: float, slope_one: float, point: float, slope: float
+) -> tuple[float, float]:
+    """The corrected rate and the one the seed prints."""
+    if case == 1:
+        return 1 / (2 - min(slope_zero, 1.0)), 1 / slope_one if slope_one > 0 else math.inf
+    if case in (2, 3):
+        # the printed statement of case 3 is (5.9) itself, which holds
+        return min(slope_one, 1.0) if case == 2 else 1.0, slope_one if case == 2 else 1.0
+    return max(1 - zero, 1 / (2 - slope)), max(1 - zero, slope, (1 - point) / (2 - slope))
+
+
+def _fixed_points(
+    neuron: Neuron, point: float, slope: float, slope_one: float, *, linear: bool
+) -> tuple[FixedPoint, ...]:
+    """ρ*, 1, and −1 when ψ is odd: κ has no others on [−1, 1] (thesis2024, Theorem 5.11)."""
+    if linear:
+        return tuple(FixedPoint(rho, 1.0, False) for rho in (-1.0, 0.0, 1.0))
+    found = [FixedPoint(point, slope, True)]
+    if point != 1.0:
+        found.append(FixedPoint(1.0, slope_one, False))
+    opposite = kappa(neuron, -1.0)
+    if abs(opposite.value + 1) <= max(10 * opposite.error, 1e-10):
+        found.insert(0, FixedPoint(-1.0, slope_one, False))
+    return tuple(found)
+
+
+def _series_derivative(neuron: Neuron, rho: float, order: int) -> Integral:
+    count = 128 if abs(rho) < 0.7 else 512 if abs(rho) < 0.92 else 2048
+    if abs(rho) > 0.98:
+        raise UsageError(
+            f"derivatives of order {order} need |ρ| ≤ 0.98, got {rho:g}", hint="order 0 or 1, or a smaller correlation"
+        )
+    series = expand(neuron.activation, count=count)
+    squares = (np.array(series.coefficients) / neuron.std) ** 2
+    k = np.arange(count, dtype=np.float64)
+    factor = np.prod([np.maximum(k - i, 0) for i in range(order)], axis=0)
+    terms = squares[order:] * factor[order:] * float(rho) ** np.arange(count - order)
+    return Integral(math.fsum(terms), abs(terms[-1]) * count + 1e-14 * abs(terms).max(), count)

@@ -1,0 +1,145 @@
+"""The sequence ρ, κ(ρ), κ(κ(ρ)), … of a kernel map over depth, and its bound (thesis2024, chapter 5)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.polynomial import chebyshev
+from numpy.typing import NDArray
+
+from sounding.activations import Activation
+from sounding.errors import UsageError
+from sounding.profile import Profile, Row
+from sounding.theory.kernel import Kernel, Neuron, Norm, check_correlation, kappa, kernel, normalized
+
+Array = NDArray[np.float64]
+
+DIRECT = 64  # up to so many layers each is integrated by itself
+SIZES = (17, 33, 65, 129)
+
+
+@dataclass(frozen=True)
+class Interpolant:
+    """κ as a Chebyshev series in the angle θ = arccos ρ ∈ [0, π].
+
+    In θ even kinked activations have a smooth map: for ReLU κ = (sin θ + (π − θ) cos θ)/π.
+    """
+
+    coefficients: tuple[float, ...]
+    error: float
+
+    def __call__(self, rho: float) -> float:
+        unit = 2 * math.acos(min(max(rho, -1.0), 1.0)) / math.pi - 1
+        return float(chebyshev.chebval(unit, np.array(self.coefficients)))
+
+
+def interpolate(neuron: Neuron, *, tolerance: float = 1e-12) -> Interpolant:
+    """A series for κ whose last coefficients are below `tolerance`, or the best of 129 terms, with its error.
+
+    A square root, as of relu_power:0.5, leaves a term θ² ln θ that converges slowly: 129 terms give 1e-9 there.
+    """
+    known: dict[int, float] = {}
+    for size in SIZES:
+        stride = (SIZES[-1] - 1) // (size - 1)
+        for i in range(0, SIZES[-1], stride):
+            if i not in known:
+                known[i] = kappa(neuron, math.cos(0.5 * math.pi * (1 + _unit(i)))).value
+        chosen = range(0, SIZES[-1], stride)
+        coefficients = chebyshev.chebfit([_unit(i) for i in chosen], [known[i] for i in chosen], size - 1)
+        error = float(np.abs(coefficients[-max(4, size // 8) :]).max())
+        if error <= tolerance:
+            break
+    return Interpolant(tuple(coefficients.tolist()), error * size / 8 + 1e-14)
+
+
+def _unit(i: int) -> float:
+    """The i-th of the finest Chebyshev points on [−1, 1], ends included; every other point is the coarser set."""
+    return -math.cos(math.pi * i / (SIZES[-1] - 1))
+
+
+def sequence(
+    activation: str | Activation | Callable[..., Any], rho: float, *, depth: int, norm: Norm = "none"
+) -> Profile:
+    """ρ_0 = rho and ρ_ℓ = κ(ρ_{ℓ−1}) for ℓ = 1 … depth, as a profile of `mean_cosine` (thesis2024, eq. 5.4).
+
+    ρ is the cosine of two samples' features after each layer; 0 is the input. Up to 64 layers each value is its own
+    quadrature; beyond, κ is interpolated in the angle arccos ρ, with the error in the profile's settings.
+
+    >>> path = sequence("hermite:2", 0.5, depth=3)
+    >>> [round(row.value, 10) for row in path]
+    [0.5, 0.25, 0.0625, 0.00390625]
+    """
+    start, layers = check_correlation(rho), check_depth(depth)
+    neuron = normalized(activation, norm)
+    error = 1e-12
+    step: Callable[[float], float]
+    if layers <= DIRECT:
+        step = lambda value: kappa(neuron, value).value  # noqa: E731
+    else:
+        series = interpolate(neuron)
+        step, error = series, series.error
+    values = [start]
+    for _ in range(layers):
+        # 1 is a fixed point of every kernel map, and rounding must not push an identical pair off it
+        following = 1.0 if values[-1] == 1.0 else step(values[-1])
+        values.append(min(max(following, -1.0), 1.0))
+    settings = {"activation": neuron.activation.name, "norm": norm, "rho": start, "error": error}
+    return Profile(tuple(Row(i, "", "mean_cosine", v, None, "theory") for i, v in enumerate(values)), settings)
+
+
+def bound(
+    activation: str | Activation | Callable[..., Any] | Kernel,
+    rho: float,
+    *,
+    depth: int,
+    norm: Norm = "none",
+    version: Literal["corrected", "printed"] = "corrected",
+) -> Profile:
+    """An upper bound on |ρ_ℓ − ρ*| for ℓ = 0 … depth, as a profile of `mean_cosine_distance_bound`.
+
+    Case by case (thesis2024, Theorem 5.11), with α the `rate` of the kernel:
+
+    1. p/(1 + p) with p = α^ℓ|ρ_0|/(1 − |ρ_0|), from (5.6); printed (5.7) has α = 1/κ′(1), and tanh exceeds that bound.
+    2. |ρ_0 − 1|·κ′(1)^ℓ (5.8).
+    3. x/(1 + αℓx), x = 1 − ρ_0, α = 1 − κ(0) − κ′(0) (5.9).
+    4. α^ℓ|ρ_0 − ρ*|/(1 − |ρ_0|) (5.10), capped at 1 + ρ*, the largest distance there is.
+
+    >>> tanh = bound("tanh", 0.5, depth=2)
+    >>> [round(row.value, 6) for row in tanh]
+    [0.5, 0.483201, 0.466441]
+    """
+    start, layers = check_correlation(rho), check_depth(depth)
+    if version not in ("corrected", "printed"):
+        raise UsageError(f"expected the version corrected or printed, got {version!r}")
+    known = activation if isinstance(activation, Kernel) else kernel(activation, norm)
+    rate = known.rate if version == "corrected" else known.rate_printed
+    levels = np.arange(layers + 1)
+    edge = 1 - abs(start)
+    with np.errstate(all="ignore"):
+        if known.case == 1:
+            potential = abs(start) / edge * rate**levels if edge else np.full(layers + 1, math.inf)
+            values = np.where(np.isinf(potential), 1.0, potential / (1 + potential))
+        elif known.case == 2:
+            values = (1 - start) * rate**levels
+        elif known.case == 3:
+            values = (1 - start) / (1 + (known.algebraic_rate or 0.0) * levels * (1 - start))
+        else:
+            largest = 1 + known.fixed_point
+            first = abs(start - known.fixed_point) / edge if edge else math.inf
+            values = np.minimum(first * rate**levels, largest)
+    settings = {"activation": known.activation, "norm": known.norm, "rho": start, "version": version}
+    return Profile(
+        tuple(Row(i, "", "mean_cosine_distance_bound", float(v), None, "theory") for i, v in enumerate(values)),
+        settings,
+    )
+
+
+def check_depth(depth: int) -> int:
+    """A whole number of layers from 0."""
+    if isinstance(depth, bool) or not isinstance(depth, int | np.integer) or depth < 0:
+        raise UsageError(f"depth must be a whole number of layers from 0, got {depth!r}")
+    return int(depth)
