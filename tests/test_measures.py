@@ -255,6 +255,9 @@ def test_gradient_alignment_of_random_directions() -> None:
 def test_distinct_share_is_one_minus_the_common_part(batch: Tensor) -> None:
     common = batch.mean(dim=0).square().sum() / batch.square().sum(dim=1).mean()
     assert close(measures.distinct_share(batch), 1 - common)
+    directions = batch / batch.norm(dim=1, keepdim=True)
+    expected = (1 - 1 / len(batch)) * (1 - measures.mean_cosine(batch))
+    assert close(measures.distinct_share(directions), expected, TOLERANCE.two_routes)
 
 
 def test_distinct_share_keeps_its_digits_near_collapse() -> None:

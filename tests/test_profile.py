@@ -216,25 +216,32 @@ def test_a_series_has_nan_where_a_row_has_no_error() -> None:
     assert series.layer.tolist() == [0, 1, 2]
     assert series.value[:2].tolist() == [0.5, 0.6]
     assert np.isnan(series.stderr).tolist() == [True, False, True]
+    with pytest.raises(UsageError, match="from check, theory"):
+        small().series("mean_cosine")
     empty = small().series("nothing")
     assert (len(empty.layer), empty.value.dtype) == (0, np.float64)
 
 
 def test_the_value_at_a_layer_counts_from_the_end() -> None:
     profile = small()
-    assert profile.value("mean_cosine", layer=1) == Estimate(0.6, 0.01)
-    assert profile.value("mean_cosine", layer=-2) == Estimate(0.6, 0.01)
-    assert profile.value("mean_cosine", layer=-3) == Estimate(0.5)
+    assert profile.value("mean_cosine", layer=1, source="check") == Estimate(0.6, 0.01)
+    assert profile.value("mean_cosine", layer=-2, source="check") == Estimate(0.6, 0.01)
+    assert profile.value("mean_cosine", layer=-3, source="check") == Estimate(0.5)
     assert profile.value("mean_cosine", source="theory").value == -math.inf
-    assert profile.value("mean_cosine").value == -math.inf
+    assert profile.value("isometry_gap").value == math.inf
+
+
+def test_a_prediction_does_not_pass_for_a_measurement() -> None:
+    with pytest.raises(UsageError, match=r"'mean_cosine', which is from check, theory. Try source='check'"):
+        small().value("mean_cosine")
 
 
 @pytest.mark.parametrize(
     ("query", "message"),
     [
         ({"measure": "rank"}, "no 'rank'. Try one of mean_cosine, isometry_gap"),
-        ({"measure": "mean_cosine", "layer": 7}, "at layer 7. Try a layer from 0 to 2"),
-        ({"measure": "mean_cosine", "layer": -4}, "at layer -4"),
+        ({"measure": "mean_cosine", "layer": 7, "source": "check"}, "at layer 7. Try a layer from 0 to 2"),
+        ({"measure": "mean_cosine", "layer": -4, "source": "check"}, "at layer -4"),
         ({"measure": "isometry_gap", "source": "theory"}, "no 'isometry_gap' from 'theory'"),
     ],
 )

@@ -155,8 +155,8 @@ class Profile:
         )
 
     def series(self, measure: str, *, source: str | None = None) -> Series:
-        """One measure over depth as arrays, in row order."""
-        rows = self.select(measure, source=source).rows
+        """One measure over depth as arrays, in row order; `source` is needed where several have it."""
+        rows = self._rows_of(measure, source)
         return Series(
             np.array([row.layer for row in rows], dtype=np.int64),
             np.array([row.value for row in rows], dtype=np.float64),
@@ -164,8 +164,11 @@ class Profile:
         )
 
     def value(self, measure: str, *, layer: int | None = None, source: str | None = None) -> Estimate:
-        """The value of a measure at a layer (negative counts from the last), or its last row when none is given."""
-        rows = self.select(measure, source=source).rows
+        """The value of a measure at a layer (negative counts from the last), or its last row when none is given.
+
+        `source` is needed where several have the measure: a prediction must not pass for a measurement.
+        """
+        rows = self._rows_of(measure, source)
         layers = sorted({row.layer for row in rows})
         if not rows:
             origin = "" if source is None else f" from {source!r}"
@@ -179,6 +182,15 @@ class Profile:
                 f"profile has no {measure!r} at layer {layer}", hint=f"a layer from {layers[0]} to {layers[-1]}"
             )
         return Estimate(rows[-1].value, rows[-1].stderr)
+
+    def _rows_of(self, measure: str, source: str | None) -> tuple[Row, ...]:
+        chosen = self.select(measure, source=source)
+        if len(chosen.sources) > 1:
+            raise UsageError(
+                f"expected a source, got none for {measure!r}, which is from {', '.join(chosen.sources)}",
+                hint=f"source={chosen.sources[0]!r}",
+            )
+        return chosen.rows
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, columns by name; non-finite values become the strings "nan", "inf", "-inf"."""

@@ -225,8 +225,9 @@ def distinct_share(features: Tensor) -> Tensor:
 
     = 1 − ‖h̄‖²/mean‖h‖². From 0 (all samples equal: a constant, whatever its length) to 1 (centred). After ReLU the mean
     dominates the second moment and a healthy layer has a participation ratio near 1; what still tells samples apart is
-    this share. Scale- and rotation-invariant, differentiable, computed from the centred batch, so that shares of 1e-30
-    keep their digits; 0 for a zero batch and for a single sample.
+    this share. Samples of one direction and different lengths do differ; for directions alone take it of the normalized
+    rows, where it is (1 − 1/n)(1 − mean_cosine). Scale- and rotation-invariant, differentiable, computed from the
+    centred batch, so that shares of 1e-30 keep their digits; 0 for a zero batch and for a single sample.
 
     Args:
         features: (..., samples, features).
