@@ -28,7 +28,7 @@ def tutorial() -> Figure:
     inputs = torch.randn(32, 128, generator=generator)
     for norm, label in (("none", "plain"), ("batch", "batch norm")):
         network = Mlp(128, 10, depth=50, width=128, norm=norm, generator=generator)
-        profile = sounding.check(network, inputs).profile
+        profile = sounding.check(network, inputs, generator=generator).profile
         activations = profile.where(lambda row: row.name.endswith(".activation"))
         for axes, measure in ((forward, "mean_cosine"), (backward, "gradient_log_norm")):
             measured = activations.series(measure, source="check").value
