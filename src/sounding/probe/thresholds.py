@@ -12,6 +12,7 @@ class Thresholds:
     Args:
         depth_scales: a network deeper than this many gradient depth scales does not train (meanfield2019, figure 2).
         near: the share of `depth_scales` from which a rate is worth a warning.
+        margin: how far beyond `depth_scales` a measured change must go where its rate is uncertain.
         outside: a layer is collapsed when less than this share of its signal lies outside one direction.
         of_input: and when this share is also less than this part of the input's own, since real inputs are correlated
             before the first layer.
@@ -30,7 +31,8 @@ class Thresholds:
     """
 
     depth_scales: float = 16.0
-    near: float = 0.5
+    near: float = 0.75
+    margin: float = 1.25
     outside: float = 0.1
     of_input: float = 0.5
     bypassed: float = 0.01

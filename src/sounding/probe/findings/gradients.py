@@ -16,20 +16,23 @@ def find_gradient_change(reading: Reading, thresholds: Thresholds) -> list[Findi
     r"""Gradients that grow or shrink towards the input by more than the network's depth allows.
 
     With a factor $g$ per weight layer of the squared norm the depth scale is $\xi = 1/|\ln g|$, and networks train to
-    about $16\,\xi$ (meanfield2019, figure 2). A network of $L$ weight layers spans $(L - 1)/\xi$ depth scales; the
-    finding is of high severity when that is above 16 by more than the noise of $g$, medium when it may be or when half
-    of it is reached.
+    about $16\,\xi$ (meanfield2019, figure 2). A network of $L$ weight layers spans $(L - 1)/\xi$ depth scales, and not
+    more than its gradients were seen to change. High severity: above 16 at 99% confidence, or above 20 as measured
+    (a rate that changes along the network widens the interval, not the damage). Medium: three quarters of 16.
     """
     growth = reading.network.get("gradient_growth")
     steps = len(reading.weight_layers) - 1
     if growth is None or steps < 1 or not math.isfinite(growth.value) or growth.value <= 0:
         return []
     rate = math.log(growth.value)
-    low, high = sorted(_interval(reading, growth, thresholds))
-    scales, surely = abs(rate) * steps, min(abs(low), abs(high)) * steps if low * high > 0 else 0.0
-    if surely >= thresholds.depth_scales:
+    low, high = _interval(reading, growth, thresholds)
+    seen = _seen_change(reading, explodes=rate > 0)
+    scales = min(abs(rate) * steps, seen)
+    slowest = rate + _widening(reading) * ((low if rate > 0 else high) - rate)
+    surely = min(abs(slowest) * steps, seen) if slowest * rate > 0 else 0.0
+    if max(surely, scales / thresholds.margin) >= thresholds.depth_scales:
         severity: Severity = "high"
-    elif scales >= thresholds.near * thresholds.depth_scales and surely > 0:
+    elif scales >= thresholds.near * thresholds.depth_scales and low * high > 0:
         severity = "medium"
     else:
         return []
@@ -37,12 +40,35 @@ def find_gradient_change(reading: Reading, thresholds: Thresholds) -> list[Findi
 
 
 def _interval(reading: Reading, growth: Estimate, thresholds: Thresholds) -> tuple[float, float]:
-    """Of ln growth: Student's interval where the fit gives one, else from the standard error."""
+    """Of ln growth at 95%: Student's interval where the fit gives one, else from the standard error."""
     given = reading.settings.get("growth_interval")
     if given is not None and all(isinstance(end, int | float) and 0 < end < math.inf for end in given):
         return math.log(given[0]), math.log(given[1])
     half = thresholds.deviations * (growth.stderr or 0.0) / growth.value
     return math.log(growth.value) - half, math.log(growth.value) + half
+
+
+def _widening(reading: Reading) -> float:
+    """How much wider the interval is at 99% than at 95%, for the fit's degrees of freedom."""
+    from scipy.stats import t
+
+    degrees = reading.settings.get("growth_degrees_of_freedom") or math.inf
+    return float(t.ppf(0.995, degrees) / t.ppf(0.975, degrees))
+
+
+def _seen_change(reading: Reading, *, explodes: bool) -> float:
+    """The largest change of the squared norm from the last quarter of the weight layers to the first, in logarithms.
+
+    A fit within stages of a network extrapolates over the jumps between them; this does not. Infinite where gradients
+    left the range of the format.
+    """
+    sign = 1.0 if explodes else -1.0
+    measured = [sign * call.get("gradient_log_norm") for call in reading.weight_layers]
+    known = [value for value in measured if not math.isnan(value)]
+    if len(known) < len(measured) or not known or any(math.isinf(value) for value in known):
+        return math.inf
+    quarter = max(1, len(known) // 4)
+    return 2 * (max(known[:quarter]) - min(known[-quarter:]))
 
 
 def _finding(
