@@ -16,6 +16,7 @@ from batches import batches
 from sounding import measures
 from sounding.errors import UsageError
 from sounding.measures import check_measure, of_gram, of_spectrum
+from sounding.measures.inputs import power_of_two_below
 from test_measures import OF_FEATURES, SCALE_FREE, close, value_of
 from tolerance import TOLERANCE
 
@@ -293,3 +294,12 @@ def test_check_measure_takes_a_generator_and_leaves_the_global_one_alone() -> No
     before = torch.get_rng_state()
     assert check_measure(measures.log_norm, generator=torch.Generator().manual_seed(7)).passed
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_powers_of_two_are_exact_over_the_whole_range() -> None:
+    exponents = range(-1074, 1024)
+    powers = torch.tensor([math.ldexp(1.0, exponent) for exponent in exponents], dtype=torch.float64)
+    assert torch.equal(power_of_two_below(powers), powers)
+    inside = powers[53:-1] * 1.75
+    assert torch.equal(power_of_two_below(inside), powers[53:-1])
+    assert power_of_two_below(torch.tensor([1.7976931348623157e308], dtype=torch.float64)) == 2.0**1023

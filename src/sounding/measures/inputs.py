@@ -84,8 +84,11 @@ def _scale(matrix: Tensor) -> Scaled:
 
 
 def power_of_two_below(values: Tensor) -> Tensor:
-    """The largest powers of two that don't exceed the values (positive, float64)."""
-    return torch.ldexp(torch.ones_like(values), torch.frexp(values).exponent - 1)
+    """The largest powers of two that don't exceed the values (positive, float64).
+
+    x = m·2^e with m in [½, 1), so x/(2m) is 2^(e−1) without rounding; torch.ldexp may go through a float32 power.
+    """
+    return values / (2 * torch.frexp(values).mantissa)
 
 
 def small_gram(rows: Tensor) -> Tensor:
