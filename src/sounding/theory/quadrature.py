@@ -273,6 +273,7 @@ def pair_means(
     weight: Function | None = None,
     spread: float = 1.0,
     symmetric: bool = False,
+    grading: int = 1,
     tolerance: float = 1e-12,
     what: str = "the integrand",
 ) -> AdaptedCells:
@@ -280,7 +281,7 @@ def pair_means(
 
     The radial variable v is the angle χ with T = √(B−1) sin χ on the sphere and T itself for a Gaussian; the default
     weight is the law of T: (B−3) cos^(B−4)χ sin χ, and T exp(−T²/2). `spread` is the scale of x₁ under the weight.
-    `symmetric` says that f(x₁, x₂) = f(x₂, x₁).
+    `symmetric` says that f(x₁, x₂) = f(x₂, x₁); `grading` above 1 suits fractional powers at the kinks.
     """
     results: list[AdaptedCells] = []
     radius, variable, default = radial_law(batch_size)
@@ -290,7 +291,7 @@ def pair_means(
     inner = 0.0
     for outer in _outer_ends(reach / spread):
         radial = Radial(variable(inner * spread), variable(outer * spread), radius, variable, weight or default, soft)
-        cells = build_cells(radial, angle, kinks=kinks, symmetric=symmetric)
+        cells = build_cells(radial, angle, kinks=kinks, symmetric=symmetric, grading=grading)
         found = integrate_cells(lambda x, y: f(x, y) / turns, radial, cells, angle, tolerance=tolerance, what=what)
         total = np.sum([result.magnitudes for result in results], axis=0) if results else found.magnitudes
         share = found.magnitudes / np.maximum(total, 1e-300)

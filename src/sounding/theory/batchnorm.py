@@ -1,0 +1,340 @@
+"""The mean field of batch normalization: fixed point, eigenvalues, gradient growth and trainable depth.
+
+A layer is h = W φ(γ BN(h_prev) + β) with independent weights of variance 1/width (meanfield2019). In the limit of
+infinite width the covariance of a batch through the layers is a deterministic map; its permutation-symmetric fixed
+points (BSB1) have one variance and one correlation. All expectations are quadratures with an error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from sounding.activations import Activation, resolve
+from sounding.errors import NumericalError, UsageError
+from sounding.profile import Profile, Row
+from sounding.theory.collapse import CriticalEps, collapse_rates, find_critical_eps, solve_spread
+from sounding.theory.eigenvalues import (
+    Eigenvalues,
+    backward_eigenvalues,
+    forward_eigenvalues,
+    infinite_batch_eigenvalues,
+)
+from sounding.theory.moments import (
+    Affine,
+    GaussianMoments,
+    LineMoments,
+    PairMoments,
+    gaussian_moments,
+    line_moments,
+    pair_moments,
+)
+from sounding.theory.normalized import NormalizedLaw
+from sounding.theory.quadrature import check_batch_size
+
+__all__ = ["BatchNormPrediction", "CrossBatch", "FixedPoint", "batchnorm", "critical_eps", "depth_scale"]
+
+DEPTH_SCALES = 16.0
+ActivationLike = str | Activation | Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """A BSB1 fixed point: E φ², the correlation of two samples, μ = variance·(1 − correlation), and its stability.
+
+    μ is 0 in the collapsed phase, which only eps > 0 has: all samples of the batch become equal.
+    """
+
+    variance: float
+    correlation: float
+    mu: float
+    attracting: bool
+
+
+@dataclass(frozen=True)
+class CrossBatch:
+    """Samples of two different batches: their covariance at the fixed point and the eigenvalue of its decay."""
+
+    covariance: float
+    eigenvalue: float
+
+
+@dataclass(frozen=True)
+class BatchNormPrediction:
+    """What the mean field says of a deep batch-normalized network.
+
+    `gradient_growth` is the factor per layer of the squared gradient norm towards the input, of activations and weights
+    alike (meanfield2019, sections 4 and G). `depth_scale` is ξ = 1/|ln growth|, `trainable_depth` is 16ξ, the overlay
+    of meanfield2019's figures; both are infinite at growth 1, and vanishing gradients limit depth as exploding ones do.
+    `error` bounds the quadrature error of every number reported.
+    """
+
+    activation: str
+    batch_size: float
+    eps: float
+    scale: float
+    shift: float
+    weight_std: float
+    fixed_point: FixedPoint
+    forward_eigenvalues: Eigenvalues
+    backward_eigenvalues: Eigenvalues
+    cross_batch: CrossBatch
+    error: float
+
+    @property
+    def gradient_growth(self) -> float:
+        """The backward eigenvalue G."""
+        return self.backward_eigenvalues.G
+
+    @property
+    def depth_scale(self) -> float:
+        """ξ = 1/|ln growth|."""
+        return depth_scale(self.gradient_growth)
+
+    @property
+    def trainable_depth(self) -> float:
+        """16ξ."""
+        return DEPTH_SCALES * self.depth_scale
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether the samples of a batch become equal (μ = 0)."""
+        return self.fixed_point.mu == 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types, by the names the command line uses."""
+        point = self.fixed_point
+        return {
+            "activation": self.activation,
+            "batch_size": self.batch_size if math.isinf(self.batch_size) else int(self.batch_size),
+            "eps": self.eps,
+            "scale": self.scale,
+            "shift": self.shift,
+            "weight_std": self.weight_std,
+            "fixed_point": {
+                "variance": point.variance,
+                "correlation": point.correlation,
+                "mu": point.mu,
+                "attracting": point.attracting,
+            },
+            "forward_eigenvalues": self.forward_eigenvalues.to_dict(),
+            "backward_eigenvalues": self.backward_eigenvalues.to_dict(),
+            "cross_batch": {"covariance": self.cross_batch.covariance, "eigenvalue": self.cross_batch.eigenvalue},
+            "gradient_growth": self.gradient_growth,
+            "depth_scale": self.depth_scale,
+            "trainable_depth": self.trainable_depth,
+            "collapsed": self.collapsed,
+            "error": self.error,
+        }
+
+    def profile(self, depth: int) -> Profile:
+        """The prediction over layers 1 … depth at the fixed point, to lay over a measurement.
+
+        `variance` and `mean_cosine` of the activations are constant; `log_gradient_norm` is ½ ln of the mean squared
+        gradient norm relative to the last layer's: (depth − layer)·½ ln growth.
+        """
+        if depth < 1:
+            raise UsageError(f"depth must be at least 1, got {depth}")
+        rate = 0.5 * math.log(self.gradient_growth) if self.gradient_growth > 0 else -math.inf
+        rows = []
+        for layer in range(1, depth + 1):
+            log_norm = (depth - layer) * rate if layer < depth else 0.0
+            for measure, value in (
+                ("variance", self.fixed_point.variance),
+                ("mean_cosine", self.fixed_point.correlation),
+                ("log_gradient_norm", log_norm),
+            ):
+                rows.append(Row(layer, "", measure, value, None, "theory"))
+        return Profile(tuple(rows), {"theory": "batchnorm", "activation": self.activation, "eps": self.eps})
+
+    def __str__(self) -> str:
+        size = "∞" if math.isinf(self.batch_size) else f"{self.batch_size:g}"
+        extras = "".join(
+            f", {name}={value:g}"
+            for name, value, default in (("eps", self.eps, 0), ("scale", self.scale, 1), ("shift", self.shift, 0))
+            if value != default
+        )
+        verb = "grow" if self.gradient_growth >= 1 else "shrink"
+        deep = f"about {self.trainable_depth:.0f} layers" if math.isfinite(self.trainable_depth) else "any depth"
+        state = "attracting" if self.fixed_point.attracting else "not attracting"
+        return (
+            f"BatchNorm({self.activation}, B={size}{extras}): gradients {verb} ×{self.gradient_growth:.6g} per layer "
+            f"(squared norm), depth scale {self.depth_scale:.3g}, trainable to {deep}\n"
+            f"  fixed point  variance {self.fixed_point.variance:.4f}  correlation {self.fixed_point.correlation:.4f}  "
+            f"{'collapsed, ' if self.collapsed else ''}{state}"
+        )
+
+    __repr__ = __str__
+
+
+def depth_scale(growth: float) -> float:
+    """ξ = 1/|ln growth|: over how many layers the squared gradient norm changes by a factor e; infinite at growth 1."""
+    if growth <= 0:
+        return 0.0
+    rate = abs(math.log(growth))
+    return 1.0 / rate if rate > 0 else math.inf
+
+
+def batchnorm(
+    activation: ActivationLike,
+    *,
+    batch_size: float,
+    eps: float = 0.0,
+    scale: float = 1.0,
+    shift: float = 0.0,
+    weight_std: float = 1.0,
+    tolerance: float = 1e-12,
+) -> BatchNormPrediction:
+    """The mean field of φ(scale·BN(h) + shift) in a deep fully connected network of infinite width.
+
+    BN uses the biased batch variance with eps inside the root (meanfield2019, Definition B.2; its eq. 9 writes 1/N for
+    1/B). The fixed point is Theorem 4, the growth Theorem 7, both for eps = 0; eps > 0 and the eigenvalues L and M for
+    any activation are derived in `sounding.theory.normalized` and `.eigenvalues`. With several fixed points (eps > 0)
+    the one reached from large variance is reported; where μ goes to 0 the result is the collapsed phase.
+
+    Args:
+        activation: a name, an `Activation`, or a callable.
+        batch_size: at least 4; `math.inf` for the limit.
+        eps: the constant under the root, at least 0.
+        scale: γ of the batch norm, not 0.
+        shift: β of the batch norm.
+        weight_std: σ_w of weights with variance σ_w²/width; matters only with eps > 0, as eps/σ_w².
+
+    Raises:
+        UsageError: a batch below 4, a negative eps, a scale of 0, an unusable activation.
+        NumericalError: the activation or its derivative has no second moment, or is constant.
+
+    >>> print(batchnorm("relu", batch_size=32))  # doctest: +ELLIPSIS
+    BatchNorm(relu, B=32): gradients grow ×1.52195 per layer (squared norm), depth scale 2.38, trainable to about 38 ...
+      fixed point  variance 0.5000  correlation 0.3023  attracting
+    """
+    affine, size = _check(activation, batch_size, eps, scale, shift)
+    if not (math.isfinite(weight_std) and weight_std > 0):
+        raise UsageError(f"weight_std must be positive and finite, got {weight_std}")
+    effective = eps / weight_std**2
+    described = {"activation": affine.activation.name, "batch_size": size, "eps": float(eps), "scale": float(scale),
+                 "shift": float(shift), "weight_std": float(weight_std)}  # fmt: skip
+    mu = solve_spread(affine, size, effective)
+    if mu <= 1e-13 * float(np.square(affine.value(np.array([shift]))[0])) and effective == 0:
+        raise NumericalError(
+            f"{affine.activation.name} is constant on the batch: batch normalization has nothing to normalize",
+            hint="another shift or activation",
+        )
+    if mu <= 0:
+        return BatchNormPrediction(**described, **_collapsed(affine, size, effective))
+    law = NormalizedLaw(size, mu, effective)
+    line: LineMoments | GaussianMoments
+    pair: PairMoments | None = None
+    pair_error: PairMoments | None = None
+    if math.isinf(size):
+        line, line_error = gaussian_moments(affine, law, tolerance=tolerance)
+    else:
+        line, line_error = line_moments(affine, law, tolerance=tolerance)
+        pair, pair_error = pair_moments(affine, law, tolerance=tolerance)
+    found = _assemble(line, pair, law)
+    error = _propagate(found, line, pair, line_error, pair_error, law, affine.activation.derivative_error)
+    return BatchNormPrediction(**described, **found, error=error)
+
+
+def critical_eps(
+    activation: ActivationLike, *, batch_size: float, scale: float = 1.0, shift: float = 0.0
+) -> CriticalEps:
+    """The eps at which a batch collapses: the largest with a positive fixed point (weights of variance 1/width).
+
+    For an activation that is smooth at the shift the linear value is φ′(β)²γ² (1 for tanh and identity); for ReLU
+    without shift it is (1 − J₁(−1/(B−1)))(B−1)/(2B). Below collapse the growth falls slowly; above it is
+    `unit_growth`/eps.
+
+    >>> critical_eps("tanh", batch_size=32).collapse
+    1.0
+    """
+    affine, size = _check(activation, batch_size, 0.0, scale, shift)
+    return find_critical_eps(affine, size)
+
+
+def _check(
+    activation: ActivationLike, batch_size: float, eps: float, scale: float, shift: float
+) -> tuple[Affine, float]:
+    size = check_batch_size(batch_size)
+    if not (math.isfinite(eps) and eps >= 0):
+        raise UsageError(f"eps must be at least 0 and finite, got {eps}", hint="eps 1e-5")
+    if not math.isfinite(scale) or scale == 0:
+        raise UsageError(f"scale must be finite and not 0, got {scale}: with 0 the layer forgets its input")
+    if not math.isfinite(shift):
+        raise UsageError(f"shift must be finite, got {shift}")
+    return Affine(resolve(activation), float(scale), float(shift)), size
+
+
+def _assemble(line: LineMoments | GaussianMoments, pair: PairMoments | None, law: NormalizedLaw) -> dict[str, Any]:
+    """Everything reported except the error, from the moments."""
+    size, eps = law.batch_size, law.eps
+    if isinstance(line, GaussianMoments):
+        mu = line.square - line.mean**2
+        forward, backward = infinite_batch_eigenvalues(line, mu=mu, eps=eps)
+        product, crossed = line.mean**2, line.slope**2 / (mu + eps)
+    elif pair is not None:
+        mu = line.square - pair.product
+        forward = forward_eigenvalues(line, pair, batch_size=size, mu=law.mu, eps=eps)
+        backward = backward_eigenvalues(line, pair, batch_size=size)
+        # tr E[D(G − xxᵀ/B)/s]/(B−1) = E[s^−1 D(1 − x²/(B−1))]: meanfield2019, Theorems E.1 and F.1, at any eps
+        product, crossed = pair.product, line.slope**2
+    return {
+        "fixed_point": FixedPoint(line.square, product / line.square, mu, max(forward.G, forward.L, forward.M) < 1.0),
+        "forward_eigenvalues": forward,
+        "backward_eigenvalues": backward,
+        "cross_batch": CrossBatch(line.mean**2, crossed),
+    }
+
+
+def _collapsed(affine: Affine, size: float, eps: float) -> dict[str, Any]:
+    rates = collapse_rates(affine, size)
+    height = float(affine.value(np.array([affine.shift]))[0]) ** 2
+    forward, backward = (Eigenvalues(e.G / eps, e.L / eps, e.M / eps) for e in (rates.forward, rates.backward))
+    return {
+        "fixed_point": FixedPoint(height, 1.0, 0.0, max(forward.G, forward.L, forward.M) < 1.0),
+        "forward_eigenvalues": forward,
+        "backward_eigenvalues": backward,
+        "cross_batch": CrossBatch(height, rates.cross / eps),
+        "error": affine.activation.derivative_error * backward.G + 1e-12,
+    }
+
+
+def _numbers(found: dict[str, Any]) -> np.ndarray:
+    forward, backward = found["forward_eigenvalues"], found["backward_eigenvalues"]
+    point, cross = found["fixed_point"], found["cross_batch"]
+    return np.array([*forward.to_dict().values(), *backward.to_dict().values(), point.variance, point.correlation,
+                     cross.covariance, cross.eigenvalue])  # fmt: skip
+
+
+def _propagate(
+    found: dict[str, Any],
+    line: LineMoments | GaussianMoments,
+    pair: PairMoments | None,
+    line_error: LineMoments | GaussianMoments,
+    pair_error: PairMoments | None,
+    law: NormalizedLaw,
+    slope_error: float,
+) -> float:
+    """The largest first-order error of a reported number: moved by each moment's own error, added up."""
+    base = _numbers(found)
+    total = np.zeros_like(base)
+
+    def size_of(record: Any, errors: Any, name: str) -> float:
+        relative = 2 * slope_error if "slope" in name else 0.0
+        return float(getattr(errors, name) + relative * abs(getattr(record, name)))
+
+    for field in fields(line):
+        moved = replace(line, **{field.name: getattr(line, field.name) + size_of(line, line_error, field.name)})
+        total += np.abs(_numbers(_assemble(moved, pair, law)) - base)
+    if pair is not None:
+        for field in fields(pair):
+            shifted = replace(pair, **{field.name: getattr(pair, field.name) + size_of(pair, pair_error, field.name)})
+            total += np.abs(_numbers(_assemble(line, shifted, law)) - base)
+    # the solved μ, to which every number responds with a factor of order one over 1 − λ_G
+    drift = abs(law.mu - found["fixed_point"].mu) if law.eps > 0 else 0.0
+    gap = max(abs(1.0 - found["forward_eigenvalues"].G), 1e-6)
+    return float(total.max() + 2 * drift / (law.mu * gap) * np.abs(base).max())

@@ -1,0 +1,144 @@
+"""Closed forms for positively homogeneous activations: the second, independent route to the batch norm theory.
+
+φ(x) = a·x^α for x > 0 and −b·|x|^α for x < 0 (meanfield2019, appendix H). J_α is the arc-cosine kernel of degree α,
+scaled to J_α(1) = 1, and J_φ(c) = (a² + b²) J_α(c) − 2ab J_α(−c).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from scipy.special import beta, gammaln, hyp2f1
+
+from sounding.activations import Activation
+from sounding.errors import UsageError
+from sounding.theory.eigenvalues import Eigenvalues
+from sounding.theory.quadrature import check_batch_size
+
+
+@dataclass(frozen=True)
+class HomogeneousPrediction:
+    """The BSB1 fixed point of a positively homogeneous activation at eps = 0, in closed form."""
+
+    variance: float
+    correlation: float
+    forward: Eigenvalues
+    backward: Eigenvalues
+    cross_covariance: float
+    cross_eigenvalue: float
+
+    @property
+    def mu(self) -> float:
+        """variance·(1 − correlation)."""
+        return self.variance * (1.0 - self.correlation)
+
+
+def arc_cosine(correlation: float, *, degree: float) -> float:
+    """J_α(c) = E[ρ_α(u)ρ_α(v)]/E[ρ_α(u)²] for ρ_α(u) = max(u, 0)^α and correlation c; α > −1/2.
+
+    In halves, even and odd: E|u|^α|v|^α = (2^α/π) Γ((α+1)/2)² F(−α/2, −α/2; 1/2; c²) and its odd twin. J_0(c) =
+    1 − arccos(c)/π and J_1(c) = (√(1−c²) + (π − arccos c)c)/π. The printed J_α (meanfield2019, H.4) lost a π.
+
+    >>> print(f"{arc_cosine(-1 / 31, degree=1.0):.10f}")
+    0.3023464822
+    """
+    if degree <= -0.5:
+        raise UsageError(f"the arc-cosine kernel needs a degree above −1/2, got {degree}")
+    c = min(max(correlation, -1.0), 1.0)
+    even = 2.0**degree / math.pi * math.gamma(0.5 * (degree + 1)) ** 2 * hyp2f1(-degree / 2, -degree / 2, 0.5, c * c)
+    odd = 0.0
+    if degree != 0 or c != 0:
+        f = hyp2f1(0.5 * (1 - degree), 0.5 * (1 - degree), 1.5, c * c)
+        odd = 2.0 ** (degree + 1) / math.pi * math.gamma(0.5 * degree + 1) ** 2 * c * f
+    return float(0.25 * (even + odd) / second_moment(degree))
+
+
+def second_moment(degree: float) -> float:
+    """c_α = E max(u, 0)^(2α) = 2^(α−1) Γ(α + 1/2)/√π for a standard Gaussian u; the printed one lost the π."""
+    return 2.0 ** (degree - 1) * math.gamma(degree + 0.5) / math.sqrt(math.pi)
+
+
+def kernel(correlation: float, *, degree: float, slopes: tuple[float, float]) -> float:
+    """J_φ(c) = (a² + b²) J_α(c) − 2ab J_α(−c)."""
+    a, b = slopes
+    return (a * a + b * b) * arc_cosine(correlation, degree=degree) - 2 * a * b * arc_cosine(
+        -correlation, degree=degree
+    )
+
+
+def kernel_slope(correlation: float, *, degree: float, slopes: tuple[float, float]) -> float:
+    """J_φ′(c), from J_α′ = α²/(2α − 1) J_{α−1}, for α > 1/2."""
+    a, b = slopes
+    factor = degree**2 / (2 * degree - 1)
+    same, opposite = (arc_cosine(sign * correlation, degree=degree - 1) for sign in (1, -1))
+    return factor * ((a * a + b * b) * same + 2 * a * b * opposite)
+
+
+def homogeneous_batchnorm(activation: Activation, batch_size: float) -> HomogeneousPrediction:
+    """The closed forms of meanfield2019 (Theorems B.25, B.68, C.11, D.6, F.2) for a homogeneous activation, eps = 0.
+
+    Needs degree α > 1/2, where E φ′² is finite. Erratum: the third displayed form of λ_G in Theorem C.11 has
+    (2α−1)(J(1) − J(ρ₀)) where (2α−1)J(ρ₀) is meant; the first two forms, used here, are right.
+    """
+    size = check_batch_size(batch_size)
+    if activation.degree is None or activation.slopes is None:
+        raise UsageError(
+            f"{activation.name} is not positively homogeneous", hint="relu, leaky_relu:0.1 or relu_power:1.5"
+        )
+    if activation.degree <= 0.5:
+        raise UsageError(f"E φ′² is infinite for degree {activation.degree}", hint="a degree above 1/2")
+    if math.isinf(size):
+        return _infinite(activation.degree, activation.slopes)
+    return _finite(activation.degree, activation.slopes, size)
+
+
+def _finite(alpha: float, slopes: tuple[float, float], size: float) -> HomogeneousPrediction:
+    a, b = slopes
+    rho, width = -1.0 / (size - 1.0), size - 1.0
+    top = kernel(1.0, degree=alpha, slopes=slopes)
+    low = kernel(rho, degree=alpha, slopes=slopes)
+    slope = kernel_slope(rho, degree=alpha, slopes=slopes)
+    scale = second_moment(alpha) * math.exp(
+        alpha * math.log(0.5 * width) + gammaln(0.5 * width) - gammaln(0.5 * width + alpha)
+    )
+    variance, mu = scale * top, scale * (top - low)
+    raised = gammaln(0.5 * (size + 1)) - gammaln(0.5 * (size + 1) + alpha)
+    shared = second_moment(alpha) / mu * math.exp((alpha - 1) * math.log(width) - alpha * math.log(2) + raised)
+    forward = Eigenvalues(
+        G=0.0,
+        L=shared * (alpha * (size - 2) * (top - low) + size / width * slope),
+        M=shared * size * slope,
+    )
+    ratio = slope / (top - low)
+    odd = 2 * alpha - 1
+    growth = (size - 3 + 2 * alpha) * (odd * slope + alpha**2 * width * top) / (
+        odd * (size - 3) * width * (top - low)
+    ) - alpha**2 / (size - 3)
+    pairs = size * (size**2 + 2 * (alpha - 2) * size + 2 * alpha * (alpha - 3) + 3)
+    backward = Eigenvalues(G=growth, L=math.nan, M=pairs / ((size - 3) * width * (width + 2 * alpha)) * ratio)
+    root = math.exp(gammaln(0.5 * width) + gammaln(0.5 * (alpha + 1)) - gammaln(0.5 * (alpha + width)))
+    covariance = (a - b) ** 2 / (4 * math.pi) * width**alpha * root**2
+    crossed = size * width ** (alpha - 1) / (8 * math.pi * mu) * alpha**2 * (a + b) ** 2
+    return HomogeneousPrediction(
+        variance, 1 - mu / variance, forward, backward, covariance, crossed * float(beta(alpha / 2, size / 2)) ** 2
+    )
+
+
+def _infinite(alpha: float, slopes: tuple[float, float]) -> HomogeneousPrediction:
+    a, b = slopes
+    scale = second_moment(alpha)
+    top, low = (kernel(c, degree=alpha, slopes=slopes) for c in (1.0, 0.0))
+    slope = kernel_slope(0.0, degree=alpha, slopes=slopes)
+    variance, mu = scale * top, scale * (top - low)
+    growth = alpha**2 * top / ((2 * alpha - 1) * (top - low))
+    mean = 2.0 ** (alpha / 2 - 1) / math.sqrt(math.pi) * math.gamma(0.5 * (alpha + 1))
+    mean_slope = alpha * 2.0 ** ((alpha - 1) / 2 - 1) / math.sqrt(math.pi) * math.gamma(0.5 * alpha)
+    return HomogeneousPrediction(
+        variance,
+        1 - mu / variance,
+        Eigenvalues(0.0, alpha, slope / (top - low)),
+        Eigenvalues(growth, growth, slope / (top - low)),
+        ((a - b) * mean) ** 2,
+        ((a + b) * mean_slope) ** 2 / mu,
+    )

@@ -1,0 +1,226 @@
+"""The expectations from which every mean field quantity of batch normalization is assembled.
+
+φ stands for φ(γx + β) and D for its derivative γφ′(γx + β); the names of the fields spell the integrand, and the number
+after `s` is the power of the denominator: `s2_` multiplies by s², `r2_` by s^−2, `r4_` by eps·s^−4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TypeVar
+
+import numpy as np
+
+from sounding.activations import Activation
+from sounding.activations.activation import Array
+from sounding.theory.normalized import NormalizedLaw
+from sounding.theory.quadrature import line_means, pair_means
+
+GRADING = 5
+# x₁ = T cos ψ carries a rounding of 1e-16, which a kink like |x|^−0.4 in φ′ raises to about 1e-10
+STEEP_TOLERANCE = 1e-9
+Record = TypeVar("Record", "LineMoments", "PairMoments", "GaussianMoments")
+
+
+@dataclass(frozen=True)
+class Affine:
+    """φ(scale·x + shift): the activation with a batch norm's scale and shift in front."""
+
+    activation: Activation
+    scale: float
+    shift: float
+
+    def value(self, y: Array) -> Array:
+        """φ at y = scale·x + shift."""
+        return self.activation.function(y)
+
+    def slope(self, y: Array) -> Array:
+        """dφ/dx at y = scale·x + shift."""
+        return self.scale * self.activation.derivative(y)
+
+    def kinks(self) -> tuple[float, ...]:
+        """Kinks in x; the centre of a function much narrower than x counts as one, so that panels end there."""
+        phi = self.activation
+        lines = [(k - self.shift) / self.scale for k in phi.kinks]
+        if phi.length < 0.7 * abs(self.scale):
+            lines.append((phi.center - self.shift) / self.scale)
+        return tuple(lines)
+
+    def kink_power(self) -> float:
+        """The smallest power with which φ′ behaves at a kink: 0 for ReLU, −0.4 for relu_power:0.6, 0 without kinks."""
+        steps = np.array([1e-7, 4e-7])
+        powers = [0.0]
+        for kink in self.activation.kinks:
+            for side in (1.0, -1.0):
+                near, far = np.abs(self.activation.derivative(kink + side * steps * max(1.0, abs(kink))))
+                if near > 1e-12 and far > 1e-12:
+                    powers.append(math.log(far / near) / math.log(4.0))
+        fractional = [power for power in powers if abs(power - round(power)) > 1e-3]
+        return min(fractional, default=0.0)
+
+
+@dataclass(frozen=True)
+class LineMoments:
+    """Expectations of one coordinate; x is x₁."""
+
+    mean: float  # E φ
+    square: float  # E φ²
+    s2_square: float
+    s2_square_x2: float
+    slope: float  # E[s^−1 D (1 − x²/(B−1))]
+    r2_slope2: float
+    r2_slope2_x2: float
+    r2_slope2_x4: float
+    r4_slope2_x2: float
+
+
+@dataclass(frozen=True)
+class PairMoments:
+    """Expectations of two coordinates, φφ = φ(x₁)φ(x₂), DD = D(x₁)D(x₂); x2 is x₁² symmetrized."""
+
+    product: float
+    s2_product: float
+    s2_product_xx: float
+    s2_product_x2: float
+    r2_slopes: float
+    r2_slopes_xx: float
+    r2_slopes_x2: float
+    r2_slopes_x2x2: float
+    r2_slopes_x3x: float
+    r4_slopes_xx: float
+
+
+@dataclass(frozen=True)
+class GaussianMoments:
+    """Expectations of one coordinate at B → ∞, z = x/std x standard Gaussian."""
+
+    mean: float
+    square: float
+    mean_z: float
+    mean_z2: float
+    square_z2: float
+    slope: float
+    slope2: float
+
+
+def line_moments(affine: Affine, law: NormalizedLaw, *, tolerance: float = 1e-12) -> tuple[LineMoments, LineMoments]:
+    """All one-coordinate expectations, and their errors."""
+    width = law.batch_size - 1.0
+
+    def integrands(y: Array) -> Array:
+        x = (y - affine.shift) / affine.scale
+        phi, slope, x2 = affine.value(y), affine.slope(y), x * x
+        w1, w0, h, r2 = (law.line_weight(x, power) for power in (1.0, 0.0, -0.5, -1.0))
+        r4 = law.eps * law.line_weight(x, -2.0) if law.eps > 0 else np.zeros_like(x)
+        square, slope2 = phi * phi, slope * slope
+        rows = (phi * w0, square * w0, square * w1, square * x2 * w1, slope * (1.0 - x2 / width) * h)
+        return np.stack([*rows, slope2 * r2, slope2 * x2 * r2, slope2 * x2 * x2 * r2, slope2 * x2 * r4])
+
+    return _pack(LineMoments, *_line(affine, law, integrands, tolerance))
+
+
+def pair_moments(affine: Affine, law: NormalizedLaw, *, tolerance: float = 1e-12) -> tuple[PairMoments, PairMoments]:
+    """All two-coordinate expectations, and their errors; finite batches."""
+
+    def integrands(x1: Array, x2: Array) -> Array:
+        y1, y2 = affine.scale * x1 + affine.shift, affine.scale * x2 + affine.shift
+        phi, slope = affine.value(y1) * affine.value(y2), affine.slope(y1) * affine.slope(y2)
+        xx, half = x1 * x2, 0.5 * (x1 * x1 + x2 * x2)
+        forward = (phi, phi, phi * xx, phi * half)
+        backward = (slope, slope * xx, slope * half, slope * xx * xx, slope * xx * half, slope * xx)
+        return np.stack([*forward, *backward])
+
+    def weight(angle: Array) -> Array:
+        one, square, inverse = (law.radial_weight(angle, power) for power in (0, 1, -1))
+        quartic = law.eps * law.radial_weight(angle, -2) if law.eps > 0 else np.zeros_like(angle)
+        return np.stack([one, square, square, square, inverse, inverse, inverse, inverse, inverse, quartic])
+
+    return _pack(PairMoments, *_pair(affine, law, integrands, weight, tolerance))
+
+
+def gaussian_moments(
+    affine: Affine, law: NormalizedLaw, *, tolerance: float = 1e-12
+) -> tuple[GaussianMoments, GaussianMoments]:
+    """All expectations of the limit B → ∞, and their errors."""
+
+    def integrands(y: Array) -> Array:
+        x = (y - affine.shift) / affine.scale
+        phi, slope, z = affine.value(y), affine.slope(y), x / law.spread
+        rows = (phi, phi * phi, phi * z, phi * z * z, (phi * z) ** 2, slope, slope * slope)
+        return np.stack(rows) * law.line_weight(x, 0.0)
+
+    return _pack(GaussianMoments, *_line(affine, law, integrands, tolerance))
+
+
+def batch_spread(affine: Affine, law: NormalizedLaw, *, tolerance: float = 1e-12) -> float:
+    """E φ(x₁)² − E φ(x₁)φ(x₂): the forward map of μ (meanfield2019, Theorem 4), at any eps.
+
+    φ(β) is taken off φ, which changes nothing but the rounding: for μ ≪ eps both terms are φ(β)² up to order μ/eps.
+    """
+    level = float(affine.value(np.array([affine.shift]))[0])
+
+    def squares(y: Array) -> Array:
+        phi = affine.value(y) - level
+        weight = law.line_weight((y - affine.shift) / affine.scale, 0.0)
+        return np.stack([phi * phi * weight, phi * weight])
+
+    def products(x1: Array, x2: Array) -> Array:
+        first, second = (affine.value(affine.scale * x + affine.shift) - level for x in (x1, x2))
+        return first * second
+
+    (square, mean), _ = _line(affine, law, squares, tolerance)
+    if math.isinf(law.batch_size):
+        return float(square - mean**2)
+    (product,), _ = _pair(affine, law, products, lambda angle: law.radial_weight(angle, 0), tolerance)
+    return float(square - product)
+
+
+def _line(
+    affine: Affine, law: NormalizedLaw, integrands: Callable[[Array], Array], tolerance: float
+) -> tuple[Array, Array]:
+    found = line_means(
+        integrands,
+        density=lambda z: np.full_like(z, law.spread),
+        support=law.support / law.spread,
+        mean=affine.shift,
+        std=affine.scale * law.spread,
+        kinks=affine.activation.kinks,
+        length=affine.activation.length,
+        center=affine.activation.center,
+        tolerance=tolerance,
+        what=f"the second moment of {affine.activation.name} or of its derivative",
+    )
+    return found.values, found.errors
+
+
+def _pair(
+    affine: Affine,
+    law: NormalizedLaw,
+    integrands: Callable[[Array, Array], Array],
+    weight: Callable[[Array], Array],
+    tolerance: float,
+) -> tuple[Array, Array]:
+    lines, power = affine.kinks(), affine.kink_power()
+    found = pair_means(
+        integrands,
+        batch_size=law.batch_size,
+        angle=math.acos(-1.0 / (law.batch_size - 1.0)),
+        kinks=(lines, lines),
+        weight=weight,
+        spread=law.spread,
+        symmetric=True,
+        grading=1 if power == 0 else GRADING,
+        tolerance=max(tolerance, STEEP_TOLERANCE) if power < 0 else tolerance,
+        what=f"the second moment of {affine.activation.name} or of its derivative",
+    )
+    return found.values, found.errors
+
+
+def _pack(kind: type[Record], values: Array, errors: Array) -> tuple[Record, Record]:
+    names = [field.name for field in fields(kind)]
+    return (
+        kind(**dict(zip(names, map(float, values), strict=True))),
+        kind(**dict(zip(names, map(float, errors), strict=True))),
+    )

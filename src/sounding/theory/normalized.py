@@ -1,0 +1,159 @@
+"""The law of a batch-normalized neuron at any eps, with powers of its denominator.
+
+With pre-activations h ~ N(0, Σ), Σ a BSB1 covariance, u = Gh is Gaussian of variance μ in each direction of the plane
+orthogonal to ones. Batch normalization gives x = u/s with s² = |u|²/B + eps. Every quantity of the theory is an
+expectation E[s^(2k) f(x₁)] or E[s^(2k) f(x₁, x₂)]. Splitting u into its part a along the coordinates asked for and the
+rest b, s² = (|b|² + B·eps)/(B(1 − τ)) with τ = |x-part|²/(B − 1), and |b|² can be integrated out at fixed x:
+
+    two coordinates, x₁ = T cos ψ, T² = (B−1)τ:
+        w_k(τ) = (1/2μ) e^(−B·eps·τ/(2μ(1−τ))) (1−τ)^((B−7)/2−k) B^−k E[(μ(1−τ)χ²_{B−3} + B·eps)^(k+1)]
+    one coordinate, x₁ = √(B−1) t:
+        w_k(t) = (2πμ)^(−1/2) e^(−B·eps·t²/(2μ(1−t²))) (1−t²)^((B−5)/2−k) B^−k E[(μ(1−t²)χ²_{B−2} + B·eps)^(k+1/2)]
+
+At eps = 0 these are the densities of meanfield2019 (Theorems 4 and 7) times E s^(2k). They turn the triple integrals
+that eps > 0 asks for into double ones.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from sounding.activations.activation import Array
+from sounding.theory.panels import legendre
+from sounding.theory.quadrature import half_gamma_ratio
+
+
+@dataclass(frozen=True)
+class NormalizedLaw:
+    """The law of (x, s) at batch size B (or infinity), pre-activation variance μ > 0 per direction, and eps ≥ 0."""
+
+    batch_size: float
+    mu: float
+    eps: float
+
+    @property
+    def spread(self) -> float:
+        """About the standard deviation of x₁: √(μ/(μ + eps)), 1 at eps = 0."""
+        return math.sqrt(self.mu / (self.mu + self.eps))
+
+    @property
+    def support(self) -> float:
+        """|x₁| is below √(B − 1)."""
+        return math.sqrt(self.batch_size - 1.0)
+
+    def line_weight(self, x: Array, power: float) -> Array:
+        """The density of x₁ times the mean of s^(2·power) given x₁."""
+        size, mu, eps = self.batch_size, self.mu, self.eps
+        if math.isinf(size):
+            variance = mu / (mu + eps)
+            return (mu + eps) ** power * np.exp(-0.5 * x * x / variance) / math.sqrt(2 * math.pi * variance)
+        rest = np.maximum(1.0 - x * x / (size - 1.0), 0.0)
+        norm = 1.0 / math.sqrt(2 * math.pi * mu * (size - 1.0)) * size**-power
+        if eps == 0:
+            mean = mu ** (power + 0.5) * _chi_square_mean(size - 2.0, power)
+            return norm * mean * rest ** (0.5 * (size - 4.0))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            decay = np.exp(-0.5 * size * eps / mu * (1.0 - rest) / rest + (0.5 * (size - 5.0) - power) * np.log(rest))
+        decay = np.where(rest > 0, decay, 0.0)
+        return norm * decay * _power_mean(size - 2.0, mu * rest, size * eps, power + 0.5)
+
+    def radial_weight(self, angle: Array, power: int) -> Array:
+        """The density of χ, T = √(B−1) sin χ, times the mean of s^(2·power) given the pair."""
+        size, mu, eps = self.batch_size, self.mu, self.eps
+        cosine, sine = np.cos(angle), np.sin(angle)
+        if eps == 0:
+            ratio = {1: mu * (size - 1.0) / size, 0: 1.0, -1: size / (mu * (size - 3.0)), -2: math.nan}[power]
+            return ratio * (size - 3.0) * cosine ** (size - 4.0) * sine
+        rest = cosine * cosine
+        a, b, m = mu * rest, size * eps, size - 3.0
+        mean: Array | float
+        if power == 1:
+            mean = a * a * m * (m + 2) + 2 * a * b * m + b * b
+        elif power == 0:
+            mean = a * m + b
+        elif power == -1:
+            mean = 1.0
+        else:
+            mean = _power_mean(m, a, b, power + 1.0)
+        exponent = size - 6.0 - 2.0 * power
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            decay = np.exp(-0.5 * b / mu * (sine / cosine) ** 2 + exponent * np.log(np.abs(cosine)))
+        return np.asarray(np.where(rest > 1e-30, decay, 0.0) * sine / mu * size**-power * mean)
+
+
+def _chi_square_mean(degrees: float, power: float) -> float:
+    """E[(χ²_m)^(k + 1/2)] for k in {1, 0, −1/2, −1}, without the cancellation of two lgamma."""
+    root = math.sqrt(2.0) * half_gamma_ratio(0.5 * degrees)
+    return {1.0: (degrees + 1.0) * root, 0.0: root, -0.5: 1.0, -1.0: root / (degrees - 1.0)}[power]
+
+
+def _power_mean(degrees: float, a: Array, b: float, power: float) -> Array:
+    """E[(a χ²_m + b)^power] over an array of a ≥ 0, with b > 0.
+
+    It is (a·m + b)^power·h(ln(b/a)) with h analytic in a strip of half-width π: piecewise Chebyshev series of degree 17
+    on pieces of length 2 give it to rounding, where the sum over χ² for each a would dominate everything else.
+    """
+    if power == 0:
+        return np.ones_like(a)
+    coefficients = _power_series(degrees, power)
+    with np.errstate(divide="ignore"):
+        place = np.clip((np.log(b / np.maximum(a, 1e-300)) - _LOG_LOW) / _PIECE, 0.0, coefficients.shape[1] - 1e-9)
+    piece = place.astype(np.int64)
+    t = 2.0 * (place - piece) - 1.0
+    later, last = np.zeros_like(t), np.zeros_like(t)
+    for row in coefficients[:0:-1]:
+        later, last = row[piece] + 2.0 * t * later - last, later
+    return (a * degrees + b) ** power * (coefficients[0][piece] + t * later - last)
+
+
+_LOG_LOW, _LOG_HIGH, _PIECE, _DEGREE = math.log(1e-18), math.log(1e14), 2.0, 17
+
+
+@lru_cache(maxsize=128)
+def _power_series(degrees: float, power: float) -> Array:
+    """Chebyshev coefficients (degree + 1, pieces) of E[(χ²_m + c)^p]/(m + c)^p in ln c."""
+    square, weight = _chi_square_rule(degrees)
+    pieces = math.ceil((_LOG_HIGH - _LOG_LOW) / _PIECE)
+    angles = np.pi * (np.arange(_DEGREE + 1) + 0.5) / (_DEGREE + 1)
+    starts = _LOG_LOW + _PIECE * np.arange(pieces)
+    c = np.exp(starts[:, None] + 0.5 * _PIECE * (1.0 + np.cos(angles)))
+    ratio = (square[:, None] + c.ravel()) / (degrees + c.ravel())
+    values = (weight @ _half_power(ratio, power)).reshape(pieces, -1)
+    transform = 2.0 / (_DEGREE + 1) * np.cos(np.outer(np.arange(_DEGREE + 1), angles))
+    transform[0] *= 0.5
+    coefficients: Array = transform @ values.T
+    coefficients.setflags(write=False)
+    return coefficients
+
+
+def _half_power(base: Array, power: float) -> Array:
+    """base^power for the half-integers in use, by square roots: ten times faster than a general power."""
+    if power == -1.0:
+        return 1.0 / base
+    root = np.sqrt(base)
+    if power > 0:
+        return root if power == 0.5 else base * root
+    return 1.0 / root if power == -0.5 else 1.0 / (base * root)
+
+
+@lru_cache(maxsize=64)
+def _chi_square_rule(degrees: float) -> tuple[Array, Array]:
+    """Values of χ²_m and weights: panels in χ, geometric towards 0 where few degrees leave mass there."""
+    x, w = legendre(16)
+    center = math.sqrt(max(degrees - 1.0, 0.0))
+    high = center + 9.5
+    if center > 9.5:
+        edges = np.linspace(center - 9.5, high, 13)
+    else:
+        inner = 4.0 ** -np.arange(15.0, -1.0, -1.0)
+        edges = np.concatenate([[0.0], inner, np.linspace(1.0, high, int(high / 1.6) + 2)[1:]])
+    half = 0.5 * np.diff(edges)[:, None]
+    chi = 0.5 * (edges[1:] + edges[:-1])[:, None] + half * x
+    log_density = (degrees - 1.0) * np.log(chi) - 0.5 * chi * chi
+    density = np.exp(log_density - log_density.max()) * half * w
+    keep = density > 1e-22 * density.max()
+    return chi[keep] ** 2, density[keep] / density.sum()
