@@ -46,7 +46,8 @@ ActivationLike = str | Activation | Callable[..., Any]
 class FixedPoint:
     """A BSB1 fixed point: E φ², the correlation of two samples, μ = variance·(1 − correlation), and its stability.
 
-    μ is 0 in the collapsed phase, which only eps > 0 has: all samples of the batch become equal.
+    μ is 0 in the collapsed phase, which only eps > 0 has: all samples of the batch become equal. Attracting means that
+    no forward eigenvalue exceeds 1; one equal to 1, as for ReLU at B → ∞, is the limit of attracting ones and counts.
     """
 
     variance: float
@@ -92,7 +93,9 @@ class BatchNormPrediction:
 
     @property
     def depth_scale(self) -> float:
-        """ξ = 1/|ln growth|."""
+        """ξ = 1/|ln growth|; infinite where growth is 1 within its error."""
+        if abs(self.gradient_growth - 1.0) <= max(self.error, 1e-14):
+            return math.inf
         return depth_scale(self.gradient_growth)
 
     @property
@@ -159,7 +162,9 @@ class BatchNormPrediction:
             if value != default
         )
         verb = "grow" if self.gradient_growth >= 1 else "shrink"
-        deep = f"about {self.trainable_depth:.0f} layers" if math.isfinite(self.trainable_depth) else "any depth"
+        deep = (
+            f"about {self.trainable_depth:.0f} layers" if self.trainable_depth < 1e6 else "more than a million layers"
+        )
         state = "attracting" if self.fixed_point.attracting else "not attracting"
         return (
             f"BatchNorm({self.activation}, B={size}{extras}): gradients {verb} ×{self.gradient_growth:.6g} per layer "
@@ -283,11 +288,15 @@ def _assemble(line: LineMoments | GaussianMoments, pair: PairMoments | None, law
         # tr E[D(G − xxᵀ/B)/s]/(B−1) = E[s^−1 D(1 − x²/(B−1))]: meanfield2019, Theorems E.1 and F.1, at any eps
         product, crossed = pair.product, line.slope**2
     return {
-        "fixed_point": FixedPoint(line.square, product / line.square, mu, max(forward.G, forward.L, forward.M) < 1.0),
+        "fixed_point": FixedPoint(line.square, product / line.square, mu, _attracting(forward)),
         "forward_eigenvalues": forward,
         "backward_eigenvalues": backward,
         "cross_batch": CrossBatch(line.mean**2, crossed),
     }
+
+
+def _attracting(forward: Eigenvalues) -> bool:
+    return max(forward.G, forward.L, forward.M) <= 1.0 + 1e-11
 
 
 def _collapsed(affine: Affine, size: float, eps: float) -> dict[str, Any]:
@@ -295,7 +304,7 @@ def _collapsed(affine: Affine, size: float, eps: float) -> dict[str, Any]:
     height = float(affine.value(np.array([affine.shift]))[0]) ** 2
     forward, backward = (Eigenvalues(e.G / eps, e.L / eps, e.M / eps) for e in (rates.forward, rates.backward))
     return {
-        "fixed_point": FixedPoint(height, 1.0, 0.0, max(forward.G, forward.L, forward.M) < 1.0),
+        "fixed_point": FixedPoint(height, 1.0, 0.0, _attracting(forward)),
         "forward_eigenvalues": forward,
         "backward_eigenvalues": backward,
         "cross_batch": CrossBatch(height, rates.cross / eps),

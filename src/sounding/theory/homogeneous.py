@@ -116,7 +116,16 @@ def _finite(alpha: float, slopes: tuple[float, float], size: float) -> Homogeneo
         odd * (size - 3) * width * (top - low)
     ) - alpha**2 / (size - 3)
     pairs = size * (size**2 + 2 * (alpha - 2) * size + 2 * alpha * (alpha - 3) + 3)
-    backward = Eigenvalues(G=growth, L=math.nan, M=pairs / ((size - 3) * width * (width + 2 * alpha)) * ratio)
+    common = (size - 3) * width * (width + 2 * alpha)
+    single = (
+        2
+        * ratio
+        / (common * width)
+        * (alpha**2 * (3 * size - 4) + alpha * (3 * size**2 - 11 * size + 8) + (size - 3) * width**2)
+        - 2 * alpha**2 * (size - 2) * (width + alpha) / common
+    )
+    single += alpha**2 * (size - 2) * (size - 3 + 2 * alpha) * top / (odd * (size - 3) * width * (top - low))
+    backward = Eigenvalues(G=growth, L=single, M=pairs / common * ratio)
     root = math.exp(gammaln(0.5 * width) + gammaln(0.5 * (alpha + 1)) - gammaln(0.5 * (alpha + width)))
     covariance = (a - b) ** 2 / (4 * math.pi) * width**alpha * root**2
     crossed = size * width ** (alpha - 1) / (8 * math.pi * mu) * alpha**2 * (a + b) ** 2
