@@ -1,0 +1,160 @@
+"""Pictures: a Profile in, matplotlib Axes out.
+
+matplotlib is imported when a function is called, and never through pyplot: no backend is chosen, no global figure is
+left behind. Without `axes` each function makes a figure of its own, `axes.figure`; `save` writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from sounding.errors import UsageError
+from sounding.profile import Profile
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    Line: TypeAlias = tuple[ArrayLike, ArrayLike]
+
+FORMATS = ("svg", "png", "pdf")
+INTERVAL = 1.959964  # half width of a 95% interval in standard errors
+
+
+def new_axes(*, width: float = 6.0, height: float = 3.6) -> Axes:
+    """Empty axes on a figure of their own, sizes in inches."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    return axes  # type: ignore[no-any-return]
+
+
+def plot_profile(
+    profile: Profile, measure: str, *, axes: Axes | None = None, log: bool = False, label: str | None = None
+) -> Axes:
+    """One measure over depth, a line per source, a 95% band where there are standard errors.
+
+    Theory and measurement of one quantity are laid over each other by plotting `predicted + measured`.
+    """
+    chosen = profile.select(measure)
+    if not len(chosen):
+        raise UsageError(f"profile has no {measure!r}", hint=f"one of {', '.join(profile.measures) or '(empty)'}")
+    axes = new_axes() if axes is None else axes
+    for source in chosen.sources:
+        series = chosen.series(measure, source=source)
+        theory = not np.any(np.isfinite(series.stderr))
+        name = source if label is None else f"{label} ({source})" if len(chosen.sources) > 1 else label
+        (line,) = axes.plot(series.layer, series.value, "-" if theory else ".-", label=name)
+        if not theory:
+            half = INTERVAL * np.nan_to_num(series.stderr)
+            axes.fill_between(
+                series.layer, series.value - half, series.value + half, alpha=0.2, color=line.get_color(), lw=0
+            )
+    _finish(axes, xlabel="layer", ylabel=measure.replace("_", " "), log=log)
+    return axes
+
+
+def plot_lines(
+    lines: Mapping[str, Line],
+    *,
+    xlabel: str,
+    ylabel: str,
+    title: str = "",
+    log: bool = False,
+    axes: Axes | None = None,
+) -> Axes:
+    """Named curves (x, y) on one pair of axes."""
+    axes = new_axes() if axes is None else axes
+    for label, (x, y) in lines.items():
+        axes.plot(np.asarray(x), np.asarray(y), label=label)
+    _finish(axes, xlabel=xlabel, ylabel=ylabel, log=log)
+    if title:
+        axes.set_title(title, fontsize=10)
+    return axes
+
+
+def plot_bars(
+    values: Mapping[str, float],
+    *,
+    xlabel: str,
+    title: str = "",
+    threshold: float | None = None,
+    log: bool = False,
+    axes: Axes | None = None,
+) -> Axes:
+    """Horizontal bars, the first on top; `threshold` is drawn as a line."""
+    axes = new_axes(height=1.2 + 0.35 * len(values)) if axes is None else axes
+    finite = [value for value in values.values() if np.isfinite(value)]
+    longest = max([*finite, threshold or 0.0, 1e-300])
+    axes.barh(list(values), [min(value, longest * 1.2) for value in values.values()], color="tab:blue", alpha=0.8)
+    axes.invert_yaxis()
+    if threshold is not None:
+        axes.axvline(threshold, color="tab:red", lw=1)
+    axes.set_xlabel(xlabel)
+    if log:
+        axes.set_xscale("log")
+    if title:
+        axes.set_title(title, fontsize=10)
+    return axes
+
+
+def plot_map(
+    x: Sequence[float] | np.ndarray,
+    y: Sequence[float] | np.ndarray,
+    values: ArrayLike,
+    *,
+    xlabel: str,
+    ylabel: str,
+    label: str,
+    title: str = "",
+    level: float | None = None,
+    axes: Axes | None = None,
+) -> Axes:
+    """A quantity over a grid, `values[i, j]` at (x[j], y[i]); `level` is drawn as a contour."""
+    axes = new_axes(height=4.2) if axes is None else axes
+    grid = np.asarray(values, dtype=np.float64)
+    if grid.shape != (len(y), len(x)):
+        raise UsageError(f"expected values of the shape {(len(y), len(x))}, got {grid.shape}")
+    mesh = axes.pcolormesh(x, y, grid, shading="nearest", cmap="viridis", rasterized=True)
+    axes.figure.colorbar(mesh, ax=axes, label=label)
+    if level is not None and np.nanmin(grid) < level < np.nanmax(grid):
+        axes.contour(x, y, grid, levels=[level], colors="white", linewidths=1.2)
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    if title:
+        axes.set_title(title, fontsize=10)
+    return axes
+
+
+def save(figure: Figure | Any, path: str | Path) -> None:
+    """Write a figure as svg, png or pdf, by the file's ending; the same figure gives the same svg bytes."""
+    import matplotlib
+
+    target = Path(path)
+    ending = target.suffix.removeprefix(".").lower()
+    if ending not in FORMATS:
+        raise UsageError(f"expected a picture named .svg, .png or .pdf, got {str(path)!r}", hint=f"{target.stem}.svg")
+    with matplotlib.rc_context({"svg.hashsalt": "sounding", "svg.fonttype": "none"}):
+        # no date in the file, so that a picture changes only when what it shows changes
+        metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(ending)
+        try:
+            figure.savefig(target, format=ending, dpi=150, metadata=metadata)
+        except OSError as error:
+            raise UsageError(f"cannot write {target}: {error.strerror or error}", hint="another folder") from error
+
+
+def _finish(axes: Axes, *, xlabel: str, ylabel: str, log: bool) -> None:
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    if log:
+        axes.set_yscale("log")
+    handles, labels = axes.get_legend_handles_labels()
+    if any(label for label in labels) and len(handles) > 1:
+        axes.legend(frameon=False, fontsize=9)

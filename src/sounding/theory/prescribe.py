@@ -1,0 +1,297 @@
+"""The inverse problem: what must change for a batch norm network of this activation to train at a wanted depth?
+
+Gradients of a random batch norm network grow by a factor λ per layer (squared norm) whatever the weights' variance, and
+meanfield2019 finds it trainable to about 16/|ln λ| layers. `prescribe` searches eps, shift β, scale γ, their
+combinations, per-layer gains α_ℓ = ℓ^{−k} (thesis2024 6.4) and Haar weights for the smallest change that gets there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy.interpolate import PchipInterpolator
+from scipy.optimize import brentq
+
+from sounding.activations import Activation, resolve
+from sounding.errors import UsageError
+from sounding.theory.landscape import LAYERS_PER_SCALE, Landscape, Point, Setting, round_up
+from sounding.theory.options import MEAN_FIELD, Kind, Option, Prescription, Unreachable
+
+__all__ = ["Option", "Prescription", "Unreachable", "prescribe"]
+
+LINEAR_HAAR = "proved for linear activations with as many samples as features (thesis2024, Theorem 6.5)"
+HAAR_EXCESS = (
+    "estimate for as many samples as features: Haar weights remove the linear part of the growth (thesis2024, "
+    "Theorem 6.5, section 6.4); of the rest, 1.5 times what mean field says is allowed for"
+)
+GAINS = MEAN_FIELD + "; gains of thesis2024, section 6.4"
+ALLOWANCE = 1.5
+# relative RMS distance of a square Gaussian matrix to the nearest orthogonal one, by the quarter circle law
+HAAR_SIZE = math.sqrt(2 - 16 / (3 * math.pi))
+
+# eps stays 10% below the collapse: there the batch variance is of order 0.1, beyond it noise decides
+EPS_SHARES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)
+SHIFTS = (0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+SCALES = (0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01)
+JOINT_SHIFTS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
+JOINT_SCALES = (0.7, 0.4, 0.2, 0.1)
+STEEPEST_GAINS = 4.0
+
+Results = tuple[list[Option], list[Unreachable]]
+
+
+def prescribe(
+    activation: str | Activation | Callable[..., Any], *, batch_size: float, depth: int, margin: float = 1.0
+) -> Prescription:
+    """Which eps, shift, scale, gains or weight law make a batch norm network trainable by theory to `depth` layers.
+
+    A setting reaches the depth when |ln λ| ≤ 16/(margin·depth) at an attracting fixed point of positive variance: in
+    the collapsed phase above the critical eps gradients may be steady, but the samples of a batch are all the same. At
+    eps = 0 no scale or shift beats a linear network, λ ≥ (B−2)/(B−3), the first term of meanfield2019's Theorem 9.
+
+    Args:
+        batch_size: at least 4; `math.inf` for the limit.
+        depth: layers, at least 1.
+        margin: how many times the depth theory should allow; training already suffers before 16/|ln λ| layers.
+
+    >>> prescribe("relu", batch_size=64, depth=30).best.kind
+    'none'
+    >>> [option.change for option in prescribe("tanh", batch_size=64, depth=200).options[:2]]
+    ['eps 0.29', 'scale 0.65']
+    """
+    phi = resolve(activation)
+    if isinstance(depth, bool) or not isinstance(depth, int | np.integer) or depth < 1:
+        raise UsageError(f"expected depth to be an integer of at least 1, got {depth!r}", hint="depth 100")
+    if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 < margin < math.inf:
+        raise UsageError(f"expected margin to be a positive number, got {margin!r}", hint="margin 1")
+    limit = LAYERS_PER_SCALE / (margin * int(depth))
+    landscape = Landscape(phi, batch_size=batch_size, limit=limit)
+    now = landscape.at(Setting())
+    found: Results = ([], [])
+    if now.reaches(limit):
+        found[0].append(_option("none", "nothing: trainable as it is", now, landscape))
+    else:
+        _search(landscape, now, int(depth), found)
+    options, failures = found
+    return Prescription(
+        activation=phi.name,
+        batch_size=batch_size,
+        depth=int(depth),
+        margin=float(margin),
+        wanted_growth=math.exp(limit),
+        growth=now.growth,
+        trainable_depth=now.trainable_depth,
+        attracting=now.attracting,
+        options=tuple(sorted(options, key=lambda option: option.size)),
+        unreachable=tuple(failures),
+    )
+
+
+def _search(landscape: Landscape, now: Point, depth: int, found: Results) -> None:
+    eps, best_eps = landscape.walk(*_eps_path(landscape, Setting()))
+    _file("eps", "eps {eps:g}", eps, best_eps, _why_not_eps(landscape, best_eps), landscape, found)
+    sign = 1.0 if _improves(landscape, now, 1.0) else -1.0
+    shift, best_shift = landscape.walk(lambda t: Setting(shift=sign * t), SHIFTS)
+    _file("shift", "shift {shift:+g}", shift, best_shift, _why_not_shift(landscape, now, best_shift), landscape, found)
+    scale, best_scale = landscape.walk(lambda t: Setting(scale=1 - t), [1 - s for s in SCALES])
+    _file("scale", "scale {scale:g}", scale, best_scale, _why_not_scale(landscape, best_scale), landscape, found)
+    if (eps is None or shift is None) and best_shift is not None and best_shift.log_growth < now.log_growth:
+        starts = [Setting(shift=sign * t) for t in JOINT_SHIFTS]
+        _try_jointly("shift+eps", "shift {shift:+g} with eps {eps:g}", starts, (eps, shift), landscape, found)
+    if (eps is None or scale is None) and landscape.activation.degree is None:
+        starts = [Setting(scale=t) for t in JOINT_SCALES]
+        _try_jointly("scale+eps", "scale {scale:g} with eps {eps:g}", starts, (eps, scale), landscape, found)
+    excess = _excess_over_linear(landscape)
+    _by_gains(landscape, depth, excess, found)
+    _by_haar(landscape, depth, excess, found)
+
+
+def _eps_path(landscape: Landscape, start: Setting) -> tuple[Callable[[float], Setting], list[float]]:
+    """eps up to 0.9 of its critical value at this scale and shift."""
+    top = min(landscape.collapse(start), 1e3)
+    return lambda t: Setting(eps=t, scale=start.scale, shift=start.shift), [share * top for share in EPS_SHARES]
+
+
+def _improves(landscape: Landscape, now: Point, shift: float) -> bool:
+    return landscape.at(Setting(shift=shift)).growth <= landscape.at(Setting(shift=-shift)).growth
+
+
+def _try_jointly(
+    kind: Kind,
+    words: str,
+    starts: list[Setting],
+    singles: tuple[Point | None, Point | None],
+    landscape: Landscape,
+    found: Results,
+) -> None:
+    """The smallest change among eps on top of each of these settings; filed only if smaller than either alone."""
+    smallest = min((landscape.size(point) for point in singles if point is not None), default=math.inf)
+    reached: Point | None = None
+    nearest: Point | None = None
+    for start in starts:
+        if math.hypot(1 - start.scale, start.shift) >= smallest:
+            break
+        point, best = landscape.walk(*_eps_path(landscape, start))
+        if point is not None and landscape.size(point) < smallest:
+            smallest, reached = landscape.size(point), point
+        if best is not None and (nearest is None or abs(best.log_growth) < abs(nearest.log_growth)):
+            nearest = best
+    if reached is not None or math.isinf(smallest):
+        _file(kind, words, reached, nearest, _WHY_NOT_JOINT, landscape, found)
+
+
+def _file(
+    kind: Kind, words: str, point: Point | None, best: Point | None, why: str, landscape: Landscape, found: Results
+) -> None:
+    if point is not None:
+        change = words.format(**vars(point.setting))
+        found[0].append(_option(kind, change, point, landscape))
+    else:
+        growth, depth = (None, None) if best is None else (best.growth, best.trainable_depth)
+        found[1].append(Unreachable(kind, growth, depth, why))
+
+
+def _option(kind: Kind, change: str, point: Point, landscape: Landscape) -> Option:
+    return Option(
+        kind=kind,
+        change=change,
+        growth=point.growth,
+        trainable_depth=point.trainable_depth,
+        size=landscape.size(point),
+        **vars(point.setting),
+    )
+
+
+_WHY_NOT_JOINT = "no combination searched reaches it at 90% of the eps at which the batch collapses"
+_NOT_ATTRACTING = "near gain 1 deep batches leave the symmetric fixed point, and its growth says nothing about them"
+
+
+def _why_not_eps(landscape: Landscape, best: Point | None) -> str:
+    top = landscape.collapse(Setting())
+    seen = "no attracting fixed point was found" if best is None else f"the growth stays at ×{best.growth:.4g} or more"
+    return (
+        f"{seen} up to {EPS_SHARES[-1]:.0%} of eps {top:.4g}, where the batch collapses: beyond that gradients may be "
+        "steady, but all samples become equal and nothing is left to learn from"
+    )
+
+
+def _why_not_shift(landscape: Landscape, now: Point, best: Point | None) -> str:
+    if _is_linear(landscape.activation):
+        return "a linear activation passes the shift on, and the next batch norm subtracts it"
+    if best is None:
+        return "no shift has an attracting fixed point"
+    if best.log_growth >= now.log_growth - 1e-9:
+        return "a shift moves the activation away from where it is closest to linear, and the growth rises"
+    return _linear_limit(landscape)
+
+
+def _why_not_scale(landscape: Landscape, best: Point | None) -> str:
+    if landscape.activation.degree is not None:
+        return "a scale only multiplies a positively homogeneous activation, and the next batch norm divides it out"
+    if best is None:
+        return "no smaller scale has an attracting fixed point"
+    return _linear_limit(landscape)
+
+
+def _is_linear(activation: Activation) -> bool:
+    return activation.degree == 1 and activation.slopes is not None and activation.slopes[0] == activation.slopes[1]
+
+
+def _linear_limit(landscape: Landscape) -> str:
+    rate = landscape.linear_log_growth
+    if rate <= landscape.limit:
+        return "the activation does not become linear enough on the way"
+    needed = math.ceil(3 + 1 / math.expm1(landscape.limit))
+    return (
+        f"at eps 0 even a linear network grows ×{math.exp(rate):.5g} per layer, (B−2)/(B−3), trainable to "
+        f"{LAYERS_PER_SCALE / rate:.4g} layers: it takes eps above 0 or a batch of at least {needed}"
+    )
+
+
+def _excess_over_linear(landscape: Landscape) -> Callable[[np.ndarray], np.ndarray] | None:
+    """ln λ(α) − ln((B−2)/(B−3)) as a function of the gain α ≤ 1 at eps = 0; None where a point is not attracting."""
+    points = [landscape.at(Setting(scale=scale)) for scale in (1.0, *SCALES)][::-1]
+    if not all(point.alive and point.attracting for point in points):
+        return None
+    gains = np.log([point.setting.scale for point in points])
+    values = [max(point.log_growth - landscape.linear_log_growth, 0.0) for point in points]
+    curve = PchipInterpolator(gains, values)
+    return lambda gain: np.asarray(np.where(gain < SCALES[-1], values[0], curve(np.log(np.maximum(gain, SCALES[-1])))))
+
+
+def _by_gains(
+    landscape: Landscape, depth: int, excess: Callable[[np.ndarray], np.ndarray] | None, found: Results
+) -> None:
+    """Gains α_ℓ = ℓ^{−k} with Gaussian weights: Σ_ℓ ln λ(α_ℓ) ≤ 16/margin; exact in the mean field up to one factor.
+
+    At eps = 0 the batch-normalized neurons have the same law after any layer, so the growth of layer ℓ is that of a
+    network with gain α_ℓ throughout, up to a ratio of variances that telescopes over the depth.
+    """
+    if landscape.activation.degree is not None or excess is None:
+        why = _NOT_ATTRACTING if excess is None else _why_not_scale(landscape, None)
+        found[1].append(Unreachable("gains", None, None, why))
+        return
+    exponent = _find_exponent(lambda gain: excess(gain) + landscape.linear_log_growth, depth, landscape.limit)
+    if exponent is None:
+        found[1].append(Unreachable("gains", None, None, _linear_limit(landscape)))
+        return
+    log_growth = float(np.mean(excess(_gains(exponent, depth)))) + landscape.linear_log_growth
+    found[0].append(_gain_option("gains", exponent, depth, log_growth, GAINS))
+
+
+def _by_haar(
+    landscape: Landscape, depth: int, excess: Callable[[np.ndarray], np.ndarray] | None, found: Results
+) -> None:
+    if excess is None:
+        found[1].append(Unreachable("haar", None, None, _NOT_ATTRACTING))
+        return
+    rest = ALLOWANCE * float(excess(np.ones(1))[0])
+    if rest <= landscape.limit:
+        growth = math.exp(rest)
+        reach = LAYERS_PER_SCALE / rest if rest > 0 else math.inf
+        basis = LINEAR_HAAR if landscape.activation.name == "identity" else HAAR_EXCESS
+        found[0].append(Option("haar", "Haar weights", growth, reach, HAAR_SIZE, weight_law="haar", rests_on=basis))
+        return
+    best = math.exp(rest)
+    why = "Haar weights remove only the linear part of the growth; what the nonlinearity adds stays"
+    found[1].append(Unreachable("haar", best, LAYERS_PER_SCALE / rest, why))
+    exponent = _find_exponent(lambda gain: ALLOWANCE * excess(gain), depth, landscape.limit)
+    if exponent is None:
+        found[1].append(Unreachable("haar+gains", None, None, _why_not_scale(landscape, None)))
+        return
+    log_growth = ALLOWANCE * float(np.mean(excess(_gains(exponent, depth))))
+    found[0].append(_gain_option("haar+gains", exponent, depth, log_growth, HAAR_EXCESS))
+
+
+def _gains(exponent: float, depth: int) -> np.ndarray:
+    return np.arange(1, depth + 1, dtype=np.float64) ** -exponent
+
+
+def _find_exponent(rate: Callable[[np.ndarray], np.ndarray], depth: int, limit: float) -> float | None:
+    """The smallest k with mean over layers of rate(ℓ^{−k}) ≤ limit, to two digits upwards."""
+
+    def excess(exponent: float) -> float:
+        return float(np.mean(rate(_gains(exponent, depth)))) - limit
+
+    if excess(STEEPEST_GAINS) > 0 or excess(0.0) <= 0:
+        return None
+    exponent = round_up(brentq(excess, 0.0, STEEPEST_GAINS, xtol=1e-4), 2)
+    return exponent if excess(exponent) <= 0 else STEEPEST_GAINS
+
+
+def _gain_option(kind: Kind, exponent: float, depth: int, log_growth: float, rests_on: str) -> Option:
+    haar = kind == "haar+gains"
+    spread = float(np.sqrt(np.mean((1 - _gains(exponent, depth)) ** 2)))
+    return Option(
+        kind=kind,
+        change=("Haar weights with " if haar else "") + f"gains ℓ^-{exponent:g}",
+        growth=math.exp(log_growth),
+        trainable_depth=LAYERS_PER_SCALE / log_growth if log_growth > 0 else math.inf,
+        size=math.hypot(spread, HAAR_SIZE if haar else 0.0),
+        gain_exponent=exponent,
+        weight_law="haar" if haar else "gaussian",
+        rests_on=rests_on,
+    )
