@@ -80,7 +80,8 @@ def draw_orthogonal(shape: tuple[int, ...], *, generator: Any, dtype: Any, devic
     gaussian = torch.randn(shape, generator=generator, dtype=dtype, device=device)
     q, r = torch.linalg.qr(gaussian)
     signs = torch.where(torch.diagonal(r, dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(dtype)
-    return q * signs.unsqueeze(-2) * math.sqrt(shape[-1])
+    scaled: torch.Tensor = q * signs.unsqueeze(-2) * math.sqrt(shape[-1])
+    return scaled
 
 
 LAWS = {

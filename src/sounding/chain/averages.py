@@ -103,7 +103,7 @@ def _neighbour_correlation(sums: Array, counts: Array) -> float:
 def _merge(values: Array) -> Array:
     """Pairs of neighbours added up; an odd one at the end joins the last pair."""
     pairs = values.shape[1] // 2
-    merged = values[:, : 2 * pairs].reshape(len(values), pairs, 2).sum(axis=2)
+    merged: Array = values[:, : 2 * pairs].reshape(len(values), pairs, 2).sum(axis=2)
     if values.shape[1] % 2:
         merged[:, -1] += values[:, -1]
     return merged

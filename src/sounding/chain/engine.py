@@ -124,7 +124,7 @@ def make_tasks(plan: Plan, *, generator: torch.Generator) -> list[Task]:
     entries = law.batch_size * law.width + (law.width**2 if plan.route == "explicit" else 0)
     size = torch.finfo(plan.dtype).bits // 8
     if plan.device.type == "cpu":
-        groups = [(law,) for law in plan.laws]
+        groups: list[tuple[ChainLaw, ...]] = [(law,) for law in plan.laws]
         limit = max(1, TASK_BYTES // (entries * size))
     else:
         groups = [plan.laws]
@@ -277,13 +277,15 @@ def _run_on_gpu(
     """Tasks one after another, each a large batch; an interrupt is noticed between blocks of layers."""
     from sounding.chain.gpu import run_task_on_gpu
 
+    def report() -> None:
+        if progress is not None:
+            progress(clock.done, total)
+
     results: list[list[Record]] = []
-    try:
-        for task in tasks:
-            results.append(run_task_on_gpu(plan, task, clock, report=lambda: progress and progress(clock.done, total)))
-    except KeyboardInterrupt:
-        clock.stop.set()
-        return results, True
+    for task in tasks:
+        results.append(run_task_on_gpu(plan, task, clock, report=report))
+        if clock.stop.is_set():
+            break
     return results, clock.stop.is_set()
 
 

@@ -76,7 +76,8 @@ def factor_rows(rows: torch.Tensor) -> torch.Tensor:
     lengths = factor.square().sum(dim=-1).sqrt()
     diagonal = torch.diagonal(factor, dim1=-2, dim2=-1)
     dependent = diagonal.abs() <= DEPENDENT_FLOAT64 * rows.shape[-1] ** 0.5 * lengths
-    return factor - torch.diag_embed(torch.where(dependent, diagonal, torch.zeros_like(diagonal)))
+    cleaned: torch.Tensor = factor - torch.diag_embed(torch.where(dependent, diagonal, torch.zeros_like(diagonal)))
+    return cleaned
 
 
 def whiten(normals: torch.Tensor) -> torch.Tensor:
@@ -87,4 +88,5 @@ def whiten(normals: torch.Tensor) -> torch.Tensor:
     wide = normals.double()
     cholesky = torch.linalg.cholesky_ex(wide @ wide.mT)[0]
     identity = torch.eye(cholesky.shape[-1], dtype=cholesky.dtype, device=cholesky.device)
-    return torch.linalg.solve_triangular(cholesky, identity.expand_as(cholesky), upper=False)
+    inverse: torch.Tensor = torch.linalg.solve_triangular(cholesky, identity.expand_as(cholesky), upper=False)
+    return inverse

@@ -27,7 +27,8 @@ def count_by_pivots(shifted: torch.Tensor) -> torch.Tensor:
     factor, pivots, _ = torch.linalg.ldl_factor_ex(shifted)
     single = pivots > 0
     diagonal = torch.diagonal(factor, dim1=-2, dim2=-1)
-    return ((diagonal >= 0) & single).sum(dim=-1).double() + 0.5 * (~single).sum(dim=-1).double()
+    count: torch.Tensor = ((diagonal >= 0) & single).sum(dim=-1) + 0.5 * (~single).sum(dim=-1)
+    return count.double()
 
 
 def count_by_blocks(shifted: torch.Tensor) -> torch.Tensor:

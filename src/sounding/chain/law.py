@@ -129,7 +129,7 @@ def make_law(
         weights=resolve_weights(weights),
         activation=resolve(activation),
         gain=make_gain(gain),
-        norm=norm,  # type: ignore[arg-type]
+        norm=norm,
         center=center if norm == "batch" else norm == "layer",
         position=position,  # type: ignore[arg-type]
         eps=float(eps),
@@ -239,7 +239,7 @@ def _looks_linear(activation: Activation) -> bool:
     """Whether φ(sx)/s settles as s → ∞, and as s → 0 when φ(0) = 0: the scale can then travel in logarithms."""
     points = np.array([-2.0, -1.0, 1.0, 2.0])
     far = [np.asarray(activation(points * s)) / s for s in (SCALE_LIMIT, 1e3 * SCALE_LIMIT)]
-    if not np.allclose(far[0], far[1], rtol=1e-3, atol=1e-9):
+    if not (np.all(np.isfinite(far)) and np.allclose(far[0], far[1], rtol=1e-3, atol=1e-9)):
         return False
     if abs(float(activation(np.zeros(1))[0])) > 0:
         return True

@@ -7,6 +7,7 @@ of layers at once, and the block's states are measured together, as if they were
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from sounding.chain.factor import DEPENDENT_FLOAT32, DEPENDENT_FLOAT64
 from sounding.chain.law import SCALE_LIMIT, ChainLaw
 from sounding.chain.step import Route
 
-Matrix = NDArray[np.floating]
+Matrix = NDArray[Any]
 
 # numbers drawn per layer, for one chain and for all of a task, up to which this route is the faster one
 SMALL_CHAIN = 20_000

@@ -253,7 +253,8 @@ def _product(rows: torch.Tensor) -> torch.Tensor:
 def _sliced_product(rows: torch.Tensor) -> torch.Tensor:
     """HHᵀ from float32 products over 64 columns each, summed in float64: as exact as a float32 state deserves."""
     total = torch.zeros((*rows.shape[:-1], rows.shape[-2]), dtype=torch.float64, device=rows.device)
-    for part in rows.split(64, dim=-1):
+    for begin in range(0, rows.shape[-1], 64):
+        part = rows[..., begin : begin + 64]
         total += part @ part.mT
     return total
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +28,43 @@ DEFAULT_MEASURES = (
     "log_norm",
 )
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run, apart from what a layer is; the arguments of `simulate` of the same names."""
+
+    depth: int
+    runs: int
+    burn_in: int
+    every: int
+    measures: Sequence[str]
+    profile: bool
+    start: str | torch.Tensor
+    explicit_weights: bool
+    dtype: str
+    device: str
+
+    def check(self) -> None:
+        """Raise on numbers without a meaning."""
+        numbers = (
+            ("depth", self.depth, 1),
+            ("runs", self.runs, 1),
+            ("burn-in", self.burn_in, 0),
+            ("every", self.every, 1),
+        )
+        for name, value, least in numbers:
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise UsageError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        if self.burn_in >= self.depth:
+            raise UsageError(f"the burn-in must end before the depth of {self.depth}, got {self.burn_in}")
+        if self.depth // self.every == self.burn_in // self.every:
+            raise UsageError(
+                f"no layer past the burn-in of {self.burn_in} is measured at depth {self.depth} and every {self.every}",
+                hint=f"--every {max(1, self.depth - self.burn_in)} or less",
+            )
+        if self.dtype not in DTYPES:
+            raise UsageError(f"expected dtype float32 or float64, got {self.dtype!r}")
 
 
 def simulate(
@@ -96,20 +134,35 @@ def simulate(
     >>> round(result.averages["orthogonality_gap"].value, 2)
     0.2
     """
-    shared = {
-        "weights": weights, "activation": activation, "gain": gain, "norm": norm, "center": center,
-        "position": position, "eps": eps, "depth": depth, "dtype": dtype,
-    }  # fmt: skip
-    _check_run(depth=depth, runs=runs, burn_in=burn_in, every=every, dtype=dtype)
-    law = make_law(width=width, batch_size=batch_size, residual=residual, **shared)  # type: ignore[arg-type]
-    place = find_device(device)
-    if generator is None:
-        generator = torch.Generator()
-        generator.seed()
-    plan = _make_plan(
-        (law,), runs=runs, depth=depth, burn_in=burn_in, every=every, measures=measures, profile=profile, start=start,
-        explicit=explicit_weights, dtype=dtype, device=place, generator=generator,
-    )  # fmt: skip
+    options = Options(
+        depth=depth,
+        runs=runs,
+        burn_in=burn_in,
+        every=every,
+        measures=measures,
+        profile=profile,
+        start=start,
+        explicit_weights=explicit_weights,
+        dtype=dtype,
+        device=device,
+    )
+    options.check()
+    law = make_law(
+        width=width,
+        batch_size=batch_size,
+        weights=weights,
+        activation=activation,
+        gain=gain,
+        norm=norm,
+        center=center,
+        position=position,
+        eps=eps,
+        residual=residual,
+        depth=depth,
+        dtype=dtype,
+    )
+    generator = generator or _fresh_generator()
+    plan = _make_plan((law,), options, generator=generator)
     if backward:
         from sounding.chain.backward import simulate_backward
 
@@ -147,36 +200,29 @@ def simulate_many(
     Returns:
         One simulation per width and strength, widths outermost.
     """
-    sizes = _batch_sizes(widths, batch_sizes)
-    _check_run(depth=depth, runs=runs, burn_in=burn_in, every=every, dtype=dtype)
-    place = find_device(device)
+    options = Options(
+        depth=depth,
+        runs=runs,
+        burn_in=burn_in,
+        every=every,
+        measures=measures,
+        profile=profile,
+        start=start,
+        explicit_weights=explicit_weights,
+        dtype=dtype,
+        device=device,
+    )
+    options.check()
     if not residuals:
         raise UsageError("expected at least one residual strength, got none", hint="inf for no skip connection")
-    if generator is None:
-        generator = torch.Generator()
-        generator.seed()
+    generator = generator or _fresh_generator()
     plans = []
-    for width, size in zip(widths, sizes, strict=True):
+    for width, size in zip(widths, _batch_sizes(widths, batch_sizes), strict=True):
         laws = tuple(
             make_law(width=width, batch_size=size, residual=gamma, depth=depth, dtype=dtype, **layer)
             for gamma in residuals
         )
-        plans.append(
-            _make_plan(
-                laws,
-                runs=runs,
-                depth=depth,
-                burn_in=burn_in,
-                every=every,
-                measures=measures,
-                profile=profile,
-                start=start,
-                explicit=explicit_weights,
-                dtype=dtype,
-                device=place,
-                generator=generator,
-            )  # fmt: skip
-        )
+        plans.append(_make_plan(laws, options, generator=generator))
     found: list[Simulation] = []
     for plan in plans:
         found += _execute(plan, generator=generator, progress=progress)
@@ -196,19 +242,11 @@ def find_device(device: str) -> torch.device:
     return place
 
 
-def _check_run(*, depth: int, runs: int, burn_in: int, every: int, dtype: str) -> None:
-    for name, value, least in (("depth", depth, 1), ("runs", runs, 1), ("burn-in", burn_in, 0), ("every", every, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise UsageError(f"{name} must be a whole number of at least {least}, got {value!r}")
-    if burn_in >= depth:
-        raise UsageError(f"the burn-in must end before the depth of {depth}, got {burn_in}")
-    if depth // every == burn_in // every:
-        raise UsageError(
-            f"no layer past the burn-in of {burn_in} is measured when every {every}th is, at depth {depth}",
-            hint=f"--every {max(1, depth - burn_in)} or less",
-        )
-    if dtype not in DTYPES:
-        raise UsageError(f"expected dtype float32 or float64, got {dtype!r}")
+def _fresh_generator() -> torch.Generator:
+    """A generator seeded by the operating system."""
+    generator = torch.Generator()
+    generator.seed()
+    return generator
 
 
 def _batch_sizes(widths: Sequence[int], batch_sizes: int | Sequence[int] | None) -> list[int]:
@@ -222,13 +260,10 @@ def _batch_sizes(widths: Sequence[int], batch_sizes: int | Sequence[int] | None)
     return sizes
 
 
-def _make_plan(
-    laws: tuple[ChainLaw, ...], *, runs: int, depth: int, burn_in: int, every: int, measures: Sequence[str],
-    profile: bool, start: str | torch.Tensor, explicit: bool, dtype: str, device: torch.device,
-    generator: torch.Generator,
-) -> Plan:  # fmt: skip
+def _make_plan(laws: tuple[ChainLaw, ...], options: Options, *, generator: torch.Generator) -> Plan:
     law = laws[0]
-    if law.weights.invariance == "haar" and law.batch_size > law.width and not explicit:
+    device = find_device(options.device)
+    if law.weights.invariance == "haar" and law.batch_size > law.width and not options.explicit_weights:
         raise UsageError(
             f"an orthogonal frame has at most as many samples as features, got {law.batch_size} samples of "
             f"width {law.width}",
@@ -236,17 +271,18 @@ def _make_plan(
         )
     if law.weights.name not in names():
         check_law(law.weights, generator=torch.Generator(device=device).manual_seed(0))
+    measures = (options.measures,) if isinstance(options.measures, str) else tuple(options.measures)
     return Plan(
         laws=laws,
-        runs=runs,
-        depth=depth,
-        burn_in=burn_in,
-        every=every,
-        profile=profile,
-        observer=make_observer((measures,) if isinstance(measures, str) else tuple(measures), law),
-        start=make_start(start, width=law.width, batch_size=law.batch_size, generator=generator),
-        route=choose_route(law, explicit=explicit),
-        dtype=DTYPES[dtype],
+        runs=options.runs,
+        depth=options.depth,
+        burn_in=options.burn_in,
+        every=options.every,
+        profile=options.profile,
+        observer=make_observer(measures, law),
+        start=make_start(options.start, width=law.width, batch_size=law.batch_size, generator=generator),
+        route=choose_route(law, explicit=options.explicit_weights),
+        dtype=DTYPES[options.dtype],
         device=device,
     )
 

@@ -54,9 +54,9 @@ class Simulation:
     def to_dict(self, *, error: float | None = None) -> dict[str, Any]:
         """Plain types; with `error`, each average says which depth reaches it."""
         averages: dict[str, dict[str, Any]] = {}
-        for name, estimate in self.averages.items():
+        for name, estimate in {**self.averages, **self.gradients}.items():
             averages[name] = {"mean": estimate.value, "stderr": estimate.stderr}
-            if error is not None and estimate.stderr is not None:
+            if error is not None and estimate.stderr is not None and name in self.averages:
                 averages[name]["needed_depth"] = self.needed_depth(name, error=error)
         result: dict[str, Any] = {"settings": dict(self.settings), "partial": self.partial, "averages": averages}
         if self.gradients:

@@ -83,22 +83,29 @@ class Chains:
 
     def multiply(self) -> torch.Tensor:
         """A = H Wᵀ or H + γ H Wᵀ with a fresh W for each chain."""
+        product = self.product() * self.scale
+        return product.addcmul_(self.state, self.skip) if self.skips else product
+
+    def product(self) -> torch.Tensor:
+        """H Wᵀ with the entries of W of unit variance."""
         if self.route == "explicit":
             width = self.law.width
             shape = (self.state.shape[0], width, width)
-            weight = self.law.weights.draw(
-                shape, generator=self.generator, dtype=self.state.dtype, device=self.state.device
-            )
-            product = torch.bmm(self.state, weight.mT).mul_(self.scale)
-        else:
-            normals = self._normals(tuple(self.state.shape))
-            factor = self._factor()
-            if self.law.weights.invariance == "haar":
-                factor = factor @ whiten(normals) * math.sqrt(self.law.width)
-            product = torch.bmm(factor.to(self.state.dtype).mul_(self.scale), normals)
-        if not self.skips:
-            return product
-        return product.addcmul_(self.state, self.skip)
+            if self.law.weights.invariance == "gaussian":
+                weight = self._normals(shape)
+            else:
+                place = {"dtype": self.state.dtype, "device": self.state.device}
+                weight = self.law.weights.draw(shape, generator=self.generator, **place)
+            return torch.bmm(self.state, weight.mT)
+        normals = self._normals(tuple(self.state.shape))
+        factor = self._factor()
+        if self.law.weights.invariance == "haar":
+            factor = factor @ whiten(normals) * math.sqrt(self.law.width)
+        return torch.bmm(factor.to(self.state.dtype), normals)
+
+    def forget_gram(self) -> None:
+        """The state has changed behind this object's back."""
+        self._gram = None
 
     def finish(self, values: torch.Tensor, gain: float | torch.Tensor) -> torch.Tensor:
         """φ(g·N(A)) or N(φ(g·A))."""

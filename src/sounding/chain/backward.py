@@ -1,0 +1,195 @@
+"""Backward chains: the gradient norm at each layer of the same random networks.
+
+A random cotangent, standard normal at the output, is pulled back layer by layer with vector–Jacobian products. Its norm
+is kept in logarithms and the cotangent at unit norm, so a thousand layers of exploding gradients stay finite. Only the
+states are stored; the weights of a layer are drawn again from the generator state that drew them.
+
+The growth per layer is taken in the bulk: the layers near the input, where the forward chain still settles, and those
+near the output, where the random cotangent does, are left out.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sounding.chain.engine import Clock, Plan, Progress, Task, check_finite, draw_input, make_recorder, make_tasks
+from sounding.chain.law import ChainLaw
+from sounding.chain.observe import observe
+from sounding.chain.record import Record
+from sounding.chain.simulation import Simulation, make_averages, make_profile
+from sounding.chain.step import Chains
+from sounding.errors import InterruptedRun, UsageError
+from sounding.profile import Estimate, Profile, Row
+
+Array = NDArray[np.float64]
+MEASURE = "log_gradient_norm"
+LARGEST_DEPTH = 100_000
+
+
+@dataclass(frozen=True)
+class Pull:
+    """What one task gives: the records of its forward pass and the log gradient norms, (runs, depth + 1)."""
+
+    records: list[Record]
+    logs: Array
+
+
+def simulate_backward(plan: Plan, *, generator: torch.Generator, progress: Progress | None = None) -> Simulation:
+    """Forward and back through the same networks, with explicit weights.
+
+    Reports the averages of the forward chain, `gradients` with `growth`, the factor per layer of the squared norm
+    towards the input, and `log_rate` = ½ ln growth (thesis2024, chapter 6; meanfield2019 for the squared norm), and the
+    profile of `log_gradient_norm`, ln(‖g_ℓ‖/‖g_L‖) for g_ℓ the gradient at the state after layer ℓ.
+    """
+    law = plan.laws[0]
+    _check(plan, law)
+    plan = _explicit(plan)
+    clock = Clock()
+    tasks = make_tasks(plan, generator=generator)
+    total = 2 * plan.runs * plan.depth
+    began = time.perf_counter()
+    pulls: list[Pull] = []
+    interrupted = False
+    try:
+        for task in tasks:
+            pulls.append(_run_task(plan, task, clock, lambda: progress and progress(clock.done, total)))  # noqa: PERF401
+    except KeyboardInterrupt:
+        interrupted = True
+    if not pulls:
+        raise InterruptedRun("interrupted before anything was measured")
+    seconds = time.perf_counter() - began
+    simulation = _assemble(plan, pulls, rate=clock.done / seconds / 2, partial=interrupted)
+    if interrupted:
+        raise InterruptedRun("interrupted; what was measured is marked partial", partial=simulation)
+    return simulation
+
+
+def bulk(depth: int, burn_in: int) -> tuple[int, int]:
+    """The layers between which growth is taken: past the burn-in, or a tenth of the depth, from either end."""
+    margin = burn_in if burn_in else min(20, depth // 10)
+    first, last = margin, depth - min(margin, (depth - margin) // 2)
+    return first, max(last, first + 1)
+
+
+def growth_of(logs: Array, *, burn_in: int) -> dict[str, Estimate]:
+    """Growth and log rate per layer from log gradient norms (runs, depth + 1), with standard errors.
+
+    Each run gives one slope over the bulk; with a single run, the steps over batches of layers do.
+    """
+    depth = logs.shape[1] - 1
+    first, last = bulk(depth, burn_in)
+    slopes = (logs[:, first] - logs[:, last]) / (last - first)
+    rate = float(slopes.mean())
+    if len(slopes) >= 2:
+        error: float | None = float(slopes.std(ddof=1) / math.sqrt(len(slopes)))
+    else:
+        error = _error_along_depth(logs[0, first : last + 1])
+    growth = math.exp(2 * rate)
+    return {
+        "growth": Estimate(growth, None if error is None else 2 * growth * error),
+        "log_rate": Estimate(rate, error),
+    }
+
+
+def _error_along_depth(logs: Array) -> float | None:
+    pieces = min(20, len(logs) - 1)
+    if pieces < 4:
+        return None
+    edges = np.linspace(0, len(logs) - 1, pieces + 1).astype(np.int64)
+    steps = -np.diff(logs[edges]) / np.diff(edges)
+    return float(steps.std(ddof=1) / math.sqrt(pieces))
+
+
+def _check(plan: Plan, law: ChainLaw) -> None:
+    if law.norm == "none":
+        raise UsageError("backward chains need a normalization, got none", hint="--norm batch, layer or rms")
+    if plan.depth > LARGEST_DEPTH:
+        raise UsageError(f"backward chains store states: expected a depth up to {LARGEST_DEPTH}, got {plan.depth}")
+    if plan.depth < 2:
+        raise UsageError(f"backward chains need a depth of at least 2, got {plan.depth}")
+
+
+def _explicit(plan: Plan) -> Plan:
+    from dataclasses import replace
+
+    return replace(plan, route="explicit")
+
+
+def _run_task(plan: Plan, task: Task, clock: Clock, report: Callable[[], object]) -> Pull:
+    law = task.laws[0]
+    generator = torch.Generator(device=plan.device).manual_seed(task.seed)
+    chains = Chains([law] * task.runs, draw_input(plan, task, generator), route="explicit", generator=generator)
+    recorder = make_recorder(plan, task)
+    if plan.profile:
+        recorder.add(0, observe(chains, plan.observer), averaged=False)
+    states, seeds = [chains.state], []
+    for layer in range(1, plan.depth + 1):
+        seeds.append(generator.get_state())
+        chains.step(law.gain.at(layer))
+        states.append(chains.state)
+        if plan.measures_at(layer):
+            recorder.add(layer, observe(chains, plan.observer), averaged=layer > plan.burn_in)
+        clock.add(task.runs)
+        report()
+    check_finite(chains.state, plan.depth)
+    shape = tuple(chains.state.shape)
+    cotangent = torch.randn(shape, generator=generator, dtype=plan.dtype, device=plan.device)
+    logs = torch.zeros(task.runs, plan.depth + 1, dtype=torch.float64, device=plan.device)
+    for layer in range(plan.depth, -1, -1):
+        norm = cotangent.double().square().sum(dim=(-2, -1)).sqrt()
+        logs[:, layer] = norm.log() + (logs[:, layer + 1] if layer < plan.depth else 0.0)
+        cotangent = cotangent / norm.to(plan.dtype).view(-1, 1, 1)
+        if layer:
+            generator.set_state(seeds[layer - 1])
+            cotangent = _pull_back(chains, states[layer - 1], cotangent, law.gain.at(layer))
+            clock.add(task.runs)
+            report()
+    return Pull(recorder.records(plan.depth), (logs - logs[:, -1:]).cpu().numpy())
+
+
+def _pull_back(chains: Chains, state: torch.Tensor, cotangent: torch.Tensor, gain: float) -> torch.Tensor:
+    """The cotangent at the layer's input, its weights drawn as they were on the way forward."""
+    with torch.enable_grad():
+        chains.state = state.detach().requires_grad_()
+        output = chains.finish(chains.multiply(), gain)
+        (pulled,) = torch.autograd.grad(output, chains.state, cotangent)
+    return pulled.detach()
+
+
+def _assemble(plan: Plan, pulls: list[Pull], *, rate: float, partial: bool) -> Simulation:
+    from sounding.chain.run import describe
+
+    law = plan.laws[0]
+    settings = {**describe(plan, law, partial=partial), "backward": True}
+    record = pulls[0].records[0]
+    for pull in pulls[1:]:
+        record = record.merge(pull.records[0])
+    logs = np.concatenate([pull.logs for pull in pulls])
+    profile = make_profile(record, plan.observer, settings=settings)
+    if plan.profile:
+        profile = profile + Profile(_gradient_rows(logs, plan.every), settings)
+    return Simulation(
+        averages=make_averages(record, plan.observer),
+        profile=profile,
+        chain_layers_per_second=rate,
+        settings=settings,
+        partial=partial,
+        gradients=growth_of(logs, burn_in=plan.burn_in),
+    )
+
+
+def _gradient_rows(logs: Array, every: int) -> tuple[Row, ...]:
+    runs = len(logs)
+    rows = []
+    for layer in range(0, logs.shape[1], every):
+        values = logs[:, layer]
+        error = float(values.std(ddof=1) / math.sqrt(runs)) if runs > 1 else None
+        rows.append(Row(layer, "", MEASURE, float(values.mean()), error, "chain"))
+    return tuple(rows)

@@ -1,0 +1,274 @@
+"""Chains on a GPU: the host only queues work, in blocks of layers, and reads numbers once per block.
+
+Three ways, fastest first. The streaming kernel (`sounding.chain.kernels`) takes few samples and a law whose Gram matrix
+is itself a Markov chain. Everything else runs the reference layer of `sounding.chain.step`, captured once as a CUDA
+graph and replayed, with the residual sum and batch norm fused where Triton is there; what cannot be captured runs
+operation by operation.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable
+
+import torch
+
+from sounding.chain.engine import Clock, Plan, Task, check_finite, draw_input, make_recorder
+from sounding.chain.law import ChainLaw
+from sounding.chain.observe import Observer, Snapshot, observe
+from sounding.chain.record import WAITING, Record, Recorder
+from sounding.chain.step import Chains
+
+# packed Gram matrices of up to so many samples stay in a warp's registers
+STREAMED_SAMPLES = 12
+# about half a second of the streaming kernel: how long Ctrl-C may have to wait
+LAUNCH_CHAIN_LAYERS = 5_000_000
+OUT_BYTES = 256 << 20
+UNROLL = 32
+LARGEST_TILE = 512
+PHILOX_ROUNDS = 10
+
+
+def run_task_on_gpu(plan: Plan, task: Task, clock: Clock, *, report: Callable[[], None]) -> list[Record]:
+    """One task's chains through the whole depth, or until Ctrl-C."""
+    if can_stream(plan):
+        return _run_streaming(plan, task, clock, report)
+    return _run_graphed(plan, task, clock, report)
+
+
+def has_triton() -> bool:
+    """Whether kernels can be compiled here."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def can_stream(plan: Plan) -> bool:
+    """Whether the law's Gram matrix is a small Markov chain by itself, and all that is measured follows from it."""
+    law = plan.laws[0]
+    return (
+        len(plan.laws) == 1
+        and plan.route == "gram"
+        and law.weights.invariance == "gaussian"
+        and math.isinf(law.residual)
+        and law.norm == "batch"
+        and law.position == "before"
+        and law.activation.degree == 1.0
+        and law.activation.slopes is not None
+        and law.gain.constant is not None
+        and law.batch_size <= STREAMED_SAMPLES
+        and plan.dtype == torch.float32
+        and not plan.observer.ratios
+        and has_triton()
+    )
+
+
+class GramSnapshot(Snapshot):
+    """Gram matrices of states that were never formed."""
+
+    def __init__(self, gram: torch.Tensor, law: ChainLaw) -> None:
+        shape = (len(gram), law.batch_size, law.width)
+        scales = torch.zeros(len(gram), dtype=torch.float64, device=gram.device)
+        super().__init__(torch.empty(shape, dtype=torch.float32, device="meta"), scales, "gram")
+        self._gram = gram
+
+
+def _run_streaming(plan: Plan, task: Task, clock: Clock, report: Callable[[], None]) -> list[Record]:
+    from sounding.chain.kernels import stream_gram
+
+    law = task.laws[0]
+    n, chains = law.batch_size, task.runs
+    generator = torch.Generator(device=plan.device).manual_seed(task.seed)
+    state = draw_input(plan, task, generator).double()
+    gram = (state @ state.mT).contiguous()
+    recorder = make_recorder(plan, task)
+    if plan.profile:
+        recorder.add(0, observe(GramSnapshot(gram, law), plan.observer), averaged=False)
+    slots = max(1, min(WAITING, OUT_BYTES // (chains * n * n * 8)))
+    block = max(1, min(slots * plan.every, LAUNCH_CHAIN_LAYERS // chains))
+    out = torch.zeros(-(-block // plan.every), chains, n, n, dtype=torch.float64, device=plan.device)
+    assert law.activation.slopes is not None
+    assert law.gain.constant is not None
+    up, down = law.activation.slopes
+    layer = 0
+    try:
+        while layer < plan.depth and not clock.stop.is_set():
+            count = min(block, plan.depth - layer)
+            stream_gram[(chains,)](
+                gram, out, task.seed, chains, 0, layer + 1, count, plan.every, law.width, float(law.gain.constant),
+                float(law.eps), float(up), float(down), N=n, CENTER=law.center, BLOCK=32, ROUNDS=PHILOX_ROUNDS,
+                WIDE=True, num_warps=1,
+            )  # fmt: skip
+            _take_grams(plan, law, recorder, out, range(layer + 1, layer + count + 1))
+            layer += count
+            clock.add(chains * count)
+            report()
+    except KeyboardInterrupt:
+        clock.stop.set()
+    check_finite(gram, layer)
+    return recorder.records(layer)
+
+
+def _take_grams(plan: Plan, law: ChainLaw, recorder: Recorder, out: torch.Tensor, layers: range) -> None:
+    """Measure the Gram matrices of the layers just done."""
+    stored = [layer for layer in layers if layer % plan.every == 0]
+    wanted = [index for index, layer in enumerate(stored) if plan.measures_at(layer)]
+    if not wanted:
+        return
+    lower = out[wanted[0] : wanted[-1] + 1]
+    gram = lower.tril() + lower.tril(-1).mT
+    values = observe(GramSnapshot(gram.flatten(0, 1), law), plan.observer).view(*gram.shape[:2], -1)
+    for value, index in zip(values, wanted, strict=True):
+        recorder.add(stored[index], value, averaged=stored[index] > plan.burn_in)
+
+
+class DeviceChains(Chains):
+    """Chains whose state stays at one address, with the residual sum and batch norm as one kernel where it applies."""
+
+    def fuse(self) -> None:
+        """Decide once whether the fused kernel applies, and prepare it."""
+        law = self.law
+        self.fused = law.norm == "batch" and law.position == "before" and law.batch_size <= LARGEST_TILE
+        self.fused = self.fused and self.state.dtype == torch.float32 and has_triton()
+        self.state = self.state.contiguous()
+        self.flat_skip, self.flat_scale = self.skip.flatten(), self.scale.flatten()
+
+    def step(self, gain: float | torch.Tensor = 1.0) -> None:
+        if not self.fused:
+            super().step(gain)
+            return
+        from sounding.chain.kernels import add_and_normalize
+
+        product = self.product()
+        law = self.law
+        tile = max(16, 1 << (law.batch_size - 1).bit_length())
+        block = max(8, min(64, 8192 // tile))
+        grid = (len(self.state), -(-law.width // block))
+        add_and_normalize[grid](
+            product, self.state, self.flat_skip, self.flat_scale, law.batch_size, law.width, law.eps,
+            CENTER=law.center, SAMPLES=tile, BLOCK=block, num_warps=4 if tile * block <= 4096 else 8,
+        )  # fmt: skip
+        self._gram = None
+        if not self._linear or isinstance(gain, torch.Tensor) or gain != 1.0:
+            self.state.copy_(self._activate(self.state, gain))
+
+
+def capturable(observer: Observer) -> bool:
+    """Whether measuring never asks the host: eigenvalue routines do."""
+    counts = any(column.measure == "soft_rank" for column in observer.columns)
+    return not observer.needs_spectrum and not counts
+
+
+class Span:
+    """`length` layers as one replayable piece of work, ending in the same buffers it began with."""
+
+    def __init__(self, plan: Plan, chains: DeviceChains, *, length: int, inside: bool) -> None:
+        self.plan, self.chains, self.length, self.inside = plan, chains, length, inside
+        self.state, self.log_scale = chains.state, chains.log_scale
+        device = plan.device
+        self.layer = torch.zeros(1, dtype=torch.int64, device=device)
+        self.slot = torch.zeros(1, dtype=torch.int64, device=device)
+        law = chains.law
+        self.gain = law.gain.constant
+        if self.gain is None:
+            gains = [law.gain.at(layer) for layer in range(1, plan.depth + 1)]
+            self.gains = torch.tensor(gains, dtype=plan.dtype, device=device)
+        columns = len(plan.observer.columns)
+        rows = WAITING if inside else 0
+        self.ring = torch.zeros(rows, len(self.state), columns, dtype=torch.float64, device=device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def work(self, length: int, *, inside: bool) -> None:
+        """Queue `length` layers and perhaps a measurement."""
+        for _ in range(length):
+            gain = self.gain
+            self.chains.step(self.gains.index_select(0, self.layer).view(1, 1, 1) if gain is None else gain)
+            self.layer += 1
+        if self.chains.state is not self.state:
+            self.state.copy_(self.chains.state)
+            self.chains.state = self.state
+        if self.chains.log_scale is not self.log_scale:
+            self.log_scale.copy_(self.chains.log_scale)
+            self.chains.log_scale = self.log_scale
+        if inside:
+            self.ring.index_copy_(0, self.slot, observe(self.chains, self.plan.observer).unsqueeze(0))
+            self.slot += 1
+
+    def capture(self) -> None:
+        """Record the span as a CUDA graph; where an operation forbids it, the span stays a queue of operations."""
+        kept = self.state.clone(), self.log_scale.clone()
+        try:
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self.work(self.length, inside=self.inside)
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            graph.register_generator_state(self.chains.generator)
+            with torch.cuda.graph(graph):
+                self.work(self.length, inside=self.inside)
+            self.graph = graph
+        except RuntimeError:
+            self.graph = None
+        self.state.copy_(kept[0])
+        self.log_scale.copy_(kept[1])
+        self.chains.state, self.chains.log_scale = self.state, self.log_scale
+        self.layer.zero_()
+        self.slot.zero_()
+
+    def run(self) -> None:
+        """Queue the span."""
+        if self.graph is not None:
+            self.graph.replay()
+            self.chains.forget_gram()
+        else:
+            self.work(self.length, inside=self.inside)
+
+
+def _run_graphed(plan: Plan, task: Task, clock: Clock, report: Callable[[], None]) -> list[Record]:
+    laws = [law for law in task.laws for _ in range(task.runs)]
+    generator = torch.Generator(device=plan.device).manual_seed(task.seed)
+    state = draw_input(plan, task, generator)
+    chains = DeviceChains(laws, state, route=plan.route, generator=generator)
+    chains.fuse()
+    recorder = make_recorder(plan, task)
+    if plan.profile:
+        recorder.add(0, observe(chains, plan.observer), averaged=False)
+    length = max(k for k in range(1, min(UNROLL, plan.every) + 1) if plan.every % k == 0)
+    inside = capturable(plan.observer) and length == plan.every
+    span = Span(plan, chains, length=length, inside=inside)
+    if plan.depth >= 4 * length:
+        span.capture()
+    layer = 0
+    waiting: list[int] = []
+    try:
+        while layer + length <= plan.depth and not clock.stop.is_set():
+            span.run()
+            layer += length
+            clock.add(len(laws) * length)
+            if inside:
+                waiting.append(layer)
+                if len(waiting) == WAITING:
+                    _take_ring(plan, recorder, span, waiting)
+                    report()
+            elif plan.measures_at(layer):
+                recorder.add(layer, observe(chains, plan.observer).clone(), averaged=layer > plan.burn_in)
+                report()
+        if not clock.stop.is_set() and layer < plan.depth:
+            span.work(plan.depth - layer, inside=False)
+            clock.add(len(laws) * (plan.depth - layer))
+            layer = plan.depth
+    except KeyboardInterrupt:
+        clock.stop.set()
+    _take_ring(plan, recorder, span, waiting)
+    check_finite(chains.state, layer)
+    return recorder.records(layer)
+
+
+def _take_ring(plan: Plan, recorder: Recorder, span: Span, waiting: list[int]) -> None:
+    """Hand the measured rows to the recorder and start the ring anew."""
+    for index, layer in enumerate(waiting):
+        if plan.measures_at(layer):
+            recorder.add(layer, span.ring[index], averaged=layer > plan.burn_in)
+    recorder.flush()
+    waiting.clear()
+    span.slot.zero_()

@@ -1,0 +1,219 @@
+"""`sounding simulate`: random networks as Markov chains."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sounding.cli.output import console, print_json
+from sounding.errors import ExitCode, InterruptedRun, UsageError
+
+if TYPE_CHECKING:
+    from sounding.chain import Simulation
+
+
+@click.command()
+@click.option("--width", required=True, metavar="D", help="Features of each layer; several as 8,16,32.")
+@click.option("--batch-size", required=True, metavar="N", help="Samples; 'width' for as many as features.")
+@click.option("--depth", required=True, type=int, metavar="L", help="Layers.")
+@click.option("--runs", type=int, default=1, show_default=True, metavar="R", help="Independent chains.")
+@click.option("--burn-in", type=int, default=0, show_default=True, metavar="K", help="Layers left out of averages.")
+@click.option("--every", type=int, default=1, show_default=True, metavar="K", help="Layers between measurements.")
+@click.option("--measure", "measures", metavar="A,B", help="Measures, comma-separated; --list-measures names them.")
+@click.option("--profile", is_flag=True, help="Also every measured layer, averaged over runs; layer 0 is the input.")
+@click.option("--weights", default="gaussian", show_default=True, help="gaussian, uniform, orthogonal or one-sided.")
+@click.option("--activation", default="identity", show_default=True, help="A name such as relu, or module:function.")
+@click.option("--gain", default="1", show_default=True, metavar="G|power:K", help="Before the activation; ℓ^(-K).")
+@click.option("--norm", default="batch", show_default=True, help="none, batch, layer or rms.")
+@click.option("--center/--no-center", default=True, show_default=True, help="Whether batch norm centres.")
+@click.option("--position", default="before", show_default=True, help="Of the norm: before or after the activation.")
+@click.option("--eps", type=float, default=0.0, show_default=True, help="Added to the variance.")
+@click.option("--residual", default="inf", show_default=True, metavar="G|inf", help="Skip strength γ in H + γWH.")
+@click.option(
+    "--input",
+    "start",
+    default="gaussian",
+    show_default=True,
+    help="gaussian, orthogonal, near-orthogonal:EPS, collinear:EPS, repeated:K, digits or FILE.npz.",
+)
+@click.option("--explicit-weights", is_flag=True, help="Draw every weight matrix.")
+@click.option("--backward", is_flag=True, help="Also gradients, back through the same networks.")
+@click.option("--error", type=float, metavar="E", help="Report the depth at which each average has this error.")
+@click.option("--dtype", default="float32", show_default=True, help="float32 or float64.")
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:1.")
+@click.option("--seed", type=int, metavar="S", help="For the same numbers again on the same device.")
+@click.option(
+    "--list-measures", is_flag=True, is_eager=True, callback=lambda c, p, v: _list_measures(c, v), hidden=False
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress.")
+def simulate(
+    width: str,
+    batch_size: str,
+    residual: str,
+    measures: str | None,
+    error: float | None,
+    seed: int | None,
+    as_json: bool,
+    quiet: bool,
+    **options: Any,
+) -> int:
+    """Random networks as Markov chains, exact in law, any depth.
+
+    A layer is H -> act(gain * norm(H W')), or with a skip connection H + γ H W' inside the norm. Averages of measures
+    are taken over runs and layers past the burn-in, with standard errors that respect autocorrelation.
+
+    \b
+    Exit codes: 0 done, 2 wrong usage, 3 numerical failure, 130 interrupted (what was measured is printed).
+    """
+    widths = _numbers("--width", width, kind=int)
+    residuals = _numbers("--residual", residual, kind=float)
+    sizes = list(widths) if batch_size == "width" else _numbers("--batch-size", batch_size, kind=int)
+    if error is not None and not error > 0:
+        raise UsageError(f"--error must be positive, got {error}")
+    if measures is not None:
+        options["measures"] = tuple(name.strip() for name in measures.split(",") if name.strip())
+    _check_activation_name(options["activation"])
+    many = len(widths) > 1 or len(residuals) > 1
+    if many and options.pop("backward"):
+        raise UsageError("--backward takes one width and one residual strength, got several")
+    with _progress(quiet=quiet) as progress:
+        try:
+            found = _run(widths, sizes, residuals, many=many, seed=seed, progress=progress, **options)
+            interrupted = False
+        except InterruptedRun as stop:
+            if not stop.partial:
+                raise
+            found = stop.partial if isinstance(stop.partial, tuple) else (stop.partial,)
+            interrupted = True
+    _print(found, as_json=as_json, error=error, many=many)
+    return int(ExitCode.INTERRUPTED) if interrupted else int(ExitCode.HEALTHY)
+
+
+def _run(
+    widths: list[int],
+    sizes: list[int],
+    residuals: list[float],
+    *,
+    many: bool,
+    seed: int | None,
+    progress: Callable[[int, int], None] | None,
+    **options: Any,
+) -> tuple[Simulation, ...]:
+    import torch
+
+    from sounding import chain
+
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    if many:
+        return chain.simulate_many(
+            widths=widths,
+            batch_sizes=sizes[0] if len(sizes) == 1 else sizes,
+            residuals=residuals,
+            generator=generator,
+            progress=progress,
+            **options,
+        )
+    if len(sizes) != 1:
+        raise UsageError(f"expected one batch size per width, got {len(sizes)} for one width")
+    return (
+        chain.simulate(
+            width=widths[0],
+            batch_size=sizes[0],
+            residual=residuals[0],
+            generator=generator,
+            progress=progress,
+            **options,
+        ),
+    )
+
+
+def _numbers(option: str, text: str, *, kind: type) -> list[Any]:
+    """Comma-separated numbers of a kind."""
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        words = "whole numbers" if kind is int else "numbers or inf"
+        raise UsageError(f"{option} takes {words}, comma-separated, got {text!r}") from None
+
+
+def _check_activation_name(name: str) -> None:
+    """A module:function address is looked up from the working directory, as scripts are."""
+    if ":" in name and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+
+
+def _list_measures(ctx: click.Context, wanted: bool) -> None:
+    if not wanted:
+        return
+    from sounding.chain import measure_names
+
+    click.echo("\n".join(measure_names()))
+    ctx.exit()
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar with the time left on a terminal's stderr; nothing elsewhere."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("chain-layers"), BarColumn(), TaskProgressColumn(), TextColumn("left"), TimeRemainingColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task("simulate", total=None)
+
+        def update(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield update
+
+
+def _print(found: tuple[Simulation, ...], *, as_json: bool, error: float | None, many: bool) -> None:
+    if as_json:
+        objects = [simulation.to_dict(error=error) for simulation in found]
+        print_json({"simulations": objects} if many else objects[0])
+        return
+    for simulation in found:
+        _print_table(simulation, error=error)
+
+
+def _print_table(simulation: Simulation, *, error: float | None) -> None:
+    from rich.table import Table
+
+    s = simulation.settings
+    out = console()
+    skip = "no skip connection" if s["residual"] == "inf" else f"γ = {s['residual']:g}"
+    centred = " centred" if s["center"] and s["norm"] == "batch" else ""
+    partial = " (interrupted: partial)" if simulation.partial else ""
+    out.print(
+        f"width {s['width']}, batch size {s['batch_size']}, depth {s['depth']}, runs {s['runs']}{partial}: "
+        f"{s['weights']} weights, {s['activation']}, norm {s['norm']}{centred}, {skip}"
+    )
+    table = Table(box=None, pad_edge=False)
+    table.add_column("measure")
+    table.add_column("mean", justify="right")
+    if error is not None:
+        table.add_column(f"depth for ± {error:g}", justify="right")
+    numbers = {**simulation.averages, **simulation.gradients}
+    for name, estimate in numbers.items():
+        cells = [name, str(estimate)]
+        if error is not None:
+            known = name in simulation.averages and estimate.stderr is not None and math.isfinite(estimate.value)
+            cells.append(str(simulation.needed_depth(name, error=error)) if known else "")
+        table.add_row(*cells)
+    out.print(table)
+    for row in simulation.profile:
+        out.print(f"layer {row.layer:>6}  {row.measure:<28}{row.value:.6g}", highlight=False)
+    out.print(f"{simulation.chain_layers_per_second:,.0f} chain-layers per second, route {s['route']}", style="dim")
