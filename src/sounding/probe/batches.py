@@ -35,8 +35,8 @@ class Batch:
     def prepare(self) -> tuple[tuple[Any, ...], dict[str, Any], list[Tensor]]:
         """Copies to send through the model, floating-point ones asking for a gradient, and the leaves that get it.
 
-        The gradient reaches the outputs of layers before the first trainable weight this way. What the model receives is
-        no leaf, so it may work in place, and no part of the caller's tensors.
+        The gradient reaches the outputs of layers before the first trainable weight this way. What the model receives
+        is no leaf, so it may work in place, and no part of the caller's tensors.
         """
         leaves: list[Tensor] = []
 
@@ -92,7 +92,7 @@ def make_batch(inputs: Any, targets: Any) -> Batch:
         item = _as_tensor(inputs)
         if not isinstance(item, Tensor):
             raise UsageError(
-                f"expected inputs as a tensor, a tuple or a mapping of tensors, or a callable, got {type(inputs).__name__}"
+                f"expected inputs as a tensor, a tuple or mapping of them, or a callable, got {type(inputs).__name__}"
             )
         batch = Batch((item,), {}, targets)
     check_batch(batch)

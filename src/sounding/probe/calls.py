@@ -6,21 +6,23 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from sounding.errors import UsageError
 from sounding.probe.moments import Moments, Tier
+from sounding.probe.state import unwrap
 from sounding.probe.units import NON_NEGATIVE, bounds_of, is_activation
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
+PARAMETRIZATIONS = "parametrizations"
 ROOT = "model"  # the name of a model that is itself a leaf
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Spec:
     """What is known of a module before it is called.
 
@@ -47,7 +49,7 @@ class Spec:
 
 @dataclass(slots=True)
 class Call:
-    """One call of a module in one pass; `gradient` is ln‖∂L/∂output‖, `same_as` an earlier call with the same output."""
+    """One call of a module in one pass; `gradient` is ln‖∂L/∂output‖, `same_as` an earlier call of the same output."""
 
     spec: Spec
     name: str
@@ -96,15 +98,13 @@ class Pass:
 def survey(
     root: nn.Module, *, only: str | Sequence[str] | None, types: type[nn.Module] | Sequence[type[nn.Module]] | None
 ) -> list[Spec]:
-    """The modules to hook: leaves, and whatever holds parameters of its own. Wrappers and parametrizations are passed over."""
+    """The modules to hook: leaves, and what holds parameters of its own; no wrappers and no parametrizations."""
     patterns = _as_patterns(only)
     classes = _as_types(types)
     specs: list[Spec] = []
     for full, module in named_modules(root):
-        children = [key for key in module._modules if key != "parametrizations"]
-        scripted = isinstance(module, torch.jit.ScriptModule)
-        leaf = not children or scripted
-        if isinstance(module, CONTAINERS) or not (leaf or _owns_parameters(module)):
+        leaf = not module._modules or is_opaque(module)
+        if not (leaf or module._parameters) or isinstance(module, CONTAINERS):
             continue
         name = full or ROOT
         shown = (not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)) and (
@@ -119,6 +119,11 @@ def survey(
     return specs
 
 
+def is_opaque(module: nn.Module) -> bool:
+    """Whether its children, if any, are not called in Python: scripts, and layers whose weight is parametrized."""
+    return isinstance(module, torch.jit.ScriptModule) or list(module._modules) == [PARAMETRIZATIONS]
+
+
 def named_modules(root: nn.Module) -> list[tuple[str, nn.Module]]:
     """Every module once, with its name as if nothing were compiled, wrapped or parametrized; nothing inside scripts."""
     found: dict[int, tuple[str, nn.Module]] = {}
@@ -127,16 +132,19 @@ def named_modules(root: nn.Module) -> list[tuple[str, nn.Module]]:
         name, module = stack.pop()
         if id(module) in found:
             continue
-        if "_orig_mod" in module._modules or isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            stack.extend((name, child) for child in module._modules.values() if child is not None)
+        inner = unwrap(module)
+        if inner is not module:
+            stack.append((name, inner))
             continue
         found[id(module)] = (name, module)
-        if isinstance(module, torch.jit.ScriptModule):
-            continue
-        children = [(key, child) for key, child in module._modules.items() if child is not None]
-        for key, child in reversed(children):
-            if key != "parametrizations":
-                stack.append((f"{name}.{key}" if name else key, child))
+        children = module._modules
+        if children and not is_opaque(module):
+            prefix = f"{name}." if name else ""
+            stack.extend(
+                (prefix + key, child)
+                for key, child in reversed(children.items())
+                if child is not None and key != PARAMETRIZATIONS
+            )
     return list(found.values())
 
 
@@ -146,9 +154,9 @@ def named_parameters(root: nn.Module) -> list[tuple[str, nn.Parameter]]:
     for prefix, module in named_modules(root):
         scripted = isinstance(module, torch.jit.ScriptModule)
         held = list(module.named_parameters()) if scripted else list(module._parameters.items())
-        parametrizations = None if scripted else module._modules.get("parametrizations")
-        if parametrizations is not None:
-            held.extend(parametrizations.named_parameters(prefix="parametrizations"))
+        if not scripted and PARAMETRIZATIONS in module._modules:
+            prefixed = module.get_submodule(PARAMETRIZATIONS).named_parameters(prefix=PARAMETRIZATIONS)
+            held.extend(prefixed)
         for key, parameter in held:
             if parameter is not None:
                 found.setdefault(id(parameter), (f"{prefix}.{key}" if prefix else key, parameter))
@@ -156,37 +164,30 @@ def named_parameters(root: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def _spec(name: str, module: nn.Module, *, leaf: bool, shown: bool) -> Spec:
+    kind = type(module).__name__
     batch_first = getattr(module, "batch_first", None)
     return Spec(
         name=name,
         module=module,
-        kind=getattr(module, "original_name", None) or type(module).__name__,
+        kind=getattr(module, "original_name", kind) if isinstance(module, torch.jit.ScriptModule) else kind,
         leaf=leaf,
         shown=shown,
-        weighs=not isinstance(module, LOOKUPS) and any(p.dim() > 1 for p in _own_parameters(module)),
+        weighs=not isinstance(module, LOOKUPS) and any(weight.dim() > 1 for weight in _own_parameters(module)),
         activation=is_activation(module),
         non_negative=isinstance(module, NON_NEGATIVE),
         bounds=bounds_of(module),
         axis=None if batch_first is None else int(not batch_first),
-        channels_first="1d" in type(module).__name__,
+        channels_first="1d" in kind,
     )
-
-
-def _owns_parameters(module: nn.Module) -> bool:
-    return any(p is not None for p in module._parameters.values()) or "parametrizations" in module._modules
 
 
 def _own_parameters(module: nn.Module) -> list[nn.Parameter]:
     """Parameters held directly, by a parametrization, or (scripts, attention) by children that are never called."""
-    from torch.nn.parameter import is_lazy
-
-    if isinstance(module, torch.jit.ScriptModule | nn.MultiheadAttention):
-        return list(module.parameters())
-    held: list[Any] = list(module._parameters.values())
-    parametrizations = module._modules.get("parametrizations")
-    if parametrizations is not None:
-        held.extend(parametrizations.parameters())
-    return [p for p in held if p is not None and not is_lazy(p)]
+    if not module._modules:
+        held = module._parameters.values()
+        return [weight for weight in held if weight is not None and not is_lazy(weight)] if module._parameters else []
+    opaque = is_opaque(module) or isinstance(module, nn.MultiheadAttention)
+    return [weight for weight in module.parameters(recurse=opaque) if not is_lazy(weight)]
 
 
 def _as_patterns(only: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from sounding.errors import InterruptedRun, SoundingError, TargetError, UsageErr
 from sounding.probe.batches import Batch, batches_of
 from sounding.probe.calls import Pass, named_modules, named_parameters
 from sounding.probe.environment import describe_environment
+from sounding.probe.gradients import log_norm, muted, needs_accumulation
 from sounding.probe.losses import Loss, evaluate_loss, loss_name
 from sounding.probe.moments import Tier
 from sounding.probe.outputs import tensors_in
@@ -22,7 +22,7 @@ from sounding.probe.records import Report
 from sounding.probe.shortcut import shortest_depth
 from sounding.probe.state import MODES, Mode, is_lazy, preserve, set_mode, unwrap
 from sounding.probe.table import list_unmeasured, tabulate
-from sounding.probe.watch import SAMPLES, Watched, log_norm
+from sounding.probe.watch import SAMPLES, Watched
 
 
 def check(
@@ -51,8 +51,8 @@ def check(
 
     Args:
         model: any module; torch.compile and data-parallel wrappers are looked through.
-        inputs: a tensor or array whose first axis is the batch; a tuple of arguments; a mapping of keyword arguments. Or
-            a callable or an iterator that gives one (inputs, targets) pair per repeat.
+        inputs: a tensor or array whose first axis is the batch, a tuple of arguments, or a mapping of keyword
+            arguments; or a callable or an iterator that gives one (inputs, targets) pair per repeat.
         targets: integer classes (cross-entropy) or floating-point values (mean squared error).
         loss: "cross_entropy", "mse", "random", or a callable of (output, targets), or of the output alone without
             targets. By default what the targets ask for; without targets the inner product of the output with a random
@@ -82,10 +82,8 @@ def check(
     """
     _check_options(model, repeats, mode)
     root = unwrap(model)
-    if is_lazy(root):
-        root = copy.deepcopy(
-            root
-        )  # it would stay initialized; the copy draws the same weights, the random state is kept
+    if is_lazy(root):  # a check would leave it initialized; the copy draws what it will draw, the random state is kept
+        root = copy.deepcopy(root)
     batches = batches_of(inputs, targets, repeats, batch_axis=batch_axis)
     settings: dict[str, Any] = {"mode": mode, "loss": "random", "dropout": dropout}
     with torch.inference_mode(False), torch.enable_grad(), preserve(root):
@@ -147,9 +145,9 @@ class _Checked(Watched):
         weights = [(name, weight) for name, weight in named_parameters(self._root) if weight.requires_grad]
         wanted = [weight for _, weight in weights] + leaves + self._seeds
         try:
-            if _needs_accumulation(scalar):
-                with _muted([weight for _, weight in weights]):
-                    scalar.backward()
+            if needs_accumulation(scalar):
+                with muted([weight for _, weight in weights]):
+                    torch.autograd.backward(scalar)
                 gradients: Sequence[Tensor | None] = [weight.grad for _, weight in weights]
             else:
                 gradients = torch.autograd.grad(scalar, wanted, allow_unused=True)
@@ -196,34 +194,6 @@ def _where(root: nn.Module, error: BaseException) -> str | None:
 def _sentence(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if isinstance(error, torch.jit.Error) and lines else " ".join(lines) or type(error).__name__
-
-
-def _needs_accumulation(scalar: Tensor) -> bool:
-    """Whether the graph holds a reentrant checkpoint, which torch.autograd.grad refuses."""
-    stack, seen = [scalar.grad_fn], set()
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node.name() == "CheckpointFunctionBackward":
-            return True
-        stack.extend(parent for parent, _ in node.next_functions)
-    return False
-
-
-@contextmanager
-def _muted(weights: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Hooks that fire when a gradient is stored (an optimizer step inside the backward pass) rest meanwhile."""
-    stores = [weight._post_accumulate_grad_hooks for weight in weights]
-    saved = [(store, dict(store)) for store in stores if store]
-    for store, _ in saved:
-        store.clear()
-    try:
-        yield
-    finally:
-        for store, hooks in saved:
-            store.update(hooks)
 
 
 def _check_options(model: Any, repeats: int, mode: str) -> None:

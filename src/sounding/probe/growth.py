@@ -46,12 +46,12 @@ def fit_growth(
 ) -> Growth | None:
     """The growth of gradient norms towards the input, from ln‖gradient‖ at every layer, first to last.
 
-    Model: y_ℓ = level of its group − ℓ·drift + random walk + layer noise. Layers of one group (same kind of module, same
-    output shape) are compared with each other only, so that a narrow head or the inside of a residual branch does not
-    read as growth. Differences of neighbours have the covariance σ²(1 + q·T), T the tridiagonal (−1, 2, −1), which the
-    sine transform makes diagonal; q is found by restricted maximum likelihood and is zero, the pure random walk, unless
-    the likelihood insists. With more than one repeat the fit is of their mean and the scatter of their own drifts is
-    added to the variance.
+    Model: y_ℓ = level of its group − ℓ·drift + random walk + layer noise. Layers of one group (same kind of module,
+    same output shape) are compared with each other only, so that a narrow head or the inside of a residual branch does
+    not read as growth. Differences of neighbours have the covariance σ²(1 + q·T), T the tridiagonal (−1, 2, −1), which
+    the sine transform makes diagonal; q is found by restricted maximum likelihood and is zero, the pure random walk,
+    unless the likelihood insists. With more than one repeat the fit is of their mean and the scatter of their own
+    drifts is added to the variance.
 
     Args:
         log_norms: (repeats, layers). The longest run of layers with finite values in every repeat is fitted.
@@ -69,7 +69,7 @@ def fit_growth(
 
     curves = np.atleast_2d(np.asarray(log_norms, dtype=np.float64))
     labels: list[Hashable] = list(groups) if groups is not None else [0] * curves.shape[1]
-    run = _longest_run(np.isfinite(curves).all(axis=0))
+    run = _longest_run([bool(np.isfinite(column).all()) for column in curves.T])
     curves, labels = curves[:, run], labels[run]
     depth = curves.shape[1]
     if depth < 3:
@@ -88,11 +88,11 @@ def fit_growth(
     return Growth(drift, stderr, growth, 2 * growth * stderr, interval, depth, degrees, grouped)
 
 
-def _longest_run(usable: np.ndarray) -> slice:
+def _longest_run(usable: Sequence[bool]) -> slice:
     """The longest stretch of true values, the deepest of equals."""
     best = start = 0
     chosen = slice(0, 0)
-    for index, good in enumerate([*usable.tolist(), False]):
+    for index, good in enumerate([*usable, False]):
         if good:
             continue
         if index - start >= best and index > start:
@@ -102,7 +102,7 @@ def _longest_run(usable: np.ndarray) -> slice:
 
 
 def _design(labels: list[Hashable]) -> tuple[np.ndarray, bool]:
-    """Columns for the differences: the drift, and the jump between groups; the drift alone where that leaves too little."""
+    """Columns for the differences: the drift and jumps between groups, or the drift alone if that leaves too little."""
     steps = len(labels) - 1
     drift = np.ones((steps, 1))
     kinds = list(dict.fromkeys(labels))
@@ -118,14 +118,14 @@ def _design(labels: list[Hashable]) -> tuple[np.ndarray, bool]:
 def _sine_basis(size: int) -> np.ndarray:
     """The orthonormal eigenvectors of the tridiagonal matrix (−1, 2, −1), as rows."""
     k = np.arange(1, size + 1)
-    return np.sqrt(2 / (size + 1)) * np.sin(np.pi * np.outer(k, k) / (size + 1))
+    return np.asarray(np.sqrt(2 / (size + 1)) * np.sin(np.pi * np.outer(k, k) / (size + 1)))
 
 
 def _weights(design: np.ndarray, steps: np.ndarray) -> np.ndarray:
     """The inverse variances of the rotated differences, up to a factor, by restricted maximum likelihood over NOISE."""
     size, columns = design.shape
     eigenvalues = 4 * np.sin(np.pi * np.arange(1, size + 1) / (2 * (size + 1))) ** 2
-    scores, choices = [], [1 / (1 + noise * eigenvalues) for noise in NOISE]
+    scores, choices = [], [np.asarray(1 / (1 + noise * eigenvalues)) for noise in NOISE]
     for weights in choices:
         normal = design.T @ (weights[:, None] * design)
         residual = steps - design @ np.linalg.solve(normal, design.T @ (weights * steps))

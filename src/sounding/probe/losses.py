@@ -35,8 +35,8 @@ def evaluate_loss(
     With a callable, loss(output, targets), or loss(output) without targets. Else by the targets: cross-entropy for
     integer classes (binary where the model has one output), mean squared error for floating-point ones. Without
     targets: the output itself if it is a scalar, its `loss` if it has one (as models of the transformers library do),
-    else "random": ⟨output, u⟩/N with u standard normal, drawn anew for every repeat. A random direction at the output is
-    the gradient the mean field theory sends back; it takes no side between samples.
+    else "random": ⟨output, u⟩/N with u standard normal, drawn anew for every repeat. A random direction at the output
+    is the gradient the mean field theory sends back; it takes no side between samples.
     """
     if callable(loss):
         return _called(loss, output, targets)
@@ -103,7 +103,7 @@ def _cross_entropy(answer: Tensor, targets: Tensor) -> Tensor:
         _check_classes(targets, answer.shape[-1])
         return functional.cross_entropy(_wide(answer).flatten(0, -2), targets.long().flatten())
     raise UsageError(
-        f"expected class targets for an output of shape {tuple(answer.shape)}, got targets of shape {tuple(targets.shape)}",
+        f"expected class targets for an output of shape {tuple(answer.shape)}, got the shape {tuple(targets.shape)}",
         hint="one integer per sample, or loss=… of your own",
     )
 

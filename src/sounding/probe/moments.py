@@ -1,8 +1,8 @@
 """The forward measures of a pass, from the inner products between samples; the activations themselves are dropped.
 
 With h̄ the mean sample and c_i = h_i − h̄, every inner product is ⟨h_i, h_j⟩ = ⟨c_i, c_j⟩ + b_i + b_j + M, where
-b_i = ⟨c_i, h̄⟩ and M = ‖h̄‖². Keeping the centred matrix C and (b, M) apart is what lets a collapsed layer be read: at a
-mean cosine of 1 − 1e-7 a float32 Gram matrix holds nothing but rounding, while C keeps seven digits of what still differs.
+b_i = ⟨c_i, h̄⟩ and M = ‖h̄‖². Keeping the centred matrix C and (b, M) apart is what lets a collapsed layer be read: at
+a mean cosine of 1 − 1e-7 a float32 Gram matrix holds nothing but rounding, while C keeps seven digits of what differs.
 Since the rows of C and b sum to zero, ‖G‖_F² = ‖C‖_F² + 2n‖b‖² + n²M².
 """
 
@@ -23,7 +23,7 @@ TIERS: tuple[Tier, ...] = ("fast", "full")
 FAST = ("mean_square", "participation_ratio", "orthogonality_gap", "mean_cosine", "distinct_share")
 FULL = ("numerical_rank", "soft_rank", "effective_rank", "isometry_gap", "condition_number")
 CHUNK = 2**19  # entries of the sample matrix centred at a time: 2 MiB, small against a cache and against an activation
-BLOCK = {"cpu": 2**20, "cuda": 2**26}  # bytes of inner products held back before they are reduced together
+BLOCK = {"cpu": 2**21, "cuda": 2**26}  # bytes of inner products held back before they are reduced together
 SAFE = (1e-30, 1e36)  # squared lengths that float32 holds without losing small entries or overflowing
 
 
@@ -33,7 +33,7 @@ class Inner:
 
     values: dict[str, float]
     features: int
-    eps: float
+    dtype: torch.dtype
     scale: float
     mean: Tensor
     cross: Tensor
@@ -42,7 +42,7 @@ class Inner:
 
 @dataclass
 class Moments:
-    """Collects the inner products of a pass and reduces them in blocks, so that neither memory nor Python pays per call.
+    """Collects the inner products of a pass and reduces them in blocks: neither memory nor Python pays per call.
 
     Args:
         tier: "fast" for what norms of the Gram matrix give, "full" for the spectral measures too. Full multiplies in
@@ -52,6 +52,8 @@ class Moments:
     tier: Tier
     pending: list[Inner] = field(default_factory=list)
     stack: Tensor | None = None
+    slots: tuple[Tensor, ...] = ()
+    key: tuple[int, torch.dtype, torch.device] | None = None
 
     def add(self, samples: Tensor, values: dict[str, float]) -> Tensor | None:
         """Take a sample matrix (n, d); its measures appear in `values` after `reduce`. Returns the mean sample.
@@ -59,7 +61,7 @@ class Moments:
         None, and the fraction of non-finite entries in `values`, when there are any.
         """
         dtype = torch.float64 if self.tier == "full" or samples.dtype == torch.float64 else torch.float32
-        slot = self._slot(len(samples), dtype, samples.device)
+        slot = self._slot(samples.shape[0], dtype, samples.device)
         inner = _inner_products(samples, slot, values)
         if inner is None and dtype == torch.float32:
             # Squares left the range of float32, or there is a NaN: float64 tells which.
@@ -93,22 +95,24 @@ class Moments:
 
     def _reduce_spectra(self, spectra: Tensor) -> None:
         """Calls with the same number of features share their tolerance and are reduced together."""
-        groups: dict[tuple[int, float], list[int]] = {}
+        groups: dict[tuple[int, torch.dtype], list[int]] = {}
         for index, inner in enumerate(self.pending):
-            groups.setdefault((inner.features, inner.eps), []).append(index)
-        for (features, eps), members in groups.items():
-            columns = reduce_spectrum(spectra[members], features=features, eps=eps)
+            groups.setdefault((inner.features, inner.dtype), []).append(index)
+        for (features, dtype), members in groups.items():
+            columns = reduce_spectrum(spectra[members], features=features, eps=torch.finfo(dtype).eps)
             _write(columns, [self.pending[index] for index in members])
 
     def _slot(self, n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         stack = self.stack
-        if stack is None or stack.shape[1] != n or stack.dtype != dtype or stack.device != device:
+        if stack is None or self.key != (n, dtype, device):
+            self.key = (n, dtype, device)
             self.reduce()
             room = BLOCK.get(device.type, BLOCK["cpu"]) // (n * n * dtype.itemsize)
             stack = self.stack = torch.empty(min(max(room, 1), 256), n, n, dtype=dtype, device=device)
-        elif len(self.pending) == len(stack):
+            self.slots = stack.unbind(0)
+        elif len(self.pending) == len(self.slots):
             self.reduce()
-        return stack[len(self.pending)]
+        return self.slots[len(self.pending)]
 
 
 def _write(columns: dict[str, Tensor], inners: list[Inner]) -> None:
@@ -120,19 +124,18 @@ def _write(columns: dict[str, Tensor], inners: list[Inner]) -> None:
 def _inner_products(samples: Tensor, out: Tensor, values: dict[str, float]) -> Inner | None:
     """Centre, multiply, accumulate in float64 over chunks of features; None if squares are not safe in `out.dtype`."""
     n, d = samples.shape
-    eps = torch.finfo(samples.dtype).eps
     width = max(256, CHUNK // n)
     if d <= width:
         mean = samples.mean(0, dtype=out.dtype)
-        centred = samples - mean
+        centred = torch.sub(samples, mean)
         torch.mm(centred, centred.mT, out=out)
-        cross, squared_mean = centred @ mean, mean @ mean
+        cross, squared_mean = torch.mv(centred, mean), torch.dot(mean, mean)
     else:
         total = torch.zeros(n, n, dtype=torch.float64, device=out.device)
         cross = torch.zeros(n, dtype=torch.float64, device=out.device)
         squared_mean = torch.zeros((), dtype=torch.float64, device=out.device)
         means = []
-        for chunk in samples.split(width, dim=1):
+        for chunk in torch.split(samples, width, dim=1):
             mean = chunk.mean(0, dtype=out.dtype)
             centred = chunk - mean
             total += centred @ centred.mT
@@ -141,11 +144,11 @@ def _inner_products(samples: Tensor, out: Tensor, values: dict[str, float]) -> I
             means.append(mean)
         mean = torch.cat(means)
         out.copy_(total)
-    size = float(out.diagonal().sum() + squared_mean)
+    size = out.trace().item() + squared_mean.item()
     low, high = SAFE if out.dtype == torch.float32 else (0.0, math.inf)
     if not (low < size < high or (size == 0.0 and out.dtype == torch.float64)):
         return None
-    return Inner(values, d, eps, 1.0, mean, cross, squared_mean)
+    return Inner(values, d, samples.dtype, 1.0, mean, cross, squared_mean)
 
 
 def _shrink(inner: Inner, gram: Tensor) -> None:
@@ -159,7 +162,7 @@ def _shrink(inner: Inner, gram: Tensor) -> None:
 
 
 def reduce_fast(centred: Tensor, cross: Tensor, squared_mean: Tensor) -> dict[str, Tensor]:
-    """The measures that need no spectrum, for a stack of centred Gram matrices (calls, n, n); `mean_square` per sample."""
+    """The measures that need no spectrum, of a stack of centred Gram matrices (calls, n, n); `mean_square` of a row."""
     n = centred.shape[-1]
     distinct = centred.diagonal(dim1=1, dim2=2).double()
     squares = (distinct + 2 * cross + squared_mean[:, None]).clamp(min=0)

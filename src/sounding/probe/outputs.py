@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+MEASURABLE = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 PREFERRED = ("logits", "last_hidden_state", "output", "out")
 
 
@@ -49,21 +50,21 @@ def answer_tensor(value: Any) -> Tensor | None:
 
 def why_unmeasurable(tensor: Tensor) -> str | None:
     """Why a tensor has no features to measure, or None."""
+    if tensor.dtype in MEASURABLE and tensor.layout is torch.strided and tensor.numel() and not tensor.is_nested:
+        return None if not tensor.is_meta else "its output lives on the meta device and has no values"
     if tensor.is_complex():
-        return f"its output is complex ({tensor.dtype}) and the measures are of real features; measure .real, .imag or .abs()"
+        return f"its output is complex ({tensor.dtype}), the measures are of real features: try .real, .imag or .abs()"
     if not tensor.is_floating_point():
         return f"its output has the type {tensor.dtype}, which carries no signal to measure"
     if tensor.layout is not torch.strided or tensor.is_nested:
         return f"its output is stored as {'nested' if tensor.is_nested else tensor.layout}, not as one dense array"
-    if tensor.device.type == "meta":
-        return "its output lives on the meta device and has no values"
-    if tensor.numel() == 0:
-        return f"its output is empty (shape {tuple(tensor.shape)})"
-    return None
+    return (
+        f"its output is empty (shape {tuple(tensor.shape)})" if tensor.numel() == 0 else f"its type is {tensor.dtype}"
+    )
 
 
 def sample_axis(tensor: Tensor, batch_size: int, *, first: int = 0) -> int | None:
-    """The axis that holds the samples: the preferred one if its size fits, else axis 0, else axis 1; None if none fits."""
+    """The axis that holds the samples: the preferred one if its size fits, else axis 0, else 1; None if none fits."""
     for axis in dict.fromkeys((first, 0, 1)):
         if axis < tensor.dim() and tensor.shape[axis] == batch_size:
             return axis

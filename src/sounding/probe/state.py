@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -14,11 +14,12 @@ from torch import Tensor, nn
 Mode = Literal["train", "eval", "keep"]
 MODES: tuple[Mode, ...] = ("train", "eval", "keep")
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 @contextmanager
 def preserve(model: nn.Module) -> Iterator[None]:
-    """Everything of the model as before on leaving: modes, buffers, gradients, plain attributes; and the random states."""
+    """On leaving, all as before: modes, buffers, gradients and plain attributes of the model, and the random states."""
     with ExitStack() as stack:
         stack.enter_context(_random_states())
         for module in model.modules():
@@ -59,7 +60,7 @@ def plain_execution(model: nn.Module) -> Iterator[None]:
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
         torch.backends.mha.set_fastpath_enabled(False)
         stance = getattr(torch.compiler, "set_stance", None)
-        if stance is not None and any(is_compiled(module) for module in model.modules()):
+        if stance is not None and any(map(is_compiled, model.modules())):
             stack.enter_context(stance("force_eager"))
         yield
 
@@ -72,9 +73,10 @@ def is_compiled(module: nn.Module) -> bool:
 def unwrap(model: nn.Module) -> nn.Module:
     """The user's own module inside torch.compile, DataParallel and DistributedDataParallel, however nested."""
     while True:
-        inner = model._modules.get("_orig_mod")
-        if inner is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            inner = model._modules.get("module")
+        children = model._modules
+        if len(children) != 1:
+            return model
+        inner = children.get("_orig_mod") or (children.get("module") if isinstance(model, PARALLEL) else None)
         if inner is None:
             return model
         model = inner
@@ -90,7 +92,8 @@ def is_lazy(model: nn.Module) -> bool:
 @contextmanager
 def _random_states() -> Iterator[None]:
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002 - the global one is what models use
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    started = cast(Any, torch.cuda).is_initialized()  # asking an idle GPU for its state would start it
+    devices = range(torch.cuda.device_count()) if started else []
     with torch.random.fork_rng(devices=list(devices)):
         try:
             yield

@@ -18,6 +18,7 @@ from sounding.profile import Profile, Row
 
 NETWORK = "network"
 INPUT = "input"
+ORDER = (*FAST, *FULL)
 SHARED = frozenset({*FAST, *FULL, "token_participation_ratio", "non_finite_fraction"})
 WEIGHT_UNIT = "one call of a module that multiplies by a weight (linear, convolution, attention, recurrent)"
 LEAF_UNIT = "one call of a leaf module: fewer than 3 modules multiply by a weight"
@@ -155,6 +156,7 @@ def _first(passes: Sequence[Pass], name: str) -> Call:
 def _values(call: Call) -> dict[str, float]:
     source = call.same_as
     values = {k: v for k, v in source.values.items() if k in SHARED} if source is not None else dict(call.values)
+    values = {name: values[name] for name in (*ORDER, *values) if name in values}
     gradient = _gradient(call)
     if gradient is not None:
         values["gradient_log_norm"] = gradient

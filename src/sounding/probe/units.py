@@ -31,16 +31,16 @@ NOT_UNITS = (
 def is_activation(module: nn.Module) -> bool:
     """Whether dead and saturated units mean something: torch's elementwise activations, and foreign ones that have no
     parameters and no children (which read as activations when they return exact zeros)."""
-    if isinstance(module, NOT_UNITS):
-        return False
     home = type(module).__module__
     if home == nn.ReLU.__module__:
-        return True
-    return not home.startswith("torch.") and not any(True for _ in module.parameters()) and not list(module.children())
+        return not isinstance(module, NOT_UNITS)
+    return not home.startswith("torch.") and not module._modules and not module._parameters
 
 
 def bounds_of(module: nn.Module) -> tuple[float, float] | None:
     """Outputs at or beyond which the module saturates, or None if it does not."""
+    if type(module).__module__ != nn.ReLU.__module__:
+        return None
     if isinstance(module, nn.Hardtanh):  # also ReLU6, whose lower bound is death, not saturation
         lowest = -float("inf") if isinstance(module, nn.ReLU6) else float(module.min_val)
         return lowest, float(module.max_val)
@@ -57,6 +57,8 @@ def dead_fraction(samples: Tensor, mean: Tensor, *, units: int, trailing: bool, 
         trailing: whether the units are the last axis of a sample (tokens) or the first (channels).
         non_negative: whether the activation cannot return negative values.
     """
+    if non_negative and mean.shape[0] == units:
+        return 1 - int(torch.count_nonzero(mean)) / units
     silent = mean == 0 if non_negative else ~samples.any(dim=0)
     silent = silent.reshape(-1, units).all(dim=0) if trailing else silent.reshape(units, -1).all(dim=1)
     return float(silent.double().mean())

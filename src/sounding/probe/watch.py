@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -16,25 +15,16 @@ from torch.utils.hooks import RemovableHandle
 from sounding.errors import UsageError
 from sounding.probe.alignment import LastLayer, align
 from sounding.probe.calls import Call, Pass, Spec, named_parameters, survey
-from sounding.probe.moments import TIERS, Tier, token_ratio
-from sounding.probe.outputs import (
-    main_tensor,
-    positions_per_sample,
-    sample_matrix,
-    tensors_in,
-    token_stack,
-    why_unmeasurable,
-)
+from sounding.probe.forward import measure_output, no_autocast
+from sounding.probe.gradients import hook_gradient, log_norm
+from sounding.probe.moments import TIERS, Tier
+from sounding.probe.outputs import main_tensor, sample_matrix, tensors_in, why_unmeasurable
 from sounding.probe.records import Report, Unmeasured
 from sounding.probe.state import plain_execution, unwrap
 from sounding.probe.table import list_unmeasured, tabulate
-from sounding.probe.units import dead_fraction, saturated_fraction
 from sounding.profile import Profile
 
-_NOTHING = nullcontext()
 SAMPLES = 512
-NORM_BLOCK = 4096
-SAFE_NORM = (1e-12, 1e18)  # in float32 the squares of smaller or larger gradients are lost
 
 
 class Watched:
@@ -121,7 +111,7 @@ class Watched:
             # A check reads weight gradients off the backward pass it runs itself.
             for name, parameter in named_parameters(self._root):
                 if parameter.requires_grad and not torch.nn.parameter.is_lazy(parameter):
-                    self._handles.append(parameter.register_hook(self._weight_hook(name)))
+                    self._handles.append(hook_gradient(parameter, self._weight_hook(name)))
 
     def _detach(self) -> None:
         for handle in self._handles:
@@ -156,10 +146,10 @@ class Watched:
             matrix = sample_matrix(first.detach(), one.batch_size, first=axis, limit=self._samples)
             if matrix is not None:
                 one.samples, one.input_features = matrix.shape
-                with _no_autocast(matrix):
+                with no_autocast(matrix):
                     one.moments.add(matrix, one.input)
             if first.requires_grad:
-                self._handles.append(first.register_hook(lambda g: setattr(one, "input_gradient", log_norm(g))))
+                self._handles.append(hook_gradient(first, lambda g: setattr(one, "input_gradient", log_norm(g))))
 
     def _observer(self, spec: Spec) -> Callable[[nn.Module, Any, Any], Any]:
         def observe(_module: nn.Module, args: Any, output: Any) -> Any:
@@ -216,7 +206,8 @@ class Watched:
             return None
         leaf = tensor.detach().requires_grad_()
         self._seeds.append(leaf)
-        return leaf.clone()  # not a leaf: the next module may work in place
+        copy: Tensor = leaf.clone()  # not a leaf: the next module may work in place
+        return copy
 
     def _measure(self, one: Pass, call: Call, args: Any, output: Any, tensor: Tensor) -> None:
         spec = call.spec
@@ -228,41 +219,15 @@ class Watched:
         if spec.shown:
             if one.batch_size is None:
                 one.batch_size = int(tensor.shape[0]) if tensor.dim() else 1
-            with _no_autocast(tensor):
-                self._measure_forward(one, call, tensor.detach())
+            with no_autocast(tensor):
+                measure_output(one, call, tensor.detach(), axis=self._axis, limit=self._samples)
         if tensor.requires_grad and not tensor.is_inference():
             call.hooked = True
             if spec.weighs:
                 self._last = self._last_layer(one, call, args)
             self._handles.append(
-                tensor.register_hook(self._gradient_hook(one, call, self._last if spec.weighs else None))
+                hook_gradient(tensor, self._gradient_hook(one, call, self._last if spec.weighs else None))
             )
-
-    def _measure_forward(self, one: Pass, call: Call, tensor: Tensor) -> None:
-        spec, batch_size = call.spec, one.batch_size or 1
-        first = self._axis if spec.axis is None else spec.axis
-        matrix = sample_matrix(tensor, batch_size, first=first, limit=self._samples)
-        if matrix is None:
-            call.reason = f"its output of shape {tuple(tensor.shape)} has no axis of the batch size {batch_size}"
-            call.values["mean_square"] = float(torch.linalg.vector_norm(tensor.double()).square()) / tensor.numel()
-            return
-        one.samples, call.features = matrix.shape
-        call.positions = positions_per_sample(tensor, batch_size, first=first, channels_first=spec.channels_first)
-        mean = one.moments.add(matrix, call.values)
-        if mean is None:
-            call.reason = "its output is not finite"
-            return
-        if spec.activation:
-            units = max(call.features // max(call.positions, 1), 1)
-            trailing = tensor.dim() == 3 and not spec.channels_first
-            call.values["dead_fraction"] = dead_fraction(
-                matrix, mean, units=units, trailing=trailing, non_negative=spec.non_negative
-            )
-            if spec.bounds is not None:
-                call.values["saturated_fraction"] = saturated_fraction(matrix, spec.bounds)
-        tokens = token_stack(tensor, batch_size, first=first)
-        if tokens is not None:
-            call.values["token_participation_ratio"] = token_ratio(tokens)
 
     def _last_layer(self, one: Pass, call: Call, args: Any) -> LastLayer | None:
         received = args[0] if args and isinstance(args[0], Tensor) else None
@@ -300,11 +265,11 @@ class Watched:
         if waiting and tensor.requires_grad and tensor.is_floating_point():
             call = waiting[0] if len(waiting) == 1 else self._closest(one, waiting, tensor)
             call.hooked = True
-            self._handles.append(tensor.register_hook(self._gradient_hook(one, call, None)))
+            self._handles.append(hook_gradient(tensor, self._gradient_hook(one, call, None)))
         return seeded
 
     def _closest(self, one: Pass, waiting: list[Call], tensor: Tensor) -> Call:
-        """Which of several calls of a shared module is being repeated: the one with the same mean square, the latest."""
+        """Which call of a shared module is being repeated: the one with the same mean square, the latest of equals."""
         one.moments.reduce()
         now = float(tensor.detach().double().square().mean())
         return min(reversed(waiting), key=lambda call: abs(call.values.get("mean_square", math.inf) - now))
@@ -341,32 +306,6 @@ def watch(
     (1, 2)
     """
     return Watched(model, tier=tier, only=only, types=types, samples=samples, batch_axis=batch_axis)
-
-
-def log_norm(gradient: Tensor) -> float:
-    """ln‖gradient‖ without overflow or underflow; −∞ for zero, NaN or ∞ for what is not finite.
-
-    In blocks whose norms are added in float64: one float32 sum over millions of entries is off in the fourth digit.
-    """
-    values = gradient.detach()
-    if values.is_sparse:
-        values = values.coalesce().values()
-    if values.dtype in (torch.float16, torch.bfloat16):
-        values = values.float()
-    flat = values.reshape(-1)
-    if len(flat) > NORM_BLOCK and len(flat) % NORM_BLOCK == 0:
-        flat = torch.linalg.vector_norm(flat.view(-1, NORM_BLOCK), dim=1).double()
-    norm = float(torch.linalg.vector_norm(flat)) if len(flat) else 0.0
-    low, high = SAFE_NORM
-    if values.dtype in (torch.float32, torch.complex64) and not low < norm < high:
-        norm = float(torch.linalg.vector_norm(values.reshape(-1).to(torch.promote_types(values.dtype, torch.float64))))
-    return math.log(norm) if 0 < norm < math.inf else -math.inf if norm == 0 else norm
-
-
-def _no_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Measures multiply in their own precision, also inside a model under autocast."""
-    kind = tensor.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _NOTHING
 
 
 def _guess_axis(root: nn.Module) -> int:
