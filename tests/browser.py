@@ -1,4 +1,4 @@
-"""Headless Chromium over its debugging pipe: a small client on the standard library, for looking at a page as a user does."""
+"""Headless Chromium over its debugging pipe, with the standard library alone: to look at a page as a user does."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import contextlib
 import json
 import os
 import select
-import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -29,6 +29,15 @@ FLAGS = (
     "--no-first-run",
     "--remote-debugging-pipe",
 )
+
+# the pipe is descriptors 3 and 4 of the browser, whatever ours are called; moved out of the way first
+LAUNCHER = """
+import fcntl, os, sys
+reading, writing = (fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3])
+os.dup2(reading, 3)
+os.dup2(writing, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 def find_browser() -> str | None:
@@ -118,7 +127,11 @@ class Page:
             parameters = event.get("params", {})
             if event.get("method") == "Runtime.exceptionThrown":
                 found.append(json.dumps(parameters["exceptionDetails"])[:500])
-            if event.get("method") == "Runtime.consoleAPICalled" and parameters["type"] in ("error", "warning", "assert"):
+            if event.get("method") == "Runtime.consoleAPICalled" and parameters["type"] in (
+                "error",
+                "warning",
+                "assert",
+            ):
                 found.append(json.dumps(parameters["args"])[:500])
             if event.get("method") == "Log.entryAdded" and parameters["entry"]["level"] in ("error", "warning"):
                 found.append(parameters["entry"]["text"])
@@ -147,10 +160,9 @@ def open_browser(path: str) -> Iterator[Page]:
     from_browser, to_us = os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         command = [path, *FLAGS, f"--user-data-dir={folder}", "about:blank"]
-        # the pipe is descriptors 3 and 4 of the browser, whatever ours are called
-        line = f"exec {shlex.join(command)} 3<&{to_browser} 4>&{to_us}"
+        launch = [sys.executable, "-c", LAUNCHER, str(to_browser), str(to_us), *command]
         process = subprocess.Popen(
-            ["sh", "-c", line], pass_fds=(to_browser, to_us), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            launch, pass_fds=(to_browser, to_us), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         os.close(to_browser)
         os.close(to_us)

@@ -26,6 +26,7 @@ _INDEX = {
     "Report": "sounding.probe",
     "Verdict": "sounding.probe",
     "Finding": "sounding.probe",
+    "write_html": "sounding.report",
     "chain": "sounding.chain",
     "simulate": "sounding.chain",
     "prescribe": "sounding.theory.prescribe",
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from sounding.profile import Estimate as Estimate
     from sounding.profile import Profile as Profile
     from sounding.profile import Row as Row
+    from sounding.report import write_html as write_html
     from sounding.theory.prescribe import prescribe as prescribe
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +18,10 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from sounding.cli.inputs import Choice
     from sounding.probe.records import Report
 
+EXAMPLE_INPUT = 64
 EXAMPLE_DEPTH = 64
 EXAMPLE_WIDTH = 128
 
@@ -65,7 +69,7 @@ class Subject:
 @click.option("--input-shape", callback=parse_shape, metavar="SHAPE", help="Of one sample, for example 64 or 3,32,32.")
 @click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Samples in the batch [default: 128].")
 @click.option("--loss", metavar="NAME", help="cross_entropy, mse, random, or file.py:name [default: by the targets].")
-@click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Passes to average over.")
+@click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Batches to average over.")
 @click.option("--device", metavar="NAME", help="cpu, cuda, cuda:1, mps, ... [default: where the network is].")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the weights a callable draws, and the batch.")
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write an interactive report, one file.")
@@ -97,6 +101,8 @@ def check(
     """
     if html is not None:
         require_writable(html)
+    if target is None and input_shape is None:
+        input_shape = (EXAMPLE_INPUT,)
     settings = Settings(data, input_shape, batch_size, loss, repeats, device, seed)
     prose = console(stderr=as_json, quiet=quiet and as_json)
     reports, interrupted = _measure_all(_choose_subjects(target), settings, quiet=quiet)
@@ -151,7 +157,7 @@ def _choose_subjects(target: str | None) -> list[Subject]:
     def make(norm: Any) -> nn.Module:
         from sounding.models import Mlp
 
-        return Mlp(64, 10, depth=EXAMPLE_DEPTH, width=EXAMPLE_WIDTH, norm=norm)
+        return Mlp(EXAMPLE_INPUT, 10, depth=EXAMPLE_DEPTH, width=EXAMPLE_WIDTH, norm=norm)
 
     return [
         Subject(f"{EXAMPLE_DEPTH}-layer ReLU network", lambda: make("none")),
@@ -166,7 +172,7 @@ def _measure_all(subjects: list[Subject], settings: Settings, *, quiet: bool) ->
         for subject in subjects:
             tell(f"checking {subject.name}")
             try:
-                reports[subject.name] = _measure(subject, settings)
+                reports[subject.name] = _measure(subject, settings, tell)
             except InterruptedRun as stop:
                 if stop.partial is not None:
                     reports[subject.name] = stop.partial
@@ -176,44 +182,64 @@ def _measure_all(subjects: list[Subject], settings: Settings, *, quiet: bool) ->
     return reports, False
 
 
-def _measure(subject: Subject, settings: Settings) -> Report:
+def _measure(subject: Subject, settings: Settings, tell: Callable[[str], None]) -> Report:
     import torch
 
-    import sounding
     from sounding.cli.inputs import choose_batch, describe
     from sounding.cli.target import calling
+    from sounding.probe.check import check as check_network
 
     device = _choose_device(settings.device)
     with torch.random.fork_rng():
         # the command line is the edge: here, and nowhere in the library, a seed is set
         torch.manual_seed(settings.seed)
+        generator = torch.Generator().manual_seed(settings.seed)
         model = subject.make()
         if device is not None:
             with calling(f"moving the network to {device}"):
                 model = model.to(device)
         loss = _choose_loss(settings.loss)
         chosen = choose_batch(
-            model,
-            data=settings.data,
-            shape=settings.shape,
-            batch_size=settings.batch_size,
-            generator=torch.Generator().manual_seed(settings.seed),
+            model, data=settings.data, shape=settings.shape, batch_size=settings.batch_size, generator=generator
         )
         batch = chosen.batch
         about = {
             "target": subject.name,
-            "data": f"{batch.name}, {len(batch)} samples of {describe(batch)}"
+            "data": f"{batch.name}, {batch.inputs.shape[chosen.axis]} samples of {describe(batch, chosen.axis)}"
             + (", inferred" if chosen.inferred else ""),
             "seed": settings.seed,
         }
+        inputs, targets = _repeat(chosen, settings.repeats)
         try:
-            return _describe(
-                sounding.check(model, batch.inputs, batch.targets, loss=loss, repeats=settings.repeats), about
-            )
+            with contextlib.redirect_stdout(sys.stderr):
+                report = check_network(
+                    model,
+                    inputs,
+                    targets,
+                    loss=loss,
+                    repeats=settings.repeats,
+                    batch_axis=chosen.axis or None,
+                    generator=generator,
+                    progress=lambda done, total: tell(f"checking {subject.name}: {done} of {total} batches"),
+                )
         except InterruptedRun as stop:
             if stop.partial is not None:
                 stop.partial = _describe(stop.partial, about)
             raise
+        return _describe(report, about)
+
+
+def _repeat(chosen: Choice, repeats: int) -> tuple[Any, Any]:
+    """What to check with: the batch, or for several repeats a fresh one each; a file's samples are divided instead."""
+    if repeats == 1 or not chosen.endless:
+        return chosen.batch.inputs, chosen.batch.targets
+    first = [chosen.batch]
+
+    def fresh() -> tuple[Any, Any]:
+        batch = first.pop() if first else chosen.draw()
+        return batch.inputs, batch.targets
+
+    return fresh, None
 
 
 def _describe(report: Report, about: dict[str, Any]) -> Report:

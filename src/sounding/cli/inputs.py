@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
 
 from sounding.cli.target import calling, in_words
+from sounding.data import Batch, load_batch
 from sounding.errors import UsageError
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from sounding.data import Batch
 
 SEQUENCE = 16
 IMAGE_SIDES = (32, 28, 8, 64, 224)
@@ -25,10 +24,21 @@ CLASSES_OF_DIGITS = 10
 
 @dataclass(frozen=True)
 class Choice:
-    """A batch that the network takes, and whether we or the user chose its shape."""
+    """A batch that the network takes.
+
+    Args:
+        batch: the first batch.
+        inferred: whether we chose its shape, not the user.
+        axis: where the samples are; 1 for torch's own sequence modules with batch_first=False.
+        draw: makes another batch of the same kind.
+        endless: whether other batches have other samples; a file's few samples are all in the first.
+    """
 
     batch: Batch
     inferred: bool
+    axis: int
+    draw: Callable[[], Batch]
+    endless: bool
 
 
 def choose_batch(
@@ -41,21 +51,23 @@ def choose_batch(
 ) -> Choice:
     """A batch for the model: as asked for, else the first candidate that passes through it.
 
-    A model that takes no candidate ends in a sentence with the reason of the first one. The trial is two samples in
+    A network that takes no candidate ends in a sentence with the reason of the first one. The trial is two samples in
     evaluation mode without gradients; modes and RNG state are as before.
     """
-    from sounding.data import load_batch
-
-    given = data is not None and (shape is not None or data.endswith(".npz") or data.startswith("tokens"))
+    given = data is not None and (shape is not None or data.endswith(".npz") or data.startswith("tokens:"))
     candidates = [(data or _data_for(shape), shape)] if given or shape else list(_propose(model, data))
+    axis = _samples_axis(model)
     refused: list[str] = []
     for source, candidate in candidates:
-        batch = load_batch(source, batch_size=batch_size, generator=generator, shape=candidate)
-        batch = _to_model(model, batch)
-        reason = _try(model, batch)
+        draw = functools.partial(_draw, model, source, candidate, batch_size, generator, axis)
+        batch = draw()
+        reason = _try(model, batch, axis)
         if reason is None:
-            return Choice(_drop_labels_that_do_not_fit(model, batch), inferred=not (given or shape))
-        refused.append(f"inputs of {describe(batch)}: {reason}")
+            if batch.name.startswith("digits") and not _has_classes(model, batch, axis):
+                draw = functools.partial(_without_targets, draw)
+                batch = Batch(batch.inputs, None, batch.name)
+            return Choice(batch, not (given or shape), axis, draw, endless=not source.endswith(".npz"))
+        refused.append(f"inputs of {describe(batch, axis)}: {reason}")
     if given or shape:
         raise UsageError(f"the network does not take {refused[0]}", hint=_hint(model, shape))
     if refused:
@@ -67,7 +79,7 @@ def choose_batch(
     )
 
 
-def describe(batch: Batch) -> str:
+def describe(batch: Batch, axis: int = 0) -> str:
     """The shape of one sample in words.
 
     >>> import torch
@@ -75,21 +87,42 @@ def describe(batch: Batch) -> str:
     >>> describe(Batch(torch.zeros(5, 3, 8, 8), None, "gaussian")), describe(Batch(torch.zeros(5, 64), None, ""))
     ('3×8×8', '64 values')
     """
-    shape = batch.inputs.shape[1:]
+    shape = [*batch.inputs.shape[:axis], *batch.inputs.shape[axis + 1 :]]
     return "a single value" if not shape else f"{shape[0]} values" if len(shape) == 1 else "×".join(map(str, shape))
+
+
+def _draw(
+    model: nn.Module,
+    source: str,
+    shape: tuple[int, ...] | None,
+    batch_size: int | None,
+    generator: torch.Generator,
+    axis: int,
+) -> Batch:
+    batch = _to_model(model, load_batch(source, batch_size=batch_size, generator=generator, shape=shape))
+    return Batch(batch.inputs.transpose(0, 1), batch.targets, batch.name) if axis else batch
+
+
+def _without_targets(draw: Callable[[], Batch]) -> Batch:
+    batch = draw()
+    return Batch(batch.inputs, None, batch.name)
+
+
+def _samples_axis(model: nn.Module) -> int:
+    """torch's own sequence modules take time first unless told otherwise; a network around them decides for itself."""
+    if not type(model).__module__.startswith("torch.nn.modules") or isinstance(model, nn.Sequential):
+        return 0
+    told = next((found for part in model.modules() if (found := getattr(part, "batch_first", None)) is not None), True)
+    return 0 if told else 1
 
 
 def _data_for(shape: tuple[int, ...] | None) -> str:
     """Real images where a shape is an image's; otherwise Gaussian."""
-    import math
-
     return "digits" if shape and (math.prod(shape) == 64 or (len(shape) == 3 and shape[0] in (1, 3))) else "gaussian"
 
 
 def _propose(model: nn.Module, data: str | None) -> Iterator[tuple[str, tuple[int, ...] | None]]:
     """Candidates by the first module that says something about its input."""
-    from torch import nn
-
     for module in model.modules():
         match module:
             case nn.Embedding():
@@ -128,11 +161,6 @@ def _image(channels: int) -> str:
 
 def _to_model(model: nn.Module, batch: Batch) -> Batch:
     """Inputs on the model's device and in its dtype; integers become floats where no embedding wants them."""
-    import torch
-    from torch import nn
-
-    from sounding.data import Batch
-
     weight = next((p for p in model.parameters() if p.is_floating_point()), None)
     dtype = weight.dtype if weight is not None else torch.get_default_dtype()
     device = weight.device if weight is not None else batch.inputs.device
@@ -145,11 +173,11 @@ def _to_model(model: nn.Module, batch: Batch) -> Batch:
     return Batch(inputs, targets, batch.name)
 
 
-def _try(model: nn.Module, batch: Batch) -> str | None:
+def _try(model: nn.Module, batch: Batch, axis: int) -> str | None:
     """Why the model does not take the batch, or None if it does."""
     try:
         with calling("the network"), _undisturbed(model):
-            model(batch.inputs[:2])
+            model(batch.inputs.narrow(axis, 0, min(2, batch.inputs.shape[axis])))
     except Exception as error:
         return in_words(error.__cause__ or error)
     return None
@@ -158,8 +186,6 @@ def _try(model: nn.Module, batch: Batch) -> str | None:
 @contextlib.contextmanager
 def _undisturbed(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; modes and RNG state as before afterwards."""
-    import torch
-
     modes = [(module, module.training) for module in model.modules()]
     try:
         with torch.random.fork_rng(), torch.no_grad():
@@ -170,18 +196,11 @@ def _undisturbed(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def _drop_labels_that_do_not_fit(model: nn.Module, batch: Batch) -> Batch:
+def _has_classes(model: nn.Module, batch: Batch, axis: int) -> bool:
     """The digits' ten labels need ten outputs; a network with fewer is measured without them."""
-    import torch
-
-    from sounding.data import Batch
-
-    if not batch.name.startswith("digits"):
-        return batch
     with calling("the network"), _undisturbed(model):
-        output = model(batch.inputs[:2])
-    fits = isinstance(output, torch.Tensor) and output.ndim == 2 and output.shape[1] >= CLASSES_OF_DIGITS
-    return batch if fits else Batch(batch.inputs, None, batch.name)
+        output = model(batch.inputs.narrow(axis, 0, min(2, batch.inputs.shape[axis])))
+    return isinstance(output, torch.Tensor) and output.ndim == 2 and output.shape[1] >= CLASSES_OF_DIGITS
 
 
 def _hint(model: nn.Module, shape: tuple[int, ...] | None) -> str:

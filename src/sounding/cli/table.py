@@ -9,17 +9,20 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
+from sounding.probe.findings.collapse import share_outside
 from sounding.probe.reading import Call, Reading, read
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
+    from rich.text import Text
 
     from sounding.probe.records import Finding, Report
 
 ROWS = 20
 COLORS = {"high": "red", "medium": "yellow", "low": "cyan"}
 WIDE = 92
+GAP = 2
 
 
 @dataclass(frozen=True)
@@ -86,10 +89,14 @@ def write_log_norm(value: float) -> str:
     return f"{mantissa}e{exponent:+03d}"
 
 
+def _write_spread(participation_ratio: float) -> str:
+    return write_share(share_outside(participation_ratio))
+
+
 COLUMNS = (
     Column("mean_square", "size", "mean square of the outputs", write_number),
     Column("participation_ratio", "directions", "how many directions carry the batch", write_number),
-    Column("distinct_share", "distinct", "share of the signal in which samples differ", write_share),
+    Column("participation_ratio", "spread", "share of the signal outside the dominant direction", _write_spread),
     Column("mean_cosine", "cosine", "mean cosine between samples", write_number, wide=True),
     Column("gradient_log_norm", "gradient", "norm of the loss's gradient at this output", write_log_norm),
 )
@@ -106,10 +113,15 @@ class Group:
         first, last = self.calls[0].depth, self.calls[-1].depth
         return str(first) if first == last else f"{first}–{last}"
 
-    @property
-    def name(self) -> str:
+    def write_name(self, width: int) -> str:
+        """The module's name, or the first and the last, cut to a width."""
         first, last = self.calls[0].name, self.calls[-1].name
-        return first if len(self.calls) == 1 else f"{first} … {last}"
+        if len(self.calls) == 1:
+            return shorten(first, width)
+        if len(first) + len(last) + 3 <= width:
+            return f"{first} … {last}"
+        half = (width - 3) // 2
+        return f"{shorten(first, half)} … {shorten(last, half)}"
 
     def value(self, measure: str) -> float:
         """The median, NaN without a measured value; one non-finite call makes the group NaN or infinite."""
@@ -198,27 +210,37 @@ def make_table(reading: Reading, findings: Sequence[Finding], *, width: int) -> 
     from rich.text import Text
 
     groups, _ = group_calls(reading)
+    shown = [Group((reading.input,)), *groups] if reading.input.values else groups
     present = {measure for call in (reading.input, *reading.calls) for measure in call.values}
     columns = [column for column in COLUMNS if column.measure in present and (width >= WIDE or not column.wide)]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
+    cells = [[column.write(group.value(column.measure)) for column in columns] for group in shown]
+    marks = [_mark(group, shown, findings) for group in shown]
+    taken = [max(4, *(len(group.place) for group in shown)), max(7, *(len(mark) for mark in marks))]
+    taken += [
+        max(len(column.heading), *map(len, values))
+        for column, values in zip(columns, zip(*cells, strict=True), strict=True)
+    ]
+    room = max(width - sum(taken) - GAP * len(taken), 12)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False, padding=(0, GAP - 1, 0, 0))
     table.add_column("call", justify="right", no_wrap=True)
     table.add_column("module", no_wrap=True)
     for column in columns:
         table.add_column(column.heading, justify="right", no_wrap=True)
     table.add_column("finding", no_wrap=True)
-    place_width = max([4, *(len(group.place) for group in groups)])
-    # two cells of padding around each column but the outermost edges
-    room = width - place_width - 2 * (len(columns) + 2) - sum(max(8, len(c.heading)) for c in columns) - 7
-    shown = [Group((reading.input,)), *groups] if reading.input.values else groups
-    for group in shown:
-        marks = Text(" ").join(
-            Text(f"[{index}]", style=COLORS[finding.severity])
-            for index, finding in enumerate(findings, start=1)
-            if finding.depth is not None and _shows(group, shown, finding.depth)
-        )
-        values = (column.write(group.value(column.measure)) for column in columns)
-        table.add_row(group.place, Text(shorten(group.name, max(room, 12))), *values, marks)
+    for group, values, mark in zip(shown, cells, marks, strict=True):
+        table.add_row(group.place, Text(group.write_name(room)), *values, mark)
     return table
+
+
+def _mark(group: Group, shown: list[Group], findings: Sequence[Finding]) -> Text:
+    """The numbers of the findings in this row."""
+    from rich.text import Text
+
+    return Text(" ").join(
+        Text(f"[{index}]", style=COLORS[finding.severity])
+        for index, finding in enumerate(findings, start=1)
+        if finding.depth is not None and _shows(group, shown, finding.depth)
+    )
 
 
 def _shows(group: Group, groups: list[Group], depth: int) -> bool:
@@ -249,7 +271,6 @@ def name_worst(reading: Reading) -> list[str]:
     layers = reading.weight_layers or reading.calls
     lines = []
     for measure, words, pick, write in (
-        ("distinct_share", "least distinct", min, write_share),
         ("participation_ratio", "fewest directions", min, write_number),
         ("gradient_log_norm", "largest gradient", max, write_log_norm),
         ("gradient_log_norm", "smallest gradient", min, write_log_norm),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
+from sounding.probe.findings.collapse import share_outside
 from sounding.probe.reading import PREDICTED, WEIGHT_GRADIENT, Call, Reading, read
 from sounding.probe.records import Report
-from sounding.profile import Profile
-from sounding.report.words import CHARTS
+from sounding.profile import Estimate, Profile
+from sounding.report.words import CHARTS, SHARE_OUTSIDE
 
 DIGITS = 6
 
@@ -19,17 +21,22 @@ def to_columns(report: Report, name: str) -> dict[str, Any]:
     calls = [reading.input, *reading.calls] if reading.input.values else list(reading.calls)
     weighing = {call.depth for call in reading.weight_layers}
     drawn = [measure for chart in CHARTS for measure in chart.measures]
-    columns = {measure: [_round(call.get(measure)) for call in calls] for measure in drawn}
+    columns = {measure: [_cell(call, measure) for call in calls] for measure in drawn}
     return {
         "name": name,
         "depth": [call.depth for call in calls],
         "names": [call.name for call in calls],
         "kinds": [call.kind for call in calls],
         "weighs": [int(call.depth in weighing) for call in calls],
-        "measures": {measure: values for measure, values in columns.items() if any(v is not None for v in values)},
+        "measures": {
+            measure: values
+            for measure, values in columns.items()
+            if any(isinstance(value, float | int) for value in values)
+        },
         "stderr": _stderr_columns(report.profile, calls, drawn),
         "theory": _theory(report.profile, drawn),
-        "fit": fit_line(reading),
+        "fit": fit_line(reading, reading.network),
+        "expected": fit_line(reading, _network_rows(report.profile)),
         "findings": [
             {"kind": finding.kind, "severity": finding.severity, "depth": finding.depth}
             for finding in report.verdict.findings
@@ -38,13 +45,13 @@ def to_columns(report: Report, name: str) -> dict[str, Any]:
     }
 
 
-def fit_line(reading: Reading) -> dict[str, Any] | None:
-    """The straight line of the fitted rate through the weight layers' gradient norms.
+def fit_line(reading: Reading, rates: Mapping[str, Estimate]) -> dict[str, Any] | None:
+    """The straight line of a gradient rate, measured or predicted, through the weight layers' gradient norms.
 
-    The slope is the measured `gradient_log_rate` (per weight layer, positive towards the input); the height is the
-    mean of the measured points, which is where a least-squares line of that slope lies.
+    The slope is `gradient_log_rate` (per weight layer, positive towards the input); the height is the mean of the
+    measured points, which is where a least-squares line of that slope lies.
     """
-    rate = reading.network.get("gradient_log_rate")
+    rate = rates.get("gradient_log_rate")
     points = [
         (order, call.depth, call.get("gradient_log_norm"))
         for order, call in enumerate(reading.weight_layers)
@@ -54,7 +61,7 @@ def fit_line(reading: Reading) -> dict[str, Any] | None:
         return None
     center = sum(order for order, _, _ in points) / len(points)
     height = sum(value for _, _, value in points) / len(points)
-    growth = reading.network.get("gradient_growth")
+    growth = rates.get("gradient_growth")
     return {
         "depth": [depth for _, depth, _ in points],
         "value": [_round(height - rate.value * (order - center)) for order, _, _ in points],
@@ -62,14 +69,34 @@ def fit_line(reading: Reading) -> dict[str, Any] | None:
     }
 
 
+def _cell(call: Call, measure: str) -> float | int | str | None:
+    """None where nothing was measured; a text where the value is not finite, which a line shows as a gap."""
+    source = "participation_ratio" if measure == SHARE_OUTSIDE else measure
+    if source not in call.values:
+        return None
+    value = call.get(source)
+    if not math.isfinite(value):
+        return "not a number" if math.isnan(value) else "infinite"
+    return _round(share_outside(value) if measure == SHARE_OUTSIDE else value)
+
+
+def _network_rows(profile: Profile) -> dict[str, Estimate]:
+    """What theory predicts of the network as a whole."""
+    return {row.measure: Estimate(row.value, row.stderr) for row in profile.rows if row.source in PREDICTED}
+
+
 def _theory(profile: Profile, drawn: list[str]) -> dict[str, dict[str, list[float | int | None]]]:
     lines: dict[str, dict[str, list[float | int | None]]] = {}
-    wanted = set(drawn)
     for row in profile.rows:
-        if row.source in PREDICTED and row.measure in wanted:
-            line = lines.setdefault(row.measure, {"depth": [], "value": []})
+        if row.source not in PREDICTED:
+            continue
+        values = {row.measure: row.value}
+        if row.measure == "participation_ratio":
+            values[SHARE_OUTSIDE] = share_outside(row.value)
+        for measure in values.keys() & set(drawn):
+            line = lines.setdefault(measure, {"depth": [], "value": []})
             line["depth"].append(row.layer)
-            line["value"].append(_round(row.value))
+            line["value"].append(_round(values[measure]))
     return lines
 
 

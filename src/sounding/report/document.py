@@ -23,6 +23,7 @@ from sounding.report.sections import (
     write_citation,
     write_environment,
     write_findings,
+    write_theory,
     write_title,
     write_unmeasured,
     write_verdicts,
@@ -57,9 +58,12 @@ def write_html(report: Report | Mapping[str, Report], path: str | Path) -> Path:
 
 def render_html(report: Report | Mapping[str, Report]) -> str:
     """The page as text; see `write_html`."""
-    reports = {"": report} if isinstance(report, Report) else dict(report)
-    if not reports or not all(isinstance(item, Report) for item in reports.values()):
-        raise UsageError("expected a Report or a mapping from names to Reports", hint="sounding.check(model, inputs)")
+    reports = {"": report} if isinstance(report, Report) else report
+    if not isinstance(reports, Mapping) or not reports or not all(isinstance(r, Report) for r in reports.values()):
+        raise UsageError(
+            f"expected a Report or a mapping from names to Reports, got {type(report).__name__}",
+            hint="what sounding.check returned",
+        )
     data = {
         "charts": [chart.to_dict() for chart in CHARTS],
         "networks": [to_columns(item, name) for name, item in reports.items()],
@@ -72,6 +76,7 @@ def render_html(report: Report | Mapping[str, Report]) -> str:
         columns="two" if len(reports) > 1 else "one",
         verdicts=write_verdicts(reports),
         findings=write_findings(reports),
+        theory=write_theory(reports),
         unmeasured=write_unmeasured(reports),
         environment=write_environment(reports),
         citation=write_citation(reports),

@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 from sounding import __version__
+from sounding.probe.findings.collapse import share_outside
 from sounding.probe.reading import Reading, read
 from sounding.probe.records import Finding, Report
 from sounding.profile import Estimate
@@ -59,14 +60,11 @@ def _figures(reading: Reading) -> Iterable[tuple[str, str]]:
         return
     layers = reading.weight_layers or reading.calls
     yield "weight layers", f"{len(reading.weight_layers)}"
-    first, last = reading.input, layers[-1]
-    for measure, label, write in (
-        ("distinct_share", "distinct share", write_percent),
-        ("participation_ratio", "directions", write_number),
-    ):
-        if math.isfinite(last.get(measure)):
-            start = f"{write(first.get(measure))} → " if math.isfinite(first.get(measure)) else ""
-            yield label, start + write(last.get(measure))
+    first, last = reading.input.get("participation_ratio"), layers[-1].get("participation_ratio")
+    if math.isfinite(last):
+        start = [first] if math.isfinite(first) else []
+        yield "directions", " → ".join(f"{value:#.3g}" for value in [*start, last])
+        yield "spread", " → ".join(write_percent(share_outside(value)) for value in [*start, last])
     growth = reading.network.get("gradient_growth")
     if growth is not None and math.isfinite(growth.value):
         yield "gradient² per layer", f"×{growth}"
@@ -110,6 +108,18 @@ def _write_remedy(remedy: str) -> str:
     if not command.startswith("sounding "):
         return escape(remedy)
     return f"<code>{escape(command)}</code>" + (f"<br>{escape(rest)}" if colon else "")
+
+
+def write_theory(reports: Reports) -> str:
+    """What the dashed lines are, or why there are none."""
+    notes = []
+    for name, report in reports.items():
+        theory = report.profile.settings.get("theory")
+        if isinstance(theory, Mapping) and theory.get("note"):
+            does = "dashed lines are theory" if theory.get("applied") else "no theory is drawn"
+            start = f"{name}: {does}" if name else does.capitalize()
+            notes.append(f'<p class="note">{escape(start)}, {escape(str(theory["note"]))}.</p>')
+    return "".join(notes)
 
 
 def write_unmeasured(reports: Reports) -> str:

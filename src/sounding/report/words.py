@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+SHARE_OUTSIDE = "share_outside"
 Scale = Literal["linear", "log", "exponent"]
 
 
@@ -54,9 +55,9 @@ CHARTS = (
     ),
     Chart(
         "Do samples stay distinct?",
-        "Share of the signal in which the samples of the batch differ. Towards zero every input looks the same to the "
-        "layers behind.",
-        {"distinct_share": "distinct share"},
+        "Share of the signal outside the one direction that dominates the batch, and share in which the samples differ "
+        "from their mean. Towards zero every input looks the same to the layers behind.",
+        {SHARE_OUTSIDE: "outside one direction", "distinct_share": "differs from the mean"},
         "log",
         ("rank_collapse", "degenerate_batch", "non_finite"),
         upper=1.0,

@@ -21,6 +21,7 @@
   const color = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
   const superscript = (n) => String(n).replace(/./g, (c) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[c] ?? "⁻");
   const number = (v) => {
+    if (typeof v === "string") return v; // a value that is not finite, in words
     if (v === null || v === undefined) return "–";
     if (v === 0) return "0";
     const size = Math.abs(v);
@@ -29,32 +30,60 @@
     return `${(v / 10 ** exponent).toFixed(1)}×10${superscript(exponent)}`;
   };
   const power = (log) => {
+    if (typeof log === "string") return log;
     if (log === null || log === undefined) return "–";
     const decades = log / Math.LN10;
     if (Math.abs(decades) < 3) return number(Math.exp(log));
     const exponent = Math.floor(decades);
     return `${(10 ** (decades - exponent)).toFixed(1)}×10${superscript(exponent)}`;
   };
+  const finite = (v) => typeof v === "number";
   const write = (chart, v) => (chart.scale === "exponent" ? power(v) : number(v));
 
-  // which calls are shown: the weight layers, everything, or one class of module
+  // which calls are shown: one per layer, everything, or one class of module
   const shown = document.getElementById("shown");
   const kinds = [...new Set(networks.flatMap((n) => n.kinds.filter(Boolean)))];
-  const weights = networks.some((n) => n.weighs.some(Boolean) && n.weighs.some((w, i) => !w && n.depth[i] > 0));
-  if (weights) shown.append(make("option", { value: "weights", text: "weight layers" }));
+  const layered = networks.some((n) => n.weighs.some(Boolean) && n.weighs.some((w, i) => !w && n.depth[i] > 0));
+  if (layered) shown.append(make("option", { value: "layers", text: "one point per layer" }));
   shown.append(make("option", { value: "all", text: "every module call" }));
-  if (kinds.length > 1) for (const kind of kinds) shown.append(make("option", { value: `=${kind}`, text: `${kind} only` }));
-  const keep = (network, i) =>
-    network.depth[i] === 0 || shown.value === "all" ||
-    (shown.value === "weights" ? network.weighs[i] : network.kinds[i] === shown.value.slice(1));
+  if (kinds.length > 1) for (const kind of kinds) shown.append(make("option", { value: `=${kind}`, text: `${kind} outputs` }));
 
-  const select = (network, measure) => {
+  // theory may speak of activations only; then these are the points to lay it over, in every network alike
+  const layerKinds = (chart) => {
+    const told = networks.flatMap((n) => Object.keys(chart.measures).filter((m) => n.theory[m]).map((m) => {
+      const at = new Set(n.theory[m].depth);
+      return new Set(n.kinds.filter((_, i) => at.has(n.depth[i])));
+    }));
+    const common = told.length ? [...told[0]].filter((kind) => told.every((set) => set.has(kind))) : [];
+    const weighing = new Set(networks.flatMap((n) => n.kinds.filter((_, i) => n.weighs[i])));
+    return common.some((kind) => weighing.has(kind)) ? [] : common;
+  };
+  const choose = (chart, network) => {
+    if (shown.value === "all") return () => true;
+    if (shown.value !== "layers") return (i) => network.kinds[i] === shown.value.slice(1);
+    const wanted = layerKinds(chart);
+    return network.kinds.some((kind) => wanted.includes(kind)) ? (i) => wanted.includes(network.kinds[i]) : (i) => network.weighs[i];
+  };
+  const select = (chart, network, measure) => {
     const values = network.measures[measure];
     if (!values) return [];
+    const keep = choose(chart, network);
     const all = values.map((_, i) => i).filter((i) => values[i] !== null);
-    const some = all.filter((i) => keep(network, i));
+    const some = all.filter((i) => network.depth[i] === 0 || keep(i));
     // a measure of other modules (dead units of an activation) is shown wherever it exists
     return some.some((i) => network.depth[i] > 0) ? some : all;
+  };
+  const selectTheory = (chart, network, measure) => {
+    const line = network.theory[measure];
+    if (!line) return [];
+    const at = new Set(select(chart, network, measure).map((i) => network.depth[i]));
+    return line.depth.map((_, k) => k).filter((k) => at.has(line.depth[k]) && line.value[k] !== null);
+  };
+  const nameShown = (chart, network) => {
+    const at = [...new Set(Object.keys(chart.measures).flatMap((m) => select(chart, network, m)))].filter((i) => network.depth[i] > 0);
+    const classes = [...new Set(at.map((i) => network.kinds[i]))];
+    if (at.every((i) => network.weighs[i])) return "module call (weight layers)";
+    return classes.length <= 2 && classes.every(Boolean) ? plain(`module call (outputs of ${classes.join(" and ")})`) : "module call";
   };
 
   // one axis for all networks of a chart, so that they can be compared by eye
@@ -62,8 +91,8 @@
     const values = [];
     for (const network of networks) {
       for (const measure of Object.keys(chart.measures)) {
-        for (const i of select(network, measure)) values.push(network.measures[measure][i]);
-        for (const v of network.theory[measure]?.value ?? []) if (v !== null) values.push(v);
+        for (const i of select(chart, network, measure)) if (finite(network.measures[measure][i])) values.push(network.measures[measure][i]);
+        for (const k of selectTheory(chart, network, measure)) values.push(network.theory[measure].value[k]);
       }
     }
     let low = Math.min(...values), high = Math.max(...values);
@@ -92,11 +121,11 @@
   const makeTraces = (chart, network, axis) => {
     const traces = [];
     Object.entries(chart.measures).forEach(([measure, label], index) => {
-      const at = select(network, measure);
+      const at = select(chart, network, measure);
       if (!at.length) return;
       const values = network.measures[measure], errors = network.stderr[measure];
       traces.push({
-        type: "scatter", name: label, x: at.map((i) => network.depth[i]), y: at.map((i) => axis.map(values[i])),
+        type: "scatter", name: label, x: at.map((i) => network.depth[i]), y: at.map((i) => (finite(values[i]) ? axis.map(values[i]) : null)),
         mode: at.length > 80 ? "lines" : "lines+markers", line: { color: color(`series-${index + 1}`), width: 2 },
         marker: { size: 4.5 }, connectgaps: false,
         customdata: at.map((i) => [
@@ -105,24 +134,23 @@
         ]),
         hovertemplate: `<b>%{customdata[0]}</b> %{customdata[1]}<br>call %{customdata[2]} · ${label} %{customdata[3]}<extra></extra>`,
       });
-      const theory = network.theory[measure];
-      if (theory) {
+      const theory = network.theory[measure], told = selectTheory(chart, network, measure);
+      if (told.length) {
         traces.push({
-          type: "scatter", mode: "lines", name: several || index === 0 ? "theory" : `theory, ${label}`,
-          x: theory.depth, y: theory.value.map((v) => (v === null ? null : axis.map(v))),
-          line: { color: color("ink"), width: 1.6, dash: "dash" },
-          customdata: theory.value.map((v) => write(chart, v)),
+          type: "scatter", mode: "lines", name: `theory: ${label}`, x: told.map((k) => theory.depth[k]),
+          y: told.map((k) => axis.map(theory.value[k])), line: { color: color("ink"), width: 1.6, dash: "dash" },
+          customdata: told.map((k) => write(chart, theory.value[k])),
           hovertemplate: `theory · call %{x}<br>${label} %{customdata}<extra></extra>`,
         });
       }
     });
-    if (chart.measures.gradient_log_norm && network.fit && traces.length) {
-      const { depth, value, growth } = network.fit;
-      // first, so that it lies under the points like a highlighter
-      traces.unshift({
-        type: "scatter", mode: "lines", x: depth, y: value.map(axis.map), name: growth ? `fit ×${growth}` : "fit",
-        line: { color: color("series-2"), width: 8 }, opacity: 0.35, hoverinfo: "skip", legendrank: 2000,
+    if (chart.measures.gradient_log_norm && traces.length) {
+      const line = ({ depth, value, growth }, name, style) => ({
+        type: "scatter", mode: "lines", x: depth, y: value.map(axis.map), name: growth ? `${name} ×${growth}` : name, hoverinfo: "skip", ...style,
       });
+      // the fit comes first, so that it lies under the points like a highlighter
+      if (network.fit) traces.unshift(line(network.fit, "fit", { line: { color: color("series-2"), width: 8 }, opacity: 0.35, legendrank: 1001 }));
+      if (network.expected) traces.push(line(network.expected, "theory", { line: { color: color("ink"), width: 1.6, dash: "dash" }, legendrank: 1002 }));
     }
     return traces;
   };
@@ -159,7 +187,7 @@
       showlegend: traces.length > 1,
       legend: { orientation: "h", x: 0, y: 1.02, xanchor: "left", yanchor: "bottom", font: { size: 12.5, color: muted } },
       xaxis: {
-        title: { text: "module call", standoff: 8, font: { size: 12.5 } }, range: [-0.02 * last, 1.02 * last], zeroline: false, gridcolor: "rgba(0,0,0,0)",
+        title: { text: nameShown(chart, network), standoff: 8, font: { size: 12.5 } }, range: [-0.02 * last, 1.02 * last], zeroline: false, gridcolor: "rgba(0,0,0,0)",
         linecolor: color("strong-line"), ticks: "outside", tickcolor: color("strong-line"), ticklen: 4,
         showspikes: true, spikemode: "across", spikethickness: 1, spikedash: "dot", spikecolor: muted, rangemode: "tozero", nticks: 8,
       },
@@ -180,7 +208,7 @@
 
   const describe = (chart, network) => {
     const parts = Object.entries(chart.measures).flatMap(([measure, label]) => {
-      const at = select(network, measure);
+      const at = select(chart, network, measure);
       if (!at.length) return [];
       const first = at[0], end = at[at.length - 1], values = network.measures[measure];
       return [`${label} from ${write(chart, values[first])} at ${network.names[first]} to ${write(chart, values[end])} at ${network.names[end]}`];
