@@ -47,6 +47,14 @@ def check_inputs(inputs: Inputs) -> None:
             raise UsageError(f"expected finite inputs, got {bad} NaN or infinite values")
 
 
+def sample_count(inputs: Inputs) -> int:
+    """The length of the first tensor's first axis."""
+    values = (
+        [inputs] if isinstance(inputs, Tensor) else list(inputs.values() if isinstance(inputs, Mapping) else inputs)
+    )
+    return next(len(value) for value in values if isinstance(value, Tensor))
+
+
 @contextmanager
 def hooked(handles: list[torch.utils.hooks.RemovableHandle]) -> Iterator[None]:
     """Remove the hooks whatever happens."""

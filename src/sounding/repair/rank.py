@@ -90,7 +90,7 @@ def _check_schedule(target: float | None, rate: float, batch_size: int, batches:
         )
     if target is not None and not 1 <= target < batch_size:
         raise UsageError(
-            f"the participation ratio of {batch_size} samples lies between 1 and {batch_size}, got the target {target:g}",
+            f"the participation ratio of {batch_size} samples lies from 1 to {batch_size}, got the target {target:g}",
             hint="a smaller target or a larger batch_size",
         )
 

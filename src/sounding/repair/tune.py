@@ -1,0 +1,152 @@
+"""Tuning batch norm so that gradients reach the wanted depth (meanfield2019, figure 4)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from sounding.errors import UsageError
+from sounding.probe.stack import name_activation
+from sounding.repair.changes import Change, Changes, Untouched
+from sounding.repair.layers import BATCH_NORMS, WEIGHT_LAYERS, NameFilter, select_layers
+from sounding.repair.passes import Inputs, call_order, check_inputs, sample_count
+from sounding.repair.snapshot import all_or_nothing, undisturbed
+from sounding.theory.batchnorm import batchnorm
+from sounding.theory.prescribe import prescribe
+
+MARGIN = 4.0
+
+
+def tune_batchnorm_(
+    model: nn.Module,
+    inputs: Inputs,
+    *,
+    depth: int | None = None,
+    batch_size: int | None = None,
+    eps: float | None = None,
+    scale: float | None = None,
+    shift: float | None = None,
+    margin: float = MARGIN,
+    include: NameFilter = None,
+    exclude: NameFilter = None,
+) -> Changes:
+    """Set eps, scale γ and shift β of every batch norm so that the predicted gradient growth allows the wanted depth.
+
+    Given any of `eps`, `scale`, `shift`, those are set and the growth they give is predicted. Given none, theory
+    chooses: the smallest change for which 16/|ln λ| reaches `margin` times the depth (`sounding.prescribe`), with the
+    activation that follows the norms and the batch size of the inputs. Theory assumes weights of variance 1/fan_in where
+    eps matters, so each layer's weight before a tuned norm is rescaled to that where eps is above 0: without eps, batch
+    norm cancels any rescaling.
+
+    Args:
+        model: changed in place.
+        inputs: a batch, for one forward pass that tells the order and the batch size.
+        depth: layers that gradients must cross; by default the model's weight layers.
+        batch_size: of training; by default that of the inputs.
+        eps, scale, shift: set these instead of asking theory.
+        margin: how many times the depth the theory should allow.
+        include, exclude: name filters on the norms.
+    """
+    check_inputs(inputs)
+    norms, untouched = select_layers(model, BATCH_NORMS, include=include, exclude=exclude)
+    with undisturbed(model):
+        order = call_order(model, inputs)
+    activation = _activation_after(order, [module for _, module in norms])
+    samples = sample_count(inputs) if batch_size is None else batch_size
+    layers = depth if depth is not None else sum(isinstance(module, WEIGHT_LAYERS) for _, module in order)
+    notes = []
+    if eps is None and scale is None and shift is None:
+        option = prescribe(activation, batch_size=samples, depth=layers, margin=margin).batchnorm
+        if option is None:
+            raise UsageError(
+                f"no eps, scale or shift makes {activation} with batch norm at batch size {samples} trainable to "
+                f"{layers} layers with margin {margin:g}",
+                hint="a smaller margin, a larger batch, or the methods haar and shape_activations",
+            )
+        eps, scale, shift = option.eps, option.scale, option.shift
+        notes.append(f"theory chose: {option.change}")
+    prediction = batchnorm(
+        activation, batch_size=samples, eps=eps or 0.0, scale=1.0 if scale is None else scale, shift=shift or 0.0
+    )
+    notes.append(
+        f"predicted gradient growth ×{prediction.gradient_growth:.5g} per layer, "
+        f"trainable to about {prediction.trainable_depth:.0f} layers"
+    )
+    changed: list[Change] = []
+    with all_or_nothing(model), torch.no_grad():
+        for name, norm in norms:
+            changed += _set(name, norm, eps, scale, shift, untouched)
+        if eps:
+            changed += _standardize_weights(order, [module for _, module in norms])
+    return Changes("tune_batchnorm", tuple(changed), tuple(untouched), tuple(notes))
+
+
+def _activation_after(order: list[tuple[str, nn.Module]], norms: list[nn.Module]) -> str:
+    """The one activation that follows the norms; "identity" where a weight layer follows."""
+    tuned = {id(norm) for norm in norms}
+    found: dict[str, str] = {}
+    for index, (name, module) in enumerate(order):
+        if id(module) not in tuned:
+            continue
+        for _, following in order[index + 1 :]:
+            spec = name_activation(following)
+            if spec is not None or isinstance(following, WEIGHT_LAYERS):
+                found.setdefault(spec or "identity", name)
+                break
+    known = {spec: name for spec, name in found.items() if spec != "identity"} or found
+    if len(known) != 1:
+        described = ", ".join(f"{spec} after {name}" for spec, name in known.items()) or "none"
+        raise UsageError(
+            f"tune_batchnorm needs one activation after the batch norms, got {described}",
+            hint="a name filter that takes the norms before one activation",
+        )
+    return next(iter(known))
+
+
+def _set(
+    name: str,
+    norm: nn.Module,
+    eps: float | None,
+    scale: float | None,
+    shift: float | None,
+    untouched: list[Untouched],
+) -> list[Change]:
+    changed = []
+    if eps is not None and float(norm.eps) != eps:  # type: ignore[arg-type]
+        changed.append(Change(name, "eps", f"{norm.eps:g}", f"{eps:g}"))  # type: ignore[str-format]
+        norm.eps = eps  # type: ignore[assignment]
+    for part, value in (("weight", scale), ("bias", shift)):
+        parameter = getattr(norm, part, None)
+        if value is None:
+            continue
+        if not isinstance(parameter, Tensor):
+            if value != (1.0 if part == "weight" else 0.0):
+                untouched.append(Untouched(name, f"it has no {part} (affine=False), so {value:g} cannot be set"))
+        elif not bool((parameter == value).all()):
+            changed.append(Change(name, part, f"mean {float(parameter.mean()):.3g}", f"{value:g}"))
+            parameter.fill_(value)
+    return changed
+
+
+def _standardize_weights(order: list[tuple[str, nn.Module]], norms: list[nn.Module]) -> list[Change]:
+    """Rescale the weight layer before each tuned norm to variance 1/fan_in."""
+    tuned = {id(norm) for norm in norms}
+    changed = []
+    before: tuple[str, nn.Module] | None = None
+    seen: set[int] = set()
+    for name, module in order:
+        if isinstance(module, WEIGHT_LAYERS):
+            before = (name, module)
+        elif id(module) in tuned and before is not None and id(before[1]) not in seen:
+            layer = before[1]
+            seen.add(id(layer))
+            weight = layer.weight
+            if isinstance(weight, nn.Parameter) and weight.requires_grad:
+                fan = weight[0].numel()
+                factor = 1 / (math.sqrt(fan) * float(weight.double().square().mean().sqrt()))
+                if abs(factor - 1) > 1e-3:
+                    weight.mul_(factor)
+                    changed.append(Change(before[0], "weight", "", f"×{factor:.3g}, to variance 1/{fan}"))
+    return changed
