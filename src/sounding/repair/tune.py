@@ -36,9 +36,8 @@ def tune_batchnorm_(
 
     Given any of `eps`, `scale`, `shift`, those are set and the growth they give is predicted. Given none, theory
     chooses: the smallest change for which 16/|ln λ| reaches `margin` times the depth (`sounding.prescribe`), with the
-    activation that follows the norms and the batch size of the inputs. Theory assumes weights of variance 1/fan_in where
-    eps matters, so each layer's weight before a tuned norm is rescaled to that where eps is above 0: without eps, batch
-    norm cancels any rescaling.
+    activation that follows the norms and the batch size of the inputs. Theory assumes weights of variance 1/fan_in, so
+    with eps above 0 the weight before each tuned norm is rescaled to that; without eps, batch norm cancels any scale.
 
     Args:
         model: changed in place.
@@ -115,7 +114,7 @@ def _set(
 ) -> list[Change]:
     changed = []
     if eps is not None and float(norm.eps) != eps:  # type: ignore[arg-type]
-        changed.append(Change(name, "eps", f"{norm.eps:g}", f"{eps:g}"))  # type: ignore[str-format]
+        changed.append(Change(name, "eps", f"{norm.eps:g}", f"{eps:g}"))
         norm.eps = eps  # type: ignore[assignment]
     for part, value in (("weight", scale), ("bias", shift)):
         parameter = getattr(norm, part, None)
