@@ -67,13 +67,16 @@ def _phrase(finding: Finding, depth: int) -> str:
         case "gradient_explosion" | "gradient_vanishing":
             does = "grow" if finding.kind == "gradient_explosion" else "shrink"
             return (
-                f"gradients {does} by ×{evidence['growth']:.3g} per weight layer towards the input, which "
-                f"{depth} layers make fatal from a depth of {evidence['fatal_depth']:.0f} on"
+                f"gradients {does} by ×{evidence['growth']:.3g} per weight layer towards the input (squared norm), "
+                f"fatal from about {evidence['fatal_depth']:.0f} layers on, and there are {depth}"
             )
         case "gradient_alignment":
             return "all samples ask for the same update"
         case "degenerate_batch":
-            return "the samples of the batch are repeated or dependent"
+            if finding.severity == "high":
+                return "all samples of the batch lie along one direction"
+            repeated = evidence.get("repeated_fraction", 0.0)
+            return f"{repeated:.0%} of the samples are repeated" if repeated else "the samples are linearly dependent"
         case "batch_too_small":
             return "the batch is too small"
         case "dead_units":

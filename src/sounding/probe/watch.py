@@ -20,6 +20,7 @@ from sounding.probe.gradients import hook_gradient, log_norm
 from sounding.probe.moments import TIERS, Tier
 from sounding.probe.outputs import main_tensor, sample_matrix, tensors_in, why_unmeasurable
 from sounding.probe.records import Report, Unmeasured
+from sounding.probe.repeats import repeated_fraction
 from sounding.probe.state import plain_execution, unwrap
 from sounding.probe.table import list_unmeasured, tabulate
 from sounding.profile import Profile
@@ -142,6 +143,8 @@ class Watched:
         axis = self._axis if self._axis < first.dim() else 0
         one.batch_size = int(first.shape[axis])
         one.input_reason = why_unmeasurable(first)
+        if self._tier == "full":
+            one.input["repeated_fraction"] = repeated_fraction(tensors, one.batch_size, first=axis)
         if one.input_reason is None:
             matrix = sample_matrix(first.detach(), one.batch_size, first=axis, limit=self._samples)
             if matrix is not None:

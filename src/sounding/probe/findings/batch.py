@@ -24,12 +24,14 @@ def find_degenerate_batch(reading: Reading, thresholds: Thresholds) -> list[Find
     rank, repeated = source.get("numerical_rank"), source.get("repeated_fraction")
     distinct, ratio = source.get("distinct_share"), source.get("participation_ratio")
     features = source.features or math.inf
-    alike = distinct < ROUNDING or (ratio < 1 + ROUNDING and features > 1)
-    dependent = samples <= features and rank < samples
+    differing = repeated < 1 - 1.5 / samples  # a constant tensor beside one that differs is no degenerate batch
+    alike = repeated > 1 - 1.5 / samples or (distinct < ROUNDING and not differing)
+    alike = alike or (distinct >= ROUNDING and ratio < 1 + ROUNDING and features > 1)
+    dependent = samples <= features / 2 and rank < samples  # nearer to d, blank features alone make samples dependent
     severity: Severity | None = None
     if alike:
         severity = "high"
-    elif repeated >= 0.5 or (dependent and rank <= samples / 2):
+    elif repeated >= 0.5 or (samples <= features and rank <= samples / 2):
         severity = "medium"
     elif repeated > 0 or dependent:
         severity = "low"
