@@ -236,7 +236,10 @@ def _run_graphed(plan: Plan, task: Task, clock: Clock, report: Callable[[], None
     length = max(k for k in range(1, min(UNROLL, plan.every) + 1) if plan.every % k == 0)
     inside = capturable(plan.observer) and length == plan.every
     span = Span(plan, chains, length=length, inside=inside)
-    if plan.depth >= 4 * length:
+    # a QR decomposition asks the host, which a graph cannot
+    factored = plan.route == "gram" and plan.dtype == torch.float64
+    drawn = plan.route == "explicit" and plan.laws[0].weights.invariance == "haar"
+    if plan.depth >= 4 * length and not factored and not drawn:
         span.capture()
     layer = 0
     waiting: list[int] = []

@@ -19,7 +19,10 @@ try:
 except ImportError:  # nothing below is called then, but documentation tools still read it
     from types import SimpleNamespace
 
-    triton, tl = SimpleNamespace(jit=lambda function: function), SimpleNamespace(constexpr=float)
+    def _keep(function=None, **options):
+        return function or _keep
+
+    triton, tl = SimpleNamespace(jit=_keep), SimpleNamespace(constexpr=float)
 
 DEPENDENT = tl.constexpr(1e-13)
 TINY = tl.constexpr(1.1754943508222875e-38)
@@ -77,7 +80,7 @@ def draw_columns(seed, chain, layer, columns, N: tl.constexpr, ROUNDS: tl.conste
     return normals
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["seed", "chain_count", "first_chain", "first_layer", "layers", "every", "width"])
 def stream_gram(
     gram_pointer, out_pointer, seed, chain_count, first_chain, first_layer, layers, every, width, gain, eps, up, down,
     N: tl.constexpr, CENTER: tl.constexpr, BLOCK: tl.constexpr, ROUNDS: tl.constexpr, WIDE: tl.constexpr,

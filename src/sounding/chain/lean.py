@@ -96,7 +96,7 @@ class LeanChain:
         factor, order, rank, _ = lapack.dpstrf(gram, tol=DEPENDENT_FLOAT32 * gram.diagonal().max(), lower=1)
         factor = np.tril(factor)
         factor[:, rank:] = 0
-        result = np.empty_like(factor)
+        result: Matrix = np.empty_like(factor)
         result[order - 1] = factor
         return result
 
@@ -111,7 +111,8 @@ class LeanChain:
         square /= values.shape[axis]
         if law.eps > 0:
             square += square.dtype.type(law.eps)
-        return values / np.sqrt(np.maximum(square, self._tiny))
+        normalized: Matrix = values / np.sqrt(np.maximum(square, self._tiny))
+        return normalized
 
     def _activate(self, values: Matrix, gain: float) -> Matrix:
         if gain != 1.0:
@@ -138,7 +139,7 @@ def _factor_rows(rows: Matrix) -> Matrix:
     """See `sounding.chain.factor.factor_rows`."""
     n = len(rows)
     factored = lapack.dgeqrf(rows.T)[0]
-    factor = np.tril(factored[:n].T)
+    factor: Matrix = np.tril(factored[:n].T)
     lengths = np.sqrt((factor * factor).sum(axis=1))
     diagonal = factor.diagonal()
     dependent = np.abs(diagonal) <= DEPENDENT_FLOAT64 * math.sqrt(rows.shape[1]) * lengths
