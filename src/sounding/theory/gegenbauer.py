@@ -1,7 +1,7 @@
 """The Gegenbauer route: batch norm theory from the expansion of the activation on the sphere.
 
-Functions of one coordinate of the sphere S^(B−2) expand in Gegenbauer polynomials of index (B−3)/2 in t = x/√(B−1). With
-orthonormal coefficients a_k and P_k normalized to P_k(1) = 1, two coordinates at angle cosine ρ₀ = −1/(B−1) give
+Functions of one coordinate of the sphere S^(B−2) expand in Gegenbauer polynomials of index (B−3)/2 in t = x/√(B−1).
+With orthonormal coefficients a_k and P_k normalized to P_k(1) = 1, two coordinates at angle cosine ρ₀ = −1/(B−1) give
 E φ(x₁)φ(x₂) = Σ a_k² P_k(ρ₀), and (meanfield2019, Theorem 9)
 
     growth = Σ k(k+B−3)/(B−3) (1 − P_k(ρ₀)) a_k² / Σ (1 − P_k(ρ₀)) a_k².

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 from scipy.special import beta, gammaln, hyp2f1
 
 from sounding.activations import Activation
+from sounding.activations.activation import Array
 from sounding.errors import UsageError
 from sounding.theory.eigenvalues import Eigenvalues
 from sounding.theory.quadrature import check_batch_size
@@ -43,15 +45,19 @@ def arc_cosine(correlation: float, *, degree: float) -> float:
     >>> print(f"{arc_cosine(-1 / 31, degree=1.0):.10f}")
     0.3023464822
     """
+    return float(arc_cosines(np.array(correlation), degree=degree))
+
+
+def arc_cosines(correlation: Array, *, degree: float) -> Array:
+    """`arc_cosine` over an array of correlations."""
     if degree <= -0.5:
         raise UsageError(f"the arc-cosine kernel needs a degree above −1/2, got {degree}")
-    c = min(max(correlation, -1.0), 1.0)
-    even = 2.0**degree / math.pi * math.gamma(0.5 * (degree + 1)) ** 2 * hyp2f1(-degree / 2, -degree / 2, 0.5, c * c)
-    odd = 0.0
-    if degree != 0 or c != 0:
-        f = hyp2f1(0.5 * (1 - degree), 0.5 * (1 - degree), 1.5, c * c)
-        odd = 2.0 ** (degree + 1) / math.pi * math.gamma(0.5 * degree + 1) ** 2 * c * f
-    return float(0.25 * (even + odd) / second_moment(degree))
+    c = np.clip(correlation, -1.0, 1.0)
+    if degree == 1.0:
+        return np.asarray((np.sqrt(1.0 - c * c) + (np.pi - np.arccos(c)) * c) / np.pi)
+    even = math.gamma(0.5 * (degree + 1)) ** 2 * hyp2f1(-degree / 2, -degree / 2, 0.5, c * c)
+    odd = 2.0 * math.gamma(0.5 * degree + 1) ** 2 * c * hyp2f1(0.5 * (1 - degree), 0.5 * (1 - degree), 1.5, c * c)
+    return np.asarray(2.0 ** (degree - 2) / math.pi * (even + odd) / second_moment(degree))
 
 
 def second_moment(degree: float) -> float:
