@@ -28,6 +28,7 @@ class Call:
         kind: the class of the module, "" when the profile does not say.
         values: measure → value.
         features: the width of its sample matrix, 0 when the profile does not say.
+        positions: how many places of a sample share one unit (pixels, tokens).
     """
 
     depth: int
@@ -35,6 +36,7 @@ class Call:
     kind: str
     values: Mapping[str, float]
     features: int = 0
+    positions: int = 1
 
     def get(self, measure: str) -> float:
         """The value, NaN when it was not measured."""
@@ -92,7 +94,7 @@ class Reading:
 def read(profile: Profile) -> Reading:
     """Group the measured rows of a profile by call; rows from theory are left out."""
     kinds = profile.settings.get("kinds", {})
-    features = profile.settings.get("features", {})
+    features, positions = profile.settings.get("features", {}), profile.settings.get("positions", {})
     values: dict[int, dict[str, float]] = {}
     names: dict[int, str] = {}
     network: dict[str, Estimate] = {}
@@ -117,6 +119,7 @@ def read(profile: Profile) -> Reading:
             str(kinds.get(str(depth), "")),
             values[depth],
             int(features.get(str(depth), 0)),
+            int(positions.get(str(depth), 1)),
         )
         for depth in sorted(values)
     ]

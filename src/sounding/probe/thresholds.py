@@ -26,7 +26,8 @@ class Thresholds:
         dead: the share of dead units from which a layer blocks the signal.
         saturated: the share of saturated units from which a layer blocks the gradient.
         normal_batch: batch norm over at least this many values has a gradient of finite variance (meanfield2019).
-        growing_batch: batch norm over fewer values than this makes gradients grow faster than 2 per layer under ReLU.
+        growing_batch: batch norm over fewer values than this makes ReLU gradients grow by over 1.8 per layer, where a
+            large batch gives 1.47 (meanfield2019, Theorem 8).
         deviations: how many standard errors an estimate must clear its line by.
     """
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+from sounding.activations import resolve
 from sounding.probe.reading import Call, Reading
 from sounding.probe.records import Finding, Severity
 from sounding.probe.thresholds import Thresholds
+from sounding.theory.homogeneous import homogeneous_batchnorm
 
 ROUNDING = 1e-6
 
@@ -62,17 +64,15 @@ def find_batch_too_small(reading: Reading, thresholds: Thresholds) -> list[Findi
     """Batch norm over so few values that its own noise carries the gradient, or one sample only.
 
     With B values per feature E[1/σ²] = B/((B − 3)μ) is infinite for B ≤ 3 and the gradient's variance for B ≤ 5;
-    the ReLU growth rate is above 2 for B ≤ 7 and 1.467 for large B (meanfield2019, theorem 8). Over two values batch
-    norm returns the sign of their difference and passes no gradient at all.
+    ReLU gradients grow by 2.00 per layer at B = 6, by 1.87 at 7, and by 1.47 for large B (meanfield2019, Theorem 8).
+    Over two values batch norm returns the sign of their difference and passes no gradient at all.
     """
     if reading.samples == 1:
         return [_one_sample(reading)]
-    worst: Call | None = None
-    for call in reading.calls:
-        if "BatchNorm" in call.kind and (worst is None or _values(call, reading) < _values(worst, reading)):
-            worst = call
-    if worst is None:
+    norms = [call for call in reading.calls if "BatchNorm" in call.kind]
+    if not norms or reading.settings.get("mode") == "eval":
         return []
+    worst = min(norms, key=lambda call: _values(call, reading))
     values = _values(worst, reading)
     if not 0 < values < thresholds.growing_batch:
         return []
@@ -95,10 +95,10 @@ def find_batch_too_small(reading: Reading, thresholds: Thresholds) -> list[Findi
 
 
 def _values(call: Call, reading: Reading) -> int:
-    """Over how many values a batch norm takes its statistics: the samples, times the positions where told."""
-    positions = reading.settings.get("positions", {}).get(str(call.depth), 1)
+    """Over how many values a batch norm takes its statistics: the batch, times the positions where told."""
     known = "positions" in reading.settings or "1d" in call.kind
-    return reading.samples * int(positions) if known else 0
+    batch_size = int(reading.settings.get("batch_size") or reading.samples)
+    return batch_size * call.positions if known else 0
 
 
 def _one_sample(reading: Reading) -> Finding:
@@ -132,5 +132,6 @@ def _why_small(values: int) -> str:
     elif values <= 5:
         moment = "the squared gradient behind it has infinite variance"
     else:
-        moment = "gradients grow by more than 2 per ReLU layer"
+        growth, limit = (homogeneous_batchnorm(resolve("relu"), size).backward.G for size in (values, math.inf))
+        moment = f"ReLU gradients grow by {growth:.2f} per layer, against {limit:.2f} for a large batch"
     return f"Batch norm takes its statistics over {values} values per feature, where {moment} (meanfield2019)."

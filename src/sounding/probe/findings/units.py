@@ -19,7 +19,7 @@ def find_dead_units(reading: Reading, thresholds: Thresholds) -> list[Finding]:
     if found is None:
         return []
     share = found.get("dead_fraction")
-    width = max(found.features, 1)
+    width = max(found.features // found.positions, 1)
     line = min(0.5 + thresholds.deviations * 2 * 0.5 / math.sqrt(width), 1.0)
     if share < thresholds.dead and (share <= line or not found.features):
         return []
@@ -46,8 +46,12 @@ def find_dead_units(reading: Reading, thresholds: Thresholds) -> list[Finding]:
 
 
 def find_saturation(reading: Reading, thresholds: Thresholds) -> list[Finding]:
-    """Units on the flat part of a bounded activation, where the derivative vanishes."""
-    found = _worst(reading, "saturated_fraction")
+    """Units on the flat part of a bounded activation, where the derivative vanishes.
+
+    Only in front of a weight layer: the output of a trained classifier saturates because it is sure.
+    """
+    last = max((call.depth for call in reading.weight_layers), default=0)
+    found = _worst(reading, "saturated_fraction", before=last)
     if found is None:
         return []
     share = found.get("saturated_fraction")
@@ -77,12 +81,18 @@ def find_saturation(reading: Reading, thresholds: Thresholds) -> list[Finding]:
 
 def find_non_finite(reading: Reading, thresholds: Thresholds) -> list[Finding]:
     """NaN or infinity, and the first layer that has it; a mask of -inf that later layers absorb is a warning."""
-    bad = [call for call in (reading.input, *reading.calls) if _non_finite(call)]
+    bad = [call for call in (reading.input, *reading.calls) if call.get("non_finite_fraction") > 0]
     if not bad:
-        return []
+        return _non_finite_gradient(reading)
     first = bad[0]
-    absorbed = first.depth > 0 and bad[-1].depth < reading.calls[-1].depth and not _bad_gradient(reading)
+    absorbed = first.depth > 0 and bad[-1].depth < reading.calls[-1].depth and not _bad_gradients(reading)
     share = first.get("non_finite_fraction")
+    consequence = (
+        "and later layers absorb them"
+        if absorbed
+        else "so nothing behind it can be measured; a norm that grows by a constant factor per layer leaves the range "
+        "of the format (meanfield2019)"
+    )
     return [
         Finding(
             kind="non_finite",
@@ -90,37 +100,52 @@ def find_non_finite(reading: Reading, thresholds: Thresholds) -> list[Finding]:
             layer=first.name,
             depth=first.depth,
             evidence={"non_finite_fraction": share, "layers": float(len(bad))},
-            why=(
-                f"{share:.2%} of the values at {first.name} are NaN or infinite"
-                + (
-                    ", and later layers absorb them"
-                    if absorbed
-                    else ", so nothing behind it can be measured; a norm that grows by a constant factor per layer "
-                    "leaves the range of the format (meanfield2019)"
-                )
-                + "."
-            ),
+            why=f"{share:.2%} of the values at {first.name} are NaN or infinite, {consequence}.",
             seed="meanfield2019",
-            remedies=(
-                "look for NaN in the data first" if first.depth == 0 else "scale the inputs to unit mean square",
-                "sounding repair --method add_batchnorm, or He initialization: keep the norm constant over depth",
-                "use a format of wider range (bfloat16 or float32 instead of float16)",
-            ),
+            remedies=_finite_remedies(first),
         )
     ]
 
 
-def _non_finite(call: Call) -> bool:
-    return call.get("non_finite_fraction") > 0
+def _non_finite_gradient(reading: Reading) -> list[Finding]:
+    """Finite forwards, but not backwards: the layer nearest to the output, where the gradient breaks first."""
+    broken = _bad_gradients(reading)
+    if not broken:
+        return []
+    return [
+        Finding(
+            kind="non_finite",
+            severity="high",
+            layer=broken[-1].name,
+            depth=broken[-1].depth,
+            evidence={"layers": float(len(broken))},
+            why=(
+                f"The signal is finite, but the gradient at {broken[-1].name} is NaN or infinite; backwards, too, a "
+                "norm that grows by a constant factor per layer leaves the range of the format (meanfield2019)."
+            ),
+            seed="meanfield2019",
+            remedies=_finite_remedies(broken[-1]),
+        )
+    ]
 
 
-def _bad_gradient(reading: Reading) -> bool:
-    return any(math.isnan(call.values.get("gradient_log_norm", 0.0)) for call in reading.calls)
+def _bad_gradients(reading: Reading) -> list[Call]:
+    """The calls whose gradient was measured and is NaN or +∞; −∞ is a gradient of zero."""
+    measured = [(call, call.values.get("gradient_log_norm", 0.0)) for call in reading.calls]
+    return [call for call, value in measured if math.isnan(value) or value == math.inf]
 
 
-def _worst(reading: Reading, measure: str) -> Call | None:
-    """The first call where the measure is largest."""
-    found = [call for call in reading.calls if math.isfinite(call.get(measure))]
+def _finite_remedies(call: Call) -> tuple[str, ...]:
+    return (
+        "look for NaN in the data first" if call.depth == 0 else "scale the inputs to unit mean square",
+        "sounding repair --method add_batchnorm, or He initialization: keep the norm constant over depth",
+        "use a format of wider range (bfloat16 or float32 instead of float16)",
+    )
+
+
+def _worst(reading: Reading, measure: str, *, before: float = math.inf) -> Call | None:
+    """The first call where the measure is largest, among those before a depth."""
+    found = [call for call in reading.calls if math.isfinite(call.get(measure)) and call.depth < before]
     return max(found, key=lambda call: call.get(measure), default=None)
 
 
