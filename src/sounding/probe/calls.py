@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from sounding.errors import UsageError
@@ -45,6 +46,11 @@ class Spec:
     bounds: tuple[float, float] | None
     axis: int | None
     channels_first: bool
+    lazy: bool
+
+    def settle(self) -> None:
+        """Once a lazy module has been called it has a class and weights to speak of."""
+        self.kind, self.weighs, self.lazy = type(self.module).__name__, multiplies(self.module), False
 
 
 @dataclass(slots=True)
@@ -75,7 +81,7 @@ class Pass:
     counts: dict[str, int] = field(default_factory=dict)
     moments: Moments = field(init=False)
     weights: dict[str, float] = field(default_factory=dict)
-    alignment: float | str = "no backward pass was seen"
+    alignment: float | str | None = None
     last: tuple[weakref.ref[Tensor], int, Call] | None = None
     input: dict[str, float] = field(default_factory=dict)
     input_gradient: float | None = None
@@ -172,13 +178,19 @@ def _spec(name: str, module: nn.Module, *, leaf: bool, shown: bool) -> Spec:
         kind=getattr(module, "original_name", kind) if isinstance(module, torch.jit.ScriptModule) else kind,
         leaf=leaf,
         shown=shown,
-        weighs=not isinstance(module, LOOKUPS) and any(weight.dim() > 1 for weight in _own_parameters(module)),
+        weighs=multiplies(module),
         activation=is_activation(module),
         non_negative=isinstance(module, NON_NEGATIVE),
         bounds=bounds_of(module),
         axis=None if batch_first is None else int(not batch_first),
         channels_first="1d" in kind,
+        lazy=isinstance(module, LazyModuleMixin),
     )
+
+
+def multiplies(module: nn.Module) -> bool:
+    """Whether it multiplies by a weight: it holds a parameter of two or more axes and does not just look it up."""
+    return not isinstance(module, LOOKUPS) and any(weight.dim() > 1 for weight in _own_parameters(module))
 
 
 def _own_parameters(module: nn.Module) -> list[nn.Parameter]:

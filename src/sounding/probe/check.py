@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from sounding.probe.moments import Tier
 from sounding.probe.outputs import tensors_in
 from sounding.probe.records import Report
 from sounding.probe.shortcut import shortest_depth
-from sounding.probe.state import MODES, Mode, is_lazy, preserve, set_mode, unwrap
+from sounding.probe.state import MODES, Mode, materializable, preserve, set_mode, unwrap
 from sounding.probe.table import list_unmeasured, tabulate
 from sounding.probe.watch import SAMPLES, Watched
 
@@ -81,9 +80,7 @@ def check(
     ('mean_square', 'participation_ratio')
     """
     _check_options(model, repeats, mode)
-    root = unwrap(model)
-    if is_lazy(root):  # a check would leave it initialized; the copy draws what it will draw, the random state is kept
-        root = copy.deepcopy(root)
+    root = materializable(unwrap(model))
     batches = batches_of(inputs, targets, repeats, batch_axis=batch_axis)
     settings: dict[str, Any] = {"mode": mode, "loss": "random", "dropout": dropout}
     with torch.inference_mode(False), torch.enable_grad(), preserve(root):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,6 +11,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 Mode = Literal["train", "eval", "keep"]
 MODES: tuple[Mode, ...] = ("train", "eval", "keep")
@@ -26,7 +28,7 @@ def preserve(model: nn.Module) -> Iterator[None]:
             stack.callback(_restore_attributes, module, dict(vars(module)))
             for store in (module._buffers, module._parameters, module._modules):
                 stack.callback(_restore_entries, store, dict(store.items()))
-        for buffer in model.buffers():
+        for buffer in (buffer for buffer in model.buffers() if not is_lazy(buffer)):
             stack.callback(_restore_values, buffer, buffer.detach().clone())
         for parameter in model.parameters():
             stack.callback(_restore_gradient, parameter, parameter.grad, parameter.requires_grad)
@@ -82,11 +84,16 @@ def unwrap(model: nn.Module) -> nn.Module:
         model = inner
 
 
-def is_lazy(model: nn.Module) -> bool:
-    """Whether a parameter or buffer has no shape yet."""
-    from torch.nn.parameter import is_lazy as unshaped
+def materializable(model: nn.Module) -> nn.Module:
+    """The model, or a copy of it where parameters have no shape yet: a check would leave it initialized.
 
-    return any(unshaped(tensor) for tensor in [*model.parameters(), *model.buffers()])
+    The copy draws the weights that the model will draw, since the random state is put back.
+    """
+    lazy = [tensor for tensor in [*model.parameters(), *model.buffers()] if is_lazy(tensor)]
+    if not lazy:
+        return model
+    memo = {id(tensor): type(tensor)(device=tensor.device, dtype=tensor.dtype) for tensor in lazy}
+    return copy.deepcopy(model, memo)
 
 
 @contextmanager

@@ -114,8 +114,10 @@ def _gaps(one: Pass) -> Iterator[tuple[str, str]]:
         if gradient is None and call.reason is None and backward:
             why = "no gradient came back to its output" if call.hooked else "its output does not ask for a gradient"
             yield call.name, f"gradient: {why}"
-    if isinstance(one.alignment, str) and one.calls:
-        yield NETWORK, f"gradient alignment: {one.alignment}"
+    if not isinstance(one.alignment, float) and one.calls:
+        weighs = any(call.spec.weighs for call in one.calls)
+        absent = "no gradient came back to the last weight layer" if weighs else "no layer multiplies by a weight"
+        yield NETWORK, f"gradient alignment: {one.alignment or absent}"
     if not backward and one.calls:
         yield NETWORK, "gradients: no backward pass reached a measured output"
 
@@ -220,7 +222,7 @@ def _network_rows(passes: Sequence[Pass], layer: int, growth: Growth | None, sou
     if growth is not None:
         yield Row(layer, NETWORK, "gradient_growth", growth.growth, growth.growth_stderr, source)
         yield Row(layer, NETWORK, "gradient_log_rate", growth.log_rate, growth.log_rate_stderr, source)
-    aligned = [one.alignment for one in passes if not isinstance(one.alignment, str)]
+    aligned = [one.alignment for one in passes if isinstance(one.alignment, float)]
     if aligned:
         value, stderr = _mean(aligned)
         yield Row(layer, NETWORK, "gradient_alignment", value, stderr, source)

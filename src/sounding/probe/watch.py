@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from sounding.errors import UsageError
@@ -105,14 +106,21 @@ class Watched:
         return Report(profile, judge(profile), self.unmeasured, describe_environment(self._root))
 
     def _attach(self) -> None:
-        self._handles.append(self._root.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True))
+        begin = nn.Module.register_forward_pre_hook(self._root, self._begin, with_kwargs=True, prepend=True)
+        self._handles.append(begin)
         for spec in self._specs:
-            self._handles.append(spec.module.register_forward_hook(self._observer(spec)))
-        if not self._seeding:
-            # A check reads weight gradients off the backward pass it runs itself.
-            for name, parameter in named_parameters(self._root):
-                if parameter.requires_grad and not torch.nn.parameter.is_lazy(parameter):
-                    self._handles.append(hook_gradient(parameter, self._weight_hook(name)))
+            # Scripted modules refuse the method, though their call runs the hooks.
+            self._handles.append(nn.Module.register_forward_hook(spec.module, self._observer(spec)))
+        self._hook_weights()
+
+    def _hook_weights(self, spec: Spec | None = None) -> None:
+        """Hook every weight, or those of one module; a check reads them off the backward pass that it runs itself."""
+        if self._seeding:
+            return
+        chosen = None if spec is None else {id(weight) for weight in spec.module.parameters()}
+        for name, weight in named_parameters(self._root):
+            if weight.requires_grad and not is_lazy(weight) and (chosen is None or id(weight) in chosen):
+                self._handles.append(hook_gradient(weight, self._weight_hook(name)))
 
     def _detach(self) -> None:
         for handle in self._handles:
@@ -171,6 +179,9 @@ class Watched:
             # A container that returns what its last child returned has nothing of its own to show.
             one.entered[spec.name] = len(one.calls) - 1
             return None
+        if spec.lazy:
+            spec.settle()
+            self._hook_weights(spec)
         call = one.open(spec)
         if tensor is None:
             call.reason = f"it returned {type(output).__name__}, which holds no tensor"
