@@ -29,7 +29,7 @@ WIDTHS = (8, 16, 32, 64, 128, 256)
 def naive_chain(
     width: int, samples: int, depth: int, *, gamma: float, measure: bool, rng: np.random.RandomState
 ) -> list[int]:
-    """The loop written plainly: one d × d matrix per layer, batch norm without centring, soft rank from singular values."""
+    """The loop written plainly: a d × d matrix per layer, batch norm without centring, soft rank by singular values."""
     hidden = rng.randn(width, samples)
     ranks = []
     for _ in range(depth):
