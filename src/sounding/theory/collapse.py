@@ -19,8 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 
+from sounding.theory.arc_cosine import arc_cosine
 from sounding.theory.eigenvalues import Eigenvalues
-from sounding.theory.homogeneous import arc_cosine, kernel
+from sounding.theory.homogeneous import kernel
 from sounding.theory.moments import Affine, batch_spread
 from sounding.theory.normalized import NormalizedLaw
 

@@ -17,8 +17,8 @@ import numpy as np
 from sounding.activations import Activation, resolve
 from sounding.activations.activation import Array
 from sounding.errors import NumericalError, UsageError
+from sounding.theory.arc_cosine import arc_cosines, second_moment
 from sounding.theory.batchnorm import ActivationLike
-from sounding.theory.homogeneous import arc_cosines, second_moment
 from sounding.theory.moments import Affine, batch_spread, line_moments
 from sounding.theory.normalized import NormalizedLaw
 

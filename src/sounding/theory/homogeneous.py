@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-from scipy.special import beta, gammaln, hyp2f1
+from scipy.special import beta, gammaln
 
 from sounding.activations import Activation
-from sounding.activations.activation import Array
 from sounding.errors import UsageError
+from sounding.theory.arc_cosine import arc_cosine, second_moment
 from sounding.theory.eigenvalues import Eigenvalues
 from sounding.theory.quadrature import check_batch_size
 
@@ -34,35 +33,6 @@ class HomogeneousPrediction:
     def mu(self) -> float:
         """variance·(1 − correlation)."""
         return self.variance * (1.0 - self.correlation)
-
-
-def arc_cosine(correlation: float, *, degree: float) -> float:
-    """J_α(c) = E[ρ_α(u)ρ_α(v)]/E[ρ_α(u)²] for ρ_α(u) = max(u, 0)^α and correlation c; α > −1/2.
-
-    In halves, even and odd: E|u|^α|v|^α = (2^α/π) Γ((α+1)/2)² F(−α/2, −α/2; 1/2; c²) and its odd twin. J_0(c) =
-    1 − arccos(c)/π and J_1(c) = (√(1−c²) + (π − arccos c)c)/π. The printed J_α (meanfield2019, H.4) lost a π.
-
-    >>> print(f"{arc_cosine(-1 / 31, degree=1.0):.10f}")
-    0.3023464822
-    """
-    return float(arc_cosines(np.array(correlation), degree=degree))
-
-
-def arc_cosines(correlation: Array, *, degree: float) -> Array:
-    """`arc_cosine` over an array of correlations."""
-    if degree <= -0.5:
-        raise UsageError(f"the arc-cosine kernel needs a degree above −1/2, got {degree}")
-    c = np.clip(correlation, -1.0, 1.0)
-    if degree == 1.0:
-        return np.asarray((np.sqrt(1.0 - c * c) + (np.pi - np.arccos(c)) * c) / np.pi)
-    even = math.gamma(0.5 * (degree + 1)) ** 2 * hyp2f1(-degree / 2, -degree / 2, 0.5, c * c)
-    odd = 2.0 * math.gamma(0.5 * degree + 1) ** 2 * c * hyp2f1(0.5 * (1 - degree), 0.5 * (1 - degree), 1.5, c * c)
-    return np.asarray(2.0 ** (degree - 2) / math.pi * (even + odd) / second_moment(degree))
-
-
-def second_moment(degree: float) -> float:
-    """c_α = E max(u, 0)^(2α) = 2^(α−1) Γ(α + 1/2)/√π for a standard Gaussian u; the printed one lost the π."""
-    return 2.0 ** (degree - 1) * math.gamma(degree + 0.5) / math.sqrt(math.pi)
 
 
 def kernel(correlation: float, *, degree: float, slopes: tuple[float, float]) -> float:

@@ -1,0 +1,79 @@
+"""The arc-cosine kernel of any degree: the Gaussian covariance of max(u, 0)^α (meanfield2019, appendix H)."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+from scipy.special import hyp2f1
+
+from sounding.activations.activation import Array
+from sounding.errors import UsageError
+
+_TABLE_PAYS = 4000
+_NODES, _HALVINGS = 20, 22
+
+
+def arc_cosine(correlation: float, *, degree: float) -> float:
+    """J_α(c) = E[ρ_α(u)ρ_α(v)]/E[ρ_α(u)²] for ρ_α(u) = max(u, 0)^α and correlation c; α > −1/2.
+
+    In halves, even and odd: E|u|^α|v|^α = (2^α/π) Γ((α+1)/2)² F(−α/2, −α/2; 1/2; c²) and its odd twin. J_0(c) =
+    1 − arccos(c)/π and J_1(c) = (√(1−c²) + (π − arccos c)c)/π. The printed J_α (meanfield2019, H.4) lost a π.
+
+    >>> print(f"{arc_cosine(-1 / 31, degree=1.0):.10f}")
+    0.3023464822
+    """
+    return float(arc_cosines(np.array(correlation), degree=degree))
+
+
+def arc_cosines(correlation: Array, *, degree: float) -> Array:
+    """`arc_cosine` over an array of correlations."""
+    if degree <= -0.5:
+        raise UsageError(f"the arc-cosine kernel needs a degree above −1/2, got {degree}")
+    c = np.clip(correlation, -1.0, 1.0)
+    if degree == 1.0:
+        return np.asarray((np.sqrt(1.0 - c * c) + (np.pi - np.arccos(c)) * c) / np.pi)
+    if c.size > _TABLE_PAYS:
+        return _interpolate(_table(degree), np.arccos(c))
+    return _by_series(c, degree)
+
+
+def _by_series(c: Array, degree: float) -> Array:
+    even = math.gamma(0.5 * (degree + 1)) ** 2 * hyp2f1(-degree / 2, -degree / 2, 0.5, c * c)
+    odd = 2.0 * math.gamma(0.5 * degree + 1) ** 2 * c * hyp2f1(0.5 * (1 - degree), 0.5 * (1 - degree), 1.5, c * c)
+    return np.asarray(2.0 ** (degree - 2) / math.pi * (even + odd) / second_moment(degree))
+
+
+def second_moment(degree: float) -> float:
+    """c_α = E max(u, 0)^(2α) = 2^(α−1) Γ(α + 1/2)/√π for a standard Gaussian u; the printed one lost the π."""
+    return 2.0 ** (degree - 1) * math.gamma(degree + 0.5) / math.sqrt(math.pi)
+
+
+@lru_cache(maxsize=16)
+def _edges() -> Array:
+    """Pieces of [0, π] that halve towards both ends, where J_α has the powers sin^(2α+1)θ."""
+    half = 0.5 * np.pi * 2.0 ** -np.arange(_HALVINGS, -1.0, -1.0)
+    return np.concatenate([[0.0], half, np.pi - half[-2::-1], [np.pi]])
+
+
+@lru_cache(maxsize=32)
+def _table(degree: float) -> Array:
+    """Chebyshev coefficients (nodes, pieces) of J_α(cos θ): the hypergeometric function is slow close to |c| = 1."""
+    edges = _edges()
+    angles = np.pi * (np.arange(_NODES) + 0.5) / _NODES
+    theta = edges[:-1, None] + 0.5 * np.diff(edges)[:, None] * (1.0 + np.cos(angles))
+    values = _by_series(np.cos(theta), degree)
+    transform = 2.0 / _NODES * np.cos(np.outer(np.arange(_NODES), angles))
+    transform[0] *= 0.5
+    return np.asarray(transform @ values.T)
+
+
+def _interpolate(coefficients: Array, theta: Array) -> Array:
+    edges = _edges()
+    piece = np.clip(np.searchsorted(edges, theta, side="right") - 1, 0, edges.size - 2)
+    t = 2.0 * (theta - edges[piece]) / np.diff(edges)[piece] - 1.0
+    later, last = np.zeros_like(t), np.zeros_like(t)
+    for row in coefficients[:0:-1]:
+        later, last = row[piece] + 2.0 * t * later - last, later
+    return np.asarray(coefficients[0][piece] + t * later - last)
