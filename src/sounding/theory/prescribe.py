@@ -25,10 +25,10 @@ __all__ = ["Option", "Prescription", "Unreachable", "prescribe"]
 LINEAR_HAAR = "proved for linear activations with as many samples as features (thesis2024, Theorem 6.5)"
 HAAR_EXCESS = (
     "estimate for as many samples as features: Haar weights remove the linear part of the growth (thesis2024, "
-    "Theorem 6.5, section 6.4); of the rest, 1.5 times what mean field says is allowed for"
+    "Theorem 6.5, section 6.4); of the rest, twice what mean field says is allowed for"
 )
 GAINS = MEAN_FIELD + "; gains of thesis2024, section 6.4"
-ALLOWANCE = 1.5
+ALLOWANCE = 2.0
 # relative RMS distance of a square Gaussian matrix to the nearest orthogonal one, by the quarter circle law
 HAAR_SIZE = math.sqrt(2 - 16 / (3 * math.pi))
 

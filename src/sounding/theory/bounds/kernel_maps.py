@@ -64,9 +64,11 @@ def theorem_5_8(
     )
 
 
-def corollary_5_10(slope_zero: float, *, start: float, depth: int, kappa: KernelMap | None = None) -> Bound:
+def corollary_5_10(
+    slope_zero: float, *, start: float, depth: int, kappa: KernelMap | None = None, kappa_zero: float = 0.0
+) -> Bound:
     """The same for ρ itself: |ρ_ℓ| ≤ α^ℓ|ρ_0|/(1 − |ρ_0|) (thesis2024 Corollary 5.10, whose ρ_0 needs its modulus)."""
-    inner = theorem_5_8(slope_zero, start=start, depth=depth)
+    inner = theorem_5_8(slope_zero, start=start, depth=depth, kappa_zero=kappa_zero)
     rate, layers = inner.values["rate"], int(depth)
     curve = potential(start) * rate ** np.arange(layers + 1)
     sequence = _sequence(kappa, start, layers)

@@ -1,0 +1,163 @@
+"""`sounding predict`: what theory says about a random network; each command a table, `--json` or a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sounding.cli.output import print_json
+from sounding.cli.presentation import activated, draw, present, presented, whole
+from sounding.cli.result import print_bound, print_bound_list
+from sounding.errors import UsageError
+
+NORMS = ("none", "pre-rms", "post-rms", "pre-ln", "post-ln")
+
+
+@click.group()
+def predict() -> None:
+    """What theory says about a random network, without drawing a weight."""
+
+
+@predict.command()
+@activated
+@click.option(
+    "--batch-size", "-b", type=float, required=True, metavar="B", help="Samples per batch, at least 4; or inf."
+)
+@click.option("--eps", type=float, default=0.0, show_default=True, help="Added to the variance.")
+@click.option("--scale", type=float, default=1.0, show_default=True, help="γ: φ(γx + β) after normalization.")
+@click.option("--shift", type=float, default=0.0, show_default=True, help="β.")
+@presented
+def batchnorm(
+    activation: str, batch_size: float, eps: float, scale: float, shift: float, as_json: bool, plot: Path | None
+) -> None:
+    """Batch normalization: fixed point, eigenvalues, gradient growth, trainable depth (meanfield2019)."""
+    from sounding import predict as theory
+
+    result = theory.batchnorm(activation, batch_size=whole(batch_size), eps=eps, scale=scale, shift=shift)
+    draw(plot, lambda pictures: pictures.batchnorm(result))
+    present(result, as_json=as_json)
+
+
+@predict.command()
+@activated
+@click.option("--norm", type=click.Choice(NORMS), default="none", show_default=True, help="Normalization layer.")
+@presented
+def kernel(activation: str, norm: str, as_json: bool, plot: Path | None) -> None:
+    """The kernel map: Hermite coefficients, fixed point, case and rate (thesis2024 chapter 5)."""
+    from sounding import predict as theory
+
+    result = theory.kernel(activation, norm)  # type: ignore[arg-type]
+    draw(plot, lambda pictures: pictures.kernel(activation, result))
+    present(result, as_json=as_json)
+
+
+@predict.command()
+@activated
+@click.option(
+    "--weight-std", "-w", type=float, required=True, metavar="W", help="σ_w: weights have variance W²/fan-in."
+)
+@click.option("--bias-std", "-s", type=float, default=0.0, show_default=True, metavar="S", help="σ_b.")
+@presented
+def vanilla(activation: str, weight_std: float, bias_std: float, as_json: bool, plot: Path | None) -> None:
+    """A plain network: variance and correlation fixed points, χ, depth scales, phase (meanfield2019)."""
+    from sounding import predict as theory
+
+    result = theory.vanilla(activation, weight_std=weight_std, bias_std=bias_std)
+    draw(plot, lambda pictures: pictures.vanilla(activation, weight_std=weight_std, bias_std=bias_std))
+    present(result, as_json=as_json)
+
+
+@predict.command()
+@activated
+@click.option("--bias-std", "-s", type=float, default=0.0, show_default=True, metavar="S", help="σ_b.")
+@presented
+def critical(activation: str, bias_std: float, as_json: bool, plot: Path | None) -> None:
+    """The weight standard deviation at the edge of chaos for a bias standard deviation."""
+    from sounding import predict as theory
+
+    result = theory.critical(activation, bias_std=bias_std)
+    draw(plot, lambda pictures: pictures.edge(activation, result))
+    present(result, as_json=as_json)
+
+
+@predict.command()
+@click.argument("name", required=False)
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A parameter; @FILE.npy for a matrix.")
+@click.option("--version", type=click.Choice(["corrected", "printed"]), help="Of the statement [default: corrected].")
+@click.option("--activation", "-a", metavar="A", help="Fill in the kernel map's numbers of an activation.")
+@click.option("--norm", type=click.Choice(NORMS), default="none", show_default=True, help="With --activation.")
+@presented
+def bounds(
+    name: str | None,
+    settings: tuple[str, ...],
+    version: str | None,
+    activation: str | None,
+    norm: str,
+    as_json: bool,
+    plot: Path | None,
+) -> None:
+    """The theorems: list them, or evaluate one: `bounds rank2020-theorem2 --set width=64 --set regularity=0.5`."""
+    from sounding.cli.settings import parse_settings
+    from sounding.theory.bounds import THEOREMS, evaluate, parameters
+
+    if name is None:
+        if settings or version or activation or plot:
+            raise UsageError(
+                "expected the name of a theorem with these options, got none", hint="sounding predict bounds"
+            )
+        if as_json:
+            print_json({"bounds": {known: list(parameters(known)) for known in THEOREMS}})
+        else:
+            print_bound_list()
+        return
+    arguments = parse_settings(settings)
+    if version:
+        arguments["version"] = version
+    if activation:
+        arguments = {**_kernel_numbers(name, activation, norm), **arguments}
+    bound = evaluate(name, **arguments)
+    draw(plot, lambda pictures: pictures.bound(bound))
+    if as_json:
+        data = bound.to_dict()
+        if bound.profile is not None:
+            data["profile"] = bound.profile.to_dict()
+        print_json(data)
+    else:
+        print_bound(bound)
+
+
+def _kernel_numbers(name: str, activation: str, norm: str) -> dict[str, Any]:
+    """What a chapter 5 theorem needs to know of an activation, from its kernel map."""
+    from sounding.theory.bounds import parameters
+
+    known = parameters(name)
+    if "slope_zero" not in known:
+        raise UsageError(
+            f"{name} does not depend on an activation, got --activation {activation}", hint="leaving it out"
+        )
+    from sounding import predict as theory
+    from sounding.theory.kernel import evaluate
+
+    result = theory.kernel(activation, norm)  # type: ignore[arg-type]
+    numbers: dict[str, Any] = {
+        "kappa_zero": result.zero,
+        "slope_zero": result.slope_zero,
+        "slope_one": result.slope_one,
+        "fixed_point": result.fixed_point,
+        "slope_fixed_point": result.slope_fixed_point,
+    }
+    if "second_moment" in known:
+        # Theorem 5.15 speaks of the unscaled activation
+        bare = theory.kernel(activation)
+        numbers = {
+            "second_moment": bare.second_moment,
+            "squared_mean": bare.second_moment * bare.zero,
+            "slope_zero": bare.second_moment * bare.slope_zero,
+            "slope_one": bare.second_moment * bare.slope_one,
+            "norm": norm,
+        }
+    numbers = {key: value for key, value in numbers.items() if key in known}
+    numbers["kappa"] = lambda rho: evaluate(activation, rho, norm=norm).value  # type: ignore[arg-type]
+    return numbers

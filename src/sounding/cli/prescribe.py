@@ -1,0 +1,81 @@
+"""`sounding prescribe`: which change makes a depth trainable."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sounding.cli.output import console, print_json, working
+from sounding.cli.presentation import activated, draw, presented, whole
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from sounding.theory.prescribe import Prescription
+
+
+@click.command()
+@activated
+@click.option(
+    "--batch-size", "-b", type=float, required=True, metavar="B", help="Samples per batch, at least 4; or inf."
+)
+@click.option("--depth", "-d", type=int, required=True, metavar="L", help="Layers it should be trainable to.")
+@click.option("--margin", type=float, default=1.0, show_default=True, help="Times the depth that theory should allow.")
+@presented
+def prescribe(activation: str, batch_size: float, depth: int, margin: float, as_json: bool, plot: Path | None) -> None:
+    """Which eps, shift, scale, gains or weights make a batch norm network trainable by theory to depth L."""
+    from sounding.theory.prescribe import prescribe as solve
+
+    with working("searching the smallest change", quiet=as_json):
+        result = solve(activation, batch_size=whole(batch_size), depth=depth, margin=margin)
+    draw(plot, lambda pictures: pictures.prescription(result))
+    if as_json:
+        print_json(result)
+    else:
+        print_prescription(result)
+
+
+def print_prescription(result: Prescription) -> None:
+    """What the network does now, the options as a table with their basis, what cannot help and why."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    screen = console()
+    screen.print(Text(str(result).splitlines()[0], style="bold"))
+    screen.print()
+    if not result.options:
+        screen.print(Text("Nothing searched reaches this depth.", style="bold red"))
+    else:
+        bases = list(dict.fromkeys(option.rests_on for option in result.options))
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+        table.add_column("change")
+        for heading in ("growth", "trainable depth", "size", "basis"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for option in result.options:
+            deep = "any" if math.isinf(option.trainable_depth) else f"{option.trainable_depth:.0f}"
+            basis = Text(f"[{bases.index(option.rests_on) + 1}]")
+            table.add_row(Text(option.change), f"×{option.growth:.5g}", deep, f"{option.size:.2f}", basis)
+        screen.print(table)
+        screen.print(_notes([(f"[{i}]", basis) for i, basis in enumerate(bases, start=1)]))
+    reasons: dict[str, list[str]] = {}
+    for failure in result.unreachable:
+        reasons.setdefault(failure.why, []).append(failure.kind)
+    if reasons:
+        screen.print()
+        screen.print(_notes([(f"not by {', '.join(kinds)}", why) for why, kinds in reasons.items()]))
+
+
+def _notes(pairs: list[tuple[str, str]]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    notes = Table.grid(padding=(0, 2))
+    notes.add_column(max_width=32)
+    notes.add_column(style="dim")
+    for head, body in pairs:
+        notes.add_row(Text(head), Text(body))
+    return notes

@@ -1,0 +1,70 @@
+"""What the commands of theory share: `--activation`, `--json`, `--plot FILE`, and what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from sounding.cli.output import print_json, require_writable
+from sounding.cli.result import print_result
+from sounding.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+PICTURES = (".svg", ".png", ".pdf")
+
+
+def _check_picture(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    if path is not None:
+        if path.suffix.lower() not in PICTURES:
+            raise UsageError(f"expected a picture named .svg, .png or .pdf, got {str(path)!r}", hint=f"{path.stem}.svg")
+        require_writable(path)
+    return path
+
+
+def presented(command: Command) -> Command:
+    """The options every prediction has: `--json` and `--plot FILE`."""
+    command = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")(command)
+    return click.option(
+        "--plot",
+        type=click.Path(path_type=Path),
+        callback=_check_picture,
+        metavar="FILE",
+        help="Also draw a picture: .svg, .png or .pdf.",
+    )(command)
+
+
+def activated(command: Command) -> Command:
+    """The option `--activation`."""
+    return click.option(
+        "--activation", "-a", required=True, metavar="A", help="relu, tanh, leaky_relu:0.1, …, or module:function."
+    )(command)
+
+
+def draw(path: Path | None, make: Callable[[Any], Axes]) -> None:
+    """Make the picture with the module `sounding.cli.pictures` and write it, if one was asked for."""
+    if path is None:
+        return
+    from sounding.cli import pictures
+    from sounding.plot import save
+
+    save(make(pictures).figure, path)
+
+
+def present(result: Any, *, as_json: bool) -> None:
+    """A result as JSON or as a table."""
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        print_result(result)
+
+
+def whole(number: float) -> float:
+    """64.0 as 64; everything else as it is, for the theory to judge."""
+    return int(number) if float(number).is_integer() else number

@@ -1,0 +1,118 @@
+"""A theory's result in the terminal: its sentence, then its numbers in a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sounding.cli.output import console, to_plain
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from sounding.theory.bounds import Bound
+
+LONG = 12
+
+
+def print_result(result: Any) -> None:
+    """The first line of the result's own words, then every number under its JSON name."""
+    from rich.text import Text
+
+    screen = console()
+    head, *_ = str(result).splitlines()
+    screen.print(Text(head, style="bold"))
+    table = _plain_table()
+    for name, value in flatten(to_plain(result.to_dict())):
+        table.add_row(Text(name), Text(write(value)))
+    screen.print(table)
+
+
+def flatten(data: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested numbers as lines: "fixed point · variance"; long lists and profiles are cut or left out.
+
+    >>> list(flatten({"fixed_point": {"variance": 0.5}, "profile": {}, "case": 1}))
+    [('fixed point · variance', 0.5), ('case', 1)]
+    """
+    for key, value in data.items():
+        name = prefix + key.replace("_", " ")
+        if key in ("profile", "settings", "rows"):
+            continue
+        if isinstance(value, dict):
+            yield from flatten(value, f"{name} · ")
+        else:
+            yield name, value
+
+
+def write(value: Any) -> str:
+    """A value for people: six digits, yes and no, lists cut at twelve.
+
+    >>> [write(v) for v in (1.23456789, True, None, [1.0, 2.0], "inf")]
+    ['1.23457', 'yes', '–', '1, 2', '∞']
+    """
+    if value is None or value == "nan":
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}" if math.isfinite(value) else str(value)
+    if isinstance(value, list):
+        shown = ", ".join(write(item) for item in value[:LONG])
+        return shown + (f", … ({len(value)} in all)" if len(value) > LONG else "")
+    if isinstance(value, dict):
+        return ", ".join(f"{key.replace('_', ' ')} {write(item)}" for key, item in value.items())
+    return {"inf": "∞", "-inf": "-∞"}.get(str(value), str(value))
+
+
+def print_bound(bound: Bound) -> None:
+    """One theorem: the inequality, its numbers, each assumption with its mark."""
+    from rich.text import Text
+
+    screen = console()
+    sign = {"upper": "≤", "lower": "≥", "equal": "="}[bound.sense]
+    screen.print(Text(f"{bound.quantity} {sign} {bound.value:.6g}", style="bold"))
+    table = _plain_table()
+    table.add_row("source", Text(f"{bound.source} ({bound.version})"))
+    table.add_row("statement", Text(bound.statement))
+    if bound.erratum:
+        table.add_row("erratum", Text(bound.erratum))
+    if bound.actual is not None:
+        table.add_row("actual", Text(f"{bound.actual:.6g}, {'within' if bound.respected else 'outside'} the bound"))
+    for key, value in bound.values.items():
+        table.add_row(key.replace("_", " "), Text(write(value)))
+    table.add_row(
+        "applies", {True: "yes", False: "no", None: "if you can vouch for the open assumptions"}[bound.holds_for_input]
+    )
+    for assumption in bound.assumptions:
+        mark = {True: "✓", False: "✗", None: "?"}[assumption.holds]
+        table.add_row(f"  {mark}", Text(assumption.text + (f" ({assumption.detail})" if assumption.detail else "")))
+    screen.print(table)
+
+
+def print_bound_list() -> None:
+    """Every theorem with its parameters and the first line of what it says."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from sounding.theory.bounds import THEOREMS, parameters
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("theorem", "parameters"):
+        table.add_column(heading)
+    for name, theorem in THEOREMS.items():
+        said = (theorem.__doc__ or "").strip().splitlines()[0]
+        known = parameters(name)
+        words = [key if p.default is p.empty else f"[{key}]" for key, p in known.items()]
+        table.add_row(Text(name, style="cyan", no_wrap=True), Text(", ".join(words)))
+        table.add_row("", Text(said, style="dim"))
+    console().print(table)
+
+
+def _plain_table() -> Table:
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column()
+    return table
