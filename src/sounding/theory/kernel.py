@@ -31,6 +31,7 @@ COEFFICIENTS = 16
 CENTRED = 1e-8  # |c_0| below this makes κ(0) = c_0² vanish next to κ(1) = 1 in float64
 EDGE = 1e-9  # κ′(1) within this of 1 is 1: it is exactly 1 for homogeneous activations and exp
 COINCIDING = 0.97  # above this |ρ| the kinks of φ(X) and φ(Y) away from 0 run side by side
+SMALLEST = 1e-4  # the angle arccos ρ below which a fixed point counts as 1
 ROUGH = 0.5005  # E φ′² is infinite from the kink |x|^½ on
 
 
@@ -334,21 +335,30 @@ def _attractor(neuron: Neuron, case: int, slope_zero: float, slope_one: float) -
         return 0.0, slope_zero, 0.0
     if case in (2, 3):
         return 1.0, slope_one, 0.0
-
-    def excess(angle: float) -> float:
-        """(1 − κ(ρ))/(1 − ρ) − 1 at ρ = cos(angle), where 1 − κ = ½E(ψ(X) − ψ(Y))² has no cancellation."""
-        rho = math.cos(angle)
-        spread = _pair_mean(neuron, lambda x, y: 0.5 * (neuron.function(x) - neuron.function(y)) ** 2, rho)
-        return spread.value / (2 * math.sin(0.5 * angle) ** 2) - 1
-
-    smallest = 1e-4
-    if excess(smallest) <= 0:
-        return 1.0, slope_one, smallest**2
-    angle = float(brentq(excess, smallest, 0.5 * math.pi, xtol=1e-15, rtol=1e-15))
-    rho = math.cos(angle)
+    rho = crossing(neuron)
+    if rho == 1.0:
+        return 1.0, slope_one, SMALLEST**2
     slope = slope_at(neuron, rho)
     # an error δ of κ moves the crossing with the diagonal by δ/(1 − κ′)
     return rho, slope.value, slope.error + 2e-13 / max(1 - slope.value, 1e-6)
+
+
+def crossing(neuron: Neuron, *, weight: float = 1.0) -> float:
+    """The ρ in (0, 1) where weight·κ(ρ) + 1 − weight = ρ, for a map whose slope weight·κ′(1) at 1 exceeds 1; else 1.
+
+    Solved as weight·(1 − κ(ρ))/(1 − ρ) = 1, whose left side increases; 1 − κ = ½E(ψ(X) − ψ(Y))² has no
+    cancellation.
+    """
+
+    def excess(angle: float) -> float:
+        spread = _pair_mean(neuron, lambda x, y: 0.5 * (neuron.function(x) - neuron.function(y)) ** 2, math.cos(angle))
+        return weight * spread.value / (2 * math.sin(0.5 * angle) ** 2) - 1
+
+    if excess(SMALLEST) <= 0:
+        return 1.0
+    if excess(0.5 * math.pi) >= 0:
+        return 0.0
+    return math.cos(float(brentq(excess, SMALLEST, 0.5 * math.pi, xtol=1e-15, rtol=1e-15)))
 
 
 def _rates(

@@ -1,0 +1,167 @@
+"""The length map q ↦ σ_w² E φ(√q z)² + σ_b² of a network without normalization: its moments and fixed points."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq, minimize_scalar
+
+from sounding.activations import Activation, has_second_moment
+from sounding.activations.kinks import kink_exponent
+from sounding.errors import NumericalError
+from sounding.theory.quadrature import Integral, gaussian_mean
+
+Array = NDArray[np.float64]
+
+SMALLEST, LARGEST = 1e-12, 1e8  # the range searched; above it, an activation that is not bounded diverges
+VANISHING = 1e-24  # stands for the limit q → 0: φ is linear on each side of 0 over a distance of 1e-12
+PER_DECADE = 6
+NOISE = 1e-12  # what quadrature leaves of q′/q − 1 where it is 0
+ROUGH = 0.5005  # E φ′² is infinite from the kink |x|^½ on
+
+
+@dataclass(frozen=True)
+class LengthPoint:
+    """A variance the length map leaves as it is, and the map's slope there; attracting when |slope| < 1."""
+
+    variance: float
+    slope: float
+
+    @property
+    def attracting(self) -> bool:
+        """Whether nearby variances approach it."""
+        return abs(self.slope) < 1
+
+
+@dataclass(frozen=True)
+class Moments:
+    """E φ(√q z)² on a grid of q, tabulated once for many weight and bias variances."""
+
+    activation: Activation
+    variances: Array
+    values: Array
+
+    @property
+    def increasing(self) -> bool:
+        """Whether E φ² grows with q everywhere, so that iterates of the length map move in one direction."""
+        finite = self.values[np.isfinite(self.values)]
+        return bool((np.diff(finite) >= -1e-9 * finite[1:]).all())
+
+
+def second_moment(phi: Activation, variance: float) -> Integral:
+    """E φ(√q z)²; infinite where it does not exist."""
+    if variance == 0:
+        return Integral(float(phi(np.zeros(1))[0]) ** 2, 0.0, 1)
+    return _mean(phi, lambda y: phi(y) ** 2, variance)
+
+
+def squared_slope(phi: Activation, variance: float) -> Integral:
+    """E φ′(√q z)², the slope of the correlation map at 1 per unit of weight variance; infinite where φ jumps.
+
+    At q = 0 it is the limit of vanishing variance, which is 0 or infinite for a power other than 1 at the origin.
+    """
+    if any(kink_exponent(phi.function, kink) <= ROUGH for kink in phi.kinks):
+        return Integral(math.inf, 0.0, 0)
+    found = _mean(phi, lambda y: phi.derivative(y) ** 2, max(variance, VANISHING))
+    if variance == 0:
+        trend = found.value / max(squared_slope(phi, 1e4 * VANISHING).value, 1e-300)
+        return Integral(0.0, 0.0, 0) if trend < 0.5 else Integral(math.inf, 0.0, 0) if trend > 2 else found
+    return found
+
+
+def moment_slope(phi: Activation, variance: float) -> Integral:
+    """d/dq E φ(√q z)² = E[φ(y) φ′(y) y]/q with y = √q z: meanfield2019's E[φ′² + φφ″], which needs no φ″.
+
+    Where φ jumps, φ′ misses the jump and E[φ(y)²(z² − 1)]/(2q) serves.
+    """
+    if variance == 0 and second_moment(phi, 0.0).value == 0:
+        return squared_slope(phi, 0.0)  # where φ(0) = 0 the two agree, limits included
+    q = max(variance, VANISHING)
+    if any(kink_exponent(phi.function, kink) <= ROUGH for kink in phi.kinks):
+        found = _mean(phi, lambda y: phi(y) ** 2 * (y**2 / q - 1) / 2, q)
+    else:
+        found = _mean(phi, lambda y: phi(y) * phi.derivative(y) * y, q)
+    value = 0.0 if abs(found.value) <= found.error else found.value
+    return Integral(value / q, found.error / q, found.evaluations)
+
+
+def limit(moment: Callable[[Activation, float], Integral], phi: Activation) -> float:
+    """What `moment` (a slope) tends to as q → ∞; infinite when it keeps growing.
+
+    Activations that become linear far out approach their limit like a + b/√q, which two values remove.
+    """
+    near, far = (moment(phi, q).value for q in (LARGEST / 4, LARGEST))
+    if not far < 1.1 * near:
+        return math.inf
+    return 2 * far - near if far > 0 else 0.0
+
+
+def tabulate(phi: Activation, *, weight: float, bias: float) -> Moments:
+    """E φ(√q z)² on a grid of q that holds every fixed point for weight and bias variances up to the given ones."""
+    largest = LARGEST
+    if phi.growth == "bounded":
+        # no fixed point exceeds weight·sup φ² + bias, and a sine is hard to integrate far beyond
+        largest = max(4 * (weight * float(np.abs(phi(np.linspace(-40.0, 40.0, 8001))).max()) ** 2 + bias), 1.0)
+    count = math.ceil(PER_DECADE * math.log10(largest / SMALLEST)) + 1
+    variances = np.geomspace(SMALLEST, largest, count)
+    values = [second_moment(phi, float(q)).value for q in variances]
+    return Moments(phi, variances, np.array(values))
+
+
+def fixed_points(moments: Moments, weight: float, bias: float) -> tuple[LengthPoint, ...]:
+    """All q ≥ 0 with weight·E φ(√q z)² + bias = q, ascending; weight = σ_w², bias = σ_b².
+
+    Crossings are bracketed on the grid, near misses between grid points included. 0 is one when bias = 0 and φ(0) = 0.
+    """
+    phi = moments.activation
+    found: list[LengthPoint] = []
+    if bias == 0 and second_moment(phi, 0.0).value == 0:
+        found.append(LengthPoint(0.0, weight * moment_slope(phi, 0.0).value))
+
+    def excess(log_variance: float) -> float:
+        q = math.exp(log_variance)
+        return weight * second_moment(phi, q).value / q + bias / q - 1
+
+    values = relative_change(moments, weight, bias)
+    for low, high in _brackets(np.log(moments.variances), values, excess):
+        q = math.exp(float(brentq(excess, low, high, xtol=1e-14, rtol=1e-14)))
+        found.append(LengthPoint(q, weight * moment_slope(phi, q).value))
+    return tuple(found)
+
+
+def relative_change(moments: Moments, weight: float, bias: float) -> Array:
+    """q′/q − 1 on the grid: positive where a layer increases the variance."""
+    with np.errstate(all="ignore"):
+        return np.asarray((weight * moments.values + bias) / moments.variances - 1)
+
+
+def _brackets(positions: Array, values: Array, excess: Callable[[float], float]) -> list[tuple[float, float]]:
+    """Intervals with one sign change each; a dip that almost reaches 0 is followed to its bottom."""
+    known = np.isfinite(values) & (np.abs(values) > NOISE)  # below, a sign is rounding
+    positions, values = positions[known], values[known]
+    pairs = []
+    for i in range(len(values) - 1):
+        if (values[i] < 0) != (values[i + 1] < 0):
+            pairs.append((float(positions[i]), float(positions[i + 1])))
+            continue
+        sign = math.copysign(1.0, values[i])
+        if i and sign * values[i - 1] > 0 and abs(values[i]) < min(abs(values[i - 1]), abs(values[i + 1]), 0.1):
+            around = (float(positions[i - 1]), float(positions[i + 1]))
+            bottom = minimize_scalar(lambda u, s=sign: s * excess(u), bounds=around, method="bounded")
+            if bottom.fun < -NOISE:
+                pairs += [(around[0], float(bottom.x)), (float(bottom.x), around[1])]
+    return pairs
+
+
+def _mean(phi: Activation, f: Callable[[Array], Array], variance: float) -> Integral:
+    std = math.sqrt(variance)
+    if phi.growth == "exponential" and not has_second_moment(phi, std=std):
+        return Integral(math.inf, 0.0, 0)
+    try:
+        return gaussian_mean(f, std=std, kinks=phi.kinks, length=phi.length, center=phi.center, tolerance=1e-13)
+    except NumericalError:
+        return Integral(math.inf, 0.0, 0)

@@ -1,0 +1,316 @@
+"""The mean field of a network without normalization: variance, correlation, order and chaos.
+
+The base of meanfield2019, after Poole et al. 2016 and Schoenholz et al. 2017.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from sounding.activations import Activation, resolve
+from sounding.errors import UsageError
+from sounding.profile import Profile, Row
+from sounding.theory.kernel import Neuron, check_correlation, crossing, kappa, slope_at
+from sounding.theory.kernel_path import check_depth
+from sounding.theory.length import (
+    LARGEST,
+    LengthPoint,
+    Moments,
+    fixed_points,
+    limit,
+    moment_slope,
+    relative_change,
+    second_moment,
+    squared_slope,
+    tabulate,
+)
+
+Phase = Literal["ordered", "critical", "chaotic"]
+Status = Literal["fixed", "vanishing", "marginal", "diverging"]
+
+EDGE = 1e-9  # |χ₁ − 1| below this is the edge of chaos
+SETTLING = 200  # layers after which the nearest attracting variance is the one a variance goes to
+
+NOTES: dict[Status, str] = {
+    "fixed": "",
+    "vanishing": "the variance goes to 0: both samples end at the same point, the origin",
+    "marginal": "every variance is a fixed point; the one stated is the start",
+    "diverging": "the variance grows without bound; χ₁ and χ are those of ever larger variances",
+}
+
+
+@dataclass(frozen=True)
+class Vanilla:
+    """Where variance and correlation of two samples end in a deep wide network without normalization.
+
+    Args:
+        variance: q*, the mean square of the preactivations; 0 and infinity are results too, see `status`.
+        correlation: c*, of two samples' preactivations.
+        chi_1: χ₁ = σ_w² E φ′(√q* z)²: slope of the correlation map at 1, and growth per layer of squared gradients.
+        chi: χ at c*: σ_w² E φ′(u₁)φ′(u₂).
+        variance_scale: ξ_q = −1/ln|dq′/dq|, the layers in which a change of variance shrinks by e.
+        correlation_scale: ξ_c = −1/ln χ, the same for a change of correlation; infinite at the edge of chaos.
+        phase: "ordered" for χ₁ < 1, "critical" for χ₁ = 1, "chaotic" for χ₁ > 1.
+        status: whether the variance has a "fixed" point, or is "vanishing", "marginal" or "diverging".
+        fixed_points: all variances that a layer leaves as they are.
+        error: an upper estimate of the relative error of the numbers above.
+    """
+
+    activation: str
+    weight_std: float
+    bias_std: float
+    variance: float
+    correlation: float
+    chi_1: float
+    chi: float
+    variance_scale: float
+    correlation_scale: float
+    phase: Phase
+    status: Status
+    fixed_points: tuple[LengthPoint, ...]
+    error: float
+
+    @property
+    def note(self) -> str:
+        """What the status means, in words; empty for an ordinary fixed point."""
+        return NOTES[self.status]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types under the names of `sounding predict vanilla --json`."""
+        names = ("activation", "weight_std", "bias_std", "variance", "correlation", "chi_1", "chi", "variance_scale",
+                 "correlation_scale", "phase", "status", "note")  # fmt: skip
+        points = [
+            {"variance": point.variance, "slope": point.slope, "attracting": point.attracting}
+            for point in self.fixed_points
+        ]
+        return {**{name: getattr(self, name) for name in names}, "fixed_points": points, "error": self.error}
+
+    def __str__(self) -> str:
+        head = f"Vanilla({self.activation}, σ_w {self.weight_std:g}, σ_b {self.bias_std:g}): {self.phase}"
+        tail = f" ({self.note})" if self.note else ""
+        return (
+            f"{head}{tail}\n  variance {self.variance:.6g}  correlation {self.correlation:.6g}  χ₁ {self.chi_1:.6g}  "
+            f"χ {self.chi:.6g}\n  depth scales: variance {self.variance_scale:.4g}, "
+            f"correlation {self.correlation_scale:.4g} layers"
+        )
+
+
+def vanilla(
+    activation: str | Activation | Callable[..., Any],
+    *,
+    weight_std: float,
+    bias_std: float = 0.0,
+    start: float = 1.0,
+) -> Vanilla:
+    """Fixed points, χ₁, depth scales and phase for weights N(0, σ_w²/fan-in) and biases N(0, σ_b²).
+
+    q′ = σ_w² E φ(√q z)² + σ_b² and c′ = (σ_w² E φ(u₁)φ(u₂) + σ_b²)/q*, (u₁, u₂) Gaussian with variance q* and
+    correlation c. The correlation map is a power series in c with non-negative coefficients, so c* = 1 attracts when
+    χ₁ ≤ 1, and otherwise one c* in [0, 1) does.
+
+    Args:
+        activation: name, record or callable.
+        weight_std, bias_std: σ_w > 0 and σ_b ≥ 0.
+        start: the variance of the input; it decides where several fixed points attract.
+
+    Raises:
+        UsageError: a standard deviation is negative or not finite, σ_w or the start is 0, or φ is 0.
+
+    >>> relu = vanilla("relu", weight_std=1.0, bias_std=0.5)
+    >>> round(relu.variance, 12), round(relu.chi_1, 12), relu.phase
+    (0.5, 0.5, 'ordered')
+    """
+    phi = resolve(activation)
+    weight, bias = check_stds(weight_std, bias_std)
+    if not (math.isfinite(start) and start > 0):
+        raise UsageError(f"the start variance must be positive and finite, got {start}")
+    moments = None if phi.degree == 1.0 else tabulate(phi, weight=weight, bias=bias)
+    return describe_length(phi, weight, bias, start, moments)
+
+
+def describe_length(phi: Activation, weight: float, bias: float, start: float, moments: Moments | None) -> Vanilla:
+    """The record for weight = σ_w² and bias = σ_b², from moments tabulated before; degree 1 needs none."""
+    if moments is None:
+        return _linear_length(phi, weight, bias, start)
+    if not (moments.values > 0).any():
+        raise UsageError(f"activation {phi.name!r} is 0 almost everywhere, so no correlation is defined after it")
+    if np.nanmax(np.abs(relative_change(moments, weight, bias))) <= EDGE:
+        return _describe(phi, weight, bias, (start, "marginal", 1.0), (LengthPoint(start, 1.0),))
+    points = fixed_points(moments, weight, bias)
+    end = _follow(moments, points, weight, bias, start)
+    return _describe(phi, weight, bias, end, points)
+
+
+def trajectory(
+    activation: str | Activation | Callable[..., Any],
+    *,
+    weight_std: float,
+    bias_std: float = 0.0,
+    depth: int,
+    variance: float = 1.0,
+    correlation: float = 0.5,
+) -> Profile:
+    """Variance and correlation of two samples' preactivations over depth: `mean_square` and `mean_cosine`.
+
+    q_ℓ and c_ℓ for ℓ = 0 … depth; both samples start with the given variance, and c is followed at the running q. A
+    variance beyond float64 ends the profile at the last finite layer, with `diverged_at` in its settings.
+
+    >>> path = trajectory("relu", weight_std=2**0.5, depth=2, variance=3.0, correlation=0.0)
+    >>> path.series("mean_square").value.round(6).tolist(), path.series("mean_cosine").value.round(6).tolist()
+    ([3.0, 3.0, 3.0], [0.0, 0.31831, 0.493731])
+    """
+    phi = resolve(activation)
+    weight, bias = check_stds(weight_std, bias_std)
+    layers, rho, q = check_depth(depth), check_correlation(correlation), float(variance)
+    if not (math.isfinite(q) and q > 0):
+        raise UsageError(f"the start variance must be positive and finite, got {variance}")
+    settings: dict[str, Any] = {
+        "activation": phi.name, "weight_std": weight_std, "bias_std": bias_std, "of": "preactivations",
+    }  # fmt: skip
+    rows = [Row(0, "", "mean_square", q, None, "theory"), Row(0, "", "mean_cosine", rho, None, "theory")]
+    for layer in range(1, layers + 1):
+        moment = second_moment(phi, q).value
+        following = weight * moment + bias
+        if not math.isfinite(following):
+            settings["diverged_at"] = layer
+            break
+        if following < 1e-290:
+            settings["vanished_at"] = layer
+            break
+        if moment > 0:
+            rho = (weight * moment * kappa(_neuron(phi, q, moment), rho).value + bias) / following
+        q, rho = following, min(max(rho, -1.0), 1.0)
+        rows += [Row(layer, "", "mean_square", q, None, "theory"), Row(layer, "", "mean_cosine", rho, None, "theory")]
+    return Profile(tuple(rows), settings)
+
+
+def check_stds(weight_std: float, bias_std: float) -> tuple[float, float]:
+    """σ_w² and σ_b² of a positive and a non-negative standard deviation."""
+    for name, value, least in (("weight_std", weight_std, "above 0"), ("bias_std", bias_std, "at least 0")):
+        number = isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or value < 0 or (name == "weight_std" and value == 0):
+            raise UsageError(f"{name} must be a finite number {least}, got {value!r}")
+    return float(weight_std) ** 2, float(bias_std) ** 2
+
+
+def _linear_length(phi: Activation, weight: float, bias: float, start: float) -> Vanilla:
+    """φ of degree 1: q′ = aq + σ_b² with a = σ_w² E φ² = χ₁, exactly; ReLU has a = σ_w²/2."""
+    factor = weight * second_moment(phi, 1.0).value
+    if abs(factor - 1) <= EDGE and bias == 0:
+        return _describe(phi, weight, bias, (start, "marginal", 1.0), (LengthPoint(start, 1.0),))
+    if factor >= 1 - EDGE:
+        points = (LengthPoint(0.0, factor),) if bias == 0 else ()
+        return _describe(phi, weight, bias, (math.inf, "diverging", factor), points)
+    point = LengthPoint(bias / (1 - factor), factor)
+    return _describe(phi, weight, bias, (point.variance, "fixed" if bias else "vanishing", factor), (point,))
+
+
+def _follow(
+    moments: Moments, points: tuple[LengthPoint, ...], weight: float, bias: float, start: float
+) -> tuple[float, Status, float]:
+    """Where the variance goes from `start`: its end, what that is, and the slope of the length map there."""
+    phi = moments.activation
+
+    def step(q: float) -> float:
+        return weight * second_moment(phi, q).value + bias
+
+    if not moments.increasing:
+        # E φ(√q z)² falls no faster than 1/√q, so a variance may jump across its end, by less each time: no cycles
+        q = start
+        for _ in range(SETTLING):
+            q = min(step(q), LARGEST)
+        if q >= LARGEST or not points:
+            return math.inf, "diverging", math.nan
+        end = min((p for p in points if p.attracting), key=lambda p: abs(p.variance - q), default=points[-1])
+        return end.variance, "fixed" if end.variance else "vanishing", end.slope
+    # an increasing map moves every variance towards the next fixed point in the direction of its first step
+    upwards = step(start) > start
+    beyond = [point for point in points if (point.variance >= start if upwards else point.variance <= start)]
+    if not beyond:
+        return math.inf, "diverging", math.nan
+    end = beyond[0] if upwards else beyond[-1]
+    return end.variance, "fixed" if end.variance else "vanishing", end.slope
+
+
+def _describe(
+    phi: Activation, weight: float, bias: float, end: tuple[float, Status, float], points: tuple[LengthPoint, ...]
+) -> Vanilla:
+    variance, status, slope = end
+    error, damping = 1e-13, 1.0
+    if status == "diverging":
+        chi_1, growth = weight * limit(squared_slope, phi), weight * limit(moment_slope, phi)
+        correlation, chi, error = _far_correlation(phi, chi_1)
+        # correlations settle relative to a variance that grows by `growth` per layer
+        damping, slope = 1 / growth, 1.0
+    elif status == "vanishing":
+        chi_1 = weight * squared_slope(phi, 0.0).value
+        correlation, chi = 1.0, chi_1
+    else:
+        gain, moment = squared_slope(phi, variance), second_moment(phi, variance).value
+        chi_1 = weight * gain.value
+        correlation, chi, error = _correlation(_neuron(phi, variance, moment), weight * moment / variance, chi_1)
+        error = max(error, 1e-13, gain.error / gain.value if 0 < gain.value < math.inf else 0.0)
+        error = error / max(abs(1 - slope), 1e-6) + 2 * phi.derivative_error
+    phase: Phase = "critical" if abs(chi_1 - 1) <= EDGE else "ordered" if chi_1 < 1 else "chaotic"
+    return Vanilla(
+        activation=phi.name,
+        weight_std=math.sqrt(weight),
+        bias_std=math.sqrt(bias),
+        variance=variance,
+        correlation=correlation,
+        chi_1=chi_1,
+        chi=chi,
+        variance_scale=depth_scale(slope),
+        correlation_scale=depth_scale(chi * damping),
+        phase=phase,
+        status=status,
+        fixed_points=points,
+        error=error,
+    )
+
+
+def depth_scale(factor: float) -> float:
+    """−1/ln|factor|: the layers in which a deviation that changes by `factor` per layer shrinks by e.
+
+    Infinite from |factor| = 1 on, where it does not shrink; 0 at 0; not a number where the factor is not.
+
+    >>> depth_scale(math.exp(-0.25)), depth_scale(1.0), depth_scale(0.0)
+    (4.0, inf, 0.0)
+    """
+    size = abs(factor)
+    if math.isnan(size) or size == 0:
+        return size
+    return math.inf if size >= 1 - EDGE else -1 / math.log(size)
+
+
+def _neuron(phi: Activation, variance: float, moment: float) -> Neuron:
+    return Neuron(phi.scaled(math.sqrt(variance)), 0.0, math.sqrt(moment), moment)
+
+
+def _correlation(neuron: Neuron, share: float, chi_1: float) -> tuple[float, float, float]:
+    """c*, χ at c* and its error, of c′ = share·κ(c) + 1 − share; κ the map of φ(√q* ·), share = σ_w² E φ²/q*."""
+    if chi_1 <= 1 + EDGE:
+        return 1.0, chi_1, 0.0
+    # without a bias an odd activation keeps orthogonal samples orthogonal
+    rest = 1 - share + share * kappa(neuron, 0.0).value
+    correlation = 0.0 if rest < 1e-13 else crossing(neuron, weight=share)
+    if correlation == 1.0:
+        return 1.0, chi_1, 1e-8
+    slope = slope_at(neuron, correlation)
+    return correlation, share * slope.value, share * slope.error
+
+
+def _far_correlation(phi: Activation, chi_1: float) -> tuple[float, float, float]:
+    """c*, χ and the error where the variance is so large that the bias no longer counts."""
+    moment = second_moment(phi, LARGEST).value
+    if not math.isfinite(moment) or not math.isfinite(chi_1):
+        return math.nan, math.nan, 0.0
+    neuron = _neuron(phi, LARGEST, moment)
+    slope = slope_at(neuron, 1.0).value
+    correlation, chi, error = _correlation(neuron, 1.0, slope)
+    return correlation, chi_1 * chi / slope, error + 1e-8
