@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import io
 import json
 import os
+import pty
+import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 
 import numpy as np
@@ -271,6 +277,20 @@ def test_an_interruption_before_anything_was_measured(monkeypatch):
     assert result.stdout == ""
 
 
+def test_a_defect_of_ours_is_no_verdict(monkeypatch, capsys):
+    import sounding.cli.check as command
+    from sounding.cli import INTERNAL_ERROR, main
+
+    monkeypatch.setattr(command, "_measure", lambda *_: 1 / 0)
+    for arguments, shown in (([], False), (["--debug"], True)):
+        with pytest.raises(SystemExit) as ended:
+            main(["check", "net.py:healthy", *arguments])
+        assert ended.value.code == INTERNAL_ERROR
+        text = capsys.readouterr().err
+        assert "internal error, ZeroDivisionError" in text
+        assert ("Traceback" in text) == shown
+
+
 def start(*arguments, **environment):
     command = [sys.executable, "-m", "sounding", "check", *arguments]
     settings = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
@@ -283,6 +303,45 @@ def test_as_a_process_a_mistake_is_a_sentence():
     assert process.returncode == ExitCode.USAGE
     assert out == ""
     assert err == "sounding: making the network with net.py:raises raised KeyError: 'weights.pt'.\n"
+
+
+def test_no_colour_progress_or_width_over_100_where_there_is_no_terminal():
+    process = start("net.py:collapsed")
+    out, err = process.communicate(timeout=90)
+    assert process.returncode == ExitCode.UNHEALTHY
+    assert err == ""
+    assert "\x1b" not in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def in_a_terminal(command, *, columns, environment):
+    """What a program writes to a terminal of its own, bytes and all."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm", **environment}
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=settings)
+    os.close(theirs)
+    written = b""
+    with contextlib.suppress(OSError):  # the terminal closes when the program ends
+        while chunk := os.read(ours, 65536):
+            written += chunk
+    os.close(ours)
+    process.wait()
+    return written.decode()
+
+
+@pytest.mark.slow
+def test_colour_and_progress_in_a_terminal_and_neither_colour_with_no_color():
+    command = [sys.executable, "-m", "sounding", "check", "net.py:collapsed"]
+    colour = re.compile(r"\x1b\[[0-9;]*3[1-6]m")
+    shown = in_a_terminal(command, columns=80, environment={})
+    assert colour.search(shown)
+    assert "checking net.py:collapsed" in shown
+    plain = in_a_terminal(command, columns=80, environment={"NO_COLOR": "1"})
+    assert not colour.search(plain)
+    for text in (shown, plain):
+        lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "\n").splitlines()
+        assert max(map(len, lines)) <= 80
 
 
 def test_as_a_process_ctrl_c_gives_130_and_the_repeats_done(tmp_path):

@@ -53,6 +53,8 @@ def test_digits_take_image_shapes():
     large = load_batch("digits", batch_size=4, generator=seeded(), shape=(3, 32, 32)).inputs
     assert tuple(large.shape) == (4, 3, 32, 32)
     assert torch.equal(large[:, 0], large[:, 2])
+    default = load_batch("digits", generator=seeded(), shape=(3, 32, 32)).inputs.double().flatten(1)
+    assert torch.linalg.matrix_rank(default) == len(default)  # no dependent samples of our own making
     # bilinear resizing by a whole factor keeps the mean up to the border
     assert torch.corrcoef(torch.stack([large[:, 0].mean((1, 2)), flat.mean(1)]))[0, 1] > 0.99
 

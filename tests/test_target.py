@@ -199,6 +199,8 @@ class Strict(nn.Module):
         (nn.Conv3d(2, 3, 3), (2, 8, 8, 8), "gaussian"),
         (nn.Sequential(nn.LayerNorm(9), nn.Linear(9, 2)), (9,), "gaussian"),
         (nn.BatchNorm2d(3), (3, 32, 32), "digits"),
+        (nn.Sequential(nn.LazyLinear(5), nn.LazyLinear(3)), (64,), "digits"),
+        (nn.Sequential(nn.LazyConv2d(5, 3), nn.Flatten(), nn.LazyLinear(3)), (3, 32, 32), "digits"),
         (nn.ReLU(), (64,), "digits"),
         (nn.Linear(64, 10).double(), (64,), "digits"),
     ],

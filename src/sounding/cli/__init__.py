@@ -27,6 +27,7 @@ COMMANDS = {
 
 
 DEBUG = "sounding.debug"
+INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 
 
 def _remember_debug(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
@@ -99,6 +100,14 @@ def main(arguments: list[str] | None = None) -> None:
         # the reader (head, less) has gone; nothing is wrong
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.HEALTHY)
+    except Exception as error:
+        # a defect of ours must not end with 1, which says that a network is unhealthy
+        if "--debug" in (sys.argv if arguments is None else arguments) or os.environ.get("SOUNDING_DEBUG"):
+            traceback.print_exception(error)
+        click.echo(
+            f"sounding: internal error, {type(error).__name__}: {error}. Try --debug, and please report it.", err=True
+        )
+        sys.exit(INTERNAL_ERROR)
 
 
 def _sentence(error: SoundingError) -> str:

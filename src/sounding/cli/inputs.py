@@ -125,6 +125,10 @@ def _propose(model: nn.Module, data: str | None) -> Iterator[tuple[str, tuple[in
     """Candidates by the first module that says something about its input."""
     for module in model.modules():
         match module:
+            case nn.LazyLinear():
+                yield data or "digits", (64,)
+            case nn.LazyConv2d():
+                yield from ((data or "digits", (channels, 32, 32)) for channels in (3, 1))
             case nn.Embedding():
                 if data in (None, "tokens"):
                     yield f"tokens:{module.num_embeddings}", (SEQUENCE,)

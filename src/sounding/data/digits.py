@@ -12,6 +12,7 @@ from sounding.data.sources import DEFAULT_BATCH_SIZE
 from sounding.errors import UsageError
 
 SIDE = 8
+INDEPENDENT = 32
 
 
 def load_digits(request: Request) -> Batch:
@@ -21,13 +22,15 @@ def load_digits(request: Request) -> Batch:
     images' correlation (mean cosine 0.48 between two images), as image pipelines do.
 
     A sample has 64 values. With a shape of 64 values it is reshaped; with (channels, height, width) it is resized
-    bilinearly and repeated over the channels.
+    bilinearly and repeated over the channels. Resizing adds no directions: images of 64 values span 61 at most, so
+    without a batch size a resized batch has 32 samples, not 128 that would be linearly dependent.
     """
     from sklearn import datasets
 
     pixels, labels = datasets.load_digits(return_X_y=True)
     standardized = (pixels - pixels.mean()) / pixels.std()
-    chosen = draw(len(pixels), request, default=DEFAULT_BATCH_SIZE, source="digits")
+    resized = request.shape is not None and math.prod(request.shape) != SIDE * SIDE
+    chosen = draw(len(pixels), request, default=INDEPENDENT if resized else DEFAULT_BATCH_SIZE, source="digits")
     inputs = _shape(torch.from_numpy(standardized)[chosen].float(), request.shape)
     return Batch(inputs, torch.from_numpy(labels)[chosen].long(), "digits (8×8 images, standardized)")
 

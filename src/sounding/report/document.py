@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import resources
@@ -44,15 +43,14 @@ def write_html(report: Report | Mapping[str, Report], path: str | Path) -> Path:
     """
     text = render_html(report)
     path = Path(path)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as stream:
-            stream.write(text)
-        os.chmod(stream.name, 0o644)
-        os.replace(stream.name, path)
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        beside.unlink(missing_ok=True)
     return path
 
 

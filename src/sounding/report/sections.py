@@ -43,7 +43,9 @@ def _write_verdict(name: str, report: Report) -> str:
         if report.profile.settings.get("partial")
         else ""
     )
+    data = str(report.environment.get("data", ""))
     heading = f'<p class="network">{escape(name)}</p>' if name else ""
+    heading += f'<p class="data">{escape(data[:1].upper() + data[1:])}</p>' if data else ""
     figures = "".join(
         f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>"
         for label, value in _figures(read(report.profile))
@@ -67,14 +69,14 @@ def _figures(reading: Reading) -> Iterable[tuple[str, str]]:
         yield "spread", " → ".join(write_percent(share_outside(value)) for value in [*start, last])
     growth = reading.network.get("gradient_growth")
     if growth is not None and math.isfinite(growth.value):
-        yield "gradient² per layer", f"×{growth}"
+        yield "gradient growth", f"×{growth}"
 
 
 def write_findings(reports: Reports) -> str:
     """Findings by network, worst first, or a sentence that there is none."""
     columns = []
     for name, report in reports.items():
-        heading = f"<h3>{escape(name)}</h3>" if name else ""
+        heading = f"<h3>{escape(name)}</h3>" if len(reports) > 1 else ""
         findings = "".join(_write_finding(finding) for finding in report.verdict.findings)
         columns.append(f"<div>{heading}{findings or '<p class=quiet>Nothing to report.</p>'}</div>")
     return "".join(columns)
@@ -117,7 +119,7 @@ def write_theory(reports: Reports) -> str:
         theory = report.profile.settings.get("theory")
         if isinstance(theory, Mapping) and theory.get("note"):
             does = "dashed lines are theory" if theory.get("applied") else "no theory is drawn"
-            start = f"{name}: {does}" if name else does.capitalize()
+            start = f"{name}: {does}" if len(reports) > 1 else does.capitalize()
             notes.append(f'<p class="note">{escape(start)}, {escape(str(theory["note"]))}.</p>')
     return "".join(notes)
 
@@ -128,7 +130,7 @@ def write_unmeasured(reports: Reports) -> str:
     for name, report in reports.items():
         if not report.unmeasured:
             continue
-        heading = f"<h3>{escape(name)}</h3>" if name else ""
+        heading = f"<h3>{escape(name)}</h3>" if len(reports) > 1 else ""
         items = [f"<dt><code>{escape(i.name)}</code></dt><dd>{escape(i.reason)}</dd>" for i in report.unmeasured]
         body = f'<dl class="pairs">{"".join(items[:10])}</dl>'
         if len(items) > 10:
@@ -190,10 +192,11 @@ def write_number(value: float) -> str:
 def write_percent(value: float) -> str:
     """A share in percent.
 
-    >>> write_percent(0.514), write_percent(0.0049), write_percent(3e-9)
+    >>> write_percent(0.514), write_percent(0.00491), write_percent(3e-9)
     ('51%', '0.49%', '3.0×10⁻⁷%')
     """
-    return f"{100 * value:.0f}%" if value >= 0.1 else f"{write_number(100 * value)}%"
+    percent = 100 * value
+    return f"{percent:.0f}%" if percent >= 10 else f"{write_number(float(f'{percent:.2g}'))}%"
 
 
 def _write_setting(value: Any) -> str:

@@ -18,6 +18,7 @@
   };
   // plotly reads a little HTML in its labels; module names are not HTML
   const plain = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  const shorten = (text) => (text.length > 48 ? `${text.slice(0, 23)}…${text.slice(-24)}` : text);
   const color = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
   const superscript = (n) => String(n).replace(/./g, (c) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[c] ?? "⁻");
   const number = (v) => {
@@ -129,7 +130,7 @@
         mode: at.length > 80 ? "lines" : "lines+markers", line: { color: color(`series-${index + 1}`), width: 2 },
         marker: { size: 4.5 }, connectgaps: false,
         customdata: at.map((i) => [
-          plain(network.names[i]), plain(network.kinds[i] || ""), network.depth[i],
+          plain(shorten(network.names[i])), plain(network.kinds[i] || ""), network.depth[i],
           write(chart, values[i]) + (errors?.[i] && chart.scale !== "exponent" ? ` ± ${number(errors[i])}` : ""),
         ]),
         hovertemplate: `<b>%{customdata[0]}</b> %{customdata[1]}<br>call %{customdata[2]} · ${label} %{customdata[3]}<extra></extra>`,
