@@ -221,7 +221,7 @@ def batchnorm(
     if not (math.isfinite(weight_std) and weight_std > 0):
         raise UsageError(f"weight_std must be positive and finite, got {weight_std}")
     effective = eps / weight_std**2
-    described = {"activation": affine.activation.name, "batch_size": size, "eps": float(eps), "scale": float(scale),
+    described: dict[str, Any] = {"activation": affine.activation.name, "batch_size": size, "eps": float(eps), "scale": float(scale),
                  "shift": float(shift), "weight_std": float(weight_std)}  # fmt: skip
     mu = solve_spread(affine, size, effective)
     if mu <= 1e-13 * float(np.square(affine.value(np.array([shift]))[0])) and effective == 0:
@@ -233,8 +233,8 @@ def batchnorm(
         return BatchNormPrediction(**described, **_collapsed(affine, size, effective))
     law = NormalizedLaw(size, mu, effective)
     line: LineMoments | GaussianMoments
-    pair: PairMoments | None = None
-    pair_error: PairMoments | None = None
+    line_error: LineMoments | GaussianMoments
+    pair, pair_error = None, None
     if math.isinf(size):
         line, line_error = gaussian_moments(affine, law, tolerance=tolerance)
     else:
