@@ -186,7 +186,7 @@ def collapsed_mlp(seed: int) -> Case:
 def exploding_mlp(seed: int) -> Case:
     """A ReLU MLP of 100 layers with batch norm, He or PyTorch's initialization."""
     with seeded(seed) as draw:
-        width, data = draw.choice((32, 64, 128)), draw.choice(DATA)
+        width, data = draw.choice((32, 64)), draw.choice(DATA)
         initialize = draw.choice((he, None))
         return Case(
             mlp(100, width, normalization=nn.BatchNorm1d, initialize=initialize),

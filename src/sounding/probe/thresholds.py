@@ -22,7 +22,9 @@ class Thresholds:
         steep: with less than this part of the line left, `steep_layers` collapsed layers are worth a warning.
         steep_layers: see `steep`.
         narrow: fewer features than this say nothing about collapse: an output or bottleneck of one unit has rank one.
-        aligned: the gradients of different samples point the same way from this mean cosine on.
+        aligned: the gradients of different samples point the same way from this mean cosine on, where their
+            representations collapse as well.
+        aligned_alone: the same where they do not: pooling alone brings the gradients of a healthy network close.
         dead: the share of dead units from which a layer blocks the signal.
         saturated: the share of saturated units from which a layer blocks the gradient.
         normal_batch: batch norm over at least this many values has a gradient of finite variance (meanfield2019).
@@ -43,6 +45,7 @@ class Thresholds:
     steep_layers: int = 3
     narrow: int = 4
     aligned: float = 0.99
+    aligned_alone: float = 0.999
     dead: float = 0.9
     saturated: float = 0.9
     normal_batch: int = 6

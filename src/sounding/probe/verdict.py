@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from sounding.errors import UsageError
 from sounding.probe.findings.batch import find_batch_too_small, find_degenerate_batch
 from sounding.probe.findings.collapse import find_gradient_alignment, find_rank_collapse
@@ -38,10 +41,15 @@ def judge(profile: Profile, *, thresholds: Thresholds = THRESHOLDS) -> Verdict:
             f"expected a Profile, got {type(profile).__name__}", hint="sounding.check(model, inputs).profile"
         )
     reading = read(profile)
-    found = [finding for find in FINDERS for finding in find(reading, thresholds)]
+    found = [_finite(finding) for find in FINDERS for finding in find(reading, thresholds)]
     findings = tuple(sorted(found, key=lambda finding: SEVERITIES[finding.severity]))
     healthy = not any(finding.severity == "high" for finding in findings)
     return Verdict(healthy, findings, _summarize(reading, findings, healthy=healthy))
+
+
+def _finite(finding: Finding) -> Finding:
+    """Evidence is what was measured: numbers that JSON can hold."""
+    return replace(finding, evidence={key: value for key, value in finding.evidence.items() if math.isfinite(value)})
 
 
 def _summarize(reading: Reading, findings: tuple[Finding, ...], *, healthy: bool) -> str:

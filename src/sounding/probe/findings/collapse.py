@@ -47,6 +47,7 @@ def find_rank_collapse(reading: Reading, thresholds: Thresholds) -> list[Finding
     count = len(layers) - first
     start = layers[first]
     order = reading.order(start)
+    known = f", {at_input:.2g} at the input" if math.isfinite(at_input) else ""
     return [
         Finding(
             kind="rank_collapse",
@@ -64,9 +65,9 @@ def find_rank_collapse(reading: Reading, thresholds: Thresholds) -> list[Finding
                 "collapsed_layers": float(count),
             },
             why=(
-                f"From weight layer {order} of {len(reading.weight_layers)} on, under {line:.1%} of the signal "
-                f"lies outside one direction ({shares[-1]:.2g} at the last, {at_input:.2g} at the input), and products "
-                "of random layers without normalization collapse to rank one with depth (rank2020)."
+                f"From weight layer {order} of {len(reading.weight_layers)} on, under {line:.1%} of the signal lies "
+                f"outside one direction ({shares[-1]:.2g} at the last{known}): products of random layers without "
+                "normalization collapse to rank one with depth (rank2020)."
             ),
             seed="rank2020",
             remedies=_remedies(reading),
@@ -83,11 +84,12 @@ def find_gradient_alignment(reading: Reading, thresholds: Thresholds) -> list[Fi
     alignment = reading.network.get("gradient_alignment")
     if alignment is None or not math.isfinite(alignment.value) or reading.samples == 1:
         return []
-    low, _ = alignment.interval(thresholds.deviations)
-    if low < thresholds.aligned or share_outside(reading.input.get("participation_ratio")) == 0.0:
-        return []
     collapse = find_rank_collapse(reading, thresholds)
     severity: Severity = collapse[0].severity if collapse else "low"
+    line = thresholds.aligned if collapse else thresholds.aligned_alone
+    low, _ = alignment.interval(thresholds.deviations)
+    if low < line or share_outside(reading.input.get("participation_ratio")) == 0.0:
+        return []
     last = reading.weight_layers[-1] if reading.weight_layers else None
     return [
         Finding(
@@ -95,7 +97,7 @@ def find_gradient_alignment(reading: Reading, thresholds: Thresholds) -> list[Fi
             severity=severity,
             layer=last.name if last else None,
             depth=last.depth if last else None,
-            evidence={"gradient_alignment": alignment.value, "line": thresholds.aligned},
+            evidence={"gradient_alignment": alignment.value, "line": line},
             why=(
                 f"The gradients of different samples at the last layer have a mean cosine of {alignment.value:.4f}: "
                 "when representations collapse, the direction of the gradient no longer depends on the sample, "

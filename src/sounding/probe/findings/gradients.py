@@ -88,7 +88,7 @@ def _finding(
         "depth_scales": abs(rate) * steps,
         "fatal_depth": fatal,
         "fatal_depth_low": thresholds.depth_scales / fast,
-        "fatal_depth_high": thresholds.depth_scales / slow,
+        "fatal_depth_high": thresholds.depth_scales / slow if low * high > 0 else math.inf,
         "overflow_depth": FLOAT32_RANGE / abs(rate),
     }
     predicted = reading.predicted.get("gradient_growth")
