@@ -314,6 +314,15 @@ def test_no_colour_progress_or_width_over_100_where_there_is_no_terminal():
     assert max(map(len, out.splitlines())) <= 100
 
 
+@pytest.mark.parametrize(("target", "code"), [("net.py:healthy", 0), ("net.py:collapsed", 1)])
+def test_a_reader_that_goes_away_does_not_change_the_verdict(target, code):
+    process = start(target)
+    process.stdout.close()
+    assert process.wait(timeout=90) == code
+    assert process.stderr.read() == ""
+    process.stderr.close()
+
+
 def in_a_terminal(command, *, columns, environment):
     """What a program writes to a terminal of its own, bytes and all."""
     ours, theirs = pty.openpty()

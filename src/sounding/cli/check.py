@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.output import console, print_json, require_writable, working
+from sounding.cli.output import console, despite_a_closed_pipe, print_json, require_writable, working
 from sounding.errors import ExitCode, InterruptedRun, UsageError
 
 if TYPE_CHECKING:
     import torch
+    from rich.console import Console
     from torch import nn
 
     from sounding.cli.inputs import Choice
@@ -112,17 +113,10 @@ def check(
         from sounding.report import write_html
 
         write_html(reports, html)
-    if as_json:
-        print_json(to_json_object(reports, target=target))
-    if quiet:
-        from sounding.cli.table import write_verdict
-
-        for name, report in reports.items():
-            prose.print(f"{name}: " if len(reports) > 1 else "", write_verdict(report), sep="")
-    else:
-        _print(reports, prose)
-        if html is not None:
-            prose.print(f"\nReport: {html}", markup=False, soft_wrap=True)
+    with despite_a_closed_pipe():
+        if as_json:
+            print_json(to_json_object(reports, target=target))
+        _print(reports, prose, quiet=quiet, html=html)
     if interrupted:
         raise InterruptedRun("interrupted; what was measured is kept and marked partial")
     healthy = all(report.verdict.healthy for report in reports.values())
@@ -279,10 +273,15 @@ def _choose_loss(name: str | None) -> str | Callable[..., torch.Tensor] | None:
     return found  # type: ignore[no-any-return]
 
 
-def _print(reports: dict[str, Report], prose: Any) -> None:
-    from sounding.cli.table import print_report
+def _print(reports: dict[str, Report], prose: Console, *, quiet: bool, html: Path | None) -> None:
+    from sounding.cli.table import print_report, write_verdict
 
     for index, (name, report) in enumerate(reports.items()):
+        if quiet:
+            prose.print(f"{name}: " if len(reports) > 1 else "", write_verdict(report), sep="")
+            continue
         if index:
             prose.print()
         print_report(report, prose, title=name, legend=index == 0)
+    if html is not None and not quiet:
+        prose.print(f"\nReport: {html}", markup=False, soft_wrap=True)

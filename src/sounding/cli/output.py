@@ -50,9 +50,25 @@ def console(*, stderr: bool = False, quiet: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     if "utf" not in (stream.encoding or "").lower() and isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")  # a terminal without ✓ gets ? instead of a UnicodeEncodeError
+
+    class Ours(Console):
+        def on_broken_pipe(self) -> None:
+            """Rich would end the process with 1, which here says that a network is unhealthy."""
+            raise BrokenPipeError
+
     # rich falls back to 80 columns where there is no terminal; tables are laid out for 100
     width = min(Console(file=stream).width, 100) if stream.isatty() else 100
-    return Console(file=stream, width=width, quiet=quiet, no_color="NO_COLOR" in os.environ or None, highlight=False)
+    return Ours(file=stream, width=width, quiet=quiet, no_color="NO_COLOR" in os.environ or None, highlight=False)
+
+
+@contextlib.contextmanager
+def despite_a_closed_pipe() -> Iterator[None]:
+    """Print, and go on when the reader (head, less) has gone: the exit code still tells the verdict."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager
