@@ -73,11 +73,24 @@ def factor_rows(rows: torch.Tensor) -> torch.Tensor:
     """
     r = torch.linalg.qr(rows.mT, mode="r").R
     factor = r.mT
-    lengths = factor.square().sum(dim=-1).sqrt()
-    diagonal = torch.diagonal(factor, dim1=-2, dim2=-1)
-    dependent = diagonal.abs() <= DEPENDENT_FLOAT64 * rows.shape[-1] ** 0.5 * lengths
-    cleaned: torch.Tensor = factor - torch.diag_embed(torch.where(dependent, diagonal, torch.zeros_like(diagonal)))
+    lengths = factor.square().sum(dim=-1, keepdim=True).sqrt()
+    rounding = factor.abs() <= DEPENDENT_FLOAT64 * rows.shape[-1] ** 0.5 * lengths
+    # the direction of a dependent sample is rounding, and so are the small parts of later samples along it
+    dependent = torch.diagonal(rounding, dim1=-2, dim2=-1).unsqueeze(-2)
+    cleaned: torch.Tensor = factor.masked_fill(rounding & dependent, 0.0)
     return cleaned
+
+
+def find_repeats(rows: torch.Tensor) -> torch.Tensor | None:
+    """For chains of rows (chains, n, d): the first equal row of each row, where that is one for all chains; else None.
+
+    Equal samples stay equal in exact arithmetic. Rounding would part them, and batch norm would pull them apart.
+    """
+    _, groups = torch.unique(rows[0], dim=0, return_inverse=True)
+    if int(groups.max()) + 1 == rows.shape[1]:
+        return None
+    first = torch.stack([(groups == group).nonzero()[0, 0] for group in groups])
+    return first if bool((rows == rows[:, first]).all()) else None
 
 
 def whiten(normals: torch.Tensor) -> torch.Tensor:

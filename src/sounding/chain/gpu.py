@@ -58,6 +58,7 @@ def can_stream(plan: Plan) -> bool:
         and law.batch_size <= STREAMED_SAMPLES
         and plan.dtype == torch.float32
         and not plan.observer.ratios
+        and plan.start.kind not in ("repeated", "data")
         and has_triton()
     )
 

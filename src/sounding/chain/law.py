@@ -84,6 +84,11 @@ class ChainLaw:
         return 1.0 / math.sqrt(self.width) if math.isinf(self.residual) else self.residual
 
     @property
+    def vanishes(self) -> bool:
+        """Whether φ(0) = 0, so that small signals stay small."""
+        return float(self.activation(np.zeros(1))[0]) == 0.0
+
+    @property
     def renormalizes(self) -> bool:
         """Whether the scale travels in logarithms, apart from the state."""
         return self.norm == "none"
@@ -241,7 +246,7 @@ def _looks_linear(activation: Activation) -> bool:
     far = [np.asarray(activation(points * s)) / s for s in (SCALE_LIMIT, 1e3 * SCALE_LIMIT)]
     if not (np.all(np.isfinite(far)) and np.allclose(far[0], far[1], rtol=1e-3, atol=1e-9)):
         return False
-    if abs(float(activation(np.zeros(1))[0])) > 0:
+    if float(activation(np.zeros(1))[0]) != 0.0:
         return True
     near = [np.asarray(activation(points * s)) / s for s in (1 / SCALE_LIMIT, 1e-3 / SCALE_LIMIT)]
     return bool(np.allclose(near[0], near[1], rtol=1e-3, atol=1e-9))

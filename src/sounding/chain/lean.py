@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.linalg import lapack
 
-from sounding.chain.factor import DEPENDENT_FLOAT32, DEPENDENT_FLOAT64
+from sounding.chain.factor import DEPENDENT_FLOAT32, DEPENDENT_FLOAT64, find_repeats
 from sounding.chain.law import SCALE_LIMIT, ChainLaw
 from sounding.chain.step import Route
 
@@ -48,6 +48,8 @@ class LeanChain:
         self.state: Matrix = state.numpy().copy()
         self.dtype = self.state.dtype
         self.log_scale = 0.0
+        repeats = find_repeats(state.unsqueeze(0))
+        self.repeats = None if repeats is None else repeats.numpy()
         self._scale = self.dtype.type(law.weight_scale)
         self._tiny = np.finfo(self.dtype).tiny
         self._axis = 0 if law.norm == "batch" else 1
@@ -82,6 +84,8 @@ class LeanChain:
                 # factor C⁻¹ = (C⁻ᵀ factorᵀ)ᵀ
                 factor = lapack.dtrtrs(triangle, factor.T, lower=1, trans=1)[0].T * math.sqrt(self.law.width)
             product = factor.astype(self.dtype) @ draw
+        if self.repeats is not None:
+            product = product[self.repeats]
         product *= self._scale
         if self.law.skip:
             product += self.state
@@ -122,8 +126,12 @@ class LeanChain:
         activation = self.law.activation
         if not self.law.renormalizes or activation.degree == 1.0:
             return activation(values).astype(self.dtype, copy=False)
-        scale = min(max(math.exp(min(self.log_scale, 700.0)), 1 / SCALE_LIMIT), SCALE_LIMIT)
-        return (activation(values.astype(np.float64) * scale) / scale).astype(self.dtype, copy=False)
+        scale = min(math.exp(min(self.log_scale, 700.0)), SCALE_LIMIT)
+        if self.law.vanishes:
+            divisor = scale = max(scale, 1 / SCALE_LIMIT)
+        else:
+            self.log_scale, divisor = max(self.log_scale, 0.0), max(scale, 1.0)
+        return (activation(values.astype(np.float64) * scale) / divisor).astype(self.dtype, copy=False)
 
     def _renormalize(self) -> None:
         flat = self.state.ravel()
@@ -132,7 +140,7 @@ class LeanChain:
             self.log_scale += 0.5 * math.log(square)
             self.state = self.state * self.dtype.type(square**-0.5)
         else:
-            self.log_scale = -math.inf
+            self.log_scale = 0.0
 
 
 def _factor_rows(rows: Matrix) -> Matrix:
@@ -140,8 +148,7 @@ def _factor_rows(rows: Matrix) -> Matrix:
     n = len(rows)
     factored = lapack.dgeqrf(rows.T)[0]
     factor: Matrix = np.tril(factored[:n].T)
-    lengths = np.sqrt((factor * factor).sum(axis=1))
-    diagonal = factor.diagonal()
-    dependent = np.abs(diagonal) <= DEPENDENT_FLOAT64 * math.sqrt(rows.shape[1]) * lengths
-    factor[np.arange(n)[dependent], np.arange(n)[dependent]] = 0.0
+    lengths = np.sqrt((factor * factor).sum(axis=1, keepdims=True))
+    rounding = np.abs(factor) <= DEPENDENT_FLOAT64 * math.sqrt(rows.shape[1]) * lengths
+    factor[rounding & rounding.diagonal()] = 0.0
     return factor

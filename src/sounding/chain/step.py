@@ -13,11 +13,15 @@ from typing import Literal
 
 import torch
 
-from sounding.chain.factor import factor_gram, factor_rows, whiten
+from sounding.chain.factor import factor_gram, factor_rows, find_repeats, whiten
 from sounding.chain.law import SCALE_LIMIT, ChainLaw, normalize
 
 Route = Literal["gram", "explicit"]
 Normals = Callable[[tuple[int, ...]], torch.Tensor]
+
+
+# from this width on, a CPU's library multiplies matrices faster one by one than as a batch
+MULTIPLIED_SINGLY = 96
 
 
 def choose_route(law: ChainLaw, *, explicit: bool) -> Route:
@@ -59,6 +63,7 @@ class Chains:
         self._linear = self.law.activation.name == "identity"
         self._normals = normals or self._draw_normals
         self._gram: torch.Tensor | None = None
+        self.repeats = find_repeats(state)
         if self.law.renormalizes:
             self._renormalize()
 
@@ -87,7 +92,11 @@ class Chains:
         return product.addcmul_(self.state, self.skip) if self.skips else product
 
     def product(self) -> torch.Tensor:
-        """H Wᵀ with the entries of W of unit variance."""
+        """H Wᵀ with the entries of W of unit variance; equal samples get equal rows."""
+        product = self._draw_product()
+        return product if self.repeats is None else product[:, self.repeats]
+
+    def _draw_product(self) -> torch.Tensor:
         if self.route == "explicit":
             width = self.law.width
             shape = (self.state.shape[0], width, width)
@@ -96,7 +105,7 @@ class Chains:
             else:
                 place = {"dtype": self.state.dtype, "device": self.state.device}
                 weight = self.law.weights.draw(shape, generator=self.generator, **place)
-            return torch.bmm(self.state, weight.mT)
+            return _multiply_each(self.state, weight)
         normals = self._normals(tuple(self.state.shape))
         factor = self._factor()
         if self.law.weights.invariance == "haar":
@@ -124,16 +133,32 @@ class Chains:
         if not self.law.renormalizes or self.law.activation.degree == 1.0:
             return self._activation(values)
         # the true input is scale times `values`; far out on either side the activation is linear, and only the
-        # logarithm still tells the scales apart
-        scale = self.log_scale.exp().clamp(1 / SCALE_LIMIT, SCALE_LIMIT).to(values.dtype).view(-1, 1, 1)
-        return self._activation(values * scale) / scale
+        # logarithm still tells the scales apart. With φ(0) ≠ 0 small inputs are forgotten, and so is their scale
+        least = 1 / SCALE_LIMIT if self.law.vanishes else 0.0
+        scale = self.log_scale.exp().clamp(least, SCALE_LIMIT).to(values.dtype).view(-1, 1, 1)
+        if self.law.vanishes:
+            return self._activation(values * scale) / scale
+        self.log_scale = self.log_scale.clamp_min(0.0)
+        return self._activation(values * scale) / scale.clamp_min(1.0)
 
     def _renormalize(self) -> None:
-        """Unit mean square, the scale moved into `log_scale`; an all-zero state stays, with log scale −∞."""
+        """Unit mean square, the scale moved into `log_scale`; an all-zero state has none, and stays."""
         square = self.state.double().square().mean(dim=(-2, -1))
-        self.log_scale = self.log_scale + 0.5 * square.log()
-        inverse = torch.where(square > 0, square, torch.ones_like(square)).rsqrt()
+        alive = square > 0
+        square = torch.where(alive, square, torch.ones_like(square))
+        self.log_scale = torch.where(alive, self.log_scale + 0.5 * square.log(), torch.zeros_like(square))
+        inverse = square.rsqrt()
         self.state = self.state * inverse.to(self.state.dtype).view(-1, 1, 1)
 
     def _draw_normals(self, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.randn(shape, generator=self.generator, dtype=self.state.dtype, device=self.state.device)
+
+
+def _multiply_each(state: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """H Wᵀ for each chain."""
+    if state.device.type != "cpu" or state.shape[-1] < MULTIPLIED_SINGLY or state.requires_grad:
+        return torch.bmm(state, weight.mT)
+    product = torch.empty_like(state)
+    for one, matrix, out in zip(state, weight, product, strict=True):
+        torch.mm(one, matrix.T, out=out)
+    return product
