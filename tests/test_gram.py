@@ -19,7 +19,6 @@ from sounding.theory.gram import gram, gram_map, planar_map
 from sounding.theory.gram_deviation import gram_deviation
 from tolerance import TOLERANCE
 
-
 ANY = np.random.default_rng(0)
 
 
