@@ -81,6 +81,7 @@ class Pass:
     counts: dict[str, int] = field(default_factory=dict)
     moments: Moments = field(init=False)
     weights: dict[str, float] = field(default_factory=dict)
+    split: set[str] = field(default_factory=set)
     alignment: float | str | None = None
     last: tuple[weakref.ref[Tensor], int, Call] | None = None
     input: dict[str, float] = field(default_factory=dict)

@@ -15,7 +15,7 @@ import numpy as np
 
 LEVEL = 0.95
 NOISE = np.concatenate([[0.0], np.logspace(-1.5, 3, 28)])  # variance of layer noise over that of the walk's steps
-EVIDENCE = 1.92  # log-likelihood that a noise term must gain to be believed: half the 95% point of χ²₁
+EVIDENCE = 1.92  # log-likelihood below the best that is still plausible: half the 95% point of χ²₁
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ def fit_growth(
     Model: y_ℓ = level of its group − ℓ·drift + random walk + layer noise. Layers of one group (same kind of module,
     same output shape) are compared with each other only, so that a narrow head or the inside of a residual branch does
     not read as growth. Differences of neighbours have the covariance σ²(1 + q·T), T the tridiagonal (−1, 2, −1), which
-    the sine transform makes diagonal; q is found by restricted maximum likelihood and is zero, the pure random walk,
-    unless the likelihood insists. With more than one repeat the fit is of their mean and the scatter of their own
+    the sine transform makes diagonal; q is the least that the restricted likelihood finds plausible, mostly zero, the
+    pure random walk. With more than one repeat the fit is of their mean and the scatter of their own
     drifts is added to the variance.
 
     Args:
@@ -122,7 +122,11 @@ def _sine_basis(size: int) -> np.ndarray:
 
 
 def _weights(design: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """The inverse variances of the rotated differences, up to a factor, by restricted maximum likelihood over NOISE."""
+    """The inverse variances of the rotated differences, up to a factor: those of the least noise that is plausible.
+
+    Judged by the restricted likelihood. Noise explains scatter away, so too much of it makes too sure, too little only
+    too modest.
+    """
     size, columns = design.shape
     eigenvalues = 4 * np.sin(np.pi * np.arange(1, size + 1) / (2 * (size + 1))) ** 2
     scores, choices = [], [np.asarray(1 / (1 + noise * eigenvalues)) for noise in NOISE]
@@ -133,8 +137,8 @@ def _weights(design: np.ndarray, steps: np.ndarray) -> np.ndarray:
         if scatter <= 0:
             return choices[0]
         scores.append((np.log(weights).sum() - np.linalg.slogdet(normal)[1] - (size - columns) * math.log(scatter)) / 2)
-    best = int(np.argmax(scores))
-    return choices[best] if scores[best] - scores[0] > EVIDENCE else choices[0]
+    plausible = np.asarray(scores) >= max(scores) - EVIDENCE
+    return choices[int(np.argmax(plausible))]
 
 
 def _solve(design: np.ndarray, steps: np.ndarray, weights: np.ndarray) -> tuple[float, float, int]:

@@ -92,7 +92,7 @@ def materializable(model: nn.Module) -> nn.Module:
     lazy = [tensor for tensor in [*model.parameters(), *model.buffers()] if is_lazy(tensor)]
     if not lazy:
         return model
-    memo = {id(tensor): type(tensor)(device=tensor.device, dtype=tensor.dtype) for tensor in lazy}
+    memo = {id(old): cast(Any, type(old))(old.requires_grad, old.device, old.dtype) for old in lazy}
     return copy.deepcopy(model, memo)
 
 

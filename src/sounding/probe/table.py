@@ -22,6 +22,7 @@ ORDER = (*FAST, *FULL)
 SHARED = frozenset({*FAST, *FULL, "token_participation_ratio", "non_finite_fraction"})
 WEIGHT_UNIT = "one call of a module that multiplies by a weight (linear, convolution, attention, recurrent)"
 LEAF_UNIT = "one call of a leaf module: fewer than 3 modules multiply by a weight"
+LOST = "none came back to its output, which is unused, detached, or a view changed in place"
 
 
 def tabulate(
@@ -112,8 +113,7 @@ def _gaps(one: Pass) -> Iterator[tuple[str, str]]:
             yield call.name, f"it returns more than one tensor: measured without {', '.join(call.extras)}"
         gradient = _gradient(call)
         if gradient is None and call.reason is None and backward:
-            why = "no gradient came back to its output" if call.hooked else "its output does not ask for a gradient"
-            yield call.name, f"gradient: {why}"
+            yield call.name, f"gradient: {LOST if call.hooked else 'its output does not ask for a gradient'}"
     if not isinstance(one.alignment, float) and one.calls:
         weighs = any(call.spec.weighs for call in one.calls)
         absent = "no gradient came back to the last weight layer" if weighs else "no layer multiplies by a weight"
@@ -132,11 +132,14 @@ def _never_called(passes: Sequence[Pass], specs: Sequence[Spec]) -> Iterator[tup
 def _weight_gaps(passes: Sequence[Pass], root: nn.Module, specs: Sequence[Spec]) -> Iterator[tuple[str, str]]:
     hidden = {spec.name for spec in specs if not spec.shown}
     measured = {name for one in passes for name in one.weights}
+    split = {name for one in passes for name in one.split}
     backward = any(call.gradient is not None for one in passes for call in one.calls)
     for name, parameter in named_parameters(root):
         if name in measured or _owner(name, hidden) is not None:
             continue
-        if not parameter.requires_grad:
+        if name in split:
+            yield name, "weight gradient: it came in parts (a shared reentrant checkpoint, or two backward passes)"
+        elif not parameter.requires_grad:
             yield name, "weight gradient: it is frozen (requires_grad=False)"
         elif backward:
             yield name, "weight gradient: the loss does not depend on it"

@@ -53,7 +53,7 @@ class Watched:
             raise UsageError(f"expected tier to be one of {', '.join(TIERS)}, got {tier!r}")
         if samples < 2:
             raise UsageError(f"expected samples to be at least 2, got {samples}")
-        self._root = unwrap(model)
+        self._outer, self._root = model, unwrap(model)
         self._tier = tier
         self._samples = samples
         self._source = source
@@ -72,7 +72,7 @@ class Watched:
             raise UsageError(
                 "expected a watch that is not running, got one entered twice", hint="a second sounding.watch"
             )
-        self._plain = plain_execution(self._root)
+        self._plain = plain_execution(self._outer)
         self._plain.__enter__()
         try:
             self._attach()
@@ -262,8 +262,14 @@ class Watched:
 
     def _weight_hook(self, name: str) -> Callable[[Tensor], None]:
         def measure(gradient: Tensor) -> None:
-            if self._passes:
-                self._passes[-1].weights[name] = log_norm(gradient)
+            if not self._passes:
+                return
+            one = self._passes[-1]
+            if name in one.weights or name in one.split:
+                one.weights.pop(name, None)  # norms of parts do not add up to the norm of the whole
+                one.split.add(name)
+            else:
+                one.weights[name] = log_norm(gradient)
 
         return measure
 
