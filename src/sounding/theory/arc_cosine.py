@@ -32,6 +32,8 @@ def arc_cosines(correlation: Array, *, degree: float) -> Array:
     if degree <= -0.5:
         raise UsageError(f"the arc-cosine kernel needs a degree above −1/2, got {degree}")
     c = np.clip(correlation, -1.0, 1.0)
+    if degree == 0.0:
+        return np.asarray(1.0 - np.arccos(c) / np.pi)
     if degree == 1.0:
         return np.asarray((np.sqrt(1.0 - c * c) + (np.pi - np.arccos(c)) * c) / np.pi)
     if c.size > _TABLE_PAYS:

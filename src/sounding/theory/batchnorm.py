@@ -221,8 +221,14 @@ def batchnorm(
     if not (math.isfinite(weight_std) and weight_std > 0):
         raise UsageError(f"weight_std must be positive and finite, got {weight_std}")
     effective = eps / weight_std**2
-    described: dict[str, Any] = {"activation": affine.activation.name, "batch_size": size, "eps": float(eps), "scale": float(scale),
-                 "shift": float(shift), "weight_std": float(weight_std)}  # fmt: skip
+    described: dict[str, Any] = {
+        "activation": affine.activation.name,
+        "batch_size": size,
+        "eps": float(eps),
+        "scale": float(scale),
+        "shift": float(shift),
+        "weight_std": float(weight_std),
+    }
     mu = solve_spread(affine, size, effective)
     if mu <= 1e-13 * float(np.square(affine.value(np.array([shift]))[0])) and effective == 0:
         raise NumericalError(

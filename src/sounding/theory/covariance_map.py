@@ -193,4 +193,5 @@ def _sampled(
     variance, covariance = control_square - control_mean**2, cross - mean * control_mean
     slope = covariance / np.where(variance > 0, variance, 1.0)
     residual = np.maximum(square - mean**2 - slope * covariance, 0.0)
-    return MappedCovariance(mean - slope * (control_mean - known), np.sqrt(residual / count), "sampled")
+    error = np.sqrt(residual / count) + 1e-13 * np.abs(mean)
+    return MappedCovariance(mean - slope * (control_mean - known), error, "sampled")

@@ -51,13 +51,14 @@ class NormalizedLaw:
         if math.isinf(size):
             variance = mu / (mu + eps)
             return (mu + eps) ** power * np.exp(-0.5 * x * x / variance) / math.sqrt(2 * math.pi * variance)
-        rest = np.maximum(1.0 - x * x / (size - 1.0), 0.0)
+        tau = x * x / (size - 1.0)
+        rest = np.maximum(1.0 - tau, 0.0)
         norm = 1.0 / math.sqrt(2 * math.pi * mu * (size - 1.0)) * size**-power
         if eps == 0:
             mean = mu ** (power + 0.5) * _chi_square_mean(size - 2.0, power)
             return norm * mean * rest ** (0.5 * (size - 4.0))
         with np.errstate(divide="ignore", invalid="ignore"):
-            decay = np.exp(-0.5 * size * eps / mu * (1.0 - rest) / rest + (0.5 * (size - 5.0) - power) * np.log(rest))
+            decay = np.exp(-0.5 * size * eps / mu * tau / rest + (0.5 * (size - 5.0) - power) * np.log1p(-tau))
         decay = np.where(rest > 0, decay, 0.0)
         return norm * decay * _power_mean(size - 2.0, mu * rest, size * eps, power + 0.5)
 
