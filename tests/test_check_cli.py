@@ -188,6 +188,7 @@ def test_data_of_every_kind(tmp_path):
         (("net.py:healthy", "--html", "no/such/folder/report.html"), "there is no folder"),
         (("net.py:healthy", "--html", "."), "it is a folder"),
         (("net.py:healthy", "--html", "net.py/report.html"), "cannot write"),
+        (("net.py:healthy", "--html", os.devnull), "no regular file"),
         (("net.py:healthy", "--device", "warp"), "no device 'warp'"),
         (("net.py:healthy", "--device", "cuda:99"), "no device 'cuda:99'"),
         (("net.py:healthy", "--loss", "hinge"), "unknown loss 'hinge'"),

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import math
+import os
 import re
 from html.parser import HTMLParser
 
@@ -193,6 +194,9 @@ def test_writing_is_whole_or_not_at_all(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(UsageError, match="cannot write"):
         write_html(make_report(), tmp_path / "no" / "report.html")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="no regular file"):
+        write_html(make_report(), tmp_path / "pipe")
     with pytest.raises(UsageError, match="expected a Report"):
         write_html("text", path)
     with pytest.raises(UsageError, match="expected a Report"):

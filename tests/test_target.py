@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -172,13 +173,13 @@ class Tokens(nn.Module):
         return self.head(self.embedding(tokens))
 
 
-class Strict(nn.Module):
-    """A convolution whose head fits images of 28 only."""
+class Sized(nn.Module):
+    """A convolution whose head fits images of one size only."""
 
-    def __init__(self):
+    def __init__(self, side):
         super().__init__()
         self.convolution = nn.Conv2d(1, 2, 3)
-        self.head = nn.Linear(2 * 26 * 26, 10)
+        self.head = nn.Linear(2 * (side - 2) ** 2, 10)
 
     def forward(self, images):
         return self.head(self.convolution(images).flatten(1))
@@ -191,7 +192,7 @@ class Strict(nn.Module):
         (nn.Linear(7, 10), (7,), "gaussian"),
         (nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), (784,), "gaussian"),
         (nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()), (3, 32, 32), "digits"),
-        (Strict(), (1, 28, 28), "digits"),
+        (Sized(28), (1, 28, 28), "digits"),
         (Tokens(), (16,), "tokens"),
         (nn.LSTM(5, 6, batch_first=True), (16, 5), "gaussian"),
         (nn.TransformerEncoderLayer(8, 2, batch_first=True), (16, 8), "gaussian"),
@@ -236,11 +237,22 @@ def test_labels_are_kept_only_where_the_outputs_are_classes():
     [
         (nn.Linear(7, 2), {"shape": (5,)}, "does not take inputs of 5 values.*Try --input-shape 7"),
         (nn.Linear(7, 2), {"data": "digits"}, "digits are 8×8 images and cannot become 7"),
-        (nn.Bilinear(2, 3, 4), {}, "cannot tell the network's input shape"),
+        (nn.Bilinear(2, 3, 4), {}, "cannot tell the network's input shape.*takes one batch"),
+        (
+            Sized(100),
+            {},
+            "cannot tell the network's input shape; tried.*Try --input-shape with the shape of one sample",
+        ),
+        (
+            nn.Linear(7, 2),
+            {"data": "other.npz"},
+            "does not take inputs of 5 values.*Try a file whose samples .* shape 7",
+        ),
         (Tokens(), {"data": "gaussian"}, "cannot tell the network's input shape"),
     ],
 )
-def test_inputs_that_cannot_be_end_in_a_sentence(model, options, sentence):
+def test_inputs_that_cannot_be_end_in_a_sentence(tmp_path, model, options, sentence):
+    np.savez(tmp_path / "other.npz", inputs=np.ones((6, 5)))
     settings = {"data": None, "shape": None, "batch_size": 4, **options}
     with pytest.raises(UsageError, match=sentence):
         choose_batch(model, **settings, generator=torch.Generator().manual_seed(0))

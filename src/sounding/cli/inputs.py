@@ -16,7 +16,7 @@ from sounding.data import Batch, load_batch
 from sounding.errors import UsageError
 
 SEQUENCE = 16
-IMAGE_SIDES = (32, 28, 8, 64, 224)
+IMAGE_SIDES = (32, 28, 8, 16, 48, 64, 96, 128, 224)
 LINE_LENGTHS = (64, 128, 1024)
 CUBE_SIDES = (8, 16)
 CLASSES_OF_DIGITS = 10
@@ -69,14 +69,10 @@ def choose_batch(
             return Choice(batch, not (given or shape), axis, draw, endless=not source.endswith(".npz"))
         refused.append(f"inputs of {describe(batch, axis)}: {reason}")
     if given or shape:
-        raise UsageError(f"the network does not take {refused[0]}", hint=_hint(model, shape))
-    if refused:
-        raise UsageError(
-            f"cannot tell the network's input shape; tried {refused[0]}", hint="--input-shape, for example 3,32,32"
-        )
-    raise UsageError(
-        "cannot tell the network's input shape from its modules", hint="--input-shape, for example 3,32,32"
-    )
+        raise UsageError(f"the network does not take {refused[0]}", hint=_hint(model, data, refused[0]))
+    found = f"; tried {refused[0]}" if refused else ""
+    hint = _hint(model, data, refused[0]) if refused else "--input-shape, for example 3,32,32"
+    raise UsageError(f"cannot tell the network's input shape{found}", hint=hint)
 
 
 def describe(batch: Batch, axis: int = 0) -> str:
@@ -207,8 +203,14 @@ def _has_classes(model: nn.Module, batch: Batch, axis: int) -> bool:
     return isinstance(output, torch.Tensor) and output.ndim == 2 and output.shape[1] >= CLASSES_OF_DIGITS
 
 
-def _hint(model: nn.Module, shape: tuple[int, ...] | None) -> str:
-    proposal = next((candidate for _, candidate in _propose(model, None) if candidate), None)
-    if proposal and proposal != shape:
-        return f"--input-shape {','.join(map(str, proposal))}"
-    return "another --input-shape"
+def _hint(model: nn.Module, data: str | None, refusal: str) -> str:
+    """What to try after a refusal: one input instead of several, the file's samples, or a shape."""
+    if "positional argument" in refusal:
+        return "a module around it whose forward takes one batch of inputs"
+    proposal = next((shape for _, shape in _propose(model, None) if shape), None)
+    wanted = ",".join(map(str, proposal or ()))
+    if data is not None and data.endswith(".npz"):
+        return f"a file whose samples have the shape {wanted}" if proposal else "a file with other inputs"
+    if proposal and f"inputs of {'×'.join(map(str, proposal))}" not in refusal:
+        return f"--input-shape {wanted}"
+    return "--input-shape with the shape of one sample"

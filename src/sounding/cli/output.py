@@ -89,6 +89,8 @@ def require_writable(path: Path) -> None:
     folder = path.parent
     if path.is_dir():
         raise UsageError(f"cannot write {path}: it is a folder", hint=f"{path / 'report.html'}")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"cannot write {path}: it is no regular file", hint="another name")
     if not folder.exists():
         raise UsageError(f"cannot write {path}: there is no folder {folder}", hint=f"mkdir -p {folder}")
     try:

@@ -24,7 +24,7 @@ def draw_tokens(request: Request) -> Batch:
     """Independent uniform integers below the vocabulary, in sequences of 16 unless a shape is given; no targets."""
     if not request.parameter.isdecimal() or int(request.parameter) < 1:
         raise UsageError(
-            f"token data needs the size of the vocabulary, got {request.parameter or 'none'!r}", hint="tokens:1000"
+            f"token data needs the size of the vocabulary, got 'tokens:{request.parameter}'", hint="tokens:1000"
         )
     vocabulary = int(request.parameter)
     shape = (DEFAULT_LENGTH,) if request.shape is None else request.shape

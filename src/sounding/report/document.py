@@ -32,7 +32,7 @@ from sounding.report.words import CHARTS
 NAMESPACES = "www.w3.org/"
 
 
-def write_html(report: Report | Mapping[str, Report], path: str | Path) -> Path:
+def write_html(report: Report | Mapping[str, Report], path: str | Path, *, preface: str = "") -> Path:
     """Write a report, or several networks side by side, as one self-contained HTML file.
 
     The file appears whole or not at all: it is written beside its place and then renamed.
@@ -40,9 +40,13 @@ def write_html(report: Report | Mapping[str, Report], path: str | Path) -> Path:
     Args:
         report: what `sounding.check` returned; or a mapping from a network's name to its report.
         path: where to; an existing file is replaced.
+        preface: HTML, escaped by whoever wrote it, to stand between the verdict and the findings.
     """
-    text = render_html(report)
+    text = render_html(report, preface=preface)
     path = Path(path)
+    if path.exists() and not path.is_file():
+        # renaming would replace a device or a pipe by a file
+        raise UsageError(f"cannot write {path}: it is no regular file")
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         beside.write_text(text, encoding="utf-8")
@@ -54,7 +58,7 @@ def write_html(report: Report | Mapping[str, Report], path: str | Path) -> Path:
     return path
 
 
-def render_html(report: Report | Mapping[str, Report]) -> str:
+def render_html(report: Report | Mapping[str, Report], *, preface: str = "") -> str:
     """The page as text; see `write_html`."""
     reports = {"": report} if isinstance(report, Report) else report
     if not isinstance(reports, Mapping) or not reports or not all(isinstance(r, Report) for r in reports.values()):
@@ -73,6 +77,7 @@ def render_html(report: Report | Mapping[str, Report]) -> str:
         style=_read("report.css"),
         columns="two" if len(reports) > 1 else "one",
         verdicts=write_verdicts(reports),
+        preface=preface,
         findings=write_findings(reports),
         theory=write_theory(reports),
         unmeasured=write_unmeasured(reports),

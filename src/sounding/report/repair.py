@@ -1,0 +1,86 @@
+"""The report of a repair: before and after side by side in every chart, what changed, what was cured and caused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from pathlib import Path
+
+from sounding.probe.records import Finding, Report
+from sounding.repair.changes import Changes
+from sounding.repair.evidence import Evidence, tell
+from sounding.repair.plan import Plan
+from sounding.report.document import render_html, write_html
+from sounding.report.words import FINDINGS
+
+
+def write_repair_html(plan: Plan, path: str | Path) -> Path:
+    """Write a plan with its evidence as one self-contained HTML file; see `sounding.write_html`."""
+    return write_html(_reports(plan), path, preface=write_preface(plan))
+
+
+def render_repair_html(plan: Plan) -> str:
+    """The page as text."""
+    return render_html(_reports(plan), preface=write_preface(plan))
+
+
+def write_preface(plan: Plan) -> str:
+    """The repair as HTML: vitals before and after, findings cured and caused, the changes of each method."""
+    changes = "".join(_write_changes(item) for item in plan.changes)
+    recipe = plan.recipe()
+    rebuild = (
+        "<h3>What a weights file does not hold</h3><p>Before <code>load_state_dict</code>, on a model made anew:</p>"
+        f"<pre>{escape(recipe)}</pre>"
+        if recipe
+        else ""
+    )
+    return (
+        '<section id="repair" aria-labelledby="repair-title">'
+        f'<h2 id="repair-title">Repair: {escape(" + ".join(plan.methods))}</h2>'
+        f"{_write_vitals(plan.evidence)}{_write_outcome(plan.evidence)}{changes}{rebuild}</section>"
+    )
+
+
+def _reports(plan: Plan) -> dict[str, Report]:
+    return {"before": plan.evidence.before, "after": plan.evidence.after}
+
+
+def _write_vitals(evidence: Evidence) -> str:
+    rows = "".join(
+        f"<tr><th scope=row>{escape(name)}</th><td>{escape(old)}</td><td>{escape(new)}</td></tr>"
+        for (name, old), (_, new) in zip(tell(evidence.vitals_before), tell(evidence.vitals_after), strict=True)
+    )
+    return f"<table><thead><tr><td></td><th scope=col>before</th><th scope=col>after</th></tr></thead>{rows}</table>"
+
+
+def _write_outcome(evidence: Evidence) -> str:
+    parts = [
+        ("Caused by the repair", evidence.caused),
+        ("Remaining", evidence.remaining),
+        ("Cured", evidence.cured),
+    ]
+    return "".join(f"<h3>{title}</h3><ul>{''.join(_items(findings))}</ul>" for title, findings in parts if findings)
+
+
+def _items(findings: Iterable[Finding]) -> Iterable[str]:
+    for finding in findings:
+        title = FINDINGS.get(finding.kind, finding.kind)
+        yield f"<li>{escape(title)} ({escape(finding.severity)}): {escape(finding.why)}</li>"
+
+
+def _write_changes(changes: Changes) -> str:
+    rows = "".join(
+        f"<tr><th scope=row>{escape(change.name)}</th><td>{escape(change.what)}</td>"
+        f"<td>{escape(change.before)}</td><td>{escape(change.after)}</td></tr>"
+        for change in changes.changed
+    )
+    rows += "".join(
+        f"<tr><th scope=row>{escape(left.name)}</th><td colspan=3>untouched: {escape(left.reason)}</td></tr>"
+        for left in changes.untouched
+    )
+    notes = "".join(f"<p>{escape(note)}</p>" for note in changes.notes)
+    count = f"{len(changes.changed)} change{'' if len(changes.changed) == 1 else 's'}"
+    return (
+        f"{notes}<details><summary>{escape(changes.method)}: {count}, {len(changes.untouched)} untouched</summary>"
+        f'<div class="scroll" tabindex="0"><table>{rows}</table></div></details>'
+    )
