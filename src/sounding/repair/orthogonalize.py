@@ -16,6 +16,7 @@ from sounding.repair.orthogonal import haar_frame
 from sounding.repair.passes import Inputs, call_model, call_order, check_inputs, hooked
 from sounding.repair.snapshot import all_or_nothing, undisturbed
 
+SHRINKAGE = 2.0
 HOMOGENEOUS = (nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.RReLU)
 
 
@@ -25,7 +26,7 @@ def orthogonalize_(
     *,
     exponent: float = -0.5,
     gain: float = 1.0,
-    floor: float = 1e-3,
+    floor: float = 0.1,
     rows: int = 16384,
     include: NameFilter = None,
     exclude: NameFilter = None,
@@ -52,7 +53,8 @@ def orthogonalize_(
         exponent: p.
         gain: factor on the root mean square.
         floor: singular values below `floor` times the largest count as that, so that directions without signal are not
-            blown up without bound.
+            blown up without bound. Besides, 2·fan_in/samples times the median of σ² is added to every σ²: with few
+            samples the small singular values are noise, and a fresh batch would be blown up along them.
         rows: at most this many patches or tokens are used in one layer.
         include, exclude: name filters.
         generator: source of randomness.
@@ -153,7 +155,8 @@ def _fill(
             raise NumericalError(f"the signal that reaches layer {name!r} is not finite", hint="a smaller gain")
         wide = features.double()
         squares, directions = torch.linalg.eigh(wide.T @ wide)
-        sigma = squares.clamp_min(0).sqrt()
+        squares = squares.clamp_min(0)
+        sigma = (squares + SHRINKAGE * inputs / samples * squares.median()).sqrt()
         if float(sigma[-1]) == 0:
             raise NumericalError(f"no signal reaches layer {name!r}: all its inputs are zero")
         sigma = sigma.clamp_min(floor * float(sigma[-1]))
