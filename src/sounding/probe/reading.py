@@ -86,9 +86,17 @@ class Reading:
         weighing = tuple(call for call in self.calls if call.weighs)
         return weighing or (() if any(call.kind for call in self.calls) else self.calls)
 
+    @property
+    def depth(self) -> int:
+        """How many weight layers the network has, those that a filter hides included."""
+        named = self.settings.get("weight_layers")
+        return len(named) if named is not None else len(self.weight_layers)
+
     def order(self, call: Call) -> int:
         """Which weight layer, counted from 1, the call belongs to."""
-        return sum(layer.depth <= call.depth for layer in self.weight_layers)
+        named = self.settings.get("weight_layers")
+        depths = named if named is not None else [layer.depth for layer in self.weight_layers]
+        return sum(depth <= call.depth for depth in depths)
 
 
 def read(profile: Profile) -> Reading:

@@ -51,7 +51,7 @@ class Stack:
 def find_stack(model: nn.Module, reading: Reading) -> Stack | str:
     """The longest plain stack among the calls, or why there is none that theory describes."""
     modules: Mapping[str, nn.Module] = dict(named_modules(model))
-    layers = len(reading.weight_layers)
+    layers = reading.depth
     shortest = reading.settings.get("shortest_depth")
     if shortest is not None and shortest < layers:
         return f"there are ways around layers (the shortest passes {shortest} of {layers}); theory is of plain stacks"

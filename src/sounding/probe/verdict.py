@@ -55,7 +55,7 @@ def _finite(finding: Finding) -> Finding:
 def _summarize(reading: Reading, findings: tuple[Finding, ...], *, healthy: bool) -> str:
     if not reading.calls:
         return "Nothing was measured, so nothing can be said."
-    depth = len(reading.weight_layers)
+    depth = reading.depth
     if not findings:
         return f"Healthy: signal and gradient survive all {depth} weight layers."
     told = [finding for finding in findings if finding.severity == findings[0].severity]

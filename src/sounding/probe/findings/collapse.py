@@ -65,7 +65,7 @@ def find_rank_collapse(reading: Reading, thresholds: Thresholds) -> list[Finding
                 "collapsed_layers": float(count),
             },
             why=(
-                f"From weight layer {order} of {len(reading.weight_layers)} on, under {line:.1%} of the signal lies "
+                f"From weight layer {order} of {reading.depth} on, under {line:.1%} of the signal lies "
                 f"outside one direction ({shares[-1]:.2g} at the last{known}): products of random layers without "
                 "normalization collapse to rank one with depth (rank2020)."
             ),
@@ -157,7 +157,7 @@ def _severity(shares: list[float], line: float, thresholds: Thresholds) -> Sever
 def _has_shortcuts(reading: Reading) -> bool:
     """Whether some way through the network passes fewer than half of its weight layers."""
     shortest = reading.settings.get("shortest_depth")
-    return shortest is not None and shortest < len(reading.weight_layers) / 2
+    return shortest is not None and shortest < reading.depth / 2
 
 
 def _remedies(reading: Reading) -> tuple[str, ...]:

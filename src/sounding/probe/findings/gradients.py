@@ -21,7 +21,7 @@ def find_gradient_change(reading: Reading, thresholds: Thresholds) -> list[Findi
     (a rate that changes along the network widens the interval, not the damage). Medium: three quarters of 16.
     """
     growth = reading.network.get("gradient_growth")
-    steps = len(reading.weight_layers) - 1
+    steps = reading.depth - 1
     if growth is None or steps < 1 or not math.isfinite(growth.value) or growth.value <= 0:
         return []
     rate = math.log(growth.value)
