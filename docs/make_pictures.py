@@ -43,7 +43,194 @@ def tutorial() -> Figure:
     return figure
 
 
-PICTURES: dict[str, Callable[[], Figure]] = {"tutorial": tutorial}
+def predict() -> Figure:
+    """Gradient growth per layer against batch size for five activations."""
+    from sounding import plot
+    from sounding import predict as theory
+
+    sizes = (4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024)
+    names = ("relu", "sin", "tanh", "sigmoid", "identity")
+    growth = {name: [theory.batchnorm(name, batch_size=b).gradient_growth for b in sizes] for name in names}
+    axes = plot.plot_lines(
+        {name: (sizes, values) for name, values in growth.items()},
+        xlabel="batch size",
+        ylabel="growth per layer (squared norm)",
+    )
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(0.95, 3.2)
+    return axes.figure
+
+
+def bounds() -> Figure:
+    """Theorem 1 of orth2021 at infinite width and 100 samples: the gap, the printed bound it crosses, the corrected."""
+    import numpy as np
+
+    from sounding import plot
+    from sounding.theory.bounds import orth2021
+    from sounding.theory.bounds.spectrum import orthogonality_gap
+
+    n, layers = 100, 250
+    eigenvalues = np.full(n, 0.8 / n)
+    eigenvalues[0] += 0.2
+    gaps, smallest = [], 1.0
+    for _ in range(layers):
+        eigenvalues = orth2021.expected_spectrum(np.sqrt(eigenvalues))
+        gaps.append(orthogonality_gap(np.sqrt(eigenvalues)))
+        smallest = min(smallest, float(np.sqrt(eigenvalues.min())))
+    lines = {"orthogonality gap": (np.arange(1, layers + 1), gaps)}
+    for version in ("printed", "corrected"):
+        bound = orth2021.theorem_1(10**40, n, depth=layers - 1, smallest_singular_value=smallest, version=version)
+        series = bound.profile.series("orthogonality_gap")
+        lines[f"Theorem 1, {version}"] = (series.layer, series.value)
+    return plot.plot_lines(lines, xlabel="layer", ylabel="gap and its bounds", log=True).figure
+
+
+def prescribe() -> Figure:
+    """Trainable depth of ReLU over shift and eps at batch size 64; white where the batch collapses."""
+    import numpy as np
+
+    from sounding import plot
+    from sounding import predict as theory
+
+    shifts, eps = np.linspace(0.0, 2.5, 26), np.linspace(0.0, 1.05, 22)
+    depth = np.full((len(eps), len(shifts)), np.nan)
+    for i, e in enumerate(eps):
+        for j, shift in enumerate(shifts):
+            found = theory.batchnorm("relu", batch_size=64, eps=float(e), shift=float(shift), tolerance=1e-8)
+            if not found.collapsed:
+                depth[i, j] = np.log10(min(found.trainable_depth, 1e5))
+    axes = plot.plot_map(
+        shifts, eps, depth, xlabel="shift β", ylabel="eps", label="log₁₀ of the trainable depth", level=3.0
+    )
+    return axes.figure
+
+
+def activations() -> Figure:
+    """What is known of a callable: its value, its slope, and the kinks found in it."""
+    import numpy as np
+
+    from sounding.activations import from_callable
+
+    figure = Figure(figsize=(8.4, 2.8), layout="constrained")
+    functions = {
+        "max(tanh x − 0.37, 0) + sin x": lambda x: np.maximum(np.tanh(x) - 0.37, 0) + np.sin(x),
+        "x·clip(x + 3, 0, 6)/6": lambda x: x * np.clip(x + 3, 0, 6) / 6,
+        "tanh 20x, no kink": lambda x: np.tanh(20 * x),
+    }
+    for axes, (name, function) in zip(figure.subplots(1, 3), functions.items(), strict=True):
+        found = from_callable(function)
+        reach = 0.5 if not found.kinks else 4.5
+        x = np.linspace(-reach, reach, 1201)
+        axes.plot(x, found(x), label="φ")
+        axes.plot(x, found.derivative(x) / (20 if not found.kinks else 1), lw=1, label="φ′" if found.kinks else "φ′/20")
+        axes.plot(found.kinks, found(np.array(found.kinks)), "o", ms=5, color="black", label="kinks found")
+        axes.set_title(name, fontsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def kernel() -> Figure:
+    """Kernel maps of six activations, and the sequences they send a correlation of 0.9 through, with the bounds."""
+    import numpy as np
+
+    from sounding.theory.kernel import kappa
+    from sounding.theory.kernel import kernel as find
+    from sounding.theory.kernel import normalized
+    from sounding.theory.kernel_path import bound, sequence
+
+    figure = Figure(figsize=(8.4, 3.6), layout="constrained")
+    maps, paths = figure.subplots(1, 2)
+    rhos = np.linspace(-1, 1, 81)
+    for name in ("relu", "gelu", "tanh", "sin", "sigmoid", "exp"):
+        neuron, found = normalized(name), find(name)
+        (line,) = maps.plot(
+            rhos, [kappa(neuron, float(rho)).value for rho in rhos], label=f"{name} (case {found.case})"
+        )
+        maps.plot(found.fixed_point, found.fixed_point, "o", color=line.get_color(), ms=5)
+        if name in ("tanh", "gelu", "relu"):
+            path = sequence(name, 0.9, depth=60).series("mean_cosine")
+            limit = bound(found, 0.9, depth=60).series("mean_cosine_distance_bound")
+            paths.plot(path.layer, np.abs(path.value - found.fixed_point), color=line.get_color(), label=name)
+            paths.plot(limit.layer, limit.value, "--", lw=1, color=line.get_color())
+    maps.plot(rhos, rhos, ":", color="gray", lw=1)
+    maps.set(xlabel="correlation ρ before the layer", ylabel="κ(ρ) after it", ylim=(-1.02, 1.05))
+    paths.set(xlabel="layer", ylabel="|ρ − ρ*| from ρ = 0.9; dashed: bound", yscale="log", ylim=(1e-4, 2))
+    for axes in (maps, paths):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def vanilla() -> Figure:
+    """Phases of tanh over weight and bias standard deviation, and the edges of chaos of five activations."""
+    import numpy as np
+
+    from sounding.theory.critical import critical, phase_diagram
+
+    figure = Figure(figsize=(8.4, 3.4), layout="constrained")
+    phases, edges = figure.subplots(1, 2)
+    weights, biases = np.linspace(0.4, 3.0, 27), np.linspace(0.02, 1.0, 15)
+    found = phase_diagram("tanh", weights.tolist(), bias_stds=biases.tolist())
+    image = phases.pcolormesh(weights, biases, np.log(found.chi_1), cmap="coolwarm", vmin=-1.5, vmax=1.5)
+    figure.colorbar(image, ax=phases, label="ln χ₁")
+    levels = np.concatenate([[0.0], np.geomspace(1e-3, 1.0, 25)])
+    for name in ("tanh", "erf", "hardtanh", "elu", "selu"):
+        line = [critical(name, bias_std=float(b)).weight_std for b in levels]
+        edges.plot(line, levels, label=name)
+        if name == "tanh":
+            phases.plot(line, levels, color="black", lw=1.5)
+    phases.text(0.6, 0.7, "ordered")
+    phases.text(2.3, 0.2, "chaotic")
+    phases.set(xlabel="σ_w", ylabel="σ_b", ylim=(0, 1), title="tanh")
+    edges.set(xlabel="σ_w at the edge of chaos", ylabel="σ_b", ylim=(0, 1))
+    edges.spines[["top", "right"]].set_visible(False)
+    edges.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def gram() -> Figure:
+    """ReLU with batch norm, batch of 10: the mean field's way to G*, and where networks of finite width stay."""
+    import numpy as np
+
+    from sounding.theory.gram import gram as follow
+    from sounding.theory.gram_deviation import gram_deviation
+
+    figure = Figure(figsize=(5.6, 3.4), layout="constrained")
+    axes = figure.subplots()
+    generator = np.random.default_rng(0)
+    size, depth = 10, 40
+    start = 0.95 + 0.05 * np.eye(size) + np.diag(np.linspace(0, 2, size))
+    field = follow("relu", start, depth=depth)
+    axes.plot(range(depth + 1), field.distances, color="black", label="mean field")
+    for width in (100, 1000, 10000):
+        current, distances = start, []
+        for _ in range(depth):
+            values, vectors = np.linalg.eigh(current)
+            h = generator.standard_normal((width, size)) @ (vectors * np.sqrt(np.maximum(values, 0))).T
+            h -= h.mean(axis=1, keepdims=True)
+            features = np.maximum(h / np.sqrt((h**2).mean(axis=1, keepdims=True)), 0)
+            current = features.T @ features / width
+            distances.append(np.linalg.norm(current - field.fixed_point))
+        (line,) = axes.plot(range(1, depth + 1), distances, lw=1, label=f"one network of width {width}")
+        level = gram_deviation("relu", batch_size=size, width=width, generator=generator).stationary.value
+        axes.axhline(level, ls="--", lw=1, color=line.get_color())
+    axes.set(xlabel="layer", ylabel="‖G − G*‖ (Frobenius); dashed: predicted", yscale="log", ylim=(3e-3, 20))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+PICTURES: dict[str, Callable[[], Figure]] = {
+    "tutorial": tutorial,
+    "predict": predict,
+    "bounds": bounds,
+    "prescribe": prescribe,
+    "activations": activations,
+    "kernel": kernel,
+    "vanilla": vanilla,
+    "gram": gram,
+}
 
 
 def main(names: list[str]) -> None:

@@ -119,6 +119,23 @@ def test_an_edge_of_chaos_that_does_not_exist_is_an_answer() -> None:
     assert "no edge" in table("predict", "critical", "-a", "softplus")
 
 
+def test_gram_answers_from_a_correlation_or_a_file(tmp_path: Path) -> None:
+    symmetric = answer("predict", "gram", "-a", "relu", "-d", "3", "-b", "8", "-c", "0.9")
+    assert {"fixed_point", "attracting", "rate", "gram", "distances", "profile"} <= set(symmetric)
+    assert symmetric["fixed_point"][0][0] == pytest.approx(0.5, rel=TOLERANCE.closed_form)
+    np.testing.assert_allclose(symmetric["gram"], symmetric["fixed_point"], rtol=TOLERANCE.two_routes)
+    places = np.arange(6)
+    np.savez(tmp_path / "input.npz", gram=0.7 ** np.abs(places[:, None] - places))
+    common = ("predict", "gram", "-a", "relu", "-d", "5")
+    loaded = answer(*common, "--gram", str(tmp_path / "input.npz"))
+    assert loaded == answer(*common, "-b", "6", "-c", "0.7", "--decaying")
+    assert loaded["distances"][0] > loaded["distances"][-1] > 0
+    told = table(*common, "-b", "6", "-c", "0.7", "--decaying", "--width", "100", "--plot", str(tmp_path / "gram.svg"))
+    assert "mean cosine" in told
+    assert "deviation · one layer" in told
+    assert "<svg" in (tmp_path / "gram.svg").read_text("utf-8")
+
+
 def test_prescribe_answers_with_all_options() -> None:
     data = answer("prescribe", "--activation", "tanh", "--batch-size", "64", "--depth", "200")
     assert data["reachable"] is True
@@ -227,6 +244,13 @@ def test_every_command_draws(tmp_path: Path, arguments: tuple[str, ...]) -> None
         (("predict", "batchnorm", "-a", "swish", "-b", "16"), "unknown activation"),
         (("predict", "kernel", "-a", "math:gamma2"), "gamma2"),
         (("predict", "vanilla", "-a", "relu", "-w", "-1"), "weight"),
+        (("predict", "gram", "-a", "relu"), "input batch"),
+        (("predict", "gram", "-a", "relu", "-b", "6"), "input batch"),
+        (("predict", "gram", "-a", "relu", "-b", "6", "-c", "2"), "between -1 and 1"),
+        (("predict", "gram", "-a", "relu", "-b", "6", "-c", "-0.9"), "semidefinite"),
+        (("predict", "gram", "-a", "relu", "-b", "6", "-c", "0.5", "--gram", "x.npy"), "either"),
+        (("predict", "gram", "-a", "relu", "--gram", "none.npy"), "does not exist"),
+        (("predict", "gram", "-a", "relu", "-b", "6", "-c", "0.5", "-d", "-1"), "depth"),
         (("predict", "bounds", "rank2020-theorem2"), "needs width"),
         (("predict", "bounds", "theorem2"), "unknown theorem"),
         (("predict", "bounds", "rank2020-theorem2", "--set", "width"), "KEY=VALUE"),

@@ -33,7 +33,7 @@ def new_axes(*, width: float = 6.0, height: float = 3.6) -> Axes:
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
-    return axes  # type: ignore[no-any-return]
+    return axes
 
 
 def plot_profile(

@@ -28,10 +28,7 @@ def batchnorm(result: BatchNormPrediction) -> Axes:
     from sounding import predict
 
     setting = {"eps": result.eps, "scale": result.scale, "shift": result.shift, "tolerance": 1e-8}
-    growth = [
-        predict.batchnorm(result.activation, batch_size=size, **setting).gradient_growth  # type: ignore[arg-type]
-        for size in BATCH_SIZES
-    ]
+    growth = [predict.batchnorm(result.activation, batch_size=size, **setting).gradient_growth for size in BATCH_SIZES]
     linear = [(size - 2) / (size - 3) for size in BATCH_SIZES]
     axes = plot.plot_lines(
         {result.activation: (BATCH_SIZES, growth), "linear, eps 0": (BATCH_SIZES, linear)},

@@ -9,7 +9,7 @@ import click
 
 from sounding.cli.output import print_json
 from sounding.cli.presentation import activated, draw, present, presented, whole
-from sounding.cli.result import print_bound, print_bound_list
+from sounding.cli.result import print_bound, print_bound_list, print_gram
 from sounding.errors import UsageError
 
 NORMS = ("none", "pre-rms", "post-rms", "pre-ln", "post-ln")
@@ -80,6 +80,51 @@ def critical(activation: str, bias_std: float, as_json: bool, plot: Path | None)
     result = theory.critical(activation, bias_std=bias_std)
     draw(plot, lambda pictures: pictures.edge(activation, result))
     present(result, as_json=as_json)
+
+
+@predict.command()
+@activated
+@click.option("--depth", "-d", type=int, default=20, show_default=True, metavar="L", help="Layers.")
+@click.option("--batch-size", "-b", type=click.IntRange(min=2), metavar="B", help="Samples, with --correlation.")
+@click.option("--correlation", "-c", type=float, metavar="C", help="Of every two input samples.")
+@click.option("--decaying", is_flag=True, help="Samples k apart correlate by C^k instead.")
+@click.option("--gram", "file", type=click.Path(path_type=Path), metavar="FILE", help="Or a Gram matrix, .npy or .npz.")
+@click.option("--eps", type=float, default=0.0, show_default=True, help="Of the batch norm.")
+@click.option("--width", type=int, metavar="W", help="Also the deviation of a network of this width.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Where an expectation has to be sampled.")
+@presented
+def gram(
+    activation: str,
+    depth: int,
+    batch_size: int | None,
+    correlation: float | None,
+    decaying: bool,
+    file: Path | None,
+    eps: float,
+    width: int | None,
+    seed: int,
+    as_json: bool,
+    plot: Path | None,
+) -> None:
+    """The Gram matrix of a batch through batch norm layers, and where it ends (thesis2024 chapter 3)."""
+    import numpy as np
+
+    from sounding import predict as theory
+    from sounding.cli.settings import input_gram
+
+    start = input_gram(file, batch_size=batch_size, correlation=correlation, decaying=decaying)
+    generator = np.random.default_rng(seed)
+    result = theory.gram(activation, start, depth=depth, eps=eps, generator=generator)
+    draw(plot, lambda pictures: pictures.profile(result.profile(), "mean_cosine", title=result.activation))
+    data = result.to_dict()
+    if width is not None:
+        deviation = theory.gram_deviation(activation, batch_size=len(start), width=width, generator=generator)
+        known = ("activation", "batch_size")
+        data["deviation"] = {key: value for key, value in deviation.to_dict().items() if key not in known}
+    if as_json:
+        print_json(data)
+    else:
+        print_gram(result, data)
 
 
 @predict.command()

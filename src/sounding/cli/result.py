@@ -65,6 +65,32 @@ def write(value: Any) -> str:
     return {"inf": "∞", "-inf": "-∞"}.get(str(value), str(value))
 
 
+def print_gram(result: Any, data: dict[str, Any]) -> None:
+    """A Gram prediction: its sentence, scalars, and the trajectory over depth in a few rows; matrices go to JSON."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    screen = console()
+    for line in str(result).splitlines():
+        screen.print(Text(line, style="bold" if not line.startswith(" ") else ""))
+    profile = result.profile()
+    trajectory = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    trajectory.add_column("layer", justify="right")
+    for measure in profile.measures:
+        trajectory.add_column(measure.replace("_", " "), justify="right")
+    layers = profile.layers
+    for layer in sorted({layers[round(i * (len(layers) - 1) / (LONG - 1))] for i in range(LONG)}):
+        values = (write(profile.value(measure, layer=layer).value) for measure in profile.measures)
+        trajectory.add_row(str(layer), *values)
+    screen.print(trajectory)
+    table = _plain_table()
+    scalars = {key: value for key, value in data.items() if key not in ("fixed_point", "gram", "distances", "profile")}
+    for name, value in flatten(to_plain(scalars)):
+        table.add_row(Text(name), Text(write(value)))
+    screen.print(table)
+
+
 def print_bound(bound: Bound) -> None:
     """One theorem: the inequality, its numbers, each assumption with its mark."""
     from rich.text import Text

@@ -61,3 +61,21 @@ def load_array(path: Path, *, key: str | None = None) -> Any:
                 f"expected {str(path)!r} to hold one array{f' or one called {key!r}' if key else ''}, got {names}"
             )
         return loaded[chosen]
+
+
+def input_gram(file: Path | None, *, batch_size: int | None, correlation: float | None, decaying: bool = False) -> Any:
+    """The input's Gram matrix: from a file, or of unit samples with one correlation (or C^k for samples k apart)."""
+    import numpy as np
+
+    if file is not None:
+        if batch_size is not None or correlation is not None:
+            raise UsageError("expected either --gram or --batch-size with --correlation, got both")
+        return load_array(file, key="gram")
+    if batch_size is None or correlation is None:
+        raise UsageError("expected an input batch, got none", hint="--batch-size 8 --correlation 0.9, or --gram FILE")
+    if not -1 <= correlation <= 1:
+        raise UsageError(f"expected a correlation between -1 and 1, got {correlation:g}")
+    if decaying:
+        places = np.arange(batch_size)
+        return np.power(correlation, np.abs(places[:, None] - places))
+    return (1 - correlation) * np.eye(batch_size) + correlation

@@ -1,1 +1,11 @@
-"""To be written."""
+"""The theory: what the seeds can compute about a random network, in numpy and scipy only, never torch.
+
+`sounding.predict` is its public face. The parts, lowest first:
+
+- `panels`, `polar`, `quadrature`: Gaussian and spherical expectations, refined until two orders agree, with an error.
+- `hermite`, `kernel`, `kernel_path`: kernel maps and their sequences (thesis2024 ch. 5).
+- `length`, `vanilla`, `critical`: plain networks, order and chaos, the edge between them.
+- `normalized`, `moments`, `eigenvalues`, `collapse`, `batchnorm`: batch normalization (meanfield2019).
+- `bounds`: the theorems of rank2020, orth2021 and thesis2024 as functions.
+- `landscape`, `options`, `prescribe`: the inverse problem, which change reaches a depth.
+"""

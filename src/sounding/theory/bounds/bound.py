@@ -121,9 +121,11 @@ class Bound:
         return "\n".join(lines)
 
 
-def depth_profile(values: Array, *, measure: str, name: str, first_layer: int = 0) -> Profile:
+def depth_profile(values: ArrayLike, *, measure: str, name: str, first_layer: int = 0) -> Profile:
     """A bound over depth as a profile with the source "bound"."""
-    rows = [Row(first_layer + i, name, measure, float(value), None, "bound") for i, value in enumerate(values)]
+    rows = [
+        Row(first_layer + i, name, measure, float(value), None, "bound") for i, value in enumerate(np.asarray(values))
+    ]
     return Profile(tuple(rows), {"bound": name})
 
 

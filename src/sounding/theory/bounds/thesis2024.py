@@ -232,7 +232,7 @@ def corollary_6_4(features: ArrayLike, *, version: Version = "corrected") -> Bou
 
 def _haar_input(features: ArrayLike) -> tuple[Array, Array, float]:
     matrix = check_matrix(features, name="features", square=True)
-    return matrix, np.linalg.eigvalsh(matrix.T @ matrix), isometry(matrix.T @ matrix)
+    return matrix, np.asarray(np.linalg.eigvalsh(matrix.T @ matrix)), isometry(matrix.T @ matrix)
 
 
 def _haar_factor(eigenvalues: Array) -> float:
