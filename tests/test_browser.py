@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
+from click.testing import CliRunner
 
 from browser import find_browser, open_browser
 from reports import EVIL, make_finding, make_report
+from sounding.cli import cli
+from sounding.probe.records import Report, Verdict
+from sounding.profile import Profile
 from sounding.report import write_html
 
 BROWSER = find_browser()
@@ -176,6 +180,29 @@ def test_very_deep_overflowing_and_shallow_networks_are_drawn(page, tmp_path, op
     )
     assert len(ticks) >= 2
     assert not any("NaN" in tick or "Infinity" in tick for tick in ticks)
+
+
+def test_the_embedded_example_as_the_command_writes_it(page, tmp_path):
+    path = tmp_path / "example.html"
+    CliRunner().invoke(cli, ["check", "--quiet", "--html", str(path)])
+    page.resize(1400)
+    page.open(path, ready=DRAWN)
+    assert page.complaints() == []
+    assert page.requests() == [path.resolve().as_uri()]
+    assert page.evaluate("document.querySelectorAll('.verdict').length") == 2
+    drawn = "[...document.querySelectorAll('.plot')].every(p => p.querySelector('.trace path.js-line'))"
+    assert page.evaluate(drawn)
+    labels = page.evaluate("[...document.querySelectorAll('.plot')].map(p => p.getAttribute('aria-label'))")
+    assert len(labels) >= 16
+    assert all("readout" in label or "activation" in label for label in labels)
+
+
+def test_an_empty_report_is_drawn_without_charts(page, tmp_path):
+    empty = Report(Profile(), Verdict(True, (), "Nothing was measured, so nothing can be said."))
+    page.resize(400)
+    page.open(write_html(empty, tmp_path / "empty.html"))
+    assert page.complaints() == []
+    assert page.evaluate("document.querySelectorAll('.plot').length") == 0
 
 
 def test_printing_uses_the_light_colours(page, two):

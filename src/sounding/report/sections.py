@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any
@@ -105,11 +106,17 @@ def _write_finding(finding: Finding) -> str:
 
 
 def _write_remedy(remedy: str) -> str:
-    """A command to type looks like one."""
-    command, colon, rest = remedy.partition(": ")
-    if not command.startswith("sounding "):
+    """A command to type looks like one.
+
+    >>> _write_remedy("sounding repair --method haar: orthogonal weights")
+    '<code>sounding repair --method haar</code><br>orthogonal weights'
+    """
+    command = re.match(r"sounding [a-z]+(?: --[a-z-]+ \w+)*", remedy)
+    if command is None:
         return escape(remedy)
-    return f"<code>{escape(command)}</code>" + (f"<br>{escape(rest)}" if colon else "")
+    rest = remedy[command.end() :]
+    after = f"<br>{escape(rest[2:])}" if rest.startswith(": ") else escape(rest)
+    return f"<code>{escape(command[0])}</code>{after}"
 
 
 def write_theory(reports: Reports) -> str:

@@ -138,7 +138,7 @@ FINDINGS = {
     "batch_too_small": "The batch is too small",
     "dead_units": "Units are dead",
     "saturation": "Units are saturated",
-    "non_finite": "Numbers overflow",
+    "non_finite": "NaN or infinity appears",
 }
 
 EVIDENCE = {
