@@ -43,7 +43,8 @@ class Moments:
             outer = difference[:, :, None] * difference[:, None, :]
             return Moments(
                 self.layers[:count],
-                self.mean[:count] + difference * other.runs / total,
+                # not mean + difference·share: an infinite measure would become NaN
+                (self.mean[:count] * self.runs + other.mean[:count] * other.runs) / total,
                 self.scatter[:count] + other.scatter[:count] + outer * self.runs * other.runs / total,
                 total,
             )

@@ -49,7 +49,12 @@ if TYPE_CHECKING:
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:1.")
 @click.option("--seed", type=int, metavar="S", help="For the same numbers again on the same device.")
 @click.option(
-    "--list-measures", is_flag=True, is_eager=True, callback=lambda c, p, v: _list_measures(c, v), hidden=False
+    "--list-measures",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=lambda context, _, wanted: _list_measures(context, wanted),
+    help="Name the measures and stop.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress.")
