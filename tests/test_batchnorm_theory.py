@@ -253,7 +253,7 @@ def test_the_record_speaks_json_and_profile():
     assert {"variance", "correlation", "attracting"} <= set(plain["fixed_point"])
     assert set(plain["cross_batch"]) == {"covariance", "eigenvalue"}
     profile = found.profile(11)
-    series = profile.series("log_gradient_norm", source="theory")
+    series = profile.series("gradient_log_norm", source="theory")
     assert series.value[-1] == 0.0
     assert series.value[0] == pytest.approx(10 * 0.5 * math.log(found.gradient_growth), rel=TOLERANCE.exact)
     assert "×1.52195 per layer" in str(found)

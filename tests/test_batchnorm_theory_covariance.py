@@ -114,7 +114,7 @@ def test_bad_covariances_say_what_is_wrong():
 @given(st.integers(0, 2**32 - 1), st.integers(2, 7), st.integers(1, 6))
 @settings(max_examples=20)
 def test_identity_converges_to_a_projector_from_any_covariance(seed, size, rank):
-    """Theorem B.11 and Corollary B.12: limit (B/C)·projector, the spread shrinking in every layer, finally by C/(C+2)."""
+    """Theorem B.11, Corollary B.12: limit (B/C)·projector, the spread shrinking in every layer, finally by C/(C+2)."""
     generator = np.random.default_rng(seed)
     rank = min(rank, size - 1)
     factor = generator.standard_normal((size, rank))
@@ -145,9 +145,9 @@ def test_the_backward_recursion_multiplies_each_part():
     np.testing.assert_allclose(twice, gradient_covariance(prediction, gradient, layers=2), rtol=1e-10)
     assert np.trace(twice) == pytest.approx(prediction.gradient_growth**2 * np.trace(gradient), rel=TOLERANCE.exact)
     profile = backward_profile(prediction, gradient, depth=40)
-    norms = profile.series("log_gradient_norm").value
+    norms = profile.series("gradient_log_norm").value
     assert norms[0] - norms[-1] == pytest.approx(39 * 0.5 * math.log(prediction.gradient_growth), rel=TOLERANCE.exact)
-    weights = profile.series("log_weight_gradient_norm").value
+    weights = profile.series("weight_gradient_log_norm").value
     np.testing.assert_allclose(weights - norms, 0.5 * math.log(prediction.fixed_point.mu), rtol=1e-12)
     uneven = profile.series("uneven_gradient").value
     assert np.all(np.diff(uneven) > 0)  # from the output (last row) to the input the gradient becomes even

@@ -55,7 +55,7 @@ def gradient_covariance(prediction: BatchNormPrediction, covariance: Array, *, l
 def backward_profile(prediction: BatchNormPrediction, covariance: Array, *, depth: int) -> Profile:
     """Gradient norms of layers depth, depth − 1, …, 1, from Π at layer `depth`, in logarithms.
 
-    `log_gradient_norm` is ½ ln tr Π, and `log_weight_gradient_norm` is ½ ln(μ tr Π): E[(∂E/∂w)²] = ⟨Σ, Π⟩ = μ tr Π
+    `gradient_log_norm` is ½ ln tr Π, and `weight_gradient_log_norm` is ½ ln(μ tr Π): E[(∂E/∂w)²] = ⟨Σ, Π⟩ = μ tr Π
     (meanfield2019, appendix G, with the indices of w and x put right). Both grow by the same factor: only the part G
     has a trace. `uneven_gradient` is |Π_L + Π_M|/|Π_G|, how far Π is from batch symmetry; it decays.
     """
@@ -73,8 +73,8 @@ def backward_profile(prediction: BatchNormPrediction, covariance: Array, *, dept
         ratios = [(rate / rates.G) ** steps if rates.G > 0 else 0.0 for rate in (rates.L, rates.M)]
         uneven = math.hypot(norms[1] * ratios[0], norms[2] * ratios[1]) / norms[0]
         named = {
-            "log_gradient_norm": log_norm,
-            "log_weight_gradient_norm": log_norm + 0.5 * _log(mu),
+            "gradient_log_norm": log_norm,
+            "weight_gradient_log_norm": log_norm + 0.5 * _log(mu),
             "uneven_gradient": uneven,
         }
         rows += [Row(layer, "", name, value, None, "theory") for name, value in named.items()]

@@ -71,7 +71,7 @@ class BatchNormPrediction:
     `gradient_growth` is the factor per layer of the squared gradient norm towards the input, of activations and weights
     alike (meanfield2019, sections 4 and G). `depth_scale` is ξ = 1/|ln growth|, `trainable_depth` is 16ξ, the overlay
     of meanfield2019's figures; both are infinite at growth 1, and vanishing gradients limit depth as exploding ones do.
-    `error` bounds the quadrature error of every number reported.
+    `error` bounds the quadrature error of every number reported, absolute for numbers below 1 and relative above.
     """
 
     activation: str
@@ -137,7 +137,7 @@ class BatchNormPrediction:
     def profile(self, depth: int) -> Profile:
         """The prediction over layers 1 … depth at the fixed point, to lay over a measurement.
 
-        `variance` and `mean_cosine` of the activations are constant; `log_gradient_norm` is ½ ln of the mean squared
+        `mean_square` and `mean_cosine` of the activations are constant; `gradient_log_norm` is ½ ln of the mean squared
         gradient norm relative to the last layer's: (depth − layer)·½ ln growth.
         """
         if depth < 1:
@@ -147,9 +147,9 @@ class BatchNormPrediction:
         for layer in range(1, depth + 1):
             log_norm = (depth - layer) * rate if layer < depth else 0.0
             for measure, value in (
-                ("variance", self.fixed_point.variance),
+                ("mean_square", self.fixed_point.variance),
                 ("mean_cosine", self.fixed_point.correlation),
-                ("log_gradient_norm", log_norm),
+                ("gradient_log_norm", log_norm),
             ):
                 rows.append(Row(layer, "", measure, value, None, "theory"))
         return Profile(tuple(rows), {"theory": "batchnorm", "activation": self.activation, "eps": self.eps})
@@ -334,7 +334,7 @@ def _propagate(
     law: NormalizedLaw,
     slope_error: float,
 ) -> float:
-    """The largest first-order error of a reported number: moved by each moment's own error, added up."""
+    """The largest first-order error of a reported number, relative above 1: moved by each moment's error, added up."""
     base = _numbers(found)
     total = np.zeros_like(base)
 
@@ -352,4 +352,4 @@ def _propagate(
     # the solved μ, to which every number responds with a factor of order one over 1 − λ_G
     drift = abs(law.mu - found["fixed_point"].mu) if law.eps > 0 else 0.0
     gap = max(abs(1.0 - found["forward_eigenvalues"].G), 1e-6)
-    return float(total.max() + 2 * drift / (law.mu * gap) * np.abs(base).max())
+    return float((total / np.maximum(np.abs(base), 1.0)).max() + 2 * drift / (law.mu * gap))
