@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sounding.errors import TargetError, UsageError
+from sounding.repair.layers import WEIGHT_LAYERS
 
 Inputs = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
 
@@ -66,13 +67,20 @@ def hooked(handles: list[torch.utils.hooks.RemovableHandle]) -> Iterator[None]:
 
 
 def call_order(model: nn.Module, inputs: Inputs) -> list[tuple[str, nn.Module]]:
-    """The leaf modules in the order in which one forward pass calls them (a module called twice is listed twice)."""
+    """The leaf modules in the order in which one forward pass calls them (a module called twice is listed twice).
+
+    A weight layer that carries its own norm is listed too, before the norm.
+    """
     order: list[tuple[str, nn.Module]] = []
 
     def record(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         return lambda module, _: order.append((name, module))
 
-    leaves = [(name, m) for name, m in model.named_modules() if not any(True for _ in m.children())]
+    leaves = [
+        (name, m)
+        for name, m in model.named_modules()
+        if isinstance(m, WEIGHT_LAYERS) or not any(True for _ in m.children())
+    ]
     with hooked([m.register_forward_pre_hook(record(name)) for name, m in leaves]), torch.no_grad():
         call_model(model, inputs)
     return order

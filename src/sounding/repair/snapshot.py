@@ -18,6 +18,16 @@ class _ModuleState:
     attributes: dict[str, Any]
     contents: dict[str, Any]
 
+    def restore(self) -> None:
+        """Class, attributes and what the containers among them held."""
+        self.module.__class__ = self.kind
+        self.module.__dict__.clear()
+        self.module.__dict__.update(self.attributes)
+        # the very same dictionaries are refilled: a hook handle points at its own and must still remove its hook
+        for name, content in self.contents.items():
+            self.attributes[name].clear()
+            _refill(self.attributes[name], content)
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -30,13 +40,7 @@ class Snapshot:
     def restore(self) -> None:
         """Put every module, tensor, attribute and hook back as it was."""
         for state in self.modules:
-            state.module.__class__ = state.kind
-            state.module.__dict__.clear()
-            state.module.__dict__.update(state.attributes)
-            # the very same dictionaries are refilled: a hook handle points at its own and must still remove its hook
-            for name, content in state.contents.items():
-                state.attributes[name].clear()
-                _refill(state.attributes[name], content)
+            state.restore()
         with torch.no_grad():
             for tensor, value, requires_grad in self.values:
                 if tensor.is_leaf:

@@ -64,7 +64,8 @@ def tune_batchnorm_(
                 f"{layers} layers with margin {margin:g}",
                 hint="a smaller margin, a larger batch, or the methods haar and shape_activations",
             )
-        eps, scale, shift = option.eps, option.scale, option.shift
+        # theory's eps = 0 is any tiny one; torch's batch norm refuses 0 itself
+        eps, scale, shift = option.eps or None, option.scale, option.shift
         notes.append(f"theory chose: {option.change}")
     prediction = batchnorm(
         activation, batch_size=samples, eps=eps or 0.0, scale=1.0 if scale is None else scale, shift=shift or 0.0

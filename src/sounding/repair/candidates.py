@@ -1,0 +1,56 @@
+"""Which cures, alone and together, are worth trying on a model: by what is in it, cheap ones first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from sounding.probe.stack import name_activation
+from sounding.repair.layers import BATCH_NORMS, WEIGHT_LAYERS
+from sounding.repair.normalization import NORMS
+from sounding.repair.passes import Inputs, call_order
+from sounding.repair.shaping import HOMOGENEOUS, SHAPABLE
+from sounding.repair.snapshot import undisturbed
+
+Candidate = tuple[tuple[str, ...], dict[str, dict[str, Any]]]
+RELU_GAIN = 2**0.5
+
+
+def list_candidates(model: nn.Module, inputs: Inputs) -> list[Candidate]:
+    """Cures and combinations that can apply, with options; () stands for leaving the model alone.
+
+    A combination is listed when one cure prepares the ground for the next: Haar weights need near-linear activations
+    (thesis2024, 6.4), and batch norm that was added needs the tuning of any other.
+    """
+    with undisturbed(model):
+        order = [module for _, module in call_order(model, inputs)]
+    batch_normed = any(isinstance(module, BATCH_NORMS) for module in order)
+    normed = any(isinstance(module, NORMS) for module in order)
+    shapable = any(isinstance(module, SHAPABLE) and not isinstance(module, HOMOGENEOUS) for module in order)
+    rectified = any(isinstance(module, HOMOGENEOUS) for module in order)
+    known = {name_activation(module) for module in order} - {None}
+    gain: dict[str, dict[str, Any]] = {"haar": {"gain": RELU_GAIN}} if rectified and not normed else {}
+    found: list[Candidate] = [((), {})]
+    if batch_normed:
+        found += [(("tune_batchnorm",), {}), (("haar", "tune_batchnorm"), {})]
+    found.append((("haar",), gain))
+    if shapable:
+        found += [(("shape_activations",), {}), (("haar", "shape_activations"), {})]
+    if not normed:
+        found += [
+            (("he",), {}) if rectified else (("xavier",), {}),
+            (("lsuv",), {}),
+            (("orthogonalize",), {}),
+            (("raise_rank",), {}),
+            (("add_batchnorm",), {}),
+        ]
+        if len(known) == 1:
+            found += [(("add_batchnorm", "tune_batchnorm"), {}), (("add_batchnorm", "haar", "tune_batchnorm"), {})]
+        if shapable:
+            found.append((("add_batchnorm", "haar", "shape_activations"), {}))
+    elif not batch_normed:
+        found += [(("raise_rank",), {}), (("orthogonalize",), {})]
+    if sum(isinstance(module, WEIGHT_LAYERS) for module in order) < 2:
+        found = [candidate for candidate in found if "raise_rank" not in candidate[0]]
+    return found

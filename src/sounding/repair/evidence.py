@@ -1,0 +1,289 @@
+"""The proof of a repair: the check before and after, the few numbers that decide, what was cured and what was caused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sounding.measures import of_gram
+from sounding.probe.batches import make_batch
+from sounding.probe.check import check
+from sounding.probe.findings.collapse import share_outside
+from sounding.probe.losses import Loss
+from sounding.probe.reading import read
+from sounding.probe.records import Finding, Report
+from sounding.probe.thresholds import THRESHOLDS
+from sounding.profile import Estimate
+from sounding.repair.layers import WEIGHT_LAYERS
+from sounding.repair.passes import call_model, call_order, hooked
+from sounding.repair.snapshot import undisturbed
+
+GROUPS = 16
+SAMPLES = 512
+SEVERITY = {"low": 1, "medium": 2, "high": 3}
+Fresh = Callable[[], tuple[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Vitals:
+    """The few numbers by which a repair is judged.
+
+    Args:
+        depth: weight layers.
+        growth: factor per weight layer of the squared gradient norm towards the input.
+        growth_interval: its 95% interval.
+        depth_scales: |ln growth| · (depth − 1): from 16 on a network does not train (meanfield2019, figure 2).
+        trainable_depth: 16/|ln growth| layers, and its interval.
+        participation_ratio: directions that carry the batch in what the last weight layer receives; jackknife error.
+        mean_cosine: between samples, there.
+        alignment: mean |cosine| between the samples' gradients of the last layer.
+    """
+
+    depth: int
+    growth: Estimate
+    growth_interval: tuple[float, float]
+    depth_scales: float
+    trainable_depth: float
+    trainable_interval: tuple[float, float]
+    participation_ratio: Estimate
+    mean_cosine: Estimate
+    alignment: Estimate
+
+    @property
+    def share_outside(self) -> float:
+        """The share of the last hidden signal outside one direction."""
+        return share_outside(self.participation_ratio.value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types; estimates as value, low, high."""
+
+        def told(estimate: Estimate) -> dict[str, float]:
+            low, high = estimate.interval()
+            return {"value": estimate.value, "low": low, "high": high}
+
+        return {
+            "weight_layers": self.depth,
+            "growth": {"value": self.growth.value, "low": self.growth_interval[0], "high": self.growth_interval[1]},
+            "depth_scales": self.depth_scales,
+            "trainable_depth": {
+                "value": self.trainable_depth,
+                "low": self.trainable_interval[0],
+                "high": self.trainable_interval[1],
+            },
+            "participation_ratio": told(self.participation_ratio),
+            "mean_cosine": told(self.mean_cosine),
+            "gradient_alignment": told(self.alignment),
+        }
+
+
+@dataclass(frozen=True)
+class State:
+    """A model as it was found: the whole report, and the vitals."""
+
+    report: Report
+    vitals: Vitals
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A model before and after a repair.
+
+    Args:
+        before, after: the reports of `sounding.check`.
+        vitals_before, vitals_after: the numbers that decide, with intervals.
+        cured: findings that are gone or milder.
+        caused: findings that were not there, or not so bad: one cure can cause the other illness.
+        remaining: the findings after the repair that were there before, as bad.
+    """
+
+    before: Report
+    after: Report
+    vitals_before: Vitals
+    vitals_after: Vitals
+    cured: tuple[Finding, ...]
+    caused: tuple[Finding, ...]
+    remaining: tuple[Finding, ...]
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the repaired model is healthy."""
+        return self.after.verdict.healthy
+
+    def __str__(self) -> str:
+        rows = list(zip(tell(self.vitals_before), tell(self.vitals_after), strict=True))
+        name_width = max(len(name) for (name, _), _ in rows)
+        width = max(len(value) for (_, value), _ in rows)
+        lines = [f"{'':{name_width}}  {'before':{width}}  after"]
+        lines += [f"{name:{name_width}}  {old:{width}}  {new}" for (name, old), (_, new) in rows]
+        lines += [f"cured      {_word(finding)}" for finding in self.cured]
+        lines += [f"remains    {_word(finding)}" for finding in self.remaining]
+        lines += [f"CAUSED     {_word(finding)}: {finding.why}" for finding in self.caused]
+        return "\n".join([*lines, self.after.verdict.summary])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "before": {**self.before.to_dict(), "vitals": self.vitals_before.to_dict()},
+            "after": {**self.after.to_dict(), "vitals": self.vitals_after.to_dict()},
+            "cured": [finding.to_dict() for finding in self.cured],
+            "caused": [finding.to_dict() for finding in self.caused],
+            "remaining": [finding.to_dict() for finding in self.remaining],
+        }
+
+
+def tell(vitals: Vitals) -> list[tuple[str, str]]:
+    """The vitals in words, one row each, with 95% intervals."""
+    return [
+        ("gradient² per layer", f"×{vitals.growth.value:.4g} {_span(vitals.growth_interval)}"),
+        ("depth scales spanned", f"{vitals.depth_scales:.3g}"),
+        ("trainable to", f"{_count(vitals.trainable_depth)} layers {_span(vitals.trainable_interval)}"),
+        ("directions, last hidden", f"{vitals.participation_ratio.value:.3g} {_of(vitals.participation_ratio)}"),
+        ("mean cosine, last hidden", f"{vitals.mean_cosine.value:.3g} {_of(vitals.mean_cosine)}"),
+        ("gradient alignment", f"{vitals.alignment.value:.3g}"),
+    ]
+
+
+def examine(
+    model: nn.Module,
+    batches: Sequence[tuple[Any, Any]],
+    *,
+    loss: str | Loss | None = None,
+    repeats: int = 1,
+    generator: torch.Generator | None = None,
+) -> State:
+    """Check a model and take its vitals; the generator is where it was afterwards, so that a second look sees the same.
+
+    Args:
+        model, loss: as for `sounding.check`.
+        batches: pairs of inputs and targets; a single one is cut into `repeats` parts.
+        repeats: see `batches`.
+        generator: of the random direction that stands for a loss where there are no targets.
+    """
+    state = generator.get_state() if generator is not None else None
+    inputs, targets = batches[0] if len(batches) == 1 else (iter(batches), None)
+    count = repeats if len(batches) == 1 else len(batches)
+    try:
+        report = check(model, inputs, targets, loss=loss, repeats=count, generator=generator)
+    finally:
+        if generator is not None and state is not None:
+            generator.set_state(state)
+    return State(report, take_vitals(report, model, batches[0][0]))
+
+
+def compare(before: State, after: State) -> Evidence:
+    """What a repair did to a model."""
+    old = {finding.kind: finding for finding in reversed(before.report.verdict.findings)}
+    new = {finding.kind: finding for finding in reversed(after.report.verdict.findings)}
+
+    def worse(one: Finding, other: Finding | None) -> bool:
+        return other is None or SEVERITY[one.severity] > SEVERITY[other.severity]
+
+    return Evidence(
+        before=before.report,
+        after=after.report,
+        vitals_before=before.vitals,
+        vitals_after=after.vitals,
+        cured=tuple(finding for kind, finding in old.items() if worse(finding, new.get(kind))),
+        caused=tuple(finding for kind, finding in new.items() if worse(finding, old.get(kind))),
+        remaining=tuple(
+            finding
+            for kind, finding in new.items()
+            if kind in old and SEVERITY[finding.severity] <= SEVERITY[old[kind].severity]
+        ),
+    )
+
+
+def take_vitals(report: Report, model: nn.Module, inputs: Any) -> Vitals:
+    """The vitals from a report and one more pass, for the last hidden representation."""
+    reading = read(report.profile)
+    depth = len(reading.weight_layers)
+    growth = reading.network.get("gradient_growth", Estimate(math.nan))
+    low, high = report.profile.settings.get("growth_interval") or growth.interval()
+    rate = abs(math.log(growth.value)) if 0 < growth.value < math.inf else math.inf if growth.value > 0 else math.nan
+    ratio, cosine = _last_hidden(model, inputs)
+    return Vitals(
+        depth=depth,
+        growth=growth,
+        growth_interval=(low, high),
+        depth_scales=rate * max(depth - 1, 0),
+        trainable_depth=_reach(growth.value),
+        trainable_interval=_reach_interval(low, high),
+        participation_ratio=ratio,
+        mean_cosine=cosine,
+        alignment=reading.network.get("gradient_alignment", Estimate(math.nan)),
+    )
+
+
+def _reach(growth: float) -> float:
+    """16/|ln growth|, the depth to which such a network trains."""
+    if not 0 < growth < math.inf:
+        return 0.0 if growth > 0 else math.nan
+    return THRESHOLDS.depth_scales / abs(math.log(growth)) if growth != 1.0 else math.inf
+
+
+def _reach_interval(low: float, high: float) -> tuple[float, float]:
+    ends = sorted((_reach(low), _reach(high)))
+    return (ends[0], math.inf) if low <= 1 <= high else (ends[0], ends[1])
+
+
+def _last_hidden(model: nn.Module, inputs: Any) -> tuple[Estimate, Estimate]:
+    """Participation ratio and mean cosine of what the last weight layer receives, with delete-a-group jackknife errors."""
+    batch = make_batch(inputs, None)
+    call = batch.arguments if batch.arguments else dict(batch.keywords)
+    with undisturbed(model), torch.no_grad():
+        order = call_order(model, call)
+        last = next((module for _, module in reversed(order) if isinstance(module, WEIGHT_LAYERS)), None)
+        if last is None:
+            return Estimate(math.nan), Estimate(math.nan)
+        received: list[Any] = []
+        with hooked([last.register_forward_pre_hook(lambda _, arguments: received.append(arguments[0]))]):
+            call_model(model, call)
+    features = received[-1] if received else None
+    if not isinstance(features, Tensor) or features.dim() < 2 or not bool(torch.isfinite(features).all()):
+        return Estimate(math.nan), Estimate(math.nan)
+    rows = features[:SAMPLES].flatten(1).double()
+    rows = rows / rows.abs().amax().clamp_min(torch.finfo(torch.float64).tiny)
+    gram = rows @ rows.T
+    return jackknife(gram, of_gram.participation_ratio), jackknife(gram, of_gram.mean_cosine)
+
+
+def jackknife(gram: Tensor, measure: Callable[[Tensor], Tensor]) -> Estimate:
+    r"""A measure of a Gram matrix with its delete-a-group jackknife error.
+
+    $\sigma^2 = \frac{g-1}{g} \sum_k (\theta_{(k)} - \bar\theta)^2$ over $g$ = 16 groups of samples left out in turn.
+    """
+    value = float(measure(gram))
+    groups = min(GROUPS, len(gram))
+    if groups < 3:
+        return Estimate(value)
+    member = torch.arange(len(gram)) % groups
+    left = [gram[member != group][:, member != group] for group in range(groups)]
+    values = torch.tensor([float(measure(part)) for part in left], dtype=torch.float64)
+    error = math.sqrt((groups - 1) / groups * float((values - values.mean()).square().sum()))
+    return Estimate(value, error)
+
+
+def _word(finding: Finding) -> str:
+    return f"{finding.kind} ({finding.severity})"
+
+
+def _count(value: float) -> str:
+    return "any number of" if value > 1e5 else f"{value:.0f}"
+
+
+def _span(interval: tuple[float, float]) -> str:
+    return f"({_end(interval[0])} to {_end(interval[1])})"
+
+
+def _end(value: float) -> str:
+    return "any" if value > 1e5 else f"{value:.4g}"
+
+
+def _of(estimate: Estimate) -> str:
+    low, high = estimate.interval()
+    return f"({low:.3g} to {high:.3g})" if estimate.stderr is not None else ""

@@ -1,0 +1,221 @@
+"""The cures by name: what each is for, what it costs, what else it does, and how to call it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from sounding.errors import UsageError
+from sounding.repair.baselines import he_, lsuv_, xavier_, zero_residual_
+from sounding.repair.changes import Changes
+from sounding.repair.normalization import add_batchnorm_, break_batchnorm_, swap_normalization_
+from sounding.repair.orthogonal import haar_
+from sounding.repair.orthogonalize import orthogonalize_
+from sounding.repair.passes import Inputs
+from sounding.repair.rank import raise_rank_
+from sounding.repair.shaping import shape_activations_
+from sounding.repair.tune import tune_batchnorm_
+
+REDRAWS = "every weight is drawn anew: what was learned is lost"
+NAMELESS = "model", "inputs", "generator", "progress"
+
+
+@dataclass(frozen=True)
+class Method:
+    """One cure.
+
+    Args:
+        name: the function's name without its underscore.
+        function: changes a model in place and returns what it did.
+        purpose: the illness it is for.
+        cost: in words, in units of passes through the model.
+        side_effects: what else it does.
+        needs_inputs: whether it looks at a batch.
+        outside: what it changes that a state_dict does not hold, "" when nothing.
+        control: whether it is meant to harm.
+    """
+
+    name: str
+    function: Callable[..., Changes]
+    purpose: str
+    cost: str
+    side_effects: str
+    needs_inputs: bool = False
+    outside: str = ""
+    control: bool = False
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The keyword arguments one may set."""
+        return tuple(name for name in inspect.signature(self.function).parameters if name not in NAMELESS)
+
+    def run(
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        *,
+        options: Mapping[str, Any],
+        generator: torch.Generator | None = None,
+        progress: Callable[[str, int, float], None] | None = None,
+    ) -> Changes:
+        """Change the model in place."""
+        known = inspect.signature(self.function).parameters
+        arguments = dict(options)
+        if "generator" in known:
+            arguments["generator"] = generator
+        if "progress" in known:
+            arguments["progress"] = progress
+        return self.function(model, inputs, **arguments) if self.needs_inputs else self.function(model, **arguments)
+
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method(
+            "haar",
+            haar_,
+            "gradients that grow or shrink: orthogonal weights keep every length (thesis2024, chapter 6)",
+            "one QR decomposition a layer",
+            REDRAWS,
+        ),
+        Method(
+            "orthogonal_init",
+            haar_,
+            "the same as haar, under the name of the initializer",
+            "one QR decomposition a layer",
+            REDRAWS,
+        ),
+        Method(
+            "orthogonalize",
+            orthogonalize_,
+            "rank collapse: each weight from the singular vectors of what reaches it (orth2021)",
+            "one forward pass and one eigendecomposition a layer",
+            f"{REDRAWS}; under ReLU gradients may grow with depth",
+            needs_inputs=True,
+        ),
+        Method(
+            "raise_rank",
+            raise_rank_,
+            "rank collapse: unsupervised pre-training of the participation ratio (rank2020)",
+            "about 1000 forward and backward passes of 64 samples",
+            "weights move away from their initialization, and the scale of the signal with them",
+            needs_inputs=True,
+        ),
+        Method(
+            "shape_activations",
+            shape_activations_,
+            "gradient explosion under batch norm: activations that become linear with depth (thesis2024, 6.4)",
+            "one forward pass",
+            "deep layers are nearly linear at the start",
+            needs_inputs=True,
+            outside="gains in front of the activations",
+        ),
+        Method(
+            "tune_batchnorm",
+            tune_batchnorm_,
+            "gradient explosion under batch norm: eps, scale and shift chosen by theory (meanfield2019)",
+            "one forward pass and some seconds of theory",
+            "scale and shift of every batch norm are set; weights before them are rescaled when eps is",
+            needs_inputs=True,
+            outside="eps of the batch norms",
+        ),
+        Method(
+            "add_batchnorm",
+            add_batchnorm_,
+            "rank collapse: normalization between linear map and activation (rank2020)",
+            "one forward pass; every later pass is slower by the normalization",
+            "the model's structure changes; samples of a batch depend on each other in training mode",
+            needs_inputs=True,
+            outside="normalization layers",
+        ),
+        Method(
+            "swap_normalization",
+            swap_normalization_,
+            "another kind of normalization: batch, layer, rms or none",
+            "none",
+            "the model's structure changes; running statistics are lost",
+            outside="the kind of the normalization layers",
+        ),
+        Method(
+            "break_batchnorm",
+            break_batchnorm_,
+            "a control: one-sided weights that break what batch norm does (rank2020, section 4)",
+            "none",
+            REDRAWS,
+            control=True,
+        ),
+        Method(
+            "xavier", xavier_, "a baseline: variance 2/(fan_in + fan_out) (Glorot and Bengio 2010)", "none", REDRAWS
+        ),
+        Method("he", he_, "a baseline: variance 2/fan_in, for ReLU (He et al. 2015)", "none", REDRAWS),
+        Method(
+            "lsuv",
+            lsuv_,
+            "a baseline: orthogonal weights rescaled to unit variance (Mishkin and Matas 2016)",
+            "one forward pass",
+            REDRAWS,
+            needs_inputs=True,
+        ),
+        Method(
+            "zero_residual",
+            zero_residual_,
+            "residual networks whose signal grows with depth: branches that start at zero",
+            "none",
+            "the last weight of each branch is lost",
+        ),
+    )
+}
+
+
+def choose_methods(
+    method: str | Sequence[str], options: Mapping[str, Mapping[str, Any]] | None = None
+) -> list[tuple[Method, dict[str, Any]]]:
+    """The cures of a plan with their options, in the order given.
+
+    Args:
+        method: one name, several, or several in one string with commas or plus signs between them.
+        options: method name → its keyword arguments.
+
+    >>> [chosen.name for chosen, _ in choose_methods("haar,shape_activations")]
+    ['haar', 'shape_activations']
+    """
+    names = method.replace("+", ",").split(",") if isinstance(method, str) else list(method)
+    names = [str(name).strip().removesuffix("_") for name in names]
+    if not names or not all(names):
+        raise UsageError(f"expected the name of a method, got {method!r}", hint=f"one of {', '.join(METHODS)}")
+    for name in names:
+        if name not in METHODS:
+            raise UsageError(f"unknown method {name!r}", hint=_suggest(name))
+    if len(set(names)) < len(names):
+        raise UsageError(f"expected each method once, got {', '.join(names)}")
+    given = {name.removesuffix("_"): dict(value) for name, value in (options or {}).items()}
+    for name, values in given.items():
+        if name not in names:
+            raise UsageError(f"options for {name!r}, which is not among the methods {', '.join(names)}")
+        unknown = [key for key in values if key not in METHODS[name].options]
+        if unknown:
+            raise UsageError(
+                f"{name} has no option {unknown[0]!r}", hint=f"one of {', '.join(METHODS[name].options) or 'none'}"
+            )
+    chosen = [(METHODS[name], given.get(name, {})) for name in names]
+    for one, values in chosen:
+        missing = [
+            parameter.name
+            for parameter in inspect.signature(one.function).parameters.values()
+            if parameter.default is parameter.empty and parameter.name not in (*NAMELESS, *values)
+        ]
+        if missing:
+            raise UsageError(f"{one.name} needs the option {missing[0]!r}", hint=f"{one.name}.{missing[0]}=...")
+    return chosen
+
+
+def _suggest(name: str) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, METHODS, n=1)
+    return close[0] if close else f"one of {', '.join(METHODS)}"
