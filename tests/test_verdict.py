@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import networks
+import sounding
 from networks import Case
 from sounding.errors import UsageError
 from sounding.probe.check import check
@@ -280,6 +281,23 @@ def test_batch_norm_over_pixels_is_not_too_small() -> None:
     with networks.seeded(0):
         verdict = check(networks.resnet(), torch.randn(4, 1, 8, 8)).verdict
     assert "batch_too_small" not in severities(verdict)
+
+
+def test_a_loop_of_ones_own_gets_the_same_verdict() -> None:
+    """The watch sees the ways around a network as the check does."""
+    with networks.seeded(5):
+        model, (inputs, _) = networks.Transformer(24), networks.batch("digits", shape=(8, 8))
+        with sounding.watch(model) as watched:
+            model(inputs).square().mean().backward()
+    assert watched.report.profile.settings["shortest_depth"] == 2
+    assert watched.report.verdict.healthy
+
+
+def test_a_filter_does_not_make_a_network_shallower() -> None:
+    with networks.seeded(0):
+        model = networks.mlp(60, 64, normalization=nn.BatchNorm1d)
+        verdict = check(model, torch.randn(32, 64), only=["0", "3", "6"]).verdict
+    assert severities(verdict)["gradient_explosion"] == "high"
 
 
 def test_theory_rows_are_not_judged() -> None:

@@ -88,6 +88,7 @@ class Pass:
     input_gradient: float | None = None
     input_reason: str | None = None
     input_features: int = 0
+    shortest: int | None = None
     training: bool = True
     entered: dict[str, int] = field(default_factory=dict)
 

@@ -16,9 +16,7 @@ from sounding.probe.environment import describe_environment
 from sounding.probe.gradients import log_norm, muted, needs_accumulation
 from sounding.probe.losses import Loss, evaluate_loss, loss_name
 from sounding.probe.moments import Tier
-from sounding.probe.outputs import tensors_in
 from sounding.probe.records import Report
-from sounding.probe.shortcut import shortest_depth
 from sounding.probe.state import MODES, Mode, materializable, preserve, set_mode, unwrap
 from sounding.probe.table import list_unmeasured, tabulate
 from sounding.probe.watch import SAMPLES, Watched
@@ -106,7 +104,6 @@ class _Checked(Watched):
     def __init__(self, root: nn.Module, **options: Any) -> None:
         super().__init__(root, **options)
         self._seeding = True
-        self._shortest: int | None = None
 
     def run(self, batch: Batch, *, loss: str | Loss | None, generator: torch.Generator | None) -> None:
         """One forward and one backward pass."""
@@ -116,7 +113,6 @@ class _Checked(Watched):
         with self:
             output = _call(self._root, arguments, keywords, batch)
             scalar = evaluate_loss(output, batch.targets, loss=loss, generator=generator)
-            self._shortest = shortest_depth(tensor for _, tensor in tensors_in(output))
             del output
             one = self._passes[-1] if self._passes else Pass(self._tier)
             one.weights |= self._backward(scalar, leaves)
@@ -127,7 +123,6 @@ class _Checked(Watched):
         from sounding.probe.attach import attach
         from sounding.probe.verdict import judge
 
-        settings = {**settings, "shortest_depth": self._shortest}
         measured = tabulate(
             self._passes, self._root, self._specs, tier=self._tier, source=self._source, settings=settings
         )

@@ -246,6 +246,7 @@ def _settings(
         "tier": tier,
         "kinds": {str(index): call.spec.kind for index, call in enumerate(firsts, start=1)},
         "weight_layers": [index for index, call in enumerate(firsts, start=1) if call.spec.weighs],
+        "shortest_depth": next((one.shortest for one in passes if one.shortest is not None), None),
         "features": ({"0": width} if width else {}) | features,
         "positions": {str(index): call.positions for index, call in enumerate(firsts, start=1) if call.features},
         "parameters": sum(parameter.numel() for _, parameter in named_parameters(root)),

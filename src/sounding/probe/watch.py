@@ -22,6 +22,7 @@ from sounding.probe.moments import TIERS, Tier
 from sounding.probe.outputs import main_tensor, sample_matrix, tensors_in, why_unmeasurable
 from sounding.probe.records import Report, Unmeasured
 from sounding.probe.repeats import repeated_fraction
+from sounding.probe.shortcut import shortest_depth
 from sounding.probe.state import plain_execution, unwrap
 from sounding.probe.table import list_unmeasured, tabulate
 from sounding.profile import Profile
@@ -98,16 +99,17 @@ class Watched:
 
     @property
     def report(self) -> Report:
-        """The profile with its verdict."""
+        """The profile, theory beside it where theory applies, and the verdict."""
+        from sounding.probe.attach import attach
         from sounding.probe.environment import describe_environment
         from sounding.probe.verdict import judge
 
-        profile = self.profile
+        profile = attach(self._root, self.profile)
         return Report(profile, judge(profile), self.unmeasured, describe_environment(self._root))
 
     def _attach(self) -> None:
         begin = nn.Module.register_forward_pre_hook(self._root, self._begin, with_kwargs=True, prepend=True)
-        self._handles.append(begin)
+        self._handles += [begin, nn.Module.register_forward_hook(self._root, self._end)]
         for spec in self._specs:
             # Scripted modules refuse the method, though their call runs the hooks.
             self._handles.append(nn.Module.register_forward_hook(spec.module, self._observer(spec)))
@@ -161,6 +163,11 @@ class Watched:
                     one.moments.add(matrix, one.input)
             if first.requires_grad:
                 self._handles.append(hook_gradient(first, lambda g: setattr(one, "input_gradient", log_norm(g))))
+
+    def _end(self, _module: nn.Module, _args: Any, output: Any) -> None:
+        """A forward pass of the model ends: its graph tells how many weight layers there is no way around."""
+        if self._passes and torch._C._current_graph_task_id() == -1:
+            self._passes[-1].shortest = shortest_depth(tensor for _, tensor in tensors_in(output))
 
     def _observer(self, spec: Spec) -> Callable[[nn.Module, Any, Any], Any]:
         def observe(_module: nn.Module, args: Any, output: Any) -> Any:
