@@ -60,12 +60,12 @@ def _seen_change(reading: Reading, *, explodes: bool) -> float:
     """The largest change of the squared norm from the last quarter of the weight layers to the first, in logarithms.
 
     A fit within stages of a network extrapolates over the jumps between them; this does not. Infinite where gradients
-    left the range of the format.
+    left the range of the format, or where a filter hides layers.
     """
     sign = 1.0 if explodes else -1.0
     measured = [sign * call.get("gradient_log_norm") for call in reading.weight_layers]
     known = [value for value in measured if not math.isnan(value)]
-    if len(known) < len(measured) or not known or any(math.isinf(value) for value in known):
+    if len(known) < reading.depth or not known or any(math.isinf(value) for value in known):
         return math.inf
     quarter = max(1, len(known) // 4)
     return 2 * (max(known[:quarter]) - min(known[-quarter:]))
