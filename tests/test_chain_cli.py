@@ -146,18 +146,7 @@ def threads_of(process: int) -> int:
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_ctrl_c_prints_what_was_measured_and_exits_130():
     script = "from sounding.cli import main; main()"
-    arguments = [
-        "simulate",
-        "--width",
-        "32",
-        "--batch-size",
-        "4",
-        "--depth",
-        "100000000",
-        "--json",
-        "--measure",
-        "log_norm",
-    ]
+    arguments = "simulate --width 32 --batch-size 4 --depth 100000000 --json --measure log_norm"
     whole = [sys.executable, "-c", script, *arguments.split()]
     process = subprocess.Popen(whole, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 60

@@ -13,6 +13,8 @@ import torch
 
 # cuSOLVER's batched symmetric eigensolver stops at this size
 BLOCK = 32
+# its workspace is half a megabyte per matrix
+AT_ONCE = 4096
 
 
 def count_at_least(matrices: torch.Tensor, threshold: float) -> torch.Tensor:
@@ -20,6 +22,35 @@ def count_at_least(matrices: torch.Tensor, threshold: float) -> torch.Tensor:
     size = matrices.shape[-1]
     shifted = matrices - threshold * torch.eye(size, dtype=matrices.dtype, device=matrices.device)
     return count_by_pivots(shifted) if matrices.device.type == "cpu" else count_by_blocks(shifted)
+
+
+def eigenvalues(matrices: torch.Tensor) -> torch.Tensor:
+    """The eigenvalues of symmetric matrices (batch, m, m), descending; in pieces on a GPU."""
+    if matrices.device.type == "cpu":
+        found: torch.Tensor = torch.linalg.eigvalsh(matrices)
+    else:
+        found = torch.cat([torch.linalg.eigvalsh(piece) for piece in _pieces(matrices)])
+    return found.flip(-1)
+
+
+def singular_values(matrices: torch.Tensor) -> torch.Tensor:
+    """The singular values of matrices (batch, n, d), descending; in pieces on a GPU."""
+    if matrices.device.type == "cpu":
+        found: torch.Tensor = torch.linalg.svdvals(matrices)
+        return found
+    return torch.cat([torch.linalg.svdvals(piece) for piece in _pieces(matrices)])
+
+
+def _pieces(matrices: torch.Tensor) -> list[torch.Tensor]:
+    return [matrices[begin : begin + AT_ONCE] for begin in range(0, len(matrices), AT_ONCE)]
+
+
+def _decompose(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if matrices.ndim != 3 or len(matrices) <= AT_ONCE:
+        values, vectors = torch.linalg.eigh(matrices)
+        return values, vectors
+    parts = [torch.linalg.eigh(piece) for piece in _pieces(matrices)]
+    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
 
 def count_by_pivots(shifted: torch.Tensor) -> torch.Tensor:
@@ -42,7 +73,7 @@ def count_by_blocks(shifted: torch.Tensor) -> torch.Tensor:
     floor = torch.finfo(shifted.dtype).eps * shifted.abs().amax(dim=(-2, -1))[..., None].clamp_min(1e-300)
     while rest.shape[-1] > 0:
         size = min(BLOCK, rest.shape[-1])
-        values, vectors = torch.linalg.eigh(rest[..., :size, :size])
+        values, vectors = _decompose(rest[..., :size, :size])
         count += (values >= 0).sum(dim=-1)
         if rest.shape[-1] == size:
             break

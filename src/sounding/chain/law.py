@@ -43,6 +43,7 @@ class Gain:
 
     at: Callable[[int], float]
     constant: float | None = None
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -156,10 +157,10 @@ def make_gain(gain: GainSpec) -> Gain:
             exponent = _as_float("gain exponent", parameter)
             if not math.isfinite(exponent):
                 raise UsageError(f"the gain ℓ^(−K) needs a finite K, got {gain!r}", hint="power:0.4")
-            return Gain(lambda layer: float(layer) ** -exponent)
+            return Gain(lambda layer: float(layer) ** -exponent, name=gain)
         gain = _as_float("gain", gain)
     if callable(gain):
-        return Gain(gain)
+        return Gain(gain, name=getattr(gain, "__name__", "callable"))
     value = _as_float("gain", gain)
     if not math.isfinite(value) or value == 0:
         raise UsageError(f"the gain must be finite and not 0, got {gain}")

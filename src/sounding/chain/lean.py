@@ -53,6 +53,7 @@ class LeanChain:
         self._scale = self.dtype.type(law.weight_scale)
         self._tiny = np.finfo(self.dtype).tiny
         self._axis = 0 if law.norm == "batch" else 1
+        self._lower = np.tri(law.batch_size)
         self._linear = law.activation.name == "identity"
         if law.renormalizes:
             self._renormalize()
@@ -98,7 +99,7 @@ class LeanChain:
         wide = self.state.astype(np.float64)
         gram = wide @ wide.T
         factor, order, rank, _ = lapack.dpstrf(gram, tol=DEPENDENT_FLOAT32 * gram.diagonal().max(), lower=1)
-        factor = np.tril(factor)
+        factor *= self._lower
         factor[:, rank:] = 0
         result: Matrix = np.empty_like(factor)
         result[order - 1] = factor
@@ -110,7 +111,7 @@ class LeanChain:
             return values
         axis = self._axis
         if law.center:
-            values = values - values.mean(axis=axis, keepdims=True)
+            values = values - np.add.reduce(values, axis=axis, keepdims=True) / values.shape[axis]
         square = np.add.reduce(values * values, axis=axis, keepdims=True)
         square /= values.shape[axis]
         if law.eps > 0:

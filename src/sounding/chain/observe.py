@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from sounding.chain.factor import DEPENDENT_FLOAT32
-from sounding.chain.inertia import count_at_least
+from sounding.chain.inertia import count_at_least, eigenvalues, singular_values
 from sounding.chain.law import ChainLaw
 from sounding.chain.step import Route
 from sounding.errors import UsageError
@@ -164,9 +164,9 @@ class View:
         """Singular values of H/√n, descending: of the rows for float64, where the Gram matrix would lose digits."""
         if self._amplitudes is None:
             if self.chains.state.dtype == torch.float64:
-                self._amplitudes = torch.linalg.svdvals(self.chains.state) / self.samples**0.5
+                self._amplitudes = singular_values(self.chains.state) / self.samples**0.5
             else:
-                self._amplitudes = torch.linalg.eigvalsh(self.moment).flip(-1).clamp_min(0).sqrt()
+                self._amplitudes = eigenvalues(self.moment).clamp_min(0).sqrt()
         return self._amplitudes
 
     @property

@@ -26,28 +26,30 @@ class Moments:
         layers: the layers.
         mean: (layers, columns).
         scatter: (layers, columns, columns), sums of products of deviations from the mean.
-        runs: how many runs.
+        runs: (layers,), how many runs reached each.
     """
 
     layers: tuple[int, ...]
     mean: Array
     scatter: Array
-    runs: int
+    runs: Array
 
     def merge(self, other: Moments) -> Moments:
-        """Both sets of runs together (Chan's update), on the layers that both reached."""
-        count = min(len(self.layers), len(other.layers))
-        total = self.runs + other.runs
+        """Both sets of runs together (Chan's update); layers that one alone reached stay as they are."""
+        if len(other.layers) > len(self.layers):
+            return other.merge(self)
+        count = len(other.layers)
+        mean, scatter, runs = self.mean.copy(), self.scatter.copy(), self.runs.copy()
+        ours, theirs = runs[:count], other.runs
+        total = ours + theirs
         with np.errstate(invalid="ignore"):
-            difference = other.mean[:count] - self.mean[:count]
+            difference = other.mean - mean[:count]
             outer = difference[:, :, None] * difference[:, None, :]
-            return Moments(
-                self.layers[:count],
-                # not mean + difference·share: an infinite measure would become NaN
-                (self.mean[:count] * self.runs + other.mean[:count] * other.runs) / total,
-                self.scatter[:count] + other.scatter[:count] + outer * self.runs * other.runs / total,
-                total,
-            )
+            scatter[:count] += other.scatter + outer * (ours * theirs / total)[:, None, None]
+            # not mean + difference·share: an infinite measure would become NaN
+            mean[:count] = (mean[:count] * ours[:, None] + other.mean * theirs[:, None]) / total[:, None]
+        runs[:count] = total
+        return Moments(self.layers, mean, scatter, runs)
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Record:
             np.concatenate([self.means.sums, other.means.sums]), np.concatenate([self.means.counts, other.means.counts])
         )
         moments = self.moments.merge(other.moments) if self.moments and other.moments else self.moments
-        return Record(means, moments, min(self.layers, other.layers))
+        return Record(means, moments, max(self.layers, other.layers))
 
 
 class Recorder:
@@ -134,6 +136,6 @@ class Recorder:
             if self._means:
                 mean = np.concatenate(self._means)[:, group]
                 scatter = np.concatenate(self._scatters)[:, group]
-                moments = Moments(tuple(self._layers), mean, scatter, self.runs)
+                moments = Moments(tuple(self._layers), mean, scatter, np.full(len(mean), float(self.runs)))
             records.append(Record(means, moments, layers))
         return records

@@ -297,7 +297,7 @@ def _execute(plan: Plan, *, generator: torch.Generator, progress: Progress | Non
         merged: Record | None = None
         for record in records:
             merged = record if merged is None else merged.merge(record)
-        if merged is None:
+        if merged is None or not merged.means.counts.any():
             continue
         found.append(
             Simulation(
@@ -325,7 +325,7 @@ def describe(plan: Plan, law: ChainLaw, *, partial: bool = False) -> dict[str, A
         "every": plan.every,
         "weights": law.weights.name,
         "activation": law.activation.name,
-        "gain": law.gain.constant,
+        "gain": law.gain.name if law.gain.constant is None else law.gain.constant,
         "norm": law.norm,
         "center": law.center,
         "position": law.position,

@@ -49,7 +49,7 @@ class Simulation:
                 f"the average of {measure!r} has no standard error, so no depth follows", hint="more layers"
             )
         burn_in, depth = int(self.settings["burn_in"]), int(self.settings["depth"])
-        return burn_in + max(int(self.settings["every"]), math.ceil((depth - burn_in) * (stderr / error) ** 2))
+        return burn_in + max(int(self.settings["every"]), math.ceil((depth - burn_in) * (stderr / error) ** 2 - 1e-9))
 
     def to_dict(self, *, error: float | None = None) -> dict[str, Any]:
         """Plain types; with `error`, each average says which depth reaches it."""
@@ -109,7 +109,7 @@ def make_profile(record: Record, observer: Observer, *, settings: Mapping[str, A
 
 def _value_at(moments: Moments, index: int, columns: int | tuple[int, int]) -> tuple[float, float | None]:
     """Mean and standard error over runs at one layer; ratios by linearization."""
-    mean, scatter, runs = moments.mean[index], moments.scatter[index], moments.runs
+    mean, scatter, runs = moments.mean[index], moments.scatter[index], float(moments.runs[index])
     if isinstance(columns, tuple):
         x, y = columns
         if not mean[y]:
