@@ -129,12 +129,12 @@ class Landscape:
             point = self.at(path(step))
             return abs(point.log_growth) - self.limit if point.alive and point.attracting else 1.0
 
+        crossing = inside
         if excess(outside) > 0 > excess(inside):
-            crossing = brentq(excess, outside, inside, rtol=5e-3, xtol=1e-4)
-            for digits in (2, 3):
-                rounded = round_up(crossing, digits)
-                if crossing <= rounded <= inside and self.at(path(rounded)).reaches(self.limit):
-                    return self.at(path(rounded))
+            crossing = brentq(excess, outside, inside, rtol=5e-3, xtol=1e-3 * inside)
+        for rounded in (round_up(crossing, 2), round_up(crossing, 3), round_up(inside, 2)):
+            if rounded <= 1.1 * inside and self.at(path(rounded)).reaches(self.limit):
+                return self.at(path(rounded))
         return self.at(path(inside))
 
 
