@@ -134,9 +134,8 @@ def kernel() -> Figure:
     """Kernel maps of six activations, and the sequences they send a correlation of 0.9 through, with the bounds."""
     import numpy as np
 
-    from sounding.theory.kernel import kappa
+    from sounding.theory.kernel import kappa, normalized
     from sounding.theory.kernel import kernel as find
-    from sounding.theory.kernel import normalized
     from sounding.theory.kernel_path import bound, sequence
 
     figure = Figure(figsize=(8.4, 3.6), layout="constrained")
@@ -221,6 +220,74 @@ def gram() -> Figure:
     return figure
 
 
+def quadrature() -> Figure:
+    """Error against the number of points: panels that end at kinks, Gauss–Hermite, and the trapezoid rule."""
+    import numpy as np
+
+    from sounding.activations import resolve
+    from sounding.theory.quadrature import gaussian_mean
+
+    figure = Figure(figsize=(8.4, 3.0), layout="constrained")
+    tanh, relu = resolve("tanh").scaled(10.0), resolve("relu")
+    cases = {
+        "E[tanh′(10z)²]": (lambda z: tanh.derivative(z) ** 2, (), tanh.length),
+        "E[relu(z)]": (relu.function, (0.0,), 1.0),
+    }
+    for axes, (title, (f, kinks, length)) in zip(figure.subplots(1, 2), cases.items(), strict=True):
+        exact = gaussian_mean(f, kinks=kinks, length=length, tolerance=1e-14).value
+        orders = np.arange(10, 201, 10)
+        hermite = [np.polynomial.hermite_e.hermegauss(int(n)) for n in orders]
+        errors = [abs(w @ f(x) / np.sqrt(2 * np.pi) / exact - 1) for x, w in hermite]
+        axes.loglog(orders, errors, label="Gauss–Hermite")
+        counts = np.unique(np.geomspace(10, 1000, 25).astype(int))
+        grids = [np.linspace(-12, 12, int(n)) for n in counts]
+        density = [np.exp(-x * x / 2) / np.sqrt(2 * np.pi) * (x[1] - x[0]) for x in grids]
+        plain = [abs((f(x) * p).sum() / exact - 1) for x, p in zip(grids, density, strict=True)]
+        axes.loglog(counts, np.maximum(plain, 1e-16), label="trapezoid")
+        found = [gaussian_mean(f, kinks=kinks, length=length, tolerance=t) for t in 10.0 ** -np.arange(2, 14)]
+        panels = [max(abs(one.value / exact - 1), 1e-16) for one in found]
+        axes.loglog([one.evaluations for one in found], panels, "o", ms=4, label="panels")
+        axes.set(title=title, xlabel="points", ylabel="relative error")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def batchnorm() -> Figure:
+    """Growth against eps up to and beyond the collapse, and the forward eigenvalue L against batch size."""
+    import numpy as np
+
+    from sounding import predict as theory
+
+    figure = Figure(figsize=(8.4, 3.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    eps = np.geomspace(1e-3, 3.0, 40)
+    for name, shift, label in (
+        ("relu", 0, "relu"),
+        ("relu", 2, "relu(x + 2)"),
+        ("tanh", 0, "tanh"),
+        ("gelu", 0, "gelu"),
+    ):
+        found = [theory.batchnorm(name, batch_size=32, eps=float(e), shift=shift, tolerance=1e-8) for e in eps]
+        (line,) = left.loglog(eps, [one.gradient_growth for one in found], label=label)
+        collapse = theory.critical_eps(name, batch_size=32, shift=shift).collapse
+        left.axvline(collapse, color=line.get_color(), lw=0.7, ls=":")
+    left.axhline(1.0, color="black", lw=0.7)
+    left.set(xlabel="eps", ylabel="growth per layer (squared norm)")
+    sizes = np.unique(np.geomspace(4, 512, 25).astype(int))
+    for name, shift, label in (
+        ("relu", 0.0, "relu"), ("gelu", 0.0, "gelu"), ("relu", -0.5, "relu(x − 0.5)"), ("relu_power:1.5", 0.0, "relu^1.5")
+    ):  # fmt: skip
+        found = [theory.batchnorm(name, batch_size=int(b), shift=shift, tolerance=1e-8) for b in sizes]
+        right.semilogx(sizes, [one.forward_eigenvalues.L for one in found], label=label)
+    right.axhline(1.0, color="black", lw=0.7)
+    right.set(xlabel="batch size", ylabel="forward eigenvalue L")
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
 PICTURES: dict[str, Callable[[], Figure]] = {
     "tutorial": tutorial,
     "predict": predict,
@@ -230,6 +297,8 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "kernel": kernel,
     "vanilla": vanilla,
     "gram": gram,
+    "quadrature": quadrature,
+    "batchnorm": batchnorm,
 }
 
 
