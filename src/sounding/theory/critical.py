@@ -15,7 +15,7 @@ from scipy.optimize import brentq
 from sounding.activations import Activation, resolve
 from sounding.errors import UsageError
 from sounding.theory.length import NOISE, Moments, moment_slope, second_moment, squared_slope, tabulate
-from sounding.theory.vanilla import Vanilla, check_stds, describe_length
+from sounding.theory.vanilla import check_stds, first_chi, phase_of, settle
 
 Array = NDArray[np.float64]
 
@@ -145,18 +145,18 @@ def phase_diagram(
     if phi.degree != 1.0:
         largest = [max(pair[i] for row in squares for pair in row) for i in (0, 1)]
         moments = tabulate(phi, weight=largest[0], bias=largest[1])
-    found = [[describe_length(phi, weight, bias, start, moments) for weight, bias in row] for row in squares]
-
-    def column(take: Callable[[Vanilla], Any]) -> Any:
-        return np.array([[take(entry) for entry in row] for row in found])
-
+    variance, chi_1 = np.empty((len(bias_stds), len(weight_stds))), np.empty((len(bias_stds), len(weight_stds)))
+    for i, row in enumerate(squares):
+        for j, (weight, bias) in enumerate(row):
+            settled = settle(phi, weight, bias, start, moments)
+            variance[i, j], chi_1[i, j] = settled.variance, first_chi(phi, weight, settled).value
     return PhaseDiagram(
         phi.name,
         tuple(float(w) for w in weight_stds),
         tuple(float(b) for b in bias_stds),
-        column(lambda entry: entry.variance),
-        column(lambda entry: entry.chi_1),
-        column(lambda entry: entry.phase),
+        variance,
+        chi_1,
+        np.array([[phase_of(value) for value in row] for row in chi_1.tolist()]),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from sounding.theory.length import (
     squared_slope,
     tabulate,
 )
+from sounding.theory.quadrature import Integral
 
 Phase = Literal["ordered", "critical", "chaotic"]
 Status = Literal["fixed", "vanishing", "marginal", "diverging"]
@@ -130,20 +131,40 @@ def vanilla(
     if not (math.isfinite(start) and start > 0):
         raise UsageError(f"the start variance must be positive and finite, got {start}")
     moments = None if phi.degree == 1.0 else tabulate(phi, weight=weight, bias=bias)
-    return describe_length(phi, weight, bias, start, moments)
+    return _describe(phi, weight, bias, settle(phi, weight, bias, start, moments))
 
 
-def describe_length(phi: Activation, weight: float, bias: float, start: float, moments: Moments | None) -> Vanilla:
-    """The record for weight = σ_w² and bias = σ_b², from moments tabulated before; degree 1 needs none."""
+class Settled(NamedTuple):
+    """Where a variance goes: its end, what kind of end that is, the length map's slope there, and all fixed points."""
+
+    variance: float
+    status: Status
+    slope: float
+    points: tuple[LengthPoint, ...]
+
+
+def settle(phi: Activation, weight: float, bias: float, start: float, moments: Moments | None) -> Settled:
+    """The end of the variance for weight = σ_w² and bias = σ_b², from tabulated moments; degree 1 needs none."""
     if moments is None:
-        return _linear_length(phi, weight, bias, start)
+        return _settle_linear(phi, weight, bias, start)
     if not (moments.values > 0).any():
         raise UsageError(f"activation {phi.name!r} is 0 almost everywhere, so no correlation is defined after it")
     if np.nanmax(np.abs(relative_change(moments, weight, bias))) <= EDGE:
-        return _describe(phi, weight, bias, (start, "marginal", 1.0), (LengthPoint(start, 1.0),))
-    points = fixed_points(moments, weight, bias)
-    end = _follow(moments, points, weight, bias, start)
-    return _describe(phi, weight, bias, end, points)
+        return Settled(start, "marginal", 1.0, (LengthPoint(start, 1.0),))
+    return _follow(moments, fixed_points(moments, weight, bias), weight, bias, start)
+
+
+def first_chi(phi: Activation, weight: float, settled: Settled) -> Integral:
+    """χ₁ = σ_w² E φ′² at the variance a network ends with, or in the limit of ever larger or smaller ones."""
+    if settled.status == "diverging":
+        return Integral(weight * limit(squared_slope, phi), 1e-8, 0)
+    gain = squared_slope(phi, settled.variance)
+    return Integral(weight * gain.value, weight * gain.error, gain.evaluations)
+
+
+def phase_of(chi_1: float) -> Phase:
+    """ "ordered", "critical" or "chaotic"."""
+    return "critical" if abs(chi_1 - 1) <= EDGE else "ordered" if chi_1 < 1 else "chaotic"
 
 
 def trajectory(
@@ -198,65 +219,58 @@ def check_stds(weight_std: float, bias_std: float) -> tuple[float, float]:
     return float(weight_std) ** 2, float(bias_std) ** 2
 
 
-def _linear_length(phi: Activation, weight: float, bias: float, start: float) -> Vanilla:
+def _settle_linear(phi: Activation, weight: float, bias: float, start: float) -> Settled:
     """φ of degree 1: q′ = aq + σ_b² with a = σ_w² E φ² = χ₁, exactly; ReLU has a = σ_w²/2."""
     factor = weight * second_moment(phi, 1.0).value
     if abs(factor - 1) <= EDGE and bias == 0:
-        return _describe(phi, weight, bias, (start, "marginal", 1.0), (LengthPoint(start, 1.0),))
+        return Settled(start, "marginal", 1.0, (LengthPoint(start, 1.0),))
     if factor >= 1 - EDGE:
-        points = (LengthPoint(0.0, factor),) if bias == 0 else ()
-        return _describe(phi, weight, bias, (math.inf, "diverging", factor), points)
+        return Settled(math.inf, "diverging", factor, (LengthPoint(0.0, factor),) if bias == 0 else ())
     point = LengthPoint(bias / (1 - factor), factor)
-    return _describe(phi, weight, bias, (point.variance, "fixed" if bias else "vanishing", factor), (point,))
+    return Settled(point.variance, "fixed" if bias else "vanishing", factor, (point,))
 
 
-def _follow(
-    moments: Moments, points: tuple[LengthPoint, ...], weight: float, bias: float, start: float
-) -> tuple[float, Status, float]:
-    """Where the variance goes from `start`: its end, what that is, and the slope of the length map there."""
-    phi = moments.activation
+def _follow(moments: Moments, points: tuple[LengthPoint, ...], weight: float, bias: float, start: float) -> Settled:
+    phi, largest = moments.activation, float(moments.variances[-1])
+    diverging = Settled(math.inf, "diverging", math.nan, points)
 
     def step(q: float) -> float:
         return weight * second_moment(phi, q).value + bias
 
-    if not moments.increasing:
+    if moments.increasing:
+        # an increasing map moves every variance towards the next fixed point in the direction of its first step
+        upwards = step(start) > start
+        beyond = [point for point in points if (point.variance >= start if upwards else point.variance <= start)]
+        if not beyond:
+            return diverging
+        end = beyond[0] if upwards else beyond[-1]
+    else:
         # E φ(√q z)² falls no faster than 1/√q, so a variance may jump across its end, by less each time: no cycles
         q = start
         for _ in range(SETTLING):
-            q = min(step(q), LARGEST)
-        if q >= LARGEST or not points:
-            return math.inf, "diverging", math.nan
+            q = min(step(q), largest)
+        if q >= largest or not points:
+            return diverging
         end = min((p for p in points if p.attracting), key=lambda p: abs(p.variance - q), default=points[-1])
-        return end.variance, "fixed" if end.variance else "vanishing", end.slope
-    # an increasing map moves every variance towards the next fixed point in the direction of its first step
-    upwards = step(start) > start
-    beyond = [point for point in points if (point.variance >= start if upwards else point.variance <= start)]
-    if not beyond:
-        return math.inf, "diverging", math.nan
-    end = beyond[0] if upwards else beyond[-1]
-    return end.variance, "fixed" if end.variance else "vanishing", end.slope
+    return Settled(end.variance, "fixed" if end.variance else "vanishing", end.slope, points)
 
 
-def _describe(
-    phi: Activation, weight: float, bias: float, end: tuple[float, Status, float], points: tuple[LengthPoint, ...]
-) -> Vanilla:
-    variance, status, slope = end
-    error, damping = 1e-13, 1.0
+def _describe(phi: Activation, weight: float, bias: float, settled: Settled) -> Vanilla:
+    variance, status, slope, points = settled
+    first = first_chi(phi, weight, settled)
+    chi_1, damping = first.value, 1.0
     if status == "diverging":
-        chi_1, growth = weight * limit(squared_slope, phi), weight * limit(moment_slope, phi)
         correlation, chi, error = _far_correlation(phi, chi_1)
-        # correlations settle relative to a variance that grows by `growth` per layer
-        damping, slope = 1 / growth, 1.0
+        # correlations settle relative to a variance that grows by this factor per layer
+        damping, slope = 1 / (weight * limit(moment_slope, phi) or 1.0), 1.0
     elif status == "vanishing":
-        chi_1 = weight * squared_slope(phi, 0.0).value
-        correlation, chi = 1.0, chi_1
+        correlation, chi, error = 1.0, chi_1, 1e-13
     else:
-        gain, moment = squared_slope(phi, variance), second_moment(phi, variance).value
-        chi_1 = weight * gain.value
+        moment = second_moment(phi, variance).value
         correlation, chi, error = _correlation(_neuron(phi, variance, moment), weight * moment / variance, chi_1)
-        error = max(error, 1e-13, gain.error / gain.value if 0 < gain.value < math.inf else 0.0)
+        error = max(error, 1e-13, first.error / chi_1 if 0 < chi_1 < math.inf else 0.0)
+        # an error of the map moves its fixed point by 1/(1 − slope) of it
         error = error / max(abs(1 - slope), 1e-6) + 2 * phi.derivative_error
-    phase: Phase = "critical" if abs(chi_1 - 1) <= EDGE else "ordered" if chi_1 < 1 else "chaotic"
     return Vanilla(
         activation=phi.name,
         weight_std=math.sqrt(weight),
@@ -267,7 +281,7 @@ def _describe(
         chi=chi,
         variance_scale=depth_scale(slope),
         correlation_scale=depth_scale(chi * damping),
-        phase=phase,
+        phase=phase_of(chi_1),
         status=status,
         fixed_points=points,
         error=error,
