@@ -145,3 +145,59 @@ def test_normals_drawn_ahead_are_the_generators_own(monkeypatch):
     assert engine.WORTH_OVERLAPPING <= 160 * 160
     ahead = simulate(generator=torch.Generator().manual_seed(9), **settings)
     assert ahead.averages == alone.averages
+
+
+PLAIN: tuple[dict[str, Any], ...] = (
+    {"width": 24, "batch_size": 4},
+    {"width": 24, "batch_size": 4, "center": False, "activation": "relu"},
+    {"width": 10, "batch_size": 10, "center": False, "residual": 0.5},
+    {"width": 12, "batch_size": 20, "weights": "uniform", "norm": "rms", "activation": "tanh"},
+    {"width": 16, "batch_size": 5, "weights": "orthogonal", "norm": "layer", "position": "after", "activation": "tanh"},
+    {"width": 20, "batch_size": 6, "eps": 0.5, "gain": 2.0, "activation": "tanh"},
+)
+
+
+def plain_gaps(options: dict[str, Any], *, layers: int, runs: int, rng: np.random.Generator) -> np.ndarray:
+    """The orthogonality gap of each run, averaged over the second half of the layers: the definition, in a loop."""
+    width, samples, gamma = options["width"], options["batch_size"], options.get("residual", math.inf)
+    norm, eps, gain = options.get("norm", "batch"), options.get("eps", 0.0), options.get("gain", 1.0)
+    function = {"identity": lambda x: x, "relu": lambda x: np.maximum(x, 0), "tanh": np.tanh}[
+        options.get("activation", "identity")
+    ]
+
+    def normalize(x: np.ndarray) -> np.ndarray:
+        axis = 0 if norm == "batch" else 1
+        if norm == "layer" or (norm == "batch" and options.get("center", True)):
+            x = x - x.mean(axis=axis, keepdims=True)
+        return x / np.sqrt((x**2).mean(axis=axis, keepdims=True) + eps)
+
+    def draw() -> np.ndarray:
+        if options.get("weights") == "orthogonal":
+            return stats.ortho_group.rvs(width, random_state=rng) * math.sqrt(width)
+        if options.get("weights") == "uniform":
+            return rng.uniform(-math.sqrt(3), math.sqrt(3), (width, width))
+        return rng.standard_normal((width, width))
+
+    found = []
+    for _ in range(runs):
+        hidden, gaps = rng.standard_normal((samples, width)), []
+        for layer in range(layers):
+            product = hidden @ draw().T
+            mixed = product / math.sqrt(width) if math.isinf(gamma) else hidden + gamma * product
+            after = options.get("position") == "after"
+            hidden = normalize(function(gain * mixed)) if after else function(gain * normalize(mixed))
+            gram = hidden @ hidden.T
+            if layer >= layers // 2:
+                gaps.append(np.linalg.norm(gram / np.trace(gram) - np.eye(samples) / samples))
+        found.append(np.mean(gaps))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("options", PLAIN, ids=str)
+def test_averages_equal_those_of_a_plain_loop(options):
+    """Nothing shared with the library: numpy, explicit matrices, the definition of the gap."""
+    plain = plain_gaps(options, layers=40, runs=60, rng=np.random.default_rng(0))
+    settings = {"depth": 40, "burn_in": 20, "runs": 300, "measures": ["orthogonality_gap"], **options}
+    ours = simulate(generator=torch.Generator().manual_seed(0), **settings).averages["orthogonality_gap"]
+    error = math.hypot(float(plain.std(ddof=1)) / math.sqrt(len(plain)), ours.stderr)
+    assert_within_standard_errors(ours.value, float(plain.mean()), error)

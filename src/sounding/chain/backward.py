@@ -12,14 +12,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sounding.chain.engine import Clock, Plan, Progress, Task, check_finite, draw_input, make_recorder, make_tasks
+from sounding.chain.engine import (
+    Clock,
+    Plan,
+    Progress,
+    Task,
+    check_finite,
+    draw_input,
+    make_recorder,
+    make_tasks,
+    run_on_cores,
+)
 from sounding.chain.law import ChainLaw
 from sounding.chain.observe import observe
 from sounding.chain.record import Record
@@ -55,13 +64,10 @@ def simulate_backward(plan: Plan, *, generator: torch.Generator, progress: Progr
     tasks = make_tasks(plan, generator=generator)
     total = 2 * plan.runs * plan.depth
     began = time.perf_counter()
-    pulls: list[Pull] = []
-    interrupted = False
-    try:
-        for task in tasks:
-            pulls.append(_run_task(plan, task, clock, lambda: progress and progress(clock.done, total)))  # noqa: PERF401
-    except KeyboardInterrupt:
-        interrupted = True
+    finished, interrupted = run_on_cores(
+        lambda task: _run_task(plan, task, clock), tasks, clock, total=total, progress=progress
+    )
+    pulls = [pull for pull in finished if pull is not None]
     if not pulls:
         raise InterruptedRun("interrupted before anything was measured")
     seconds = time.perf_counter() - began
@@ -122,7 +128,8 @@ def _explicit(plan: Plan) -> Plan:
     return replace(plan, route="explicit")
 
 
-def _run_task(plan: Plan, task: Task, clock: Clock, report: Callable[[], object]) -> Pull:
+def _run_task(plan: Plan, task: Task, clock: Clock) -> Pull | None:
+    """One task forward and back; None when it was told to stop on the way, which leaves no gradient."""
     law = task.laws[0]
     generator = torch.Generator(device=plan.device).manual_seed(task.seed)
     chains = Chains([law] * task.runs, draw_input(plan, task, generator), route="explicit", generator=generator)
@@ -137,7 +144,8 @@ def _run_task(plan: Plan, task: Task, clock: Clock, report: Callable[[], object]
         if plan.measures_at(layer):
             recorder.add(layer, observe(chains, plan.observer), averaged=layer > plan.burn_in)
         clock.add(task.runs)
-        report()
+        if clock.stop.is_set():
+            return None
     check_finite(chains.state, plan.depth)
     shape = tuple(chains.state.shape)
     cotangent = torch.randn(shape, generator=generator, dtype=plan.dtype, device=plan.device)
@@ -150,7 +158,8 @@ def _run_task(plan: Plan, task: Task, clock: Clock, report: Callable[[], object]
             generator.set_state(seeds[layer - 1])
             cotangent = _pull_back(chains, states[layer - 1], cotangent, law.gain.at(layer))
             clock.add(task.runs)
-            report()
+        if clock.stop.is_set():
+            return None
     return Pull(recorder.records(plan.depth), (logs - logs[:, -1:]).cpu().numpy())
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -25,6 +26,7 @@ from sounding.chain.step import Chains, Normals, Route
 from sounding.errors import NumericalError
 
 Progress = Callable[[int, int], None]
+Result = TypeVar("Result")
 
 # bytes of state and weights that one task keeps busy: about what a core's cache holds
 TASK_BYTES = 2 << 20
@@ -68,6 +70,11 @@ class Plan:
         """Measured layers past the burn-in."""
         return self.depth // self.every - self.burn_in // self.every
 
+    @property
+    def chain_layers(self) -> int:
+        """How much work it is."""
+        return len(self.laws) * self.runs * self.depth
+
     def measures_at(self, layer: int) -> bool:
         """Whether a layer is looked at."""
         return layer % self.every == 0 and (self.profile or layer > self.burn_in)
@@ -75,9 +82,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Task:
-    """A batch of chains: some runs of some laws, and the seed of their generator."""
+    """A batch of chains: some runs of some laws (and which of the plan's they are), and the seed of their generator."""
 
     laws: tuple[ChainLaw, ...]
+    positions: tuple[int, ...]
     runs: int
     seed: int
 
@@ -104,17 +112,17 @@ def run_plan(
     """Per law the records of its tasks, the seconds it took, and whether it was interrupted."""
     tasks = make_tasks(plan, generator=generator)
     clock = Clock()
-    total = sum(len(task.laws) * task.runs for task in tasks) * plan.depth
+    total = plan.chain_layers
     began = time.perf_counter()
     if plan.device.type == "cpu":
-        results, interrupted = _run_on_cores(plan, tasks, clock, total=total, progress=progress)
+        results, interrupted = _run_chains_on_cores(plan, tasks, clock, total=total, progress=progress)
     else:
         results, interrupted = _run_on_gpu(plan, tasks, clock, total=total, progress=progress)
     seconds = time.perf_counter() - began
     by_law: list[list[Record]] = [[] for _ in plan.laws]
     for task, records in zip(tasks, results, strict=False):
-        for law, record in zip(task.laws, records, strict=True):
-            by_law[plan.laws.index(law)].append(record)
+        for position, record in zip(task.positions, records, strict=True):
+            by_law[position].append(record)
     return by_law, seconds, interrupted
 
 
@@ -124,19 +132,19 @@ def make_tasks(plan: Plan, *, generator: torch.Generator) -> list[Task]:
     entries = law.batch_size * law.width + (law.width**2 if plan.route == "explicit" else 0)
     size = torch.finfo(plan.dtype).bits // 8
     if plan.device.type == "cpu":
-        groups: list[tuple[ChainLaw, ...]] = [(law,) for law in plan.laws]
+        groups: list[tuple[int, ...]] = [(position,) for position in range(len(plan.laws))]
         limit = max(1, TASK_BYTES // (entries * size))
     else:
-        groups = [plan.laws]
+        groups = [tuple(range(len(plan.laws)))]
         free = torch.cuda.mem_get_info(plan.device)[0] if plan.device.type == "cuda" else 1 << 34
         limit = max(1, free // (16 * entries * size * len(plan.laws)))
     pieces = max(min(2, plan.runs), -(-plan.runs // limit)) if plan.device.type == "cpu" else -(-plan.runs // limit)
     tasks = []
-    for laws in groups:
+    for positions in groups:
         for piece in range(pieces):
             runs = plan.runs * (piece + 1) // pieces - plan.runs * piece // pieces
             seed = torch.randint(0, 2**63 - 1, (), generator=generator, device=generator.device)
-            tasks.append(Task(laws, runs, int(seed)))
+            tasks.append(Task(tuple(plan.laws[i] for i in positions), positions, runs, int(seed)))
     return tasks
 
 
@@ -237,25 +245,19 @@ def check_finite(state: torch.Tensor, layer: int) -> None:
         )
 
 
-def _run_on_cores(
-    plan: Plan, tasks: Sequence[Task], clock: Clock, *, total: int, progress: Progress | None
-) -> tuple[list[list[Record]], bool]:
-    """Tasks over threads: torch releases the interpreter lock inside its operations."""
+def run_on_cores(
+    work: Callable[[Task], Result], tasks: Sequence[Task], clock: Clock, *, total: int, progress: Progress | None
+) -> tuple[list[Result], bool]:
+    """Each task's result, and whether Ctrl-C came; torch releases the interpreter lock inside its operations."""
     cores = torch.get_num_threads()
-    law = plan.laws[0]
-    drawn = law.width * (law.batch_size if plan.route == "gram" else law.width) * tasks[0].runs
-    overlap = len(tasks) == 1 and cores > 1 and drawn >= WORTH_OVERLAPPING and law.weights.invariance == "gaussian"
 
-    def work(task: Task) -> list[Record]:
+    def work_alone(task: Task) -> Result:
         torch.set_num_threads(1)
-        if not overlap:
-            return run_task(plan, task, clock)
-        with ThreadPoolExecutor(1) as drawer:
-            return run_task(plan, task, clock, normals=lambda g: _draw_ahead(drawer, g, plan.dtype))
+        return work(task)
 
     interrupted = False
     with ThreadPoolExecutor(max(1, min(cores, len(tasks)))) as pool:
-        futures = [pool.submit(work, task) for task in tasks]
+        futures = [pool.submit(work_alone, task) for task in tasks]
         try:
             _watch(futures, clock, total=total, progress=progress)
         except KeyboardInterrupt:
@@ -269,6 +271,22 @@ def _run_on_cores(
             wait(futures)
             torch.set_num_threads(cores)
     return [future.result() for future in futures], interrupted
+
+
+def _run_chains_on_cores(
+    plan: Plan, tasks: Sequence[Task], clock: Clock, *, total: int, progress: Progress | None
+) -> tuple[list[list[Record]], bool]:
+    law = plan.laws[0]
+    drawn = law.width * (law.batch_size if plan.route == "gram" else law.width) * tasks[0].runs
+    single = len(tasks) == 1 and torch.get_num_threads() > 1 and law.weights.invariance == "gaussian"
+
+    def work(task: Task) -> list[Record]:
+        if not single or drawn < WORTH_OVERLAPPING:
+            return run_task(plan, task, clock)
+        with ThreadPoolExecutor(1) as drawer:
+            return run_task(plan, task, clock, normals=lambda g: _draw_ahead(drawer, g, plan.dtype))
+
+    return run_on_cores(work, tasks, clock, total=total, progress=progress)
 
 
 def _run_on_gpu(
@@ -289,7 +307,7 @@ def _run_on_gpu(
     return results, clock.stop.is_set()
 
 
-def _watch(futures: Sequence[Future[list[Record]]], clock: Clock, *, total: int, progress: Progress | None) -> None:
+def _watch(futures: Sequence[Future[Result]], clock: Clock, *, total: int, progress: Progress | None) -> None:
     """Wait for the tasks, reporting progress; raises what a task raised."""
     waiting = set(futures)
     while waiting:

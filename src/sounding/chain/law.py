@@ -235,7 +235,9 @@ def _largest_input(law: ChainLaw) -> float:
     if law.norm == "none":
         return LARGEST_NORMAL
     if law.position == "before":
-        return math.sqrt(law.batch_size if law.norm == "batch" else law.width)
+        largest = math.sqrt(law.batch_size if law.norm == "batch" else law.width)
+        # without a skip connection features are close to normal; with one, a feature may be a single sample's own
+        return min(largest, 2 * LARGEST_NORMAL) if math.isinf(law.residual) else largest
     if math.isinf(law.residual):
         return LARGEST_NORMAL * (math.sqrt(law.batch_size) if law.norm == "batch" else 1.0)
     return (1 + law.residual * math.sqrt(law.width) * LARGEST_NORMAL) * math.sqrt(max(law.batch_size, 1))

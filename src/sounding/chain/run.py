@@ -223,10 +223,22 @@ def simulate_many(
             for gamma in residuals
         )
         plans.append(_make_plan(laws, options, generator=generator))
+    total = sum(plan.chain_layers for plan in plans)
     found: list[Simulation] = []
+    before = 0
     for plan in plans:
-        found += _execute(plan, generator=generator, progress=progress)
+        try:
+            found += _execute(plan, generator=generator, progress=_shifted(progress, before, total))
+        except InterruptedRun as stop:
+            partial = stop.partial if isinstance(stop.partial, tuple) else (stop.partial,)
+            raise InterruptedRun(stop.message, partial=(*found, *filter(None, partial))) from None
+        before += plan.chain_layers
     return tuple(found)
+
+
+def _shifted(progress: Progress | None, before: int, total: int) -> Progress | None:
+    """Progress of one plan as progress of all."""
+    return None if progress is None else lambda done, _: progress(before + done, total)
 
 
 def find_device(device: str) -> torch.device:
@@ -309,7 +321,9 @@ def _execute(plan: Plan, *, generator: torch.Generator, progress: Progress | Non
             )
         )
     if interrupted:
-        partial: Any = found[0] if len(plan.laws) == 1 and found else tuple(found)
+        if not found:
+            raise InterruptedRun("interrupted before anything was measured")
+        partial: Any = found[0] if len(plan.laws) == 1 else tuple(found)
         raise InterruptedRun("interrupted; what was measured is marked partial", partial=partial)
     return found
 
