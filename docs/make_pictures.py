@@ -275,9 +275,13 @@ def batchnorm() -> Figure:
     left.axhline(1.0, color="black", lw=0.7)
     left.set(xlabel="eps", ylabel="growth per layer (squared norm)")
     sizes = np.unique(np.geomspace(4, 512, 25).astype(int))
-    for name, shift, label in (
-        ("relu", 0.0, "relu"), ("gelu", 0.0, "gelu"), ("relu", -0.5, "relu(x − 0.5)"), ("relu_power:1.5", 0.0, "relu^1.5")
-    ):  # fmt: skip
+    curves = (
+        ("relu", 0, "relu"),
+        ("gelu", 0, "gelu"),
+        ("relu", -0.5, "relu(x − 0.5)"),
+        ("relu_power:1.5", 0, "relu^1.5"),
+    )
+    for name, shift, label in curves:
         found = [theory.batchnorm(name, batch_size=int(b), shift=shift, tolerance=1e-8) for b in sizes]
         right.semilogx(sizes, [one.forward_eigenvalues.L for one in found], label=label)
     right.axhline(1.0, color="black", lw=0.7)

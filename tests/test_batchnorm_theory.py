@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from sounding.theory.arc_cosine import arc_cosine
 from sounding.theory.batchnorm import batchnorm, critical_eps, depth_scale
 from sounding.theory.gegenbauer import gegenbauer_batchnorm
 from sounding.theory.homogeneous import homogeneous_batchnorm
+from sounding.theory.quadrature import sphere_mean, sphere_pair_mean
 
 SIZES = [4, 5, 6, 8, 32, 256, 1024, math.inf]
 SMOOTH = ["tanh", "erf", "sin", "sigmoid", "softplus", "exp", "gelu", "gelu_tanh", "silu", "hermite:3"]
@@ -176,6 +178,78 @@ def test_forward_eigenvalue_g_is_the_slope_of_the_variance_map(size):
     values = [batch_spread(affine, NormalizedLaw(float(size), mu * (1 + k * step), eps)) for k in (-2, -1, 1, 2)]
     slope = (values[0] - 8 * values[1] + 8 * values[2] - values[3]) / (12 * step * mu)
     assert pytest.approx(slope, rel=TOLERANCE.finite_difference) == found.forward_eigenvalues.G
+
+
+def nested_pair(f, g, size, kinks, outer_kinks):
+    """E f(x₁) g(x₂) as an outer mean over x₁ of the conditional mean of x₂, itself a mean over a smaller sphere."""
+    sine = math.sqrt(1 - 1 / (size - 1) ** 2)
+
+    def inner(x):
+        std = sine * math.sqrt(max(size - 1 - x * x, 1e-300) / (size - 2))
+        return sphere_mean(g, size - 1, mean=-x / (size - 1), std=std, kinks=kinks, tolerance=1e-11).value
+
+    def outer(x):
+        return f(x) * np.array([inner(float(value)) for value in x])
+
+    return sphere_mean(outer, size, kinks=outer_kinks, tolerance=1e-10).value
+
+
+@pytest.mark.parametrize(("name", "scale", "shift"), [("hardtanh", 1.4, 0.3), ("elu", 2.0, -0.6), ("relu", 1.0, -0.5)])
+def test_kinks_off_the_origin_agree_with_a_nested_integral(name, scale, shift):
+    """Theorem 7 at B = 8 with conditional expectations in place of the polar form."""
+    size = 8
+    phi = resolve(name).scaled(scale, shift)
+    edges = set(phi.kinks)
+    for kink in phi.kinks:  # where the conditional range of x₂ starts to contain the kink
+        rest = math.sqrt(max((1 - 1 / (size - 1) ** 2) * (size - 1 - kink**2), 0.0))
+        edges |= {-kink / (size - 1) + rest, -kink / (size - 1) - rest}
+    slopes = nested_pair(phi.derivative, phi.derivative, size, phi.kinks, tuple(edges))
+    crossed = nested_pair(
+        lambda x: x * phi.derivative(x), lambda x: x * phi.derivative(x), size, phi.kinks, tuple(edges)
+    )
+    own = sphere_mean(lambda x: (size - 1 - x * x) * phi.derivative(x) ** 2, size, kinks=phi.kinks).value
+    spread = sphere_mean(lambda x: phi(x) ** 2, size, kinks=phi.kinks).value - nested_pair(
+        phi, phi, size, phi.kinks, tuple(edges)
+    )
+    found = batchnorm(name, batch_size=size, scale=scale, shift=shift)
+    assert found.fixed_point.mu == pytest.approx(spread, rel=TOLERANCE.two_routes)
+    expected = (own + slopes + crossed) / (spread * (size - 3))
+    assert found.gradient_growth == pytest.approx(expected, rel=TOLERANCE.two_routes)
+
+
+@pytest.mark.parametrize(("name", "size", "eps"), [("tanh", 4, 0.2), ("softplus", 4, 1e-3), ("silu", 12, 0.1)])
+def test_eps_agrees_with_an_integral_over_the_radius(name, size, eps):
+    """Fixed point and growth as a mean over r² = μχ²_{B−1} of sphere means at gain √ρ, meanfield2019's own order."""
+    phi = resolve(name)
+    found = batchnorm(name, batch_size=size, eps=eps)
+    mu = found.fixed_point.mu
+    nodes, weights = np.polynomial.legendre.leggauss(20)
+    cuts = [0, 0.02, 0.06, 0.2, 0.6, 1.5, 3, 4.5, 6, 8, 11]
+    chi = np.concatenate([0.5 * (a + b) + 0.5 * (b - a) * nodes for a, b in pairwise(cuts)])
+    weight = np.concatenate([0.5 * (b - a) * weights for a, b in pairwise(cuts)])
+    weight *= chi ** (size - 2) * np.exp(-0.5 * chi**2)
+    weight /= weight.sum()
+    spread = growth = 0.0
+    for radius, mass in zip(chi, weight, strict=True):
+        if mass < 1e-13:
+            continue
+        s2 = mu * radius**2 / size + eps
+        rho = mu * radius**2 / size / s2
+        gain = math.sqrt(rho)
+
+        def one(f, gain=gain):
+            return sphere_mean(lambda y: f(gain * y), size).value
+
+        def two(f, gain=gain):
+            return sphere_pair_mean(lambda y: f(gain * y), lambda y: f(gain * y), size, tolerance=1e-11).value
+
+        spread += mass * (one(lambda x: phi(x) ** 2) - two(phi))
+        own = one(lambda x, rho=rho: phi.derivative(x) ** 2 * (1 - 1 / size - (2 - rho) * x * x / size))
+        crossed = two(phi.derivative) + (2 - rho) * two(lambda x: x * phi.derivative(x))
+        norm = size * own - own + (1 - 1 / size) * crossed
+        growth += mass * norm / (s2 * (size - 1))
+    assert found.fixed_point.mu == pytest.approx(spread, rel=TOLERANCE.two_routes)
+    assert found.gradient_growth == pytest.approx(growth, rel=TOLERANCE.two_routes)
 
 
 @given(st.floats(1e-9, 1e-3))

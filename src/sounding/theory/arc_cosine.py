@@ -49,7 +49,7 @@ def _by_series(c: Array, degree: float) -> Array:
 
 def second_moment(degree: float) -> float:
     """c_α = E max(u, 0)^(2α) = 2^(α−1) Γ(α + 1/2)/√π for a standard Gaussian u; the printed one lost the π."""
-    return 2.0 ** (degree - 1) * math.gamma(degree + 0.5) / math.sqrt(math.pi)
+    return math.pow(2.0, degree - 1) * math.gamma(degree + 0.5) / math.sqrt(math.pi)
 
 
 @lru_cache(maxsize=16)

@@ -50,17 +50,17 @@ class NormalizedLaw:
         size, mu, eps = self.batch_size, self.mu, self.eps
         if math.isinf(size):
             variance = mu / (mu + eps)
-            return (mu + eps) ** power * np.exp(-0.5 * x * x / variance) / math.sqrt(2 * math.pi * variance)
+            return math.pow(mu + eps, power) * np.exp(-0.5 * x * x / variance) / math.sqrt(2 * math.pi * variance)
         tau = x * x / (size - 1.0)
         rest = np.maximum(1.0 - tau, 0.0)
-        norm = 1.0 / math.sqrt(2 * math.pi * mu * (size - 1.0)) * size**-power
+        norm = 1.0 / math.sqrt(2 * math.pi * mu * (size - 1.0)) * math.pow(size, -power)
         if eps == 0:
-            mean = mu ** (power + 0.5) * _chi_square_mean(size - 2.0, power)
-            return norm * mean * rest ** (0.5 * (size - 4.0))
+            mean = math.pow(mu, power + 0.5) * _chi_square_mean(size - 2.0, power)
+            return np.asarray(norm * mean * rest ** (0.5 * (size - 4.0)))
         with np.errstate(divide="ignore", invalid="ignore"):
             decay = np.exp(-0.5 * size * eps / mu * tau / rest + (0.5 * (size - 5.0) - power) * np.log1p(-tau))
         decay = np.where(rest > 0, decay, 0.0)
-        return norm * decay * _power_mean(size - 2.0, mu * rest, size * eps, power + 0.5)
+        return np.asarray(norm * decay) * _power_mean(size - 2.0, mu * rest, size * eps, power + 0.5)
 
     def radial_weight(self, angle: Array, power: int) -> Array:
         """The density of χ, T = √(B−1) sin χ, times the mean of s^(2·power) given the pair."""
@@ -108,7 +108,7 @@ def _power_mean(degrees: float, a: Array, b: float, power: float) -> Array:
     later, last = np.zeros_like(t), np.zeros_like(t)
     for row in coefficients[:0:-1]:
         later, last = row[piece] + 2.0 * t * later - last, later
-    return (a * degrees + b) ** power * (coefficients[0][piece] + t * later - last)
+    return np.asarray((a * degrees + b) ** power * (coefficients[0][piece] + t * later - last))
 
 
 _LOG_LOW, _LOG_HIGH, _PIECE, _DEGREE = math.log(1e-18), math.log(1e14), 2.0, 17

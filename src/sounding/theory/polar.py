@@ -15,6 +15,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import beta, betainc
 
 from sounding.activations.activation import Array
@@ -197,13 +198,14 @@ def integrate_cells(
         if good.all():
             break
         cells = _cut(cells.table[~good], slow[~good], cells.grading)
-    values, errors, magnitudes = (sum((part[i].sum(axis=1) for part in done), np.zeros(1)) for i in (1, 2, 3))
+    blocks = [part[1:] for part in done]
+    values, errors, magnitudes = (np.sum([part[i].sum(axis=1) for part in blocks], axis=0) for i in range(3))
     return AdaptedCells(values, errors + 2e-16 * magnitudes, magnitudes, evaluations)
 
 
 def _in_chunks(
     f: PairFunction, radial: Radial, cells: Cells, angle: float, what: str
-) -> tuple[Array, Array, Array, Array]:
+) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
     """`_evaluate` on at most a thousand cells at a time, which bounds the memory."""
     parts = [
         _evaluate(f, radial, Cells(cells.table[start : start + _CHUNK], cells.grading), angle, what)
@@ -217,7 +219,7 @@ def _in_chunks(
 
 def _evaluate(
     f: PairFunction, radial: Radial, cells: Cells, angle: float, what: str
-) -> tuple[Array, Array, Array, Array]:
+) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
     blocks = []
     for order in (LOW_ORDER, HIGH_ORDER):
         variable, psi, weight = cells.nodes(order, radial.radius)
@@ -239,7 +241,7 @@ def _evaluate(
     return high, np.abs(high - low), np.abs(shaped).sum(axis=(2, 3)), _slow_in_angle(shaped, weight)
 
 
-def _slow_in_angle(shaped: Array, weight: Array) -> Array:
+def _slow_in_angle(shaped: Array, weight: Array) -> NDArray[np.bool_]:
     """Per cell, whether the integrand's Legendre coefficients decay more slowly in the angle than in the radius."""
     smooth = shaped / np.where(weight == 0, 1.0, weight)
     tail = _coefficients(HIGH_ORDER)[-3:]
@@ -257,7 +259,7 @@ def _coefficients(order: int) -> Array:
     return matrix * (2 * np.arange(order) + 1)[:, None] / 2
 
 
-def _cut(table: Array, in_angle: Array, grading: int) -> Cells:
+def _cut(table: Array, in_angle: NDArray[np.bool_], grading: int) -> Cells:
     pieces = []
     for mask, low, high in ((in_angle, Cells.Q0, Cells.Q1), (~in_angle, Cells.W0, Cells.W1)):
         part = table[mask]
