@@ -5,18 +5,23 @@
 BatchNorm(relu, B=32): gradients grow ×1.52195 per layer (squared norm), depth scale 2.38, trainable to about 38 layers
   fixed point  variance 0.5000  correlation 0.3023  attracting
 
-Batch normalization: `batchnorm`, `critical_eps`. Plain networks: `vanilla`, `critical`, `phase_diagram`, `trajectory`.
-Kernel maps: `kernel`, `sequence`. Gram matrices of a batch: `gram`, `gram_deviation`. The theorems of the seeds:
-`bounds`. The inverse problem: `prescribe`. numpy and scipy only.
+Batch normalization: `batchnorm`, `critical_eps`, `covariance_map`, `identity_convergence`, `gradient_covariance`,
+`backward_profile`, `bsb2_transition`, `simulate_broken_state`. Plain networks: `vanilla`, `critical`, `phase_diagram`,
+`trajectory`. Kernel maps: `kernel`, `sequence`. Gram matrices of a batch: `gram`, `gram_deviation`. The theorems of the
+seeds: `bounds`. The inverse problem: `prescribe`. numpy and scipy only.
 """
 
 from __future__ import annotations
 
 from sounding.theory import bounds
+from sounding.theory.backward import backward_profile, gradient_covariance
 from sounding.theory.batchnorm import BatchNormPrediction, batchnorm, critical_eps
+from sounding.theory.broken_symmetry import bsb2_transition, simulate_broken_state
+from sounding.theory.covariance_map import covariance_map
 from sounding.theory.critical import Critical, PhaseDiagram, critical, phase_diagram
 from sounding.theory.gram import GramPrediction, gram
 from sounding.theory.gram_deviation import GramDeviation, gram_deviation
+from sounding.theory.identity import identity_convergence
 from sounding.theory.kernel import Kernel, kernel
 from sounding.theory.kernel_path import sequence
 from sounding.theory.prescribe import Prescription, prescribe
@@ -31,16 +36,22 @@ __all__ = [
     "PhaseDiagram",
     "Prescription",
     "Vanilla",
+    "backward_profile",
     "batchnorm",
     "bounds",
+    "bsb2_transition",
+    "covariance_map",
     "critical",
     "critical_eps",
+    "gradient_covariance",
     "gram",
     "gram_deviation",
+    "identity_convergence",
     "kernel",
     "phase_diagram",
     "prescribe",
     "sequence",
+    "simulate_broken_state",
     "trajectory",
     "vanilla",
 ]

@@ -147,4 +147,5 @@ def round_up(value: float, digits: int) -> float:
     if value <= 0:
         return value
     power = digits - 1 - math.floor(math.log10(value))
-    return round(math.ceil(value * 10**power * (1 - 1e-12)) / 10**power, max(power, 0) + 1)
+    shown: float = math.ceil(value * 10.0**power * (1 - 1e-12)) / 10.0**power
+    return round(shown, max(power, 0) + 1)

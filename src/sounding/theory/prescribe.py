@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from scipy.interpolate import PchipInterpolator
 from scipy.optimize import brentq
 
 from sounding.activations import Activation, resolve
@@ -213,6 +212,8 @@ def _linear_limit(landscape: Landscape) -> str:
 
 def _excess_over_linear(landscape: Landscape) -> Callable[[np.ndarray], np.ndarray] | None:
     """ln λ(α) − ln((B−2)/(B−3)) as a function of the gain α ≤ 1 at eps = 0; None where a point is not attracting."""
+    from scipy.interpolate import PchipInterpolator
+
     points = [landscape.at(Setting(scale=scale)) for scale in (1.0, *SCALES)][::-1]
     if not all(point.alive and point.attracting for point in points):
         return None
