@@ -30,8 +30,11 @@ _INDEX = {
     "chain": "sounding.chain",
     "simulate": "sounding.chain",
     "prescribe": "sounding.theory.prescribe",
+    "repair": "sounding.repair",
+    "plan": "sounding.repair",
+    "recommend": "sounding.repair",
 }
-_MODULES = {"activations", "errors", "measures", "predict", "theory", "chain"}
+_MODULES = {"activations", "errors", "measures", "predict", "theory", "chain", "repair"}
 
 __all__ = ["__version__", *sorted(_INDEX)]
 
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from sounding import errors as errors
     from sounding import measures as measures
     from sounding import predict as predict
+    from sounding import repair as repair
     from sounding import theory as theory
     from sounding.chain import simulate as simulate
     from sounding.probe import Finding as Finding
@@ -51,6 +55,8 @@ if TYPE_CHECKING:
     from sounding.profile import Estimate as Estimate
     from sounding.profile import Profile as Profile
     from sounding.profile import Row as Row
+    from sounding.repair import plan as plan
+    from sounding.repair import recommend as recommend
     from sounding.report import write_html as write_html
     from sounding.theory.prescribe import prescribe as prescribe
 

@@ -20,6 +20,7 @@ from sounding.errors import ExitCode, SoundingError
 
 COMMANDS = {
     "check": ("sounding.cli.check:check", "Measure a network: does signal survive its depth, where does it die, why?"),
+    "repair": ("sounding.cli.repair:repair", "Mend a network: try a cure, show whether it helps, write the weights."),
     "predict": ("sounding.cli.predict:predict", "What theory says about a random network, without drawing a weight."),
     "prescribe": ("sounding.cli.prescribe:prescribe", "Which eps, shift, scale, gain or weights reach a wanted depth."),
     "simulate": ("sounding.cli.simulate:simulate", "Random networks as Markov chains, exact in law, any depth."),

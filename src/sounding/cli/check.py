@@ -183,7 +183,7 @@ def _measure(subject: Subject, settings: Settings, tell: Callable[[str], None]) 
     from sounding.cli.target import calling
     from sounding.probe.check import check as check_network
 
-    device = _choose_device(settings.device)
+    device = choose_device(settings.device)
     with torch.random.fork_rng():
         # the command line is the edge: here, and nowhere in the library, a seed is set
         torch.manual_seed(settings.seed)
@@ -192,7 +192,7 @@ def _measure(subject: Subject, settings: Settings, tell: Callable[[str], None]) 
         if device is not None:
             with calling(f"moving the network to {device}"):
                 model = model.to(device)
-        loss = _choose_loss(settings.loss)
+        loss = choose_loss(settings.loss)
         chosen = choose_batch(
             model, data=settings.data, shape=settings.shape, batch_size=settings.batch_size, generator=generator
         )
@@ -241,7 +241,8 @@ def _describe(report: Report, about: dict[str, Any]) -> Report:
     return replace(report, environment={**report.environment, **about})
 
 
-def _choose_device(name: str | None) -> torch.device | None:
+def choose_device(name: str | None) -> torch.device | None:
+    """The device of that name, tried; None for None."""
     import torch
 
     if name is None:
@@ -256,7 +257,8 @@ def _choose_device(name: str | None) -> torch.device | None:
     return device
 
 
-def _choose_loss(name: str | None) -> str | Callable[..., torch.Tensor] | None:
+def choose_loss(name: str | None) -> str | Callable[..., torch.Tensor] | None:
+    """A known loss by name, or the function at `file.py:name`."""
     from sounding.cli.target import calling, load_object
     from sounding.probe.losses import LOSSES
 

@@ -16,6 +16,7 @@ from sounding.repair.orthogonal import haar_, orthogonal_init_
 from sounding.repair.orthogonalize import orthogonalize_
 from sounding.repair.plan import Plan, plan
 from sounding.repair.rank import raise_rank_
+from sounding.repair.recommend import Recommendation, Tried, recommend
 from sounding.repair.shaping import shape_activations, shape_activations_
 from sounding.repair.tune import tune_batchnorm_
 
@@ -27,6 +28,8 @@ __all__ = [
     "Evidence",
     "Method",
     "Plan",
+    "Recommendation",
+    "Tried",
     "Untouched",
     "Vitals",
     "add_batchnorm",
@@ -39,6 +42,7 @@ __all__ = [
     "orthogonalize_",
     "plan",
     "raise_rank_",
+    "recommend",
     "shape_activations",
     "shape_activations_",
     "swap_normalization",

@@ -1,4 +1,4 @@
-"""The proof of a repair: the check before and after, the few numbers that decide, what was cured and what was caused."""
+"""The proof of a repair: the check before and after, the numbers that decide, what was cured and what was caused."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from sounding.probe.reading import read
 from sounding.probe.records import Finding, Report
 from sounding.probe.thresholds import THRESHOLDS
 from sounding.profile import Estimate
-from sounding.repair.layers import WEIGHT_LAYERS
+from sounding.repair.layers import BATCH_NORMS, WEIGHT_LAYERS
 from sounding.repair.passes import call_model, call_order, hooked
 from sounding.repair.snapshot import undisturbed
 
 GROUPS = 16
-SAMPLES = 512
+SAMPLES = 256
+TINY = 1e-12
 SEVERITY = {"low": 1, "medium": 2, "high": 3}
 Fresh = Callable[[], tuple[Any, Any]]
 
@@ -42,6 +43,8 @@ class Vitals:
         participation_ratio: directions that carry the batch in what the last weight layer receives; jackknife error.
         mean_cosine: between samples, there.
         alignment: mean |cosine| between the samples' gradients of the last layer.
+        spread: share of the signal in which samples differ along more than one direction, geometric mean over the
+            weight layers' inputs; a mean that a batch norm takes away right after the layer does not count.
     """
 
     depth: int
@@ -53,6 +56,7 @@ class Vitals:
     participation_ratio: Estimate
     mean_cosine: Estimate
     alignment: Estimate
+    spread: float
 
     @property
     def share_outside(self) -> float:
@@ -78,6 +82,7 @@ class Vitals:
             "participation_ratio": told(self.participation_ratio),
             "mean_cosine": told(self.mean_cosine),
             "gradient_alignment": told(self.alignment),
+            "spread": self.spread,
         }
 
 
@@ -145,6 +150,7 @@ def tell(vitals: Vitals) -> list[tuple[str, str]]:
         ("directions, last hidden", f"{vitals.participation_ratio.value:.3g} {_of(vitals.participation_ratio)}"),
         ("mean cosine, last hidden", f"{vitals.mean_cosine.value:.3g} {_of(vitals.mean_cosine)}"),
         ("gradient alignment", f"{vitals.alignment.value:.3g}"),
+        ("spread over all layers", f"{vitals.spread:.3g}"),
     ]
 
 
@@ -205,7 +211,7 @@ def take_vitals(report: Report, model: nn.Module, inputs: Any) -> Vitals:
     growth = reading.network.get("gradient_growth", Estimate(math.nan))
     low, high = report.profile.settings.get("growth_interval") or growth.interval()
     rate = abs(math.log(growth.value)) if 0 < growth.value < math.inf else math.inf if growth.value > 0 else math.nan
-    ratio, cosine = _last_hidden(model, inputs)
+    ratio, cosine, spread = _look_inside(model, inputs)
     return Vitals(
         depth=depth,
         growth=growth,
@@ -216,6 +222,7 @@ def take_vitals(report: Report, model: nn.Module, inputs: Any) -> Vitals:
         participation_ratio=ratio,
         mean_cosine=cosine,
         alignment=reading.network.get("gradient_alignment", Estimate(math.nan)),
+        spread=spread,
     )
 
 
@@ -231,25 +238,55 @@ def _reach_interval(low: float, high: float) -> tuple[float, float]:
     return (ends[0], math.inf) if low <= 1 <= high else (ends[0], ends[1])
 
 
-def _last_hidden(model: nn.Module, inputs: Any) -> tuple[Estimate, Estimate]:
-    """Participation ratio and mean cosine of what the last weight layer receives, with delete-a-group jackknife errors."""
+def _look_inside(model: nn.Module, inputs: Any) -> tuple[Estimate, Estimate, float]:
+    """Participation ratio and mean cosine of what the last weight layer receives, and the spread over all of them."""
     batch = make_batch(inputs, None)
     call = batch.arguments if batch.arguments else dict(batch.keywords)
+    grams: list[Tensor | None] = []
     with undisturbed(model), torch.no_grad():
-        order = call_order(model, call)
-        last = next((module for _, module in reversed(order) if isinstance(module, WEIGHT_LAYERS)), None)
-        if last is None:
-            return Estimate(math.nan), Estimate(math.nan)
-        received: list[Any] = []
-        with hooked([last.register_forward_pre_hook(lambda _, arguments: received.append(arguments[0]))]):
+        order = [module for _, module in call_order(model, call)]
+        layers = {id(module): module for module in order if isinstance(module, WEIGHT_LAYERS)}
+        handles = [
+            module.register_forward_pre_hook(lambda _, arguments: grams.append(_gram(arguments[0])))
+            for module in layers.values()
+        ]
+        with hooked(handles):
             call_model(model, call)
-    features = received[-1] if received else None
+    centred = [
+        isinstance(following, BATCH_NORMS)
+        for module, following in zip(order, [*order[1:], None], strict=True)
+        if id(module) in layers
+    ]
+    if not grams or grams[-1] is None or len(centred) != len(grams):
+        return Estimate(math.nan), Estimate(math.nan), math.nan
+    shares = [_share(gram, alone=free) for gram, free in zip(grams, centred, strict=True) if gram is not None]
+    spread = math.exp(sum(math.log(max(share, TINY)) for share in shares) / len(shares))
+    last = grams[-1]
+    return jackknife(last, of_gram.participation_ratio), jackknife(last, of_gram.mean_cosine), spread
+
+
+def _gram(features: Any) -> Tensor | None:
+    """The inner products of the samples, scaled to a largest entry of 1 in the features; None where they are no use."""
     if not isinstance(features, Tensor) or features.dim() < 2 or not bool(torch.isfinite(features).all()):
-        return Estimate(math.nan), Estimate(math.nan)
+        return None
     rows = features[:SAMPLES].flatten(1).double()
     rows = rows / rows.abs().amax().clamp_min(torch.finfo(torch.float64).tiny)
-    gram = rows @ rows.T
-    return jackknife(gram, of_gram.participation_ratio), jackknife(gram, of_gram.mean_cosine)
+    return rows @ rows.T
+
+
+def _share(gram: Tensor, *, alone: bool) -> float:
+    """The share of a batch in which its samples differ along more than one direction.
+
+    With H = mean + C: the share of C outside its dominant direction, times the share of C in
+    H, ‖C‖²/‖H‖², unless a batch norm follows, which takes the mean away before it does harm (`alone`).
+    """
+    mean = gram.mean(0, keepdim=True)
+    centred = gram - mean - mean.T + gram.mean()
+    size, whole = float(centred.trace()), float(gram.trace())
+    if size <= 0 or whole <= 0:
+        return 0.0
+    share = share_outside(float(of_gram.participation_ratio(centred)))
+    return share if alone else share * size / whole
 
 
 def jackknife(gram: Tensor, measure: Callable[[Tensor], Tensor]) -> Estimate:

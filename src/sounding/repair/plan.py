@@ -147,7 +147,7 @@ class Plan:
         self._undo = None
 
     def recipe(self) -> str:
-        """Python lines that rebuild what a state_dict does not hold, before `load_state_dict`; "" where it holds all."""
+        """Python lines that rebuild what a state_dict does not hold, before it is loaded; "" where it holds all."""
         lines = []
         for method, options in self._chosen:
             if not method.outside:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -14,7 +15,7 @@ from sounding.repair.layers import BATCH_NORMS, WEIGHT_LAYERS, NameFilter, selec
 from sounding.repair.passes import Inputs, call_order, check_inputs, sample_count
 from sounding.repair.snapshot import all_or_nothing, undisturbed
 from sounding.theory.batchnorm import batchnorm
-from sounding.theory.prescribe import prescribe
+from sounding.theory.prescribe import Option, prescribe
 
 MARGIN = 4.0
 
@@ -57,7 +58,7 @@ def tune_batchnorm_(
     layers = depth if depth is not None else sum(isinstance(module, WEIGHT_LAYERS) for _, module in order)
     notes = []
     if eps is None and scale is None and shift is None:
-        option = prescribe(activation, batch_size=samples, depth=layers, margin=margin).batchnorm
+        option = _prescribed(activation, samples, layers, margin)
         if option is None:
             raise UsageError(
                 f"no eps, scale or shift makes {activation} with batch norm at batch size {samples} trainable to "
@@ -81,6 +82,12 @@ def tune_batchnorm_(
         if eps:
             changed += _standardize_weights(order, [module for _, module in norms])
     return Changes("tune_batchnorm", tuple(changed), tuple(untouched), tuple(notes))
+
+
+@functools.lru_cache(maxsize=64)
+def _prescribed(activation: str, batch_size: int, depth: int, margin: float) -> Option | None:
+    """Theory's choice; it takes seconds, and a recommendation asks for it several times."""
+    return prescribe(activation, batch_size=batch_size, depth=depth, margin=margin).batchnorm
 
 
 def _activation_after(order: list[tuple[str, nn.Module]], norms: list[nn.Module]) -> str:

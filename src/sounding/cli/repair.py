@@ -1,0 +1,264 @@
+"""`sounding repair`: try a cure, show what it changes and what it does, write the weights."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sounding.cli.check import choose_device, choose_loss, parse_shape
+from sounding.cli.output import console, print_json, require_writable, working
+from sounding.cli.weights import require_weights_path, write_weights
+from sounding.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from sounding.repair.plan import Plan
+    from sounding.repair.recommend import Recommendation
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the options say, apart from where results go."""
+
+    data: str | None
+    shape: tuple[int, ...] | None
+    batch_size: int | None
+    loss: str | None
+    repeats: int
+    device: str | None
+    seed: int
+    options: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """The network, its plan, and what was recommended if that was asked."""
+
+    model: nn.Module
+    plan: Plan
+    recommendation: Recommendation | None
+    about: dict[str, Any]
+
+
+@click.command()
+@click.argument("target")
+@click.option(
+    "--method",
+    "-m",
+    required=True,
+    metavar="NAME[,NAME…]|auto",
+    help="The cure, several in their order, or auto: try them all on copies and take the best.",
+)
+@click.option(
+    "--set", "settings", multiple=True, metavar="METHOD.KEY=VALUE", help="An option, such as tune_batchnorm.shift=2."
+)
+@click.option("--dry-run", is_flag=True, help="Show what would change and what it would do; write no weights.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Weights: .pt or .safetensors.")
+@click.option(
+    "--data", metavar="SOURCE", help="digits, gaussian, tokens:VOCABULARY or FILE.npz with inputs and targets."
+)
+@click.option("--input-shape", callback=parse_shape, metavar="SHAPE", help="Of one sample, for example 64 or 3,32,32.")
+@click.option("--batch-size", type=click.IntRange(min=2), metavar="N", help="Samples in the batch [default: 128].")
+@click.option("--loss", metavar="NAME", help="cross_entropy, mse, random, or file.py:name [default: by the targets].")
+@click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Batches for the evidence.")
+@click.option("--device", metavar="NAME", help="cpu, cuda, cuda:1, mps, ... [default: where the network is].")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the weights drawn, and the batch.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a before/after report, one file.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; prose goes to stderr.")
+@click.option("--quiet", "-q", is_flag=True, help="Only the verdict.")
+@click.pass_context
+def repair(
+    ctx: click.Context,
+    target: str,
+    method: str,
+    settings: tuple[str, ...],
+    dry_run: bool,
+    out: Path | None,
+    data: str | None,
+    input_shape: tuple[int, ...] | None,
+    batch_size: int | None,
+    loss: str | None,
+    repeats: int,
+    device: str | None,
+    seed: int,
+    html: Path | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Mend a network: try a cure, show what it changes and whether it helps, write the weights.
+
+    TARGET is file.py:name or package.module:name, a torch.nn.Module or a callable without arguments that makes one.
+    The evidence is a check before and after, on a batch of its own; what the cure itself makes worse is told too.
+
+    \b
+    Exit codes: 0 healthy after the repair, 1 a finding of high severity remains or was caused,
+    2 wrong usage or a target that fails, 3 numerical failure, 130 interrupted.
+    """
+    if html is not None:
+        require_writable(html)
+    if out is not None:
+        require_weights_path(out)
+    chosen = Settings(data, input_shape, batch_size, loss, repeats, device, seed, parse_options(settings, method))
+    with working("loading", quiet=quiet) as tell:
+        repaired = _repair(target, method, chosen, tell)
+    plan = repaired.plan
+    if not dry_run:
+        plan.apply()
+    written = write_weights(plan.model, out) if out is not None and not dry_run else None
+    if html is not None:
+        from sounding.report.repair import write_repair_html
+
+        write_repair_html(plan, html)
+    if as_json:
+        print_json(_to_json_object(repaired, target=target, written=written, dry_run=dry_run))
+    _print(repaired, console(stderr=as_json, quiet=quiet and as_json), out=out, written=written, html=html, quiet=quiet)
+    ctx.exit(ExitCode.HEALTHY if plan.evidence.healthy else ExitCode.UNHEALTHY)
+
+
+def parse_options(settings: tuple[str, ...], method: str) -> dict[str, dict[str, Any]]:
+    """`METHOD.KEY=VALUE` → {method: {key: value}}; of a single method `KEY=VALUE`; true, false and none are words.
+
+    >>> parse_options(("tune_batchnorm.shift=2", "tune_batchnorm.eps=0.5"), "tune_batchnorm")
+    {'tune_batchnorm': {'shift': 2, 'eps': 0.5}}
+    """
+    from sounding.cli.settings import parse_value
+
+    words = {"true": True, "false": False, "none": None}
+    parsed: dict[str, dict[str, Any]] = {}
+    for setting in settings:
+        left, separator, text = setting.partition("=")
+        name, dot, key = left.strip().partition(".")
+        if separator and not dot and "," not in method and method != AUTO:
+            name, key = method, name
+        key = key.replace("-", "_")
+        if not separator or not key.isidentifier():
+            raise UsageError(f"expected --set METHOD.KEY=VALUE, got {setting!r}", hint="--set tune_batchnorm.shift=2")
+        value = words.get(text.strip().lower(), ...)
+        parsed.setdefault(name.strip(), {})[key] = parse_value(text.strip()) if value is ... else value
+    return parsed
+
+
+def _repair(target: str, method: str, settings: Settings, tell: Callable[[str], None]) -> Repaired:
+    import torch
+
+    from sounding.cli.inputs import choose_batch, describe
+    from sounding.cli.target import calling, load_target
+    from sounding.repair.methods import choose_methods
+    from sounding.repair.plan import plan as make_plan
+
+    if method != AUTO:
+        choose_methods(method, settings.options)
+    device = choose_device(settings.device)
+    with torch.random.fork_rng():
+        # the command line is the edge: here, and nowhere in the library, a seed is set
+        torch.manual_seed(settings.seed)
+        generator = torch.Generator().manual_seed(settings.seed)
+        model = load_target(target)
+        if device is not None:
+            with calling(f"moving the network to {device}"):
+                model = model.to(device)
+        loss = choose_loss(settings.loss)
+        size = settings.batch_size
+        chosen = choose_batch(model, data=settings.data, shape=settings.shape, batch_size=size, generator=generator)
+        if chosen.axis:
+            raise UsageError(
+                "repair takes networks whose first axis is the batch, got one with batch_first=False",
+                hint="a module that transposes its input first",
+            )
+        batch = chosen.batch
+        fresh = None
+        if chosen.endless:
+
+            def fresh() -> tuple[torch.Tensor, torch.Tensor | None]:
+                drawn = chosen.draw()
+                return drawn.inputs, drawn.targets
+
+        about = {
+            "target": target,
+            "data": f"{batch.name}, {len(batch)} samples of {describe(batch)}"
+            + (", inferred" if chosen.inferred else ""),
+            "seed": settings.seed,
+        }
+        evidence = {"loss": loss, "repeats": settings.repeats, "fresh": fresh, "generator": generator}
+        recommendation = None
+        methods: Any = method
+        options: Any = settings.options
+        with contextlib.redirect_stdout(sys.stderr):
+            if method == AUTO:
+                recommendation = _recommend(model, batch, evidence, tell)
+                methods, options = recommendation.best.methods, recommendation.best.options
+            tell(f"trying {methods if isinstance(methods, str) else ', '.join(methods)}")
+            plan = make_plan(
+                model,
+                batch.inputs,
+                batch.targets,
+                method=methods,
+                options=options,
+                progress=lambda name, step, value: tell(f"{name}: step {step + 1}, {value:.3g}"),
+                **evidence,
+            )
+        return Repaired(model, plan, recommendation, about)
+
+
+def _recommend(model: nn.Module, batch: Any, evidence: dict[str, Any], tell: Callable[[str], None]) -> Recommendation:
+    from sounding.repair.recommend import recommend
+
+    return recommend(
+        model,
+        batch.inputs,
+        batch.targets,
+        progress=lambda done, total, name: tell(f"trying {name} ({done + 1} of {total})"),
+        **evidence,
+    )
+
+
+def _to_json_object(repaired: Repaired, *, target: str, written: Path | None, dry_run: bool) -> dict[str, Any]:
+    plan = repaired.plan
+    recommended = repaired.recommendation
+    return {
+        "target": target,
+        **plan.to_dict(),
+        "healthy": plan.evidence.healthy,
+        "dry_run": dry_run,
+        "weights": None if written is None else str(written),
+        "recommendation": None if recommended is None else recommended.to_dict(),
+        "environment": repaired.about,
+    }
+
+
+def _print(
+    repaired: Repaired, prose: Any, *, out: Path | None, written: Path | None, html: Path | None, quiet: bool
+) -> None:
+    from sounding.cli.table import write_verdict
+
+    plan = repaired.plan
+    if quiet:
+        prose.print(write_verdict(plan.evidence.after))
+        return
+
+    def say(text: str) -> None:
+        prose.print(text, markup=False, soft_wrap=True)
+
+    if repaired.recommendation is not None:
+        say(f"{repaired.recommendation}\n")
+    say(str(plan))
+    recipe = plan.recipe()
+    if written is not None:
+        say(f"\nWeights: {written}")
+    elif out is None and plan.applied:
+        say("\nNo weights were written; --out weights.pt keeps them.")
+    if recipe:
+        lines = "\n".join(f"  {line}" for line in recipe.splitlines())
+        say(f"\nBefore load_state_dict on a network made anew, what a weights file does not hold:\n{lines}")
+    if html is not None:
+        say(f"\nReport: {html}")

@@ -1,0 +1,221 @@
+"""Which cure for this model: every applicable one is tried on a copy and ranked by what was measured."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from sounding.errors import NumericalError, TargetError, UsageError
+from sounding.probe.losses import Loss
+from sounding.probe.state import unwrap
+from sounding.probe.thresholds import THRESHOLDS
+from sounding.repair.candidates import list_candidates
+from sounding.repair.evidence import Fresh, State, Vitals, examine
+from sounding.repair.methods import METHODS, choose_methods
+from sounding.repair.passes import check_inputs
+from sounding.repair.plan import as_inputs, check_model
+from sounding.repair.snapshot import take_snapshot
+
+# depth scales that cost nothing: rounding, and the noise of a fit over tens of layers
+FREE_SCALES = 1.0
+LIMIT = THRESHOLDS.depth_scales
+CLOSE = 0.05
+AS_IT_IS = "as it is"
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One cure, or several together, as it did on a copy.
+
+    Args:
+        methods: in their order; () is the model as it is.
+        options: to pass to `sounding.plan` with the methods.
+        vitals: what was measured after it.
+        healthy: whether the check found nothing of high severity.
+        score: how much of the signal arrives, forwards and backwards, from 0 to 1; see `score`.
+        cost: of the cure, in words.
+        side_effects: of the cure, in words.
+        caused: kinds of findings that were not there before.
+    """
+
+    methods: tuple[str, ...]
+    options: dict[str, dict[str, Any]]
+    vitals: Vitals
+    healthy: bool
+    score: float
+    cost: str
+    side_effects: str
+    caused: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The methods, joined."""
+        return " + ".join(self.methods) or AS_IT_IS
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "methods": list(self.methods),
+            "options": self.options,
+            "score": self.score,
+            "healthy": self.healthy,
+            "vitals": self.vitals.to_dict(),
+            "cost": self.cost,
+            "side_effects": self.side_effects,
+            "caused": list(self.caused),
+        }
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """Every cure that was tried, the best first, and those that could not be, with the reason."""
+
+    tried: tuple[Tried, ...]
+    failed: tuple[tuple[str, str], ...] = field(default=())
+
+    @property
+    def best(self) -> Tried:
+        """The first; with no methods when the model is best left alone."""
+        return self.tried[0]
+
+    def __str__(self) -> str:
+        rows = [("cure", "score", "gradient²/layer", "trainable to", "directions", "spread", "")]
+        for item in self.tried:
+            vitals = item.vitals
+            reach = "any depth" if vitals.trainable_depth > 1e5 else f"{vitals.trainable_depth:.0f} layers"
+            rows.append(
+                (
+                    item.name,
+                    f"{item.score:.3f}",
+                    f"×{vitals.growth.value:.4g}",
+                    reach,
+                    f"{vitals.participation_ratio.value:.3g}",
+                    f"{vitals.spread:.3g}",
+                    "" if item.healthy else "unhealthy" + (f", causes {', '.join(item.caused)}" if item.caused else ""),
+                )
+            )
+        widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        best = self.best
+        lines += [f"not possible: {name}: {why}" for name, why in self.failed]
+        lines.append(f"Recommended: {best.name}" + (f" ({best.cost}; {best.side_effects})" if best.methods else ""))
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "best": self.best.to_dict(),
+            "tried": [item.to_dict() for item in self.tried],
+            "failed": [{"methods": name, "reason": why} for name, why in self.failed],
+        }
+
+
+def recommend(
+    model: nn.Module,
+    inputs: Any,
+    targets: Any = None,
+    *,
+    loss: str | Loss | None = None,
+    repeats: int = 1,
+    fresh: Fresh | None = None,
+    generator: torch.Generator | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Recommendation:
+    """Try every applicable cure, and sensible combinations, on a copy; rank them. The model itself is never touched.
+
+    Args:
+        model: any module that can be copied.
+        inputs, targets, loss, repeats, fresh: as for `sounding.plan`.
+        generator: source of randomness of the cures.
+        progress: called with (tried so far, how many there are, the name of the next).
+
+    Raises:
+        UsageError: the inputs do not fit, or the model cannot be copied.
+
+    >>> from sounding.models import Mlp
+    >>> network = Mlp(16, 4, depth=3, width=16)
+    >>> recommend(network, torch.randn(32, 16)).best.name
+    'as it is'
+    """
+    root = _copy(check_model(model))
+    batch = as_inputs(inputs)
+    check_inputs(batch)
+    shown = [(batch, targets)] if fresh is None else [fresh() for _ in range(repeats)]
+    start = take_snapshot(root)
+    before = examine(root, shown, loss=loss, repeats=repeats, generator=generator)
+    candidates = list_candidates(root, batch)
+    tried: list[Tried] = []
+    failed: list[tuple[str, str]] = []
+    for done, (methods, options) in enumerate(candidates):
+        name = " + ".join(methods) or AS_IT_IS
+        if progress is not None:
+            progress(done, len(candidates), name)
+        try:
+            changed = (
+                [
+                    one.run(root, batch, options=values, generator=generator).changed
+                    for one, values in choose_methods(methods, options)
+                ]
+                if methods
+                else []
+            )
+            if not all(changed):
+                raise UsageError("it changes nothing here")
+            after = examine(root, shown, loss=loss, repeats=repeats, generator=generator) if methods else before
+            tried.append(_tell(methods, options, before, after))
+        except (UsageError, NumericalError, TargetError) as error:
+            failed.append((name, error.message))
+        finally:
+            start.restore()
+    return Recommendation(_rank(tried), tuple(failed))
+
+
+def score(vitals: Vitals) -> float:
+    r"""How much of the signal arrives: what survives backwards times what survives forwards, from 0 to 1.
+
+    Backwards $1 - s/16$, cut to [0, 1], with $s = |\ln g|\,(L - 1)$ the depth scales the network spans: one of more
+    than 16 does not train (meanfield2019, figure 2), and training suffers long before. Up to 1 is free: such a rate is
+    the noise of a fit. Forwards `Vitals.spread`, the share of the signal in which samples differ.
+    """
+    backwards = min(1.0, max(0.0, (LIMIT - vitals.depth_scales) / (LIMIT - FREE_SCALES)))
+    found = backwards * vitals.spread
+    return found if math.isfinite(found) else 0.0
+
+
+def _rank(tried: list[Tried]) -> tuple[Tried, ...]:
+    """Healthy ones first, by score; the first of all is the simplest among those that come close to the best."""
+    ordered = sorted(tried, key=lambda item: (not item.healthy, -item.score, len(item.methods)))
+    top = ordered[0]
+    close = [item for item in ordered if item.healthy == top.healthy and item.score >= top.score - CLOSE]
+    first = min(close, key=lambda item: (len(item.methods), -item.score))
+    return (first, *(item for item in ordered if item is not first))
+
+
+def _tell(methods: tuple[str, ...], options: dict[str, dict[str, Any]], before: State, after: State) -> Tried:
+    old = {finding.kind for finding in before.report.verdict.findings}
+    return Tried(
+        methods=methods,
+        options=options,
+        vitals=after.vitals,
+        healthy=after.report.verdict.healthy,
+        score=score(after.vitals),
+        cost="; ".join(dict.fromkeys(METHODS[name].cost for name in methods)),
+        side_effects="; ".join(dict.fromkeys(METHODS[name].side_effects for name in methods)),
+        caused=tuple(f.kind for f in after.report.verdict.findings if f.severity == "high" and f.kind not in old),
+    )
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(unwrap(model))
+    except Exception as error:
+        raise UsageError(
+            f"recommend works on a copy, and copying the model raised {type(error).__name__}: {error}",
+            hint="sounding.plan(model, inputs, method=...), which needs no copy",
+        ) from error
