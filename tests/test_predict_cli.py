@@ -300,6 +300,9 @@ def test_the_process_ends_with_the_exit_code_of_its_error() -> None:
     assert bad.returncode == 2
     assert bad.stderr.startswith("sounding: ")
     assert bad.stdout == ""
+    constant = process("predict", "batchnorm", "-a", "relu", "-b", "16", "--shift", "-10")
+    assert constant.returncode == 3
+    assert "constant" in constant.stderr
     unknown = process("predict", "batchnorm", "--activation", "relu", "--batch-size", "many")
     assert unknown.returncode == 2
     assert "Traceback" not in unknown.stderr

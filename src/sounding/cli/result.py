@@ -37,7 +37,7 @@ def flatten(data: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
     """
     for key, value in data.items():
         name = prefix + key.replace("_", " ")
-        if key in ("profile", "settings", "rows"):
+        if key in ("profile", "settings", "rows") or value == "":
             continue
         if isinstance(value, dict):
             yield from flatten(value, f"{name} · ")
