@@ -20,7 +20,7 @@ def predict() -> None:
     """What theory says about a random network, without drawing a weight."""
 
 
-@predict.command()
+@predict.command(short_help="Batch norm: fixed point, gradient growth, trainable depth.")
 @activated
 @click.option(
     "--batch-size", "-b", type=float, required=True, metavar="B", help="Samples per batch, at least 4; or inf."
@@ -40,7 +40,7 @@ def batchnorm(
     present(result, as_json=as_json)
 
 
-@predict.command()
+@predict.command(short_help="Kernel map: where correlations go, and how fast.")
 @activated
 @click.option("--norm", type=click.Choice(NORMS), default="none", show_default=True, help="Normalization layer.")
 @presented
@@ -53,7 +53,7 @@ def kernel(activation: str, norm: str, as_json: bool, plot: Path | None) -> None
     present(result, as_json=as_json)
 
 
-@predict.command()
+@predict.command(short_help="A plain network: fixed points, depth scales, phase.")
 @activated
 @click.option(
     "--weight-std", "-w", type=float, required=True, metavar="W", help="σ_w: weights have variance W²/fan-in."
@@ -69,7 +69,7 @@ def vanilla(activation: str, weight_std: float, bias_std: float, as_json: bool, 
     present(result, as_json=as_json)
 
 
-@predict.command()
+@predict.command(short_help="The weights at the edge of chaos.")
 @activated
 @click.option("--bias-std", "-s", type=float, default=0.0, show_default=True, metavar="S", help="σ_b.")
 @presented
@@ -82,7 +82,7 @@ def critical(activation: str, bias_std: float, as_json: bool, plot: Path | None)
     present(result, as_json=as_json)
 
 
-@predict.command()
+@predict.command(short_help="The Gram matrix of a whole batch over depth.")
 @activated
 @click.option("--depth", "-d", type=int, default=20, show_default=True, metavar="L", help="Layers.")
 @click.option("--batch-size", "-b", type=click.IntRange(min=2), metavar="B", help="Samples, with --correlation.")
@@ -127,7 +127,7 @@ def gram(
         print_gram(result, data)
 
 
-@predict.command()
+@predict.command(short_help="The theorems of the papers, evaluated.")
 @click.argument("name", required=False)
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A parameter; @FILE.npy for a matrix.")
 @click.option("--version", type=click.Choice(["corrected", "printed"]), help="Of the statement [default: corrected].")
