@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sounding.measures import gradient_alignment
+from sounding.probe.calls import Call
 from sounding.probe.outputs import sample_axis
 
 OUTPUTS = 64  # rows of the weight looked at, evenly spread; a vocabulary has too many
@@ -22,8 +23,7 @@ class LastLayer:
     The input is the tensor autograd keeps for the weight's gradient anyway, so holding it costs nothing.
     """
 
-    name: str
-    module: nn.Module
+    call: Call
     received: Tensor
     version: int
     batch_size: int
@@ -42,17 +42,15 @@ def align(last: LastLayer, gradient: Tensor, *, limit: int) -> float | str:
     Returns:
         A number, or the reason why there is none.
     """
-    module = last.module
+    module, name = last.call.spec.module, last.call.name
     if not isinstance(module, nn.Linear):
-        return (
-            f"the last weight layer {last.name!r} is a {type(module).__name__}; alignment is defined for a linear layer"
-        )
+        return f"the last weight layer {name!r} is a {type(module).__name__}; alignment is defined for a linear layer"
     if last.received._version != last.version:
-        return f"the input of {last.name!r} was changed in place after it was used"
+        return f"the input of {name!r} was changed in place after it was used"
     inputs = _positions(last.received.detach(), last)
     deltas = _positions(gradient, last)
     if inputs is None or deltas is None or inputs.shape[:2] != deltas.shape[:2]:
-        return f"the last weight layer {last.name!r} has no axis of the batch size {last.batch_size}"
+        return f"the last weight layer {name!r} has no axis of the batch size {last.batch_size}"
     keep = limit if inputs.shape[1] == 1 else min(limit, SEQUENCES)
     inputs, deltas = inputs[:keep].double(), deltas[:keep].double()
     if len(inputs) < 2:

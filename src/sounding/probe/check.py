@@ -19,7 +19,7 @@ from sounding.probe.moments import Tier
 from sounding.probe.records import Report
 from sounding.probe.state import MODES, Mode, materializable, preserve, set_mode, unwrap
 from sounding.probe.table import list_unmeasured, tabulate
-from sounding.probe.watch import SAMPLES, Watched
+from sounding.probe.watch import Watched
 
 
 def check(
@@ -34,7 +34,7 @@ def check(
     dropout: bool = False,
     only: str | Sequence[str] | None = None,
     types: type[nn.Module] | Sequence[type[nn.Module]] | None = None,
-    samples: int = SAMPLES,
+    samples: int | None = None,
     batch_axis: int | None = None,
     generator: torch.Generator | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -61,7 +61,8 @@ def check(
         dropout: leave dropout on. It is off by default: its noise would pass for signal that differs between samples.
         only: names or patterns ("features.*") of the modules to show; layer numbers stay those of the whole model.
         types: module classes to show.
-        samples: at most this many samples of a batch enter the forward measures, the first ones.
+        samples: at most this many samples of a batch enter the forward measures, the first ones; by default 512 for
+            "full" and 64 for "fast". Gradients are always of the whole batch.
         batch_axis: the axis of the inputs that holds the samples; by default 0, or 1 for torch's own recurrent and
             transformer modules with batch_first=False.
         generator: where the random direction comes from; None is torch's default generator.

@@ -28,9 +28,11 @@ def measure_output(one: Pass, call: Call, tensor: Tensor, *, axis: int, limit: i
     """
     spec, batch_size = call.spec, one.batch_size or 1
     first = axis if spec.axis is None else spec.axis
-    matrix: Tensor | None = tensor
-    plain = len(call.shape) == 2 and call.shape[0] == batch_size and batch_size <= limit and first == 0
-    if not plain:  # the common case is spared the search for its axes
+    plain = len(call.shape) == 2 and call.shape[0] == batch_size and first == 0
+    matrix: Tensor | None
+    if plain:  # the common case is spared the search for its axes
+        matrix = tensor if batch_size <= limit else tensor[:limit]
+    else:
         matrix = sample_matrix(tensor, batch_size, first=first, limit=limit)
         call.positions = positions_per_sample(tensor, batch_size, first=first, channels_first=spec.channels_first)
     if matrix is None:

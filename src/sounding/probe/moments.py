@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -23,8 +23,9 @@ TIERS: tuple[Tier, ...] = ("fast", "full")
 FAST = ("mean_square", "participation_ratio", "orthogonality_gap", "mean_cosine", "distinct_share")
 FULL = ("numerical_rank", "soft_rank", "effective_rank", "isometry_gap", "condition_number")
 CHUNK = 2**19  # entries of the sample matrix centred at a time: 2 MiB, small against a cache and against an activation
-BLOCK = {"cpu": 2**21, "cuda": 2**26}  # bytes of inner products held back before they are reduced together
-SAFE = (1e-30, 1e36)  # squared lengths that float32 holds without losing small entries or overflowing
+BLOCK = {"cpu": 2**17, "cuda": 2**23}  # inner products held back before they are reduced together
+# Squared lengths that a type holds without overflowing and without losing the squares of small entries.
+SAFE = {torch.float32: (1e-30, 1e36), torch.float64: (1e-280, 1e300)}
 
 
 @dataclass
@@ -63,16 +64,14 @@ class Moments:
         dtype = torch.float64 if self.tier == "full" or samples.dtype == torch.float64 else torch.float32
         slot = self._slot(samples.shape[0], dtype, samples.device)
         inner = _inner_products(samples, slot, values)
-        if inner is None and dtype == torch.float32:
-            # Squares left the range of float32, or there is a NaN: float64 tells which.
-            wide = torch.empty_like(slot, dtype=torch.float64)
-            inner = _inner_products(samples, wide, values)
-            if inner is not None:
-                _shrink(inner, wide)
-                slot.copy_(wide)
-        if inner is None:
-            values["non_finite_fraction"] = float((~torch.isfinite(samples)).double().mean())
-            return None
+        if inner is None:  # squares left the range of the type, or something is not finite
+            peak = float(torch.linalg.vector_norm(samples, math.inf, dtype=dtype))
+            if not math.isfinite(peak):
+                values["non_finite_fraction"] = float((~torch.isfinite(samples)).double().mean())
+                return None
+            scale = peak if peak > 0 else 1.0
+            inner = _inner_products(samples.to(dtype) / scale, slot, values, checked=True)
+            inner.dtype, inner.scale, inner.mean = samples.dtype, scale, inner.mean * scale
         self.pending.append(inner)
         return inner.mean
 
@@ -88,10 +87,17 @@ class Moments:
         columns["mean_square"] = columns["mean_square"].cpu() * sizes
         _write(columns, self.pending)
         if self.tier == "full":
-            gram = centred.double() + (cross[:, :, None] + cross[:, None, :] + squared_mean[:, None, None])
+            centred += cross[:, :, None]  # in place: temporaries of this size cost more than the arithmetic
+            centred += (cross + squared_mean[:, None])[:, None, :]
+            spectra = torch.linalg.eigvalsh(centred).flip(-1).clamp(min=0).cpu() / centred.shape[-1]
             scales = torch.tensor([inner.scale**2 for inner in self.pending], dtype=torch.float64)
-            self._reduce_spectra(of_gram.spectrum(gram).cpu() * scales[:, None])
+            self._reduce_spectra(spectra * scales[:, None])
         self.pending = []
+
+    def finish(self) -> None:
+        """Reduce what is left and let go of the memory."""
+        self.reduce()
+        self.stack, self.slots, self.key = None, (), None
 
     def _reduce_spectra(self, spectra: Tensor) -> None:
         """Calls with the same number of features share their tolerance and are reduced together."""
@@ -107,7 +113,7 @@ class Moments:
         if stack is None or self.key != (n, dtype, device):
             self.key = (n, dtype, device)
             self.reduce()
-            room = BLOCK.get(device.type, BLOCK["cpu"]) // (n * n * dtype.itemsize)
+            room = BLOCK.get(device.type, BLOCK["cpu"]) // (n * n)
             stack = self.stack = torch.empty(min(max(room, 1), 256), n, n, dtype=dtype, device=device)
             self.slots = stack.unbind(0)
         elif len(self.pending) == len(self.slots):
@@ -121,12 +127,16 @@ def _write(columns: dict[str, Tensor], inners: list[Inner]) -> None:
             inner.values[name] = value
 
 
-def _inner_products(samples: Tensor, out: Tensor, values: dict[str, float]) -> Inner | None:
+@overload
+def _inner_products(samples: Tensor, out: Tensor, values: dict[str, float], *, checked: Literal[True]) -> Inner: ...
+@overload
+def _inner_products(samples: Tensor, out: Tensor, values: dict[str, float]) -> Inner | None: ...
+def _inner_products(samples: Tensor, out: Tensor, values: dict[str, float], *, checked: bool = False) -> Inner | None:
     """Centre, multiply, accumulate in float64 over chunks of features; None if squares are not safe in `out.dtype`."""
     n, d = samples.shape
     width = max(256, CHUNK // n)
     if d <= width:
-        mean = samples.mean(0, dtype=out.dtype)
+        mean = _mean_sample(samples, out.dtype)
         centred = torch.sub(samples, mean)
         torch.mm(centred, centred.mT, out=out)
         cross, squared_mean = torch.mv(centred, mean), torch.dot(mean, mean)
@@ -136,7 +146,7 @@ def _inner_products(samples: Tensor, out: Tensor, values: dict[str, float]) -> I
         squared_mean = torch.zeros((), dtype=torch.float64, device=out.device)
         means = []
         for chunk in torch.split(samples, width, dim=1):
-            mean = chunk.mean(0, dtype=out.dtype)
+            mean = _mean_sample(chunk, out.dtype)
             centred = chunk - mean
             total += centred @ centred.mT
             cross += centred @ mean
@@ -144,21 +154,18 @@ def _inner_products(samples: Tensor, out: Tensor, values: dict[str, float]) -> I
             means.append(mean)
         mean = torch.cat(means)
         out.copy_(total)
-    size = out.trace().item() + squared_mean.item()
-    low, high = SAFE if out.dtype == torch.float32 else (0.0, math.inf)
-    if not (low < size < high or (size == 0.0 and out.dtype == torch.float64)):
-        return None
+    if not checked:
+        low, high = SAFE[out.dtype]
+        if not low < out.trace().item() + squared_mean.item() < high:
+            return None
     return Inner(values, d, samples.dtype, 1.0, mean, cross, squared_mean)
 
 
-def _shrink(inner: Inner, gram: Tensor) -> None:
-    """Bring inner products that float32 cannot hold to length one; the scale is kept apart."""
-    size = float(gram.diagonal().sum() + inner.squared_mean)
-    if size > 0:
-        inner.scale = math.sqrt(size)
-        gram /= size
-        inner.cross = inner.cross / size
-        inner.squared_mean = inner.squared_mean / size
+def _mean_sample(samples: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mean over samples; in the type itself as a matrix product, which costs half of what torch.mean does."""
+    if samples.dtype != dtype:
+        return samples.mean(0, dtype=dtype)
+    return torch.mv(samples.mT, samples.new_full((samples.shape[0],), 1 / samples.shape[0]))
 
 
 def reduce_fast(centred: Tensor, cross: Tensor, squared_mean: Tensor) -> dict[str, Tensor]:

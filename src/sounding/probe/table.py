@@ -38,14 +38,14 @@ def tabulate(
     for one in passes:
         one.moments.reduce()
     order = merge_order(passes)
-    firsts = [_first(passes, name) for name in order]
+    found = _by_name(passes)
+    firsts = [found[name][0] for name in order]
     places = {name: index for index, name in enumerate(order, start=1)}
     rows = list(_row_values(0, INPUT, [_input_values(one) for one in passes], source))
     weight_rows = _weight_rows(passes, root, places, source)
     for name, first in zip(order, firsts, strict=True):
         if first.spec.shown:
-            found = [_values(call) for one in passes for call in one.calls if call.name == name]
-            rows.extend(_row_values(places[name], name, found, source))
+            rows.extend(_row_values(places[name], name, [_values(call) for call in found[name]], source))
             rows.extend(weight_rows.get(places[name], ()))
     growth, unit = fit(passes, order, firsts)
     rows.extend(_network_rows(passes, len(order), growth, source))
@@ -57,10 +57,12 @@ def merge_order(passes: Sequence[Pass]) -> list[str]:
     order: list[str] = []
     seen: set[str] = set()
     for one in passes:
+        if [call.name for call in one.calls] == order:
+            continue
         place = 0
         for call in one.calls:
             if call.name in seen:
-                place = order.index(call.name) + 1 if len(passes) > 1 else len(order)
+                place = order.index(call.name) + 1
                 continue
             order.insert(place, call.name)
             seen.add(call.name)
@@ -89,8 +91,8 @@ def list_unmeasured(passes: Sequence[Pass], root: nn.Module, specs: Sequence[Spe
     for one in passes:
         for name, reason in _gaps(one):
             found[name, reason] = None
-    order = merge_order(passes)
-    firsts = [_first(passes, name) for name in order]
+    order, calls = merge_order(passes), _by_name(passes)
+    firsts = [calls[name][0] for name in order]
     for name, reason in [*_never_called(passes, specs), *_weight_gaps(passes, root, specs)]:
         found[name, reason] = None
     if passes and fit(passes, order, firsts)[0] is None:
@@ -154,14 +156,20 @@ def _owner(name: str, candidates: set[str]) -> str | None:
     return ROOT if ROOT in candidates else None
 
 
-def _first(passes: Sequence[Pass], name: str) -> Call:
-    return next(call for one in passes for call in one.calls if call.name == name)
+def _by_name(passes: Sequence[Pass]) -> dict[str, list[Call]]:
+    """The calls of all passes that are one row of the profile."""
+    found: dict[str, list[Call]] = {}
+    for one in passes:
+        for call in one.calls:
+            found.setdefault(call.name, []).append(call)
+    return found
 
 
 def _values(call: Call) -> dict[str, float]:
     source = call.same_as
     values = {k: v for k, v in source.values.items() if k in SHARED} if source is not None else dict(call.values)
-    values = {name: values[name] for name in (*ORDER, *values) if name in values}
+    if next(iter(values), None) not in (None, FAST[0]):  # what the hook counted came before what the block reduced
+        values = {name: values[name] for name in (*ORDER, *values) if name in values}
     gradient = _gradient(call)
     if gradient is not None:
         values["gradient_log_norm"] = gradient
@@ -184,6 +192,10 @@ def _input_values(one: Pass) -> dict[str, float]:
 
 
 def _row_values(layer: int, name: str, found: Sequence[Mapping[str, float]], source: str) -> Iterator[Row]:
+    if len(found) == 1:
+        for measure, value in found[0].items():
+            yield Row(layer, name, measure, value, None, source)
+        return
     for measure in dict.fromkeys(key for values in found for key in values):
         column = [values[measure] for values in found if measure in values]
         value, stderr = _mean(column)
@@ -210,9 +222,10 @@ def _weight_rows(
         for name, index in one.entered.items():
             layers[name] = places[one.calls[index].name]
     rows: dict[int, list[Row]] = {}
+    owners = set(layers)
     for name, _ in named_parameters(root):
         column = [one.weights[name] for one in passes if name in one.weights]
-        owner = _owner(name, set(layers))
+        owner = _owner(name, owners)
         if not column or owner is None:
             continue
         value, stderr = _mean(column)

@@ -27,7 +27,7 @@ from sounding.probe.state import plain_execution, unwrap
 from sounding.probe.table import list_unmeasured, tabulate
 from sounding.profile import Profile
 
-SAMPLES = 512
+SAMPLES: dict[Tier, int] = {"fast": 64, "full": 512}
 
 
 class Watched:
@@ -44,7 +44,7 @@ class Watched:
         tier: Tier = "fast",
         only: str | Sequence[str] | None = None,
         types: type[nn.Module] | Sequence[type[nn.Module]] | None = None,
-        samples: int = SAMPLES,
+        samples: int | None = None,
         batch_axis: int | None = None,
         source: str = "watch",
     ) -> None:
@@ -52,11 +52,11 @@ class Watched:
             raise UsageError(f"expected a torch.nn.Module, got {type(model).__name__}")
         if tier not in TIERS:
             raise UsageError(f"expected tier to be one of {', '.join(TIERS)}, got {tier!r}")
-        if samples < 2:
+        if samples is not None and samples < 2:
             raise UsageError(f"expected samples to be at least 2, got {samples}")
         self._outer, self._root = model, unwrap(model)
         self._tier = tier
-        self._samples = samples
+        self._samples = SAMPLES[tier] if samples is None else samples
         self._source = source
         self._only, self._types = only, types
         self._axis = _guess_axis(self._root) if batch_axis is None else batch_axis
@@ -129,12 +129,11 @@ class Watched:
             handle.remove()
         self._handles = []
         self._last = None
-        for one in self._passes:
-            one.moments.reduce()
-            one.moments.stack = None
         if self._plain is not None:
             self._plain.__exit__(None, None, None)
             self._plain = None
+        for one in self._passes:
+            one.moments.finish()
 
     def _begin(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A forward pass of the model starts: find the batch size and measure the input."""
@@ -246,9 +245,7 @@ class Watched:
             call.hooked = True
             if spec.weighs:
                 self._last = self._last_layer(one, call, args)
-            self._handles.append(
-                hook_gradient(tensor, self._gradient_hook(one, call, self._last if spec.weighs else None))
-            )
+            hook_gradient(tensor, self._gradient_hook(one, call))
 
     def _last_layer(self, one: Pass, call: Call, args: Any) -> LastLayer | None:
         received = args[0] if args and isinstance(args[0], Tensor) else None
@@ -256,12 +253,17 @@ class Watched:
             return None
         spec = call.spec
         axis = self._axis if spec.axis is None else spec.axis
-        return LastLayer(call.name, spec.module, received, received._version, one.batch_size, axis)
+        return LastLayer(call, received, received._version, one.batch_size, axis)
 
-    def _gradient_hook(self, one: Pass, call: Call, last: LastLayer | None) -> Callable[[Tensor], None]:
+    def _gradient_hook(self, one: Pass, call: Call) -> Callable[[Tensor], None]:
+        """It goes with the graph it hangs on, so it need not be taken off; after the block it rests."""
+
         def measure(gradient: Tensor) -> None:
+            if not self._handles:
+                return
             call.gradient = log_norm(gradient)
-            if last is not None and last is self._last:
+            last = self._last
+            if last is not None and last.call is call:
                 one.alignment = align(last, gradient, limit=self._samples)
                 self._last = None
 
@@ -292,7 +294,7 @@ class Watched:
         if waiting and tensor.requires_grad and tensor.is_floating_point():
             call = waiting[0] if len(waiting) == 1 else self._closest(one, waiting, tensor)
             call.hooked = True
-            self._handles.append(hook_gradient(tensor, self._gradient_hook(one, call, None)))
+            hook_gradient(tensor, self._gradient_hook(one, call))
         return seeded
 
     def _closest(self, one: Pass, waiting: list[Call], tensor: Tensor) -> Call:
@@ -308,7 +310,7 @@ def watch(
     tier: Tier = "fast",
     only: str | Sequence[str] | None = None,
     types: type[nn.Module] | Sequence[type[nn.Module]] | None = None,
-    samples: int = SAMPLES,
+    samples: int | None = None,
     batch_axis: int | None = None,
 ) -> Watched:
     """Watch a model in a loop of your own: `with sounding.watch(model) as watched: loss(model(x), y).backward()`.
@@ -322,7 +324,8 @@ def watch(
         tier: "fast" (norms of the Gram matrix, gradient norms) or "full" (spectral measures too).
         only: names or patterns ("features.*") of the modules to show; layer numbers stay those of the whole model.
         types: module classes to show.
-        samples: at most this many samples of a batch enter the forward measures, the first ones.
+        samples: at most this many samples of a batch enter the forward measures, the first ones; by default 64 for
+            "fast", whose cost they bound, and 512 for "full". Gradients are always of the whole batch.
         batch_axis: the axis of the inputs that holds the samples; by default 0, or 1 for torch's own recurrent and
             transformer modules with batch_first=False.
 

@@ -1,0 +1,159 @@
+"""What a check costs: time and peak memory against the plain forward and backward pass, at batch 128.
+
+    python bench/probe.py                     all three networks, every tier
+    python bench/probe.py --only mlp --rounds 20
+
+Plain, fast (a pass under `sounding.watch`) and full (`sounding.check`, with its verdict) take turns, so that a busy
+machine slows them alike; the ratio is of the best rounds. Memory is the peak resident size of a fresh process that does
+nothing else, and beside it the same less what the process held before its first pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import sounding
+
+BATCH = 128
+TIERS = ("plain", "fast", "full")
+LIMITS = {"mlp": {"fast": 2.0, "full": 8.0}, "vgg19": {"fast": 2.0, "full": 2.0}, "transformer": {"fast": 2.0}}
+MEMORY = 1.3
+
+
+def mlp() -> tuple[nn.Module, Tensor]:
+    """64 layers of width 128, ReLU, He initialization."""
+    layers: list[nn.Module] = []
+    for _ in range(64):
+        layers += [nn.Linear(128, 128), nn.ReLU()]
+        nn.init.kaiming_normal_(layers[-2].weight, nonlinearity="relu")
+    return nn.Sequential(*layers, nn.Linear(128, 10)), torch.randn(BATCH, 128)
+
+
+def vgg19() -> tuple[nn.Module, Tensor]:
+    """VGG-19 with batch norm for 32 × 32 images."""
+    layers: list[nn.Module] = []
+    channels = 3
+    for width, repeats in ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)):
+        for _ in range(repeats):
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
+            channels = width
+        layers.append(nn.MaxPool2d(2))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 10)), torch.randn(BATCH, 3, 32, 32)
+
+
+class Classifier(nn.Module):
+    """A pre-norm transformer of 6 blocks, width 128, 4 heads, over sequences of 32 tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(1000, 128)
+        block = nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(block, 6, enable_nested_tensor=False)
+        self.head = nn.Linear(128, 10)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.encoder(self.embedding(tokens)).mean(1))
+
+
+def transformer() -> tuple[nn.Module, Tensor]:
+    """The classifier above and its tokens."""
+    return Classifier(), torch.randint(0, 1000, (BATCH, 32))
+
+
+NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {"mlp": mlp, "vgg19": vgg19, "transformer": transformer}
+
+
+def passes(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Callable[[], object]]:
+    """One pass of each kind."""
+
+    def plain() -> None:
+        model.zero_grad()
+        functional.cross_entropy(model(inputs), targets).backward()
+
+    def fast() -> None:
+        with sounding.watch(model):
+            plain()
+
+    return {"plain": plain, "fast": fast, "full": lambda: sounding.check(model, inputs, targets)}
+
+
+def measure_time(name: str, rounds: int) -> dict[str, float]:
+    """The best of some rounds, in seconds, for each kind of pass."""
+    model, inputs = NETWORKS[name]()
+    ways = passes(model, inputs, torch.randint(0, 10, (BATCH,)))
+    best = dict.fromkeys(TIERS, float("inf"))
+    for turn in range(rounds + 1):
+        for tier in TIERS:
+            start = time.perf_counter()
+            ways[tier]()
+            if turn:  # the first is for warming up
+                best[tier] = min(best[tier], time.perf_counter() - start)
+    return best
+
+
+def measure_memory(name: str, tier: str) -> tuple[float, float]:
+    """Peak resident size of a fresh process, and before its first pass, in MiB."""
+    command = [sys.executable, __file__, "--child", name, tier, "--threads", str(torch.get_num_threads())]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
+    peak, before = json.loads(answer.stdout)
+    return peak, before
+
+
+def child(name: str, tier: str) -> None:
+    """Two passes of one kind, then the peak; modules that a check imports late are imported before the count."""
+    sounding.check(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Linear(2, 2)), torch.randn(4, 2))
+    model, inputs = NETWORKS[name]()
+    way = passes(model, inputs, torch.randint(0, 10, (BATCH,)))[tier]
+    before = resident()
+    for _ in range(2):
+        way()
+    print(json.dumps([resident("VmHWM"), before]))
+
+
+def resident(entry: str = "VmRSS") -> float:
+    """The resident size now, or at its peak ("VmHWM"), in MiB; ru_maxrss would count the parent's."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split(f"{entry}:")[1].split()[0]) / 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=NETWORKS, help="one network")
+    parser.add_argument("--rounds", type=int, help="rounds to take the best of (default 20, 5 and 2)")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    if options.child:
+        child(*options.child)
+        return
+    print(f"torch {torch.__version__}, {options.threads} threads, batch {BATCH}")
+    print(f"{'network':<12}{'tier':<7}{'time':>10}{'ratio':>8}{'limit':>7}{'peak':>11}{'ratio':>8}{'above start':>13}")
+    for name in [options.only] if options.only else NETWORKS:
+        times = measure_time(name, options.rounds or {"mlp": 20, "vgg19": 2}.get(name, 5))
+        memory = {tier: measure_memory(name, tier) for tier in TIERS}
+        plain_peak, plain_start = memory["plain"]
+        for tier in TIERS:
+            peak, start = memory[tier]
+            limit = LIMITS[name].get(tier)
+            print(
+                f"{name:<12}{tier:<7}{times[tier] * 1e3:>7.1f} ms{times[tier] / times['plain']:>8.2f}"
+                f"{f'≤ {limit:g}' if limit else '':>7}{peak:>7.0f} MiB{peak / plain_peak:>8.2f}"
+                f"{(peak - start) / (plain_peak - plain_start):>13.2f}"
+            )
+
+
+if __name__ == "__main__":
+    main()
