@@ -119,7 +119,7 @@ def test_hermite_functions_are_orthonormal_at_high_order() -> None:
     np.testing.assert_allclose(gram, np.eye(10), atol=TOLERANCE.closed_form)
 
 
-@pytest.mark.parametrize("alpha", [0.55, 0.6, 0.75, 1.0, 1.5, 2.0, 3.0])
+@pytest.mark.parametrize("alpha", [0.6, 0.75, 1.0, 1.5, 2.0, 3.0])
 def test_the_slope_at_one_of_a_power(alpha: float) -> None:
     """κ′(1) = α²/(2α − 1), finite above ½ (meanfield2019, J_α′ = α²/(2α−1) J_{α−1}); E φ² = 2^(α−1) Γ(α+½)/√π."""
     found = kernel(f"relu_power:{alpha}")
@@ -246,6 +246,7 @@ def test_the_printed_rate_is_too_small(spec: str) -> None:
     assert (path[1:] > printed[1:]).any()
 
 
+@pytest.mark.slow
 def test_the_printed_case_four_fails_for_a_steep_map() -> None:
     """Erratum: κ(ρ) = 0.9 + 0.1ρ³⁰, from c_0² = 0.9 and c_30² = 0.1, breaks the printed (5.10) close to ρ_0 = 1."""
     h30 = resolve("hermite:30")

@@ -119,7 +119,7 @@ def test_without_an_ordinary_fixed_point_the_result_says_so(
     json.dumps(to_plain(found.to_dict()), allow_nan=False)
 
 
-@pytest.mark.parametrize("weight_std", [1.0, 3.0, 30.0])
+@pytest.mark.parametrize("weight_std", [1.0, 30.0])
 def test_a_falling_length_map_settles_all_the_same(weight_std: float) -> None:
     """A bump makes E φ(√q z)² fall with q, but no faster than 1/√q: the slope stays above −½ and nothing cycles."""
     bump = from_callable(lambda x: np.exp(-4 * x**2), name="bump")
@@ -152,7 +152,7 @@ def test_fixed_points_that_nearly_touch_are_both_found() -> None:
 
 
 @given(weight_std=st.floats(0.2, 6), bias_std=st.floats(0.01, 2))
-@settings(max_examples=12)
+@settings(max_examples=8)
 def test_the_fixed_point_is_one_and_the_phase_reads_chi(weight_std: float, bias_std: float) -> None:
     found = vanilla("tanh", weight_std=weight_std, bias_std=bias_std)
     phi = resolve("tanh")
@@ -229,10 +229,10 @@ def test_the_phase_diagram_is_the_edge_seen_from_afar() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "weight_std", "bias_std"), [("tanh", 1.6, 0.2), ("gelu", 1.2, 0.3), ("erf", 0.8, 0.5)]
+    ("spec", "weight_std", "bias_std"), [("tanh", 2.5, 0.2), ("gelu", 1.2, 0.3), ("erf", 0.8, 0.5)]
 )
 def test_trajectories_reach_the_fixed_point(spec: str, weight_std: float, bias_std: float) -> None:
-    path = trajectory(spec, weight_std=weight_std, bias_std=bias_std, depth=150, variance=2.0, correlation=-0.4)
+    path = trajectory(spec, weight_std=weight_std, bias_std=bias_std, depth=60, variance=2.0, correlation=-0.4)
     found = vanilla(spec, weight_std=weight_std, bias_std=bias_std)
     assert path.value("mean_square", layer=-1).value == pytest.approx(found.variance, rel=TOLERANCE.two_routes)
     assert path.value("mean_cosine", layer=-1).value == pytest.approx(found.correlation, abs=1e-4)
