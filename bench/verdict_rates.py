@@ -60,12 +60,13 @@ def show_rates(seeds: range) -> None:
 
 def show_depths(seeds: range, *, train: bool) -> None:
     """By depth: how often high severity is found, and the training accuracy reached."""
-    print("| network | layers | unhealthy | high severity |" + (" SGD | Adam |" if train else ""))
-    print("|---|---|---|---|" + ("---|---|" if train else ""))
+    print("| network | layers | unhealthy | high severity | collapsed layers |" + (" SGD | Adam |" if train else ""))
+    print("|---|---|---|---|---|" + ("---|---|" if train else ""))
     for name, depths in DEPTHS.items():
         for depth in depths:
             verdicts = [look(_draw(PLAIN[name], depth, seed)) for seed in seeds]
             line = f"| {name} | {depth} | {_share(not v.healthy for v in verdicts)} | {_kinds(verdicts)} |"
+            line += f" {_collapsed(verdicts)} |"
             if train:
                 sgd = max(_accuracy(PLAIN[name], depth, rate, adam=False) for rate in SGD_RATES)
                 adam = max(_accuracy(PLAIN[name], depth, rate, adam=True) for rate in ADAM_RATES)
@@ -122,6 +123,15 @@ def _kinds(verdicts: list[Verdict]) -> str:
     high = [{f.kind for f in verdict.findings if f.severity == "high"} for verdict in verdicts]
     kinds = sorted({kind for kinds in high for kind in kinds})
     return ", ".join(f"{kind} {_share(kind in kinds for kinds in high)}" for kind in kinds) or "none"
+
+
+def _collapsed(verdicts: list[Verdict]) -> str:
+    """Least, median and most over seeds; 0 where there is no finding."""
+    counts = [
+        max((int(f.evidence["collapsed_layers"]) for f in verdict.findings if f.kind == "rank_collapse"), default=0)
+        for verdict in verdicts
+    ]
+    return f"{min(counts)}, {median(counts):g}, {max(counts)}"
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ def plain_profile(shares: list[float], *, at_input: float = 0.9, shortest: int |
 @settings(max_examples=60, deadline=None)
 def test_the_collapse_is_dated_and_graded_by_the_layers_behind_it(above: list[float], below: int, share: float) -> None:
     findings = judge(plain_profile([*above, *[share] * below])).findings
-    if below >= 26:
+    if below >= 27:
         assert (findings[0].severity, findings[0].depth) == ("high", len(above) + 1)
         assert findings[0].evidence["collapsed_layers"] == below
     else:

@@ -270,6 +270,36 @@ def test_a_sure_output_is_not_saturation() -> None:
         assert "saturation" not in severities(check(model, torch.randn(16, 64)).verdict)
 
 
+class Gated(nn.Module):
+    """A side branch of few units scales the features; when its units are dead the gate is a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(64, 16), nn.Linear(16, 4)
+        self.gate = nn.Sequential(nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 16), nn.Sigmoid())
+        nn.init.constant_(self.gate[0].bias, -100.0)  # type: ignore[arg-type]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.body(x)
+        return self.head(x * self.gate(x))  # type: ignore[no-any-return]
+
+
+def test_a_dead_gate_on_a_side_branch_is_a_warning() -> None:
+    with networks.seeded(0):
+        assert severities(check(Gated(), torch.randn(16, 64)).verdict) == {"dead_units": "medium"}
+
+
+class OneHot(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.one_hot(x, 500).float()
+
+
+def test_zeros_of_a_module_that_is_no_activation_do_not_accuse() -> None:
+    with networks.seeded(0):
+        model = nn.Sequential(OneHot(), nn.Linear(500, 16), nn.ReLU(), nn.Linear(16, 4))
+        assert check(model, torch.randint(0, 500, (16,))).verdict.healthy
+
+
 def test_one_sample_judges_norms_only() -> None:
     with networks.seeded(0):
         verdict = check(networks.mlp(50, 64, initialize=networks.he), torch.randn(1, 64)).verdict

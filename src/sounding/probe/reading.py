@@ -92,6 +92,12 @@ class Reading:
         named = self.settings.get("weight_layers")
         return len(named) if named is not None else len(self.weight_layers)
 
+    @property
+    def has_shortcuts(self) -> bool:
+        """Whether some way through the network passes fewer than half of its weight layers."""
+        shortest = self.settings.get("shortest_depth")
+        return shortest is not None and bool(shortest < self.depth / 2)
+
     def order(self, call: Call) -> int:
         """Which weight layer, counted from 1, the call belongs to."""
         named = self.settings.get("weight_layers")

@@ -39,7 +39,7 @@ class Thresholds:
     outside: float = 0.1
     of_input: float = 0.5
     bypassed: float = 0.01
-    collapsed_layers: int = 26
+    collapsed_layers: int = 27
     collapsed_warning: int = 8
     steep: float = 0.01
     steep_layers: int = 3

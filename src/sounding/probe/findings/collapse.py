@@ -36,7 +36,7 @@ def find_rank_collapse(reading: Reading, thresholds: Thresholds) -> list[Finding
     at_input = share_outside(reading.input.get("participation_ratio"))
     if reading.samples == 1 or at_input == 0.0:
         return []
-    line = thresholds.bypassed if _has_shortcuts(reading) else thresholds.outside
+    line = thresholds.bypassed if reading.has_shortcuts else thresholds.outside
     if math.isfinite(at_input):
         line = min(line, thresholds.of_input * at_input)
     layers, shares = _shares(reading, thresholds)
@@ -152,12 +152,6 @@ def _severity(shares: list[float], line: float, thresholds: Thresholds) -> Sever
     if len(shares) >= thresholds.collapsed_warning or steep >= thresholds.steep_layers:
         return "medium"
     return None
-
-
-def _has_shortcuts(reading: Reading) -> bool:
-    """Whether some way through the network passes fewer than half of its weight layers."""
-    shortest = reading.settings.get("shortest_depth")
-    return shortest is not None and shortest < reading.depth / 2
 
 
 def _remedies(reading: Reading) -> tuple[str, ...]:

@@ -8,12 +8,16 @@ from sounding.probe.reading import Call, Reading
 from sounding.probe.records import Finding, Severity
 from sounding.probe.thresholds import Thresholds
 
+RECTIFIERS = ("ReLU", "relu", "Threshold", "shrink", "swish", "Swish", "igmoid", "Act")
+
 
 def find_dead_units(reading: Reading, thresholds: Thresholds) -> list[Finding]:
     """Units that are zero for the whole batch.
 
     Half of the units is what a collapsed batch gives by symmetry (every sample has the same signs), so only a share
-    beyond one half plus its binomial noise is a finding of its own.
+    beyond one half plus its binomial noise is a finding of its own. A dead layer is of high severity where it blocks:
+    no gradient reaches the layers before it, or few units are left and no way leads around them. A gate of a few
+    units that is dead on a side branch does no harm, and foreign modules that return zeros need not be activations.
     """
     found = _worst(reading, "dead_fraction")
     if found is None:
@@ -23,7 +27,7 @@ def find_dead_units(reading: Reading, thresholds: Thresholds) -> list[Finding]:
     line = min(0.5 + thresholds.deviations * 2 * 0.5 / math.sqrt(width), 1.0)
     if share < thresholds.dead and (share <= line or not found.features):
         return []
-    severity: Severity = "high" if share >= thresholds.dead else "medium"
+    severity: Severity = "high" if share >= thresholds.dead and _blocks(reading, found) else "medium"
     return [
         Finding(
             kind="dead_units",
@@ -57,7 +61,7 @@ def find_saturation(reading: Reading, thresholds: Thresholds) -> list[Finding]:
     share = found.get("saturated_fraction")
     if share < 0.5:
         return []
-    severity: Severity = "high" if share >= thresholds.saturated else "medium"
+    severity: Severity = "high" if share >= thresholds.saturated and not reading.has_shortcuts else "medium"
     return [
         Finding(
             kind="saturation",
@@ -141,6 +145,16 @@ def _finite_remedies(call: Call) -> tuple[str, ...]:
         "sounding repair --method add_batchnorm, or He initialization: keep the norm constant over depth",
         "use a format of wider range (bfloat16 or float32 instead of float16)",
     )
+
+
+def _blocks(reading: Reading, call: Call) -> bool:
+    """Whether the signal has to pass: nothing comes back to the layers before it, or no way leads around."""
+    if call.kind and not any(word in call.kind for word in RECTIFIERS):
+        return False
+    before = [layer.get("gradient_log_norm") for layer in reading.weight_layers if layer.depth < call.depth]
+    if call.get("dead_fraction") == 1.0 and before and not any(math.isnan(value) for value in before):
+        return all(value == -math.inf for value in before)
+    return not reading.has_shortcuts
 
 
 def _worst(reading: Reading, measure: str, *, before: float = math.inf) -> Call | None:
