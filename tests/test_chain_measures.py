@@ -100,9 +100,10 @@ def test_pivots_and_blocks_count_eigenvalues(size, threshold, seed):
 
 def test_counting_survives_degenerate_blocks():
     """A leading block of zeros, and a matrix that is a multiple of the identity."""
-    swap = torch.kron(torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64), torch.eye(40, dtype=torch.float64))
+    pair = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
+    swap = torch.kron(pair, torch.eye(40, dtype=torch.float64))[None]
     assert count_by_pivots(swap) == count_by_blocks(swap) == 40
-    flat = -0.5 * torch.eye(70, dtype=torch.float64)
+    flat = -0.5 * torch.eye(70, dtype=torch.float64)[None]
     assert count_by_pivots(flat) == count_by_blocks(flat) == 0
 
 

@@ -86,6 +86,8 @@ def find_repeats(rows: torch.Tensor) -> torch.Tensor | None:
 
     Equal samples stay equal in exact arithmetic. Rounding would part them, and batch norm would pull them apart.
     """
+    if len(torch.unique(rows[0, :, 0])) == rows.shape[1]:
+        return None
     _, groups = torch.unique(rows[0], dim=0, return_inverse=True)
     if int(groups.max()) + 1 == rows.shape[1]:
         return None

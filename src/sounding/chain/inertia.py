@@ -15,13 +15,15 @@ import torch
 BLOCK = 32
 # its workspace is half a megabyte per matrix
 AT_ONCE = 4096
+# a pivot below this share of the largest diagonal entry makes a count in float32 doubtful
+DOUBTFUL = 1e-2
 
 
 def count_at_least(matrices: torch.Tensor, threshold: float) -> torch.Tensor:
-    """#{λ(S) ≥ threshold} for symmetric matrices (..., m, m) in float64, as float64."""
-    size = matrices.shape[-1]
-    shifted = matrices - threshold * torch.eye(size, dtype=matrices.dtype, device=matrices.device)
-    return count_by_pivots(shifted) if matrices.device.type == "cpu" else count_by_blocks(shifted)
+    """#{λ(S) ≥ threshold} for symmetric matrices (batch, m, m), as float64; float32 is taken for exact."""
+    shifted = matrices.clone()
+    torch.diagonal(shifted, dim1=-2, dim2=-1).sub_(threshold)
+    return count_by_pivots(shifted) if matrices.device.type == "cpu" else count_by_blocks(shifted.double())
 
 
 def eigenvalues(matrices: torch.Tensor) -> torch.Tensor:
@@ -54,12 +56,25 @@ def _decompose(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def count_by_pivots(shifted: torch.Tensor) -> torch.Tensor:
-    """Non-negative eigenvalues from LDLᵀ: a 2 × 2 pivot of Bunch–Kaufman is always indefinite and counts once."""
+    """Non-negative eigenvalues from LDLᵀ of (batch, m, m): in float32, and in float64 where a pivot is small.
+
+    Rounding moves an eigenvalue across 0 only if it is within rounding of it; the last pivots then are small, too.
+    """
+    count, least = _count_pivots(shifted.float())
+    doubtful = least < DOUBTFUL * torch.diagonal(shifted, dim1=-2, dim2=-1).abs().amax(dim=-1)
+    if bool(doubtful.any()):
+        count[doubtful] = _count_pivots(shifted[doubtful].double())[0]
+    return count
+
+
+def _count_pivots(shifted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The count and the smallest |pivot|; a 2 × 2 pivot of Bunch–Kaufman is always indefinite and counts once."""
     factor, pivots, _ = torch.linalg.ldl_factor_ex(shifted)
     single = pivots > 0
     diagonal = torch.diagonal(factor, dim1=-2, dim2=-1)
-    count: torch.Tensor = ((diagonal >= 0) & single).sum(dim=-1) + 0.5 * (~single).sum(dim=-1)
-    return count.double()
+    count = ((diagonal >= 0) & single).sum(dim=-1) + 0.5 * (~single).sum(dim=-1)
+    least = torch.where(single, diagonal.abs(), torch.inf).amin(dim=-1)
+    return count.double(), least.double()
 
 
 def count_by_blocks(shifted: torch.Tensor) -> torch.Tensor:

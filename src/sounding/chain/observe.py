@@ -15,7 +15,7 @@ import torch
 from sounding.chain.factor import DEPENDENT_FLOAT32
 from sounding.chain.inertia import count_at_least, eigenvalues, singular_values
 from sounding.chain.law import ChainLaw
-from sounding.chain.step import Route
+from sounding.chain.step import Route, multiply_each
 from sounding.errors import UsageError
 from sounding.measures import MEASURES, of_gram, of_spectrum
 
@@ -160,6 +160,15 @@ class View:
         return self._moment
 
     @property
+    def coarse_moment(self) -> torch.Tensor:
+        """The moment as the state's own precision gives it, where nothing finer is at hand: for counting."""
+        state = self.chains.state
+        if self._moment is not None or state.dtype == torch.float64 or self.chains.route == "gram":
+            return self.moment
+        rows = state if self.samples <= self.width else state.mT.contiguous()
+        return multiply_each(rows, rows).div_(self.samples)
+
+    @property
     def amplitudes(self) -> torch.Tensor:
         """Singular values of H/√n, descending: of the rows for float64, where the Gram matrix would lose digits."""
         if self._amplitudes is None:
@@ -193,9 +202,9 @@ def _value(view: View, column: Column) -> torch.Tensor:
         return value
     if name in SPECTRAL:
         return _spectral_value(view, column)
-    moment = view.moment
     if name == "soft_rank":
         return _soft_rank(view, column.parameter)
+    moment = view.moment
     if name == "participation_ratio":
         return of_gram.ratio_of(moment)
     if name.startswith("orthogonality_gap"):
@@ -228,9 +237,9 @@ def _spectral_value(view: View, column: Column) -> torch.Tensor:
 
 def _soft_rank(view: View, threshold: float) -> torch.Tensor:
     """#{λ ≥ threshold}, by pivots where nothing else asks for the spectrum and the matrix is large."""
-    if view.spectral or view.moment.shape[-1] <= LARGE:
+    if view.spectral or min(view.samples, view.width) <= LARGE:
         return of_spectrum.soft_rank(view.eigenvalues, threshold=threshold)
-    return count_at_least(view.moment, threshold * (1 - of_spectrum.TIE))
+    return count_at_least(view.coarse_moment, threshold * (1 - of_spectrum.TIE))
 
 
 def _regularity_part(view: View, name: str) -> torch.Tensor:
@@ -251,10 +260,10 @@ def _product(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _sliced_product(rows: torch.Tensor) -> torch.Tensor:
-    """HHᵀ from float32 products over 64 columns each, summed in float64: as exact as a float32 state deserves."""
+    """HHᵀ from float32 products over 128 columns each, summed in float64: as exact as a float32 state deserves."""
     total = torch.zeros((*rows.shape[:-1], rows.shape[-2]), dtype=torch.float64, device=rows.device)
-    for begin in range(0, rows.shape[-1], 64):
-        part = rows[..., begin : begin + 64]
+    for begin in range(0, rows.shape[-1], 128):
+        part = rows[..., begin : begin + 128]
         total += part @ part.mT
     return total
 

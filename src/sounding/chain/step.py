@@ -105,7 +105,7 @@ class Chains:
             else:
                 place = {"dtype": self.state.dtype, "device": self.state.device}
                 weight = self.law.weights.draw(shape, generator=self.generator, **place)
-            return _multiply_each(self.state, weight)
+            return multiply_each(self.state, weight)
         normals = self._normals(tuple(self.state.shape))
         factor = self._factor()
         if self.law.weights.invariance == "haar":
@@ -154,11 +154,11 @@ class Chains:
         return torch.randn(shape, generator=self.generator, dtype=self.state.dtype, device=self.state.device)
 
 
-def _multiply_each(state: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """H Wᵀ for each chain."""
-    if state.device.type != "cpu" or state.shape[-1] < MULTIPLIED_SINGLY or state.requires_grad:
-        return torch.bmm(state, weight.mT)
-    product = torch.empty_like(state)
-    for one, matrix, out in zip(state, weight, product, strict=True):
-        torch.mm(one, matrix.T, out=out)
+def multiply_each(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """A Bᵀ for each chain."""
+    if rows.device.type != "cpu" or rows.shape[-1] < MULTIPLIED_SINGLY or rows.requires_grad:
+        return torch.bmm(rows, others.mT)
+    product = rows.new_empty(*rows.shape[:-1], others.shape[-2])
+    for one, other, out in zip(rows, others, product, strict=True):
+        torch.mm(one, other.T, out=out)
     return product
