@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -28,6 +29,13 @@ class Untouched:
 class Changes:
     """The result of a cure.
 
+    Args:
+        method: its name.
+        changed: what it changed.
+        untouched: what it left alone, and why.
+        notes: what else is worth saying.
+        settings: the options it chose by itself: given to the function, they make the same choice again.
+
     >>> print(Changes("haar", (Change("fc1", "weight", "rms 0.051", "rms 0.088, orthogonal"),), ()))
     haar: 1 change, 0 layers untouched
       fc1  weight: rms 0.051 → rms 0.088, orthogonal
@@ -37,6 +45,7 @@ class Changes:
     changed: tuple[Change, ...]
     untouched: tuple[Untouched, ...]
     notes: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         plural = "" if len(self.changed) == 1 else "s"
@@ -54,4 +63,5 @@ class Changes:
             "changed": [{"name": c.name, "what": c.what, "before": c.before, "after": c.after} for c in self.changed],
             "untouched": [{"name": u.name, "reason": u.reason} for u in self.untouched],
             "notes": list(self.notes),
+            "settings": dict(self.settings),
         }
