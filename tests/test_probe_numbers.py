@@ -163,6 +163,15 @@ def test_collapsed_features_align_the_gradients_of_every_sample() -> None:
     assert value(report, "gradient_alignment", "network") == close(1.0)
 
 
+def test_rows_without_a_gradient_say_nothing_about_alignment() -> None:
+    """Half of the last layer's units are dead behind a ReLU: the other half is what aligns."""
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU())
+    with torch.no_grad():
+        model[0].bias.copy_(torch.tensor([-99.0, -99.0, 99.0, 99.0]))
+    rows = torch.outer(torch.linspace(1, 3, 8), torch.ones(5))
+    assert value(sounding.check(model, rows), "gradient_alignment", "network") == close(1.0)
+
+
 def test_tokens_report_the_rank_across_positions() -> None:
     """Equal positions span one direction, orthogonal ones as many as there are."""
     same = torch.randn(4, 1, 6).expand(4, 5, 6).contiguous()

@@ -31,7 +31,7 @@ class LastLayer:
 
 
 def align(last: LastLayer, gradient: Tensor, *, limit: int) -> float | str:
-    """The mean |cosine| between the samples' gradients of a row of the last weight, mean over its rows.
+    """The mean |cosine| between the samples' gradients of a row of the last weight, mean over its rows that have any.
 
     The gradient of the batch loss with respect to row k is Σ_i g_ik, with g_ik = Σ_t δ_itk a_it over the positions t of
     sample i, a its input to the layer and δ the gradient of the batch loss with respect to its output. g_ik is what
@@ -71,15 +71,23 @@ def _of_vectors(inputs: Tensor, deltas: Tensor) -> float:
     present = ((deltas != 0) & (lengths > 0)[:, None]).double()
     count = present.sum(0)
     together = (present * ((directions @ directions.mT).abs() @ present)).sum(0) - count
-    scores = torch.where(count > 1, together / (count * (count - 1)).clamp(min=1), 0.0)
-    return float(scores.mean() + 0 * deltas.sum())  # a gradient that is not finite shows
+    scores = together / (count * (count - 1)).clamp(min=1)
+    return _mean_over_rows(scores, count > 1, deltas)
 
 
 def _of_sequences(inputs: Tensor, deltas: Tensor) -> float:
     """Many positions: row k compares Σ_t δ_itk a_it. (n, positions, features), (n, positions, rows)."""
     peak = deltas.abs().amax()
     contributions = torch.einsum("ntd,ntk->knd", inputs, deltas / torch.where(peak > 0, peak, 1.0))
-    return float(gradient_alignment(contributions).mean())
+    alive = contributions.any(dim=2).sum(dim=1) > 1
+    return _mean_over_rows(gradient_alignment(contributions), alive, deltas)
+
+
+def _mean_over_rows(scores: Tensor, alive: Tensor, deltas: Tensor) -> float:
+    """Rows that fewer than two samples have a gradient for (dead units) say nothing; 0 when all are such."""
+    if not bool(torch.isfinite(deltas).all()):
+        return math.nan
+    return float(scores[alive].mean()) if bool(alive.any()) else 0.0
 
 
 def _positions(tensor: Tensor, last: LastLayer) -> Tensor | None:
