@@ -357,6 +357,24 @@ def test_bad_input_says_what_is_wrong():
         batchnorm(lambda x: np.sqrt(x), batch_size=8)
     with pytest.raises(UsageError, match="shape"):
         batchnorm(lambda x: 1.0, batch_size=8)
+    with pytest.raises(NumericalError, match="jump"):
+        batchnorm(np.sign, batch_size=8)
+    with pytest.raises(UsageError, match="derivative"):
+        batchnorm(lambda x: np.abs(x) ** 0.7, batch_size=8)
+    with pytest.raises(NumericalError, match="constant"):
+        batchnorm("relu", batch_size=8, shift=-3.0)  # |x| < √7
+
+
+def test_a_large_level_does_not_drown_the_batch():
+    """φ(β) = 1000 leaves μ, the eigenvalues and the growth those of the identity."""
+    lifted, plain = (
+        batchnorm("relu", batch_size=16, shift=1000.0, eps=0.1),
+        batchnorm("identity", batch_size=16, eps=0.1),
+    )
+    assert lifted.fixed_point.mu == pytest.approx(plain.fixed_point.mu, rel=TOLERANCE.two_routes)
+    for part in ("forward_eigenvalues", "backward_eigenvalues"):
+        for a, b in zip(eigenvalues(getattr(lifted, part)), eigenvalues(getattr(plain, part)), strict=True):
+            assert a == pytest.approx(b, rel=TOLERANCE.two_routes)
 
 
 def test_a_python_callable_gives_what_the_registered_activation_gives():

@@ -230,7 +230,7 @@ def batchnorm(
         "weight_std": float(weight_std),
     }
     mu = solve_spread(affine, size, effective)
-    if mu <= 1e-13 * float(np.square(affine.value(np.array([shift]))[0])) and effective == 0:
+    if mu <= 1e-15 * affine.level**2 and effective == 0:
         raise NumericalError(
             f"{affine.activation.name} is constant on the batch: batch normalization has nothing to normalize",
             hint="another shift or activation",
@@ -246,8 +246,8 @@ def batchnorm(
     else:
         line, line_error = line_moments(affine, law, tolerance=tolerance)
         pair, pair_error = pair_moments(affine, law, tolerance=tolerance)
-    found = _assemble(line, pair, law)
-    error = _propagate(found, line, pair, line_error, pair_error, law, affine.activation.derivative_error)
+    found = _assemble(line, pair, law, affine.level)
+    error = _propagate(found, line, pair, line_error, pair_error, law, affine)
     return BatchNormPrediction(**described, **found, error=error)
 
 
@@ -277,27 +277,32 @@ def _check(
         raise UsageError(f"scale must be finite and not 0, got {scale}: with 0 the layer forgets its input")
     if not math.isfinite(shift):
         raise UsageError(f"shift must be finite, got {shift}")
-    return Affine(resolve(activation), float(scale), float(shift)), size
+    affine = Affine(resolve(activation), float(scale), float(shift))
+    affine.reject_jumps()
+    return affine, size
 
 
-def _assemble(line: LineMoments | GaussianMoments, pair: PairMoments | None, law: NormalizedLaw) -> dict[str, Any]:
-    """Everything reported except the error, from the moments."""
+def _assemble(
+    line: LineMoments | GaussianMoments, pair: PairMoments | None, law: NormalizedLaw, level: float
+) -> dict[str, Any]:
+    """Everything reported except the error, from the moments of φ − level."""
     size, eps = law.batch_size, law.eps
     if isinstance(line, GaussianMoments):
         mu = line.square - line.mean**2
         forward, backward = infinite_batch_eigenvalues(line, mu=mu, eps=eps)
-        product, crossed = line.mean**2, line.slope**2 / (mu + eps)
+        crossed = line.slope**2 / (mu + eps)
     elif pair is not None:
         mu = line.square - pair.product
         forward = forward_eigenvalues(line, pair, batch_size=size, mu=law.mu, eps=eps)
         backward = backward_eigenvalues(line, pair, batch_size=size)
         # tr E[D(G − xxᵀ/B)/s]/(B−1) = E[s^−1 D(1 − x²/(B−1))]: meanfield2019, Theorems E.1 and F.1, at any eps
-        product, crossed = pair.product, line.slope**2
+        crossed = line.slope**2
+    variance = line.square + 2 * level * line.mean + level**2
     return {
-        "fixed_point": FixedPoint(line.square, product / line.square, mu, _attracting(forward)),
+        "fixed_point": FixedPoint(variance, 1.0 - mu / variance, mu, _attracting(forward)),
         "forward_eigenvalues": forward,
         "backward_eigenvalues": backward,
-        "cross_batch": CrossBatch(line.mean**2, crossed),
+        "cross_batch": CrossBatch((line.mean + level) ** 2, crossed),
     }
 
 
@@ -332,23 +337,23 @@ def _propagate(
     line_error: LineMoments | GaussianMoments,
     pair_error: PairMoments | None,
     law: NormalizedLaw,
-    slope_error: float,
+    affine: Affine,
 ) -> float:
     """The largest first-order error of a reported number, relative above 1: moved by each moment's error, added up."""
     base = _numbers(found)
     total = np.zeros_like(base)
 
     def size_of(record: Any, errors: Any, name: str) -> float:
-        relative = 2 * slope_error if "slope" in name else 0.0
+        relative = 2 * affine.activation.derivative_error if "slope" in name else 0.0
         return float(getattr(errors, name) + relative * abs(getattr(record, name)))
 
     for field in fields(line):
         moved = replace(line, **{field.name: getattr(line, field.name) + size_of(line, line_error, field.name)})
-        total += np.abs(_numbers(_assemble(moved, pair, law)) - base)
+        total += np.abs(_numbers(_assemble(moved, pair, law, affine.level)) - base)
     if pair is not None:
         for field in fields(pair):
             shifted = replace(pair, **{field.name: getattr(pair, field.name) + size_of(pair, pair_error, field.name)})
-            total += np.abs(_numbers(_assemble(line, shifted, law)) - base)
+            total += np.abs(_numbers(_assemble(line, shifted, law, affine.level)) - base)
     # the solved μ, to which every number responds with a factor of order one over 1 − λ_G
     drift = abs(law.mu - found["fixed_point"].mu) if law.eps > 0 else 0.0
     gap = max(abs(1.0 - found["forward_eigenvalues"].G), 1e-6)

@@ -161,8 +161,9 @@ def _symmetric(affine: Affine, size: int, mu: float, eps: float) -> MappedCovari
     law = NormalizedLaw(float(size), mu, eps)
     line, error = line_moments(affine, law)
     spread = batch_spread(affine, law)
-    mapped = np.full((size, size), line.square - spread) + spread * np.eye(size)
-    return MappedCovariance(mapped, np.full((size, size), error.square + 1e-12 * line.square), "symmetric")
+    variance = line.square + 2 * affine.level * line.mean + affine.level**2
+    mapped = np.full((size, size), variance - spread) + spread * np.eye(size)
+    return MappedCovariance(mapped, np.full((size, size), error.square + 1e-12 * variance), "symmetric")
 
 
 def _sampled(

@@ -1,7 +1,8 @@
 """The expectations from which every mean field quantity of batch normalization is assembled.
 
-φ stands for φ(γx + β) and D for its derivative γφ′(γx + β); the names of the fields spell the integrand, and the number
-after `s` is the power of the denominator: `s2_` multiplies by s², `r2_` by s^−2, `r4_` by eps·s^−4.
+φ stands for φ(γx + β) − φ(β) and D for its derivative γφ′(γx + β). Batch normalization takes constants off, so φ(β)
+enters only the variance and the covariances that are reported. The names of the fields spell the integrand: `s2_`
+multiplies by s², `r2_` by s^−2, `r4_` by eps·s^−4.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
 
 from sounding.activations import Activation
 from sounding.activations.activation import Array
+from sounding.errors import NumericalError, UsageError
+from sounding.theory.means import line_means, pair_means
 from sounding.theory.normalized import NormalizedLaw
-from sounding.theory.quadrature import line_means, pair_means
 
 GRADING = 5
 # x₁ = T cos ψ carries a rounding of 1e-16, which a kink like |x|^−0.4 in φ′ raises to about 1e-10
@@ -35,6 +38,15 @@ class Affine:
     def value(self, y: Array) -> Array:
         """φ at y = scale·x + shift."""
         return self.activation.function(y)
+
+    @cached_property
+    def level(self) -> float:
+        """φ at x = 0."""
+        return float(self.value(np.array([self.shift]))[0])
+
+    def rise(self, y: Array) -> Array:
+        """φ at y less its level: without it, a large φ(β) would drown how φ varies over the batch."""
+        return self.value(y) - self.level
 
     def slope(self, y: Array) -> Array:
         """dφ/dx at y = scale·x + shift."""
@@ -59,6 +71,25 @@ class Affine:
                     powers.append(math.log(far / near) / math.log(4.0))
         fractional = [power for power in powers if abs(power - round(power)) > 1e-3]
         return min(fractional, default=0.0)
+
+    def reject_jumps(self) -> None:
+        """Raise where gradients do not exist: at a jump, or at an infinite slope known only by differences."""
+        phi = self.activation
+        for kink in phi.kinks:
+            steps = max(1.0, abs(kink)) * np.array([1e-8, 1e-6])
+            near, far = np.abs(phi(kink + steps) - phi(kink - steps))
+            if near > 0.5 * far and near > 1e-9:
+                raise NumericalError(
+                    f"{phi.name} has a jump at x = {kink:.6g}: its squared slope has no mean",
+                    hint="a continuous activation",
+                )
+            sides = [np.abs(phi(kink + side * steps) - phi(np.array([kink]))) for side in (1.0, -1.0)]
+            steep = any(near > 0.0105 * far > 0 for near, far in sides)
+            if phi.derivative_error > 0 and steep:
+                raise UsageError(
+                    f"{phi.name} has an infinite slope at x = {kink:.6g}, which differences cannot give",
+                    hint="sounding.activations.from_callable with its derivative",
+                )
 
 
 @dataclass(frozen=True)
@@ -111,7 +142,7 @@ def line_moments(affine: Affine, law: NormalizedLaw, *, tolerance: float = 1e-12
 
     def integrands(y: Array) -> Array:
         x = (y - affine.shift) / affine.scale
-        phi, slope, x2 = affine.value(y), affine.slope(y), x * x
+        phi, slope, x2 = affine.rise(y), affine.slope(y), x * x
         w1, w0, h, r2 = (law.line_weight(x, power) for power in (1.0, 0.0, -0.5, -1.0))
         r4 = law.eps * law.line_weight(x, -2.0) if law.eps > 0 else np.zeros_like(x)
         square, slope2 = phi * phi, slope * slope
@@ -126,7 +157,7 @@ def pair_moments(affine: Affine, law: NormalizedLaw, *, tolerance: float = 1e-12
 
     def integrands(x1: Array, x2: Array) -> Array:
         y1, y2 = affine.scale * x1 + affine.shift, affine.scale * x2 + affine.shift
-        phi, slope = affine.value(y1) * affine.value(y2), affine.slope(y1) * affine.slope(y2)
+        phi, slope = affine.rise(y1) * affine.rise(y2), affine.slope(y1) * affine.slope(y2)
         xx, half = x1 * x2, 0.5 * (x1 * x1 + x2 * x2)
         forward = (phi, phi, phi * xx, phi * half)
         backward = (slope, slope * xx, slope * half, slope * xx * xx, slope * xx * half, slope * xx)
@@ -147,7 +178,7 @@ def gaussian_moments(
 
     def integrands(y: Array) -> Array:
         x = (y - affine.shift) / affine.scale
-        phi, slope, z = affine.value(y), affine.slope(y), x / law.spread
+        phi, slope, z = affine.rise(y), affine.slope(y), x / law.spread
         rows = (phi, phi * phi, phi * z, phi * z * z, (phi * z) ** 2, slope, slope * slope)
         return np.stack(rows) * law.line_weight(x, 0.0)
 
@@ -155,20 +186,15 @@ def gaussian_moments(
 
 
 def batch_spread(affine: Affine, law: NormalizedLaw, *, tolerance: float = 1e-12) -> float:
-    """E φ(x₁)² − E φ(x₁)φ(x₂): the forward map of μ (meanfield2019, Theorem 4), at any eps.
-
-    φ(β) is taken off φ, which changes nothing but the rounding: for μ ≪ eps both terms are φ(β)² up to order μ/eps.
-    """
-    level = float(affine.value(np.array([affine.shift]))[0])
+    """E φ(x₁)² − E φ(x₁)φ(x₂): the forward map of μ (meanfield2019, Theorem 4), at any eps."""
 
     def squares(y: Array) -> Array:
-        phi = affine.value(y) - level
+        phi = affine.rise(y)
         weight = law.line_weight((y - affine.shift) / affine.scale, 0.0)
         return np.stack([phi * phi * weight, phi * weight])
 
     def products(x1: Array, x2: Array) -> Array:
-        first, second = (affine.value(affine.scale * x + affine.shift) - level for x in (x1, x2))
-        return first * second
+        return affine.rise(affine.scale * x1 + affine.shift) * affine.rise(affine.scale * x2 + affine.shift)
 
     (square, mean), _ = _line(affine, law, squares, tolerance)
     if math.isinf(law.batch_size):
@@ -189,7 +215,7 @@ def _line(
         kinks=affine.activation.kinks,
         length=affine.activation.length,
         center=affine.activation.center,
-        tolerance=tolerance,
+        tolerance=max(tolerance, 0.1 * affine.activation.derivative_error),
         what=f"the second moment of {affine.activation.name} or of its derivative",
     )
     return found.values, found.errors
@@ -212,7 +238,7 @@ def _pair(
         spread=law.spread,
         symmetric=True,
         grading=1 if power == 0 else GRADING,
-        tolerance=max(tolerance, STEEP_TOLERANCE) if power < 0 else tolerance,
+        tolerance=max(tolerance, 0.1 * affine.activation.derivative_error, STEEP_TOLERANCE if power < 0 else 0.0),
         what=f"the second moment of {affine.activation.name} or of its derivative",
     )
     return found.values, found.errors

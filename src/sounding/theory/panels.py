@@ -107,8 +107,15 @@ def end_panel(edge: float, inner: float) -> Panels:
     return Panels(*(np.array([entry]) for entry in row))
 
 
-def integrate(f: Callable[[Array], Array], panels: Panels, *, tolerance: float, what: str = "the integrand") -> Adapted:
-    """∫ f over the panels for f: (n,) → (m, n), each to `tolerance` relative to ∫|f|.
+def integrate(
+    f: Callable[[Array], Array],
+    panels: Panels,
+    *,
+    tolerance: float,
+    beside: Array | float = 0.0,
+    what: str = "the integrand",
+) -> Adapted:
+    """∫ f over the panels for f: (n,) → (m, n), each to `tolerance` relative to ∫|f|, here and `beside` together.
 
     The error is the sum over panels of the difference between orders 14 and 22, of which the second is returned, plus
     rounding. A panel at a kink that keeps failing is replaced by a geometric ladder of panels down to the kink and the
@@ -118,7 +125,7 @@ def integrate(f: Callable[[Array], Array], panels: Panels, *, tolerance: float, 
     tail_value: Array | float = 0.0
     tail_error: Array | float = 0.0
     evaluations = 0
-    settled_sum: Array | float = 0.0
+    settled_sum: Array | float = beside
     for _ in range(_MAX_ROUNDS):
         value, error, magnitude = _evaluate(f, panels, what)
         evaluations += panels.low.size * (LOW_ORDER + HIGH_ORDER)

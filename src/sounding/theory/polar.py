@@ -173,14 +173,17 @@ def integrate_cells(
     *,
     tolerance: float,
     what: str,
+    beside: Array | float = 0.0,
 ) -> AdaptedCells:
     """∫∫ weight(v) f(x₁, x₂) dv dψ over the cells for f returning (m, n), each to `tolerance` relative to ∫∫|·|.
+
+    `beside` is what other cells hold of ∫∫|·|; without it the noise of a negligible block would be refined.
 
     The error is the sum over cells of the difference between the tensor rules of order 9 and 14. A failing cell is cut
     across the direction in which its Legendre coefficients decay more slowly.
     """
     done: list[tuple[int, Array, Array, Array]] = []
-    settled: Array | float = 0.0
+    settled: Array | float = beside
     evaluations = 0
     for round_number in range(_MAX_ROUNDS):
         value, error, magnitude, slow = _in_chunks(f, radial, cells, angle, what)

@@ -11,15 +11,15 @@ As B → ∞ both become standard Gaussian, and `batch_size=math.inf` means that
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from sounding.activations.activation import Array
-from sounding.errors import NumericalError, UsageError
-from sounding.theory.panels import Adapted, Panels, end_panel, integrate, interval
-from sounding.theory.polar import AdaptedCells, Radial, build_cells, integrate_cells
+from sounding.errors import UsageError
+from sounding.theory.means import Function, JointFunction, line_means, normal_density, pair_means, sphere_density
+from sounding.theory.panels import Adapted
 
 __all__ = [
     "Integral",
@@ -30,13 +30,6 @@ __all__ = [
     "sphere_mean",
     "sphere_pair_mean",
 ]
-
-Function = Callable[[Array], Array]
-JointFunction = Callable[[Array, Array], Array]
-
-# beyond 38 standard deviations the Gaussian density underflows; an integrand that still matters there has no mean
-_BLOCKS = (13.0, 16.0, 20.0, 24.0, 28.0, 33.0, 38.0)
-_SOFT_EDGES = (0.0, 2.0, 4.0, 6.5, 9.5)
 
 
 @dataclass(frozen=True)
@@ -81,7 +74,7 @@ def gaussian_mean(
     0.5
     """
     adapted = line_means(
-        _one(f), density=_normal_density, support=math.inf, mean=mean, std=_positive(std, "std"), kinks=tuple(kinks),
+        _one(f), density=normal_density, support=math.inf, mean=mean, std=_positive(std, "std"), kinks=tuple(kinks),
         length=length, center=center, tolerance=tolerance,
     )  # fmt: skip
     return _scalar(adapted)
@@ -109,7 +102,7 @@ def sphere_mean(
     if math.isinf(size):
         return gaussian_mean(f, mean=mean, std=std, kinks=kinks, length=length, center=center, tolerance=tolerance)
     adapted = line_means(
-        _one(f), density=_sphere_density(size), support=math.sqrt(size - 1), mean=mean, std=_positive(std, "std"),
+        _one(f), density=sphere_density(size), support=math.sqrt(size - 1), mean=mean, std=_positive(std, "std"),
         kinks=tuple(kinks), length=length, center=center, tolerance=tolerance,
     )  # fmt: skip
     return _scalar(adapted)
@@ -221,121 +214,6 @@ def check_batch_size(batch_size: float) -> float:
     return size
 
 
-def line_means(
-    f: Function,
-    *,
-    density: Function,
-    support: float,
-    mean: float,
-    std: float,
-    kinks: Sequence[float],
-    length: float,
-    center: float,
-    tolerance: float,
-    what: str = "the integrand",
-) -> Adapted:
-    """∫ f(y) density(z) dz, y = mean + std·z, |z| < support, for f: (n,) → (m, n); kinks, length, center are f's.
-
-    The panels lie in y, so that a kink at 0 is approached without rounding. Blocks are added outwards while they
-    matter.
-    """
-    if not (math.isfinite(mean) and math.isfinite(length) and length > 0 and math.isfinite(center)):
-        raise UsageError(f"mean, length and center must be finite, length positive, got {mean}, {length}, {center}")
-    scale = abs(std)
-    soft = [mean + sign * edge * scale for edge in (*_SOFT_EDGES, *_BLOCKS) for sign in (1, -1)]
-    if length < scale:
-        soft += [center + sign * length * 3.0**step for step in range(12) for sign in (1, -1)] + [center]
-
-    def integrand(y: Array) -> Array:
-        return np.atleast_2d(f(y)) * (density((y - mean) / std) / scale)
-
-    total: Adapted | None = None
-    inner = 0.0
-    for outer in _outer_ends(support):
-        pieces = [_piece(mean, scale, a, b, support, kinks, soft) for a, b in _shells(inner, outer)]
-        block = integrate(integrand, Panels.join(pieces), tolerance=tolerance, what=what)
-        share = block.magnitudes / np.maximum(block.magnitudes if total is None else total.magnitudes, 1e-300)
-        total = block if total is None else _add(total, block)
-        inner = outer
-        if inner > _BLOCKS[0] and bool((share < 1e-17).all()):
-            return total
-    if total is None or (math.isinf(support) and bool((share > tolerance).any())):
-        raise NumericalError(f"the expectation of {what} does not exist: it grows faster than the Gaussian decays")
-    return total
-
-
-def pair_means(
-    f: JointFunction,
-    *,
-    batch_size: float,
-    angle: float,
-    kinks: tuple[Sequence[float], Sequence[float]],
-    weight: Function | None = None,
-    spread: float = 1.0,
-    symmetric: bool = False,
-    grading: int = 1,
-    tolerance: float = 1e-12,
-    what: str = "the integrand",
-) -> AdaptedCells:
-    """(1/2π) ∫∫ weight(v) f(x₁, x₂) dψ dv for f returning (m, n), in blocks of the radius while they matter.
-
-    The radial variable v is the angle χ with T = √(B−1) sin χ on the sphere and T itself for a Gaussian; the default
-    weight is the law of T: (B−3) cos^(B−4)χ sin χ, and T exp(−T²/2). `spread` is the scale of x₁ under the weight.
-    `symmetric` says that f(x₁, x₂) = f(x₂, x₁); `grading` above 1 suits fractional powers at the kinks.
-    """
-    results: list[AdaptedCells] = []
-    radius, variable, default = radial_law(batch_size)
-    reach = math.sqrt(batch_size - 1) if math.isfinite(batch_size) else math.inf
-    turns = math.pi if symmetric else 2 * math.pi
-    soft = tuple(edge * spread for edge in _SOFT_EDGES[1:])
-    inner = 0.0
-    for outer in _outer_ends(reach / spread):
-        radial = Radial(variable(inner * spread), variable(outer * spread), radius, variable, weight or default, soft)
-        cells = build_cells(radial, angle, kinks=kinks, symmetric=symmetric, grading=grading)
-        found = integrate_cells(lambda x, y: f(x, y) / turns, radial, cells, angle, tolerance=tolerance, what=what)
-        total = np.sum([result.magnitudes for result in results], axis=0) if results else found.magnitudes
-        share = found.magnitudes / np.maximum(total, 1e-300)
-        results.append(found)
-        inner = outer
-        if len(results) > 1 and bool((share < 1e-17).all()):
-            break
-    else:
-        if math.isinf(reach) and bool((share > tolerance).any()):
-            raise NumericalError(f"the expectation of {what} does not exist: it grows faster than the Gaussian decays")
-    return AdaptedCells(
-        np.sum([result.values for result in results], axis=0),
-        np.sum([result.errors for result in results], axis=0),
-        np.sum([result.magnitudes for result in results], axis=0),
-        sum(result.evaluations for result in results),
-    )
-
-
-def _outer_ends(support: float) -> list[float]:
-    """Where the blocks end, in standard deviations; the last at the support or where the Gaussian underflows."""
-    return [*(block for block in _BLOCKS if block < support), *([support] if support <= _BLOCKS[-1] else [])]
-
-
-def half_gamma_ratio(x: float) -> float:
-    """Γ(x + 1/2)/Γ(x) to rounding; the difference of two lgamma would lose three digits at x = 500."""
-    if x < 150:
-        return math.gamma(x + 0.5) / math.gamma(x)
-    y = 1.0 / x
-    series = 1 + y * (-1 / 8 + y * (1 / 128 + y * (5 / 1024 + y * (-21 / 32768 + y * (-399 / 262144)))))
-    return math.sqrt(x) * series
-
-
-def radial_law(batch_size: float) -> tuple[Function, Callable[[float], float], Function]:
-    """The radius as a function of the radial variable, its inverse, and the law's weight, for `pair_means`."""
-    if math.isinf(batch_size):
-        return lambda v: v, lambda radius: radius, lambda v: v * np.exp(-0.5 * v * v)
-    reach = math.sqrt(batch_size - 1)
-    return (
-        lambda v: reach * np.sin(v),
-        lambda radius: math.asin(min(radius / reach, 1.0)),
-        lambda v: (batch_size - 3) * np.cos(v) ** (batch_size - 4) * np.sin(v),
-    )
-
-
 def _joint_mean(
     h: JointFunction,
     batch_size: float,
@@ -388,50 +266,3 @@ def _one(f: Function) -> Function:
 
 def _scalar(adapted: Adapted) -> Integral:
     return Integral(float(adapted.values[0]), float(adapted.errors[0]), adapted.evaluations)
-
-
-def _normal_density(z: Array) -> Array:
-    return np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
-
-
-def _sphere_density(batch_size: float) -> Function:
-    degrees = batch_size - 1
-    norm = half_gamma_ratio(0.5 * (degrees - 1)) / math.sqrt(math.pi * degrees)
-
-    def density(z: Array) -> Array:
-        return norm * np.maximum(1.0 - z * z / degrees, 0.0) ** (0.5 * (batch_size - 4))
-
-    return density
-
-
-def _shells(inner: float, outer: float) -> list[tuple[float, float]]:
-    return [(-outer, outer)] if inner == 0 else [(-outer, -inner), (inner, outer)]
-
-
-def _piece(
-    mean: float, scale: float, low: float, high: float, support: float, kinks: Sequence[float], soft: Sequence[float]
-) -> Panels:
-    """One interval in y; where it reaches the end of the support, an end panel absorbs the density's square root."""
-    a, b = mean + scale * low, mean + scale * high
-    inside = [k for k in kinks if a < k < b]
-    cap = 0.25 * (b - a)
-    left = low <= -support
-    right = high >= support
-    parts = []
-    start, stop = a, b
-    if left:
-        start = min([a + cap, *(0.5 * (a + k) for k in inside)])
-        parts.append(end_panel(a, start))
-    if right:
-        stop = max([b - cap, *(0.5 * (b + k) for k in inside)])
-        parts.append(end_panel(b, stop))
-    return Panels.join([interval(start, stop, kinks=inside, edges=soft), *parts])
-
-
-def _add(a: Adapted, b: Adapted) -> Adapted:
-    return Adapted(
-        a.values + b.values,
-        a.errors + b.errors,
-        a.magnitudes + b.magnitudes,
-        a.evaluations + b.evaluations,
-    )
