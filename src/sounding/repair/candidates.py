@@ -7,10 +7,11 @@ from typing import Any
 from torch import nn
 
 from sounding.probe.stack import name_activation
+from sounding.probe.units import is_activation
 from sounding.repair.layers import BATCH_NORMS, WEIGHT_LAYERS
 from sounding.repair.normalization import NORMS
+from sounding.repair.orthogonalize import HOMOGENEOUS
 from sounding.repair.passes import Inputs, call_order
-from sounding.repair.shaping import HOMOGENEOUS, SHAPABLE
 from sounding.repair.snapshot import undisturbed
 
 Candidate = tuple[tuple[str, ...], dict[str, dict[str, Any]]]
@@ -27,7 +28,7 @@ def list_candidates(model: nn.Module, inputs: Inputs) -> list[Candidate]:
         order = [module for _, module in call_order(model, inputs)]
     batch_normed = any(isinstance(module, BATCH_NORMS) for module in order)
     normed = any(isinstance(module, NORMS) for module in order)
-    shapable = any(isinstance(module, SHAPABLE) and not isinstance(module, HOMOGENEOUS) for module in order)
+    shapable = any(is_activation(module) and not isinstance(module, HOMOGENEOUS) for module in order)
     rectified = any(isinstance(module, HOMOGENEOUS) for module in order)
     known = {name_activation(module) for module in order} - {None}
     gain: dict[str, dict[str, Any]] = {"haar": {"gain": RELU_GAIN}} if rectified and not normed else {}

@@ -178,7 +178,8 @@ def choose_methods(
     """The cures of a plan with their options, in the order given.
 
     Args:
-        method: one name, several, or several in one string with commas or plus signs between them.
+        method: one name, several, or several in one string with commas or plus signs between them. An empty sequence
+            is no cure: what `recommend` says of a model that is best left alone.
         options: method name → its keyword arguments.
 
     >>> [chosen.name for chosen, _ in choose_methods("haar,shape_activations")]
@@ -186,7 +187,7 @@ def choose_methods(
     """
     names = method.replace("+", ",").split(",") if isinstance(method, str) else list(method)
     names = [str(name).strip().removesuffix("_") for name in names]
-    if not names or not all(names):
+    if not all(names):
         raise UsageError(f"expected the name of a method, got {method!r}", hint=f"one of {', '.join(METHODS)}")
     for name in names:
         if name not in METHODS:

@@ -16,7 +16,7 @@ from sounding.repair.changes import Changes
 from sounding.repair.difference import Difference, find_moved
 from sounding.repair.evidence import Evidence, Fresh, compare, examine
 from sounding.repair.methods import Method, choose_methods
-from sounding.repair.passes import Inputs, check_inputs, sample_count
+from sounding.repair.passes import Inputs, check_inputs
 from sounding.repair.snapshot import Snapshot, all_or_nothing, take_snapshot
 
 SHOWN = 6
@@ -77,10 +77,11 @@ def plan(
         )
         after = take_snapshot(root)
         repaired = examine(root, shown, loss=loss, repeats=repeats, generator=generator)
+        before.restore()
+        found = examine(root, shown, loss=loss, repeats=repeats, generator=generator)
     finally:
         before.restore()
-    found = examine(root, shown, loss=loss, repeats=repeats, generator=generator)
-    return Plan(root, tuple(chosen), changes, compare(found, repaired), Difference(before, after), sample_count(batch))
+    return Plan(root, tuple(chosen), changes, compare(found, repaired), Difference(before, after))
 
 
 class Plan:
@@ -92,7 +93,6 @@ class Plan:
         changes: what each changes and leaves, and why.
         evidence: the check before and after.
         difference: between the model and its repaired state.
-        samples: size of the batch that the cures saw.
     """
 
     def __init__(
@@ -102,7 +102,6 @@ class Plan:
         changes: tuple[Changes, ...],
         evidence: Evidence,
         difference: Difference,
-        samples: int,
     ) -> None:
         self.model = model
         self.methods = tuple(method.name for method, _ in methods)
@@ -110,7 +109,6 @@ class Plan:
         self.evidence = evidence
         self._chosen = methods
         self._difference = difference
-        self._samples = samples
         self._undo: Snapshot | None = None
 
     @property
@@ -149,12 +147,10 @@ class Plan:
     def recipe(self) -> str:
         """Python lines that rebuild what a state_dict does not hold, before it is loaded; "" where it holds all."""
         lines = []
-        for method, options in self._chosen:
+        for (method, options), changes in zip(self._chosen, self.changes, strict=True):
             if not method.outside:
                 continue
-            values = dict(options)
-            if method.name == "tune_batchnorm":
-                values.setdefault("batch_size", self._samples)
+            values = {**options, **changes.settings}
             given = "".join(f", {key}={value!r}" for key, value in values.items())
             arguments = "model, inputs" if method.needs_inputs else "model"
             lines.append(f"sounding.repair.{method.name}_({arguments}{given})")
@@ -162,7 +158,7 @@ class Plan:
 
     def __str__(self) -> str:
         state = "applied" if self.applied else "not applied"
-        blocks = [f"Plan ({state}): {' + '.join(self.methods)}"]
+        blocks = [f"Plan ({state}): {' + '.join(self.methods) or 'nothing to change'}"]
         blocks += [_shorten(changes) for changes in self.changes]
         return "\n".join([*blocks, "", str(self.evidence)])
 

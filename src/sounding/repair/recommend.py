@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +18,10 @@ from sounding.probe.thresholds import THRESHOLDS
 from sounding.repair.candidates import list_candidates
 from sounding.repair.evidence import Fresh, State, Vitals, examine
 from sounding.repair.methods import METHODS, choose_methods
-from sounding.repair.passes import check_inputs
+from sounding.repair.passes import Inputs, check_inputs
 from sounding.repair.plan import as_inputs, check_model
 from sounding.repair.snapshot import take_snapshot
+from sounding.repair.tune import MARGIN
 
 # depth scales that cost nothing: rounding, and the noise of a fit over tens of layers
 FREE_SCALES = 1.0
@@ -124,6 +125,7 @@ def recommend(
     loss: str | Loss | None = None,
     repeats: int = 1,
     fresh: Fresh | None = None,
+    exclude: Sequence[str] = (),
     generator: torch.Generator | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Recommendation:
@@ -132,6 +134,7 @@ def recommend(
     Args:
         model: any module that can be copied.
         inputs, targets, loss, repeats, fresh: as for `sounding.plan`.
+        exclude: methods not to try, such as the slow "raise_rank", or "add_batchnorm" where structure must stay.
         generator: source of randomness of the cures.
         progress: called with (tried so far, how many there are, the name of the next).
 
@@ -149,7 +152,8 @@ def recommend(
     shown = [(batch, targets)] if fresh is None else [fresh() for _ in range(repeats)]
     start = take_snapshot(root)
     before = examine(root, shown, loss=loss, repeats=repeats, generator=generator)
-    candidates = list_candidates(root, batch)
+    left_out = {method.name for method, _ in choose_methods(exclude)}
+    candidates = [one for one in list_candidates(root, batch) if not left_out & set(one[0])]
     tried: list[Tried] = []
     failed: list[tuple[str, str]] = []
     for done, (methods, options) in enumerate(candidates):
@@ -157,23 +161,30 @@ def recommend(
         if progress is not None:
             progress(done, len(candidates), name)
         try:
-            changed = (
-                [
-                    one.run(root, batch, options=values, generator=generator).changed
-                    for one, values in choose_methods(methods, options)
-                ]
-                if methods
-                else []
-            )
-            if not all(changed):
-                raise UsageError("it changes nothing here")
-            after = examine(root, shown, loss=loss, repeats=repeats, generator=generator) if methods else before
+            after = before if not methods else _try(root, batch, methods, options, shown, loss, repeats, generator)
             tried.append(_tell(methods, options, before, after))
         except (UsageError, NumericalError, TargetError) as error:
             failed.append((name, error.message))
         finally:
             start.restore()
-    return Recommendation(_rank(tried), tuple(failed))
+    return Recommendation(_rank(tried, sound=_is_sound(before)), tuple(failed))
+
+
+def _try(
+    model: nn.Module,
+    batch: Inputs,
+    methods: tuple[str, ...],
+    options: dict[str, dict[str, Any]],
+    shown: list[tuple[Any, Any]],
+    loss: str | Loss | None,
+    repeats: int,
+    generator: torch.Generator | None,
+) -> State:
+    """The model after these cures; one that changes nothing is refused."""
+    for one, values in choose_methods(methods, options):
+        if not one.run(model, batch, options=values, generator=generator).changed:
+            raise UsageError(f"{one.name} changes nothing here")
+    return examine(model, shown, loss=loss, repeats=repeats, generator=generator)
 
 
 def score(vitals: Vitals) -> float:
@@ -188,11 +199,20 @@ def score(vitals: Vitals) -> float:
     return found if math.isfinite(found) else 0.0
 
 
-def _rank(tried: list[Tried]) -> tuple[Tried, ...]:
-    """Healthy ones first, by score; the first of all is the simplest among those that come close to the best."""
+def _is_sound(state: State) -> bool:
+    """Nothing was found, and gradients would cross four times the depth: such a model needs no cure."""
+    return not state.report.verdict.findings and state.vitals.depth_scales <= LIMIT / MARGIN
+
+
+def _rank(tried: list[Tried], *, sound: bool) -> tuple[Tried, ...]:
+    """Healthy ones first, by score; the first of all is the simplest among those that come close to the best.
+
+    A sound model itself comes before every cure.
+    """
     ordered = sorted(tried, key=lambda item: (not item.healthy, -item.score, len(item.methods)))
     top = ordered[0]
     close = [item for item in ordered if item.healthy == top.healthy and item.score >= top.score - CLOSE]
+    close += [item for item in ordered if sound and not item.methods]
     first = min(close, key=lambda item: (len(item.methods), -item.score))
     return (first, *(item for item in ordered if item is not first))
 

@@ -81,7 +81,8 @@ def tune_batchnorm_(
             changed += _set(name, norm, eps, scale, shift, untouched)
         if eps:
             changed += _standardize_weights(order, [module for _, module in norms])
-    return Changes("tune_batchnorm", tuple(changed), tuple(untouched), tuple(notes))
+    chosen = {name: value for name, value in (("eps", eps), ("scale", scale), ("shift", shift)) if value is not None}
+    return Changes("tune_batchnorm", tuple(changed), tuple(untouched), tuple(notes), chosen)
 
 
 @functools.lru_cache(maxsize=64)
