@@ -21,7 +21,7 @@ def seeded(seed: int) -> torch.Generator:
 def test_log_norms_equal_autograd_through_the_whole_network():
     """The same seed, the same weights: one autograd pass through all layers gives the same norms."""
     from sounding.chain.engine import make_tasks
-    from sounding.chain.law import normalize
+    from sounding.chain.law import normalize_
     from sounding.chain.run import Options, _make_plan, make_law
 
     options = Options(
@@ -35,7 +35,7 @@ def test_log_norms_equal_autograd_through_the_whole_network():
     states = [torch.randn(1, 4, 6, generator=generator, dtype=torch.float64).requires_grad_()]
     for _ in range(5):
         weight = torch.randn(1, 6, 6, generator=generator, dtype=torch.float64)
-        states.append(torch.tanh(normalize(states[-1] @ weight.mT * 6**-0.5, law)))
+        states.append(torch.tanh(normalize_(states[-1] @ weight.mT * 6**-0.5, law)))
         states[-1].retain_grad()
     cotangent = torch.randn(1, 4, 6, generator=generator, dtype=torch.float64)
     states[-1].backward(cotangent)

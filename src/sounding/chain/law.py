@@ -167,8 +167,8 @@ def make_gain(gain: GainSpec) -> Gain:
     return Gain(lambda layer: value, constant=value)
 
 
-def normalize(values: torch.Tensor, law: ChainLaw) -> torch.Tensor:
-    """N(A) over the last two axes (samples, features); a constant feature or sample becomes 0, never NaN.
+def normalize_(values: torch.Tensor, law: ChainLaw) -> torch.Tensor:
+    """N(A) over the last two axes (samples, features), in A's own memory; a constant feature becomes 0, never NaN.
 
     Batch norm divides each feature by its root mean square over samples (after centring, if any), layer norm and rms
     each sample over features; the mean square is the biased one, as in PyTorch's forward pass.
@@ -178,11 +178,12 @@ def normalize(values: torch.Tensor, law: ChainLaw) -> torch.Tensor:
     axis = -2 if law.norm == "batch" else -1
     if law.center:
         values = values - values.mean(dim=axis, keepdim=True)
-    size = values.shape[axis]
-    square = values.square().sum(dim=axis, keepdim=True).div_(size)
+    square = values.square().sum(dim=axis, keepdim=True).div_(values.shape[axis])
     if law.eps > 0:
         square.add_(law.eps)
-    return values * square.clamp_min_(_smallest(values)).rsqrt_()
+    inverse = square.clamp_min_(_smallest(values)).rsqrt_()
+    # autograd keeps `values`; nobody else does
+    return values * inverse if values.requires_grad else values.mul_(inverse)
 
 
 def _smallest(values: torch.Tensor) -> float:

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 
 from sounding.chain.factor import factor_gram, factor_rows, find_repeats, whiten
-from sounding.chain.law import SCALE_LIMIT, ChainLaw, normalize
+from sounding.chain.law import SCALE_LIMIT, ChainLaw, normalize_
 
 Route = Literal["gram", "explicit"]
 Normals = Callable[[tuple[int, ...]], torch.Tensor]
@@ -88,8 +88,18 @@ class Chains:
 
     def multiply(self) -> torch.Tensor:
         """A = H Wᵀ or H + γ H Wᵀ with a fresh W for each chain."""
+        if self.route == "explicit" and _multiplies_singly(self.state):
+            return self._multiply_in_one()
         product = self.product() * self.scale
         return product.addcmul_(self.state, self.skip) if self.skips else product
+
+    def _multiply_in_one(self) -> torch.Tensor:
+        """The same, product and sum in one pass over each chain's matrices."""
+        values = torch.empty_like(self.state)
+        weights, skips, scales = self._draw_weights(), self.skip.flatten().tolist(), self.scale.flatten().tolist()
+        for one, weight, out, skip, scale in zip(self.state, weights, values, skips, scales, strict=True):
+            torch.addmm(one, one, weight.T, beta=skip, alpha=scale, out=out)
+        return values if self.repeats is None else values[:, self.repeats]
 
     def product(self) -> torch.Tensor:
         """H Wᵀ with the entries of W of unit variance; equal samples get equal rows."""
@@ -98,19 +108,21 @@ class Chains:
 
     def _draw_product(self) -> torch.Tensor:
         if self.route == "explicit":
-            width = self.law.width
-            shape = (self.state.shape[0], width, width)
-            if self.law.weights.invariance == "gaussian":
-                weight = self._normals(shape)
-            else:
-                place = {"dtype": self.state.dtype, "device": self.state.device}
-                weight = self.law.weights.draw(shape, generator=self.generator, **place)
-            return multiply_each(self.state, weight)
+            return multiply_each(self.state, self._draw_weights())
         normals = self._normals(tuple(self.state.shape))
         factor = self._factor()
         if self.law.weights.invariance == "haar":
             factor = factor @ whiten(normals) * math.sqrt(self.law.width)
         return torch.bmm(factor.to(self.state.dtype), normals)
+
+    def _draw_weights(self) -> torch.Tensor:
+        """(chains, d, d) with entries of unit variance."""
+        width = self.law.width
+        shape = (self.state.shape[0], width, width)
+        if self.law.weights.invariance == "gaussian":
+            return self._normals(shape)
+        place = {"dtype": self.state.dtype, "device": self.state.device}
+        return self.law.weights.draw(shape, generator=self.generator, **place)
 
     def forget_gram(self) -> None:
         """The state has changed behind this object's back."""
@@ -119,8 +131,8 @@ class Chains:
     def finish(self, values: torch.Tensor, gain: float | torch.Tensor) -> torch.Tensor:
         """φ(g·N(A)) or N(φ(g·A))."""
         if self.law.position == "before":
-            return self._activate(normalize(values, self.law), gain)
-        return normalize(self._activate(values, gain), self.law)
+            return self._activate(normalize_(values, self.law), gain)
+        return normalize_(self._activate(values, gain), self.law)
 
     def _factor(self) -> torch.Tensor:
         return factor_rows(self.state) if self.state.dtype == torch.float64 else factor_gram(self.gram())
@@ -156,9 +168,13 @@ class Chains:
 
 def multiply_each(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     """A Bᵀ for each chain."""
-    if rows.device.type != "cpu" or rows.shape[-1] < MULTIPLIED_SINGLY or rows.requires_grad:
+    if not _multiplies_singly(rows):
         return torch.bmm(rows, others.mT)
     product = rows.new_empty(*rows.shape[:-1], others.shape[-2])
     for one, other, out in zip(rows, others, product, strict=True):
         torch.mm(one, other.T, out=out)
     return product
+
+
+def _multiplies_singly(rows: torch.Tensor) -> bool:
+    return rows.device.type == "cpu" and rows.shape[-1] >= MULTIPLIED_SINGLY and not rows.requires_grad
