@@ -2,7 +2,7 @@
 
 `sounding.predict` is its public face. The parts, lowest first:
 
-- `panels`, `polar`, `means`, `quadrature`: Gaussian and spherical expectations, refined until two orders agree, with an error.
+- `panels`, `polar`, `means`, `quadrature`: Gaussian and spherical expectations, refined until two orders agree.
 - `hermite`, `mehler`, `kernel`, `kernel_path`: kernel maps and their sequences (thesis2024 ch. 5).
 - `length`, `vanilla`, `critical`: plain networks, order and chaos, the edge between them.
 - `normalized`, `moments`, `eigenvalues`, `collapse`, `batchnorm`: batch normalization at any eps (meanfield2019).

@@ -92,6 +92,7 @@ def pair_means(
     spread: float = 1.0,
     symmetric: bool = False,
     grading: int = 1,
+    edges: Sequence[float] = (),
     tolerance: float = 1e-12,
     what: str = "the integrand",
 ) -> AdaptedCells:
@@ -99,13 +100,14 @@ def pair_means(
 
     The radial variable v is the angle χ with T = √(B−1) sin χ on the sphere and T itself for a Gaussian; the default
     weight is the law of T: (B−3) cos^(B−4)χ sin χ, and T exp(−T²/2). `spread` is the scale of x₁ under the weight.
-    `symmetric` says that f(x₁, x₂) = f(x₂, x₁); `grading` above 1 suits fractional powers at the kinks.
+    `symmetric` says that f(x₁, x₂) = f(x₂, x₁); `grading` above 1 suits fractional powers at the kinks;
+    `edges` are further radii to cut at.
     """
     results: list[AdaptedCells] = []
     radius, variable, default = radial_law(batch_size)
     reach = math.sqrt(batch_size - 1) if math.isfinite(batch_size) else math.inf
     turns = math.pi if symmetric else 2 * math.pi
-    soft = tuple(edge * spread for edge in _SOFT_EDGES[1:])
+    soft = (*(edge * spread for edge in _SOFT_EDGES[1:]), *edges)
     inner = 0.0
     for outer in _outer_ends(reach / spread):
         radial = Radial(variable(inner * spread), variable(outer * spread), radius, variable, weight or default, soft)

@@ -238,6 +238,7 @@ def _pair(
         spread=law.spread,
         symmetric=True,
         grading=1 if power == 0 else GRADING,
+        edges=law.layer,
         tolerance=max(tolerance, 0.1 * affine.activation.derivative_error, STEEP_TOLERANCE if power < 0 else 0.0),
         what=f"the second moment of {affine.activation.name} or of its derivative",
     )

@@ -45,6 +45,12 @@ class NormalizedLaw:
         """|x₁| is below √(B − 1)."""
         return math.sqrt(self.batch_size - 1.0)
 
+    @property
+    def layer(self) -> tuple[float, ...]:
+        """Radii around which the weight of a small eps falls to 0, next to the edge of the sphere."""
+        width = self.batch_size * self.eps / self.mu if math.isfinite(self.batch_size) else 0.0
+        return tuple(self.support * math.sqrt(1.0 - width * step) for step in (1, 8, 64) if 0 < width * step < 0.5)
+
     def line_weight(self, x: Array, power: float) -> Array:
         """The density of x₁ times the mean of s^(2·power) given x₁."""
         size, mu, eps = self.batch_size, self.mu, self.eps
