@@ -7,6 +7,7 @@ import pickle
 import pytest
 
 from sounding.errors import (
+    DataError,
     ExitCode,
     InterruptedRun,
     MissingExtraError,
@@ -22,6 +23,7 @@ FAMILY = [
     TargetError("the model raised"),
     MissingExtraError("pandas", extra="pandas", needed_for="Profile.to_pandas"),
     InterruptedRun("stopped at layer 7", partial=[1, 2]),
+    DataError("train.bin is damaged", hint="to fetch it again"),
 ]
 
 
@@ -39,6 +41,7 @@ def test_a_sentence_with_one_full_stop_each() -> None:
         (FAMILY[2], RuntimeError, ExitCode.USAGE),
         (FAMILY[3], ImportError, ExitCode.USAGE),
         (FAMILY[4], KeyboardInterrupt, ExitCode.INTERRUPTED),
+        (FAMILY[5], RuntimeError, ExitCode.USAGE),
     ],
 )
 def test_every_error_is_ours_and_the_builtin_a_caller_expects(

@@ -61,6 +61,10 @@ class TargetError(SoundingError, RuntimeError):
     """The user's model, loss or callable raised; the original is the `__cause__`."""
 
 
+class DataError(SoundingError, RuntimeError):
+    """A data set cannot be had: no network, a damaged file, no room or no permission to write."""
+
+
 class MissingExtraError(SoundingError, ImportError):
     """An optional package is not installed; the hint is the pip command."""
 

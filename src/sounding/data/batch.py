@@ -20,11 +20,13 @@ class Batch:
         inputs: (samples, ...); floating point, or integers where they are tokens.
         targets: (samples, ...) or None where the source has none.
         name: where they come from, in words.
+        classes: how many labels the targets are taken from; None where they are no labels, or it is not known.
     """
 
     inputs: Tensor
     targets: Tensor | None
     name: str
+    classes: int | None = None
 
     def __len__(self) -> int:
         return len(self.inputs)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
 
-from sounding.data.batch import Batch, Request, describe_shape, draw, reshape_samples
+from sounding.data.batch import Batch, Request, draw
+from sounding.data.dataset import Dataset
+from sounding.data.resize import fit_images
 from sounding.data.sources import DEFAULT_BATCH_SIZE
-from sounding.errors import UsageError
 
 SIDE = 8
 INDEPENDENT = 32
+LARGEST = 16
+TRAINING = 1437
+LICENCE = "CC BY 4.0"
+CITATION = "Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998"
 
 
 def load_digits(request: Request) -> Batch:
@@ -29,21 +33,35 @@ def load_digits(request: Request) -> Batch:
 
     pixels, labels = datasets.load_digits(return_X_y=True)
     standardized = (pixels - pixels.mean()) / pixels.std()
-    resized = request.shape is not None and math.prod(request.shape) != SIDE * SIDE
+    shape = request.shape or (SIDE * SIDE,)
+    resized = math.prod(shape) != SIDE * SIDE
     chosen = draw(len(pixels), request, default=INDEPENDENT if resized else DEFAULT_BATCH_SIZE, source="digits")
-    inputs = _shape(torch.from_numpy(standardized)[chosen].float(), request.shape)
-    return Batch(inputs, torch.from_numpy(labels)[chosen].long(), "digits (8×8 images, standardized)")
+    images = torch.from_numpy(standardized)[chosen].float().reshape(-1, 1, SIDE, SIDE)
+    targets = torch.from_numpy(labels)[chosen].long()
+    return Batch(fit_images(images, shape, source="digits"), targets, "digits (8×8 images, standardized)", classes=10)
 
 
-def _shape(inputs: Tensor, shape: tuple[int, ...] | None) -> Tensor:
-    if shape is None or math.prod(shape) == SIDE * SIDE:
-        return reshape_samples(inputs, shape, source="digits")
-    if len(shape) != 3:
-        raise UsageError(
-            f"digits are 8×8 images and cannot become {describe_shape(shape)}",
-            hint="a shape of 64 values, or channels,height,width, or gaussian data for any shape",
-        )
-    channels, height, width = shape
-    images = inputs.reshape(-1, 1, SIDE, SIDE)
-    resized = torch.nn.functional.interpolate(images, size=(height, width), mode="bilinear", align_corners=False)
-    return resized.repeat(1, channels, 1, 1)
+def make_digits() -> Dataset:
+    """The digits as a data set of (1, 8, 8) images in [0, 1]: the first 1437 for training, the last 360 for testing.
+
+    The file is in the order of its writers, so the test part shows other hands. Mean and deviation are those of the
+    training pixels.
+    """
+    from sklearn import datasets
+
+    pixels, labels = datasets.load_digits(return_X_y=True)
+    images = torch.from_numpy(pixels / LARGEST).float().reshape(-1, 1, SIDE, SIDE)
+    targets = torch.from_numpy(labels).long()
+    training = pixels[:TRAINING] / LARGEST
+    return Dataset(
+        name="digits",
+        train_inputs=images[:TRAINING],
+        train_labels=targets[:TRAINING],
+        test_inputs=images[TRAINING:],
+        test_labels=targets[TRAINING:],
+        classes=10,
+        mean=(float(training.mean()),),
+        std=(float(training.std()),),
+        licence=LICENCE,
+        citation=CITATION,
+    )

@@ -1,4 +1,4 @@
-"""A user's own samples: a numpy .npz file with `inputs` and perhaps `targets`."""
+"""A user's own samples: a numpy .npz file with `inputs` and perhaps `targets`, `test_inputs`, `test_targets`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 
 from sounding.data.batch import Batch, Request, draw, require_finite, reshape_samples
+from sounding.data.dataset import Dataset
 from sounding.data.sources import DEFAULT_BATCH_SIZE
 from sounding.errors import UsageError
 
+ARRAYS = ("inputs", "targets", "test_inputs", "test_targets")
+HELD_OUT = 5  # without a test part of its own, every fifth sample is held out
 SAVE_HINT = "numpy.savez(FILE, inputs=..., targets=...) to write such a file"
 
 
@@ -47,6 +50,65 @@ def load_npz(request: Request) -> Batch:
     return Batch(inputs, None if targets is None else targets[chosen], path.name)
 
 
+def make_npz(request: Request) -> Dataset:
+    """A file's samples as a data set: `inputs` and integer `targets`, normalized by one mean and one deviation.
+
+    The test part is `test_inputs` and `test_targets`, or else every fifth sample: files are often sorted by label, so
+    the end would not do.
+    """
+    path = Path(request.parameter)
+    arrays = _read(path)
+    inputs, labels = _labelled(arrays, "inputs", "targets", path, request.shape)
+    held_out = torch.arange(len(inputs)) % HELD_OUT == HELD_OUT - 1
+    if "test_inputs" in arrays:
+        test_inputs, test_labels = _labelled(arrays, "test_inputs", "test_targets", path, request.shape)
+        if test_inputs.shape[1:] != inputs.shape[1:]:
+            raise UsageError(
+                f"'inputs' and 'test_inputs' of {path} must have samples of one shape, "
+                f"got {tuple(inputs.shape[1:])} and {tuple(test_inputs.shape[1:])}"
+            )
+    elif not held_out.any():
+        raise UsageError(f"expected at least {HELD_OUT} samples in {path} to hold some out, got {len(inputs)}")
+    else:
+        test_inputs, test_labels = inputs[held_out], labels[held_out]
+        inputs, labels = inputs[~held_out], labels[~held_out]
+    values = inputs.double() / (255 if inputs.dtype == torch.uint8 else 1)
+    return Dataset(
+        name=path.name,
+        train_inputs=inputs,
+        train_labels=labels,
+        test_inputs=test_inputs,
+        test_labels=test_labels,
+        classes=int(max(labels.max(), test_labels.max())) + 1,
+        mean=(values.mean().item(),),
+        std=(values.std(correction=0).item() or 1.0,),
+    )
+
+
+def _labelled(
+    arrays: dict[str, np.ndarray[Any, Any]], inputs: str, targets: str, path: Path, shape: tuple[int, ...] | None
+) -> tuple[Tensor, Tensor]:
+    """Samples, uint8 kept as it is, and their labels, checked."""
+    if targets not in arrays:
+        raise UsageError(f"{path} must hold an array {targets!r} of labels to be a data set", hint=SAVE_HINT)
+    samples = arrays[inputs]
+    values = (
+        torch.from_numpy(samples.copy())
+        if samples.dtype == np.uint8
+        else _to_tensor(samples, what=f"{inputs!r} of {path}")
+    )
+    labels = _to_tensor(arrays[targets], what=f"{targets!r} of {path}")
+    if values.ndim < 1 or values.numel() == 0 or labels.shape != (len(values),):
+        raise UsageError(
+            f"{inputs!r} and {targets!r} of {path} must be samples and one label each, "
+            f"got the shapes {tuple(values.shape)} and {tuple(labels.shape)}"
+        )
+    if labels.is_floating_point() or int(labels.min()) < 0:
+        raise UsageError(f"{targets!r} of {path} must be labels 0, 1, 2, …, got others")
+    require_finite(values, what=f"{inputs!r} of {path}")
+    return reshape_samples(values, shape, source=str(path)), labels
+
+
 def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     try:
         # opened here: numpy leaves its own handle open when the archive is broken
@@ -72,7 +134,7 @@ def _select(archive: Any, path: Path) -> dict[str, np.ndarray[Any, Any]]:
     if "inputs" not in archive.files:
         held = ", ".join(repr(key) for key in archive.files) or "nothing"
         raise UsageError(f"{path} must hold an array 'inputs', got {held}", hint=SAVE_HINT)
-    return {key: archive[key] for key in archive.files if key in ("inputs", "targets")}
+    return {key: archive[key] for key in archive.files if key in ARRAYS}
 
 
 def _to_tensor(values: np.ndarray[Any, Any], *, what: str) -> Tensor:

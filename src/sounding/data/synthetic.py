@@ -1,14 +1,25 @@
-"""Random inputs of any shape: Gaussian values, and tokens for networks that begin with an embedding."""
+"""Random inputs of any shape: Gaussian values, Gaussian classes, images of noise, and tokens."""
 
 from __future__ import annotations
 
+import math
+
 import torch
+from torch import Tensor
 
 from sounding.data.batch import Batch, Request, describe_shape
+from sounding.data.dataset import Dataset, normalize
 from sounding.data.sources import DEFAULT_BATCH_SIZE
 from sounding.errors import UsageError
 
 DEFAULT_LENGTH = 16
+DEFAULT_CLASSES = 10
+SAMPLES = (8192, 2048)
+SEPARATION = 3.0
+NOISE_SHAPE = (3, 32, 32)
+CLASSES_SHAPE = (64,)
+NOISE_MEAN = 0.5
+NOISE_STD = math.sqrt((256**2 - 1) / 12) / 255  # of the integers 0…255, all alike, divided by 255
 
 
 def draw_gaussian(request: Request) -> Batch:
@@ -31,3 +42,72 @@ def draw_tokens(request: Request) -> Batch:
     count = request.batch_size or DEFAULT_BATCH_SIZE
     values = torch.randint(vocabulary, (count, *shape), generator=request.generator)
     return Batch(values, None, f"tokens ({vocabulary} words, {describe_shape(shape)})")
+
+
+def draw_gaussian_classes(request: Request) -> Batch:
+    """Samples of `make_gaussian_classes` with fresh centres."""
+    return _as_batch(make_gaussian_classes(request, samples=(request.batch_size or DEFAULT_BATCH_SIZE, 0)))
+
+
+def draw_noise(request: Request) -> Batch:
+    """Samples of `make_noise`."""
+    return _as_batch(make_noise(request, samples=(request.batch_size or DEFAULT_BATCH_SIZE, 0)))
+
+
+def make_gaussian_classes(request: Request, *, samples: tuple[int, int] = SAMPLES) -> Dataset:
+    """Class c is N(m_c, I) with m_c ~ N(0, 9/d · I): centres at distance 3 from 0, about 4.2 from each other.
+
+    Two such classes are told apart but for 1.7% of their samples by the best rule, which is linear. Labels are
+    uniform. `request.parameter` is the number of classes, 10 unless given.
+    """
+    classes = _parse_classes("gaussian-classes", request.parameter)
+    shape = request.shape or CLASSES_SHAPE
+    generator = request.generator
+    centres = torch.randn(classes, *shape, generator=generator) * (SEPARATION / math.sqrt(math.prod(shape)))
+    labels = torch.randint(classes, (sum(samples),), generator=generator)
+    inputs = centres[labels] + torch.randn(sum(samples), *shape, generator=generator)
+    return _split("gaussian-classes", inputs, labels, samples, classes, mean=0.0, std=1.0)
+
+
+def make_noise(request: Request, *, samples: tuple[int, int] = SAMPLES) -> Dataset:
+    """Images of independent uniform pixels with labels that have nothing to do with them (rank2020, Figure 8).
+
+    There is nothing to learn but the samples themselves: test accuracy is 1/classes. `request.parameter` is the number
+    of classes, 10 unless given.
+    """
+    classes = _parse_classes("noise", request.parameter)
+    shape = request.shape or NOISE_SHAPE
+    pixels = torch.randint(256, (sum(samples), *shape), dtype=torch.uint8, generator=request.generator)
+    labels = torch.randint(classes, (sum(samples),), generator=request.generator)
+    return _split("noise", pixels, labels, samples, classes, mean=NOISE_MEAN, std=NOISE_STD)
+
+
+def _split(
+    name: str, inputs: Tensor, labels: Tensor, samples: tuple[int, int], classes: int, *, mean: float, std: float
+) -> Dataset:
+    train = samples[0]
+    return Dataset(
+        name=name,
+        train_inputs=inputs[:train],
+        train_labels=labels[:train],
+        test_inputs=inputs[train:],
+        test_labels=labels[train:],
+        classes=classes,
+        mean=(mean,),
+        std=(std,),
+        licence="generated",
+        citation="none",
+    )
+
+
+def _as_batch(made: Dataset) -> Batch:
+    name = f"{made.name} ({describe_shape(made.shape)}, {made.classes} classes)"
+    return Batch(normalize(made, made.train_inputs), made.train_labels, name, classes=made.classes)
+
+
+def _parse_classes(name: str, parameter: str) -> int:
+    if not parameter:
+        return DEFAULT_CLASSES
+    if not parameter.isdecimal() or int(parameter) < 2:
+        raise UsageError(f"{name} data needs at least 2 classes, got '{name}:{parameter}'", hint=f"{name}:10")
+    return int(parameter)

@@ -1,0 +1,152 @@
+"""A data set in memory: tensors on a device, how to normalize them, and what is known about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sounding.data.augment import Augmentation, augment_images
+from sounding.errors import UsageError
+
+Split = Literal["train", "test"]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Samples and labels of a training and a test part, as they are stored; `normalize` makes them inputs.
+
+    Args:
+        name: as `load_dataset` was asked for it.
+        train_inputs: (samples, ...); uint8 pixels or floats.
+        train_labels: (samples,) of int64.
+        test_inputs: as `train_inputs`.
+        test_labels: as `train_labels`.
+        classes: how many labels there are.
+        mean: by channel, or one; of pixels in [0, 1] where inputs are uint8.
+        std: likewise.
+        licence: under which the samples are published, in words.
+        citation: whom to cite.
+    """
+
+    name: str
+    train_inputs: Tensor
+    train_labels: Tensor
+    test_inputs: Tensor
+    test_labels: Tensor
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    licence: str = ""
+    citation: str = ""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one sample."""
+        return tuple(self.train_inputs.shape[1:])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors live."""
+        return self.train_inputs.device
+
+    def to(self, device: str | torch.device) -> Dataset:
+        """The same data set with its tensors on a device."""
+        names = ("train_inputs", "train_labels", "test_inputs", "test_labels")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+
+    def part(self, split: Split) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of one part, as stored."""
+        if split not in ("train", "test"):
+            raise UsageError(f"unknown part {split!r}", hint="train or test")
+        return (self.train_inputs, self.train_labels) if split == "train" else (self.test_inputs, self.test_labels)
+
+    def __repr__(self) -> str:
+        shape = "×".join(map(str, self.shape))
+        return (
+            f"Dataset({self.name}: {len(self.train_inputs)} + {len(self.test_inputs)} samples of {shape}, "
+            f"{self.classes} classes, on {self.device})"
+        )
+
+
+def normalize(dataset: Dataset, inputs: Tensor) -> Tensor:
+    """(x − mean)/std by channel, in torch's default dtype; uint8 is scaled to [0, 1] first.
+
+    Args:
+        dataset: whose mean and standard deviation.
+        inputs: (samples, ...) as stored.
+    """
+    scaled = inputs.to(torch.get_default_dtype())
+    if inputs.dtype == torch.uint8:
+        scaled = scaled / 255
+    axes = (1, -1, *[1] * (inputs.ndim - 2)) if len(dataset.mean) > 1 else (1,) * inputs.ndim
+    mean, std = (
+        torch.tensor(v, dtype=scaled.dtype, device=inputs.device).view(axes) for v in (dataset.mean, dataset.std)
+    )
+    return (scaled - mean) / std
+
+
+def batches(
+    dataset: Dataset,
+    batch_size: int,
+    *,
+    generator: torch.Generator | None = None,
+    split: Split = "train",
+    augment: Augmentation | None = None,
+    keep_last: bool = False,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """One pass over a part in batches of normalized inputs and labels, on the data set's device.
+
+    The training part comes in a random order, the test part in its own. Order, crops and flips are drawn on the
+    device; the same generator state gives the same batches there.
+
+    Args:
+        dataset: whose samples.
+        batch_size: samples in a batch, at most as many as the part has.
+        generator: on the data set's device; None is the default generator of that device.
+        split: "train" or "test".
+        augment: crops and flips, for images; None for none.
+        keep_last: whether a smaller last batch is given too; always for the test part, which is to be seen whole.
+
+    >>> from sounding.data import load_dataset
+    >>> digits = load_dataset("digits")
+    >>> sizes = [len(labels) for inputs, labels in batches(digits, 100, split="test")]
+    >>> sizes
+    [100, 100, 100, 60]
+    """
+    inputs = dataset.part(split)[0]
+    if not 1 <= batch_size <= len(inputs):
+        raise UsageError(
+            f"batch size must be between 1 and {len(inputs)}, the samples of {dataset.name}, got {batch_size}"
+        )
+    if generator is not None and generator.device.type != dataset.device.type:
+        raise UsageError(
+            f"the generator is on {generator.device}, the data on {dataset.device}",
+            hint=f"torch.Generator({str(dataset.device)!r})",
+        )
+    if augment is not None and len(dataset.shape) != 3:
+        raise UsageError(f"expected images (channels, height, width) to augment, got samples of shape {dataset.shape}")
+    return _batches(dataset, batch_size, generator, split, augment, keep_last)
+
+
+def _batches(
+    dataset: Dataset,
+    batch_size: int,
+    generator: torch.Generator | None,
+    split: Split,
+    augment: Augmentation | None,
+    keep_last: bool,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    inputs, labels = dataset.part(split)
+    count = len(inputs)
+    order = torch.randperm(count, generator=generator, device=dataset.device) if split == "train" else None
+    end = count if keep_last or split == "test" else count - count % batch_size
+    for start in range(0, end, batch_size):
+        chosen = slice(start, start + batch_size) if order is None else order[start : start + batch_size]
+        images = inputs[chosen]
+        if augment is not None:
+            images = augment_images(images, augment, generator=generator)
+        yield normalize(dataset, images), labels[chosen]

@@ -1,0 +1,203 @@
+"""The data folder: where files lie, whether they are intact, and how they get there."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import os
+import tarfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from sounding.data.catalogue import Entry, Remote, Stored
+from sounding.data.download import Progress, cannot_write, download, md5_of, set_aside
+from sounding.errors import DataError
+
+State = Literal["intact", "missing", "damaged"]
+VARIABLE = "SOUNDING_DATA"
+
+
+def data_folder() -> Path:
+    """`$SOUNDING_DATA`, else `$XDG_CACHE_HOME/sounding/data`, else `~/.cache/sounding/data`.
+
+    A relative XDG_CACHE_HOME is ignored, as its specification asks.
+    """
+    chosen = os.environ.get(VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "")
+    return (cache if cache.is_absolute() else Path.home() / ".cache") / "sounding" / "data"
+
+
+def file_state(file: Stored, folder: Path, *, sums: bool = True) -> State:
+    """Whether a file is there, has its size and, unless `sums` is False, its sum."""
+    path = folder / file.path
+    try:
+        if not path.is_file():
+            return "missing"
+        if path.stat().st_size != file.size or (sums and md5_of(path) != file.md5):
+            return "damaged"
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}", hint="chmod u+r") from error
+    return "intact"
+
+
+def read_files(
+    entry: Entry,
+    files: tuple[Stored, ...],
+    *,
+    folder: Path | None = None,
+    fetch: bool = True,
+    progress: Progress | None = None,
+) -> list[bytearray]:
+    """The contents of stored files, every byte of them covered by its sum.
+
+    The sum is taken of the very bytes returned, so a file that changes in between is never read. What is missing or
+    damaged is fetched first; with `fetch=False` that is an error.
+    """
+    place = (folder or data_folder()) / entry.name
+    contents = [_read_intact(file, place) for file in files]
+    if None in contents and not fetch:
+        absent = [file.path for file, content in zip(files, contents, strict=True) if content is None]
+        states = ", ".join(f"{path} is {file_state(_named(files, path), place)}" for path in absent)
+        raise DataError(f"{entry.name} is not complete in {place}: {states}", hint=f"sounding data get {entry.name}")
+    if None in contents:
+        fetch_entry(entry, folder=folder, progress=progress)
+        contents = [_read_intact(file, place) for file in files]
+    complete = [content for content in contents if content is not None]
+    if len(complete) < len(files):
+        raise DataError(f"{entry.name} in {place} was changed while it was read", hint="again")
+    return complete
+
+
+def fetch_entry(entry: Entry, *, folder: Path | None = None, progress: Progress | None = None) -> list[str]:
+    """Make every file of a data set intact; returns the paths that were fetched.
+
+    Damaged files are renamed to `NAME.corrupt` and fetched again. One process at a time works in a data set's folder;
+    the others wait and find the files there.
+
+    Raises:
+        DataError: the folder cannot be written, or the homes do not give the files.
+    """
+    place = (folder or data_folder()) / entry.name
+    if all(file_state(file, place) == "intact" for file in entry.stored):
+        return []
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        with _locked(place):
+            wanted = [file for file in entry.stored if file_state(file, place) != "intact"]
+            damaged = [set_aside(place / file.path) for file in wanted if (place / file.path).is_file()]
+            try:
+                if entry.archived and wanted:
+                    _fetch_archive(entry.remotes[0], wanted, place, progress)
+                elif wanted:
+                    _fetch_files(entry, wanted, place, progress)
+            except DataError as error:
+                if not damaged:
+                    raise
+                kept = ", ".join(map(str, damaged))
+                raise DataError(f"{error.message}; the damaged file is kept as {kept}", hint=error.hint) from error
+            return [file.path for file in wanted]
+    except OSError as error:
+        raise cannot_write(place, error) from error
+
+
+def _named(files: tuple[Stored, ...], path: str) -> Stored:
+    return next(file for file in files if file.path == path)
+
+
+def _read_intact(file: Stored, place: Path) -> bytearray | None:
+    path = place / file.path
+    try:
+        if path.stat().st_size != file.size:
+            return None
+        content = bytearray(file.size)
+        with path.open("rb") as stream:
+            count = stream.readinto(content)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DataError(
+            f"cannot read {path}: {error.strerror or error}", hint="another folder in SOUNDING_DATA"
+        ) from error
+    if count != file.size or hashlib.md5(content, usedforsecurity=False).hexdigest() != file.md5:
+        return None
+    return content
+
+
+def _fetch_files(entry: Entry, wanted: list[Stored], place: Path, progress: Progress | None) -> None:
+    paths = {file.path for file in wanted}
+    for remote in entry.remotes:
+        if remote.name in paths:
+            download(remote, place / remote.name, progress=progress)
+
+
+def _fetch_archive(remote: Remote, wanted: list[Stored], place: Path, progress: Progress | None) -> None:
+    """Download the archive, take the wanted files out of it, and drop it: the files are all that is ever read."""
+    archive = place / remote.name
+    if not (archive.is_file() and md5_of(archive) == remote.md5):
+        if archive.is_file():
+            set_aside(archive)
+        download(remote, archive, progress=progress)
+    unpack(archive, wanted, place)
+    archive.unlink()
+
+
+def unpack(archive: Path, wanted: list[Stored], place: Path) -> None:
+    """Write the wanted members of a .tar.gz below `place`, and nothing else.
+
+    Names in the archive are only compared, never used as paths; a member must be a regular file of the known size and
+    sum. Each takes its name by rename when it is complete.
+    """
+    missing = {file.path: file for file in wanted}
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            for member in tar:
+                file = missing.get(member.name.removeprefix("./"))
+                if file is None or not member.isreg() or member.size != file.size:
+                    continue
+                stream = tar.extractfile(member)
+                assert stream is not None
+                content = stream.read(file.size)
+                if hashlib.md5(content, usedforsecurity=False).hexdigest() != file.md5:
+                    continue
+                _write_whole(place / file.path, content)
+                del missing[file.path]
+                if not missing:
+                    return
+    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{archive} cannot be unpacked: {error}", hint=f"to remove {archive} and try again") from error
+    raise DataError(
+        f"{archive} does not hold {', '.join(missing)} as published", hint=f"to remove {archive} and try again"
+    )
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    with part.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(part, path)
+
+
+@contextlib.contextmanager
+def _locked(place: Path) -> Iterator[None]:
+    """Alone in a data set's folder; the system lets go when a process dies.
+
+    Without such locks (Windows, some network disks) two downloads at once can spoil each other's unfinished file,
+    which its sum then finds; a finished one is never touched.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with (place / ".lock").open("wb") as stream:
+        with contextlib.suppress(OSError):
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
