@@ -285,6 +285,8 @@ class Profile:
 def _as_row(row: Iterable[Any]) -> Row:
     """Plain Python numbers, and one NaN for all, so that a profile with NaN equals its copy."""
     layer, name, measure, value, stderr, source = row
+    if type(row) is Row and type(layer) is int and type(value) is float and value == value and stderr is None:
+        return row  # most rows are plain already, and every selection of a long profile comes by here
     return Row(int(layer), name, measure, _as_float(value), None if stderr is None else _as_float(stderr), source)
 
 
