@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 
 import pytest
@@ -19,6 +20,7 @@ from sounding.probe.records import FindingKind, Verdict
 from sounding.probe.shortcut import shortest_depth
 from sounding.probe.verdict import judge
 from sounding.profile import Profile, Row
+from sounding.repair import METHODS
 
 SAMPLE, ALL = range(12), range(200)
 SEEDS = ("rank2020", "meanfield2019", "thesis2024")
@@ -226,6 +228,16 @@ def test_each_illness_is_found_and_explained(name: str) -> None:
         assert finding.remedies
         assert all(math.isfinite(value) for value in finding.evidence.values())
     json.dumps(verdict.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("name", ILL)
+def test_the_cures_that_are_named_exist(name: str) -> None:
+    _, build = ILL[name]
+    with networks.seeded(3):
+        model, inputs = build()
+        findings = check(model, inputs).verdict.findings
+    named = re.findall(r"--method ([a-z_,]+)", " ".join(cure for finding in findings for cure in finding.remedies))
+    assert {method for methods in named for method in methods.split(",")} <= set(METHODS)
 
 
 def test_every_kind_is_tried() -> None:

@@ -124,17 +124,23 @@ def _remedies(reading: Reading, *, explodes: bool) -> tuple[str, ...]:
     if explodes and normalized:
         return (
             "sounding repair --method tune_batchnorm: a shift β and eps for which gradients reach this depth",
-            "sounding repair --method haar with shape_activations: orthogonal weights and gains that fall with depth",
+            "sounding repair --method haar,shape_activations: orthogonal weights and gains that fall with depth",
             "make it shallower, or add residual connections",
+        )
+    if explodes and reading.has_shortcuts:
+        return (
+            "sounding repair --method zero_residual: residual branches that start at zero",
+            "sounding repair --method add_batchnorm: normalize inside the branches",
+            "clip gradients adaptively (sounding.repair.AdaptiveClipping)",
         )
     if explodes:
         return (
-            "scale residual branches down with depth, or normalize them",
             "sounding repair --method haar: orthogonal weights of gain 1",
-            "clip gradients adaptively",
+            "sounding repair --method add_batchnorm",
+            "clip gradients adaptively (sounding.repair.AdaptiveClipping)",
         )
     return (
-        "He initialization (gain √2 for ReLU), or gain 5/3 for tanh: PyTorch's default gain is 1/√3",
+        "sounding repair --method he: variance 2/fan_in for ReLU, where PyTorch's default is 1/(3 fan_in)",
         "sounding repair --method haar: orthogonal weights of gain 1",
         "sounding repair --method add_batchnorm",
     )

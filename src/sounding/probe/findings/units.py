@@ -142,7 +142,7 @@ def _bad_gradients(reading: Reading) -> list[Call]:
 def _finite_remedies(call: Call) -> tuple[str, ...]:
     return (
         "look for NaN in the data first" if call.depth == 0 else "scale the inputs to unit mean square",
-        "sounding repair --method add_batchnorm, or He initialization: keep the norm constant over depth",
+        "sounding repair --method add_batchnorm (or he): keep the norm constant over depth",
         "use a format of wider range (bfloat16 or float32 instead of float16)",
     )
 
