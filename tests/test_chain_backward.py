@@ -44,7 +44,7 @@ def test_log_norms_equal_autograd_through_the_whole_network():
         width=6, batch_size=4, depth=5, activation="tanh", dtype="float64", backward=True, profile=True,
         measures=["log_norm"], generator=seeded(0),
     )  # fmt: skip
-    assert np.allclose(result.profile.series("log_gradient_norm").value, expected, atol=TOLERANCE.closed_form)
+    assert np.allclose(result.profile.series("gradient_log_norm").value, expected, atol=TOLERANCE.closed_form)
 
 
 def test_linear_batch_norm_networks_explode_at_the_known_rate():
@@ -67,7 +67,7 @@ def test_a_thousand_layers_stay_finite(weights):
         width=12, batch_size=6, depth=1000, runs=2, activation="relu", weights=weights, backward=True, every=100,
         profile=True, measures=["log_norm"], generator=seeded(2),
     )  # fmt: skip
-    logs = result.profile.series("log_gradient_norm")
+    logs = result.profile.series("gradient_log_norm")
     assert np.all(np.isfinite(logs.value))
     assert logs.value[0] > 100
     assert logs.layer[0] == 0

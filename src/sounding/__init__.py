@@ -21,6 +21,7 @@ _INDEX = {
     "measures": "sounding.measures",
     "predict": "sounding.predict",
     "theory": "sounding.theory",
+    "weights": "sounding.weights",
     "check": "sounding.probe",
     "watch": "sounding.probe",
     "Report": "sounding.probe",
@@ -33,19 +34,24 @@ _INDEX = {
     "repair": "sounding.repair",
     "plan": "sounding.repair",
     "recommend": "sounding.repair",
+    "data": "sounding.data",
+    "models": "sounding.models",
 }
-_MODULES = {"activations", "errors", "measures", "predict", "theory", "chain", "repair"}
+_MODULES = {"activations", "errors", "measures", "predict", "theory", "chain", "repair", "weights"}
 
 __all__ = ["__version__", *sorted(_INDEX)]
 
 if TYPE_CHECKING:
     from sounding import activations as activations
     from sounding import chain as chain
+    from sounding import data as data
     from sounding import errors as errors
     from sounding import measures as measures
+    from sounding import models as models
     from sounding import predict as predict
     from sounding import repair as repair
     from sounding import theory as theory
+    from sounding import weights as weights
     from sounding.chain import simulate as simulate
     from sounding.probe import Finding as Finding
     from sounding.probe import Report as Report

@@ -38,7 +38,7 @@ from sounding.errors import InterruptedRun, UsageError
 from sounding.profile import Estimate, Profile, Row
 
 Array = NDArray[np.float64]
-MEASURE = "log_gradient_norm"
+MEASURE = "gradient_log_norm"
 LARGEST_DEPTH = 100_000
 
 
@@ -55,7 +55,7 @@ def simulate_backward(plan: Plan, *, generator: torch.Generator, progress: Progr
 
     Reports the averages of the forward chain, `gradients` with `growth`, the factor per layer of the squared norm
     towards the input, and `log_rate` = ½ ln growth (thesis2024, chapter 6; meanfield2019 for the squared norm), and the
-    profile of `log_gradient_norm`, ln(‖g_ℓ‖/‖g_L‖) for g_ℓ the gradient at the state after layer ℓ.
+    profile of `gradient_log_norm`, ln(‖g_ℓ‖/‖g_L‖) for g_ℓ the gradient at the state after layer ℓ.
     """
     law = plan.laws[0]
     _check(plan, law)
