@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sounding.errors import NumericalError, UsageError
+from sounding.probe.state import unwrap
 from sounding.repair.changes import Change, Changes, Untouched
 from sounding.repair.layers import (
     BATCH_NORMS,
@@ -130,7 +131,7 @@ def zero_residual_(
         include, exclude: name filters on the blocks.
     """
     find = branches or _known_branch
-    blocks = [(name, branch) for name, module in model.named_modules() if (branch := find(module)) is not None]
+    blocks = [(name, branch) for name, module in unwrap(model).named_modules() if (branch := find(module)) is not None]
     if not blocks:
         raise UsageError(
             f"found no residual block in {type(model).__name__}",

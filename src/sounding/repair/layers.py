@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from sounding.errors import UsageError
+from sounding.probe.state import unwrap
 from sounding.repair.changes import Untouched
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -31,8 +32,8 @@ def matches(name: str, module: nn.Module, pattern: NameFilter) -> bool:
 
 
 def named_leaves(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Every module once, by its first qualified name; a bare layer is called by its class."""
-    return [(name or type(model).__name__, module) for name, module in model.named_modules()]
+    """Every module once, by its first name in the user's own model; a bare layer is called by its class."""
+    return [(name or type(model).__name__, module) for name, module in unwrap(model).named_modules()]
 
 
 def why_not(module: nn.Module) -> str | None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sounding.errors import UsageError
+from sounding.probe.state import unwrap
 from sounding.repair.changes import Change, Changes, Untouched
 from sounding.repair.layers import BATCH_NORMS, CONVOLUTIONS, NameFilter, fan_in, matches, rms, select_layers, weight_of
 from sounding.repair.norm_layers import (
@@ -94,7 +95,7 @@ def swap_normalization_(
     changed: list[Change] = []
     untouched: list[Untouched] = []
     with all_or_nothing(model):
-        for parent_name, parent in list(model.named_modules()):
+        for parent_name, parent in list(unwrap(model).named_modules()):
             for child_name, child in list(parent.named_children()):
                 name = f"{parent_name}.{child_name}" if parent_name else child_name
                 if not isinstance(child, NORMS):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sounding.errors import NumericalError, UsageError
+from sounding.probe.state import unwrap
 from sounding.repair.changes import Change, Changes, Untouched
 from sounding.repair.layers import CONVOLUTIONS, TRANSPOSED, NameFilter, rms, select_layers, weight_of
 from sounding.repair.orthogonal import haar_frame
@@ -70,7 +71,7 @@ def orthogonalize_(
     layers, untouched = select_layers(model, (nn.Linear, *CONVOLUTIONS), include=include, exclude=exclude)
     untouched += [
         Untouched(name, "transposed convolutions have no patch matrix")
-        for name, module in model.named_modules()
+        for name, module in unwrap(model).named_modules()
         if isinstance(module, TRANSPOSED)
     ]
     names = {id(module): name for name, module in layers}

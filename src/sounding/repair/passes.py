@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sounding.errors import TargetError, UsageError
+from sounding.errors import SoundingError, TargetError, UsageError
+from sounding.probe.state import unwrap
 from sounding.repair.layers import WEIGHT_LAYERS
 
 Inputs = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
@@ -17,13 +18,14 @@ Inputs = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
 
 def call_model(model: nn.Module, inputs: Inputs) -> Any:
     """Run a model on a tensor, a tuple of arguments or a mapping of keyword arguments; its failure becomes ours."""
+    inner = unwrap(model)  # a compiled graph or a parallel wrapper would pass hooks by
     try:
         if isinstance(inputs, Mapping):
-            return model(**inputs)
+            return inner(**inputs)
         if isinstance(inputs, tuple | list):
-            return model(*inputs)
-        return model(inputs)
-    except UsageError:
+            return inner(*inputs)
+        return inner(inputs)
+    except SoundingError:
         raise
     except Exception as error:
         raise TargetError(
@@ -40,9 +42,10 @@ def check_inputs(inputs: Inputs) -> None:
     tensors = [t for t in tensors if isinstance(t, Tensor)]
     if not tensors:
         raise UsageError(f"expected inputs as a tensor, a tuple or a mapping of tensors, got {type(inputs).__name__}")
+    if tensors[0].dim() == 0 or len(tensors[0]) < 2:
+        got = len(tensors[0]) if tensors[0].dim() else "a single number"
+        raise UsageError(f"expected at least 2 samples, got {got}", hint="a batch of 128 or more")
     for tensor in tensors:
-        if tensor.dim() > 0 and len(tensor) < 2:
-            raise UsageError(f"expected at least 2 samples, got {len(tensor)}", hint="a batch of 128 or more")
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             bad = int((~torch.isfinite(tensor)).sum())
             raise UsageError(f"expected finite inputs, got {bad} NaN or infinite values")
@@ -78,7 +81,7 @@ def call_order(model: nn.Module, inputs: Inputs) -> list[tuple[str, nn.Module]]:
 
     leaves = [
         (name, m)
-        for name, m in model.named_modules()
+        for name, m in unwrap(model).named_modules()
         if isinstance(m, WEIGHT_LAYERS) or not any(True for _ in m.children())
     ]
     with hooked([m.register_forward_pre_hook(record(name)) for name, m in leaves]), torch.no_grad():

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from sounding.errors import UsageError
 from sounding.probe.stack import name_activation
+from sounding.probe.state import unwrap
 from sounding.probe.units import is_activation
 from sounding.repair.changes import Change, Changes, Untouched
 from sounding.repair.explosion import ExplosionLaw, explosion_law, is_homogeneous
@@ -80,7 +81,7 @@ def shape_activations_(
         raise UsageError(f"exponent must be finite and not negative, got {exponent}", hint="0.4")
     if how not in {"wrap", "fold"}:
         raise UsageError(f"how must be 'wrap' or 'fold', got {how!r}")
-    names = {id(module): name for name, module in model.named_modules()}
+    names = {id(module): name for name, module in unwrap(model).named_modules()}
     calls = _activation_calls(model, inputs)
     counts = Counter(id(activation) for activation, _ in calls)
     reasons = [
