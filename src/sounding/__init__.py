@@ -37,7 +37,7 @@ _INDEX = {
     "data": "sounding.data",
     "models": "sounding.models",
 }
-_MODULES = {"activations", "errors", "measures", "predict", "theory", "chain", "repair", "weights"}
+_MODULES = {"activations", "errors", "measures", "predict", "theory", "chain", "repair", "weights", "data", "models"}
 
 __all__ = ["__version__", *sorted(_INDEX)]
 

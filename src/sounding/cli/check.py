@@ -64,9 +64,7 @@ class Subject:
 
 @click.command()
 @click.argument("target", required=False)
-@click.option(
-    "--data", metavar="SOURCE", help="digits, gaussian, tokens:VOCABULARY or FILE.npz with inputs and targets."
-)
+@click.option("--data", metavar="SOURCE", help="digits, mnist, cifar-10, gaussian, tokens:VOCABULARY, …, or FILE.npz.")
 @click.option("--input-shape", callback=parse_shape, metavar="SHAPE", help="Of one sample, for example 64 or 3,32,32.")
 @click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Samples in the batch [default: 128].")
 @click.option("--loss", metavar="NAME", help="cross_entropy, mse, random, or file.py:name [default: by the targets].")
@@ -93,7 +91,8 @@ def check(
 ) -> None:
     """Measure a network: does signal survive its depth, where does it die, and why?
 
-    TARGET is file.py:name or package.module:name, a torch.nn.Module or a callable without arguments that makes one.
+    TARGET is file.py:name or package.module:name, a torch.nn.Module or a callable without arguments that makes one; or
+    mlp, alexnet, vgg19, resnet50 or transformer with options, for example mlp,depth=50,norm=batch.
     Without TARGET: the embedded example, a 64-layer ReLU network with and without batch norm, on digits.
 
     \b
@@ -106,7 +105,7 @@ def check(
         input_shape = (EXAMPLE_INPUT,)
     settings = Settings(data, input_shape, batch_size, loss, repeats, device, seed)
     prose = console(stderr=as_json, quiet=quiet and as_json)
-    reports, interrupted = _measure_all(_choose_subjects(target), settings, quiet=quiet)
+    reports, interrupted = _measure_all(_choose_subjects(target, settings), settings, quiet=quiet)
     if not reports:
         raise InterruptedRun("interrupted before anything was measured")
     if html is not None:
@@ -142,11 +141,11 @@ def _badness(report: Report) -> tuple[bool, int]:
     return not report.verdict.healthy, sum(finding.severity == "high" for finding in findings)
 
 
-def _choose_subjects(target: str | None) -> list[Subject]:
+def _choose_subjects(target: str | None, settings: Settings) -> list[Subject]:
     if target is not None:
         from sounding.cli.target import load_target
 
-        return [Subject(target, lambda: load_target(target))]
+        return [Subject(target, lambda: load_target(target, data=settings.data, shape=settings.shape))]
 
     def make(norm: Any) -> nn.Module:
         from sounding.models import Mlp
@@ -194,7 +193,12 @@ def _measure(subject: Subject, settings: Settings, tell: Callable[[str], None]) 
                 model = model.to(device)
         loss = choose_loss(settings.loss)
         chosen = choose_batch(
-            model, data=settings.data, shape=settings.shape, batch_size=settings.batch_size, generator=generator
+            model,
+            data=settings.data,
+            shape=settings.shape,
+            batch_size=settings.batch_size,
+            generator=generator,
+            tell=tell,
         )
         batch = chosen.batch
         about = {

@@ -6,20 +6,20 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from sounding.cli.target import calling, in_words
-from sounding.data import Batch, load_batch
+from sounding.data import Batch, Dataset, load_batch, load_dataset
+from sounding.data.catalogue import CATALOGUE
 from sounding.errors import UsageError
 
 SEQUENCE = 16
 IMAGE_SIDES = (32, 28, 8, 16, 48, 64, 96, 128, 224)
 LINE_LENGTHS = (64, 128, 1024)
 CUBE_SIDES = (8, 16)
-CLASSES_OF_DIGITS = 10
 
 
 @dataclass(frozen=True)
@@ -48,24 +48,27 @@ def choose_batch(
     shape: tuple[int, ...] | None,
     batch_size: int | None,
     generator: torch.Generator,
+    tell: Callable[[str], None] | None = None,
 ) -> Choice:
     """A batch for the model: as asked for, else the first candidate that passes through it.
 
     A network that takes no candidate ends in a sentence with the reason of the first one. The trial is two samples in
-    evaluation mode without gradients; modes and RNG state are as before.
+    evaluation mode without gradients; modes and RNG state are as before. A data set of the catalogue is fetched where
+    it is not there, with its progress told, and loaded once.
     """
     given = data is not None and (shape is not None or data.endswith(".npz") or data.startswith("tokens:"))
     candidates = [(data or _data_for(shape), shape)] if given or shape else list(_propose(model, data))
     axis = _samples_axis(model)
     refused: list[str] = []
+    loaded = load_dataset(data, progress=_told(tell)) if data in CATALOGUE else None
     for source, candidate in candidates:
-        draw = functools.partial(_draw, model, source, candidate, batch_size, generator, axis)
+        draw = functools.partial(_draw, model, loaded or source, candidate, batch_size, generator, axis)
         batch = draw()
         reason = _try(model, batch, axis)
         if reason is None:
-            if batch.name.startswith("digits") and not _has_classes(model, batch, axis):
+            if batch.classes is not None and not _has_classes(model, batch, axis):
                 draw = functools.partial(_without_targets, draw)
-                batch = Batch(batch.inputs, None, batch.name)
+                batch = replace(batch, targets=None)
             return Choice(batch, not (given or shape), axis, draw, endless=not source.endswith(".npz"))
         refused.append(f"inputs of {describe(batch, axis)}: {reason}")
     if given or shape:
@@ -89,19 +92,27 @@ def describe(batch: Batch, axis: int = 0) -> str:
 
 def _draw(
     model: nn.Module,
-    source: str,
+    source: str | Dataset,
     shape: tuple[int, ...] | None,
     batch_size: int | None,
     generator: torch.Generator,
     axis: int,
 ) -> Batch:
     batch = _to_model(model, load_batch(source, batch_size=batch_size, generator=generator, shape=shape))
-    return Batch(batch.inputs.transpose(0, 1), batch.targets, batch.name) if axis else batch
+    return replace(batch, inputs=batch.inputs.transpose(0, 1)) if axis else batch
+
+
+def _told(tell: Callable[[str], None] | None) -> Callable[[str, int, int | None], None] | None:
+    """Progress of a download in words."""
+    if tell is None:
+        return None
+    return lambda name, done, total: tell(
+        f"downloading {name}: {done / 1e6:.0f}{f' of {total / 1e6:.0f}' if total else ''} MB"
+    )
 
 
 def _without_targets(draw: Callable[[], Batch]) -> Batch:
-    batch = draw()
-    return Batch(batch.inputs, None, batch.name)
+    return replace(draw(), targets=None)
 
 
 def _samples_axis(model: nn.Module) -> int:
@@ -170,7 +181,7 @@ def _to_model(model: nn.Module, batch: Batch) -> Batch:
         inputs = inputs.to(dtype)
     if targets is not None:
         targets = targets.to(device, dtype if targets.is_floating_point() else torch.int64)
-    return Batch(inputs, targets, batch.name)
+    return replace(batch, inputs=inputs, targets=targets)
 
 
 def _try(model: nn.Module, batch: Batch, axis: int) -> str | None:
@@ -197,10 +208,10 @@ def _undisturbed(model: nn.Module) -> Iterator[None]:
 
 
 def _has_classes(model: nn.Module, batch: Batch, axis: int) -> bool:
-    """The digits' ten labels need ten outputs; a network with fewer is measured without them."""
+    """A network with fewer outputs than there are labels is measured without them."""
     with calling("the network"), _undisturbed(model):
         output = model(batch.inputs.narrow(axis, 0, min(2, batch.inputs.shape[axis])))
-    return isinstance(output, torch.Tensor) and output.ndim == 2 and output.shape[1] >= CLASSES_OF_DIGITS
+    return isinstance(output, torch.Tensor) and output.ndim == 2 and output.shape[1] >= (batch.classes or 0)
 
 
 def _hint(model: nn.Module, data: str | None, refusal: str) -> str:

@@ -163,7 +163,7 @@ def _repair(target: str, method: str, settings: Settings, tell: Callable[[str], 
         # the command line is the edge: here, and nowhere in the library, a seed is set
         torch.manual_seed(settings.seed)
         generator = torch.Generator().manual_seed(settings.seed)
-        model = load_target(target)
+        model = load_target(target, data=settings.data, shape=settings.shape)
         if device is not None:
             with calling(f"moving the network to {device}"):
                 model = model.to(device)

@@ -1,4 +1,4 @@
-"""TARGET: from `file.py:name` or `package.module:name` to a module in memory, and a sentence when it fails."""
+"""TARGET: from `file.py:name`, `package.module:name` or a network of ours to a module, and a sentence when it fails."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ FORMS = "file.py:name or package.module:name"
 NAMES_SHOWN = 12
 
 
-def load_target(spec: str) -> nn.Module:
+def load_target(spec: str, *, data: str | None = None, shape: tuple[int, ...] | None = None) -> nn.Module:
     """The module that TARGET names: one that is there, or the one a callable without arguments makes.
+
+    `mlp,depth=50`, a name of `sounding.models` with options, builds that network for samples of `shape`, or else for
+    samples and labels as `data` has them.
 
     The file's folder and the current folder are importable while the target is loaded and afterwards, as a script's
     folder is. What the target prints goes to stderr, so that stdout stays ours.
@@ -34,6 +37,13 @@ def load_target(spec: str) -> nn.Module:
     """
     from torch import nn
 
+    from sounding.models import build_from_spec, is_spec
+
+    if is_spec(spec):
+        from sounding.data import known_shape
+
+        known, classes = known_shape(data or "") or (None, None)
+        return build_from_spec(spec, shape=shape or known, classes=classes)
     found = load_object(spec)
     if isinstance(found, nn.Module):
         return found
@@ -54,7 +64,9 @@ def load_object(spec: str) -> Any:
     if not colon or not address or not name:
         path = Path(spec.rstrip(":"))
         hint = f"{path}:name" if not path.is_file() else _names_hint(_import_file(path), path)
-        raise UsageError(f"expected {FORMS}, got {spec!r}", hint=hint)
+        raise UsageError(
+            f"expected {FORMS}, got {spec!r}", hint=hint if path.is_file() else _similar_model(spec) or hint
+        )
     path = Path(address)
     module = _import_file(path) if path.suffix == ".py" or os.sep in address else _import_module(address)
     found: Any = module
@@ -170,6 +182,15 @@ def _similar_file(path: Path) -> str | None:
         return None
     close = difflib.get_close_matches(str(path), there, n=1)
     return close[0] if close else None
+
+
+def _similar_model(spec: str) -> str | None:
+    """A network of ours whose name is close."""
+    from sounding.models import names
+
+    name, comma, options = spec.partition(",")
+    close = difflib.get_close_matches(name.lower(), names(), n=1)
+    return f"{close[0]}{comma}{options}" if close else None
 
 
 def _arguments_hint(spec: str, found: Any) -> str | None:

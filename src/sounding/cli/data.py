@@ -1,0 +1,167 @@
+"""`sounding data`: which data sets there are, fetch them, verify them."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sounding.cli.output import console, print_json
+from sounding.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from sounding.data.catalogue import Entry
+    from sounding.data.download import Progress
+
+ALL = "all"
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def data() -> None:
+    """Real data sets: official files, checked by their published sums.
+
+    They lie in $SOUNDING_DATA, or else in the user's cache (~/.cache/sounding/data). Every command that takes --data
+    fetches what it needs; these commands do it beforehand.
+    """
+
+
+@data.command(name="list")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def list_(as_json: bool) -> None:
+    """The data sets, their size, licence, and whether they are here (by size; verify reads the sums)."""
+    from sounding.data.catalogue import CATALOGUE
+    from sounding.data.store import data_folder
+
+    rows = [_describe(entry, _states(entry, sums=False)) for entry in CATALOGUE.values()]
+    if as_json:
+        print_json({"folder": str(data_folder()), "data_sets": rows})
+        return
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for heading, justify in (("data set", "left"), ("samples", "right"), ("shape", "right"), ("classes", "right")):
+        table.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for heading, justify in (("on disk", "right"), ("here", "left"), ("licence", "left")):
+        table.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for row in rows:
+        train, test = row["samples"]
+        shape = "×".join(map(str, row["shape"]))
+        megabytes = f"{row['bytes'] / 1e6:.0f} MB"
+        here = "yes" if row["state"] == "intact" else "no" if row["state"] == "missing" else row["state"]
+        table.add_row(row["name"], f"{train} + {test}", shape, str(row["classes"]), megabytes, here, row["licence"])
+    screen = console()
+    screen.print(table)
+    screen.print(f"\nFolder: {data_folder()}", markup=False, soft_wrap=True)
+    screen.print("Without files: digits (embedded), gaussian, gaussian-classes, noise, tokens:VOCABULARY, FILE.npz")
+
+
+@data.command()
+@click.argument("names", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress.")
+def get(names: tuple[str, ...], as_json: bool, quiet: bool) -> None:
+    """Download data sets by NAMES, or all of them with "all"; what is here and intact stays.
+
+    A broken download goes on where it stopped. A damaged file is kept as FILE.corrupt and fetched again.
+    """
+    from sounding.data.store import data_folder, fetch_entry
+
+    entries = _choose(names, what="get")
+    fetched: dict[str, list[str]] = {}
+    with _progress(quiet=quiet) as progress:
+        for entry in entries:
+            fetched[entry.name] = fetch_entry(entry, progress=progress)
+    if as_json:
+        print_json({"folder": str(data_folder()), "fetched": fetched})
+        return
+    for name, files in fetched.items():
+        click.echo(f"{name}: fetched {', '.join(files)}" if files else f"{name}: here and intact")
+
+
+@data.command()
+@click.argument("names", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.pass_context
+def verify(ctx: click.Context, names: tuple[str, ...], as_json: bool) -> None:
+    """Compare every file with its published sum; changes nothing.
+
+    Without NAMES: the data sets of which a file is here. Exit code 1 if a file is damaged, or one that was asked for
+    is missing.
+    """
+    from sounding.data.catalogue import CATALOGUE
+    from sounding.data.store import data_folder
+
+    entries = _choose(names, what="verify") if names else list(CATALOGUE.values())
+    found = {entry.name: _states(entry, sums=True) for entry in entries}
+    if not names:
+        found = {name: states for name, states in found.items() if set(states.values()) != {"missing"}}
+    good = all(state == "intact" for states in found.values() for state in states.values())
+    if as_json:
+        print_json({"folder": str(data_folder()), "intact": good, "data_sets": found})
+    else:
+        for name, states in found.items():
+            for path, state in states.items():
+                click.echo(f"{name}/{path}: {state}")
+            if set(states.values()) != {"intact"}:
+                click.echo(f"          Try sounding data get {name}.", err=True)
+        if not found:
+            click.echo(f"no data sets in {data_folder()}")
+    ctx.exit(ExitCode.HEALTHY if good else ExitCode.UNHEALTHY)
+
+
+def _choose(names: tuple[str, ...], *, what: str) -> list[Entry]:
+    from sounding.data.catalogue import CATALOGUE, find_entry
+
+    if not names:
+        raise UsageError("expected the names of data sets, got none", hint=f"sounding data {what} mnist, or {ALL}")
+    if ALL in names:
+        return list(CATALOGUE.values())
+    return [find_entry(name) for name in dict.fromkeys(names)]
+
+
+def _states(entry: Entry, *, sums: bool) -> dict[str, str]:
+    from sounding.data.store import data_folder, file_state
+
+    return {file.path: file_state(file, data_folder() / entry.name, sums=sums) for file in entry.stored}
+
+
+def _describe(entry: Entry, states: dict[str, str]) -> dict[str, Any]:
+    kinds = set(states.values())
+    state = kinds.pop() if len(kinds) == 1 else "damaged" if "damaged" in kinds else "incomplete"
+    return {
+        "name": entry.name,
+        "samples": entry.samples,
+        "shape": entry.shape,
+        "classes": entry.classes,
+        "mean": entry.mean,
+        "std": entry.std,
+        "bytes": entry.size,
+        "state": state,
+        "licence": entry.licence,
+        "citation": entry.citation,
+        "homes": [url for remote in entry.remotes for url in remote.urls],
+    }
+
+
+@contextlib.contextmanager
+def _progress(*, quiet: bool) -> Iterator[Progress | None]:
+    """A bar per file on stderr; nothing where stderr is no terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console(stderr=True)) as bars:
+        tasks: dict[str, Any] = {}
+
+        def advance(name: str, done: int, total: int | None) -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name, total=total)
+            bars.update(tasks[name], completed=done, total=total)
+
+        yield advance
