@@ -192,3 +192,14 @@ def test_nan_and_shape_and_range_are_reported():
             sphere_mean(np.sin, size)
     with pytest.raises(UsageError, match="std"):
         gaussian_mean(np.sin, std=0.0)
+
+
+@pytest.mark.parametrize(("batch_size", "mean", "std"), [(5, -0.7, 2.5), (8, -0.7, 2.5), (12, 0.82, 2.44)])
+def test_where_a_function_is_flat_only_the_radius_is_cut(batch_size, mean, std):
+    # between its kinks' curves a clipped product is constant, and a cut of the angle leaves its error as it is
+    def clipped(y):
+        return np.clip(y, -1, 1) + 0.7
+
+    found = sphere_pair_mean(clipped, clipped, batch_size, mean=mean, std=std, kinks_f=(-1.0, 1.0))
+    assert found.evaluations < 200_000
+    assert found.error < TOLERANCE.closed_form

@@ -238,15 +238,19 @@ def _evaluate(
                 "does not exist in float64",
                 hint="an activation with a finite second moment",
             )
-        blocks.append((values * weight, weight))
-    low, high = (block[0].sum(axis=(2, 3)) for block in blocks)
-    shaped, weight = blocks[1]
-    return high, np.abs(high - low), np.abs(shaped).sum(axis=(2, 3)), _slow_in_angle(shaped, weight)
+        blocks.append(values * weight)
+    low, high = (block.sum(axis=(2, 3)) for block in blocks)
+    return high, np.abs(high - low), np.abs(blocks[1]).sum(axis=(2, 3)), _slow_in_angle(blocks[1])
 
 
-def _slow_in_angle(shaped: Array, weight: Array) -> NDArray[np.bool_]:
-    """Per cell, whether the integrand's Legendre coefficients decay more slowly in the angle than in the radius."""
-    smooth = shaped / np.where(weight == 0, 1.0, weight)
+def _slow_in_angle(shaped: Array) -> NDArray[np.bool_]:
+    """Per cell, whether the integrand's Legendre coefficients decay more slowly in the angle than in the radius.
+
+    The integrand includes the cell's width between its curves, which depends on the radius: where a function is
+    constant, that alone is left to resolve, and no cut of the angle would.
+    """
+    _, w = legendre(HIGH_ORDER)
+    smooth = shaped / (w[:, None] * w)
     tail = _coefficients(HIGH_ORDER)[-3:]
     along_radius = np.abs(np.einsum("kr,mcrq->mckq", tail, smooth)).sum(axis=(2, 3))
     along_angle = np.abs(np.einsum("kq,mcrq->mckr", tail, smooth)).sum(axis=(2, 3))
