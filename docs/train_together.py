@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sounding.repair.norm_layers import ChannelRMSNorm
 from sounding.repair.shaping import PreGain
 
 ACTIVATIONS: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
@@ -42,7 +43,7 @@ class Step:
 
     kind: str
     parameters: list[Tensor] = field(default_factory=list)
-    number: float = 0.0
+    number: float | Tensor = 0.0
     function: Callable[[Tensor], Tensor] | None = None
 
 
@@ -61,9 +62,9 @@ def read_steps(model: nn.Module) -> list[Step]:
                 steps += read_steps(nn.Sequential(module.norm))
         elif isinstance(module, nn.BatchNorm1d):
             steps.append(Step("batch", [module.weight.detach(), module.bias.detach()], module.eps))
-        elif isinstance(module, nn.LayerNorm):
+        elif isinstance(module, nn.LayerNorm) or (isinstance(module, nn.GroupNorm) and module.num_groups == 1):
             steps.append(Step("layer", [module.weight.detach(), module.bias.detach()], module.eps))
-        elif isinstance(module, nn.RMSNorm):
+        elif isinstance(module, nn.RMSNorm | ChannelRMSNorm):
             steps.append(Step("rms", [module.weight.detach()], module.eps or torch.finfo(torch.float32).eps))
         elif type(module) in ACTIVATIONS:
             gain = 1.0
@@ -86,8 +87,12 @@ def stack_steps(networks: Sequence[list[Step]], copies: int, device: torch.devic
     stacked = []
     for parts in zip(*networks, strict=True):
         first = parts[0]
-        if any(part.kind != first.kind or part.number != first.number for part in parts):
+        if any(part.kind != first.kind or part.function is not first.function for part in parts):
             raise TypeError("networks that are trained together must have the same steps")
+        number = first.number
+        if any(part.number != number for part in parts):  # a measured gain or eps may differ from network to network
+            number = torch.tensor([float(part.number) for part in parts], device=device).repeat_interleave(copies)
+            number = number.view(-1, 1, 1)
         tensors = [
             torch.stack([part.parameters[index] for part in parts])
             .repeat_interleave(copies, 0)
@@ -96,7 +101,7 @@ def stack_steps(networks: Sequence[list[Step]], copies: int, device: torch.devic
             .requires_grad_()
             for index in range(len(first.parameters))
         ]
-        stacked.append(Step(first.kind, tensors, first.number, first.function))
+        stacked.append(Step(first.kind, tensors, number, first.function))
     return stacked
 
 
@@ -120,7 +125,7 @@ def run_steps(steps: Sequence[Step], inputs: Tensor) -> Tensor:
             x = x + step.parameters[1][:, None] if step.kind == "layer" else x
         elif step.kind == "activation":
             assert step.function is not None
-            x = step.function(x if step.number == 1.0 else x * step.number)
+            x = step.function(x if isinstance(step.number, float) and step.number == 1.0 else x * step.number)
         elif step.kind == "open":
             branches.append(x)
         else:

@@ -9,13 +9,21 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor
 
 from sounding.models import Mlp
-from sounding.repair import add_batchnorm_, haar_, raise_rank_, shape_activations_, tune_batchnorm_
+from sounding.repair import (
+    add_batchnorm_,
+    haar_,
+    raise_rank_,
+    shape_activations_,
+    swap_normalization_,
+    tune_batchnorm_,
+)
 from tolerance import TOLERANCE
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "docs"))
@@ -34,8 +42,9 @@ def make(kind: str, seed: int) -> torch.nn.Module:
     return make_network(kind, 50, torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.parametrize("swapped", ["batch", "layer", "rms"])
 @pytest.mark.parametrize("kind", [PLAIN, NORMED, TANH, RESIDUAL])
-def test_networks_together_are_the_networks_apart(kind: str) -> None:
+def test_networks_together_are_the_networks_apart(kind: str, swapped: Literal["batch", "layer", "rms"]) -> None:
     """Two routes to one forward pass and one SGD step: stacked tensors and torch's own modules."""
     inputs, targets = load_digits()
     batch = inputs[:64]
@@ -43,9 +52,11 @@ def test_networks_together_are_the_networks_apart(kind: str) -> None:
     for seed, model in enumerate(models):
         haar_(model, generator=torch.Generator().manual_seed(seed))
         if kind == TANH:
-            shape_activations_(model, batch, exponent=0.4)
+            shape_activations_(model, batch, exponent=0.4 + 0.1 * seed)
         if kind == PLAIN:
             add_batchnorm_(model, batch)
+        if kind != RESIDUAL and swapped != "batch":
+            swap_normalization_(model, kind=swapped)
     stack = stack_steps([read_steps(model) for model in models], 1, torch.device("cpu"))
     together = run_steps(stack, batch)
     for mine, model in zip(together, models, strict=True):

@@ -189,7 +189,7 @@ def _repair(target: str, method: str, settings: Settings, tell: Callable[[str], 
             + (", inferred" if chosen.inferred else ""),
             "seed": settings.seed,
         }
-        evidence = {"loss": loss, "repeats": settings.repeats, "fresh": fresh, "generator": generator}
+        evidence: dict[str, Any] = {"loss": loss, "repeats": settings.repeats, "fresh": fresh, "generator": generator}
         recommendation = None
         methods: Any = method
         options: Any = settings.options

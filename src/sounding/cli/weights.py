@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import tempfile
@@ -47,8 +48,7 @@ def write_weights(model: nn.Module, path: Path) -> Path:
             pass
         try:
             if path.suffix == SAFETENSORS:
-                from safetensors.torch import save_file
-
+                save_file = importlib.import_module("safetensors.torch").save_file
                 tensors = {
                     name: value.contiguous() for name, value in values.items() if isinstance(value, torch.Tensor)
                 }

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from sounding.errors import UsageError
 from sounding.probe.losses import Loss
-from sounding.probe.state import is_lazy, unwrap
+from sounding.probe.state import unwrap
 from sounding.repair.changes import Changes
 from sounding.repair.difference import Difference, find_moved
 from sounding.repair.evidence import Evidence, Fresh, compare, examine
@@ -191,7 +192,7 @@ def check_model(model: Any) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise UsageError(f"expected a torch.nn.Module, got {type(model).__name__}")
     root = unwrap(model)
-    if is_lazy(root):
+    if any(is_lazy(tensor) for tensor in [*root.parameters(), *root.buffers()]):
         raise UsageError("the model has lazy layers that have not seen an input yet", hint="running it once first")
     if any(tensor.is_meta for tensor in [*root.parameters(), *root.buffers()]):
         raise UsageError("the model lives on the meta device and has no values", hint="model.to_empty(device='cpu')")
