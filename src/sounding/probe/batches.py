@@ -102,6 +102,8 @@ def make_batch(inputs: Any, targets: Any) -> Batch:
 def check_batch(batch: Batch) -> None:
     """There are samples, and they are finite."""
     for tensor in batch.tensors():
+        if tensor.is_nested:
+            raise UsageError("expected inputs as dense arrays, got a nested tensor", hint="to_padded_tensor(0.0)")
         if tensor.dim() > 0 and tensor.shape[0] == 0:
             raise UsageError(f"expected at least one sample, got an empty batch of shape {tuple(tensor.shape)}")
         if tensor.is_floating_point() and tensor.device.type != "meta":

@@ -20,6 +20,7 @@ from sounding.probe.units import NON_NEGATIVE, bounds_of, is_activation
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 PARAMETRIZATIONS = "parametrizations"
+PACKED = "_packed_params"  # where a quantized layer keeps its weight: a child that is never called
 ROOT = "model"  # the name of a model that is itself a leaf
 
 
@@ -128,8 +129,8 @@ def survey(
 
 
 def is_opaque(module: nn.Module) -> bool:
-    """Whether its children, if any, are not called in Python: scripts, and layers whose weight is parametrized."""
-    return isinstance(module, torch.jit.ScriptModule) or list(module._modules) == [PARAMETRIZATIONS]
+    """Whether its children, if any, are not called in Python: scripts, layers of a parametrized or packed weight."""
+    return isinstance(module, torch.jit.ScriptModule) or list(module._modules) in ([PARAMETRIZATIONS], [PACKED])
 
 
 def named_modules(root: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -192,6 +193,8 @@ def _spec(name: str, module: nn.Module, *, leaf: bool, shown: bool) -> Spec:
 
 def multiplies(module: nn.Module) -> bool:
     """Whether it multiplies by a weight: it holds a parameter of two or more axes and does not just look it up."""
+    if PACKED in module._modules:
+        return True
     return not isinstance(module, LOOKUPS) and any(weight.dim() > 1 for weight in _own_parameters(module))
 
 

@@ -16,8 +16,16 @@ SAFE_NORM = (1e-12, 1e18)  # in float32 the squares of smaller or larger gradien
 
 
 def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
-    """Call `hook` with the gradient of the loss with respect to the tensor as it is now, before any change in place."""
-    return cast(RemovableHandle, cast(Any, tensor).register_hook(hook))
+    """Call `hook` with the gradient of the loss with respect to the tensor as it is now, before any change in place.
+
+    Behind an operation without a derivative (a quantized layer) torch passes None, and nothing came back.
+    """
+
+    def receive(gradient: Tensor | None) -> None:
+        if gradient is not None:
+            hook(gradient)
+
+    return cast(RemovableHandle, cast(Any, tensor).register_hook(receive))
 
 
 def log_norm(gradient: Tensor) -> float:

@@ -64,8 +64,12 @@ def why_unmeasurable(tensor: Tensor) -> str | None:
 
 
 def sample_axis(tensor: Tensor, batch_size: int, *, first: int = 0) -> int | None:
-    """The axis that holds the samples: the preferred one if its size fits, else axis 0, else 1; None if none fits."""
-    for axis in dict.fromkeys((first, 0, 1)):
+    """The axis that holds the samples: the preferred one if its size fits, else axis 0, else 1; None if none fits.
+
+    Axis 1 is a guess only where a third one holds the features: in the (17, 64) output of an expert that 17 of 64
+    samples were sent to, the 64 are features.
+    """
+    for axis in dict.fromkeys((first, 0, 1) if tensor.dim() > 2 else (first, 0)):
         if axis < tensor.dim() and tensor.shape[axis] == batch_size:
             return axis
     return None

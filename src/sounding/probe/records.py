@@ -1,4 +1,4 @@
-"""What a check returns: findings, a verdict, a report. Frozen records of plain fields; methods convert, never compute."""
+"""What a check returns: findings, a verdict, a report. Frozen records of plain fields; methods only convert."""
 
 from __future__ import annotations
 

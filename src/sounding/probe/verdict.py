@@ -57,12 +57,31 @@ def _summarize(reading: Reading, findings: tuple[Finding, ...], *, healthy: bool
         return "Nothing was measured, so nothing can be said."
     depth = reading.depth
     if not findings:
-        return f"Healthy: signal and gradient survive all {depth} weight layers."
+        return f"Healthy: {_survival(reading)}."
     told = [finding for finding in findings if finding.severity == findings[0].severity]
     phrases = "; ".join(dict.fromkeys(_phrase(finding, depth) for finding in told))
     if not healthy:
         return f"Unhealthy: {phrases}."
     return f"Healthy, with {'a warning' if len(findings) == 1 else f'{len(findings)} warnings'}: {phrases}."
+
+
+def _survival(reading: Reading) -> str:
+    """What can be said of a network without findings: no more than was measured."""
+    depth = reading.depth
+    if not depth:
+        return "signal passes, and no layer multiplies by a weight, so there is no depth to survive"
+    layers = "its one weight layer" if depth == 1 else f"all {depth} weight layers"
+    gradients = [call.get("gradient_log_norm") for call in reading.weight_layers]
+    lost = sum(math.isnan(gradient) for gradient in gradients)
+    silent = sum(gradient == -math.inf for gradient in gradients)
+    if lost == len(gradients):
+        return f"signal survives {layers}; no gradient came back, so none was judged"
+    told = f"signal and gradient survive {layers}" if not lost else f"signal survives {layers}"
+    if lost:
+        told += f", the gradient those it came back to ({len(gradients) - lost} of {len(gradients)})"
+    return told + (
+        f"; it is exactly zero at {silent} of them, which weights of zero behind them explain" if silent else ""
+    )
 
 
 def _phrase(finding: Finding, depth: int) -> str:
@@ -73,10 +92,14 @@ def _phrase(finding: Finding, depth: int) -> str:
                 f"representations collapse towards rank one by weight layer {evidence['weight_layer']:.0f} of {depth}"
             )
         case "gradient_explosion" | "gradient_vanishing":
+            if "growth" not in evidence:
+                return "no gradient reaches any weight"
             does = "grow" if finding.kind == "gradient_explosion" else "shrink"
+            limit = f"{evidence['fatal_depth']:.0f} layers"
+            fatal = f"fatal from about {limit} on" if finding.severity == "high" else f"near the limit of about {limit}"
             return (
                 f"gradients {does} by ×{evidence['growth']:.3g} per weight layer towards the input (squared norm), "
-                f"fatal from about {evidence['fatal_depth']:.0f} layers on, and there are {depth}"
+                f"{fatal}, and there are {depth}"
             )
         case "gradient_alignment":
             return "all samples ask for the same update"

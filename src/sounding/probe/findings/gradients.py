@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sounding.probe.reading import Call, Reading
+from sounding.probe.reading import WEIGHT_GRADIENT, Call, Reading
 from sounding.probe.records import Finding, Severity
 from sounding.probe.thresholds import Thresholds
 from sounding.profile import Estimate
@@ -20,6 +20,9 @@ def find_gradient_change(reading: Reading, thresholds: Thresholds) -> list[Findi
     more than its gradients were seen to change. High severity: above 16 at 99% confidence, or above 20 as measured
     (a rate that changes along the network widens the interval, not the damage). Medium: three quarters of 16.
     """
+    silenced = _silenced(reading)
+    if silenced is not None:
+        return [silenced]
     growth = reading.network.get("gradient_growth")
     steps = reading.depth - 1
     if growth is None or steps < 1 or not math.isfinite(growth.value) or growth.value <= 0:
@@ -37,6 +40,33 @@ def find_gradient_change(reading: Reading, thresholds: Thresholds) -> list[Findi
     else:
         return []
     return [_finding(reading, (low, rate, high), steps=steps, severity=severity, thresholds=thresholds)]
+
+
+def _silenced(reading: Reading) -> Finding | None:
+    """The loss asks for something, and yet the gradient of every weight is exactly zero: nothing can be learned.
+
+    A head that starts at zero silences the layers before it, but not itself, and is no finding.
+    """
+    asked = [call for call in reading.calls if math.isfinite(call.get("gradient_log_norm"))]
+    measured = [call for call in reading.calls if not math.isnan(call.get(WEIGHT_GRADIENT))]
+    if not asked or not measured or any(call.get(WEIGHT_GRADIENT) > -math.inf for call in measured):
+        return None
+    return Finding(
+        kind="gradient_vanishing",
+        severity="high",
+        layer=asked[0].name,
+        depth=asked[0].depth,
+        evidence={"weights_without_gradient": float(len(measured))},
+        why=(
+            f"The gradient ends at {asked[0].name}: it is exactly zero for the weights of all {len(measured)} layers "
+            "that have any, the end of a gradient that vanishes with depth (meanfield2019)."
+        ),
+        seed="meanfield2019",
+        remedies=(
+            "look for weights of zero, and for units that are zero for the whole batch",
+            "sounding repair --method he: variance 2/fan_in for ReLU, where PyTorch's default is 1/(3 fan_in)",
+        ),
+    )
 
 
 def _interval(reading: Reading, growth: Estimate, thresholds: Thresholds) -> tuple[float, float]:
