@@ -144,3 +144,21 @@ def test_a_nested_tensor_is_refused_in_words() -> None:
         nested = torch.nested.nested_tensor([torch.ones(2, 16), torch.ones(3, 16)])
     with pytest.raises(UsageError, match="nested tensor"):
         sounding.check(nn.Linear(16, 4), nested)
+
+
+def test_a_residual_network_is_not_told_to_add_residual_connections() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.branch = nn.Sequential(nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 16))
+            nn.init.normal_(self.branch[-1].weight, std=2.0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x / 8 + self.branch(x)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Block() for _ in range(60)), nn.Linear(16, 3))
+    findings = sounding.check(model, torch.randn(32, 16)).verdict.findings
+    tried = [remedy for finding in findings if finding.kind == "gradient_explosion" for remedy in finding.remedies]
+    assert "zero_residual" in tried[0]
+    assert not any("add residual" in remedy for remedy in tried)

@@ -110,8 +110,10 @@ def _write_remedy(remedy: str) -> str:
 
     >>> _write_remedy("sounding repair --method haar: orthogonal weights")
     '<code>sounding repair --method haar</code><br>orthogonal weights'
+    >>> _write_remedy("sounding repair --method haar,lsuv")
+    '<code>sounding repair --method haar,lsuv</code>'
     """
-    command = re.match(r"sounding [a-z]+(?: --[a-z-]+ \w+)*", remedy)
+    command = re.match(r"sounding [a-z]+(?: --[a-z-]+ \w+(?:,\w+)*)*", remedy)
     if command is None:
         return escape(remedy)
     rest = remedy[command.end() :]

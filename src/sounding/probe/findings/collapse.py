@@ -160,5 +160,8 @@ def _remedies(reading: Reading) -> tuple[str, ...]:
         "sounding repair --method orthogonalize: orthogonalize layer by layer, then check the gradients again",
     )
     if any(call.normalizes for call in reading.calls):
-        return (*cures, "make it shallower, or add residual connections")
+        return (
+            *cures,
+            "make it shallower" if reading.has_shortcuts else "make it shallower, or add residual connections",
+        )
     return ("sounding repair --method add_batchnorm: normalize between linear map and activation", *cures)

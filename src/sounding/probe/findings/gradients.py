@@ -124,7 +124,7 @@ def _finding(
     predicted = reading.predicted.get("gradient_growth")
     if predicted is not None:
         evidence |= {"growth_predicted": predicted.value, "growth_predicted_error": predicted.stderr or 0.0}
-    within = "beyond" if severity == "high" else "within reach of"
+    within = "beyond" if severity == "high" else "close to"
     return Finding(
         kind="gradient_explosion" if explodes else "gradient_vanishing",
         severity=severity,
@@ -151,6 +151,12 @@ def _extreme(reading: Reading, *, explodes: bool) -> Call | None:
 
 def _remedies(reading: Reading, *, explodes: bool) -> tuple[str, ...]:
     normalized = any("BatchNorm" in call.kind for call in reading.calls)
+    if explodes and normalized and reading.has_shortcuts:
+        return (
+            "sounding repair --method zero_residual: residual branches that start at zero",
+            "sounding repair --method tune_batchnorm: a shift β and eps for which gradients reach this depth",
+            "make it shallower, or warm the learning rate up",
+        )
     if explodes and normalized:
         return (
             "sounding repair --method tune_batchnorm: a shift β and eps for which gradients reach this depth",
