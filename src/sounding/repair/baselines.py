@@ -121,8 +121,8 @@ def zero_residual_(
     """Zero the last layer of every residual branch and scale the branch's other weights by L^(−1/(2m−2)) (Fixup).
 
     L is the number of branches and m the number of weight layers in one; a branch that ends in an affine batch norm has
-    that norm's scale zeroed instead (Goyal et al. 2017) and its weights left alone. Each
-    block then starts as the identity.
+    that norm's scale and shift zeroed instead (Goyal et al. 2017) and its weights left alone. Each block then starts as
+    the identity.
 
     Args:
         model: changed in place.
@@ -149,6 +149,7 @@ def zero_residual_(
             elif norms and last == norms[-1:]:
                 changed.append(Change(name, "scale of the last norm", f"rms {rms(norms[-1].weight):.3g}", "0"))
                 norms[-1].weight.zero_()
+                norms[-1].bias.zero_()
             else:
                 factor = len(blocks) ** (-1 / (2 * len(layers) - 2)) if len(layers) > 1 else 1.0
                 for layer in layers[:-1]:
@@ -157,6 +158,8 @@ def zero_residual_(
                     Change(name, "last weight", f"rms {rms(layers[-1].weight):.3g}", f"0, others ×{factor:.3g}")
                 )
                 layers[-1].weight.zero_()
+                if layers[-1].bias is not None:
+                    layers[-1].bias.zero_()
     return Changes("zero_residual", tuple(changed), tuple(untouched))
 
 

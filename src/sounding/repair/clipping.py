@@ -11,12 +11,13 @@ from torch import Tensor
 from sounding.errors import UsageError
 
 
-class AdaptiveClipping:
+class AdaptiveClipping(torch.optim.Optimizer):
     """Clip each unit's gradient to a fraction of its weight's norm before every step of an optimizer.
 
     For each output unit i (a row of a Linear weight, a filter of a convolution):
     g_i ← λ · max(‖w_i‖, floor)/‖g_i‖ · g_i wherever ‖g_i‖ > λ · max(‖w_i‖, floor). thesis2024 (A.5) clips a
-    layer's whole matrix: `unitwise=False`. Everything else is the wrapped optimizer's.
+    layer's whole matrix: `unitwise=False`. Everything else is the wrapped optimizer's: parameter groups, state and
+    state_dict are its own objects, so that learning rate schedulers and gradient scalers work on either.
 
     Args:
         optimizer: any torch optimizer.
@@ -36,12 +37,13 @@ class AdaptiveClipping:
     ) -> None:
         if not (clipping > 0 and floor > 0):
             raise UsageError(f"clipping and floor must be positive, got {clipping} and {floor}")
+        # torch's own constructor would make parameter groups of its own: these are the wrapped optimizer's
         self.optimizer = optimizer
         self.clipping = clipping
         self.floor = floor
         self.unitwise = unitwise
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Clip, then let the optimizer step; a closure is called first, as its gradients are what is clipped."""
         if closure is None:
             self.clip()
@@ -72,4 +74,28 @@ class AdaptiveClipping:
         return units
 
     def __getattr__(self, name: str) -> Any:
+        if name == "optimizer":  # not set yet: a copy is being made
+            raise AttributeError(name)
         return getattr(self.optimizer, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+    def __repr__(self) -> str:
+        return f"AdaptiveClipping({self.optimizer!r}, clipping={self.clipping:g}, floor={self.floor:g})"
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """The wrapped optimizer's."""
+        self.optimizer.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Into the wrapped optimizer."""
+        self.optimizer.load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """To the wrapped optimizer."""
+        self.optimizer.add_param_group(param_group)

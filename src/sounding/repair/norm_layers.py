@@ -12,6 +12,7 @@ from sounding.repair.layers import weight_of
 
 Kind = Literal["batch", "layer", "rms", "none"]
 Axis = Literal["last", "channel"]
+EPS = 1e-5  # as in the other norms; RMSNorm alone would take the machine epsilon
 KINDS: tuple[Kind, ...] = ("batch", "layer", "rms", "none")
 
 
@@ -31,6 +32,14 @@ class ChannelRMSNorm(nn.Module):
     def extra_repr(self) -> str:
         """What the printed model shows."""
         return f"{len(self.weight)}, eps={self.eps}"
+
+
+class ChannelBatchNorm(nn.BatchNorm1d):
+    """Batch normalization of axis 1 of a tensor with any number of positions, none included."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected samples and channels, got {input.dim()} axes")
 
 
 class FeatureBatchNorm(nn.BatchNorm1d):
@@ -89,13 +98,14 @@ def make_norm(kind: Kind, width: int, *, axis: Axis, dimensions: int) -> nn.Modu
     if kind == "none":
         return nn.Identity()
     if axis == "last" and dimensions != 2:
-        last: dict[Kind, type[nn.Module]] = {"batch": FeatureBatchNorm, "layer": nn.LayerNorm, "rms": nn.RMSNorm}
-        return last[kind](width)
+        if kind == "rms":
+            return nn.RMSNorm(width, eps=EPS)
+        return FeatureBatchNorm(width) if kind == "batch" else nn.LayerNorm(width)
     if kind == "batch":
         batch: dict[int, type[nn.Module]] = {4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
         return batch.get(dimensions, nn.BatchNorm1d)(width)
     if dimensions == 2:
-        return nn.LayerNorm(width) if kind == "layer" else nn.RMSNorm(width, eps=1e-5)
+        return nn.LayerNorm(width) if kind == "layer" else nn.RMSNorm(width, eps=EPS)
     return nn.GroupNorm(1, width) if kind == "layer" else ChannelRMSNorm(width)
 
 

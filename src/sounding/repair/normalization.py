@@ -16,6 +16,7 @@ from sounding.repair.layers import BATCH_NORMS, CONVOLUTIONS, NameFilter, fan_in
 from sounding.repair.norm_layers import (
     NORMALIZED,
     Axis,
+    ChannelBatchNorm,
     ChannelRMSNorm,
     FeatureBatchNorm,
     Kind,
@@ -213,12 +214,12 @@ def _swapped(norm: nn.Module, kind: Kind) -> nn.Module | None:
     weight = getattr(norm, "weight", None)
     width = _width(norm)
     axis: Axis = "last" if isinstance(norm, LAST_AXIS_NORMS) else "channel"
-    sizes: dict[type[nn.Module], int] = {nn.BatchNorm1d: 2, nn.BatchNorm3d: 5}
-    dimensions = 3 if axis == "last" else sizes.get(type(norm), 4)
-    if axis == "channel" and dimensions == 2 and kind in {"layer", "rms"}:
+    if axis == "channel" and kind == "batch":
+        # a GroupNorm does not know how many axes its tensors have
+        made: nn.Module = norm if isinstance(norm, BATCH_NORMS) else ChannelBatchNorm(width)
+    else:
         # BatchNorm1d serves (samples, features) and (samples, channels, length) alike: so must what replaces it
-        dimensions = 3
-    made = make_norm(kind, width, axis=axis, dimensions=dimensions)
+        made = make_norm(kind, width, axis=axis, dimensions=3)
     if type(made) is type(norm):
         return None
     with torch.no_grad():

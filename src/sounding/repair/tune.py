@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from sounding.errors import UsageError
 from sounding.probe.stack import name_activation
 from sounding.repair.changes import Change, Changes, Untouched
 from sounding.repair.layers import BATCH_NORMS, WEIGHT_LAYERS, NameFilter, select_layers
-from sounding.repair.passes import Inputs, call_order, check_inputs, sample_count
+from sounding.repair.passes import Inputs, call_model, call_order, check_inputs, hooked, sample_count
 from sounding.repair.snapshot import all_or_nothing, undisturbed
 from sounding.theory.batchnorm import batchnorm
 from sounding.theory.prescribe import Option, prescribe
@@ -39,22 +40,26 @@ def tune_batchnorm_(
     chooses: the smallest change for which 16/|ln λ| reaches `margin` times the depth (`sounding.prescribe`), with the
     activation that follows the norms and the batch size of the inputs. Theory assumes weights of variance 1/fan_in, so
     with eps above 0 the weight before each tuned norm is rescaled to that; without eps, batch norm cancels any scale.
+    A norm over images averages over samples and positions: theory's batch size is then their product, at the norm where
+    it is least, an approximation, since positions of one image are not independent samples.
 
     Args:
         model: changed in place.
         inputs: a batch, for one forward pass that tells the order and the batch size.
         depth: layers that gradients must cross; by default the model's weight layers.
-        batch_size: of training; by default that of the inputs.
+        batch_size: how many values a norm averages in training; by default as many as it averages on the inputs.
         eps, scale, shift: set these instead of asking theory.
         margin: how many times the depth the theory should allow.
         include, exclude: name filters on the norms.
     """
     check_inputs(inputs)
+    _check_settings(eps, scale, shift, margin)
     norms, untouched = select_layers(model, BATCH_NORMS, include=include, exclude=exclude)
     with undisturbed(model):
         order = call_order(model, inputs)
     activation = _activation_after(order, [module for _, module in norms])
-    samples = sample_count(inputs) if batch_size is None else batch_size
+    averaged = _averaged(model, inputs, [module for _, module in norms])
+    samples = averaged if batch_size is None else batch_size
     layers = depth if depth is not None else sum(isinstance(module, WEIGHT_LAYERS) for _, module in order)
     notes = []
     if eps is None and scale is None and shift is None:
@@ -75,6 +80,8 @@ def tune_batchnorm_(
         f"predicted gradient growth ×{prediction.gradient_growth:.5g} per layer, "
         f"trainable to about {prediction.trainable_depth:.0f} layers"
     )
+    if batch_size is None and averaged != sample_count(inputs):
+        notes.append(f"batch size {averaged}: samples times positions, which theory takes for independent")
     changed: list[Change] = []
     with all_or_nothing(model), torch.no_grad():
         for name, norm in norms:
@@ -83,6 +90,31 @@ def tune_batchnorm_(
             changed += _standardize_weights(order, [module for _, module in norms])
     chosen = {name: value for name, value in (("eps", eps), ("scale", scale), ("shift", shift)) if value is not None}
     return Changes("tune_batchnorm", tuple(changed), tuple(untouched), tuple(notes), chosen)
+
+
+def _check_settings(eps: float | None, scale: float | None, shift: float | None, margin: float) -> None:
+    if eps is not None and not (math.isfinite(eps) and eps > 0):
+        raise UsageError(f"eps must be positive, got {eps}", hint="0.5")
+    if scale is not None and not (math.isfinite(scale) and scale > 0):
+        raise UsageError(f"scale must be positive, got {scale}", hint="1.0")
+    if shift is not None and not math.isfinite(shift):
+        raise UsageError(f"shift must be finite, got {shift}", hint="1.0")
+    if not (math.isfinite(margin) and margin > 0):
+        raise UsageError(f"margin must be positive, got {margin}", hint=f"{MARGIN:g}")
+
+
+def _averaged(model: nn.Module, inputs: Inputs, norms: list[nn.Module]) -> int:
+    """The fewest values that one of the norms averages: samples times positions."""
+    counts: list[int] = []
+
+    def count(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        counts.append(arguments[0].numel() // int(module.num_features))  # type: ignore[call-overload]
+
+    with hooked([norm.register_forward_pre_hook(count) for norm in norms]), undisturbed(model), torch.no_grad():
+        call_model(model, inputs)
+    if not counts:
+        raise UsageError("the forward pass calls none of the batch norms to tune", hint="another name filter")
+    return min(counts)
 
 
 @functools.lru_cache(maxsize=64)
