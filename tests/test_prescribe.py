@@ -148,8 +148,9 @@ def test_gains_spend_exactly_the_budget() -> None:
     assert total / depth == pytest.approx(math.log(option.growth), rel=TOLERANCE.finite_width)
 
 
-def test_haar_weights_carry_a_linear_network_to_any_depth() -> None:
-    result = prescribe("identity", batch_size=32, depth=10_000)
+@pytest.mark.parametrize("batch_size", [5, 32, 64])
+def test_haar_weights_carry_a_linear_network_to_any_depth(batch_size: int) -> None:
+    result = prescribe("identity", batch_size=batch_size, depth=10_000)
     haar = next(option for option in result.options if option.kind == "haar")
     assert haar.trainable_depth == math.inf
     assert haar.weight_law == "haar"

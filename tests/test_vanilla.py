@@ -119,6 +119,13 @@ def test_without_an_ordinary_fixed_point_the_result_says_so(
     json.dumps(to_plain(found.to_dict()), allow_nan=False)
 
 
+@pytest.mark.parametrize("spec", ["relu", "leaky_relu:0.3", "elu", "selu", "gelu", "silu", "softplus"])
+def test_a_diverging_variance_has_the_correlation_of_what_the_activation_becomes_far_out(spec: str) -> None:
+    """Far out each of these is a leaky ReLU, for which correlations go to 1 and χ is χ₁; ELU nears it like 1/√q."""
+    found = vanilla(spec, weight_std=2.5, bias_std=0.3)
+    assert (found.correlation, found.chi, found.correlation_scale) == (1.0, found.chi_1, math.inf)
+
+
 @pytest.mark.parametrize("weight_std", [1.0, 30.0])
 def test_a_falling_length_map_settles_all_the_same(weight_std: float) -> None:
     """A bump makes E φ(√q z)² fall with q, but no faster than 1/√q: the slope stays above −½ and nothing cycles."""

@@ -249,7 +249,8 @@ def _by_haar(
     if excess is None:
         found[1].append(Unreachable("haar", None, None, _NOT_ATTRACTING))
         return
-    rest = ALLOWANCE * float(excess(np.ones(1))[0])
+    # for a linear activation nothing is left but rounding
+    rest = 0.0 if landscape.activation.name == "identity" else ALLOWANCE * float(excess(np.ones(1))[0])
     if rest <= landscape.limit:
         growth = math.exp(rest)
         reach = LAYERS_PER_SCALE / rest if rest > 0 else math.inf

@@ -35,6 +35,7 @@ Phase = Literal["ordered", "critical", "chaotic"]
 Status = Literal["fixed", "vanishing", "marginal", "diverging"]
 
 EDGE = 1e-9  # |χ₁ − 1| below this is the edge of chaos
+LINEAR = 1e-6  # how close to 1 the slope of the correlation map at 1 comes at infinite variance where φ becomes linear
 SETTLING = 200  # layers after which the nearest attracting variance is the one a variance goes to
 
 NOTES: dict[Status, str] = {
@@ -326,5 +327,9 @@ def _far_correlation(phi: Activation, chi_1: float) -> tuple[float, float, float
         return math.nan, math.nan, 0.0
     neuron = _neuron(phi, LARGEST, moment)
     slope = slope_at(neuron, 1.0).value
+    # what becomes linear on each side far out is a leaky ReLU there, for which 1 attracts; as in `limit`
+    near = slope_at(_neuron(phi, LARGEST / 4, second_moment(phi, LARGEST / 4).value), 1.0).value
+    if abs(2 * slope - near - 1) <= LINEAR:
+        return 1.0, chi_1, 1e-8
     correlation, chi, error = _correlation(neuron, 1.0, slope)
     return correlation, chi_1 * chi / slope, error + 1e-8
