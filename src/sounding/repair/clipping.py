@@ -43,7 +43,7 @@ class AdaptiveClipping(torch.optim.Optimizer):
         self.floor = floor
         self.unitwise = unitwise
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Clip, then let the optimizer step; a closure is called first, as its gradients are what is clipped."""
         if closure is None:
             self.clip()

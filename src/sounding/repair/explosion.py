@@ -110,8 +110,7 @@ def explosion_law(
 
 def is_homogeneous(activation: str | Activation | Callable[[Tensor], Tensor]) -> bool:
     """Whether f(αx) ∝ f(x) for α > 0, as for ReLU: what a gain does to it, the next norm undoes."""
-    named = isinstance(activation, str | Activation)
-    function = resolve(activation).torch() if named else activation  # type: ignore[arg-type]
+    function = resolve(activation).torch() if isinstance(activation, str | Activation) else activation
     points = torch.linspace(-4.0, 4.0, 81, dtype=torch.float64)
     with torch.no_grad():
         whole, part = function(points), function(points / 4)

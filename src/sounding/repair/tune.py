@@ -108,7 +108,7 @@ def _averaged(model: nn.Module, inputs: Inputs, norms: list[nn.Module]) -> int:
     counts: list[int] = []
 
     def count(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        counts.append(arguments[0].numel() // int(module.num_features))  # type: ignore[call-overload]
+        counts.append(arguments[0].numel() // int(module.num_features))  # type: ignore[arg-type]
 
     with hooked([norm.register_forward_pre_hook(count) for norm in norms]), undisturbed(model), torch.no_grad():
         call_model(model, inputs)
