@@ -28,13 +28,15 @@ def md5(content: bytes) -> str:
 class Home:
     """What the server serves, how it behaves at each request in turn (the last way goes on), and what it was asked.
 
-    Ways: "well", "ignore ranges", "truncate", "close", "page", "404", "500", "wrong", "long", "shifted", "chunked".
+    Ways: "well", "ignore ranges", "truncate", "close", "page", "404", "500", "wrong", "long", "shifted", "chunked",
+    "slow" (two thirds at once, the rest after half a minute).
     """
 
     files: dict[str, bytes]
     ways: list[str] = field(default_factory=lambda: ["well"])
     ranges: list[str | None] = field(default_factory=list)
     url: str = ""
+    stopped: threading.Event = field(default_factory=threading.Event)
 
     def next_way(self) -> str:
         return self.ways.pop(0) if len(self.ways) > 1 else self.ways[0]
@@ -84,6 +86,15 @@ def handler_for(home: Home) -> type[BaseHTTPRequestHandler]:
             if way in ("truncate", "close"):
                 headers["Content_Length"] = str(len(body))
                 body = body[: max(1, len(body) // 3)]
+            if way == "slow":
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body[: 2 * len(body) // 3])
+                self.wfile.flush()
+                home.stopped.wait(30)
+                self.close_connection = True
+                return
             if way == "chunked":
                 self.send_response(200)
                 self.send_header("Transfer-Encoding", "chunked")
@@ -109,6 +120,7 @@ def serving(files: dict[str, bytes], ways: list[str] | None = None) -> Iterator[
     try:
         yield home
     finally:
+        home.stopped.set()
         server.shutdown()
         server.server_close()
         thread.join(timeout=5)

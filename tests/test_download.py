@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -308,3 +309,23 @@ def test_the_catalogue_is_consistent():
             labels = {"cifar-10": 1, "cifar-100": 2}[entry.name]
             assert entry.size == 60000 * (3072 + labels)
     assert os.path.isabs(data_folder())
+
+
+def test_a_killed_download_loses_nothing_that_arrived(tmp_path):
+    """kill -9 in the middle of the file: nothing under its name, and the next run asks for the rest only."""
+    with serving({"file.bin": CONTENT}, ["slow", "well"]) as home:
+        context = multiprocessing.get_context("spawn")
+        worker = context.Process(target=download, args=(remote_of(home), tmp_path / "file.bin"))
+        worker.start()
+        part = tmp_path / "file.bin.part"
+        deadline = time.monotonic() + 60
+        while not (part.exists() and part.stat().st_size) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        worker.kill()
+        worker.join(timeout=60)
+        assert leftovers(tmp_path) == {"file.bin.part"}
+        arrived = part.stat().st_size
+        assert 0 < arrived < len(CONTENT)
+        download(remote_of(home), tmp_path / "file.bin")
+    assert home.ranges == [None, f"bytes={arrived}-"]
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
