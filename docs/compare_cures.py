@@ -34,6 +34,9 @@ from train_together import Residual, train_together
 import sounding
 from sounding.models import Mlp
 
+# one file descriptor a tensor would run out of them: the networks of depth 200 alone hold thousands of tensors
+torch.multiprocessing.set_sharing_strategy("file_system")
+
 WIDTH = 128
 DEPTHS = (10, 50, 200)
 RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
