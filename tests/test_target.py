@@ -154,8 +154,17 @@ def test_wrong_addresses_end_in_a_sentence(tmp_path, spec, kind, sentence):
 
 
 def test_a_file_without_a_name_lists_what_it_has(folder):
-    with pytest.raises(UsageError, match=r"nets.py:Net .it has Net, Sized, make, number"):
+    with pytest.raises(UsageError, match=r"nets.py:net .it has net, Net, Sized, make, number"):
         load_object(str(folder / "nets.py"))
+
+
+def test_a_misspelt_network_is_named_though_its_class_is_from_elsewhere(tmp_path):
+    path = tmp_path / "ready.py"
+    path.write_text("from torch import nn\nfrom torch.nn import Linear\nnet = nn.Sequential(nn.Linear(2, 2))\n")
+    with pytest.raises(UsageError, match=r"Try .*ready.py:net"):
+        load_object(f"{path}:nett")
+    with pytest.raises(UsageError, match=r"ready.py:net .it has net\)"):
+        load_object(str(path))
 
 
 def test_a_misspelt_file_names_the_one_that_is_there(folder):

@@ -66,7 +66,12 @@ class Subject:
 @click.argument("target", required=False)
 @click.option("--data", metavar="SOURCE", help="digits, mnist, cifar-10, gaussian, tokens:VOCABULARY, …, or FILE.npz.")
 @click.option("--input-shape", callback=parse_shape, metavar="SHAPE", help="Of one sample, for example 64 or 3,32,32.")
-@click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Samples in the batch [default: 128].")
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Samples in the batch [default: 128; 32 of resized digits].",
+)
 @click.option("--loss", metavar="NAME", help="cross_entropy, mse, random, or file.py:name [default: by the targets].")
 @click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Batches to average over.")
 @click.option("--device", metavar="NAME", help="cpu, cuda, cuda:1, mps, ... [default: where the network is].")

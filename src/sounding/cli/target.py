@@ -133,7 +133,7 @@ def _import_module(name: str) -> ModuleType:
         cause = error.__cause__
         # only the module asked for: one that it imports in turn is the target's own failure
         if isinstance(cause, ModuleNotFoundError) and cause.name and (name + ".").startswith(cause.name + "."):
-            hint = f"{name}:name" if not Path(f"{name}.py").exists() else f"{name}.py:name"
+            hint = f"{name}.py:name" if Path(f"{name}.py").exists() else None
             raise UsageError(f"no module named {name!r} here or among the installed packages", hint=hint) from error
         raise
 
@@ -156,8 +156,8 @@ def _names_hint(module: ModuleType, address: str | Path, wanted: str = "") -> st
         for name, value in vars(module).items()
         if not name.startswith("_")
         and not isinstance(value, ModuleType)
-        and (callable(value) or _is_network(value))
-        and getattr(value, "__module__", module.__name__) in (module.__name__, None)
+        # a network at hand is of a class from elsewhere; a callable from elsewhere was only imported
+        and (_is_network(value) or (callable(value) and getattr(value, "__module__", None) in (module.__name__, None)))
     ] or [name for name in vars(module) if not name.startswith("_")]
     close = difflib.get_close_matches(wanted, own, n=1) if wanted else []
     ordered = [*close, *(name for name in own if name not in close)]
