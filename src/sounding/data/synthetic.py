@@ -70,7 +70,7 @@ def make_gaussian_classes(request: Request, *, samples: tuple[int, int] = SAMPLE
 
 
 def make_noise(request: Request, *, samples: tuple[int, int] = SAMPLES) -> Dataset:
-    """Images of independent uniform pixels with labels that have nothing to do with them (rank2020, Figure 8).
+    """Images of independent uniform pixels with labels that have nothing to do with them (rank2020, Figure 10).
 
     There is nothing to learn but the samples themselves: test accuracy is 1/classes. `request.parameter` is the number
     of classes, 10 unless given.

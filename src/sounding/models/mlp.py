@@ -32,7 +32,7 @@ class Mlp(nn.Sequential):
         norm: "none", "batch", "layer" or "rms".
         placement: of the norm, "before" or "after" the activation.
         residual: γ; None is no skip connection.
-        gain_exponent: k of the gains α_ℓ = ℓ^−k in front of the activation (thesis2024, Section 6.3); 0 is none.
+        gain_exponent: k of the gains α_ℓ = ℓ^−k in front of the activation (thesis2024, Section 6.4); 0 is none.
         bias: whether the linear layers have a bias (zero at the start, but for init="torch").
         init: variance of a weight: "he" 2/fan_in, "lecun" 1/fan_in, "xavier" 2/(fan_in + fan_out); "orthogonal" (or
             "haar") is a random (semi-)orthogonal matrix; "torch" is what nn.Linear draws, uniform of variance

@@ -40,8 +40,8 @@ class NormOptions(TypedDict, total=False):
 class UncentredBatchNorm(_BatchNorm):
     r"""Batch normalization that leaves the mean: $\gamma_c x_c/\sqrt{E x_c^2 + \epsilon} + \beta_c$ for channel c.
 
-    E is over the batch and positions (rank2020, Section 2 omits the mean in the same way). `running_var` holds the
-    mean square; `running_mean` is unused and stays 0. For any number of axes behind (samples, channels).
+    E is over the batch and positions (rank2020 leaves the mean in its analysis too; Figure 7 compares). `running_var`
+    holds the mean square; `running_mean` is unused and stays 0. For any number of axes behind (samples, channels).
     """
 
     def _check_input_dim(self, input: Tensor) -> None:
