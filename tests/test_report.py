@@ -59,7 +59,7 @@ def test_the_verdict_comes_first_then_findings_with_evidence_and_what_to_try():
         "Representations collapse.",
         FINDINGS["rank_collapse"],
         "Products of random layers collapse.",
-        "sounding repair --method add_batchnorm",
+        "sounding repair TARGET --method add_batchnorm",
         "make it shallower",
         "0.0123",
         "Not measured",

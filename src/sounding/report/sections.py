@@ -108,12 +108,12 @@ def _write_finding(finding: Finding) -> str:
 def _write_remedy(remedy: str) -> str:
     """A command to type looks like one.
 
-    >>> _write_remedy("sounding repair --method haar: orthogonal weights")
-    '<code>sounding repair --method haar</code><br>orthogonal weights'
-    >>> _write_remedy("sounding repair --method haar,lsuv")
-    '<code>sounding repair --method haar,lsuv</code>'
+    >>> _write_remedy("sounding repair TARGET --method haar: orthogonal weights")
+    '<code>sounding repair TARGET --method haar</code><br>orthogonal weights'
+    >>> _write_remedy("sounding repair TARGET --method haar,lsuv")
+    '<code>sounding repair TARGET --method haar,lsuv</code>'
     """
-    command = re.match(r"sounding [a-z]+(?: --[a-z-]+ \w+(?:,\w+)*)*", remedy)
+    command = re.match(r"sounding [a-z]+(?: TARGET)?(?: --[a-z-]+ \w+(?:,\w+)*)*", remedy)
     if command is None:
         return escape(remedy)
     rest = remedy[command.end() :]

@@ -88,7 +88,7 @@ def find_batch_too_small(reading: Reading, thresholds: Thresholds) -> list[Findi
             seed="meanfield2019",
             remedies=(
                 "use a batch of 32 or more per device, or synchronized batch norm",
-                "sounding repair --method swap_normalization: layer norm does not depend on the batch",
+                "sounding repair TARGET --method swap_normalization: layer norm does not depend on the batch",
             ),
         )
     ]

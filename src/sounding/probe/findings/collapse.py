@@ -156,12 +156,12 @@ def _severity(shares: list[float], line: float, thresholds: Thresholds) -> Sever
 
 def _remedies(reading: Reading) -> tuple[str, ...]:
     cures = (
-        "sounding repair --method raise_rank: pre-train the weights to raise the rank (rank2020, Algorithm 1)",
-        "sounding repair --method orthogonalize: orthogonalize layer by layer, then check the gradients again",
+        "sounding repair TARGET --method raise_rank: pre-train the weights to raise the rank (rank2020, Algorithm 1)",
+        "sounding repair TARGET --method orthogonalize: orthogonalize layer by layer, then check the gradients again",
     )
     if any(call.normalizes for call in reading.calls):
         return (
             *cures,
             "make it shallower" if reading.has_shortcuts else "make it shallower, or add residual connections",
         )
-    return ("sounding repair --method add_batchnorm: normalize between linear map and activation", *cures)
+    return ("sounding repair TARGET --method add_batchnorm: normalize between linear map and activation", *cures)

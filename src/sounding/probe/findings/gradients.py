@@ -64,7 +64,7 @@ def _silenced(reading: Reading) -> Finding | None:
         seed="meanfield2019",
         remedies=(
             "look for weights of zero, and for units that are zero for the whole batch",
-            "sounding repair --method he: variance 2/fan_in for ReLU, where PyTorch's default is 1/(3 fan_in)",
+            "sounding repair TARGET --method he: variance 2/fan_in for ReLU, where PyTorch's default is 1/(3 fan_in)",
         ),
     )
 
@@ -153,30 +153,30 @@ def _remedies(reading: Reading, *, explodes: bool) -> tuple[str, ...]:
     normalized = any("BatchNorm" in call.kind for call in reading.calls)
     if explodes and normalized and reading.has_shortcuts:
         return (
-            "sounding repair --method zero_residual: residual branches that start at zero",
-            "sounding repair --method tune_batchnorm: a shift β and eps for which gradients reach this depth",
+            "sounding repair TARGET --method zero_residual: residual branches that start at zero",
+            "sounding repair TARGET --method tune_batchnorm: a shift β and eps for which gradients reach this depth",
             "make it shallower, or warm the learning rate up",
         )
     if explodes and normalized:
         return (
-            "sounding repair --method tune_batchnorm: a shift β and eps for which gradients reach this depth",
-            "sounding repair --method haar,shape_activations: orthogonal weights and gains that fall with depth",
+            "sounding repair TARGET --method tune_batchnorm: a shift β and eps for which gradients reach this depth",
+            "sounding repair TARGET --method haar,shape_activations: orthogonal weights and gains that fall with depth",
             "make it shallower, or add residual connections",
         )
     if explodes and reading.has_shortcuts:
         return (
-            "sounding repair --method zero_residual: residual branches that start at zero",
-            "sounding repair --method add_batchnorm: normalize inside the branches",
+            "sounding repair TARGET --method zero_residual: residual branches that start at zero",
+            "sounding repair TARGET --method add_batchnorm: normalize inside the branches",
             "clip gradients adaptively (sounding.repair.AdaptiveClipping)",
         )
     if explodes:
         return (
-            "sounding repair --method haar: orthogonal weights of gain 1",
-            "sounding repair --method add_batchnorm",
+            "sounding repair TARGET --method haar: orthogonal weights of gain 1",
+            "sounding repair TARGET --method add_batchnorm",
             "clip gradients adaptively (sounding.repair.AdaptiveClipping)",
         )
     return (
-        "sounding repair --method he: variance 2/fan_in for ReLU, where PyTorch's default is 1/(3 fan_in)",
-        "sounding repair --method haar: orthogonal weights of gain 1",
-        "sounding repair --method add_batchnorm",
+        "sounding repair TARGET --method he: variance 2/fan_in for ReLU, where PyTorch's default is 1/(3 fan_in)",
+        "sounding repair TARGET --method haar: orthogonal weights of gain 1",
+        "sounding repair TARGET --method add_batchnorm",
     )

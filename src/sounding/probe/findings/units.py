@@ -42,7 +42,7 @@ def find_dead_units(reading: Reading, thresholds: Thresholds) -> list[Finding]:
             seed="rank2020",
             remedies=(
                 "lower the learning rate, or start from biases of zero",
-                "sounding repair --method add_batchnorm: each unit is then positive for some sample",
+                "sounding repair TARGET --method add_batchnorm: each unit is then positive for some sample",
                 "use leaky ReLU",
             ),
         )
@@ -75,8 +75,8 @@ def find_saturation(reading: Reading, thresholds: Thresholds) -> list[Finding]:
             ),
             seed="thesis2024",
             remedies=(
-                "sounding repair --method shape_activations: smaller gains with depth",
-                "sounding repair --method haar: orthogonal weights of gain 1",
+                "sounding repair TARGET --method shape_activations: smaller gains with depth",
+                "sounding repair TARGET --method haar: orthogonal weights of gain 1",
                 "scale the inputs to unit mean square",
             ),
         )
@@ -142,7 +142,7 @@ def _bad_gradients(reading: Reading) -> list[Call]:
 def _finite_remedies(call: Call) -> tuple[str, ...]:
     return (
         "look for NaN in the data first" if call.depth == 0 else "scale the inputs to unit mean square",
-        "sounding repair --method add_batchnorm (or he): keep the norm constant over depth",
+        "sounding repair TARGET --method add_batchnorm (or he): keep the norm constant over depth",
         "use a format of wider range (bfloat16 or float32 instead of float16)",
     )
 
