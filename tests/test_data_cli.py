@@ -128,6 +128,9 @@ def test_the_input_shape_sizes_the_network():
         "check", "mlp,depth=3,width=8", "--data", "gaussian", "--input-shape", "7", "--json", "--batch-size", "9"
     )
     assert "9 samples of 7 values" in json.loads(result.stdout)["environment"]["data"]
+    tokens = ["--data", "tokens:30", "--input-shape", "40", "--batch-size", "9", "--json"]
+    result = run("check", "transformer,vocabulary=30,depth=1,width=8", *tokens)
+    assert "9 samples of 40 values" in json.loads(result.stdout)["environment"]["data"]
 
 
 @pytest.mark.parametrize(

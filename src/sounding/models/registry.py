@@ -135,7 +135,7 @@ def build_from_spec(spec: str, *, shape: Sequence[int] | None = None, classes: i
         if option in given:
             raise UsageError(f"option {option!r} is given twice in {spec!r}")
         given[option] = _parse(text.strip(), hints[option], option)
-    if shape is not None and "vocabulary" not in given:
+    if shape is not None and ("vocabulary" not in given or len(shape) == 1):
         given.setdefault("shape", tuple(shape))
     if classes is not None:
         given.setdefault("classes", classes)
