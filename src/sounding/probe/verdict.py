@@ -80,7 +80,9 @@ def _survival(reading: Reading) -> str:
     if lost:
         told += f", the gradient those it came back to ({len(gradients) - lost} of {len(gradients)})"
     return told + (
-        f"; it is exactly zero at {silent} of them, which weights of zero behind them explain" if silent else ""
+        f"; the gradient is exactly zero at {silent} of them, which weights of zero behind them explain"
+        if silent
+        else ""
     )
 
 
