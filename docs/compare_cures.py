@@ -250,7 +250,8 @@ def render(data: dict[str, Any]) -> str:
         f"{', '.join(f'{rate:g}' for rate in data['rates'])}: mean and half the 95% interval over {data['seeds']} "
         f"seeds, and in parentheses at how many of the {len(data['rates'])} rates the mean reaches {TRAINED:.0%}. "
         f"Digits, each pixel standardized, width {WIDTH}, {data['steps']} steps of plain SGD on batches of "
-        f"{data['batch']}, accuracy with batch statistics. A star marks what `sounding.recommend` picks.",
+        f"{data['batch']}, accuracy with batch statistics; a run that diverged counts as 0. A star marks what "
+        "`sounding.recommend` picks.",
         "",
         f"Made on {data['date']} on {data['device']} in {data['seconds'] / 60:.0f} minutes by `{data['command']}`.",
         "",

@@ -56,13 +56,13 @@ if TYPE_CHECKING:
     from sounding.probe import Finding as Finding
     from sounding.probe import Report as Report
     from sounding.probe import Verdict as Verdict
-    from sounding.probe import check as check
-    from sounding.probe import watch as watch
+    from sounding.probe.check import check as check
+    from sounding.probe.watch import watch as watch
     from sounding.profile import Estimate as Estimate
     from sounding.profile import Profile as Profile
     from sounding.profile import Row as Row
-    from sounding.repair import plan as plan
-    from sounding.repair import recommend as recommend
+    from sounding.repair.plan import plan as plan
+    from sounding.repair.recommend import recommend as recommend
     from sounding.report import write_html as write_html
     from sounding.theory.prescribe import prescribe as prescribe
 

@@ -4,6 +4,7 @@ from sounding.repair.baselines import he_, lsuv_, xavier_, zero_residual_
 from sounding.repair.changes import Change, Changes, Untouched
 from sounding.repair.clipping import AdaptiveClipping
 from sounding.repair.evidence import Evidence, Vitals
+from sounding.repair.explosion import ExplosionLaw, explosion_law
 from sounding.repair.methods import METHODS, Method
 from sounding.repair.normalization import (
     add_batchnorm,
@@ -26,6 +27,7 @@ __all__ = [
     "Change",
     "Changes",
     "Evidence",
+    "ExplosionLaw",
     "Method",
     "Plan",
     "Recommendation",
@@ -35,6 +37,7 @@ __all__ = [
     "add_batchnorm",
     "add_batchnorm_",
     "break_batchnorm_",
+    "explosion_law",
     "haar_",
     "he_",
     "lsuv_",
