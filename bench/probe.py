@@ -3,8 +3,8 @@
     python bench/probe.py                     all three networks, every tier
     python bench/probe.py --only mlp --rounds 20
 
-Plain, fast (a pass under `sounding.watch`) and full (`sounding.check`, with its verdict) take turns, so that a busy
-machine slows them alike; the ratio is of the best rounds. Memory is the peak resident size of a fresh process that does
+Plain, fast and full (a pass under `sounding.watch` of that tier) and check (full, with theory beside it and a verdict)
+take turns, so that a busy machine slows them alike; the ratio is of the best rounds. Memory is the peak resident size of a fresh process that does
 nothing else, and beside it the same less what the process held before its first pass.
 """
 
@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ from torch.nn import functional
 import sounding
 
 BATCH = 128
-TIERS = ("plain", "fast", "full")
+TIERS = ("plain", "fast", "full", "check")
 LIMITS = {"mlp": {"fast": 2.0, "full": 8.0}, "vgg19": {"fast": 2.0, "full": 2.0}, "transformer": {"fast": 2.0}}
 MEMORY = 1.3
 
@@ -81,11 +82,19 @@ def passes(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Calla
         model.zero_grad()
         functional.cross_entropy(model(inputs), targets).backward()
 
-    def fast() -> None:
-        with sounding.watch(model):
-            plain()
+    def watched(tier: Literal["fast", "full"]) -> Callable[[], None]:
+        def one() -> None:
+            with sounding.watch(model, tier=tier):
+                plain()
 
-    return {"plain": plain, "fast": fast, "full": lambda: sounding.check(model, inputs, targets)}
+        return one
+
+    return {
+        "plain": plain,
+        "fast": watched("fast"),
+        "full": watched("full"),
+        "check": lambda: sounding.check(model, inputs, targets),
+    }
 
 
 def measure_time(name: str, rounds: int) -> dict[str, float]:
