@@ -4,8 +4,8 @@
     python bench/probe.py --only mlp --rounds 20
 
 Plain, fast and full (a pass under `sounding.watch` of that tier) and check (full, with theory beside it and a verdict)
-take turns, so that a busy machine slows them alike; the ratio is of the best rounds. Memory is the peak resident size of
-a fresh process that does nothing else, and beside it the same less what the process held before its first pass.
+take turns, so that a busy machine slows them alike; the ratio is of the best rounds. Memory is the peak resident size
+of a fresh process that does nothing else, and beside it the same less what the process held before its first pass.
 """
 
 from __future__ import annotations
