@@ -272,3 +272,8 @@ def test_haar_weights_leave_the_nonlinear_part_of_the_growth(gain: float) -> Non
     growth = batchnorm("tanh", batch_size=batch_size, scale=gain).gradient_growth
     excess = math.log(growth) - math.log((batch_size - 2) / (batch_size - 3))
     assert 0.8 * excess <= rate <= ALLOWANCE * excess
+
+
+def test_a_depth_beyond_reason_is_refused_at_once() -> None:
+    with pytest.raises(UsageError, match="at most 10,000,000 layers"):
+        prescribe("tanh", batch_size=64, depth=10**9)

@@ -41,6 +41,8 @@ STEEPEST_GAINS = 4.0
 
 Results = tuple[list[Option], list[Unreachable]]
 
+DEEPEST = 10_000_000  # the gains of every layer are summed one by one
+
 
 def prescribe(
     activation: str | Activation | Callable[..., Any], *, batch_size: float, depth: int, margin: float = 1.0
@@ -64,6 +66,8 @@ def prescribe(
     phi = resolve(activation)
     if isinstance(depth, bool) or not isinstance(depth, int | np.integer) or depth < 1:
         raise UsageError(f"expected depth to be an integer of at least 1, got {depth!r}", hint="depth 100")
+    if depth > DEEPEST:
+        raise UsageError(f"expected a depth of at most {DEEPEST:,} layers, got {depth:,}", hint="depth 1000")
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 < margin < math.inf:
         raise UsageError(f"expected margin to be a positive number, got {margin!r}", hint="margin 1")
     limit = LAYERS_PER_SCALE / (margin * int(depth))
