@@ -137,12 +137,13 @@ def _collapsed(verdicts: list[Verdict]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=200)
+    parser.add_argument("--first", type=int, default=0, help="first seed of the rates")
     parser.add_argument("--depth-seeds", type=int, default=40)
     parser.add_argument("--train", action="store_true")
     options = parser.parse_args()
     show_quantities(range(options.depth_seeds))
     print()
-    show_rates(range(options.seeds))
+    show_rates(range(options.first, options.first + options.seeds))
     print()
     show_depths(range(options.depth_seeds), train=options.train)
 
