@@ -18,7 +18,7 @@ TIERS = [
     {"chain", "probe", "data", "models"},
     {"repair", "train"},
     {"claims", "sweep"},
-    {"plot", "report"},
+    {"plot", "figures", "report", "reproduction"},
     {"cli"},
 ]
 TIER = {name: level for level, names in enumerate(TIERS) for name in names}

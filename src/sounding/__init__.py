@@ -36,14 +36,19 @@ _INDEX = {
     "recommend": "sounding.repair",
     "data": "sounding.data",
     "models": "sounding.models",
+    "claims": "sounding.claims",
+    "reproduce": "sounding.reproduction",
 }
-_MODULES = {"activations", "errors", "measures", "predict", "theory", "chain", "repair", "weights", "data", "models"}
+_MODULES = {
+    *("activations", "errors", "measures", "predict", "theory", "chain", "repair", "weights", "data", "models", "claims"),
+}
 
 __all__ = ["__version__", *sorted(_INDEX)]
 
 if TYPE_CHECKING:
     from sounding import activations as activations
     from sounding import chain as chain
+    from sounding import claims as claims
     from sounding import data as data
     from sounding import errors as errors
     from sounding import measures as measures
@@ -64,6 +69,7 @@ if TYPE_CHECKING:
     from sounding.repair.plan import plan as plan
     from sounding.repair.recommend import recommend as recommend
     from sounding.report import write_html as write_html
+    from sounding.reproduction import reproduce as reproduce
     from sounding.theory.prescribe import prescribe as prescribe
 
 

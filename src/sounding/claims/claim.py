@@ -1,0 +1,146 @@
+"""A claim: one statement of a seed, how it is checked, and what would speak for or against it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from sounding.claims.number import Number
+from sounding.claims.picture import Picture
+
+if TYPE_CHECKING:
+    import torch
+
+Kind: TypeAlias = Literal["theorem", "figure", "table", "observation"]
+Scale: TypeAlias = Literal["quick", "standard", "paper"]
+Verdict: TypeAlias = Literal["holds", "holds with correction", "does not hold", "not decided at this scale"]
+Status: TypeAlias = Literal["met", "violated", "open"]
+
+KINDS: tuple[Kind, ...] = ("theorem", "figure", "table", "observation")
+SCALES: tuple[Scale, ...] = ("quick", "standard", "paper")
+VERDICTS: tuple[Verdict, ...] = ("holds", "holds with correction", "does not hold", "not decided at this scale")
+SEEDS = {
+    "rank2020": "Daneshmand, Kohler, Bach, Hofmann, Lucchi 2020: batch normalization provably avoids rank collapse",
+    "rank2020v1": "the first version of rank2020 (arXiv 2003.01652v1)",
+    "orth2021": "Daneshmand, Joudaki, Bach 2021: batch normalization orthogonalizes representations",
+    "meanfield2019": "Yang, Pennington, Rao, Sohl-Dickstein, Schoenholz 2019: a mean field theory of batch normalization",
+    "thesis2024": "Joudaki 2024: on a mathematical understanding of deep neural networks",
+}
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a statement requires of one measured number: that it lies in [low, high].
+
+    Bounds are fixed beforehand, from the statement; `why` says how they follow from it.
+    """
+
+    quantity: str
+    why: str
+    low: float = -math.inf
+    high: float = math.inf
+
+    def judge(self, number: Number | None) -> Status:
+        """met: the whole interval lies inside; violated: all of it outside; open: neither, or not measured."""
+        if number is None or not math.isfinite(number.value) or math.isnan(number.low) or math.isnan(number.high):
+            return "open"
+        if self.low <= number.low and number.high <= self.high:
+            return "met"
+        return "violated" if number.high < self.low or number.low > self.high else "open"
+
+
+@dataclass(frozen=True)
+class Correction:
+    """The statement as it should read, where the printed one fails, and what that requires."""
+
+    statement: str
+    expectations: tuple[Expectation, ...]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The arguments of one scale; `reduction` says in words what is smaller than in the seed ("" for nothing)."""
+
+    values: Mapping[str, Any]
+    reduction: str = ""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a measurement gets from outside: the device, the seed of randomness, where to tell progress."""
+
+    device: str = "cpu"
+    random_seed: int = 0
+    progress: Callable[[float], None] = field(default=lambda done: None)
+
+    def generator(self, offset: int = 0, *, device: str = "cpu") -> torch.Generator:
+        """A torch generator of its own for each `offset`."""
+        import torch
+
+        return torch.Generator(device).manual_seed(1_000_003 * self.random_seed + offset)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out: the numbers that expectations name (and others), a picture, and remarks in words."""
+
+    numbers: Mapping[str, Number]
+    picture: Picture
+    remarks: str = ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row of the ledger.
+
+    Attributes:
+        id: seed and place, such as rank2020-fig3a.
+        place: where in the seed, in words ("figure 3a").
+        statement: what the seed says, in our words.
+        expectations: what that requires of measured numbers.
+        correction: the statement that replaces a printed one that fails.
+        paper: the seed's settings, in words.
+        released: the released program's, where they differ.
+        settings: ours, per scale.
+        measure: (values of the setting, context) → Outcome.
+        note: why the result differs from the seed's, or what to know when reading it.
+    """
+
+    id: str
+    seed: str
+    place: str
+    kind: Kind
+    statement: str
+    expectations: tuple[Expectation, ...]
+    settings: Mapping[Scale, Setting]
+    measure: Callable[[Mapping[str, Any], Context], Outcome]
+    paper: str = ""
+    released: str = ""
+    correction: Correction | None = None
+    note: str = ""
+
+    def scale_or_below(self, scale: Scale) -> Scale:
+        """The largest scale the claim has that is not above `scale`: a theorem may need no more than quick."""
+        return max((s for s in self.settings if SCALES.index(s) <= SCALES.index(scale)), key=SCALES.index)
+
+
+def judge(claim: Claim, numbers: Mapping[str, Number]) -> Verdict:
+    """The verdict that follows from the numbers.
+
+    holds: every expectation is met. does not hold: one is violated, and no correction is met. holds with correction:
+    one is violated, and every expectation of the correction is met. not decided: nothing is violated, but an interval
+    reaches over a bound; or the correction's does.
+    """
+    printed = [expectation.judge(numbers.get(expectation.quantity)) for expectation in claim.expectations]
+    if all(status == "met" for status in printed):
+        return "holds"
+    if "violated" not in printed:
+        return "not decided at this scale"
+    if claim.correction is None:
+        return "does not hold"
+    corrected = [expectation.judge(numbers.get(expectation.quantity)) for expectation in claim.correction.expectations]
+    if all(status == "met" for status in corrected):
+        return "holds with correction"
+    return "does not hold" if "violated" in corrected else "not decided at this scale"

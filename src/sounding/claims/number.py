@@ -1,0 +1,104 @@
+"""A measured number and the interval that a verdict trusts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from sounding.errors import UsageError
+
+LEVEL = 0.99
+"""Confidence of every interval in the ledger: with some hundreds of numbers, 95% would accuse a dozen by chance."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A value with the interval [low, high] that holds the true one, at the level of the ledger (99%).
+
+    Made by `exact`, `estimate`, `mean_of`, `fraction_of` or `slope_of`, so that every interval has a stated origin.
+    """
+
+    value: float
+    low: float
+    high: float
+    samples: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain fields."""
+        return asdict(self)
+
+
+def exact(value: float, *, error: float = 0.0) -> Number:
+    """A computed number; `error` is the bound of its numerical error.
+
+    >>> exact(2.0, error=0.5)
+    Number(value=2.0, low=1.5, high=2.5, samples=None)
+    """
+    return Number(float(value), float(value) - error, float(value) + error)
+
+
+def estimate(value: float, stderr: float, *, samples: int | None = None) -> Number:
+    """A number with a standard error: Student's interval for a mean over `samples` runs, the normal one without."""
+    from scipy import stats
+
+    if samples is not None and samples < 2:
+        raise UsageError(f"an interval needs at least 2 samples, got {samples}")
+    half = float(stats.norm.ppf((1 + LEVEL) / 2)) if samples is None else _student(samples - 1)
+    return Number(float(value), float(value - half * stderr), float(value + half * stderr), samples)
+
+
+def mean_of(samples: ArrayLike) -> Number:
+    """The mean of independent runs, with Student's interval."""
+    values = np.asarray(samples, dtype=np.float64).ravel()
+    if len(values) < 2:
+        raise UsageError(f"an interval needs at least 2 samples, got {len(values)}")
+    return estimate(float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values)), samples=len(values))
+
+
+def fraction_of(successes: int, trials: int) -> Number:
+    """A share of trials, with the interval of Clopper and Pearson.
+
+    >>> fraction_of(0, 100).high < 0.06
+    True
+    """
+    from scipy import stats
+
+    if trials < 1 or not 0 <= successes <= trials:
+        raise UsageError(f"expected 0 ≤ successes ≤ trials, got {successes} of {trials}")
+    tail = (1 - LEVEL) / 2
+    low = float(stats.beta.ppf(tail, successes, trials - successes + 1)) if successes else 0.0
+    high = float(stats.beta.ppf(1 - tail, successes + 1, trials - successes)) if successes < trials else 1.0
+    return Number(successes / trials, low, high, trials)
+
+
+def slope_of(x: ArrayLike, y: ArrayLike, *, stderr: Sequence[float] | None = None) -> Number:
+    """The slope of the straight line through (x, y).
+
+    The interval takes the larger of two standard errors: the scatter about the line (Student's t, points − 2), and
+    what the given `stderr` of the points imply. A line through two points needs `stderr`.
+    """
+    xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    if len(xs) < 2 or len(xs) != len(ys) or (len(xs) == 2 and stderr is None):
+        raise UsageError(f"a slope with an interval needs 3 points, or 2 with stderr, got {len(xs)}")
+    centred = xs - xs.mean()
+    weight = centred / np.sum(centred**2)
+    value = float(weight @ ys)
+    half = 0.0
+    if len(xs) > 2:
+        scatter = ys - ys.mean() - value * centred
+        half = _student(len(xs) - 2) * math.sqrt(float(np.sum(scatter**2)) / (len(xs) - 2) / float(np.sum(centred**2)))
+    if stderr is not None:
+        given = estimate(0.0, math.sqrt(float(np.sum((weight * np.asarray(stderr)) ** 2)))).high
+        half = max(half, given)
+    return Number(value, value - half, value + half, len(xs))
+
+
+def _student(freedom: int) -> float:
+    from scipy import stats
+
+    return float(stats.t.ppf((1 + LEVEL) / 2, freedom))

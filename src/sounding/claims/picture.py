@@ -1,0 +1,61 @@
+"""A picture as data: what is drawn, not how. `sounding.figures` draws it; the ledger keeps its points as CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from numpy.typing import ArrayLike
+
+Role: TypeAlias = Literal["measured", "theory", "paper", "bound"]
+AxisScale: TypeAlias = Literal["linear", "log", "symlog"]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve or set of points.
+
+    Attributes:
+        role: measured (points with intervals), theory (a line), paper (what the seed claims, dashed) or bound (a
+            proven limit, dotted).
+        error: half widths of the intervals of y, or (low, high) of them.
+    """
+
+    label: str
+    x: Sequence[float] | ArrayLike
+    y: Sequence[float] | ArrayLike
+    role: Role = "measured"
+    error: ArrayLike | None = None
+
+
+@dataclass(frozen=True)
+class Map:
+    """A quantity over a grid: values[i, j] at (x[j], y[i])."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    values: ArrayLike
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes. Labels carry units; `ticks` names positions on the x axis."""
+
+    x_label: str
+    y_label: str
+    series: Sequence[Series] = ()
+    title: str = ""
+    x_scale: AxisScale = "linear"
+    y_scale: AxisScale = "linear"
+    map: Map | None = None
+    ticks: Mapping[float, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Panels side by side, and a caption that says what to see."""
+
+    panels: Sequence[Panel]
+    caption: str

@@ -1,0 +1,8 @@
+"""The rows of rank2020."""
+
+from __future__ import annotations
+
+from sounding.claims.claim import Claim
+from sounding.claims.rank2020 import lemmas
+
+CLAIMS: tuple[Claim, ...] = lemmas.CLAIMS

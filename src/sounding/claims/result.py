@@ -1,0 +1,198 @@
+"""A result: what one claim gave at one scale, with everything needed to read and to repeat it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import sounding
+from sounding.claims.claim import SCALES, Claim, Context, Scale, Verdict, judge
+from sounding.claims.number import Number
+from sounding.errors import UsageError
+
+SCHEMA = 1
+FILE = "result.json"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row of the ledger as it came out; plain fields, the same as in its JSON file.
+
+    `expectations` are those of the statement, then those of the correction, each with its status and its number.
+    """
+
+    id: str
+    seed: str
+    place: str
+    kind: str
+    statement: str
+    scale: Scale
+    verdict: Verdict
+    correction: str
+    reduction: str
+    note: str
+    remarks: str
+    expectations: tuple[Mapping[str, Any], ...]
+    numbers: Mapping[str, Number]
+    settings: Mapping[str, Any]
+    paper: str
+    released: str
+    caption: str
+    random_seed: int
+    device: str
+    seconds: float
+    date: str
+    versions: Mapping[str, str]
+    fingerprint: str
+
+    @property
+    def command(self) -> str:
+        """The command that makes it again."""
+        device = "" if self.device == "cpu" else " --device cuda"
+        seed = "" if self.random_seed == 0 else f" --random-seed {self.random_seed}"
+        return f"sounding reproduce {self.id} --scale {self.scale}{device}{seed}"
+
+    def to_json(self) -> str:
+        """The text of result.json."""
+        fields = {"schema": SCHEMA, **asdict(self), "command": self.command}
+        return json.dumps(_plain(fields), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str = "result") -> Result:
+        """The record of a result.json.
+
+        Raises:
+            UsageError: no JSON, or of another schema.
+        """
+        try:
+            fields = json.loads(text)
+            schema = fields.pop("schema")
+        except (ValueError, KeyError, AttributeError, TypeError):
+            raise UsageError(f"{source} is no result of a claim", hint="sounding reproduce ID") from None
+        if schema != SCHEMA:
+            raise UsageError(f"{source} has schema {schema}, expected {SCHEMA}", hint="sounding reproduce ID")
+        fields.pop("command")
+        fields["expectations"] = tuple(fields["expectations"])
+        numbers = {name: {k: _number(v) for k, v in number.items()} for name, number in fields["numbers"].items()}
+        fields["numbers"] = {name: Number(**number) for name, number in numbers.items()}
+        return cls(**fields)
+
+
+def describe_result(
+    claim: Claim,
+    scale: Scale,
+    context: Context,
+    *,
+    numbers: Mapping[str, Number],
+    caption: str,
+    remarks: str,
+    seconds: float,
+    date: str,
+) -> Result:
+    """Numbers in, the judged row out."""
+    setting = claim.settings[scale]
+    checked = [("statement", e) for e in claim.expectations]
+    checked += [("correction", e) for e in (claim.correction.expectations if claim.correction else ())]
+    return Result(
+        id=claim.id,
+        seed=claim.seed,
+        place=claim.place,
+        kind=claim.kind,
+        statement=claim.statement,
+        scale=scale,
+        verdict=judge(claim, numbers),
+        correction=claim.correction.statement if claim.correction else "",
+        reduction=setting.reduction,
+        note=claim.note,
+        remarks=remarks,
+        expectations=tuple({"of": of, **asdict(e), "status": e.judge(numbers.get(e.quantity))} for of, e in checked),
+        numbers=dict(numbers),
+        settings=dict(setting.values),
+        paper=claim.paper,
+        released=claim.released,
+        caption=caption,
+        random_seed=context.random_seed,
+        device=_device_name(context.device),
+        seconds=round(seconds, 2),
+        date=date,
+        versions=_versions(),
+        fingerprint=fingerprint_of(claim, scale, context),
+    )
+
+
+def fingerprint_of(claim: Claim, scale: Scale, context: Context) -> str:
+    """What must be equal for an old result to be the wanted one: statement, bounds, settings, seed, kind of device."""
+    setting = claim.settings[scale]
+    parts = [claim.id, claim.statement, scale, claim.expectations, claim.correction, setting.values]
+    text = json.dumps(_plain([*parts, context.random_seed, context.device.split(":")[0]]), default=repr, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def folder_of(out: Path, claim_id: str, scale: Scale) -> Path:
+    """Where a result lies below an output folder."""
+    return out / claim_id / scale
+
+
+def read_result(folder: Path) -> Result | None:
+    """The result in a folder, or None where there is none."""
+    path = folder / FILE
+    return Result.from_json(path.read_text("utf-8"), source=str(path)) if path.is_file() else None
+
+
+def read_results(out: Path) -> dict[str, dict[Scale, Result]]:
+    """Every result below an output folder, by id and scale."""
+    found: dict[str, dict[Scale, Result]] = {}
+    for path in sorted(out.glob(f"*/*/{FILE}")):
+        result = Result.from_json(path.read_text("utf-8"), source=str(path))
+        found.setdefault(result.id, {})[result.scale] = result
+    return found
+
+
+def largest(results: Mapping[Scale, Result]) -> Result:
+    """The result at the largest scale: the one the ledger quotes."""
+    return results[max(results, key=SCALES.index)]
+
+
+def _versions() -> dict[str, str]:
+    import numpy
+    import scipy
+    import torch
+
+    return {
+        "sounding": sounding.__version__,
+        "python": platform.python_version(),
+        "numpy": numpy.__version__,
+        "scipy": scipy.__version__,
+        "torch": torch.__version__,
+    }
+
+
+def _device_name(device: str) -> str:
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.get_device_name(device)
+    return device
+
+
+def _plain(value: Any) -> Any:
+    """JSON types only; infinities and NaN as the strings that `float` reads back."""
+    if hasattr(value, "__dataclass_fields__"):
+        return _plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _number(value: Any) -> Any:
+    return float(value) if isinstance(value, str) else value

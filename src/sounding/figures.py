@@ -1,0 +1,85 @@
+"""Draw the picture of a claim: points with intervals, theory over them, the paper's claim dashed, a caption below."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sounding.claims.picture import Panel, Picture, Series
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PANEL_INCHES = 4.6
+MAX_COLUMNS = 3
+CAPTION_SIZE = 9
+# colours that stay apart for the colour-blind (Okabe and Ito)
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+
+
+def draw_picture(picture: Picture, *, title: str = "") -> Figure:
+    """A matplotlib figure of all panels, at most three in a row, the caption under them."""
+    from matplotlib.figure import Figure
+
+    columns = min(len(picture.panels), MAX_COLUMNS)
+    rows = -(-len(picture.panels) // columns)
+    caption = textwrap.fill(picture.caption, int(17 * PANEL_INCHES * columns))
+    below = 0.2 + 0.16 * (caption.count("\n") + 1)
+    height = rows * 3.5 + below + (0.3 if title else 0.0)
+    figure = Figure(figsize=(PANEL_INCHES * columns, height), layout="constrained")
+    figure.get_layout_engine().set(rect=(0, below / height, 1, 1 - below / height))  # type: ignore[union-attr]
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, panel in zip(grid, picture.panels, strict=False):
+        _draw_panel(axes, panel)
+    for axes in grid[len(picture.panels) :]:
+        axes.set_visible(False)
+    if title:
+        figure.suptitle(title, fontsize=11)
+    figure.text(0.01, 0.08 / height, caption, fontsize=CAPTION_SIZE, va="bottom", ha="left", color="#333333")
+    return figure
+
+
+def _draw_panel(axes: Axes, panel: Panel) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    if panel.map is not None:
+        grid = np.asarray(panel.map.values, dtype=np.float64)
+        mesh = axes.pcolormesh(panel.map.x, panel.map.y, grid, shading="nearest", cmap="viridis", rasterized=True)
+        axes.figure.colorbar(mesh, ax=axes, label=panel.map.label)
+    colours: dict[str, str] = {}
+    for series in panel.series:
+        # the measured points and the theory of one thing share its colour: labels "x" and "x (theory)"
+        key = series.label.split(" (")[0]
+        colour = colours.setdefault(key, COLOURS[len(colours) % len(COLOURS)])
+        _draw_series(axes, series, "#FFFFFF" if panel.map is not None else colour)
+    axes.set(xlabel=panel.x_label, ylabel=panel.y_label, xscale=panel.x_scale, yscale=panel.y_scale)
+    if panel.title:
+        axes.set_title(panel.title, fontsize=10)
+    if panel.ticks:
+        axes.set_xticks(list(panel.ticks), list(panel.ticks.values()))
+        if max(map(len, panel.ticks.values())) > 6 and len(panel.ticks) > 4:
+            axes.tick_params(axis="x", labelrotation=35)
+    if any(series.label for series in panel.series):
+        axes.legend(fontsize=8, frameon=panel.map is not None, facecolor="#555555" if panel.map is not None else "none")
+        if panel.map is not None:
+            for text in axes.get_legend().get_texts():
+                text.set_color("#FFFFFF")
+
+
+def _draw_series(axes: Axes, series: Series, colour: str) -> None:
+    x, y = np.asarray(series.x, dtype=np.float64), np.asarray(series.y, dtype=np.float64)
+    if series.role == "measured":
+        error = None if series.error is None else np.nan_to_num(np.abs(np.asarray(series.error, dtype=np.float64)))
+        many = len(x) > 60
+        if many:
+            axes.plot(x, y, "-", lw=1.2, color=colour, label=series.label)
+            if error is not None:
+                low, high = (error[0], error[1]) if error.ndim == 2 else (error, error)
+                axes.fill_between(x, y - low, y + high, color=colour, alpha=0.2, lw=0)
+        else:
+            axes.errorbar(x, y, yerr=error, fmt="o", ms=4, lw=1, capsize=2, color=colour, label=series.label)
+        return
+    style = {"theory": "-", "paper": "--", "bound": ":"}[series.role]
+    axes.plot(x, y, style, lw=1.6, color=colour, alpha=0.9, label=series.label)

@@ -1,0 +1,131 @@
+"""Redo the papers: run claims and write each result as a small folder that explains itself.
+
+A folder OUT/ID/SCALE holds result.json (statement, verdict, numbers, settings, versions, seed, time, device),
+numbers.csv, series.csv (every point of the picture) and figure.svg and figure.png. It appears under its name only when
+it is complete, so an interrupted run is taken up where it stopped.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from sounding.claims import Claim, Outcome, Picture, find_claim
+from sounding.claims.claim import SCALES, Context, Scale
+from sounding.claims.result import FILE, Result, describe_result, fingerprint_of, folder_of, read_result
+from sounding.errors import UsageError
+
+DIGITS = 8
+
+
+def reproduce(
+    claim: str | Claim,
+    scale: Scale = "quick",
+    *,
+    out: str | Path | None = None,
+    device: str = "cpu",
+    random_seed: int = 0,
+    force: bool = False,
+    progress: Callable[[float], None] | None = None,
+) -> Result:
+    """Measure one claim and judge it; with `out`, write the result there, or read it if it is there already.
+
+    Args:
+        claim: an id such as "rank2020-fig3a", or a Claim of your own.
+        scale: a claim without that scale is run at its next smaller one.
+        force: measure again although a result of the same settings is there.
+
+    >>> reproduce("rank2020-lemma1").verdict
+    'holds'
+    """
+    if scale not in SCALES:
+        raise UsageError(f"no scale {scale!r}", hint=f"one of {', '.join(SCALES)}")
+    row = find_claim(claim) if isinstance(claim, str) else claim
+    used = row.scale_or_below(scale)
+    context = Context(device=device, random_seed=random_seed, progress=progress or (lambda done: None))
+    folder = None if out is None else folder_of(Path(out), row.id, used)
+    if folder is not None and not force:
+        kept = read_result(folder)
+        if kept is not None and kept.fingerprint == fingerprint_of(row, used, context):
+            return kept
+    started = time.perf_counter()
+    outcome = row.measure(row.settings[used].values, context)
+    result = describe_result(
+        row,
+        used,
+        context,
+        numbers=outcome.numbers,
+        caption=outcome.picture.caption,
+        remarks=outcome.remarks,
+        seconds=time.perf_counter() - started,
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+    )
+    if folder is not None:
+        write_result(result, outcome, folder)
+    return result
+
+
+def write_result(result: Result, outcome: Outcome, folder: Path) -> None:
+    """The folder of a result, placed whole: written beside its place and renamed."""
+    from sounding.figures import draw_picture
+    from sounding.plot import save
+
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror or error}", hint="another --out") from error
+    try:
+        (work / FILE).write_text(result.to_json(), "utf-8")
+        _write_numbers(result, work / "numbers.csv")
+        _write_series(outcome.picture, work / "series.csv")
+        figure = draw_picture(outcome.picture, title=f"{result.seed}, {result.place}: {result.verdict}")
+        for ending in ("svg", "png"):
+            save(figure, work / f"figure.{ending}")
+        work.chmod(0o755)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(work, folder)
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror or error}", hint="another --out") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _write_numbers(result: Result, path: Path) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["quantity", "value", "low", "high", "samples"])
+        for name, number in result.numbers.items():
+            numbers = [_round(number.value), _round(number.low), _round(number.high)]
+            writer.writerow([name, *numbers, "" if number.samples is None else number.samples])
+
+
+def _write_series(picture: Picture, path: Path) -> None:
+    """Every point that is drawn: panel, series, role, x, y and its interval."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["panel", "series", "role", "x", "y", "low", "high"])
+        for index, panel in enumerate(picture.panels):
+            name = panel.title or f"panel {index + 1}"
+            if panel.map is not None:
+                for y, row in zip(panel.map.y, np.asarray(panel.map.values), strict=True):
+                    for x, value in zip(panel.map.x, row, strict=True):
+                        writer.writerow([name, f"{panel.map.label} at y={_round(y)}", "map", _round(x), _round(value)])
+            for series in panel.series:
+                x, y = np.asarray(series.x, dtype=np.float64), np.asarray(series.y, dtype=np.float64)
+                error = np.zeros_like(y) if series.error is None else np.asarray(series.error, dtype=np.float64)
+                low, high = (error[0], error[1]) if error.ndim == 2 else (error, error)
+                for point in zip(x, y, y - low, y + high, strict=True):
+                    writer.writerow([name, series.label, series.role, *map(_round, point)])
+
+
+def _round(value: float) -> str:
+    return f"{float(value):.{DIGITS}g}"
