@@ -23,14 +23,15 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 def draw_picture(picture: Picture, *, title: str = "") -> Figure:
     """A matplotlib figure of all panels, at most three in a row, the caption under them."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     columns = min(len(picture.panels), MAX_COLUMNS)
     rows = -(-len(picture.panels) // columns)
     caption = textwrap.fill(picture.caption, int(17 * PANEL_INCHES * columns))
     below = 0.2 + 0.16 * (caption.count("\n") + 1)
     height = rows * 3.5 + below + (0.3 if title else 0.0)
-    figure = Figure(figsize=(PANEL_INCHES * columns, height), layout="constrained")
-    figure.get_layout_engine().set(rect=(0, below / height, 1, 1 - below / height))  # type: ignore[union-attr]
+    layout = ConstrainedLayoutEngine(rect=(0, below / height, 1, 1 - below / height))
+    figure = Figure(figsize=(PANEL_INCHES * columns, height), layout=layout)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, panel in zip(grid, picture.panels, strict=False):
         _draw_panel(axes, panel)
@@ -62,24 +63,22 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         if max(map(len, panel.ticks.values())) > 6 and len(panel.ticks) > 4:
             axes.tick_params(axis="x", labelrotation=35)
     if any(series.label for series in panel.series):
-        axes.legend(fontsize=8, frameon=panel.map is not None, facecolor="#555555" if panel.map is not None else "none")
-        if panel.map is not None:
-            for text in axes.get_legend().get_texts():
-                text.set_color("#FFFFFF")
+        dark = {"facecolor": "#555555", "labelcolor": "#FFFFFF"} if panel.map is not None else {"frameon": False}
+        axes.legend(fontsize=8, **dark)
 
 
 def _draw_series(axes: Axes, series: Series, colour: str) -> None:
     x, y = np.asarray(series.x, dtype=np.float64), np.asarray(series.y, dtype=np.float64)
     if series.role == "measured":
         error = None if series.error is None else np.nan_to_num(np.abs(np.asarray(series.error, dtype=np.float64)))
-        many = len(x) > 60
-        if many:
+        curve = len(x) > 60 and bool(np.all(np.diff(x) > 0))
+        if curve:
             axes.plot(x, y, "-", lw=1.2, color=colour, label=series.label)
             if error is not None:
                 low, high = (error[0], error[1]) if error.ndim == 2 else (error, error)
                 axes.fill_between(x, y - low, y + high, color=colour, alpha=0.2, lw=0)
         else:
-            axes.errorbar(x, y, yerr=error, fmt="o", ms=4, lw=1, capsize=2, color=colour, label=series.label)
+            axes.errorbar(x, y, yerr=error, fmt="o", ms=4 if len(x) <= 60 else 2, lw=1, capsize=2, color=colour, label=series.label)
         return
     style = {"theory": "-", "paper": "--", "bound": ":"}[series.role]
     axes.plot(x, y, style, lw=1.6, color=colour, alpha=0.9, label=series.label)

@@ -116,9 +116,10 @@ def _write_series(picture: Picture, path: Path) -> None:
         for index, panel in enumerate(picture.panels):
             name = panel.title or f"panel {index + 1}"
             if panel.map is not None:
-                for y, row in zip(panel.map.y, np.asarray(panel.map.values), strict=True):
-                    for x, value in zip(panel.map.x, row, strict=True):
-                        writer.writerow([name, f"{panel.map.label} at y={_round(y)}", "map", _round(x), _round(value)])
+                for height, row in zip(panel.map.y, np.asarray(panel.map.values), strict=True):
+                    label = f"{panel.map.label} at y={_round(height)}"
+                    for place, value in zip(panel.map.x, row, strict=True):
+                        writer.writerow([name, label, "map", _round(place), _round(value)])
             for series in panel.series:
                 x, y = np.asarray(series.x, dtype=np.float64), np.asarray(series.y, dtype=np.float64)
                 error = np.zeros_like(y) if series.error is None else np.asarray(series.error, dtype=np.float64)

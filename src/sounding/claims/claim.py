@@ -25,7 +25,7 @@ SEEDS = {
     "rank2020": "Daneshmand, Kohler, Bach, Hofmann, Lucchi 2020: batch normalization provably avoids rank collapse",
     "rank2020v1": "the first version of rank2020 (arXiv 2003.01652v1)",
     "orth2021": "Daneshmand, Joudaki, Bach 2021: batch normalization orthogonalizes representations",
-    "meanfield2019": "Yang, Pennington, Rao, Sohl-Dickstein, Schoenholz 2019: a mean field theory of batch normalization",
+    "meanfield2019": "Yang, Pennington, Rao, Sohl-Dickstein, Schoenholz 2019: mean field theory of batch normalization",
     "thesis2024": "Joudaki 2024: on a mathematical understanding of deep neural networks",
 }
 

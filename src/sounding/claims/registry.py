@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import json
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 from sounding.claims.claim import SEEDS, Claim
 from sounding.errors import UsageError
@@ -36,3 +39,9 @@ def find_claim(claim_id: str) -> Claim:
         hint = f"{', '.join(close)}, or sounding claims list" if close else "sounding claims list"
         raise UsageError(f"no claim {claim_id!r}", hint=hint)
     return known[claim_id]
+
+
+def shipped_verdicts() -> dict[str, dict[str, Any]]:
+    """The verdicts of the results that come with the package, by id."""
+    path = Path(__file__).parent / "ledger.json"
+    return {row["id"]: row for row in json.loads(path.read_text("utf-8"))}

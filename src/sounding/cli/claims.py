@@ -1,0 +1,175 @@
+"""`sounding claims`: what the papers say, and what came out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sounding.cli.output import console, print_json, require_writable
+from sounding.errors import UsageError
+
+if TYPE_CHECKING:
+    from sounding.claims import Claim, Result
+    from sounding.claims.claim import Scale
+
+NOT_RUN = "not run"
+results_option = click.option(
+    "--results", type=click.Path(path_type=Path), metavar="DIR", help="Results of sounding reproduce --out DIR."
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def claims() -> None:
+    """The ledger: every figure, table and theorem of the five papers, and whether it holds.
+
+    Verdicts shown are those of the results that come with the package, or of --results DIR.
+    """
+
+
+@claims.command(name="list")
+@click.option("--seed", metavar="KEY", help="Rows of one paper: rank2020, rank2020v1, orth2021, ...")
+@results_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON array on stdout.")
+def list_(seed: str | None, results: Path | None, as_json: bool) -> None:
+    """Every row: id, paper, kind, statement, verdict, scale."""
+    from sounding.claims import all_claims, claims_of
+
+    known = _known(results)
+    rows = [_row(claim, known) for claim in (claims_of(seed) if seed else all_claims())]
+    if as_json:
+        print_json(rows)
+        return
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for heading in ("id", "kind", "verdict", "scale"):
+        table.add_column(heading, no_wrap=True)
+    for row in rows:
+        table.add_row(row["id"], row["kind"], row["verdict"], row["scale"] or "")
+    screen = console()
+    screen.print(table)
+    screen.print(f"\n{_totals(rows)} Try sounding claims show ID, sounding reproduce ID.", markup=False)
+
+
+@claims.command()
+@click.argument("claim_id", metavar="ID")
+@results_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def show(claim_id: str, results: Path | None, as_json: bool) -> None:
+    """One row: what the paper says, the settings, what is expected, and what came out."""
+    from sounding.claims import find_claim
+
+    claim = find_claim(claim_id)
+    row = _row(claim, _known(results)) | _details(claim)
+    if as_json:
+        print_json(row)
+        return
+    screen = console()
+    screen.print(f"{claim.id}  {claim.seed}, {claim.place} ({claim.kind})\n", markup=False, style="bold")
+    screen.print(claim.statement, markup=False)
+    lines = {"paper": claim.paper, "released program": claim.released, "note": claim.note}
+    lines["correction"] = claim.correction.statement if claim.correction else ""
+    for name, text in lines.items():
+        if text:
+            screen.print(f"\n{name}: {text}", markup=False)
+    screen.print("\nexpected:", markup=False)
+    for expectation in row["expectations"]:
+        origin = " (correction)" if expectation["of"] == "correction" else ""
+        screen.print(f"  {expectation['quantity']} in [{expectation['low']:g}, {expectation['high']:g}]{origin}: "
+                     f"{expectation['why']}", markup=False)  # fmt: skip
+    screen.print("\nscales:", markup=False)
+    for scale, setting in claim.settings.items():
+        values = ", ".join(f"{name} {value}" for name, value in setting.values.items())
+        reduced = f" (reduced: {setting.reduction})" if setting.reduction else ""
+        screen.print(f"  {scale}: {values}{reduced}", markup=False)
+    scale_of = f" at {row['scale']} scale" if row["scale"] else ""
+    screen.print(f"\nverdict{scale_of}: {row['verdict']}", markup=False, style="bold")
+    if row["evidence"]:
+        screen.print(row["evidence"], markup=False)
+
+
+@claims.command()
+@click.option("--results", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Where results lie.")
+@click.option("--markdown", type=click.Path(path_type=Path), metavar="FILE", help="Write the ledger as Markdown.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write it as an HTML page.")
+@click.option("--index", type=click.Path(path_type=Path), metavar="FILE", help="Write the verdicts as JSON.")
+def table(results: Path, markdown: Path | None, html: Path | None, index: Path | None) -> None:
+    """The ledger from results: Markdown, HTML, or Markdown on stdout."""
+    from sounding.report import ledger
+
+    found = _read(results)
+    for path in (markdown, html, index):
+        if path is not None:
+            require_writable(path)
+    if markdown is not None:
+        markdown.write_text(ledger.write_markdown(found, folder=ledger.relative(results, markdown)), "utf-8")
+    if html is not None:
+        html.write_text(ledger.write_page(found, folder=ledger.relative(results, html)), "utf-8")
+    if index is not None:
+        lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in ledger.write_index(found))
+        index.write_text(f"[\n{lines}\n]\n", "utf-8")
+    if markdown is None and html is None and index is None:
+        click.echo(ledger.write_markdown(found, folder=results.as_posix()), nl=False)
+    else:
+        written = ", ".join(str(path) for path in (markdown, html, index) if path is not None)
+        click.echo(f"wrote {written}: {len(found)} rows", err=True)
+
+
+def _read(results: Path) -> dict[str, dict[Scale, Result]]:
+    from sounding.claims import read_results
+
+    found = read_results(results)
+    if not found:
+        raise UsageError(f"no results in {results}", hint=f"sounding reproduce --all --out {results}")
+    return found
+
+
+def _known(results: Path | None) -> dict[str, dict[str, Any]]:
+    """Verdicts by id: of a folder of results, or those that come with the package."""
+    if results is not None:
+        from sounding.report.ledger import write_index
+
+        return {row["id"]: row for row in write_index(_read(results))}
+    from sounding.claims.registry import shipped_verdicts
+
+    return shipped_verdicts()
+
+
+def _row(claim: Claim, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    found = known.get(claim.id, {"verdict": NOT_RUN, "scale": None, "evidence": ""})
+    return {
+        "id": claim.id,
+        "seed": claim.seed,
+        "place": claim.place,
+        "kind": claim.kind,
+        "statement": claim.statement,
+        "verdict": found["verdict"],
+        "scale": found["scale"],
+        "evidence": found["evidence"],
+    }
+
+
+def _details(claim: Claim) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    checked = [("statement", e) for e in claim.expectations]
+    checked += [("correction", e) for e in (claim.correction.expectations if claim.correction else ())]
+    return {
+        "paper": claim.paper,
+        "released": claim.released,
+        "correction": claim.correction.statement if claim.correction else "",
+        "note": claim.note,
+        "expectations": [{"of": of, **asdict(expectation)} for of, expectation in checked],
+        "settings": {scale: asdict(setting) for scale, setting in claim.settings.items()},
+    }
+
+
+def _totals(rows: list[dict[str, Any]]) -> str:
+    from collections import Counter
+
+    counted = Counter(row["verdict"] for row in rows)
+    return f"{len(rows)} rows: " + ", ".join(f"{number} {verdict}" for verdict, number in counted.items()) + "."

@@ -1,0 +1,190 @@
+"""`sounding reproduce`: run claims, write their results, say what holds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sounding.cli.output import console, print_json
+from sounding.errors import ExitCode, SoundingError, UsageError
+
+if TYPE_CHECKING:
+    from sounding.claims import Claim, Result
+    from sounding.claims.claim import Scale
+
+OUT = "sounding-claims"
+
+
+@click.command()
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.option("--seed", "seeds", multiple=True, metavar="KEY", help="All rows of a paper: rank2020, orth2021, ...")
+@click.option("--all", "everything", is_flag=True, help="All rows.")
+@click.option("--scale", default="quick", show_default=True, help="quick, standard or paper; a row takes its nearest.")
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:1.")
+@click.option("--out", type=click.Path(path_type=Path), default=OUT, show_default=True, metavar="DIR",
+              help="A folder per row and scale; what is there and fits is not run again.")  # fmt: skip
+@click.option("--random-seed", type=int, default=0, show_default=True, metavar="S", help="Of the random numbers.")
+@click.option("--jobs", type=int, default=1, show_default=True, metavar="J", help="Rows measured at a time (cpu).")
+@click.option("--force", is_flag=True, help="Measure again what is there.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress.")
+def reproduce(
+    ids: tuple[str, ...],
+    seeds: tuple[str, ...],
+    everything: bool,
+    scale: Scale,
+    device: str,
+    out: Path,
+    random_seed: int,
+    jobs: int,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Redo figures, tables and theorems of the papers, by ID, by paper, or all of them.
+
+    Each result is a folder DIR/ID/SCALE: result.json, numbers.csv, series.csv, figure.svg, figure.png. Interrupted,
+    the finished ones stay, and the same command goes on with the rest.
+
+    \b
+    Exit codes: 0 all rows were measured, whatever their verdicts; 2 wrong usage; 3 a row failed (the others are kept);
+    130 interrupted.
+    """
+    rows = _choose(ids, seeds, everything)
+    _require_device(device)
+    if jobs < 1:
+        raise UsageError(f"--jobs must be at least 1, got {jobs}")
+    options = {"scale": scale, "out": out, "device": device, "random_seed": random_seed, "force": force}
+    found: list[Result] = []
+    failed: dict[str, str] = {}
+    with _progress(len(rows), quiet=quiet) as tell:
+        for row, result in _run(rows, jobs, options):
+            if isinstance(result, SoundingError):
+                failed[row.id] = str(result)
+                click.echo(f"sounding: {row.id} failed: {result}", err=True)
+            else:
+                found.append(result)
+            tell(row.id)
+    if as_json:
+        print_json({"results": [_object(result, out) for result in found], "failed": failed})
+    else:
+        _print(found, out)
+    return int(ExitCode.NUMERICAL) if failed else int(ExitCode.HEALTHY)
+
+
+def _choose(ids: tuple[str, ...], seeds: tuple[str, ...], everything: bool) -> list[Claim]:
+    from sounding.claims import all_claims, claims_of, find_claim
+
+    if not (ids or seeds or everything):
+        raise UsageError("expected an ID, --seed KEY or --all, got none", hint="sounding claims list")
+    if everything:
+        return list(all_claims())
+    chosen = [find_claim(name) for name in ids] + [claim for seed in seeds for claim in claims_of(seed)]
+    return list({claim.id: claim for claim in chosen}.values())
+
+
+def _require_device(device: str) -> None:
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"no device {device!r} here", hint="--device cpu") from error
+
+
+def _run(rows: list[Claim], jobs: int, options: dict[str, Any]) -> Iterator[tuple[Claim, Result | SoundingError]]:
+    """Each row with its result or error, in the order they finish."""
+    if jobs == 1 or len(rows) == 1:
+        for row in rows:
+            yield row, _measure(row.id, options)
+        return
+    import concurrent.futures
+    import multiprocessing
+
+    by_id = {row.id: row for row in rows}
+    pool = concurrent.futures.ProcessPoolExecutor(
+        jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_share_cores, initargs=(jobs,)
+    )
+    try:
+        futures = {pool.submit(_measure, row.id, options): row.id for row in rows}
+        for future in concurrent.futures.as_completed(futures):
+            yield by_id[futures[future]], future.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _measure(claim_id: str, options: dict[str, Any]) -> Result | SoundingError:
+    """The result; a row that fails must not end the others."""
+    from sounding.reproduction import reproduce as run
+
+    try:
+        return run(claim_id, **options)
+    except SoundingError as error:
+        return error
+    except Exception as error:  # a defect of one row is told with its name
+        return SoundingError(f"{type(error).__name__}: {error}")
+
+
+def _share_cores(jobs: int) -> None:
+    import torch
+
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+
+
+@contextlib.contextmanager
+def _progress(rows: int, *, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A bar over rows with the time left on a terminal; nothing elsewhere."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda name: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task("rows", total=rows)
+        yield lambda name: bar.update(task, advance=1, description=name)
+
+
+def _object(result: Result, out: Path) -> dict[str, Any]:
+    from sounding.claims.result import folder_of
+
+    return {
+        "id": result.id,
+        "seed": result.seed,
+        "kind": result.kind,
+        "statement": result.statement,
+        "verdict": result.verdict,
+        "scale": result.scale,
+        "correction": result.correction,
+        "reduction": result.reduction,
+        "numbers": {name: number.to_dict() for name, number in result.numbers.items()},
+        "expectations": result.expectations,
+        "device": result.device,
+        "seconds": result.seconds,
+        "folder": str(folder_of(out, result.id, result.scale)),
+    }
+
+
+def _print(found: list[Result], out: Path) -> None:
+    from sounding.report.ledger import describe_evidence, write_totals
+
+    screen = console()
+    for result in found:
+        screen.print(
+            f"{result.id}: {result.verdict} ({result.scale}, {result.seconds:.1f} s)", markup=False, style="bold"
+        )
+        screen.print(f"  {result.statement}", markup=False)
+        for text in describe_evidence(result):
+            screen.print(f"  {text}", markup=False)
+        if result.verdict == "holds with correction":
+            screen.print(f"  correction: {result.correction}", markup=False)
+        if result.reduction:
+            screen.print(f"  reduced: {result.reduction}", markup=False)
+    if found:
+        screen.print(f"\n{write_totals(found)} Results in {out}.", markup=False, soft_wrap=True)

@@ -1,0 +1,172 @@
+"""The ledger as Markdown and HTML: one table per seed, made from results and nothing else."""
+
+from __future__ import annotations
+
+import html
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sounding.claims.claim import SEEDS, VERDICTS, Scale
+from sounding.claims.number import LEVEL
+from sounding.claims.result import Result, folder_of, largest
+
+HEADINGS = ("place", "statement", "verdict", "evidence", "scale", "more")
+INTRODUCTION = (
+    f"Each row is a statement of a paper, in our words, and what measuring it gave. A number stands with its "
+    f"{LEVEL:.0%} interval; a verdict follows from where that interval lies against bounds that were fixed before the "
+    f"run. Where a row was run at several scales, the largest is quoted."
+)
+STYLE = """body{font:15px/1.45 system-ui,sans-serif;max-width:1200px;margin:2rem auto;padding:0 1rem;color:#1a1a1a}
+table{border-collapse:collapse;width:100%;margin:1rem 0}td,th{text-align:left;vertical-align:top;padding:.4rem .6rem;
+border-bottom:1px solid #ddd}.holds{color:#00684a}.does{color:#a3290f}.not{color:#6b5a00}
+@media(prefers-color-scheme:dark){body{background:#141414;color:#e6e6e6}td,th{border-color:#333}a{color:#8ab4f8}
+.holds{color:#5fd3a5}.does{color:#ff8f73}.not{color:#e6cf6a}}
+@media(max-width:600px){table,tbody,tr,td{display:block}thead{display:none}td{border:0}tr{border-bottom:1px solid #888}}
+"""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of the printed ledger."""
+
+    result: Result
+    evidence: str
+    links: Mapping[str, str]
+
+
+def count_verdicts(results: Iterable[Result]) -> dict[str, int]:
+    """How many rows have each verdict."""
+    counted = Counter(result.verdict for result in results)
+    return {verdict: counted[verdict] for verdict in VERDICTS}
+
+
+def write_totals(results: Iterable[Result]) -> str:
+    """The totals in one sentence."""
+    counted = count_verdicts(results)
+    parts = ", ".join(f"{number} {verdict}" for verdict, number in counted.items())
+    return f"{sum(counted.values())} statements: {parts}."
+
+
+def write_markdown(found: Mapping[str, Mapping[Scale, Result]], *, folder: str) -> str:
+    """The whole ledger; `folder` is where the results lie, seen from the page."""
+    quoted = [largest(results) for results in found.values()]
+    parts = ["# The ledger", INTRODUCTION, f"**{write_totals(quoted)}**"]
+    for seed, lines in _lines(found, folder).items():
+        parts.append(f"## {seed}\n\n{SEEDS[seed]}. {write_totals(line.result for line in lines)}")
+        rows = [f"| {' | '.join(HEADINGS)} |", "|" + "---|" * len(HEADINGS)]
+        for line in lines:
+            links = " · ".join(f"[{name}]({target})" for name, target in line.links.items())
+            rows.append(f"| {' | '.join(_cell(text) for text in _texts(line))} | {links} |")
+        parts.append("\n".join(rows))
+    return "\n\n".join(parts) + "\n"
+
+
+def write_page(found: Mapping[str, Mapping[Scale, Result]], *, folder: str) -> str:
+    """The same as one HTML page."""
+    quoted = [largest(results) for results in found.values()]
+    parts = [f"<h1>The ledger</h1><p>{html.escape(INTRODUCTION)}</p><p><b>{html.escape(write_totals(quoted))}</b></p>"]
+    head = "".join(f"<th>{heading}</th>" for heading in HEADINGS)
+    for seed, lines in _lines(found, folder).items():
+        totals = write_totals(line.result for line in lines)
+        parts.append(f"<h2>{seed}</h2><p>{html.escape(SEEDS[seed])}. {html.escape(totals)}</p>")
+        rows = []
+        for line in lines:
+            cells = [f"<td>{html.escape(text)}</td>" for text in _texts(line)]
+            cells[2] = cells[2].replace("<td>", f'<td class="{line.result.verdict.split()[0]}">')
+            links = " · ".join(f'<a href="{html.escape(t)}">{name}</a>' for name, t in line.links.items())
+            rows.append(f'<tr id="{line.result.id}">{"".join(cells)}<td>{links}</td></tr>')
+        parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>")
+    body = "\n".join(parts)
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
+        f'content="width=device-width"><title>Sounding: the ledger</title><style>{STYLE}</style></head>'
+        f"<body>{body}</body></html>\n"
+    )
+
+
+def write_index(found: Mapping[str, Mapping[Scale, Result]]) -> list[dict[str, Any]]:
+    """What `sounding claims list` shows of the results that come with the package."""
+    index = []
+    for results in found.values():
+        quoted = largest(results)
+        verdicts = {scale: result.verdict for scale, result in results.items()}
+        fields = {"id": quoted.id, "verdict": quoted.verdict, "scale": quoted.scale, "evidence": _evidence(quoted)}
+        index.append({**fields, "verdicts": verdicts, "date": quoted.date, "device": quoted.device})
+    return index
+
+
+def relative(folder: Path, page: Path) -> str:
+    """The folder of results as a link from a page."""
+    return Path(os.path.relpath(folder, page.parent)).as_posix()
+
+
+def _lines(found: Mapping[str, Mapping[Scale, Result]], folder: str) -> dict[str, list[Line]]:
+    """Rows by seed, in the order of the registry."""
+    from sounding.claims.registry import claims_of
+
+    lines: dict[str, list[Line]] = {}
+    for seed in SEEDS:
+        for claim in claims_of(seed):
+            if claim.id not in found:
+                continue
+            result = largest(found[claim.id])
+            place = folder_of(Path(folder), result.id, result.scale).as_posix()
+            links = {"figure": f"{place}/figure.svg", "numbers": f"{place}/numbers.csv", "all": f"{place}/result.json"}
+            lines.setdefault(seed, []).append(Line(result, _evidence(result), links))
+    return lines
+
+
+def _texts(line: Line) -> list[str]:
+    result = line.result
+    verdict: str = result.verdict
+    if result.verdict == "holds with correction":
+        verdict += f": {result.correction}"
+    if result.note and result.verdict != "holds":
+        verdict += f" ({result.note})"
+    scale = f"{result.scale}, {result.date}, {result.device}, {result.seconds:.0f} s"
+    if result.reduction:
+        scale += f"; reduced: {result.reduction}"
+    return [f"{result.place} ({result.id})", result.statement, verdict, line.evidence, scale]
+
+
+def describe_evidence(result: Result) -> list[str]:
+    """The numbers that decide, each with its interval and what was expected: those violated first."""
+    order = {"violated": 0, "open": 1, "met": 2}
+    decisive = sorted(result.expectations, key=lambda e: (e["of"] != "statement", order[e["status"]]))
+    if result.verdict == "holds":
+        decisive = [e for e in decisive if e["of"] == "statement"]
+    return [_write_expectation(e, result) for e in decisive]
+
+
+def _evidence(result: Result) -> str:
+    """As much of it as a table's cell can hold."""
+    return "; ".join(describe_evidence(result)[:4])
+
+
+def _write_expectation(expectation: Mapping[str, Any], result: Result) -> str:
+    name = expectation["quantity"].replace("_", " ")
+    number = result.numbers.get(expectation["quantity"])
+    low, high = float(expectation["low"]), float(expectation["high"])
+    if math.isinf(low):
+        wanted = f"≤ {high:.4g}"
+    elif math.isinf(high):
+        wanted = f"≥ {low:.4g}"
+    else:
+        wanted = f"{low:.4g} to {high:.4g}"
+    origin = "corrected, " if expectation["of"] == "correction" else ""
+    if number is None:
+        return f"{name} not measured ({origin}expected {wanted})"
+    interval = f" [{number.low:.4g}, {number.high:.4g}]" if number.high - number.low > 1e-6 * abs(number.value) else ""
+    return f"{name} {number.value:.4g}{interval} ({origin}expected {wanted}: {expectation['status']})"
+
+
+def _cell(text: str) -> str:
+    """Text inside a Markdown table: bars and stars would end a cell or start emphasis."""
+    for sign in "|*<$":
+        text = text.replace(sign, f"\\{sign}")
+    return text.replace("\n", " ").replace("_", "\\_")
