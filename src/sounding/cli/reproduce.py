@@ -56,7 +56,11 @@ def reproduce(
     Exit codes: 0 all rows were measured, whatever their verdicts; 2 wrong usage; 3 a row failed (the others are kept);
     130 interrupted.
     """
+    from sounding.claims.claim import SCALES
+
     rows = _choose(ids, seeds, everything)
+    if scale not in SCALES:
+        raise UsageError(f"no scale {scale!r}", hint=f"one of {', '.join(SCALES)}")
     _require_device(device)
     if jobs < 1:
         raise UsageError(f"--jobs must be at least 1, got {jobs}")
