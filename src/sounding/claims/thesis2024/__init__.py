@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from sounding.claims.claim import Claim
+from sounding.claims.thesis2024 import mean_field
 
-CLAIMS: tuple[Claim, ...] = ()
+CLAIMS: tuple[Claim, ...] = mean_field.CLAIMS

@@ -1,0 +1,494 @@
+"""Chapter 3: the Gram matrix of a batch norm network of finite width stays near its mean field.
+
+The chain is h′ = Wφ(BN(h)) with centring, G_ℓ = φ(BN(h_ℓ))φ(BN(h_ℓ))ᵀ/d (samples as rows), G* the mean field's fixed
+point. Without batch norm the linear chain h′ = Wh has G* = G_0, for its mean field map is the identity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
+from sounding.claims.number import Number, mean_of, slope_of
+from sounding.claims.picture import Panel, Picture, Series
+
+if TYPE_CHECKING:
+    import torch
+
+Array = NDArray[np.float64]
+
+ACTIVATION_NOTE = "The seed does not name the activations of its figures; ours are stated in the settings. "
+
+
+def walk_grams(
+    activation: str,
+    start: Array,
+    *,
+    width: int,
+    depth: int,
+    runs: int,
+    context: Context,
+    offset: int,
+    norm: str = "batch",
+) -> torch.Tensor:
+    """G_1 … G_depth of independent networks whose input has the Gram matrix `start`: (runs, depth, n, n)."""
+    import torch
+
+    from sounding.chain.law import make_law
+    from sounding.chain.step import Chains, choose_route
+
+    size = len(start)
+    law = make_law(width=width, batch_size=size, activation=activation, norm=norm, depth=depth)
+    place = {"dtype": torch.float32, "device": context.device}
+    rows = torch.zeros(size, width, **place)  # type: ignore[arg-type]
+    rows[:, :size] = torch.as_tensor(np.linalg.cholesky(start) * math.sqrt(width), **place)  # type: ignore[arg-type]
+    generator = context.generator(offset, device=context.device)
+    state = rows.expand(runs, size, width).clone()
+    chains = Chains([law] * runs, state, route=choose_route(law, explicit=False), generator=generator)
+    grams = torch.empty(runs, depth, size, size, dtype=torch.float64, device=context.device)
+    for layer in range(depth):
+        chains.step()
+        scale = (2 * chains.log_scale).exp() if norm == "none" else torch.ones_like(chains.log_scale)
+        grams[:, layer] = chains.gram() * scale.view(-1, 1, 1) / width
+    return grams
+
+
+def distances(activation: str, start: Array, **options: Any) -> Array:
+    """‖G_ℓ − G*‖_F of each run and layer, (runs, depth)."""
+    import torch
+
+    target = start if options.get("norm") == "none" else fixed_gram(activation, len(start))
+    grams = walk_grams(activation, start, **options)
+    return np.asarray(torch.linalg.matrix_norm(grams - torch.as_tensor(target).to(grams)).cpu().numpy())
+
+
+def fixed_gram(activation: str, size: int) -> Array:
+    """G* = q((1 − c)I + c11ᵀ) of the mean field."""
+    from sounding.theory.batchnorm import batchnorm
+
+    point = batchnorm(activation, batch_size=size).fixed_point
+    return np.asarray(point.variance * ((1 - point.correlation) * np.eye(size) + point.correlation))
+
+
+def stretched(size: int) -> Array:
+    """A Gram matrix far from every G*: one direction that orders the samples, and a little of each sample's own."""
+    place = np.linspace(-1.5, 1.5, size)
+    return np.asarray(np.outer(place, place) + 0.05 * np.eye(size))
+
+
+def bound_line(activation: str, size: int, *, width: int, depth: int) -> Array:
+    """Theorem 3.2 as printed with C = 1, layers 1 … depth; 1 − α is the square of the mean field's slowest rate."""
+    from sounding.theory.batchnorm import batchnorm
+    from sounding.theory.bounds.thesis2024 import theorem_3_2
+
+    forward = batchnorm(activation, batch_size=size).forward_eigenvalues
+    alpha = 1 - max(abs(forward.L), abs(forward.M)) ** 2
+    found = theorem_3_2(fixed_gram(activation, size), width=width, depth=depth, mixing=alpha, version="printed")
+    assert found.profile is not None
+    return np.array([row.value for row in found.profile][1:])
+
+
+def deviation_line(activation: str, size: int, *, width: int, depth: int, context: Context) -> Array:
+    """The root mean square of ‖G_ℓ − G*‖_F from G*, to leading order in 1/√d, layers 1 … depth."""
+    from sounding.theory.gram_deviation import gram_deviation
+
+    generator = np.random.default_rng(context.random_seed)
+    found = gram_deviation(activation, batch_size=size, width=width, generator=generator)
+    return np.array([row.value for row in found.profile(depth)])
+
+
+def points(label: str, x: Any, samples: Array) -> Series:
+    """The mean over runs with its 99% interval at each column of `samples`."""
+    numbers = [mean_of(column) for column in samples.T]
+    return Series(label, x, [n.value for n in numbers], error=[n.high - n.value for n in numbers])
+
+
+def slopes(x: Any, samples: Array) -> Number:
+    """The mean over runs of the slope of each row of `samples` against x."""
+    centred = np.asarray(x, dtype=np.float64) - np.mean(x)
+    return mean_of(samples @ centred / np.sum(centred**2))
+
+
+def measure_observation(values: Mapping[str, Any], context: Context) -> Outcome:
+    """Figure 3.1: the distance to G* with and without batch norm over depth."""
+    size, depth, early = values["batch_size"], values["depth"], values["early"]
+    options = {"width": values["width"], "depth": depth, "runs": values["runs"], "context": context}
+    start = stretched(size)
+    plain = distances("identity", start, offset=0, norm="none", **options)
+    normed = distances(values["activation"], start, offset=1, **options)
+    layers = np.arange(1, depth + 1)
+    numbers = {
+        "plain_log_growth": mean_of(np.log(plain[:, -1] / plain[:, early - 1])),
+        "batch_norm_log_growth": mean_of(np.log(normed[:, -1] / normed[:, 0])),
+        "batch_norm_late_growth": mean_of(np.log(normed[:, depth // 2 :].mean(1) / normed[:, depth // 4 :].mean(1))),
+        "log_ratio_at_the_end": mean_of(np.log(plain[:, -1] / normed[:, -1])),
+    }
+    # G_ℓ of the linear chain is a martingale whose steps have E‖·‖² = (‖G‖² + (Tr G)²)/d
+    walk = np.sqrt(layers * (np.sum(start**2) + np.trace(start) ** 2) / values["width"])
+    floor = deviation_line(values["activation"], size, width=values["width"], depth=depth, context=context)
+    series = (
+        points("no norm, linear", layers, plain),
+        Series("no norm, linear (theory √ℓ)", layers, walk, role="theory"),
+        points("batch norm", layers, normed),
+        Series("batch norm (theory, from G*)", layers, floor, role="theory"),
+    )
+    panel = Panel("layer ℓ", "‖G_ℓ − G*‖_F", series, y_scale="log")
+    caption = (
+        f"Width {values['width']}, batch {size}. Without batch norm the distance to the mean field grows with depth; "
+        f"with it ({values['activation']}) the distance falls to a floor and stays there."
+    )
+    return Outcome(numbers, Picture((panel,), caption))
+
+
+def measure_linear_fixed_point(values: Mapping[str, Any], context: Context) -> Outcome:
+    """The time-averaged Gram matrix of a linear batch norm network against the identity and against G*."""
+    import torch
+
+    size, depth, burn = values["batch_size"], values["depth"], values["burn_in"]
+    options = {"width": values["width"], "depth": depth, "runs": values["runs"], "context": context, "offset": 0}
+    mean = walk_grams("identity", stretched(size), **options)[:, burn:].mean(dim=1).cpu()
+    target = torch.as_tensor(fixed_gram("identity", size))
+    eigenvalues = torch.linalg.eigvalsh(mean.mean(0)).numpy()
+    to_identity = torch.linalg.matrix_norm(mean - torch.eye(size, dtype=mean.dtype)).numpy()
+    numbers = {
+        "distance_to_identity": mean_of(to_identity),
+        "distance_to_centred": mean_of(torch.linalg.matrix_norm(mean - target).numpy()),
+        "smallest_eigenvalue": mean_of(torch.linalg.eigvalsh(mean)[:, 0].numpy()),
+    }
+    order = np.arange(1, size + 1)
+    claimed = [0.0] + [size / (size - 1)] * (size - 1)
+    series = (
+        Series("measured", order, eigenvalues),
+        Series("measured (theory)", order, claimed, role="theory"),
+        Series("identity, as the seed says", order, np.ones(size), role="paper"),
+    )
+    panel = Panel("index of the eigenvalue", "eigenvalue of the mean Gram matrix", series)
+    caption = "Centring leaves one eigenvalue at 0 and the others at n/(n − 1): G* is not the identity."
+    return Outcome(numbers, Picture((panel,), caption))
+
+
+def measure_depth(values: Mapping[str, Any], context: Context) -> Outcome:
+    """Figure 3.2: the distance over depth, from a stretched batch."""
+    from sounding.theory.gram import gram
+
+    size, width, depth = values["batch_size"], values["width"], values["depth"]
+    layers = np.arange(1, depth + 1)
+    numbers: dict[str, Number] = {}
+    panels = []
+    for index, name in enumerate(values["activations"]):
+        found = distances(
+            name, stretched(size), width=width, depth=depth, runs=values["runs"], context=context, offset=index
+        )
+        limit = bound_line(name, size, width=width, depth=depth)
+        early = slice(0, values["early"])
+        numbers[f"{name}_early_slope"] = slopes(layers[early], np.log(found[:, early]))
+        worst = int(np.argmax(found.mean(0) / limit))
+        numbers[f"{name}_largest_over_bound"] = mean_of(found[:, worst] / limit[worst])
+        generator = np.random.default_rng(context.random_seed)
+        path = gram(name, stretched(size), depth=depth, samples=values["samples"], generator=generator).distances[1:]
+        noise = deviation_line(name, size, width=width, depth=depth, context=context)
+        numbers[f"{name}_square_over_floor"] = mean_of(found[:, -1] ** 2 / noise[-1] ** 2)
+        series = (
+            points(name, layers, found),
+            Series(f"{name} (mean field and noise)", layers, np.hypot(path, noise), role="theory"),
+            Series("Theorem 3.2, C = 1", layers, limit, role="bound"),
+        )
+        panels.append(Panel("layer ℓ", "‖G_ℓ − G*‖_F", series, y_scale="log", title=name))
+    caption = (
+        f"Width {width}, batch {size}. The distance falls geometrically, then stays at the floor of a finite width; "
+        "the bound's constant is not given and set to 1."
+    )
+    return Outcome(numbers, Picture(panels, caption))
+
+
+def measure_scaling(values: Mapping[str, Any], context: Context) -> Outcome:
+    """Figures 3.3 and 3.4: the distance at one depth against the width or the batch size."""
+    over, depth = values["over"], values["depth"]
+    x = np.array(values[over])
+    numbers: dict[str, Number] = {}
+    series = []
+    for name in values["activations"]:
+        means, errors, theory, limits = [], [], [], []
+        for index, value in enumerate(values[over]):
+            size, width = (value, values["width"]) if over == "batch_sizes" else (values["batch_size"], value)
+            found = distances(
+                name, np.eye(size), width=width, depth=depth, runs=values["runs"], context=context, offset=index
+            )[:, -1]
+            square = mean_of(found**2)
+            means.append(math.sqrt(square.value))
+            errors.append((square.high - square.value) / (2 * math.sqrt(square.value)))
+            theory.append(deviation_line(name, size, width=width, depth=depth, context=context)[-1])
+            limits.append(bound_line(name, size, width=width, depth=depth)[-1])
+        # the half widths are 99% intervals: 2.58 standard errors
+        relative = np.array(errors) / np.array(means) / 2.5758
+        numbers[f"{name}_exponent"] = slope_of(np.log(x), np.log(means), stderr=relative.tolist())
+        numbers[f"{name}_over_theory"] = _spread(np.array(means) / theory, np.array(errors) / theory)
+        series += [
+            Series(name, x, means, error=errors),
+            Series(f"{name} (theory)", x, theory, role="theory"),
+        ]
+        if np.all(np.isfinite(limits)):
+            series.append(Series(f"{name} (Theorem 3.2, C = 1)", x, limits, role="bound"))
+    power = -0.5 if over == "widths" else 1.0
+    guide = values["guide"] * (x / x[0]) ** power
+    series.append(Series(f"slope {power:g}, eq. (3.9)", x, guide, role="paper"))
+    label = "width d" if over == "widths" else "batch size n"
+    panel = Panel(label, f"√E‖G_ℓ − G*‖_F² at ℓ = {depth}", series, x_scale="log", y_scale="log")
+    fixed = f"batch {values['batch_size']}" if over == "widths" else f"width {values['width']}"
+    caption = f"Layer {depth}, {fixed}. Points: networks; lines: the theory to leading order in 1/√d; dashed: (3.9)."
+    return Outcome(numbers, Picture((panel,), caption))
+
+
+def _spread(ratios: Array, errors: Array) -> Number:
+    """The ratio farthest from 1, with its interval."""
+    worst = int(np.argmax(np.abs(ratios - 1)))
+    value = float(ratios[worst])
+    return Number(value, value - float(errors[worst]), value + float(errors[worst]))
+
+
+def measure_theorem(values: Mapping[str, Any], context: Context) -> Outcome:
+    """Theorem 3.2: the distance against the printed bound over widths, batch sizes, activations and depth."""
+    depth, burn = values["depth"], values["burn_in"]
+    layers = np.arange(1, depth + 1)
+    worst: Number | None = None
+    trends, series = [], []
+    exponents: dict[tuple[str, int], list[float]] = {}
+    offset = 0
+    for name in values["activations"]:
+        for size in values["batch_sizes"]:
+            for width in values["widths"]:
+                found = distances(
+                    name, stretched(size), width=width, depth=depth, runs=values["runs"], context=context, offset=offset
+                )
+                offset += 1
+                ratio = found / bound_line(name, size, width=width, depth=depth)
+                top = mean_of(ratio[:, int(np.argmax(ratio.mean(0)))])
+                worst = top if worst is None or top.value > worst.value else worst
+                tail = np.log(found[:, burn:])
+                trends.append(tail @ (layers[burn:] - layers[burn:].mean()) / np.var(layers[burn:]) / (depth - burn))
+                exponents.setdefault((name, size), []).append(float(np.log(found[:, burn:].mean())))
+                shown = np.unique(np.geomspace(1, depth, 16).astype(int)) - 1
+                if size == values["batch_sizes"][0]:
+                    series.append(points(f"{name}, d = {width}", layers[shown], ratio[:, shown]))
+    assert worst is not None
+    logs = np.log(values["widths"])
+    fitted = [slope_of(logs, line) for line in exponents.values()]
+    low, high = min(n.low for n in fitted), max(n.high for n in fitted)
+    numbers = {
+        "largest_over_bound": worst,
+        "log_growth_per_layer": mean_of(np.concatenate(trends)),
+        "width_exponent": Number(float(np.mean([n.value for n in fitted])), low, high, len(fitted)),
+    }
+    series.append(Series("the bound, C = 1", [1, depth], [1.0, 1.0], role="bound"))
+    panel = Panel("layer ℓ", "‖G_ℓ − G*‖_F over the bound", series, x_scale="log", y_scale="log")
+    caption = f"Batch {values['batch_sizes'][0]}. The ratio to Theorem 3.2 (C = 1) stays below 1 at every layer."
+    return Outcome(numbers, Picture((panel,), caption))
+
+
+def _trend(activations: tuple[str, ...]) -> tuple[Expectation, ...]:
+    rows: list[Expectation] = []
+    for name in activations:
+        rows += [
+            Expectation(f"{name}_early_slope", "ln distance falls: decay at an exponential rate", high=-0.1),
+            Expectation(
+                f"{name}_square_over_floor",
+                "at layer 20 the noise of order n/√d dominates: most of the squared distance is that of a start at G*",
+                low=0.5,
+                high=2.0,
+            ),
+            Expectation(f"{name}_largest_over_bound", "below the bound (C = 1) at every layer", high=1.0),
+        ]
+    return tuple(rows)
+
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        id="thesis2024-fig3.1",
+        seed="thesis2024",
+        place="figure 3.1",
+        kind="figure",
+        statement="The distance of the Gram matrix to the mean field's fixed point grows with depth in a linear network "
+        "without batch norm; with batch norm it falls to a neighbourhood and stays there.",
+        expectations=(
+            Expectation("plain_log_growth", "without batch norm the distance grows with depth", low=0.2),
+            Expectation("batch_norm_log_growth", "with it the distance falls from the first layer on", high=-0.2),
+            Expectation("batch_norm_late_growth", "and then stays", low=-0.1, high=0.1),
+            Expectation("log_ratio_at_the_end", "so that in the end it is the smaller one", low=0.2),
+        ),
+        settings={
+            "quick": Setting(
+                {"width": 1000, "batch_size": 5, "depth": 50, "early": 5, "runs": 40, "activation": "relu"}
+            ),
+            "paper": Setting(
+                {"width": 1000, "batch_size": 5, "depth": 100, "early": 10, "runs": 400, "activation": "relu"}
+            ),
+        },
+        measure=measure_observation,
+        paper="n = 5, d = 1000, 10 simulations; the linear network without batch norm; activation with it not named",
+        note=ACTIVATION_NOTE + "For a linear network G* is the input's own Gram matrix: its mean field map is the "
+        "identity, and G_ℓ leaves it like a random walk, √ℓ.",
+    ),
+    Claim(
+        id="thesis2024-sec3.3",
+        seed="thesis2024",
+        place="sections 3.3.4 and 3.4",
+        kind="observation",
+        statement="For linear activations batch norm aligns the Gram matrix with the identity, which is G* there.",
+        expectations=(Expectation("distance_to_identity", "the mean Gram matrix is the identity", high=0.2),),
+        correction=Correction(
+            "With the centring of chapter 3, G* = (n/(n − 1))(I − 11ᵀ/n): singular, so that Theorem 3.2 says nothing "
+            "about linear activations.",
+            (
+                Expectation("distance_to_centred", "the mean Gram matrix is (n/(n − 1))(I − 11ᵀ/n)", high=0.2),
+                Expectation("smallest_eigenvalue", "which is singular", high=1e-6),
+            ),
+        ),
+        settings={
+            "quick": Setting({"width": 500, "batch_size": 5, "depth": 150, "burn_in": 50, "runs": 20}),
+            "standard": Setting({"width": 1000, "batch_size": 5, "depth": 500, "burn_in": 100, "runs": 50}),
+        },
+        measure=measure_linear_fixed_point,
+        paper="a statement in the text",
+        note="Without centring, as in orth2021, G* is the identity; chapter 3 centres.",
+    ),
+    Claim(
+        id="thesis2024-fig3.2",
+        seed="thesis2024",
+        place="figure 3.2",
+        kind="figure",
+        statement="The distance to G* decays with depth at an exponential rate until the term n/√d dominates, and lies "
+        "below the bound of Theorem 3.2.",
+        expectations=_trend(("relu", "tanh")),
+        settings={
+            scale: Setting(
+                {
+                    "width": 1000,
+                    "batch_size": 10,
+                    "depth": 20,
+                    "runs": runs,
+                    "activations": ("relu", "tanh"),
+                    "early": 6,
+                    "samples": 20_000,
+                }
+            )
+            for scale, runs in (("quick", 60), ("paper", 1000))
+        },  # type: ignore[arg-type]
+        measure=measure_depth,
+        paper="d = 1000, n = 10, ℓ = 1 … 20",
+        note=ACTIVATION_NOTE + "The bound's absolute constant and its mixing rate α are not given: C = 1, and 1 − α is "
+        "the square of the mean field's slowest rate.",
+    ),
+    Claim(
+        id="thesis2024-fig3.3",
+        seed="thesis2024",
+        place="figure 3.3",
+        kind="figure",
+        statement="At depth 20 the distance to G* falls like d^(−1/2) with the width.",
+        expectations=tuple(
+            Expectation(f"{name}_exponent", "slope −1/2 on log-log axes", low=-0.55, high=-0.45)
+            for name in ("relu", "tanh", "identity")
+        ),
+        settings={
+            scale: Setting(
+                {
+                    "over": "widths",
+                    "widths": (50, 100, 200, 500, 1000),
+                    "batch_size": 10,
+                    "depth": 20,
+                    "runs": runs,
+                    "activations": ("relu", "tanh", "identity"),
+                    "guide": 1.4,
+                }
+            )
+            for scale, runs in (("quick", 150), ("paper", 2000))
+        },  # type: ignore[arg-type]
+        measure=measure_scaling,
+        paper="d = 50, 100, 200, 500, 1000, ℓ = 20, n = 10",
+        note=ACTIVATION_NOTE,
+    ),
+    Claim(
+        id="thesis2024-fig3.4",
+        seed="thesis2024",
+        place="figure 3.4 and eq. (3.9)",
+        kind="figure",
+        statement="At depth 20 and width 1000 the distance to G* grows with the batch size no faster than n, as "
+        "n/√d in eq. (3.9) says.",
+        expectations=tuple(
+            Expectation(f"{name}_exponent", "at most slope 1 on log-log axes", high=1.05) for name in ("relu", "tanh")
+        ),
+        correction=Correction(
+            "The distance grows faster than n: (3.9) drops the factor α^(−1/2) of Theorem 3.2, and mixing slows down "
+            "as the batch grows. For linear activations it is n^(3/2)/(2√d); the theory of the noise of each layer "
+            "and of what the mean field map forgets gives every point.",
+            tuple(
+                Expectation(f"{name}_exponent", "between n and n^(3/2)", low=1.0, high=1.5) for name in ("relu", "tanh")
+            )
+            + tuple(
+                Expectation(f"{name}_over_theory", "the predicted size at every batch size", low=0.9, high=1.1)
+                for name in ("relu", "tanh", "identity")
+            ),
+        ),
+        settings={
+            scale: Setting(
+                {
+                    "over": "batch_sizes",
+                    "batch_sizes": (10, 20, 30, 40, 50),
+                    "width": 1000,
+                    "depth": 20,
+                    "runs": runs,
+                    "activations": ("relu", "tanh", "identity"),
+                    "guide": 0.15,
+                }
+            )
+            for scale, runs in (("quick", 60), ("paper", 1000))
+        },  # type: ignore[arg-type]
+        measure=measure_scaling,
+        paper="n = 10, 20, 30, 40, 50, d = 1000, ℓ = 20",
+        note=ACTIVATION_NOTE + "An upper bound O(n/√d) with an unknown constant cannot be contradicted at five batch "
+        "sizes; what is judged is the growth that the figure is to show.",
+    ),
+    Claim(
+        id="thesis2024-thm3.2",
+        seed="thesis2024",
+        place="theorem 3.2",
+        kind="theorem",
+        statement="For activations with a regular G*, ‖G* − G_ℓ‖_F ≤ Cκ(G*)[(1 − α)^(ℓ/2) + n√(ln(d/n)/(αd))] at every "
+        "depth: no growth with depth, d^(−1/2) with the width.",
+        expectations=(
+            Expectation("largest_over_bound", "below the bound (C = 1) at every layer, width, batch size", high=1.0),
+            Expectation("log_growth_per_layer", "no growth with depth", low=-1e-3, high=1e-3),
+            Expectation("width_exponent", "d^(−1/2) with the width", low=-0.6, high=-0.4),
+        ),
+        settings={
+            "quick": Setting(
+                {
+                    "widths": (200, 400, 800, 1600),
+                    "batch_sizes": (5, 10),
+                    "activations": ("relu", "tanh"),
+                    "depth": 200,
+                    "burn_in": 60,
+                    "runs": 12,
+                }
+            ),
+            "standard": Setting(
+                {
+                    "widths": (200, 400, 800, 1600),
+                    "batch_sizes": (5, 10, 20),
+                    "activations": ("relu", "tanh", "gelu"),
+                    "depth": 500,
+                    "burn_in": 100,
+                    "runs": 40,
+                }
+            ),
+        },
+        measure=measure_theorem,
+        paper="a theorem under Assumption 3.1 (geometric mixing), with an absolute constant that is not given",
+        note="C = 1, and 1 − α is the square of the mean field's slowest rate. The bound is loose by a factor of 10 to "
+        "100. It says nothing about linear activations, whose G* is singular.",
+    ),
+)
