@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from sounding.claims.claim import Claim
+from sounding.claims.meanfield2019 import fixed_point, linear, transforms
 
-CLAIMS: tuple[Claim, ...] = ()
+CLAIMS: tuple[Claim, ...] = (*transforms.CLAIMS, *fixed_point.CLAIMS, *linear.CLAIMS)

@@ -1,0 +1,294 @@
+"""The batch-symmetric fixed point and its forward eigenvalues: Theorems 4, 5 and 6."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
+from sounding.claims.meanfield2019.sampled import Array, draw_covariance, largest_deviation, normalized_batches
+from sounding.claims.number import estimate, exact
+from sounding.claims.picture import Panel, Picture, Series
+
+if TYPE_CHECKING:
+    import torch
+
+_ACTIVATIONS = ["relu", "tanh", "sigmoid", "gelu"]
+
+
+def measure_fixed_point(values: Mapping[str, Any], context: Context) -> Outcome:
+    """The integrals (13) to (15) as they stand, beside sampled batches at a batch-symmetric covariance."""
+    from sounding.activations import resolve
+    from sounding.predict import batchnorm
+
+    numbers, panels = {}, []
+    worst = 0.0
+    formula: dict[str, list[list[float]]] = {}
+    drawn: dict[str, list[list[float]]] = {}
+    for place, name in enumerate(values["activations"]):
+        formula[name], drawn[name] = [[], []], [[], [], [], []]
+        deviations = []
+        for size in values["batch_sizes"]:
+            point = batchnorm(name, batch_size=size).fixed_point
+            q, qc = spherical_integrals(name, size)
+            worst = max(worst, abs(q - point.variance), abs(qc - point.variance * point.correlation))
+            # any batch-symmetric covariance is mapped to the fixed point in one layer
+            x = normalized_batches(
+                np.eye(size) + 0.5, samples=values["samples"], context=context, offset=100 * place + size
+            )
+            phi = resolve(name).torch()(x)
+            own = phi.square().sum(1)
+            measured, stderr = _mean_of_each(own / size, (phi.sum(1).square() - own) / (size * (size - 1)))
+            deviations.append(largest_deviation(np.array([q, qc]), measured, stderr))
+            for row, value in zip(formula[name], (q, qc), strict=True):
+                row.append(value)
+            for row, value in zip(drawn[name], (*measured, *stderr), strict=True):
+                row.append(float(value))
+        numbers[f"largest_deviation_{name}"] = max(deviations, key=lambda number: number.high)
+    numbers["largest_difference_from_quadrature"] = exact(worst, error=1e-9)
+    for part, label in enumerate(("q, variance of a sample", "qc, covariance of two samples")):
+        series = []
+        for name in values["activations"]:
+            series.append(
+                Series(name, values["batch_sizes"], drawn[name][part], error=2.58 * np.array(drawn[name][2 + part]))
+            )
+            series.append(Series(f"{name} (Theorem 4)", values["batch_sizes"], formula[name][part], role="theory"))
+        panels.append(Panel("batch size B", label, series, x_scale="log"))
+    caption = "The fixed point by the integrals of Theorem 4 (lines) and by sampling normalized batches (points)."
+    return Outcome(numbers, Picture(panels, caption))
+
+
+def measure_relu_point(values: Mapping[str, Any], context: Context) -> Outcome:
+    """Variance and correlation in wide random ReLU networks, and the limits of the map from different starts."""
+    import torch
+
+    from sounding.claims.meanfield2019.networks import settle
+    from sounding.theory.covariance_map import laplace_covariance_map
+
+    relu = _relu()
+    rows = []
+    for place, size in enumerate(values["batch_sizes"]):
+        state = settle("relu", values["width"], size, depth=values["depth"], runs=values["runs"], context=context,
+                       offset=place)  # fmt: skip
+        gram = (state @ state.mT / state.shape[-1]).double()
+        variance = torch.diagonal(gram, dim1=-2, dim2=-1).mean(-1)
+        covariance = (gram.sum((-2, -1)) - size * variance) / (size * (size - 1))
+        q, c = variance.cpu().numpy(), (covariance / variance).cpu().numpy()
+        root = math.sqrt(len(q))
+        rows.append((size, q.mean(), q.std(ddof=1) / root, c.mean(), c.std(ddof=1) / root, relu_correlation(size)))
+    sizes, q, dq, c, dc, theory = (np.array(column) for column in zip(*rows, strict=True))
+    size = values["unique_at"]
+    limits = []
+    for start in range(values["starts"]):
+        sigma = draw_covariance(size, context.generator(1000 + start), rank=size + 3 * start)
+        for _ in range(values["layers"]):
+            sigma = laplace_covariance_map(relu, sigma, tolerance=1e-10).covariance
+        limits.append(sigma)
+    exact_point = 0.5 * ((1 - relu_correlation(size)) * np.eye(size) + relu_correlation(size))
+    at_q, at_c = int(np.abs(q - 0.5).argmax()), int(np.abs(c - theory).argmax())
+    numbers = {
+        "largest_deviation_variance": estimate(abs(q[at_q] - 0.5), dq[at_q]),
+        "largest_deviation_correlation": estimate(abs(c[at_c] - theory[at_c]), dc[at_c]),
+        "largest_distance_of_limits": exact(max(float(np.abs(s - exact_point).max()) for s in limits), error=1e-8),
+    }
+    panels = (
+        Panel("batch size B", "variance q", (
+            Series("networks", sizes, q, error=2.58 * dq),
+            Series("networks (Theorem 5: ½)", sizes, 0 * q + 0.5, role="theory"),
+        ), x_scale="log"),
+        Panel("batch size B", "correlation c of two samples", (
+            Series("networks", sizes, c, error=2.58 * dc),
+            Series("networks (Theorem 5: J(−1/(B−1)))", sizes, theory, role="theory"),
+        ), x_scale="log"),
+    )  # fmt: skip
+    caption = f"ReLU networks of width {values['width']}, layer {values['depth']}: points; Theorem 5: lines."
+    return Outcome(numbers, Picture(panels, caption))
+
+
+def measure_relu_eigenvalues(values: Mapping[str, Any], context: Context) -> Outcome:
+    """Differences of the map at its fixed point in the directions G, L and M, beside Theorem 6 in both readings."""
+    from sounding.theory.covariance_map import center, laplace_covariance_map
+
+    relu = _relu()
+    sizes = values["batch_sizes"]
+    found: dict[str, list[float]] = {"G": [], "L": [], "M": []}
+    for size in sizes:
+        c = relu_correlation(size)
+        point = 0.5 * ((1 - c) * np.eye(size) + c)
+        weights = np.where(np.arange(size) % 2, -1.0, 1.0)
+        weights -= weights.mean()
+        pair = np.zeros((size, size))
+        # zero rows, columns and diagonal: samples 0, 1 against 2, 3
+        for i, j, sign in ((0, 2, 1.0), (1, 3, 1.0), (0, 3, -1.0), (1, 2, -1.0)):
+            pair[i, j] = pair[j, i] = sign
+        for part, direction in (("G", center(np.eye(size))), ("L", center(np.diag(weights))), ("M", pair)):
+            step = values["step"]
+            up, down = (laplace_covariance_map(relu, point + sign * step * direction).covariance for sign in (1, -1))
+            moved = center(up - down) / (2 * step)
+            found[part].append(float((moved * direction).sum() / (direction * direction).sum()))
+    kernel = [(relu_correlation(size), 1 - math.acos(-1 / (size - 1)) / math.pi) for size in sizes]
+    both: dict[str, Array] = {}
+    for reading in ("printed", "corrected"):
+        # the scan loses 1/√π in front of Γ(3/2); Γ((B+1)/2)/Γ((B+3)/2) = 2/(B+1)
+        front = [
+            0.5 * 0.5 * 2 / (size + 1) / (0.5 * c if reading == "printed" else 0.5 * (1 - c))
+            for size, (c, _) in zip(sizes, kernel, strict=True)
+        ]
+        both[f"M_{reading}"] = np.array([f * s * j0 for f, s, (_, j0) in zip(front, sizes, kernel, strict=True)])
+        both[f"L_{reading}"] = np.array(
+            [f * ((s - 2) * (1 - c) + s / (s - 1) * j0) for f, s, (c, j0) in zip(front, sizes, kernel, strict=True)]
+        )
+    numbers = {"largest_G": exact(float(np.abs(found["G"]).max()), error=1e-6)}
+    for name, line in both.items():
+        ratio = np.abs(line / np.array(found[name[0]]) - 1)
+        # of the printed reading the closest, of the corrected one the farthest batch size
+        value = ratio.min() if name.endswith("printed") else ratio.max()
+        numbers[f"relative_error_{name}"] = exact(float(value), error=1e-6)
+    numbers["largest_eigenvalue"] = exact(max(found["L"] + found["M"]), error=1e-6)
+    series = []
+    for part in "LM":
+        series.append(Series(f"λ_{part}", sizes, found[part]))
+        series.append(Series(f"λ_{part} (with μ = q(1 − c))", sizes, both[f"{part}_corrected"], role="theory"))
+        series.append(Series(f"λ_{part} (as printed, v = qc)", sizes, both[f"{part}_printed"], role="paper"))
+    panel = Panel("batch size B", "forward eigenvalue at the fixed point", series, x_scale="log", y_scale="log")
+    caption = (
+        "Differences of the exact map (points) lie on Theorem 6 with μ = q(1 − c) in the denominator, not with v = qc."
+    )
+    return Outcome(numbers, Picture((panel,), caption))
+
+
+def relu_correlation(size: float) -> float:
+    """J(−1/(B−1)), J(c) = (√(1−c²) + (π − arccos c)c)/π."""
+    c = -1.0 / (size - 1.0)
+    return (math.sqrt(1 - c * c) + (math.pi - math.acos(c)) * c) / math.pi
+
+
+def spherical_integrals(activation: str, size: int, *, nodes: int = 240) -> tuple[float, float]:
+    """q and qc by (13) to (15), Gauss–Legendre in both angles; 1/√π and 1/(2π) as the scan loses them."""
+    from scipy.special import gammaln
+
+    from sounding.activations import resolve
+
+    phi = resolve(activation)
+    t, w = np.polynomial.legendre.leggauss(nodes)
+    theta, weight = 0.5 * math.pi * (t + 1), 0.5 * math.pi * w
+    first = phi(-math.sqrt(size - 1) * np.cos(theta))
+    front = math.exp(gammaln((size - 1) / 2) - gammaln((size - 2) / 2)) / math.sqrt(math.pi)
+    q = front * float(weight @ (np.sin(theta) ** (size - 3) * first**2))
+    second = phi(
+        np.cos(theta)[:, None] / math.sqrt(size - 1)
+        - math.sqrt(size * (size - 2) / (size - 1)) * np.sin(theta)[:, None] * np.cos(theta)[None]
+    )
+    inner = second @ (weight * np.sin(theta) ** (size - 4))
+    qc = (size - 3) / (2 * math.pi) * float(weight @ (np.sin(theta) ** (size - 3) * first * inner))
+    return q, qc
+
+
+def _mean_of_each(*samples: torch.Tensor) -> tuple[Array, Array]:
+    means = np.array([float(sample.mean()) for sample in samples])
+    return means, np.array([float(sample.std()) / math.sqrt(len(sample)) for sample in samples])
+
+
+def _relu() -> Any:
+    from sounding.activations import resolve
+
+    return resolve("relu")
+
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        id="meanfield2019-thm4",
+        seed="meanfield2019",
+        place="theorem 4 (B.18), eqs. 13–15",
+        kind="theorem",
+        statement="For B ≥ 4 the batch-symmetric fixed point q[(1 − c)I + c11ᵀ] is given, for any activation, by one "
+        "integral over an angle (q) and one over two (qc).",
+        expectations=(
+            *(
+                Expectation(f"largest_deviation_{name}", "the integrals equal the sampled map within 2%", high=0.02)
+                for name in _ACTIVATIONS
+            ),
+            Expectation("largest_difference_from_quadrature", "and our own quadrature of it", high=1e-3),
+        ),
+        settings={
+            "quick": Setting({"activations": _ACTIVATIONS, "batch_sizes": [4, 6, 12, 32], "samples": 100_000}),
+            "standard": Setting(
+                {"activations": _ACTIVATIONS, "batch_sizes": [4, 6, 12, 32, 64, 128], "samples": 1_000_000}
+            ),
+        },
+        measure=measure_fixed_point,
+        paper="a theorem; no experiment",
+        note="The scan loses π: the factors are 1/√π in front of q and 1/(2π) in front of qc.",
+    ),
+    Claim(
+        id="meanfield2019-thm5",
+        seed="meanfield2019",
+        place="theorem 5, eq. 16",
+        kind="theorem",
+        statement="With ReLU the batch-symmetric fixed point is unique, with variance q = (B−1)/(2√π)·Γ(3/2)Γ((B−1)/2)/"
+        "Γ((B+1)/2), which is ½ at every B, and correlation c = J(−1/(B−1)), J the arc-cosine kernel.",
+        expectations=(
+            Expectation("largest_deviation_variance", "networks have q = ½ within 2%", high=0.01),
+            Expectation("largest_deviation_correlation", "and the correlation J(−1/(B−1))", high=0.02),
+            Expectation("largest_distance_of_limits", "all starts end at the one fixed point", high=1e-4),
+        ),
+        settings={
+            "quick": Setting(
+                {
+                    "width": 1000,
+                    "depth": 12,
+                    "runs": 8,
+                    "batch_sizes": [4, 8, 16, 32, 64],
+                    "unique_at": 6,
+                    "starts": 4,
+                    "layers": 80,
+                },
+                "the theorem is for infinite width",
+            ),
+            "paper": Setting(
+                {
+                    "width": 4000,
+                    "depth": 12,
+                    "runs": 200,
+                    "batch_sizes": [4, 8, 16, 32, 64, 128],
+                    "unique_at": 8,
+                    "starts": 12,
+                    "layers": 150,
+                }
+            ),
+        },
+        measure=measure_relu_point,
+        paper="a theorem; no experiment",
+        note="The scan loses the √π under the first fraction: read without it, q would be √π/2 = 0.886.",
+    ),
+    Claim(
+        id="meanfield2019-thm6",
+        seed="meanfield2019",
+        place="theorem 6 (B.68), eqs. 18–20",
+        kind="theorem",
+        statement="For ReLU the forward eigenvalues are λ_G = 0, λ_M = B/(2v√π)·Γ(3/2)Γ((B+1)/2)/Γ((B+3)/2)·J′ at "
+        "−1/(B−1) and λ_L with (B−2)(1 − J) + B/(B−1)·J′ in place of B·J′, v the off-diagonal entry qc of theorem 5.",
+        expectations=(
+            Expectation("largest_G", "λ_G = 0", high=1e-4),
+            Expectation("relative_error_M_printed", "λ_M as printed", high=1e-3),
+            Expectation("relative_error_L_printed", "λ_L as printed", high=1e-3),
+        ),
+        correction=Correction(
+            "The denominator is μ = q(1 − c), not v = qc: λ_M = B/(B+1)·J′/(1 − J), λ_L = [B − 2 + B/(B−1)·J′/(1 − J)]/"
+            "(B+1). Both lie below 1, so the fixed point is attracting.",
+            (
+                Expectation("largest_G", "λ_G = 0", high=1e-4),
+                Expectation("relative_error_M_corrected", "λ_M with μ", high=1e-4),
+                Expectation("relative_error_L_corrected", "λ_L with μ", high=1e-4),
+                Expectation("largest_eigenvalue", "the fixed point is attracting", high=1.0),
+            ),
+        ),
+        settings={"quick": Setting({"batch_sizes": [4, 6, 8, 16, 32, 64], "step": 1e-4})},
+        measure=measure_relu_eigenvalues,
+        paper="a theorem; no experiment",
+        note="Differences of the exact map decide; the scan also loses 1/√π.",
+    ),
+)
