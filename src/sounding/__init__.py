@@ -36,6 +36,7 @@ _INDEX = {
     "recommend": "sounding.repair",
     "data": "sounding.data",
     "models": "sounding.models",
+    "Monitor": "sounding.train.monitor",
     "claims": "sounding.claims",
     "reproduce": "sounding.reproduction",
 }
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from sounding.report import write_html as write_html
     from sounding.reproduction import reproduce as reproduce
     from sounding.theory.prescribe import prescribe as prescribe
+    from sounding.train.monitor import Monitor as Monitor
 
 
 def __getattr__(name: str) -> Any:

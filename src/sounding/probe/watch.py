@@ -122,7 +122,7 @@ class Watched:
         chosen = None if spec is None else {id(weight) for weight in spec.module.parameters()}
         for name, weight in named_parameters(self._root):
             if weight.requires_grad and not is_lazy(weight) and (chosen is None or id(weight) in chosen):
-                self._handles.append(hook_gradient(weight, self._weight_hook(name)))
+                self._handles.append(hook_gradient(weight, self._weight_hook(name, weight)))
 
     def _detach(self) -> None:
         for handle in self._handles:
@@ -269,7 +269,7 @@ class Watched:
 
         return measure
 
-    def _weight_hook(self, name: str) -> Callable[[Tensor], None]:
+    def _weight_hook(self, name: str, weight: nn.Parameter) -> Callable[[Tensor], None]:
         def measure(gradient: Tensor) -> None:
             if not self._passes:
                 return

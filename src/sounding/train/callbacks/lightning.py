@@ -1,0 +1,77 @@
+"""The monitor as a Lightning callback."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sounding.errors import MissingExtraError
+from sounding.train.monitor.monitor import Monitor
+from sounding.train.monitor.sinks import Sink, Snapshot
+
+try:
+    from lightning.pytorch.callbacks import Callback
+except ImportError as error:
+    raise MissingExtraError("lightning", extra="lightning", needed_for="MonitorCallback") from error
+
+
+class MonitorCallback(Callback):
+    """`Trainer(callbacks=[MonitorCallback(every=100)])`: a `sounding.Monitor` on the LightningModule.
+
+    Steps are those of the optimizer, so gradient accumulation counts once; validation is not measured; the scaler of
+    16-bit training is found. Numbers also go to the trainer's loggers, under `sounding/`.
+
+    Args:
+        log: whether to pass numbers on to the trainer's loggers.
+        **options: for `sounding.Monitor`, all but the optimizer and the scaler.
+    """
+
+    def __init__(self, *, log: bool = True, **options: Any) -> None:
+        super().__init__()
+        self._log, self._options = log, options
+        self._taken = 0
+        self.monitor: Monitor | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Put the monitor on the module."""
+        options = dict(self._options)
+        sinks = options.pop("sinks", ())
+        several: list[Sink] = [sinks] if isinstance(sinks, Sink) else list(sinks)
+        if self._log:
+            several.append(_Loggers(trainer))
+        self._taken = trainer.global_step
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        self.monitor = Monitor(pl_module, sinks=several, scaler=scaler, initial_step=trainer.global_step, **options)
+        self.monitor.start()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """A batch is one micro-batch: the step is over when the trainer has counted it."""
+        if self.monitor is not None and trainer.global_step > self._taken:
+            self._taken = trainer.global_step
+            self.monitor.step()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Take the monitor off."""
+        self._stop()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Take the monitor off, also when training ends by an error."""
+        self._stop()
+
+    def _stop(self) -> None:
+        if self.monitor is not None:
+            self.monitor.stop()
+
+
+class _Loggers:
+    """Whatever loggers the trainer has."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def write(self, snapshot: Snapshot) -> None:
+        metrics = {f"sounding/{tag}": value for tag, value in snapshot.scalars().items()}
+        for logger in self._trainer.loggers:
+            logger.log_metrics(metrics, step=snapshot.step)
+
+    def close(self) -> None:
+        """The trainer closes its loggers."""

@@ -1,0 +1,42 @@
+"""Measured steps in TensorBoard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sounding.errors import MissingExtraError
+from sounding.train.monitor.sinks import Snapshot
+
+
+class TensorBoard:
+    """Writes every number as a scalar under `sounding/<measure>/<layer>.<name>`, and news as text.
+
+    Args:
+        target: a directory for event files, or a SummaryWriter of yours, which is flushed and left open.
+    """
+
+    def __init__(self, target: Any = "runs") -> None:
+        self._own = isinstance(target, str | Path)
+        self._writer = _open(target) if self._own else target
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Add the scalars of a step, and its news."""
+        for tag, value in snapshot.scalars().items():
+            self._writer.add_scalar(f"sounding/{tag}", value, snapshot.step)
+        for event in snapshot.events:
+            self._writer.add_text(f"sounding/{event.kind}", event.text, snapshot.step)
+
+    def close(self) -> None:
+        """Flush, and close the writer if it is ours; a later `write` opens a new event file."""
+        self._writer.flush()
+        if self._own:
+            self._writer.close()
+
+
+def _open(directory: Any) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise MissingExtraError("tensorboard", extra="tensorboard", needed_for="the TensorBoard sink") from error
+    return SummaryWriter(log_dir=str(directory))

@@ -1,0 +1,54 @@
+"""Measured steps in Weights & Biases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sounding.errors import MissingExtraError
+from sounding.train.monitor.sinks import Snapshot
+
+
+class WeightsAndBiases:
+    """Logs every number under `sounding/<measure>/<layer>.<name>`, over the axis `sounding/step`.
+
+    The axis is its own because a run's built-in step counts calls of `log`, yours included.
+
+    Args:
+        run: a run of yours, which is left open; without it one is started, and finished when the monitor stops.
+        **options: for `wandb.init` where a run is started, such as `project="..."`, `mode="offline"`.
+    """
+
+    def __init__(self, run: Any = None, **options: Any) -> None:
+        self._own, self._options = run is None, options
+        self._run = _start(options) if run is None else _prepare(run)
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Log the numbers of a step, and its news as alerts in the log."""
+        if self._run is None:
+            self._run = _start(self._options)
+        data: dict[str, Any] = {f"sounding/{tag}": value for tag, value in snapshot.scalars().items()}
+        data["sounding/step"] = snapshot.step
+        data["sounding/healthy"] = int(snapshot.verdict.healthy)
+        if snapshot.events:
+            data["sounding/news"] = "\n".join(event.text for event in snapshot.events)
+        self._run.log(data)
+
+    def close(self) -> None:
+        """Finish the run if it is ours; a later `write` starts another."""
+        if self._own and self._run is not None:
+            self._run.finish()
+            self._run = None
+
+
+def _start(options: dict[str, Any]) -> Any:
+    try:
+        import wandb
+    except ImportError as error:
+        raise MissingExtraError("wandb", extra="wandb", needed_for="the Weights & Biases sink") from error
+    return _prepare(wandb.init(**options))
+
+
+def _prepare(run: Any) -> Any:
+    run.define_metric("sounding/step", hidden=True)
+    run.define_metric("sounding/*", step_metric="sounding/step")
+    return run

@@ -1,0 +1,164 @@
+"""What is new since the last measured step: findings that appear, change in severity or go, and limits crossed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from sounding.errors import UsageError
+from sounding.probe.records import Finding, Severity
+from sounding.profile import Profile, Row
+from sounding.train.monitor.selection import KNOWN
+
+Change = Literal["appeared", "worsened", "eased", "gone"]
+Limits = Mapping[str, tuple[float | None, float | None]]
+WHOLE = frozenset({"gradient_explosion", "gradient_vanishing", "gradient_alignment"})  # about no single layer
+RANKS: dict[Severity, int] = {"low": 0, "medium": 1, "high": 2}
+
+
+@dataclass(frozen=True)
+class Event:
+    """One piece of news: at which step, what changed, where, and the sentence that says it.
+
+    Args:
+        step: how many steps had been taken before the one that was measured.
+        change: "appeared", "worsened", "eased" or "gone".
+        kind: the kind of a finding, or the measure whose limit was crossed.
+        severity: of the finding now (before it went, for "gone"); "medium" for a limit.
+        layer: the name of the module, None when it is about the whole network.
+        depth: its place in execution order, the `layer` column of the profile.
+        text: one sentence.
+        evidence: the numbers behind it.
+    """
+
+    step: int
+    change: Change
+    kind: str
+    severity: Severity
+    layer: str | None
+    depth: int | None
+    text: str
+    evidence: Mapping[str, float]
+
+    def __str__(self) -> str:
+        return self.text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return asdict(self) | {"evidence": dict(self.evidence)}
+
+
+class Changes:
+    """Compares each measured step with the one before."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._limits = _checked(limits)
+        self._findings: dict[str, Finding] | None = None
+        self._beyond: dict[tuple[str, str], frozenset[int]] = {}
+
+    def since(self, step: int, findings: Sequence[Finding], profile: Profile) -> tuple[Event, ...]:
+        """The news of this step, findings first; the step is the new state to compare with."""
+        news = [*self._of_findings(step, findings), *self._of_limits(step, profile)]
+        return tuple(news)
+
+    def _of_findings(self, step: int, findings: Sequence[Finding]) -> Iterator[Event]:
+        before, first = self._findings or {}, self._findings is None
+        now = {finding.kind: finding for finding in findings}
+        self._findings = {**now}
+        for kind, finding in now.items():
+            old = before.get(kind)
+            if old is not None and old.severity == finding.severity:
+                continue
+            change: Change = "appeared"
+            if old is not None:
+                change = "worsened" if RANKS[finding.severity] > RANKS[old.severity] else "eased"
+            said = _phrase(finding, first=first)
+            note = "" if change == "appeared" else f" ({change}: {finding.severity} severity)"
+            where = "" if finding.kind in WHOLE else _where(finding.depth, finding.layer)
+            yield _event(step, change, finding, f"{said}{where}, step {step}{note}")
+        for kind, finding in before.items():
+            if kind not in now:
+                yield _event(step, "gone", finding, f"{kind} is gone, step {step}")
+
+    def _of_limits(self, step: int, profile: Profile) -> Iterator[Event]:
+        for (measure, side), line in self._limits.items():
+            rows = [row for row in profile.rows if row.measure == measure]
+            crossed = [row for row in rows if (row.value < line if side == "below" else row.value > line)]
+            before = self._beyond.get((measure, side))
+            self._beyond[measure, side] = frozenset(row.layer for row in crossed)
+            fresh = [row for row in crossed if row.layer not in (before or ())]
+            if fresh:
+                yield _crossing(step, fresh, side, line, first=before is None)
+            elif before and not crossed:
+                text = f"{_words(measure)} is no longer {side} {line:g}, step {step}"
+                yield Event(step, "gone", measure, "medium", None, None, text, {"limit": line})
+
+
+def _event(step: int, change: Change, finding: Finding, text: str) -> Event:
+    layer, depth = finding.layer, finding.depth
+    return Event(step, change, finding.kind, finding.severity, layer, depth, text, finding.evidence)
+
+
+def _crossing(step: int, fresh: Sequence[Row], side: str, line: float, *, first: bool) -> Event:
+    row = fresh[0]
+    verb = "is" if first else "fell" if side == "below" else "rose"
+    more = f" and {len(fresh) - 1} more" if len(fresh) > 1 else ""
+    text = f"{_words(row.measure)} {verb} {side} {line:g}{_where(row.layer, row.name)}{more}, step {step}"
+    evidence = {"value": row.value, "limit": line, "layers": float(len(fresh))}
+    finite = {key: value for key, value in evidence.items() if math.isfinite(value)}
+    return Event(step, "appeared", row.measure, "medium", row.name, row.layer, text, finite)
+
+
+def _phrase(finding: Finding, *, first: bool) -> str:
+    """What a finding says in a few words; the place and the step follow."""
+    evidence = finding.evidence
+    match finding.kind:
+        case "rank_collapse":
+            # share_outside(r) = 1 − r^(−1/2) is below its line where the participation ratio r is below this
+            line = (1 - evidence["line"]) ** -2 if "line" in evidence else 2.0
+            return f"rank {'is' if first else 'fell'} below {line:.3g}"
+        case "gradient_explosion" | "gradient_vanishing" if "growth" in evidence:
+            verb = "grow" if finding.kind == "gradient_explosion" else "shrink"
+            return f"gradients {verb} by ×{evidence['growth']:.3g} per weight layer (squared norm)"
+        case "gradient_vanishing" | "gradient_explosion":
+            return "no gradient reaches any weight"
+        case "gradient_alignment":
+            return "all samples ask for the same update"
+        case "degenerate_batch":
+            return "the samples of the batch are alike"
+        case "batch_too_small":
+            return "the batch is too small for batch normalization"
+        case "dead_units":
+            return f"{evidence['dead_fraction']:.0%} of the units are dead"
+        case "saturation":
+            return f"{evidence['saturated_fraction']:.0%} of the units are saturated"
+        case "non_finite":
+            return "NaN or infinity appears"
+
+
+def _where(depth: int | None, layer: str | None) -> str:
+    if depth is None:
+        return ""
+    return f" at layer {depth} ({layer!r})" if layer else f" at layer {depth}"
+
+
+def _words(measure: str) -> str:
+    return measure.replace("_", " ")
+
+
+def _checked(limits: Limits | None) -> dict[tuple[str, str], float]:
+    """One entry per line: (measure, "below" or "above") → value."""
+    found: dict[tuple[str, str], float] = {}
+    for measure, pair in dict(limits or {}).items():
+        ends = pair if isinstance(pair, tuple) and len(pair) == 2 else None
+        if measure not in KNOWN or ends is None or not all(end is None or isinstance(end, int | float) for end in ends):
+            raise UsageError(
+                f"expected limits= measures with a pair (lowest, highest), got {measure!r}: {pair!r}",
+                hint="limits={'participation_ratio': (2, None)}",
+            )
+        for side, end in zip(("below", "above"), ends, strict=True):
+            if end is not None:
+                found[measure, side] = float(end)
+    return found

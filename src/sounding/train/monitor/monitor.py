@@ -1,0 +1,267 @@
+"""The live monitor: what `sounding.watch` measures, at chosen steps of any training loop."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from sounding.errors import UsageError
+from sounding.probe.environment import describe_environment
+from sounding.probe.records import Report, Unmeasured
+from sounding.probe.thresholds import THRESHOLDS, Thresholds
+from sounding.probe.verdict import judge
+from sounding.profile import Profile
+from sounding.train.monitor.changes import Changes, Event, Limits
+from sounding.train.monitor.schedules import Schedule, as_schedule
+from sounding.train.monitor.selection import Pick, choose_measures, choose_modules
+from sounding.train.monitor.sinks import Memory, Sink, Snapshot
+from sounding.train.monitor.window import Scaler, Window
+
+EVENTS = 1000  # news held in memory; a finding that comes and goes for ever must not fill it
+_log = logging.getLogger("sounding.monitor")
+
+
+class Monitor:
+    """Watch a model while it trains, in any loop: `with sounding.Monitor(model) as monitor: ...; monitor.step()`.
+
+    Hooks are on the model for the steps that are measured and gone between them. A step is one update by the optimizer,
+    however many forward and backward passes it takes; step 0 is measured on the weights as they start. Call `step()`
+    once per update, or give the optimizer and call nothing. Numbers are those of `sounding.watch` for the same passes.
+
+    Args:
+        model: any module; torch.compile and data-parallel wrappers are looked through. A compiled model runs eagerly
+            in the steps that are measured.
+        every: measure steps 0, n, 2n, …
+        schedule: instead of `every`: the steps themselves, a function of the step number, or "log" for ten per factor
+            of ten.
+        measures: "fast" (norms of the Gram matrix, gradient norms), "full" (spectral measures too), or the names of the
+            measures to keep.
+        include: names, patterns ("features.*") or classes of the modules to show; all by default.
+        exclude: the same, for those to leave out.
+        samples: at most this many samples of a batch enter the forward measures; 64 for "fast", 512 for "full".
+        batch_axis: the axis of the inputs that holds the samples, as in `sounding.watch`.
+        optimizer: whose steps are counted; without it, call `step()`.
+        scaler: the torch.amp.GradScaler in use; its scale is divided out of gradients.
+        sinks: where measured steps go besides memory: `JsonLines`, `TensorBoard`, `WeightsAndBiases`, or any object
+            with `write` and `close`. A sink that fails is logged and left out; it does not stop the training.
+        on_finding: called with each `Event`; what it raises reaches your loop.
+        limits: lines of your own, {"participation_ratio": (2, None)}; crossing one is an event.
+        thresholds: where the verdict draws its lines.
+        keep: at most this many profiles are held in memory, evenly spread over the run.
+        initial_step: the number of steps taken before, for a run that resumes.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> with Monitor(model, every=10, optimizer=optimizer) as monitor:
+    ...     for _ in range(25):
+    ...         optimizer.zero_grad()
+    ...         model(torch.eye(4)).square().mean().backward()
+    ...         _ = optimizer.step()
+    >>> monitor.profile.sources
+    ('step 0', 'step 10', 'step 20')
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        every: int = 100,
+        schedule: Schedule | Iterable[int] | Literal["log"] | None = None,
+        measures: str | Sequence[str] = "fast",
+        include: Pick | Sequence[Pick] | None = None,
+        exclude: Pick | Sequence[Pick] | None = None,
+        samples: int | None = None,
+        batch_axis: int | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        scaler: Scaler | None = None,
+        sinks: Sink | Sequence[Sink] = (),
+        on_finding: Callable[[Event], object] | None = None,
+        limits: Limits | None = None,
+        thresholds: Thresholds = THRESHOLDS,
+        keep: int = 64,
+        initial_step: int = 0,
+    ) -> None:
+        self._schedule = as_schedule(every, schedule)
+        tier, self._measures = choose_measures(measures)
+        self._optimizer, self._on_finding, self._thresholds = optimizer, on_finding, thresholds
+        if optimizer is not None and not hasattr(optimizer, "register_step_post_hook"):
+            raise UsageError(f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}", hint="step()")
+        if scaler is not None and not hasattr(scaler, "get_scale"):
+            raise UsageError(f"expected a torch.amp.GradScaler, got {type(scaler).__name__}")
+        self._sinks = _as_sinks(sinks)
+        self._model = model
+        self._options: dict[str, Any] = {
+            "tier": tier,
+            "modules": choose_modules(include, exclude),
+            "samples": samples,
+            "batch_axis": batch_axis,
+            "scaler": scaler,
+            "reduced": isinstance(model, nn.Module) and any(map(_averages, model.modules())),
+        }
+        self._make_window(0)  # a wrong model, filter or option is found here, not in the loop
+        self._memory, self._changes = Memory(keep), Changes(limits)
+        self._events: deque[Event] = deque(maxlen=EVENTS)
+        self._step = initial_step
+        self._window: Window | None = None
+        self._last: Window | None = None
+        self._handle: Any = None
+        self._running = self._again = self._warned = False
+
+    def __enter__(self) -> Monitor:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> Monitor:
+        """Begin; the next pass of the model belongs to step `initial_step`, or to the one where `stop` left off."""
+        if self._running:
+            raise UsageError("expected a monitor that is not running, got one started twice", hint="stop() first")
+        self._running = True
+        if self._optimizer is not None:
+            self._handle = self._optimizer.register_step_post_hook(lambda *_: self._advance())
+        self._open_if_due()
+        return self
+
+    def step(self) -> None:
+        """One update of the optimizer is done: record it if it was measured, and get ready for the next."""
+        if self._optimizer is not None:
+            raise UsageError(
+                "expected the optimizer's steps to be counted, got a call of step() as well",
+                hint="Monitor(model) without optimizer=, or no call",
+            )
+        self._advance()
+
+    def stop(self) -> None:
+        """End: hooks come off, sinks are closed; an unfinished step is not recorded. Stopping twice does nothing."""
+        self._running = False
+        self._close_window()
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+        for sink in list(self._sinks):
+            self._try(sink, sink.close)
+
+    @property
+    def steps(self) -> int:
+        """How many steps have been taken."""
+        return self._step
+
+    @property
+    def profile(self) -> Profile:
+        """The steps held in memory as one table; the source of a row is its step ("step 400")."""
+        return self._memory.profile
+
+    @property
+    def profiles(self) -> Mapping[int, Profile]:
+        """Step → profile, for the steps held in memory."""
+        return self._memory.profiles
+
+    @property
+    def findings(self) -> tuple[Event, ...]:
+        """What appeared, changed and went, in order; the last 1000."""
+        return tuple(self._events)
+
+    @property
+    def unmeasured(self) -> tuple[Unmeasured, ...]:
+        """What the last measured step could not measure, and why."""
+        return self._last.unmeasured if self._last is not None else ()
+
+    @property
+    def report(self) -> Report:
+        """The last measured step with its verdict, for `sounding.write_html`."""
+        latest = self._memory.latest
+        if latest is None:
+            raise UsageError("expected a measured step, got none so far", hint="monitor.step() after each update")
+        return Report(latest.profile, latest.verdict, self.unmeasured, describe_environment(self._model))
+
+    def _advance(self) -> None:
+        if not self._running:
+            raise UsageError(
+                "expected a monitor that is running, got a step before start() or after stop()",
+                hint="with sounding.Monitor(model) as monitor: ...",
+            )
+        window = self._close_window()
+        try:
+            if window is not None:
+                self._record(window)
+        finally:
+            self._step += 1
+            self._open_if_due()
+
+    def _open_if_due(self) -> None:
+        if (self._again or self._schedule(self._step)) and _is_first_process():
+            window = self._make_window(self._step)
+            window.__enter__()
+            self._window = window
+
+    def _close_window(self) -> Window | None:
+        window, self._window = self._window, None
+        if window is not None:
+            window.__exit__(None, None, None)
+        return window
+
+    def _make_window(self, step: int) -> Window:
+        return Window(self._model, step=step, **self._options)
+
+    def _record(self, window: Window) -> None:
+        if not window.settle():
+            if not self._warned:
+                _log.warning("step %d: no forward pass of the model was seen, so nothing was measured", window.step)
+            self._warned = True
+            return
+        self._last, self._again = window, window.overflowed
+        profile = window.profile
+        verdict = judge(profile, thresholds=self._thresholds)
+        events = self._changes.since(window.step, verdict.findings, profile)
+        if self._measures is not None:
+            chosen = self._measures
+            profile = profile.where(lambda row: row.measure in chosen)
+        snapshot = Snapshot(window.step, profile, verdict, events)
+        self._memory.write(snapshot)
+        self._events.extend(events)
+        for sink in list(self._sinks):
+            self._try(sink, sink.write, snapshot)
+        for event in events:
+            loud = event.severity == "high" and event.change in ("appeared", "worsened")
+            _log.log(logging.WARNING if loud else logging.INFO, "%s", event.text)
+        if self._on_finding is not None:
+            for event in events:
+                self._on_finding(event)
+
+    def _try(self, sink: Sink, act: Callable[..., None], *arguments: Any) -> None:
+        """A tracker that is unreachable or a disk that is full must not end a run of days."""
+        try:
+            act(*arguments)
+        except Exception as error:
+            self._sinks.remove(sink)
+            told = f"{type(error).__name__}: {error}"
+            _log.error("%s failed at step %d and is left out: %s", type(sink).__name__, self._step, told)
+
+
+def _averages(module: nn.Module) -> bool:
+    return isinstance(module, nn.parallel.DistributedDataParallel)
+
+
+def _is_first_process() -> bool:
+    """Of several processes that train one model, the first measures: its shard of the batch, everyone's gradient."""
+    distributed = torch.distributed
+    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
+
+
+def _as_sinks(sinks: Sink | Sequence[Sink]) -> list[Sink]:
+    found = [sinks] if isinstance(sinks, Sink) else list(sinks)
+    for sink in found:
+        if not isinstance(sink, Sink):
+            raise UsageError(
+                f"expected sinks with write and close, got {type(sink).__name__}", hint="JsonLines('run.jsonl')"
+            )
+    return found

@@ -1,0 +1,109 @@
+"""Where measured steps go: the shape of a sink, and the one in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from sounding.errors import UsageError
+from sounding.probe.records import Verdict
+from sounding.profile import Profile
+from sounding.train.monitor.changes import Event
+from sounding.train.monitor.selection import is_network
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One measured step: its number, the profile, the verdict, and what is new since the last one."""
+
+    step: int
+    profile: Profile
+    verdict: Verdict
+    events: tuple[Event, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "step": self.step,
+            "profile": self.profile.to_dict(),
+            "verdict": self.verdict.to_dict(),
+            "events": [event.to_dict() for event in self.events],
+        }
+
+    def scalars(self) -> dict[str, float]:
+        """One number per row under a tag that sorts by depth, as trackers want it.
+
+        The layer is part of the tag, with leading zeros: `mean_cosine/0031.features.3`, `network/gradient_growth`.
+        """
+        found: dict[str, float] = {}
+        for row in self.profile.rows:
+            network = is_network(row.name)
+            found[f"network/{row.measure}" if network else f"{row.measure}/{row.layer:04d}.{row.name}"] = row.value
+        return found
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """Anything that takes snapshots. `close` ends a run; a later `write` may open it again."""
+
+    def write(self, snapshot: Snapshot) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Memory:
+    """The measured steps as profiles, in bounded memory.
+
+    Args:
+        keep: at most this many steps are held. When it is full every second one is dropped, and from then on every
+            second (fourth, eighth, …) measurement is kept: the whole run at even spacing, the first step and the
+            latest always among them.
+
+    >>> memory = Memory(keep=4)
+    >>> for step in range(0, 1000, 10):
+    ...     memory.write(Snapshot(step, Profile(), Verdict(True, (), "")))
+    >>> list(memory.profiles)
+    [0, 320, 640, 960, 990]
+    """
+
+    def __init__(self, keep: int = 64) -> None:
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 2:
+            raise UsageError(f"expected keep= a whole number of at least 2 steps, got {keep!r}")
+        self._keep, self._stride, self._seen = keep, 1, 0
+        self._kept: list[tuple[int, Snapshot]] = []
+        self._latest: Snapshot | None = None
+
+    @property
+    def latest(self) -> Snapshot | None:
+        """The last step measured."""
+        return self._latest
+
+    @property
+    def profiles(self) -> Mapping[int, Profile]:
+        """Step → profile, in order."""
+        found = {snapshot.step: snapshot.profile for _, snapshot in self._kept}
+        if self._latest is not None:
+            found[self._latest.step] = self._latest.profile
+        return found
+
+    @property
+    def profile(self) -> Profile:
+        """All steps held in one table; the source of a row is its step, "step 400"."""
+        profiles = self.profiles
+        rows = tuple(row for profile in profiles.values() for row in profile.rows)
+        latest = self._latest.profile.settings if self._latest is not None else {}
+        return Profile(rows, {**latest, "steps": list(profiles)})
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Take a step."""
+        self._latest = snapshot
+        if self._seen % self._stride == 0:
+            self._kept.append((self._seen, snapshot))
+            if len(self._kept) > self._keep:
+                self._stride *= 2
+                self._kept = [(index, held) for index, held in self._kept if index % self._stride == 0]
+        self._seen += 1
+
+    def close(self) -> None:
+        """Nothing to close."""

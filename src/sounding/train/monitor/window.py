@@ -1,0 +1,294 @@
+"""One measured step: hooks from its beginning to its end, however many passes it takes."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from sounding.probe.calls import Call, Pass, Spec
+from sounding.probe.gradients import log_norm
+from sounding.probe.moments import Tier
+from sounding.probe.records import Unmeasured
+from sounding.probe.table import tabulate
+from sounding.probe.watch import Watched
+from sounding.profile import Profile
+from sounding.train.monitor.selection import Modules
+
+PASSES = 64  # forward passes of one step that are measured; more micro-batches than that add nothing but memory
+PARTS = "gradient: it came back in several backward passes through one forward pass, whose norms do not add up"
+OVERFLOW = "gradients: they overflowed under the loss scale {scale:g}, so the step was not taken"
+
+
+class Scaler(Protocol):
+    """What scales the loss: torch.amp.GradScaler."""
+
+    def get_scale(self) -> float: ...
+
+
+class Window(Watched):
+    """A watch over one step of the optimizer.
+
+    It differs from `sounding.watch` in what it takes for one measurement. Passes without gradients (evaluation in
+    between) are left alone. Weight gradients are of the accumulated sum, as the optimizer will see it before clipping.
+    Output gradients of micro-batches are joined as if the step had been one batch, ‖∂L/∂H‖² = Σ ‖∂L/∂H_i‖²; forward
+    measures are means over them. The loss scale is divided out.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        step: int,
+        tier: Tier,
+        modules: Modules,
+        samples: int | None,
+        batch_axis: int | None,
+        scaler: Scaler | None,
+        reduced: bool,
+    ) -> None:
+        super().__init__(model, tier=tier, samples=samples, batch_axis=batch_axis, source=f"step {step}")
+        modules.mark_(self._specs)
+        self.step = step
+        self.overflowed = False
+        self._scaler, self._reduced = scaler, reduced
+        self._scale: float | None = None
+        self._sums: dict[str, float] = {}
+        self._parts: set[int] = set()
+        self._in_parts: dict[str, None] = {}
+        self._inside = self._resting = self._returned = self._queued = False
+        self._touched: dict[str, nn.Parameter] = {}
+        self._stance: Any = None
+
+    def __enter__(self) -> Window:
+        if "torch._dynamo" in sys.modules:  # also for a compiled function around the model, which no module shows
+            self._stance = torch.compiler.set_stance("force_eager")
+        super().__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        if self._stance is not None:
+            self._stance.__exit__(None, None, None)
+            self._stance = None
+
+    @property
+    def profile(self) -> Profile:
+        """What the step showed; its source is the step."""
+        settings: dict[str, Any] = {"step": self.step}
+        if self._scale is not None:
+            settings["loss_scale"] = self._scale
+        return tabulate(self._passes, self._root, self._specs, tier=self._tier, source=self._source, settings=settings)
+
+    @property
+    def unmeasured(self) -> tuple[Unmeasured, ...]:
+        """What could not be measured, and why."""
+        found = [item for item in super().unmeasured if item.name not in self._in_parts]
+        found += [Unmeasured(name, PARTS) for name in self._in_parts]
+        if self.overflowed:
+            found.append(Unmeasured("network", OVERFLOW.format(scale=self._scale)))
+        return tuple(found)
+
+    def settle(self) -> bool:
+        """After the block: join the passes of the step into one measurement. False when nothing was seen."""
+        with_gradient = [one for one in self._passes if _gradients(one)]
+        self._passes = with_gradient or self._passes
+        self._in_parts = {call.name: None for one in self._passes for call in one.calls if id(call) in self._parts}
+        if self._scaler is not None:
+            self._drop_overflow()
+        _join(self._passes, shift=math.log(self._scale) if self._scale else 0.0)
+        for one in self._passes:
+            one.weights, one.split = {}, set()
+        if self._passes:
+            shift = math.log(self._scale) if self._scale else 0.0
+            self._passes[-1].weights = {name: value - shift for name, value in self._sums.items()}
+        return any(one.calls for one in self._passes)
+
+    def _drop_overflow(self) -> None:
+        """A step that the scaler skips leaves no gradients; one it skipped before this one leaves no pass."""
+        if any(map(_broken, self._sums.values())):
+            self.overflowed, self._sums = True, {}
+            for one in self._passes:
+                one.input_gradient = one.alignment = None
+                for call in one.calls:
+                    call.gradient = None
+            return
+        taken = [one for one in self._passes if not any(map(_broken, _gradients(one)))]
+        self._passes = taken or self._passes
+
+    def _attach(self) -> None:
+        begin, end = _Hook(self._begin), _Hook(self._end)
+        self._handles += [
+            nn.Module.register_forward_pre_hook(self._root, begin, with_kwargs=True, prepend=True),
+            nn.Module.register_forward_hook(self._root, end),
+        ]
+        for spec in self._specs:
+            self._handles.append(nn.Module.register_forward_hook(spec.module, self._observer(spec)))
+        self._hook_weights()
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch._C._current_graph_task_id() != -1:
+            return
+        self._inside = True
+        self._resting = not torch.is_grad_enabled() or not self._has_room()
+        if not self._resting:
+            self._returned = False
+            super()._begin(module, args, kwargs)
+
+    def _has_room(self) -> bool:
+        """Passes that nothing came back to (an evaluation that forgot no_grad) make room for those that count."""
+        if len(self._passes) >= PASSES:
+            self._passes = [one for one in self._passes if _gradients(one)]
+        return len(self._passes) < PASSES
+
+    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        if torch._C._current_graph_task_id() != -1:
+            return
+        if not self._resting:
+            super()._end(module, args, output)
+        self._inside = self._resting = False
+
+    def _observer(self, spec: Spec) -> Callable[[nn.Module, Any, Any], Any]:
+        return _Hook(super()._observer(spec))
+
+    def _observe(self, spec: Spec, args: Any, output: Any) -> Any:
+        if torch._C._current_graph_task_id() == -1 and not self._listens():
+            return None
+        return super()._observe(spec, args, output)
+
+    def _listens(self) -> bool:
+        """Whether a call belongs to a pass that counts; modules may be called without the model around them."""
+        if self._inside:
+            return not self._resting
+        if not torch.is_grad_enabled():
+            return False
+        if self._returned:  # the last pass is over: its backward pass has begun
+            if not self._has_room():
+                return False
+            self._passes.append(Pass(self._tier, training=self._root.training))
+            self._returned = False
+        return True
+
+    def _gradient_hook(self, one: Pass, call: Call) -> Callable[[Tensor], None]:
+        first = super()._gradient_hook(one, call)
+
+        def measure(gradient: Tensor) -> None:
+            if not self._handles:
+                return
+            self._note_backward()
+            if call.gradient is None and id(call) not in self._parts:
+                first(gradient)
+            else:
+                call.gradient = None
+                self._parts.add(id(call))
+
+        return measure
+
+    def _weight_hook(self, name: str, weight: nn.Parameter) -> Callable[[Tensor], None]:
+        def measure(gradient: Tensor) -> None:
+            if not self._handles:
+                return
+            self._note_backward()
+            self._sums[name] = log_norm(_plus(weight.grad, gradient))
+            if self._reduced:
+                self._touched[name] = weight
+                if not self._queued:
+                    self._queued = True
+                    _when_backward_ends(self._wait_for_others)
+
+        return measure
+
+    def _wait_for_others(self) -> None:
+        """The processes average their gradients in a callback of their own, which was queued after this one."""
+        _when_backward_ends(self._read_reduced)
+
+    def _read_reduced(self) -> None:
+        self._queued = False
+        for name, weight in self._touched.items():
+            if weight.grad is not None:
+                self._sums[name] = log_norm(weight.grad)
+        self._touched = {}
+
+    def _note_backward(self) -> None:
+        self._returned = True
+        if self._scaler is not None and self._scale is None:
+            self._scale = float(self._scaler.get_scale())
+
+
+class _Hook:
+    """A hook that does nothing in a copy of the module, in memory or on disk: that must not report to this step."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call = call
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.call(*arguments)
+
+    def __reduce__(self) -> Any:
+        return _make_rest, ()
+
+
+def _make_rest() -> Callable[..., None]:
+    return _rest
+
+
+def _rest(*_: Any) -> None:
+    """What stands in a copied module where the hook of a measured step stood."""
+
+
+def _plus(held: Tensor | None, gradient: Tensor) -> Tensor:
+    """What `.grad` will hold; a sparse tensor can be added to a dense one, not the other way round."""
+    if held is None:
+        return gradient
+    return gradient + held if held.is_sparse else held + gradient
+
+
+def _when_backward_ends(callback: Callable[[], None]) -> None:
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.queue_callback(callback)
+
+
+def _gradients(one: Pass) -> list[float]:
+    return [call.gradient for call in one.calls if call.gradient is not None]
+
+
+def _broken(value: float) -> bool:
+    """NaN or infinite; minus infinity is the logarithm of a gradient of zero."""
+    return math.isnan(value) or value == math.inf
+
+
+def _join(passes: Sequence[Pass], *, shift: float) -> None:
+    """Move the gradients of every call to those of the joined batch, keeping the passes' scatter for the errors."""
+    found: dict[str, list[Call]] = {}
+    for one in passes:
+        if one.input_gradient is not None:
+            one.input_gradient -= shift
+        for call in one.calls:
+            if call.gradient is not None:
+                found.setdefault(call.name, []).append(call)
+    for calls in found.values():
+        values = [call.gradient for call in calls if call.gradient is not None]
+        total = _log_norm_of(values)
+        spread = math.isfinite(total) and all(map(math.isfinite, values))
+        mean = math.fsum(values) / len(values) if spread else 0.0
+        for call, value in zip(calls, values, strict=True):
+            call.gradient = total - shift + (value - mean if spread else 0.0)
+
+
+def _log_norm_of(log_norms: Sequence[float]) -> float:
+    """½ ln Σ exp(2 l): the norm of parts put side by side."""
+    if len(log_norms) == 1:
+        return log_norms[0]
+    peak = max(log_norms) if not any(map(math.isnan, log_norms)) else math.nan
+    if not math.isfinite(peak):
+        return peak
+    return peak + 0.5 * math.log(math.fsum(math.exp(2 * (value - peak)) for value in log_norms))
