@@ -1,0 +1,107 @@
+"""Gram matrices of random networks over depth, and what the mean field says of them (chapter 3)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sounding.claims.claim import Context
+from sounding.claims.number import Number, mean_of
+from sounding.claims.picture import Series
+
+if TYPE_CHECKING:
+    import torch
+
+Array = NDArray[np.float64]
+
+
+def walk_grams(
+    activation: str,
+    start: Array,
+    *,
+    width: int,
+    depth: int,
+    runs: int,
+    context: Context,
+    offset: int,
+    norm: str = "batch",
+) -> torch.Tensor:
+    """G_1 … G_depth of independent networks whose input has the Gram matrix `start`: (runs, depth, n, n)."""
+    import torch
+
+    from sounding.chain.law import make_law
+    from sounding.chain.step import Chains, choose_route
+
+    size = len(start)
+    law = make_law(width=width, batch_size=size, activation=activation, norm=norm, depth=depth)
+    place = {"dtype": torch.float32, "device": context.device}
+    rows = torch.zeros(size, width, **place)  # type: ignore[arg-type]
+    rows[:, :size] = torch.as_tensor(np.linalg.cholesky(start) * math.sqrt(width), **place)  # type: ignore[arg-type]
+    generator = context.generator(offset, device=context.device)
+    state = rows.expand(runs, size, width).clone()
+    chains = Chains([law] * runs, state, route=choose_route(law, explicit=False), generator=generator)
+    grams = torch.empty(runs, depth, size, size, dtype=torch.float64, device=context.device)
+    for layer in range(depth):
+        chains.step()
+        scale = (2 * chains.log_scale).exp() if norm == "none" else torch.ones_like(chains.log_scale)
+        grams[:, layer] = chains.gram() * scale.view(-1, 1, 1) / width
+    return grams
+
+
+def distances(activation: str, start: Array, **options: Any) -> Array:
+    """‖G_ℓ − G*‖_F of each run and layer, (runs, depth)."""
+    import torch
+
+    target = start if options.get("norm") == "none" else fixed_gram(activation, len(start))
+    grams = walk_grams(activation, start, **options)
+    return np.asarray(torch.linalg.matrix_norm(grams - torch.as_tensor(target).to(grams)).cpu().numpy())
+
+
+def fixed_gram(activation: str, size: int) -> Array:
+    """G* = q((1 − c)I + c11ᵀ) of the mean field."""
+    from sounding.theory.batchnorm import batchnorm
+
+    point = batchnorm(activation, batch_size=size).fixed_point
+    return np.asarray(point.variance * ((1 - point.correlation) * np.eye(size) + point.correlation))
+
+
+def stretched(size: int) -> Array:
+    """A Gram matrix far from every G*: one direction that orders the samples, and a little of each sample's own."""
+    place = np.linspace(-1.5, 1.5, size)
+    return np.asarray(np.outer(place, place) + 0.05 * np.eye(size))
+
+
+def bound_line(activation: str, size: int, *, width: int, depth: int) -> Array:
+    """Theorem 3.2 as printed with C = 1, layers 1 … depth; 1 − α is the square of the mean field's slowest rate."""
+    from sounding.theory.batchnorm import batchnorm
+    from sounding.theory.bounds.thesis2024 import theorem_3_2
+
+    forward = batchnorm(activation, batch_size=size).forward_eigenvalues
+    alpha = 1 - max(abs(forward.L), abs(forward.M)) ** 2
+    found = theorem_3_2(fixed_gram(activation, size), width=width, depth=depth, mixing=alpha, version="printed")
+    assert found.profile is not None
+    return np.array([row.value for row in found.profile][1:])
+
+
+def deviation_line(activation: str, size: int, *, width: int, depth: int, context: Context) -> Array:
+    """The root mean square of ‖G_ℓ − G*‖_F from G*, to leading order in 1/√d, layers 1 … depth."""
+    from sounding.theory.gram_deviation import gram_deviation
+
+    generator = np.random.default_rng(context.random_seed)
+    found = gram_deviation(activation, batch_size=size, width=width, generator=generator)
+    return np.array([row.value for row in found.profile(depth)])
+
+
+def points(label: str, x: Any, samples: Array) -> Series:
+    """The mean over runs with its 99% interval at each column of `samples`."""
+    numbers = [mean_of(column) for column in samples.T]
+    return Series(label, x, [n.value for n in numbers], error=[n.high - n.value for n in numbers])
+
+
+def slopes(x: Any, samples: Array) -> Number:
+    """The mean over runs of the slope of each row of `samples` against x."""
+    centred = np.asarray(x, dtype=np.float64) - np.mean(x)
+    return mean_of(samples @ centred / np.sum(centred**2))

@@ -1,0 +1,370 @@
+"""Chapter 4 and the one-layer statements of chapter 6: normalization does not lower isometry.
+
+Isometry is det(G)^{1/n}/(Tr G/n). Chapter 6 rotates with a Haar matrix before batch norm without centring, n = d.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
+from sounding.claims.number import Number, exact, fraction_of, mean_of
+from sounding.claims.picture import Panel, Picture, Series
+
+Array = NDArray[np.float64]
+
+ROUNDING = 1e-8
+SHOWN = 150
+
+
+def draw_batches(values: Mapping[str, Any], context: Context) -> Iterator[Array]:
+    """Batches (samples, features) of every shape in the settings, from nearly orthogonal to nearly dependent ones.
+
+    Norms of samples and of features are spread over up to two powers of ten, and half of the batches have a common
+    part that makes the samples correlated.
+    """
+    generator = np.random.default_rng(context.random_seed)
+    for trial in range(values["trials"]):
+        size = int(generator.integers(2, values["largest"] + 1))
+        more = int(generator.integers(0, values["largest"] + 1)) if values["shape"] != "square" else 0
+        rows, columns = (size, size + more) if values["shape"] != "tall" else (size + more, size)
+        batch = generator.standard_normal((rows, columns))
+        if trial % 2:
+            batch += generator.uniform(0, 3) * generator.standard_normal(columns)
+        batch *= 10 ** (generator.uniform(0, 2) * generator.uniform(-1, 1, (rows, 1)))
+        batch *= 10 ** (generator.uniform(0, 2) * generator.uniform(-1, 1, (1, columns)))
+        yield batch
+
+
+def compare(values: Mapping[str, Any], context: Context, bound: Callable[..., Any], **options: Any) -> Array:
+    """ln(isometry after / the bound's value) of each batch that both are positive for."""
+    ratios = []
+    for batch in draw_batches(values, context):
+        found = bound(batch, **options)
+        if found.value > 0:
+            ratios.append(np.log(max(found.actual, 1e-300) / found.value))
+    return np.array(ratios)
+
+
+def least(logs: Array) -> Number:
+    """The smallest ratio of isometry after normalization to the bound; an exact computation."""
+    return exact(float(np.exp(logs.min())), error=ROUNDING / 10)
+
+
+def histogram(panels: Mapping[str, Array], caption: str) -> Picture:
+    """Each batch's ratio, sorted, against its rank; the bound is the line 1."""
+    drawn = []
+    for title, logs in panels.items():
+        kept = np.sort(logs)[np.unique(np.linspace(0, len(logs) - 1, SHOWN).astype(int))]
+        share = np.linspace(0, 100, len(kept))
+        series = (
+            Series("batches", share, np.exp(np.maximum(kept, -12))),
+            Series("the bound", [0, 100], [1.0, 1.0], role="bound"),
+        )
+        drawn.append(Panel("share of batches (%)", "isometry after / bound", series, title=title, y_scale="log"))
+    return Picture(drawn, caption)
+
+
+def measure_theorem_4_3(values: Mapping[str, Any], context: Context) -> Outcome:
+    """Isometry after unit-norm projection against the bound."""
+    from sounding.theory.bounds.thesis2024 import theorem_4_3
+
+    logs = compare(values, context, theorem_4_3)
+    equal = np.random.default_rng(context.random_seed).standard_normal((6, 9))
+    equal /= np.linalg.norm(equal, axis=1, keepdims=True)
+    tight = theorem_4_3(equal)
+    numbers = {
+        "smallest_ratio": least(logs),
+        "ratio_at_equal_norms": exact(float(tight.actual or 0.0) / tight.value, error=ROUNDING / 10),
+        "median_ratio": exact(float(np.exp(np.median(logs)))),
+    }
+    caption = "Batches sorted by their ratio. None lies below the bound; at equal norms the bound is reached."
+    return Outcome(numbers, histogram({"projection onto the sphere": logs}, caption))
+
+
+def measure_corollary_4_4(values: Mapping[str, Any], context: Context) -> Outcome:
+    """The same for layer norm and for RMS norm."""
+    from sounding.theory.bounds.thesis2024 import corollary_4_4
+
+    printed = compare(values, context, corollary_4_4, version="printed")
+    corrected = compare(values, context, corollary_4_4, version="corrected")
+    four = corollary_4_4(np.eye(4), version="printed")
+    numbers = {
+        "layer_norm_smallest_ratio": least(printed),
+        "layer_norm_share_violating": fraction_of(int(np.sum(printed < -ROUNDING)), len(printed)),
+        "layer_norm_isometry_of_unit_vectors": exact(float(four.actual or 0.0), error=1e-12),
+        "rms_norm_smallest_ratio": least(corrected),
+    }
+    caption = "Layer norm centres each sample, which can lower isometry (below 1); RMS norm cannot."
+    return Outcome(numbers, histogram({"layer norm": printed, "RMS norm": corrected}, caption))
+
+
+def measure_corollary_4_5(values: Mapping[str, Any], context: Context) -> Outcome:
+    """Isometry of the feature covariance after batch norm, with ā over n and over d."""
+    from sounding.theory.bounds.thesis2024 import corollary_4_5
+
+    printed = compare(values, context, corollary_4_5, version="printed")
+    corrected = compare(values, context, corollary_4_5, version="corrected")
+    numbers = {
+        "printed_smallest_ratio": least(printed),
+        "printed_share_violating": fraction_of(int(np.sum(printed < -ROUNDING)), len(printed)),
+        "corrected_smallest_ratio": least(corrected),
+    }
+    caption = "With ā = (1/n)Σa the bound exceeds the isometry of many batches; with ā = (1/d)Σa of none."
+    return Outcome(numbers, histogram({"ā = (1/n) Σ a": printed, "ā = (1/d) Σ a": corrected}, caption))
+
+
+def measure_lemma_6_2(values: Mapping[str, Any], context: Context) -> Outcome:
+    """Isometry after a rotation and batch norm against the variance of the rotated features' norms."""
+    from scipy.stats import ortho_group
+
+    from sounding.theory.bounds.thesis2024 import corollary_4_5
+
+    generator = np.random.default_rng(context.random_seed + 1)
+    ratios = []
+    for batch in draw_batches(values, context):
+        rotation = ortho_group.rvs(batch.shape[1], random_state=generator) if batch.shape[1] > 1 else np.eye(1)
+        found = corollary_4_5(batch @ rotation)
+        if found.value > 0:
+            ratios.append(np.log(max(found.actual or 0.0, 1e-300) / found.value))
+    logs = np.array(ratios)
+    numbers = {"smallest_ratio": least(logs), "median_ratio": exact(float(np.exp(np.median(logs))))}
+    caption = "Square batches, each under its own rotation, sorted by their ratio; the lemma holds for each, not on average only."
+    return Outcome(numbers, histogram({"rotation, then batch norm": logs}, caption))
+
+
+def rotate_many(inputs: Array, *, draws: int, context: Context, offset: int, norm: bool = True) -> Array:
+    """Isometry of BN(WX), or of WX, for `draws` Haar matrices W; `inputs` is X as (samples, features)."""
+    import torch
+
+    from sounding.measures import isometry, second_moment
+    from sounding.weights import draw_orthogonal
+
+    generator = context.generator(offset, device=context.device)
+    place = {"dtype": torch.float64, "device": context.device}
+    batch = torch.as_tensor(inputs, **place)  # type: ignore[arg-type]
+    weights = draw_orthogonal((draws, len(inputs), len(inputs)), generator=generator, **place)  # type: ignore[arg-type]
+    rotated = batch @ weights.mT
+    features = rotated / rotated.norm(dim=1, keepdim=True) if norm else rotated
+    return np.asarray(isometry(second_moment(features), tolerance=0.0).cpu().numpy())
+
+
+def haar_inputs(values: Mapping[str, Any], context: Context) -> Iterator[tuple[int, float, Array]]:
+    """Batch-normalized square inputs X (features of norm 1) for each width, from near isometry to near dependence."""
+    generator = np.random.default_rng(context.random_seed)
+    for width in values["widths"]:
+        for noise in values["noises"]:
+            if noise == "gaussian":
+                batch = generator.standard_normal((width, width))
+            elif noise == "collinear":
+                batch = generator.standard_normal(width) + 0.1 * generator.standard_normal((width, width))
+            else:
+                batch = np.eye(width) + noise * generator.standard_normal((width, width)) / np.sqrt(width)
+            yield width, np.inf if isinstance(noise, str) else noise, batch / np.linalg.norm(batch, axis=0)
+
+
+def measure_theorem_6_3(values: Mapping[str, Any], context: Context) -> Outcome:
+    """E I(BN(WX)) by Monte Carlo against the bound, and the eigenvalues of XXᵀ."""
+    from sounding.theory.bounds.thesis2024 import theorem_6_3
+
+    lows, results, eigenvalues = [], [], []
+    for index, (width, _, batch) in enumerate(haar_inputs(values, context)):
+        bound = theorem_6_3(batch)
+        after = rotate_many(batch, draws=values["draws"], context=context, offset=index)
+        ratio = mean_of(after / bound.value)
+        lows.append(ratio)
+        results.append((width, bound.values["isometry_before"], ratio, 1 / bound.values["factor"]))
+        eigenvalues.append(np.linalg.eigvalsh(batch.T @ batch))
+    worst = min(lows, key=lambda number: number.low)
+    identity = rotate_many(np.eye(values["widths"][0]), draws=200, context=context, offset=999)
+    numbers = {
+        "smallest_ratio": worst,
+        "orthogonal_input_isometry": exact(float(identity.min()), error=1e-10),
+        "largest_eigenvalue": exact(float(max(e.max() for e in eigenvalues)), error=1e-9),
+        "largest_eigenvalue_over_width": exact(float(max(e.max() / len(e) for e in eigenvalues)), error=1e-9),
+    }
+    series = []
+    for width in values["widths"]:
+        chosen = sorted((row for row in results if row[0] == width), key=lambda row: row[1])
+        x = [row[1] for row in chosen]
+        gains = [row[2].value * row[3] - 1 for row in chosen]
+        errors = [(row[2].high - row[2].value) * row[3] for row in chosen]
+        series.append(Series(f"d = {width}", x, gains, error=errors))
+        series.append(Series(f"d = {width} (bound)", x, [row[3] - 1 for row in chosen], role="bound"))
+    panel = Panel("isometry of X", "E I(BN(WX))/I(X) − 1", series, y_scale="log")
+    caption = "Points: the gain of one Haar layer in isometry; dotted: the least gain the theorem promises."
+    return Outcome(numbers, Picture((panel,), caption))
+
+
+def measure_corollary_6_4(values: Mapping[str, Any], context: Context) -> Outcome:
+    """E ψ(WX) and E ψ(BN(WX)) against ψ(X) + ln(1 − Σ(λ − 1)²/(2d²(d + 2)))."""
+    from sounding.theory.bounds.thesis2024 import corollary_6_4
+
+    plain, normed = [], []
+    series: dict[int, list[tuple[float, Number, Number]]] = {}
+    for index, (width, _, batch) in enumerate(haar_inputs(values, context)):
+        bound = corollary_6_4(batch)
+        promised = bound.values["isometry_gap"] - bound.value
+        after = rotate_many(batch, draws=values["draws"], context=context, offset=index)
+        before = rotate_many(batch, draws=20, context=context, offset=index, norm=False)
+        normed.append(mean_of((bound.values["isometry_gap"] + np.log(after)) / promised))
+        plain.append(mean_of((bound.values["isometry_gap"] + np.log(before)) / promised))
+        series.setdefault(width, []).append((bound.values["isometry_gap"], normed[-1], plain[-1]))
+    numbers = {
+        "fall_without_batch_norm_over_promised": max(plain, key=lambda n: n.high),
+        "fall_with_batch_norm_over_promised": min(normed, key=lambda n: n.low),
+    }
+    drawn: list[Series] = []
+    gaps: list[float] = []
+    for width, rows in series.items():
+        x = [row[0] for row in rows]
+        gaps += x
+        for position, name in ((1, "BN(WX)"), (2, "WX")):
+            found = [row[1] if position == 1 else row[2] for row in rows]
+            error = [number.high - number.value for number in found]
+            drawn.append(Series(f"{name}, d = {width}", x, [number.value for number in found], error=error))
+    drawn.append(Series("promised", [min(gaps), max(gaps)], [1.0, 1.0], role="bound"))
+    panel = Panel("isometry gap of X", "fall of the gap over the promised one", drawn, x_scale="log", y_scale="symlog")
+    caption = "A rotation alone leaves the gap as it is (fall 0); with batch norm it falls by more than promised (1)."
+    return Outcome(numbers, Picture((panel,), caption))
+
+
+HAAR: dict[str, Any] = {"widths": (5, 10, 20), "noises": (0.1, 0.3, 0.6, 1.0, 2.0, "gaussian", "collinear")}
+
+
+def _trials(shape: str, *, quick: int, standard: int) -> dict[Any, Setting]:
+    return {
+        "quick": Setting({"trials": quick, "largest": 12, "shape": shape}),
+        "standard": Setting({"trials": standard, "largest": 40, "shape": shape}),
+    }
+
+
+def _draws(*, quick: int, standard: int) -> dict[Any, Setting]:
+    wider = {**HAAR, "widths": (5, 10, 20, 50)}
+    return {"quick": Setting({**HAAR, "draws": quick}), "standard": Setting({**wider, "draws": standard})}
+
+
+CHAPTER_4: tuple[Claim, ...] = (
+    Claim(
+        id="thesis2024-thm4.3",
+        seed="thesis2024",
+        place="theorem 4.3",
+        kind="theorem",
+        statement="Dividing each sample by its norm raises the isometry of the Gram matrix at least by the factor "
+        "1 + Var(a)/ā², a the samples' norms.",
+        expectations=(
+            Expectation("smallest_ratio", "isometry after ≥ the bound, for every batch", low=1 - ROUNDING),
+            Expectation("ratio_at_equal_norms", "equality at equal norms", low=1 - ROUNDING, high=1 + ROUNDING),
+        ),
+        settings=_trials("wide", quick=2000, standard=10000),
+        measure=measure_theorem_4_3,
+        paper="a theorem; no experiment",
+        note="The proof's (4.7), printed as an equality, must be ≥: it drops ā² ≥ (Πa)^(2/n). At unequal norms the "
+        "bound is not reached.",
+    ),
+    Claim(
+        id="thesis2024-cor4.4",
+        seed="thesis2024",
+        place="corollary 4.4",
+        kind="theorem",
+        statement="Layer norm raises the isometry of the Gram matrix at least by the factor 1 + Var(a)/ā².",
+        expectations=(
+            Expectation("layer_norm_smallest_ratio", "isometry after ≥ the bound, for every batch", low=1 - ROUNDING),
+        ),
+        correction=Correction(
+            "It holds for RMS norm. Layer norm also centres each sample, and that can make a batch degenerate: it "
+            "takes four unit vectors from isometry 1 to 0.",
+            (Expectation("rms_norm_smallest_ratio", "isometry after RMS norm ≥ the bound", low=1 - ROUNDING),),
+        ),
+        settings=_trials("wide", quick=1000, standard=5000),
+        measure=measure_corollary_4_4,
+        paper="a corollary; the proof calls layer norm a projection onto the √d-sphere",
+    ),
+    Claim(
+        id="thesis2024-cor4.5",
+        seed="thesis2024",
+        place="corollary 4.5",
+        kind="theorem",
+        statement="Batch norm (without centring) raises the isometry of the feature covariance at least by the factor "
+        "1 + (1/d)Σ(a − ā)²/ā² with ā = (1/n)Σa.",
+        expectations=(
+            Expectation("printed_smallest_ratio", "isometry after ≥ the bound, for every batch", low=1 - ROUNDING),
+        ),
+        correction=Correction(
+            "ā must be the mean over the d features, (1/d)Σa.",
+            (Expectation("corrected_smallest_ratio", "isometry after ≥ that bound", low=1 - ROUNDING),),
+        ),
+        settings=_trials("tall", quick=1000, standard=5000),
+        measure=measure_corollary_4_5,
+        paper="a corollary; no experiment",
+    ),
+)
+
+CHAPTER_6: tuple[Claim, ...] = (
+    Claim(
+        id="thesis2024-lemma6.2",
+        seed="thesis2024",
+        place="lemma 6.2",
+        kind="theorem",
+        statement="After any rotation, batch norm raises the isometry at least by the factor 1 + Var/mean² of the "
+        "rotated features' norms.",
+        expectations=(Expectation("smallest_ratio", "for every batch and rotation", low=1 - ROUNDING),),
+        settings=_trials("square", quick=1000, standard=5000),
+        measure=measure_lemma_6_2,
+        paper="a lemma; no experiment",
+    ),
+    Claim(
+        id="thesis2024-thm6.3",
+        seed="thesis2024",
+        place="theorem 6.3",
+        kind="theorem",
+        statement="One Haar layer raises the expected isometry: E I(BN(WX)) ≥ I(X)/(1 − Σ(λ − 1)²/(2d²(d + 2))), with "
+        "equality at orthogonal X.",
+        expectations=(
+            Expectation("smallest_ratio", "the mean over W ≥ the bound, for every X", low=1.0),
+            Expectation("orthogonal_input_isometry", "orthogonal X stay orthogonal", low=1 - 1e-9, high=1 + 1e-9),
+        ),
+        settings=_draws(quick=400, standard=4000),
+        measure=measure_theorem_6_3,
+        paper="a theorem; no experiment",
+        note="The true gain exceeds the promised one by a factor of about the width: near isometry the gap falls by "
+        "d/(d + 2) per layer.",
+    ),
+    Claim(
+        id="thesis2024-thm6.3-eigenvalues",
+        seed="thesis2024",
+        place="after theorem 6.3",
+        kind="observation",
+        statement="The eigenvalues of XXᵀ lie in (0, 1] for batch-normalized X.",
+        expectations=(Expectation("largest_eigenvalue", "no eigenvalue exceeds 1", high=1 + ROUNDING),),
+        correction=Correction(
+            "They lie in (0, d]: they sum to d, and only for orthogonal X are all of them 1. The factor of (6.8) is "
+            "still at least 1.",
+            (Expectation("largest_eigenvalue_over_width", "no eigenvalue exceeds d", high=1 + ROUNDING),),
+        ),
+        settings={"quick": Setting({**HAAR, "draws": 50})},
+        measure=measure_theorem_6_3,
+        paper="a remark in the text",
+    ),
+    Claim(
+        id="thesis2024-cor6.4",
+        seed="thesis2024",
+        place="corollary 6.4",
+        kind="theorem",
+        statement="For X′ = WX the expected isometry gap falls at least by −ln(1 − Σ(λ − 1)²/(2d²(d + 2))).",
+        expectations=(
+            Expectation("fall_without_batch_norm_over_promised", "E ψ(WX) falls at least as promised", low=1.0),
+        ),
+        correction=Correction(
+            "The corollary needs batch norm: E ψ(BN(WX)) falls at least by that. A rotation alone leaves ψ as it is.",
+            (Expectation("fall_with_batch_norm_over_promised", "E ψ(BN(WX)) falls at least as promised", low=1.0),),
+        ),
+        settings=_draws(quick=400, standard=4000),
+        measure=measure_corollary_6_4,
+        paper="a corollary; no experiment",
+    ),
+)
