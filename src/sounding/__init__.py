@@ -36,12 +36,26 @@ _INDEX = {
     "recommend": "sounding.repair",
     "data": "sounding.data",
     "models": "sounding.models",
+    "train": "sounding.train",
     "Monitor": "sounding.train.monitor",
     "claims": "sounding.claims",
     "reproduce": "sounding.reproduction",
 }
 _MODULES = {
-    *("activations", "errors", "measures", "predict", "theory", "chain", "repair", "weights", "data", "models", "claims"),
+    *(
+        "activations",
+        "errors",
+        "measures",
+        "predict",
+        "theory",
+        "chain",
+        "repair",
+        "weights",
+        "data",
+        "models",
+        "train",
+        "claims",
+    ),
 }
 
 __all__ = ["__version__", *sorted(_INDEX)]
@@ -57,6 +71,7 @@ if TYPE_CHECKING:
     from sounding import predict as predict
     from sounding import repair as repair
     from sounding import theory as theory
+    from sounding import train as train
     from sounding import weights as weights
     from sounding.chain import simulate as simulate
     from sounding.probe import Finding as Finding

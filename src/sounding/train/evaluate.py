@@ -1,0 +1,94 @@
+"""Loss and accuracy of runs, over a batch and over a whole part of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from sounding.errors import UsageError
+from sounding.train.recipe import Loss, Recipe
+from sounding.train.samples import Samples
+
+Forward = Callable[[Tensor], Tensor]  # (samples, ...) to (runs, samples, outputs)
+
+
+class Scores(NamedTuple):
+    """Of each run, on the CPU; no accuracy for targets that are no classes."""
+
+    loss: list[float]
+    accuracy: list[float] | None
+
+
+def sample_losses(outputs: Tensor, targets: Tensor, loss: Loss) -> Tensor:
+    """The loss of each run on each sample, (runs, samples), of outputs (runs, samples, values).
+
+    Cross-entropy is log Σ_k exp(z_k) − z_y; "mse" is the mean over the outputs of (z − t)², with one-hot t for labels.
+    """
+    if loss == "cross-entropy":
+        wanted = targets.expand(len(outputs), *targets.shape)
+        flat = functional.cross_entropy(outputs.flatten(0, 1), wanted.flatten(0, 1), reduction="none")
+        return flat.view(outputs.shape[:2])
+    return (outputs - as_values(targets, outputs)).square().mean(dim=-1)
+
+
+def as_values(targets: Tensor, outputs: Tensor) -> Tensor:
+    """Targets as numbers to compare outputs with; labels become one-hot rows."""
+    if targets.is_floating_point():
+        return targets
+    return (targets[:, None] == torch.arange(outputs.shape[-1], device=targets.device)).to(outputs.dtype)
+
+
+def count_right(outputs: Tensor, targets: Tensor) -> Tensor:
+    """How many samples each run classifies correctly, (runs,); labels only."""
+    return (outputs.argmax(dim=-1) == targets).sum(dim=-1)
+
+
+def check_outputs(outputs: Tensor, samples: Samples, loss: Loss) -> None:
+    """Refuse outputs (runs, samples, values) and targets that do not fit together."""
+    targets = samples.train[1]
+    if outputs.dim() != 3:
+        raise UsageError(
+            f"expected a network that gives (samples, outputs), got the shape {tuple(outputs.shape[1:])}",
+            hint="a network with one row of outputs a sample",
+        )
+    values = outputs.shape[-1]
+    if targets.is_floating_point():
+        if loss == "cross-entropy":
+            raise UsageError("cross-entropy needs integer labels, got floating-point targets", hint="loss='mse'")
+        if targets.shape[-1] != values:
+            raise UsageError(f"expected targets of {values} values, one an output, got {targets.shape[-1]}")
+        return
+    for part in (samples.train, samples.test):
+        if part is not None and not 0 <= int(part[1].min()) <= int(part[1].max()) < values:
+            raise UsageError(
+                f"expected labels from 0 to {values - 1}, got {int(part[1].min())} to {int(part[1].max())}",
+                hint="a network with as many outputs as there are classes",
+            )
+
+
+@torch.no_grad()
+def evaluate_part(forward: Forward, part: tuple[Tensor, Tensor], samples: Samples, recipe: Recipe) -> Scores:
+    """Mean loss and accuracy over a part.
+
+    The samples are dealt out like cards to as few hands of at most `evaluated_together` as it takes, so that with batch
+    statistics each hand is a fair sample even of sorted data.
+    """
+    inputs, targets = part
+    hands = -(-len(inputs) // recipe.evaluated_together)
+    loss: Tensor | None = None
+    right: Tensor | None = None
+    for hand in range(hands):
+        wanted = targets[hand::hands]
+        outputs = forward(samples.prepare(inputs[hand::hands]))
+        found = sample_losses(outputs, wanted, recipe.loss).double().sum(dim=1)
+        loss = found if loss is None else loss + found
+        if not targets.is_floating_point():
+            correct = count_right(outputs, wanted)
+            right = correct if right is None else right + correct
+    assert loss is not None
+    accuracy = None if right is None else (right.double() / len(inputs)).tolist()
+    return Scores((loss / len(inputs)).tolist(), accuracy)

@@ -1,0 +1,90 @@
+"""A grid of runs that share an architecture: seeds × learning rates × whatever else differs by numbers or weights."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from sounding.data.dataset import Dataset
+from sounding.errors import UsageError
+from sounding.models import build
+from sounding.train.record import check_rates
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Runs ready for `train_together_`: `train_together_(data=data, recipe=recipe, **grid.runs)`.
+
+    Args:
+        networks: a fresh one for each run.
+        learning_rates: one for each.
+        settings: for each run what tells it from the others.
+    """
+
+    networks: tuple[nn.Module, ...]
+    learning_rates: tuple[float, ...]
+    settings: tuple[Mapping[str, Any], ...]
+
+    def __len__(self) -> int:
+        return len(self.networks)
+
+    @property
+    def runs(self) -> dict[str, Any]:
+        """As arguments."""
+        return {
+            "networks": list(self.networks),
+            "learning_rates": list(self.learning_rates),
+            "settings": list(self.settings),
+        }
+
+
+def make_grid(
+    model: str,
+    data: Dataset | None = None,
+    *,
+    learning_rates: Sequence[float],
+    seeds: int | Sequence[int] = 1,
+    vary: Mapping[str, Sequence[Any]] | None = None,
+    **options: Any,
+) -> Grid:
+    """Networks of `sounding.models` for every combination of a seed, a learning rate and the values in `vary`.
+
+    A network's weights come from a generator seeded with its seed, so that runs that differ in rate, eps, shift or
+    scale only start from the same weights.
+
+    Args:
+        model: a name of `sounding.models.names()`.
+        data: whose shape and number of classes the networks take, unless the options give them.
+        learning_rates: of the grid.
+        seeds: so many from 0, or the seeds.
+        vary: option to values, for example {"init": ["he", "haar"], "eps": [1e-5, 0.1], "residual": [0.1, 1.0]}.
+        options: of every network, as `sounding.models.build` takes them.
+
+    >>> grid = make_grid("mlp", learning_rates=[0.1, 1.0], seeds=3, vary={"shift": [0.0, 2.0]}, depth=2, norm="batch")
+    >>> len(grid), dict(grid.settings[-1])
+    (12, {'shift': 2.0, 'seed': 2})
+    """
+    rates = check_rates(learning_rates)
+    chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    axes = {name: list(values) for name, values in (vary or {}).items()}
+    if not rates or not chosen or not all(axes.values()):
+        raise UsageError("expected at least one seed, one learning rate and one value of each option that varies")
+    clash = set(axes) & set(options)
+    if clash:
+        raise UsageError(f"option {min(clash)!r} is both fixed and varied")
+    if data is not None:
+        options = {"shape": data.shape, "classes": data.classes, **options}
+    networks, kept, settings = [], [], []
+    for values in itertools.product(*axes.values()):
+        differing = dict(zip(axes, values, strict=True))
+        for seed, rate in itertools.product(chosen, rates):
+            generator = torch.Generator().manual_seed(seed)
+            networks.append(build(model, generator=generator, **options, **differing))
+            kept.append(rate)
+            settings.append({**differing, "seed": seed})
+    return Grid(tuple(networks), tuple(kept), tuple(settings))

@@ -1,0 +1,169 @@
+"""What is written down while training: points of curves, divergence, measurements, progress; and when."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from sounding.errors import UsageError
+from sounding.probe.losses import evaluate_loss
+from sounding.probe.watch import Watched
+from sounding.profile import Profile, Row
+from sounding.train.evaluate import Scores, as_values
+from sounding.train.history import History, Point, source_of
+from sounding.train.recipe import Recipe, check_steps
+from sounding.train.samples import Samples, Stream
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where training stands.
+
+    Args:
+        step: steps taken.
+        steps: of the whole run.
+        epoch: passes over the data so far.
+        points: the newest point of every run; empty before the first evaluation.
+        diverged: how many runs, as of that evaluation.
+    """
+
+    step: int
+    steps: int
+    epoch: float
+    points: tuple[Point, ...]
+    diverged: int
+
+
+ProgressCall = Callable[[Progress], None]
+
+
+class Journal:
+    """The growing history of a training; the loops ask it what is due at a step."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        samples: Samples,
+        stream: Stream,
+        *,
+        settings: Sequence[Mapping[str, Any]],
+        measure_at: Sequence[int],
+        progress: ProgressCall | None,
+    ) -> None:
+        self._recipe, self._samples, self._stream = recipe, samples, stream
+        self._settings, self._progress = settings, progress
+        self._points: list[Point] = []
+        self._rows: list[Row] = []
+        self.diverged: list[int | None] = [None] * len(settings)
+        self._evaluate_at = _evaluation_steps(recipe, stream)
+        self._measure_at = frozenset(check_steps("measure_at", measure_at))
+        late = max(self._measure_at, default=0)
+        if late > stream.steps:
+            raise UsageError(f"measure_at must be at most {stream.steps}, the last step, got {late}")
+
+    def evaluates(self, step: int) -> bool:
+        """Whether the runs are evaluated after this step."""
+        return step in self._evaluate_at
+
+    def measures(self, step: int) -> bool:
+        """Whether depth is measured after this step."""
+        return step in self._measure_at
+
+    def note(self, step: int, train: Scores, test: Scores | None) -> None:
+        """A point of every run; those that have diverged have no numbers any more."""
+        for run, gone in enumerate(self.diverged):
+            scores = [train.loss, train.accuracy, *((None, None) if test is None else (test.loss, test.accuracy))]
+            values = [None if found is None else math.nan if gone is not None else found[run] for found in scores]
+            self._points.append(Point(run, step / self._stream.per_epoch, step, *values))  # type: ignore[arg-type]
+
+    def measure(self, step: int, run: int, network: nn.Module) -> None:
+        """Ranks, gaps, gradient norms and alignment of one run over depth, on the first batch of the training part.
+
+        The network is measured as in training (batch statistics) and left as it is.
+        """
+        if self.diverged[run] is None:
+            rows = _measure(network, self._samples, self._recipe)
+            self._rows += [row._replace(source=source_of(run, step)) for row in rows]
+
+    def tell(self, step: int) -> None:
+        """Call back, if anybody listens."""
+        if self._progress is not None:
+            newest = tuple(self._points[-len(self._settings) :])
+            lost = sum(gone is not None for gone in self.diverged)
+            self._progress(Progress(step, self._stream.steps, step / self._stream.per_epoch, newest, lost))
+
+    def history(self, record: Mapping[str, Any], *, partial: bool = False) -> History:
+        """As far as it goes."""
+        told = {**record, "partial": True} if partial else record
+        profile = Profile(tuple(self._rows), {"partial": True} if partial else {})
+        return History(tuple(self._points), tuple(self.diverged), profile, tuple(self._settings), told)
+
+    def state(self) -> str:
+        """For a checkpoint."""
+        return json.dumps(self.history({}).to_dict())
+
+    def load_state(self, text: str) -> None:
+        """Continue from `state`."""
+        history = History.from_dict(json.loads(text))
+        self._points, self._rows = list(history.curves), list(history.profile.rows)
+        self.diverged = list(history.diverged)
+
+
+def _evaluation_steps(recipe: Recipe, stream: Stream) -> frozenset[int]:
+    if recipe.evaluate == "epoch":
+        return frozenset([*range(stream.per_epoch, stream.steps + 1, stream.per_epoch), stream.steps])
+    if recipe.evaluate == "end":
+        return frozenset([stream.steps])
+    late = max(recipe.evaluate, default=0)
+    if late > stream.steps:
+        raise UsageError(f"evaluate must be at most {stream.steps}, the last step, got {late}")
+    return frozenset(recipe.evaluate)
+
+
+def _measure(network: nn.Module, samples: Samples, recipe: Recipe) -> tuple[Row, ...]:
+    scratch = copy.deepcopy(network).train()
+    inputs, targets = (part[: recipe.batch_size] for part in samples.train)
+    watched = Watched(scratch, tier="full", source="train")
+    with watched, torch.enable_grad():
+        outputs = scratch(samples.prepare(inputs))
+        wanted = as_values(targets, outputs) if recipe.loss == "mse" else targets
+        evaluate_loss(outputs, wanted, loss="mse" if recipe.loss == "mse" else "cross_entropy").backward()  # type: ignore[no-untyped-call]
+    return watched.profile.rows
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[Callable[[], bool]]:
+    """Hold Ctrl-C back until the step that is running is whole; a second one strikes at once.
+
+    Gives a function that says whether one came. Where someone else handles Ctrl-C, or outside the main thread, nothing
+    is held back.
+    """
+    came = False
+
+    def handle(number: int, frame: Any) -> None:
+        nonlocal came
+        if came:
+            raise KeyboardInterrupt
+        came = True
+
+    ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
+    if ours:
+        signal.signal(signal.SIGINT, handle)
+    try:
+        yield lambda: came
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,0 +1,152 @@
+"""A multilayer perceptron read off its modules as a list of steps, so that many can be run by batched products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sounding.models.initial import Elementwise
+from sounding.models.mlp import Gain, Mlp, ResidualLayer
+from sounding.models.norms import UncentredBatchNorm
+from sounding.repair.norm_layers import ChannelBatchNorm, ChannelRMSNorm, NormalizedLinear
+from sounding.repair.shaping import PreGain
+
+ACTIVATIONS = (
+    nn.ReLU, nn.Tanh, nn.Identity, nn.Sigmoid, nn.GELU, nn.SiLU, nn.SELU, nn.ELU, nn.Softplus, nn.LeakyReLU, nn.Mish,
+    nn.ReLU6, nn.Hardtanh, nn.Hardswish, nn.Softsign, nn.LogSigmoid, Elementwise,
+)  # fmt: skip
+BATCH_NORMS = (nn.BatchNorm1d, ChannelBatchNorm, UncentredBatchNorm)
+HOOKS = (
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
+)  # fmt: skip
+
+
+class Residual(nn.Module):
+    """x + branch(x): a block that training many networks as one can read."""
+
+    def __init__(self, branch: nn.Module) -> None:
+        super().__init__()
+        self.branch = branch
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sum."""
+        total: Tensor = x + self.branch(x)
+        return total
+
+
+class NotReadable(Exception):
+    """A module that is not one of the steps; the network can still be stacked, by vmap."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the forward pass.
+
+    Args:
+        kind: "linear", "batch", "uncentred", "layer", "rms", "activation", "scale", "open", "close".
+        tensors: role to name in the network's state: weight, bias, mean, variance, tracked.
+        numbers: eps, momentum, gain, strength, value; they may differ between the networks of a stack.
+        function: of an activation.
+        label: tells activations apart.
+    """
+
+    kind: str
+    tensors: dict[str, str] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+    function: Callable[[Tensor], Tensor] | None = None
+    label: str = ""
+
+
+def read_steps(network: nn.Module) -> list[Step]:
+    """The forward pass of a network of nested Sequentials over rows of features.
+
+    Raises:
+        NotReadable: it has a module, a hook or a shared weight that is none of the steps.
+    """
+    names = [name for name, _ in network.named_parameters(remove_duplicate=False)]
+    if len(names) != len(list(network.parameters())):
+        raise NotReadable("a weight is used twice")
+    return list(_read(network, ""))
+
+
+def _read(module: nn.Module, name: str) -> Iterator[Step]:
+    for hooks in HOOKS:
+        if getattr(module, hooks) and not (hooks == "_forward_pre_hooks" and isinstance(module, ACTIVATIONS)):
+            raise NotReadable(f"{name or type(module).__name__} has hooks")
+    kind = type(module)
+    if kind in (nn.Sequential, Mlp):
+        for child, part in module.named_children():
+            yield from _read(part, _join(name, child))
+    elif kind is ResidualLayer:
+        (child, first), *rest = module.named_children()
+        yield Step("open")
+        yield from _read(first, _join(name, child))
+        yield Step("close", numbers={"strength": float(module.strength)})  # type: ignore[arg-type]
+        for child, part in rest:
+            yield from _read(part, _join(name, child))
+    elif isinstance(module, Residual):
+        yield Step("open")
+        yield from _read(module.branch, _join(name, "branch"))
+        yield Step("close", numbers={"strength": 1.0})
+    elif kind in (nn.Linear, NormalizedLinear):
+        yield Step("linear", _tensors(module, name, weight="weight", bias="bias"))
+        if kind is NormalizedLinear:
+            norm = module.norm
+            assert isinstance(norm, nn.Module)
+            yield from _read(norm, _join(name, "norm"))
+    elif kind is Gain:
+        yield Step("scale", numbers={"value": float(module.value)})  # type: ignore[arg-type]
+    elif kind is nn.Flatten:
+        if name not in ("0", "flatten"):
+            raise NotReadable("only the input can be flattened")
+    elif kind in ACTIVATIONS:
+        yield _read_activation(module, name)
+    else:
+        yield _read_norm(module, name)
+
+
+def _read_norm(module: nn.Module, name: str) -> Step:
+    kind = type(module)
+    if isinstance(module, BATCH_NORMS) and kind in BATCH_NORMS and module.momentum is not None:
+        roles = {"mean": "running_mean", "variance": "running_var", "tracked": "num_batches_tracked"}
+        tensors = _tensors(module, name, weight="weight", bias="bias", **roles)
+        numbers = {"eps": module.eps, "momentum": module.momentum}
+        return Step("uncentred" if kind is UncentredBatchNorm else "batch", tensors, numbers)
+    if kind is nn.LayerNorm and len(module.normalized_shape) == 1:  # type: ignore[arg-type]
+        return Step("layer", _tensors(module, name, weight="weight", bias="bias"), {"eps": float(module.eps)})  # type: ignore[arg-type]
+    if kind is nn.GroupNorm and module.num_groups == 1:
+        return Step("layer", _tensors(module, name, weight="weight", bias="bias"), {"eps": float(module.eps)})  # type: ignore[arg-type]
+    if kind is nn.RMSNorm and len(module.normalized_shape) == 1:  # type: ignore[arg-type]
+        found: Any = module.eps
+        dtype = next((weight.dtype for weight in module.parameters()), torch.get_default_dtype())
+        eps = torch.finfo(dtype).eps if found is None else found
+        return Step("rms", _tensors(module, name, weight="weight"), {"eps": float(eps)})
+    if kind is ChannelRMSNorm:
+        return Step("rms", _tensors(module, name, weight="weight"), {"eps": float(module.eps)})  # type: ignore[arg-type]
+    raise NotReadable(f"{name or kind.__name__} is a {kind.__name__}")
+
+
+def _read_activation(module: nn.Module, name: str) -> Step:
+    gain = 1.0
+    for hook in module._forward_pre_hooks.values():
+        if not isinstance(hook, PreGain):
+            raise NotReadable(f"{name} has hooks")
+        gain *= hook.gain
+    # a hooked module would apply its gain once more, so its own forward method is what is called
+    return Step("activation", numbers={"gain": gain}, function=module.forward, label=repr(module))
+
+
+def _tensors(module: nn.Module, name: str, **roles: str) -> dict[str, str]:
+    return {
+        role: _join(name, attribute)
+        for role, attribute in roles.items()
+        if getattr(module, attribute, None) is not None
+    }
+
+
+def _join(name: str, child: str) -> str:
+    return f"{name}.{child}" if name else child

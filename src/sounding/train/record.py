@@ -1,0 +1,98 @@
+"""What is needed to repeat a training, and to know a checkpoint as its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from sounding.errors import UsageError
+from sounding.probe.environment import describe_environment
+from sounding.train.recipe import Recipe
+from sounding.train.samples import Samples, sum_tensors
+
+
+def describe_run(
+    networks: Sequence[nn.Module],
+    samples: Samples,
+    *,
+    recipe: Recipe,
+    settings: Sequence[Mapping[str, Any]],
+    generator: torch.Generator | None,
+    device: torch.device,
+    measure_at: Iterable[int],
+) -> dict[str, Any]:
+    """Versions, seed, recipe, device, data and model, as plain JSON types.
+
+    `seed` is the generator's initial seed, `generator` a sum of the state it had when training began, which differs if
+    it was used before; both None for torch's default generator.
+    """
+    first = networks[0]
+    about = describe_environment(first)
+    return {
+        "versions": {name: about[name] for name in ("sounding", "torch", "python", "platform")},
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+        "threads": about["threads"],
+        "seed": None if generator is None else generator.initial_seed(),
+        "generator": None if generator is None else sum_tensors([generator.get_state()])[:16],
+        "recipe": recipe.to_dict(),
+        "runs": [dict(entry) for entry in settings],
+        "data": samples.describe(),
+        "model": {
+            "class": type(first).__name__,
+            "modules": str(first),
+            "parameters": sum(parameter.numel() for parameter in first.parameters()),
+            "dtype": str(samples.dtype).removeprefix("torch."),
+            "weights": [sum_tensors(network.state_dict().values())[:16] for network in networks],
+        },
+        "measure_at": sorted(measure_at),
+    }
+
+
+def fingerprint(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a record that a checkpoint must share to be continued; versions and threads may differ."""
+    kept = ("recipe", "runs", "data", "model", "seed", "generator", "device", "measure_at", "kind")
+    return {name: record[name] for name in kept if name in record}
+
+
+def check_rates(rates: Sequence[Any]) -> list[float]:
+    """Finite learning rates from 0."""
+    for rate in rates:
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not math.isfinite(rate) or rate < 0:
+            raise UsageError(f"learning rates must be finite and not negative, got {rate!r}", hint="0.1")
+    return [float(rate) for rate in rates]
+
+
+def check_network(network: Any) -> tuple[torch.device, torch.dtype]:
+    """Where a network lives and its precision, once it is one that can be trained."""
+    if not isinstance(network, nn.Module):
+        raise UsageError(f"expected a torch.nn.Module, got {type(network).__name__}")
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    if not trained:
+        raise UsageError(f"{type(network).__name__} has no parameter to train", hint="requires_grad_(True)")
+    if any(parameter.device.type == "meta" for parameter in network.parameters()):
+        raise UsageError("the network lives on the meta device and has no values", hint="to_empty and an init")
+    return trained[0].device, trained[0].dtype
+
+
+def check_recipe(recipe: Any) -> Recipe:
+    """A Recipe, and nothing else."""
+    if not isinstance(recipe, Recipe):
+        raise UsageError(f"expected a Recipe, got {type(recipe).__name__}", hint="Recipe(optimizer='sgd', epochs=10)")
+    return recipe
+
+
+def check_device(device: torch.device | str | None, default: torch.device) -> torch.device:
+    """A device that is there."""
+    if device is None:
+        return default
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(f"unknown device {device!r}", hint="cpu or cuda") from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"the device {found} is not there", hint="cpu")
+    return found

@@ -1,0 +1,259 @@
+"""Many networks trained as one program: one data stream, stacked parameters, a learning rate each."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from sounding.errors import InterruptedRun, UsageError
+from sounding.train.checkpoint import Checkpoint, Keeper
+from sounding.train.evaluate import Scores, check_outputs, evaluate_part
+from sounding.train.group import Group
+from sounding.train.history import History
+from sounding.train.journal import Journal, ProgressCall, deferred_interrupt
+from sounding.train.layers import NotReadable
+from sounding.train.products import Products
+from sounding.train.recipe import Recipe
+from sounding.train.record import check_device, check_network, check_rates, check_recipe, describe_run, fingerprint
+from sounding.train.samples import Data, Samples, Stream, take_samples
+from sounding.train.stack import Stack, check_alike
+from sounding.train.vmapped import Vmapped
+
+Route = Literal["auto", "products", "vmap"]
+CACHED_VALUES = 1 << 16  # of one layer's activations: on a CPU, groups of runs whose layer fits a core's cache
+
+
+def train_together_(
+    networks: Sequence[nn.Module],
+    data: Data,
+    *,
+    learning_rates: Sequence[float],
+    recipe: Recipe,
+    generator: torch.Generator | None = None,
+    device: torch.device | str | None = None,
+    measure_at: Sequence[int] = (),
+    checkpoint: Checkpoint | str | Path | None = None,
+    progress: ProgressCall | None = None,
+    settings: Sequence[Mapping[str, Any]] | None = None,
+    route: Route = "auto",
+    group_size: int | None = None,
+) -> History:
+    """Train networks of one architecture in place, run i being networks[i] with learning_rates[i].
+
+    Every run sees the same batches and goes the way it would go alone in `train_`, to rounding. A run whose loss is not
+    finite is masked: that step is not taken, its weights stay, no other run notices. Parameters are stacked:
+    perceptrons run as batched products, other architectures by `torch.func.vmap`. On a GPU the whole step is captured
+    as a graph.
+
+    Args:
+        networks: they may differ in weights and in numbers such as a norm's eps or a residual strength. They stay
+            where they are and have their new values at the end, also when training is interrupted.
+        data: a `Dataset`, a pair (inputs, targets), or four tensors with those of a test part.
+        learning_rates: one a network, constant.
+        recipe: everything else.
+        generator: of the order of the samples, crops and flips; None is torch's default generator.
+        device: where to train; None is where the first network is.
+        measure_at: steps after which every run is measured over depth, one after the other.
+        checkpoint: a path, or a `Checkpoint`; training continues from it if it is there.
+        progress: called with a `Progress` at evaluations and every 100 steps.
+        settings: what else tells each run from the others, for the history and for `choose_rates`.
+        route: "products", "vmap", or "auto", which takes products where it can.
+        group_size: runs stacked together. By default all on a GPU, and on a CPU as many as have one layer's activations
+            in a core's cache.
+
+    Raises:
+        UsageError: something does not fit together; the networks do not stack.
+        DataError: the checkpoint is damaged or cannot be written.
+        InterruptedRun: Ctrl-C; `partial` is the history so far, and the checkpoint has been written.
+
+    >>> from sounding.data import load_dataset
+    >>> from sounding.models import Mlp
+    >>> networks = [Mlp(64, 10, depth=2, width=32, generator=torch.Generator().manual_seed(0)) for _ in range(3)]
+    >>> history = train_together_(networks, load_dataset("digits"), learning_rates=[0.01, 0.1, 1e9],
+    ...                           recipe=Recipe(epochs=2), generator=torch.Generator().manual_seed(0))
+    >>> [step is None for step in history.diverged]
+    [True, True, False]
+    >>> history.final(0).train_loss > history.final(1).train_loss
+    True
+    """
+    check_recipe(recipe)
+    networks, rates = list(networks), check_rates(learning_rates)
+    told = _check_runs(networks, rates, settings)
+    homes = [check_network(network) for network in networks]
+    place, dtype = check_device(device, homes[0][0]), homes[0][1]
+    check_alike(networks)
+    samples = take_samples(data, recipe, device=place, dtype=dtype)
+    record = describe_run(
+        networks,
+        samples,
+        recipe=recipe,
+        settings=told,
+        generator=generator,
+        device=place,
+        measure_at=measure_at,
+    ) | {"kind": "together"}
+    stream = Stream(samples, recipe, generator)
+    journal = Journal(recipe, samples, stream, settings=told, measure_at=measure_at, progress=progress)
+    keeper = Keeper(checkpoint, fingerprint(record))
+    size = _group_size(networks[0], recipe, samples, place) if group_size is None else group_size
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise UsageError(f"group_size must be a positive whole number, got {group_size!r}")
+    starts = range(0, len(networks), size)
+    groups = [
+        Group(_make_stack(networks[start : start + size], place, route), rates[start : start + size], recipe, place)
+        for start in starts
+    ]
+    check_outputs(groups[0].outputs(samples.prepare(samples.train[0][:2])), samples, recipe.loss)
+    training = _Together(networks, groups, samples, recipe, stream, journal, keeper)
+    try:
+        training.run()
+    except KeyboardInterrupt as stop:
+        training.keep()
+        raise InterruptedRun(
+            f"interrupted at step {training.step} of {stream.steps}; what was done so far is kept",
+            partial=journal.history(record, partial=True),
+        ) from stop
+    finally:
+        for start, group in zip(starts, groups, strict=True):
+            group.stack.write_back_(networks[start : start + size])
+    return journal.history(record)
+
+
+class _Together:
+    """The loop over steps, and what happens between them."""
+
+    def __init__(
+        self,
+        networks: list[nn.Module],
+        groups: list[Group],
+        samples: Samples,
+        recipe: Recipe,
+        stream: Stream,
+        journal: Journal,
+        keeper: Keeper,
+    ) -> None:
+        self._networks, self._groups = networks, groups
+        self._samples, self._recipe = samples, recipe
+        self._stream, self._journal, self._keeper = stream, journal, keeper
+        self.step, self.finished = 0, False
+
+    def run(self) -> None:
+        """From the checkpoint or the beginning to the end."""
+        kept = self._keeper.read()
+        if kept is not None:
+            self._restore(kept)
+        if self.finished:
+            return
+        with deferred_interrupt() as interrupted:
+            if self.step == 0:
+                self._look()
+            while self.step < self._stream.steps:
+                inputs, targets = self._stream.next()
+                for group in self._groups:
+                    group.step(inputs, targets)
+                self.step += 1
+                self._look()
+                if self._keeper.due():
+                    self.keep()
+                if interrupted():
+                    raise KeyboardInterrupt
+        self._journal.diverged = [step for group in self._groups for step in group.diverged()]
+        self.finished = True
+        self.keep()
+
+    def keep(self) -> None:
+        """Write the checkpoint."""
+        self._keeper.write(
+            {
+                "step": self.step,
+                "finished": self.finished,
+                "groups": [[tensor.detach().cpu() for tensor in group.tensors()] for group in self._groups],
+                "stream": self._stream.state(),
+                "journal": self._journal.state(),
+            }
+        )
+
+    def _restore(self, kept: dict[str, Any]) -> None:
+        if [len(group[0]) for group in kept["groups"]] != [group.stack.runs for group in self._groups]:
+            raise UsageError("the checkpoint was written with other groups of runs", hint="the same group_size")
+        self.step, self.finished = kept["step"], kept["finished"]
+        for group, tensors in zip(self._groups, kept["groups"], strict=True):
+            group.load_tensors(tensors)
+        self._stream.load_state(kept["stream"])
+        self._journal.load_state(kept["journal"])
+
+    def _look(self) -> None:
+        if self._journal.evaluates(self.step) or self._journal.measures(self.step):
+            self._journal.diverged = [step for group in self._groups for step in group.diverged()]
+        if self._journal.evaluates(self.step):
+            test = None if self._samples.test is None else self._evaluate(self._samples.test)
+            self._journal.note(self.step, self._train_scores(), test)
+        if self._journal.measures(self.step):
+            self._measure()
+        if self._journal.evaluates(self.step) or self.step % 100 == 0:
+            self._journal.tell(self.step)
+
+    def _train_scores(self) -> Scores:
+        if self._recipe.train_metrics == "evaluated":
+            return self._evaluate(self._samples.train)
+        classes = not self._samples.train[1].is_floating_point()
+        return _join([group.seen(classes=classes) for group in self._groups])
+
+    def _evaluate(self, part: tuple[Tensor, Tensor]) -> Scores:
+        return _join([evaluate_part(group.outputs, part, self._samples, self._recipe) for group in self._groups])
+
+    def _measure(self) -> None:
+        """Each run's values in a network of its own, which is then watched like any other."""
+        first = 0
+        for group in self._groups:
+            copies = [copy.deepcopy(network) for network in self._networks[first : first + group.stack.runs]]
+            group.stack.write_back_(copies)
+            for index, network in enumerate(copies):
+                place = self._samples.train[0].device
+                self._journal.measure(self.step, first + index, network.to(place))
+            first += group.stack.runs
+
+
+def _join(parts: list[Scores]) -> Scores:
+    accuracy = [value for part in parts for value in part.accuracy or []]
+    loss = [value for part in parts for value in part.loss]
+    return Scores(loss, accuracy if parts[0].accuracy is not None else None)
+
+
+def _check_runs(
+    networks: list[nn.Module], rates: list[float], settings: Sequence[Mapping[str, Any]] | None
+) -> tuple[dict[str, Any], ...]:
+    if not networks:
+        raise UsageError("expected at least one network, got none")
+    for what, given in (("learning rates", rates), ("settings", settings)):
+        if given is not None and len(given) != len(networks):
+            raise UsageError(f"expected one entry of {what} for each of {len(networks)} networks, got {len(given)}")
+    extra = [{}] * len(networks) if settings is None else [dict(entry) for entry in settings]
+    return tuple({**entry, "learning_rate": rate} for entry, rate in zip(extra, rates, strict=True))
+
+
+def _make_stack(networks: list[nn.Module], device: torch.device, route: Route) -> Stack:
+    if route not in ("auto", "products", "vmap"):
+        raise UsageError(f"unknown route {route!r}", hint="auto, products or vmap")
+    if route != "vmap":
+        try:
+            return Products(networks, device)
+        except NotReadable as reason:
+            if route == "products":
+                raise UsageError(
+                    f"batched products take perceptrons of known layers, but {reason}", hint="route='vmap'"
+                ) from None
+    return Vmapped(networks, device)
+
+
+def _group_size(network: nn.Module, recipe: Recipe, samples: Samples, device: torch.device) -> int:
+    if device.type == "cuda":
+        return 2**31
+    widest = max((parameter.shape[0] for parameter in network.parameters() if parameter.dim() > 1), default=1)
+    values = recipe.batch_size * max(widest, samples.train[0][0].numel())
+    return max(1, CACHED_VALUES // values)

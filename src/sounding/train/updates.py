@@ -1,0 +1,112 @@
+"""Optimizers on stacked parameters: one learning rate a run, every formula that of torch.optim."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sounding.train.recipe import Recipe
+
+FLOOR = 1e-3  # the least norm a weight counts with in adaptive clipping (Brock et al. 2021)
+
+
+def clip_adaptively(gradient: Tensor, parameter: Tensor, *, clipping: float, unitwise: bool) -> Tensor:
+    """Adaptive gradient clipping of stacked tensors (Brock et al. 2021, eq. 3): each unit's gradient to at most
+    λ · max(‖w‖, 10⁻³).
+
+    A unit is a row of a weight, a filter of a convolution, or a whole vector; with `unitwise=False` a whole parameter
+    (thesis2024, A.5).
+
+    Args:
+        gradient: (runs, ...).
+        parameter: likewise.
+        clipping: λ.
+        unitwise: per unit, or per parameter.
+    """
+    first = 2 if unitwise and parameter.dim() > 2 else 1
+    axes = tuple(range(first, parameter.dim())) or (0,)
+    if parameter.dim() == 1:  # a parameter that is one number: its norm is its size
+        size, length = gradient.abs(), parameter.abs()
+    else:
+        size = torch.linalg.vector_norm(gradient, dim=axes, keepdim=True)
+        length = torch.linalg.vector_norm(parameter, dim=axes, keepdim=True)
+    limit = clipping * length.clamp_min(FLOOR)
+    return gradient * (limit / size.clamp_min(1e-30)).clamp_max(1.0)
+
+
+class Updates:
+    """The optimizer of a stack. With g the gradient of a run's loss, clipped, plus λ w:
+
+    sgd       w ← w − η g
+    momentum  b ← μ b + g;  w ← w − η b
+    adam      m ← β₁ m + (1 − β₁) g;  v ← β₂ v + (1 − β₂) g²;
+              w ← w − η/(1 − β₁ᵗ) · m/(√v/√(1 − β₂ᵗ) + ε)
+    rmsprop   v ← α v + (1 − α) g²;  w ← w − η g/(√v + ε)
+
+    All state starts at zero and lives on the device, the step count t too, so that a graph can hold it.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], rates: Tensor, recipe: Recipe) -> None:
+        self._parameters, self._recipe = list(parameters), recipe
+        self._shapes = [(-1, *[1] * (parameter.dim() - 1)) for parameter in parameters]
+        self._rates = rates
+        kept = {"sgd": 0, "momentum": 1, "adam": 2, "rmsprop": 1}[recipe.optimizer]
+        self._state = [[torch.zeros_like(parameter) for parameter in parameters] for _ in range(kept)]
+        self._count = torch.zeros((), dtype=torch.float64, device=rates.device)
+
+    def tensors(self) -> list[Tensor]:
+        """All state, in a fixed order."""
+        return [self._count, *(tensor for part in self._state for tensor in part)]
+
+    @torch.no_grad()
+    def apply_(self, gradients: Sequence[Tensor], alive: Tensor) -> None:
+        """One step of the runs that are alive; the others' parameters stay, whatever their gradients are."""
+        directions, factor = self._directions(list(gradients))
+        rates = self._rates if factor is None else (self._rates * factor).to(self._rates.dtype)
+        for parameter, direction, shape in zip(self._parameters, directions, self._shapes, strict=True):
+            # a product with 0 would turn an infinite direction into NaN
+            parameter.sub_(torch.where(alive.view(shape), rates.view(shape) * direction, 0.0))
+
+    def _directions(self, gradients: list[Tensor]) -> tuple[list[Tensor], Tensor | None]:
+        """What each parameter goes along, and a factor of the rate."""
+        recipe = self._recipe
+        if recipe.clipping is not None:
+            unitwise = recipe.clipping_by == "unit"
+            gradients = [
+                clip_adaptively(gradient, parameter, clipping=recipe.clipping, unitwise=unitwise)
+                for gradient, parameter in zip(gradients, self._parameters, strict=True)
+            ]
+        if recipe.weight_decay:
+            gradients = list(torch._foreach_add(gradients, self._parameters, alpha=recipe.weight_decay))
+        if recipe.optimizer == "momentum":
+            (velocity,) = self._state
+            torch._foreach_mul_(velocity, recipe.momentum)
+            torch._foreach_add_(velocity, gradients)
+            return velocity, None
+        if recipe.optimizer == "rmsprop":
+            (square,) = self._state
+            _average_squares(square, gradients, recipe.smoothing)
+            roots = torch._foreach_sqrt(square)
+            torch._foreach_add_(roots, recipe.eps)
+            return list(torch._foreach_div(gradients, roots)), None
+        if recipe.optimizer == "adam":
+            return self._adam(gradients)
+        return gradients, None
+
+    def _adam(self, gradients: list[Tensor]) -> tuple[list[Tensor], Tensor]:
+        mean, square = self._state
+        first, second = self._recipe.betas
+        self._count += 1
+        torch._foreach_lerp_(mean, gradients, 1 - first)
+        _average_squares(square, gradients, second)
+        roots = torch._foreach_sqrt(square)
+        torch._foreach_div_(roots, (1 - second**self._count).sqrt())
+        torch._foreach_add_(roots, self._recipe.eps)
+        return list(torch._foreach_div(mean, roots)), 1 / (1 - first**self._count)
+
+
+def _average_squares(square: list[Tensor], gradients: list[Tensor], keep: float) -> None:
+    torch._foreach_mul_(square, keep)
+    torch._foreach_addcmul_(square, gradients, gradients, 1 - keep)
