@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -65,8 +66,6 @@ def fit_growth(
     >>> round(fit.log_rate, 3), fit.depth
     (1.0, 5)
     """
-    from scipy import stats
-
     curves = np.atleast_2d(np.asarray(log_norms, dtype=np.float64))
     labels: list[Hashable] = list(groups) if groups is not None else [0] * curves.shape[1]
     run = _longest_run([bool(np.isfinite(column).all()) for column in curves.T])
@@ -82,7 +81,7 @@ def fit_growth(
     if len(curves) > 1:
         own = [_solve(rotated, basis @ step, weights)[0] for step in steps]
         stderr = math.hypot(stderr, float(np.std(own, ddof=1)) / math.sqrt(len(own)))
-    half = float(stats.t.ppf(0.5 + level / 2, degrees)) * stderr
+    half = student_quantile(0.5 + level / 2, degrees) * stderr
     growth = _exp(2 * drift)
     interval = (_exp(2 * (drift - half)), _exp(2 * (drift + half)))
     return Growth(drift, stderr, growth, 2 * growth * stderr, interval, depth, degrees, grouped)
@@ -129,16 +128,16 @@ def _weights(design: np.ndarray, steps: np.ndarray) -> np.ndarray:
     """
     size, columns = design.shape
     eigenvalues = 4 * np.sin(np.pi * np.arange(1, size + 1) / (2 * (size + 1))) ** 2
-    scores, choices = [], [np.asarray(1 / (1 + noise * eigenvalues)) for noise in NOISE]
-    for weights in choices:
-        normal = design.T @ (weights[:, None] * design)
-        residual = steps - design @ np.linalg.solve(normal, design.T @ (weights * steps))
-        scatter = float(weights @ residual**2) / max(size - columns, 1)
-        if scatter <= 0:
-            return choices[0]
-        scores.append((np.log(weights).sum() - np.linalg.slogdet(normal)[1] - (size - columns) * math.log(scatter)) / 2)
-    plausible = np.asarray(scores) >= max(scores) - EVIDENCE
-    return choices[int(np.argmax(plausible))]
+    choices = np.asarray(1 / (1 + NOISE[:, None] * eigenvalues))
+    normal = design.T @ (choices[:, :, None] * design)
+    solutions = np.linalg.solve(normal, ((choices * steps) @ design)[:, :, None])[:, :, 0]
+    residuals = steps - solutions @ design.T
+    scatter = (choices * residuals**2).sum(axis=1) / max(size - columns, 1)
+    if (scatter <= 0).any():
+        return np.asarray(choices[0])
+    determinants = np.linalg.slogdet(normal)[1]
+    scores = (np.log(choices).sum(axis=1) - determinants - (size - columns) * np.log(scatter)) / 2
+    return np.asarray(choices[int(np.argmax(scores >= scores.max() - EVIDENCE))])
 
 
 def _solve(design: np.ndarray, steps: np.ndarray, weights: np.ndarray) -> tuple[float, float, int]:
@@ -150,6 +149,14 @@ def _solve(design: np.ndarray, steps: np.ndarray, weights: np.ndarray) -> tuple[
     degrees = max(size - columns, 1)
     scatter = float(weights @ residual**2) / degrees
     return float(solution[0]), math.sqrt(max(scatter * inverse[0, 0], 0.0)), degrees
+
+
+@lru_cache(maxsize=256)  # scipy takes longer for one quantile than a pass takes for a layer
+def student_quantile(probability: float, degrees: float) -> float:
+    """The quantile of Student's t; of the normal distribution for infinitely many degrees of freedom."""
+    from scipy import stats
+
+    return float(stats.t.ppf(probability, degrees))
 
 
 def _exp(value: float) -> float:

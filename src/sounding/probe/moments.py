@@ -53,7 +53,6 @@ class Moments:
     tier: Tier
     pending: list[Inner] = field(default_factory=list)
     stack: Tensor | None = None
-    slots: tuple[Tensor, ...] = ()
     key: tuple[int, torch.dtype, torch.device] | None = None
 
     def add(self, samples: Tensor, values: dict[str, float]) -> Tensor | None:
@@ -97,7 +96,7 @@ class Moments:
     def finish(self) -> None:
         """Reduce what is left and let go of the memory."""
         self.reduce()
-        self.stack, self.slots, self.key = None, (), None
+        self.stack, self.key = None, None
 
     def _reduce_spectra(self, spectra: Tensor) -> None:
         """Calls with the same number of features share their tolerance and are reduced together."""
@@ -115,10 +114,9 @@ class Moments:
             self.reduce()
             room = BLOCK.get(device.type, BLOCK["cpu"]) // (n * n)
             stack = self.stack = torch.empty(min(max(room, 1), 256), n, n, dtype=dtype, device=device)
-            self.slots = stack.unbind(0)
-        elif len(self.pending) == len(self.slots):
+        elif len(self.pending) == len(stack):
             self.reduce()
-        return self.slots[len(self.pending)]
+        return stack[len(self.pending)]
 
 
 def _write(columns: dict[str, Tensor], inners: list[Inner]) -> None:

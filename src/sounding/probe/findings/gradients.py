@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from sounding.probe.growth import student_quantile
 from sounding.probe.reading import WEIGHT_GRADIENT, Call, Reading
 from sounding.probe.records import Finding, Severity
 from sounding.probe.thresholds import Thresholds
@@ -80,10 +81,8 @@ def _interval(reading: Reading, growth: Estimate, thresholds: Thresholds) -> tup
 
 def _widening(reading: Reading) -> float:
     """How much wider the interval is at 99% than at 95%, for the fit's degrees of freedom."""
-    from scipy.stats import t
-
     degrees = reading.settings.get("growth_degrees_of_freedom") or math.inf
-    return float(t.ppf(0.995, degrees) / t.ppf(0.975, degrees))
+    return student_quantile(0.995, degrees) / student_quantile(0.975, degrees)
 
 
 def _seen_change(reading: Reading, *, explodes: bool) -> float:
