@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from sounding.claims.claim import Claim
-from sounding.claims.rank2020 import lemmas
+from sounding.claims.rank2020 import depth, invariant, lemmas
 
-CLAIMS: tuple[Claim, ...] = lemmas.CLAIMS
+CLAIMS: tuple[Claim, ...] = (*lemmas.CLAIMS, *depth.CLAIMS, *invariant.CLAIMS)

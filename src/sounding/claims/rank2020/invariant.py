@@ -1,0 +1,491 @@
+"""The invariant law of linear batch-norm networks: its rank, its regularity constant, its Frobenius norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sounding.claims.claim import Claim, Context, Expectation, Outcome, Scale, Setting
+from sounding.claims.number import Number, estimate, slope_of
+from sounding.claims.picture import Panel, Picture, Series
+
+if TYPE_CHECKING:
+    from sounding.chain import Simulation
+    from sounding.profile import Estimate
+
+MEASURES = ("participation_ratio", "soft_rank", "frobenius_squared", "regularity")
+
+
+@lru_cache(maxsize=8)
+def simulate_invariant(
+    widths: tuple[int, ...],
+    residuals: tuple[float, ...],
+    *,
+    depth: int,
+    burn_in: int,
+    every: int,
+    runs: int,
+    weights: str,
+    device: str,
+    random_seed: int,
+    measures: tuple[str, ...] = MEASURES,
+) -> tuple[Simulation, ...]:
+    """H ↦ BN(H + γWH) from M₀ = I with as many samples as features; figures that show one experiment share it."""
+    from sounding.chain import simulate_many
+
+    return simulate_many(
+        widths=widths,
+        residuals=residuals,
+        depth=depth,
+        burn_in=burn_in,
+        every=every,
+        runs=runs,
+        weights=weights,
+        center=False,
+        start="orthogonal",
+        measures=measures,
+        device=device,
+        generator=Context(random_seed=random_seed).generator(),
+    )
+
+
+def averages_of(
+    values: Mapping[str, Any], context: Context, *, measures: tuple[str, ...] = MEASURES
+) -> dict[float, list[Mapping[str, Estimate]]]:
+    """By residual strength, the averages at each width."""
+    residuals = tuple(values["residuals"])
+    found = simulate_invariant(
+        tuple(values["widths"]),
+        residuals,
+        depth=values["depth"],
+        burn_in=values["burn_in"],
+        every=values["every"],
+        runs=values["runs"],
+        weights=values["weights"],
+        device=context.device,
+        random_seed=context.random_seed,
+        measures=measures,
+    )
+    count = len(residuals)
+    return {
+        gamma: [simulation.averages for simulation in found[index::count]] for index, gamma in enumerate(residuals)
+    }
+
+
+def number_of(average: Estimate, *, scale: float = 1.0) -> Number:
+    """The average of a simulation, times a known factor."""
+    return estimate(scale * average.value, abs(scale) * (average.stderr or 0.0))
+
+
+def half_width(average: Estimate, *, scale: float = 1.0) -> float:
+    """Half of the ledger's interval."""
+    number = number_of(average, scale=scale)
+    return number.high - number.value
+
+
+def share_of(average: Estimate, reference: float, *, relative_error: float = 0.0) -> Number:
+    """average / reference, where the reference was measured too, with that relative standard error."""
+    value = average.value / reference
+    return estimate(value, abs(value) * math.hypot((average.stderr or 0.0) / average.value, relative_error))
+
+
+def relative_error(average: Estimate) -> float:
+    """The standard error as a share of the value."""
+    return (average.stderr or 0.0) / average.value
+
+
+def log_slope(widths: Sequence[int], averages: Sequence[Estimate]) -> Number:
+    """The exponent b of a power law a·dᵇ through the averages."""
+    values = np.array([average.value for average in averages])
+    errors = [(average.stderr or 0.0) / average.value for average in averages]
+    return slope_of(np.log(widths), np.log(values), stderr=errors)
+
+
+def name_of(gamma: float) -> str:
+    """γ in words for keys and legends."""
+    return "inf" if math.isinf(gamma) else f"{gamma:g}"
+
+
+def measured(label: str, widths: Sequence[int], averages: Sequence[Estimate]) -> Series:
+    """Points with the ledger's intervals."""
+    return Series(label, widths, [a.value for a in averages], error=[half_width(a) for a in averages])
+
+
+def measure_theorem2(values: Mapping[str, Any], context: Context) -> Outcome:
+    """r and the soft rank beside the printed and the corrected bound, with the measured regularity constant."""
+    from sounding.theory.bounds import rank2020
+
+    widths = values["widths"]
+    ((_, found),) = averages_of(values, context).items()
+    alphas = [average["regularity"] for average in found]
+    printed, corrected = (
+        [rank2020.theorem_2(d, regularity=a.value, threshold=0.0, version=version).value for d, a in zip(widths, alphas)]
+        for version in ("printed", "corrected")
+    )
+    ratios = [average["participation_ratio"] for average in found]
+    softs = [average["soft_rank"] for average in found]
+    # both bounds grow at most like √(1 − α), so that is how α's error reaches them
+    errors = [0.5 * (a.stderr or 0.0) / (1 - a.value) for a in alphas]
+    over, sharper = (
+        min(
+            (share_of(r, bound, relative_error=e) for r, bound, e in zip(ratios, bounds, errors, strict=True)),
+            key=lambda n: n.low,
+        )
+        for bounds in (printed, corrected)
+    )
+    soft = min(
+        (share_of(s, r.value / 4, relative_error=relative_error(r)) for s, r in zip(softs, ratios, strict=True)),
+        key=lambda n: n.low,
+    )
+    numbers = {
+        "largest_regularity": max((number_of(a) for a in alphas), key=lambda n: n.high),
+        "smallest_r_over_bound": over,
+        "smallest_soft_rank_over_r_bound": soft,
+        "exponent_of_r": log_slope(widths, ratios),
+        "exponent_of_soft_rank": log_slope(widths, softs),
+        "smallest_r_over_corrected_bound": sharper,
+    }
+    panels = (
+        Panel(
+            "width d",
+            "average over depth",
+            (
+                measured("participation ratio r", widths, ratios),
+                measured("soft rank at ½", widths, softs),
+                Series("√((1 − α)d), printed bound on r", widths, printed, role="bound"),
+                Series("corrected bound on r", widths, corrected, role="theory"),
+            ),
+            x_scale="log",
+            y_scale="log",
+            title="rank",
+            ticks={float(d): str(d) for d in widths},
+        ),
+        Panel(
+            "width d",
+            "regularity constant α",
+            (measured("α", widths, alphas), Series("1", [widths[0], widths[-1]], [1.0, 1.0], role="bound")),
+            x_scale="log",
+            title="regularity",
+            ticks={float(d): str(d) for d in widths},
+        ),
+    )
+    caption = (
+        "The average of r over depth lies above the printed bound and close above the corrected one, and grows like "
+        "√d or a little faster; the regularity constant that both bounds need stays below 1."
+    )
+    return Outcome(numbers, Picture(panels, caption))
+
+
+def measure_lemma13(values: Mapping[str, Any], context: Context) -> Outcome:
+    """E‖M‖_F² beside its printed and corrected upper bounds, and the balance that the corrected one comes from."""
+    from sounding.theory.bounds import rank2020
+
+    widths = values["widths"]
+    ((_, found),) = averages_of(values, context).items()
+    squares = [average["frobenius_squared"] for average in found]
+    alphas = [average["regularity"].value for average in found]
+    errors = [0.5 * (average["regularity"].stderr or 0.0) / (1 - average["regularity"].value) for average in found]
+    bounds = {
+        version: [rank2020.lemma_13(d, regularity=a, version=version).value for d, a in zip(widths, alphas)]
+        for version in ("printed", "corrected")
+    }
+    shares = {
+        version: max(
+            (share_of(s, b, relative_error=e) for s, b, e in zip(squares, bound, errors, strict=True)),
+            key=lambda n: n.high,
+        )
+        for version, bound in bounds.items()
+    }
+    numbers = {
+        "largest_share_of_printed_bound": shares["printed"],
+        "largest_share_of_corrected_bound": shares["corrected"],
+        "exponent": log_slope(widths, squares),
+    }
+    panel = Panel(
+        "width d",
+        "E‖M‖_F²",
+        (
+            measured("measured", widths, squares),
+            Series("d^{3/2}/√(1 − α), printed", widths, bounds["printed"], role="bound"),
+            Series("corrected bound", widths, bounds["corrected"], role="theory"),
+        ),
+        x_scale="log",
+        y_scale="log",
+        ticks={float(d): str(d) for d in widths},
+    )
+    caption = "The printed bound is true and two to four times too large; the one with the right sign nearly touches."
+    return Outcome(numbers, Picture((panel,), caption))
+
+
+def measure_fig3a(values: Mapping[str, Any], context: Context) -> Outcome:
+    """The rank averaged over depth against the width, for each residual strength."""
+    widths, measure = values["widths"], values["measure"]
+    by_gamma = averages_of(values, context, measures=(measure,))
+    numbers: dict[str, Number] = {}
+    series = []
+    for gamma, found in by_gamma.items():
+        ranks = [average[measure] for average in found]
+        numbers[f"exponent_at_gamma_{name_of(gamma)}"] = log_slope(widths, ranks)
+        series.append(measured(f"γ = {name_of(gamma)}", widths, ranks))
+    over = [(average[measure], d) for found in by_gamma.values() for average, d in zip(found, widths)]
+    numbers["smallest_exponent"] = min(numbers.values(), key=lambda n: n.low)
+    numbers["largest_exponent"] = max(numbers.values(), key=lambda n: n.high)
+    numbers["smallest_rank_over_sqrt_width"] = min(
+        (number_of(rank, scale=1 / math.sqrt(d)) for rank, d in over), key=lambda n: n.low
+    )
+    if measure == "numerical_rank":
+        numbers["difference_between_precisions"] = _compare_precisions(values, context)
+    series.append(Series("√d (the paper's order)", widths, np.sqrt(widths), role="paper"))
+    series.append(Series("d (full rank)", widths, widths, role="bound"))
+    panel = Panel(
+        "width d",
+        values["label"],
+        series,
+        x_scale="log",
+        y_scale="log",
+        ticks={float(d): str(d) for d in widths},
+    )
+    return Outcome(numbers, Picture((panel,), values["caption"]))
+
+
+def _compare_precisions(values: Mapping[str, Any], context: Context) -> Number:
+    """The numerical rank that double precision leaves minus the one that single precision leaves, at width 16, γ = 1."""
+    from sounding.chain import simulate
+
+    ranks = [
+        simulate(
+            width=16,
+            batch_size=16,
+            residual=1.0,
+            depth=4000,
+            burn_in=3000,
+            every=100,
+            runs=16,
+            weights=values["weights"],
+            center=False,
+            start="orthogonal",
+            measures=["numerical_rank"],
+            dtype=dtype,
+            generator=context.generator(7),
+        ).averages["numerical_rank"]
+        for dtype in ("float64", "float32")
+    ]
+    return estimate(ranks[0].value - ranks[1].value, math.hypot(*(rank.stderr or 0.0 for rank in ranks)))
+
+
+def measure_fig8(values: Mapping[str, Any], context: Context) -> Outcome:
+    """The regularity constant against the width."""
+    widths = values["widths"]
+    ((_, found),) = averages_of(values, context).items()
+    alphas = [average["regularity"] for average in found]
+    wide = [number_of(a) for d, a in zip(widths, alphas) if d > 10]
+    falls = [
+        estimate(a.value - b.value, math.hypot(a.stderr or 0.0, b.stderr or 0.0))
+        for a, b in zip(alphas, alphas[1:], strict=False)
+    ]
+    numbers = {
+        "largest_regularity_above_width_10": max(wide, key=lambda n: n.high),
+        "smallest_fall_per_doubling": min(falls, key=lambda n: n.low),
+    }
+    ends = [widths[0], widths[-1]]
+    panel = Panel(
+        "width d",
+        "regularity constant α",
+        (measured("measured", widths, alphas), Series("0.9 (the paper's limit)", ends, [0.9, 0.9], role="paper")),
+        x_scale="log",
+        ticks={float(d): str(d) for d in widths},
+    )
+    return Outcome(numbers, Picture((panel,), "From width 11 on α is below 0.9, and it falls as the width grows."))
+
+
+def measure_fig9(values: Mapping[str, Any], context: Context) -> Outcome:
+    """log₂ E‖M‖_F² against log₂ d."""
+    widths = values["widths"]
+    ((_, found),) = averages_of(values, context).items()
+    squares = [average["frobenius_squared"] for average in found]
+    logs = np.log2(widths)
+    errors = [half_width(s) / s.value / math.log(2) for s in squares]
+    largest = max((number_of(s, scale=d**-1.5) for s, d in zip(squares, widths)), key=lambda n: n.high)
+    numbers = {"exponent": log_slope(widths, squares), "largest_over_d_to_3_halves": largest}
+    panel = Panel(
+        "log₂ d",
+        "log₂ of the average of ‖M‖_F²",
+        (
+            Series("measured", logs, [math.log2(s.value) for s in squares], error=errors),
+            Series("log₂ d^1.5 (the paper's line)", logs, 1.5 * logs, role="paper"),
+        ),
+    )
+    caption = "The points follow the line of slope 3/2: far from 1 (orthogonal features) and from 2 (collapse)."
+    return Outcome(numbers, Picture((panel,), caption))
+
+
+_PAPER = "d = N, L = 10⁵ layers, Gaussian or uniform weights of unit variance, γ not stated"
+_INVARIANT: dict[Scale, Setting] = {
+    "quick": Setting(
+        {
+            "widths": [8, 16, 32, 64],
+            "residuals": [0.02],
+            "depth": 12000,
+            "burn_in": 4000,
+            "every": 20,
+            "runs": 6,
+            "weights": "uniform",
+        },
+        "four widths, 48 000 chain-layers each after the burn-in",
+    ),
+    "standard": Setting(
+        {
+            "widths": [8, 16, 32, 64, 128],
+            "residuals": [0.02],
+            "depth": 30000,
+            "burn_in": 6000,
+            "every": 20,
+            "runs": 8,
+            "weights": "uniform",
+        },
+        "widths up to 128",
+    ),
+    "paper": Setting(
+        {
+            "widths": [8, 16, 32, 64, 128, 256],
+            "residuals": [0.01],
+            "depth": 30000,
+            "burn_in": 20000,
+            "every": 10,
+            "runs": 100,
+            "weights": "uniform",
+        }
+    ),
+}
+
+
+def _fig3a_settings(measure: str, label: str, caption: str, *, dtype_note: str) -> dict[Scale, Setting]:
+    common = {"measure": measure, "label": label, "caption": caption, "weights": "gaussian"}
+    quick = {"widths": [8, 16, 32, 64], "depth": 4000, "burn_in": 2000, "every": 10, "runs": 4}
+    full = {"widths": [8, 16, 32, 64, 128, 256], "depth": 30000, "burn_in": 20000, "every": 10, "runs": 100}
+    return {
+        "quick": Setting(
+            {**common, **quick, "residuals": [0.1, 1.0, math.inf]},
+            "widths up to 64, three values of γ, 8000 chain-layers each after the burn-in" + dtype_note,
+        ),
+        "paper": Setting({**common, **full, "residuals": [0.01, 0.1, 1.0, math.inf]}, dtype_note.removeprefix("; ")),
+    }
+
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        id="rank2020-thm2",
+        seed="rank2020",
+        place="theorems 2 and 14, lemma 10",
+        kind="theorem",
+        statement="In H ↦ BN(H + γWH) with small γ and a full-rank input, the averages over depth obey "
+        "soft rank ≥ (1 − τ)² r and r ≥ √((1 − α)d) with the regularity constant α < 1: the rank grows at least like √d.",
+        expectations=(
+            Expectation("largest_regularity", "lemma 10: α < 1 at every width", high=1.0),
+            Expectation("smallest_r_over_bound", "r ≥ √((1 − α)d) at every width", low=1.0),
+            Expectation("smallest_soft_rank_over_r_bound", "soft rank at ½ ≥ r/4 on average", low=1.0),
+            Expectation("exponent_of_r", "order √d or more; a logarithm or a constant gives less", low=0.45),
+            Expectation("exponent_of_soft_rank", "order √d or more", low=0.45),
+        ),
+        settings=_INVARIANT,
+        measure=measure_theorem2,
+        paper=_PAPER,
+        note="The proof loses a sign in (53) and (54); with it the bound becomes (1 + √(1 + 16(1 − α)d))/2, which is drawn "
+        "too and which the measured r also obeys (smallest_r_over_corrected_bound). The invariant law is the one on "
+        "full-rank matrices: matrices of rank k stay of rank k.",
+    ),
+    Claim(
+        id="rank2020-lemma13",
+        seed="rank2020",
+        place="lemma 13",
+        kind="theorem",
+        statement="Under the invariant law E‖M‖_F² ≤ d^{3/2}/√(1 − α).",
+        expectations=(
+            Expectation("largest_share_of_printed_bound", "at most the bound at every width", high=1.0),
+        ),
+        settings=_INVARIANT,
+        measure=measure_lemma13,
+        paper="a lemma; figure 9 draws d^{3/2}",
+        note="(53) and (54) carry the wrong sign of 8(1 − α): what the invariance of ‖M‖_F² gives is "
+        "d² = E‖M‖_F² + 4(1 − α) E Tr M³. The printed bound stays true; the corrected one, 2d²/(1 + √(1 + 16(1 − α)d)), is 2 to 4 times sharper "
+        "and drawn too (largest_share_of_corrected_bound).",
+    ),
+    Claim(
+        id="rank2020-fig3a",
+        seed="rank2020",
+        place="figure 3a (soft rank, as captioned)",
+        kind="figure",
+        statement="The soft rank at ½, averaged over depth, grows at least like √d, for every γ including no skip "
+        "connection.",
+        expectations=(
+            Expectation("smallest_exponent", "order √d or more for every γ", low=0.45),
+            Expectation("largest_exponent", "less than full rank, which has exponent 1", high=0.9),
+            Expectation("smallest_rank_over_sqrt_width", "a constant of order 1: at least the theorem's (1 − τ)²", low=0.25),
+        ),
+        settings=_fig3a_settings(
+            "soft_rank",
+            "average over depth of the soft rank at ½",
+            "At every γ the soft rank lies above √d and grows a little faster.",
+            dtype_note="",
+        ),
+        measure=measure_fig3a,
+        paper="d = N ∈ {8, 16, …, 256}, Gaussian data and weights, several γ and γ = ∞, L = 10⁶",
+        released="M₀ = I, γ = 0.01, one sample every 10 000 layers after 1000, no centring; the plotted rank mixes "
+        "torch.matrix_rank and #{σ > 1e-9}, see rank2020-fig3a-rank",
+    ),
+    Claim(
+        id="rank2020-fig3a-rank",
+        seed="rank2020",
+        place="figure 3a (the rank that was plotted)",
+        kind="figure",
+        statement="The numerical rank, averaged over depth, grows at least like √d, for every γ.",
+        expectations=(
+            Expectation("smallest_exponent", "order √d or more for every γ", low=0.45),
+            Expectation("smallest_rank_over_sqrt_width", "at least √d", low=1.0),
+        ),
+        settings=_fig3a_settings(
+            "numerical_rank",
+            "average over depth of the numerical rank",
+            "Far below full rank: all but about 1.7√d directions have fallen below rounding, at every γ.",
+            dtype_note="",
+        ),
+        measure=measure_fig3a,
+        paper="as figure 3a; the caption says soft rank",
+        released="torch.matrix_rank for some widths and #{σ > 1e-9} for others",
+        note="In exact arithmetic every state has rank d, since the weights are invertible almost surely. The plotted "
+        "number counts the directions that have not fallen below rounding. It is no artefact of precision: the others "
+        "fall exponentially, and float32 and float64 leave the same number (difference_between_precisions). So the "
+        "invariant law that a long chain shows is carried by matrices of rank about 1.7√d.",
+    ),
+    Claim(
+        id="rank2020-fig8",
+        seed="rank2020",
+        place="figure 8",
+        kind="figure",
+        statement="The regularity constant of the invariant law is below 0.9 for d > 10 and falls with the width.",
+        expectations=(
+            Expectation("largest_regularity_above_width_10", "below 0.9 for d > 10", high=0.9),
+            Expectation("smallest_fall_per_doubling", "falling from each width to the next", low=0.0),
+        ),
+        settings=_INVARIANT,
+        measure=measure_fig8,
+        paper=_PAPER,
+    ),
+    Claim(
+        id="rank2020-fig9",
+        seed="rank2020",
+        place="figure 9",
+        kind="figure",
+        statement="E‖M‖_F² grows like d^{3/2}.",
+        expectations=(
+            Expectation("exponent", "3/2; 1 would be orthogonal features, 2 a collapse", low=1.35, high=1.65),
+        ),
+        settings=_INVARIANT,
+        measure=measure_fig9,
+        paper=_PAPER,
+    ),
+)
