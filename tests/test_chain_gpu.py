@@ -74,3 +74,34 @@ def test_strengths_share_a_batch():
 def test_which_laws_stream():
     assert gpu.has_triton()
     assert gpu.STREAMED_SAMPLES >= 10
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        {"width": 1000, "batch_size": 9, "center": False, "depth": 512},
+        {"width": 48, "batch_size": 40, "residual": 0.2, "depth": 512},
+        {"width": 48, "batch_size": 40, "residual": 0.2, "depth": 3},
+    ],
+    ids=str,
+)
+def test_compiling_is_set_up_and_leaves_the_numbers_alone(law):
+    first, second = (
+        simulate(runs=2112, device="cuda", measures=["orthogonality_gap"], generator=torch.Generator().manual_seed(7),
+                 **law)
+        for _ in range(2)
+    )  # fmt: skip
+    assert first.averages == second.averages
+    assert first.setup_seconds > 0
+    assert first.seconds < 3 * second.seconds + 0.05
+    assert first.chain_layers_per_second == pytest.approx(2112 * law["depth"] / first.seconds)
+
+
+def test_a_backward_chain_has_the_growth_of_the_cpu():
+    settings = {"width": 64, "batch_size": 8, "depth": 60, "activation": "relu", "backward": True}
+    cpu = simulate(runs=40, generator=torch.Generator().manual_seed(8), measures=["log_norm"], **settings)
+    cuda = simulate(
+        runs=80, generator=torch.Generator().manual_seed(9), measures=["log_norm"], device="cuda", **settings
+    )
+    a, b = cpu.gradients["log_rate"], cuda.gradients["log_rate"]
+    assert abs(a.value - b.value) <= TOLERANCE.standard_errors * math.hypot(a.stderr, b.stderr)

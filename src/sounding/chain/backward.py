@@ -11,7 +11,6 @@ near the output, where the random cotangent does, are left out.
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +23,7 @@ from sounding.chain.engine import (
     Progress,
     Task,
     check_finite,
+    count_workers,
     draw_input,
     make_recorder,
     make_tasks,
@@ -60,18 +60,16 @@ def simulate_backward(plan: Plan, *, generator: torch.Generator, progress: Progr
     law = plan.laws[0]
     _check(plan, law)
     plan = _explicit(plan)
-    clock = Clock()
     tasks = make_tasks(plan, generator=generator)
     total = 2 * plan.runs * plan.depth
-    began = time.perf_counter()
+    clock = Clock(count_workers(tasks))
     finished, interrupted = run_on_cores(
         lambda task: _run_task(plan, task, clock), tasks, clock, total=total, progress=progress
     )
     pulls = [pull for pull in finished if pull is not None]
     if not pulls:
         raise InterruptedRun("interrupted before anything was measured")
-    seconds = time.perf_counter() - began
-    simulation = _assemble(plan, pulls, rate=clock.done / seconds / 2, partial=interrupted)
+    simulation = _assemble(plan, pulls, clock=clock, partial=interrupted)
     if interrupted:
         raise InterruptedRun("interrupted; what was measured is marked partial", partial=simulation)
     return simulation
@@ -131,16 +129,19 @@ def _explicit(plan: Plan) -> Plan:
 def _run_task(plan: Plan, task: Task, clock: Clock) -> Pull | None:
     """One task forward and back; None when it was told to stop on the way, which leaves no gradient."""
     law = task.laws[0]
-    generator = torch.Generator(device=plan.device).manual_seed(task.seed)
-    chains = Chains([law] * task.runs, draw_input(plan, task, generator), route="explicit", generator=generator)
-    recorder = make_recorder(plan, task)
-    if plan.profile:
-        recorder.add(0, observe(chains, plan.observer), averaged=False)
-    states, seeds = [chains.state], []
+    with clock.setting_up():
+        generator = torch.Generator(device=plan.device).manual_seed(task.seed)
+        chains = Chains([law] * task.runs, draw_input(plan, task, generator), route="explicit", generator=generator)
+        recorder = make_recorder(plan, task)
+        states, seeds = [chains.state.clone()], []
+        if plan.device.type == "cuda":
+            _rehearse(plan, chains)
+        if plan.profile:
+            recorder.add(0, observe(chains, plan.observer), averaged=False)
     for layer in range(1, plan.depth + 1):
         seeds.append(generator.get_state())
         chains.step(law.gain.at(layer))
-        states.append(chains.state)
+        states.append(chains.state.clone())  # its memory is used again
         if plan.measures_at(layer):
             recorder.add(layer, observe(chains, plan.observer), averaged=layer > plan.burn_in)
         clock.add(task.runs)
@@ -172,9 +173,21 @@ def _pull_back(chains: Chains, state: torch.Tensor, cotangent: torch.Tensor, gai
     return pulled.detach()
 
 
-def _assemble(plan: Plan, pulls: list[Pull], *, rate: float, partial: bool) -> Simulation:
+def _rehearse(plan: Plan, chains: Chains) -> None:
+    """One layer forward and back and one look, so that what a device loads on first use is loaded; all put back."""
+    state, random = chains.state, chains.generator.get_state()
+    _pull_back(chains, state, state, chains.law.gain.at(1))
+    chains.state = state
+    chains.forget_gram()
+    observe(chains, plan.observer)
+    chains.generator.set_state(random)
+    torch.cuda.synchronize(plan.device)
+
+
+def _assemble(plan: Plan, pulls: list[Pull], *, clock: Clock, partial: bool) -> Simulation:
     from sounding.chain.run import describe
 
+    seconds, setup_seconds = clock.read()
     law = plan.laws[0]
     settings = {**describe(plan, law, partial=partial), "backward": True}
     record = pulls[0].records[0]
@@ -187,7 +200,9 @@ def _assemble(plan: Plan, pulls: list[Pull], *, rate: float, partial: bool) -> S
     return Simulation(
         averages=make_averages(record, plan.observer),
         profile=profile,
-        chain_layers_per_second=rate,
+        chain_layers_per_second=clock.done / 2 / seconds,  # each layer was counted forward and back
+        seconds=seconds,
+        setup_seconds=setup_seconds,
         settings=settings,
         partial=partial,
         gradients=growth_of(logs, burn_in=plan.burn_in),

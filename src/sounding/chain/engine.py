@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -20,9 +21,10 @@ from sounding.chain.averages import batch_count
 from sounding.chain.inputs import Start, draw_start
 from sounding.chain.law import ChainLaw
 from sounding.chain.lean import LeanChain, block_length, is_small
+from sounding.chain.normals import Normals, make_normals
 from sounding.chain.observe import Observer, Snapshot, observe
 from sounding.chain.record import Record, Recorder
-from sounding.chain.step import Chains, Normals, Route
+from sounding.chain.step import Chains, Route
 from sounding.errors import NumericalError
 
 Progress = Callable[[int, int], None]
@@ -90,40 +92,77 @@ class Task:
     seed: int
 
 
-class Clock:
-    """Counts chain-layers for all threads, and tells them to stop."""
+@dataclass(frozen=True)
+class Outcome:
+    """What a plan gave.
 
-    def __init__(self) -> None:
+    Args:
+        records: per law, those of its tasks.
+        seconds: the time its layers took.
+        setup_seconds: the time before them: inputs drawn, kernels compiled, graphs captured.
+        interrupted: whether Ctrl-C came.
+    """
+
+    records: list[list[Record]]
+    seconds: float
+    setup_seconds: float
+    interrupted: bool
+
+
+class Clock:
+    """Counts chain-layers for all threads, keeps their set-up apart, and tells them to stop.
+
+    Args:
+        workers: threads that work at once; each spends its share of the time.
+    """
+
+    def __init__(self, workers: int = 1) -> None:
         self.stop = threading.Event()
+        self._workers = workers
+        self._began = time.perf_counter()
         self._done: dict[int, int] = {}
+        self._setup: dict[int, float] = {}
 
     def add(self, chain_layers: int) -> None:
         thread = threading.get_ident()
         self._done[thread] = self._done.get(thread, 0) + chain_layers
 
+    @contextmanager
+    def setting_up(self) -> Iterator[None]:
+        """What happens inside is no layer's work."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            thread = threading.get_ident()
+            self._setup[thread] = self._setup.get(thread, 0.0) + time.perf_counter() - began
+
     @property
     def done(self) -> int:
         return sum(list(self._done.values()))
 
+    def read(self) -> tuple[float, float]:
+        """Seconds of work and of set-up since the clock was made, as the wall saw them."""
+        setup = sum(self._setup.values()) / self._workers
+        return max(time.perf_counter() - self._began - setup, 1e-9), setup
 
-def run_plan(
-    plan: Plan, *, generator: torch.Generator, progress: Progress | None = None
-) -> tuple[list[list[Record]], float, bool]:
-    """Per law the records of its tasks, the seconds it took, and whether it was interrupted."""
+
+def run_plan(plan: Plan, *, generator: torch.Generator, progress: Progress | None = None) -> Outcome:
+    """Run every task of a plan."""
     tasks = make_tasks(plan, generator=generator)
-    clock = Clock()
     total = plan.chain_layers
-    began = time.perf_counter()
     if plan.device.type == "cpu":
+        clock = Clock(count_workers(tasks))
         results, interrupted = _run_chains_on_cores(plan, tasks, clock, total=total, progress=progress)
     else:
+        clock = Clock()
         results, interrupted = _run_on_gpu(plan, tasks, clock, total=total, progress=progress)
-    seconds = time.perf_counter() - began
+    seconds, setup_seconds = clock.read()
     by_law: list[list[Record]] = [[] for _ in plan.laws]
     for task, records in zip(tasks, results, strict=False):
         for position, record in zip(task.positions, records, strict=True):
             by_law[position].append(record)
-    return by_law, seconds, interrupted
+    return Outcome(by_law, seconds, setup_seconds, interrupted)
 
 
 def make_tasks(plan: Plan, *, generator: torch.Generator) -> list[Task]:
@@ -148,20 +187,22 @@ def make_tasks(plan: Plan, *, generator: torch.Generator) -> list[Task]:
     return tasks
 
 
-def run_task(
-    plan: Plan, task: Task, clock: Clock, *, normals: Callable[[torch.Generator], Normals] | None = None
-) -> list[Record]:
-    """Run one task's chains through the whole depth, or until told to stop."""
-    generator = torch.Generator(device=plan.device).manual_seed(task.seed)
-    laws = [law for law in task.laws for _ in range(task.runs)]
-    law = laws[0]
-    state = draw_input(plan, task, generator)
-    if is_small(law, chains=len(laws), route=plan.route):
-        return _run_lean(plan, task, clock, state, generator)
-    chains = Chains(laws, state, route=plan.route, generator=generator, normals=normals(generator) if normals else None)
-    recorder = make_recorder(plan, task)
-    if plan.profile:
-        recorder.add(0, observe(chains, plan.observer), averaged=False)
+def run_task(plan: Plan, task: Task, clock: Clock, *, drawer: ThreadPoolExecutor | None = None) -> list[Record]:
+    """Run one task's chains through the whole depth, or until told to stop; a `drawer` draws normals ahead."""
+    if is_small(task.laws[0], chains=len(task.laws) * task.runs, route=plan.route):
+        return _run_lean(plan, task, clock)
+    with clock.setting_up():
+        generator = torch.Generator(device=plan.device).manual_seed(task.seed)
+        state = draw_input(plan, task, generator)
+        normals = make_normals(task.seed, generator=generator, dtype=plan.dtype, kept=2 if drawer else 1)
+        laws = [law for law in task.laws for _ in range(task.runs)]
+        law = laws[0]
+        if drawer is not None:
+            normals = _draw_ahead(drawer, normals)
+        chains = Chains(laws, state, route=plan.route, generator=generator, normals=normals)
+        recorder = make_recorder(plan, task)
+        if plan.profile:
+            recorder.add(0, observe(chains, plan.observer), averaged=False)
     layer = 0
     while layer < plan.depth and not clock.stop.is_set():
         layer += 1
@@ -186,23 +227,27 @@ def draw_input(plan: Plan, task: Task, generator: torch.Generator) -> torch.Tens
     )
 
 
-def _run_lean(plan: Plan, task: Task, clock: Clock, state: torch.Tensor, generator: torch.Generator) -> list[Record]:
+def _run_lean(plan: Plan, task: Task, clock: Clock) -> list[Record]:
     """The same for few small chains: one by one within a block of layers, measured block by block."""
     law = task.laws[0]
-    chains = [LeanChain(law, one, route=plan.route) for one in state]
-    recorder = make_recorder(plan, task)
-    if plan.profile:
-        scales = torch.tensor([chain.log_scale for chain in chains], dtype=torch.float64)
-        first = torch.stack([torch.from_numpy(chain.state) for chain in chains])
-        recorder.add(0, observe(Snapshot(first, scales, plan.route), plan.observer), averaged=False)
+    with clock.setting_up():
+        generator = torch.Generator(device=plan.device).manual_seed(task.seed)
+        state = draw_input(plan, task, generator)
+        normals = make_normals(task.seed, generator=generator, dtype=plan.dtype)
+        chains = [LeanChain(law, one, route=plan.route) for one in state]
+        recorder = make_recorder(plan, task)
+        if plan.profile:
+            scales = torch.tensor([chain.log_scale for chain in chains], dtype=torch.float64)
+            first = torch.stack([torch.from_numpy(chain.state) for chain in chains])
+            recorder.add(0, observe(Snapshot(first, scales, plan.route), plan.observer), averaged=False)
     block = block_length(law, chains=len(chains), route=plan.route)
     layer = 0
     while layer < plan.depth and not clock.stop.is_set():
         layers = range(layer + 1, min(layer + block, plan.depth) + 1)
         gains = [law.gain.constant or law.gain.at(l) for l in layers]
         shape = (len(chains), len(layers), law.batch_size if plan.route == "gram" else law.width, law.width)
-        if plan.route == "gram":
-            draws = torch.randn(shape, generator=generator, dtype=plan.dtype)
+        if plan.route == "gram" or law.weights.invariance == "gaussian":
+            draws = normals(shape)
         else:
             draws = law.weights.draw(shape, generator=generator, dtype=plan.dtype, device="cpu")
         looked = [index for index, l in enumerate(layers) if plan.measures_at(l)]
@@ -245,18 +290,24 @@ def check_finite(state: torch.Tensor, layer: int) -> None:
         )
 
 
+def count_workers(tasks: Sequence[Task]) -> int:
+    """Threads that share the tasks."""
+    return max(1, min(torch.get_num_threads(), len(tasks)))
+
+
 def run_on_cores(
     work: Callable[[Task], Result], tasks: Sequence[Task], clock: Clock, *, total: int, progress: Progress | None
 ) -> tuple[list[Result], bool]:
     """Each task's result, and whether Ctrl-C came; torch releases the interpreter lock inside its operations."""
     cores = torch.get_num_threads()
+    workers = count_workers(tasks)
 
     def work_alone(task: Task) -> Result:
         torch.set_num_threads(1)
         return work(task)
 
     interrupted = False
-    with ThreadPoolExecutor(max(1, min(cores, len(tasks)))) as pool:
+    with ThreadPoolExecutor(workers) as pool:
         futures = [pool.submit(work_alone, task) for task in tasks]
         try:
             _watch(futures, clock, total=total, progress=progress)
@@ -284,7 +335,7 @@ def _run_chains_on_cores(
         if not single or drawn < WORTH_OVERLAPPING:
             return run_task(plan, task, clock)
         with ThreadPoolExecutor(1) as drawer:
-            return run_task(plan, task, clock, normals=lambda g: _draw_ahead(drawer, g, plan.dtype))
+            return run_task(plan, task, clock, drawer=drawer)
 
     return run_on_cores(work, tasks, clock, total=total, progress=progress)
 
@@ -318,16 +369,13 @@ def _watch(futures: Sequence[Future[Result]], clock: Clock, *, total: int, progr
             progress(clock.done, total)
 
 
-def _draw_ahead(drawer: ThreadPoolExecutor, generator: torch.Generator, dtype: torch.dtype) -> Normals:
-    """Normals drawn one call ahead in another thread; the sequence is the generator's own."""
+def _draw_ahead(drawer: ThreadPoolExecutor, normals: Normals) -> Normals:
+    """Normals drawn one call ahead in another thread; the sequence is the same."""
     pending: list[Future[torch.Tensor]] = []
 
     def draw(shape: tuple[int, ...]) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, dtype=dtype)
-
-    def normals(shape: tuple[int, ...]) -> torch.Tensor:
-        now = pending.pop().result() if pending else draw(shape)
-        pending.append(drawer.submit(draw, shape))
+        now = pending.pop().result() if pending else normals(shape)
+        pending.append(drawer.submit(normals, shape))
         return now
 
-    return normals
+    return draw

@@ -73,39 +73,65 @@ class GramSnapshot(Snapshot):
         self._gram = gram
 
 
-def _run_streaming(plan: Plan, task: Task, clock: Clock, report: Callable[[], None]) -> list[Record]:
-    from sounding.chain.kernels import stream_gram
+class Stream:
+    """Chains as Gram matrices, a block of layers per launch of the streaming kernel."""
 
-    law = task.laws[0]
-    n, chains = law.batch_size, task.runs
-    generator = torch.Generator(device=plan.device).manual_seed(task.seed)
-    state = draw_input(plan, task, generator).double()
-    gram = (state @ state.mT).contiguous()
+    def __init__(self, plan: Plan, task: Task) -> None:
+        self.plan, self.law, self.seed, self.chains = plan, task.laws[0], task.seed, task.runs
+        n = self.law.batch_size
+        generator = torch.Generator(device=plan.device).manual_seed(task.seed)
+        state = draw_input(plan, task, generator).double()
+        self.gram = (state @ state.mT).contiguous()
+        slots = max(1, min(WAITING, OUT_BYTES // (self.chains * n * n * 8)))
+        self.block = max(1, min(slots * plan.every, LAUNCH_CHAIN_LAYERS // self.chains))
+        shape = (-(-self.block // plan.every), self.chains, n, n)
+        self.out = torch.zeros(shape, dtype=torch.float64, device=plan.device)
+
+    def advance(self, layers: range, gram: torch.Tensor) -> None:
+        """Take Gram matrices through consecutive layers, in their own memory."""
+        from sounding.chain.kernels import stream_gram
+
+        law = self.law
+        assert law.activation.slopes is not None
+        assert law.gain.constant is not None
+        up, down = law.activation.slopes
+        stream_gram[(self.chains,)](
+            gram, self.out, self.seed, self.chains, 0, layers[0], len(layers), self.plan.every, law.width,
+            float(law.gain.constant), float(law.eps), float(up), float(down), N=law.batch_size, CENTER=law.center,
+            BLOCK=32, ROUNDS=PHILOX_ROUNDS, WIDE=True, num_warps=1,
+        )  # fmt: skip
+
+    def rehearse(self, recorder: Recorder) -> None:
+        """Compile the kernel and load what measuring needs, on copies: the counters of the chains are not touched."""
+        self.advance(range(1, 2), self.gram.clone())
+        every, count = self.plan.every, min(2, len(self.out), self.plan.samples)
+        self.out[:count] = self.gram
+        first = self.plan.burn_in // every * every + every
+        _take_grams(self.plan, self.law, recorder, self.out[:count], range(first, first + every * count))
+        recorder.flush()
+        torch.cuda.synchronize(self.plan.device)
+
+
+def _run_streaming(plan: Plan, task: Task, clock: Clock, report: Callable[[], None]) -> list[Record]:
     recorder = make_recorder(plan, task)
-    if plan.profile:
-        recorder.add(0, observe(GramSnapshot(gram, law), plan.observer), averaged=False)
-    slots = max(1, min(WAITING, OUT_BYTES // (chains * n * n * 8)))
-    block = max(1, min(slots * plan.every, LAUNCH_CHAIN_LAYERS // chains))
-    out = torch.zeros(-(-block // plan.every), chains, n, n, dtype=torch.float64, device=plan.device)
-    assert law.activation.slopes is not None
-    assert law.gain.constant is not None
-    up, down = law.activation.slopes
     layer = 0
     try:
+        with clock.setting_up():
+            stream = Stream(plan, task)
+            stream.rehearse(make_recorder(plan, task))
+            if plan.profile:
+                recorder.add(0, observe(GramSnapshot(stream.gram, stream.law), plan.observer), averaged=False)
         while layer < plan.depth and not clock.stop.is_set():
-            count = min(block, plan.depth - layer)
-            stream_gram[(chains,)](
-                gram, out, task.seed, chains, 0, layer + 1, count, plan.every, law.width, float(law.gain.constant),
-                float(law.eps), float(up), float(down), N=n, CENTER=law.center, BLOCK=32, ROUNDS=PHILOX_ROUNDS,
-                WIDE=True, num_warps=1,
-            )  # fmt: skip
-            _take_grams(plan, law, recorder, out, range(layer + 1, layer + count + 1))
-            layer += count
-            clock.add(chains * count)
+            layers = range(layer + 1, min(layer + stream.block, plan.depth) + 1)
+            stream.advance(layers, stream.gram)
+            _take_grams(plan, stream.law, recorder, stream.out, layers)
+            layer = layers[-1]
+            clock.add(stream.chains * len(layers))
             report()
     except KeyboardInterrupt:
         clock.stop.set()
-    check_finite(gram, layer)
+    if layer:
+        check_finite(stream.gram, layer)
     return recorder.records(layer)
 
 
@@ -194,15 +220,21 @@ class Span:
             self.ring.index_copy_(0, self.slot, observe(self.chains, self.plan.observer).unsqueeze(0))
             self.slot += 1
 
+    def rehearse(self) -> None:
+        """Queue the span once and put everything back: kernels are compiled, libraries loaded, memory is reserved."""
+        kept = self.state.clone(), self.log_scale.clone(), self.chains.generator.get_state()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self.work(self.length, inside=self.inside)
+        torch.cuda.current_stream().wait_stream(side)
+        self.chains.generator.set_state(kept[2])
+        self._put_back(*kept[:2])
+
     def capture(self) -> None:
         """Record the span as a CUDA graph; where an operation forbids it, the span stays a queue of operations."""
         kept = self.state.clone(), self.log_scale.clone()
         try:
-            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                self.work(self.length, inside=self.inside)
-            torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             graph.register_generator_state(self.chains.generator)
             with torch.cuda.graph(graph):
@@ -210,9 +242,13 @@ class Span:
             self.graph = graph
         except RuntimeError:
             self.graph = None
-        self.state.copy_(kept[0])
-        self.log_scale.copy_(kept[1])
+        self._put_back(*kept)
+
+    def _put_back(self, state: torch.Tensor, log_scale: torch.Tensor) -> None:
+        self.state.copy_(state)
+        self.log_scale.copy_(log_scale)
         self.chains.state, self.chains.log_scale = self.state, self.log_scale
+        self.chains.forget_gram()
         self.layer.zero_()
         self.slot.zero_()
 
@@ -225,31 +261,42 @@ class Span:
             self.work(self.length, inside=self.inside)
 
 
-def _run_graphed(plan: Plan, task: Task, clock: Clock, report: Callable[[], None]) -> list[Record]:
+def _prepare_span(plan: Plan, task: Task) -> Span:
+    """The chains at their input and the span that takes them on, rehearsed, and captured where it can be."""
     laws = [law for law in task.laws for _ in range(task.runs)]
     generator = torch.Generator(device=plan.device).manual_seed(task.seed)
-    state = draw_input(plan, task, generator)
-    chains = DeviceChains(laws, state, route=plan.route, generator=generator)
+    chains = DeviceChains(laws, draw_input(plan, task, generator), route=plan.route, generator=generator)
     chains.fuse()
-    recorder = make_recorder(plan, task)
-    if plan.profile:
-        recorder.add(0, observe(chains, plan.observer), averaged=False)
     length = max(k for k in range(1, min(UNROLL, plan.every) + 1) if plan.every % k == 0)
-    inside = capturable(plan.observer) and length == plan.every
-    span = Span(plan, chains, length=length, inside=inside)
+    span = Span(plan, chains, length=length, inside=capturable(plan.observer) and length == plan.every)
+    span.rehearse()
     # a QR decomposition asks the host, which a graph cannot
     factored = plan.route == "gram" and plan.dtype == torch.float64
     drawn = plan.route == "explicit" and plan.laws[0].weights.invariance == "haar"
     if plan.depth >= 4 * length and not factored and not drawn:
         span.capture()
+    trial = make_recorder(plan, task)
+    trial.add(1, observe(chains, plan.observer), averaged=True)
+    trial.flush()
+    torch.cuda.synchronize(plan.device)
+    return span
+
+
+def _run_graphed(plan: Plan, task: Task, clock: Clock, report: Callable[[], None]) -> list[Record]:
+    recorder = make_recorder(plan, task)
     layer = 0
     waiting: list[int] = []
     try:
+        with clock.setting_up():
+            span = _prepare_span(plan, task)
+            chains, length = span.chains, span.length
+            if plan.profile:
+                recorder.add(0, observe(chains, plan.observer), averaged=False)
         while layer + length <= plan.depth and not clock.stop.is_set():
             span.run()
             layer += length
-            clock.add(len(laws) * length)
-            if inside:
+            clock.add(len(chains.state) * length)
+            if span.inside:
                 waiting.append(layer)
                 if len(waiting) == WAITING:
                     _take_ring(plan, recorder, span, waiting)
@@ -259,12 +306,13 @@ def _run_graphed(plan: Plan, task: Task, clock: Clock, report: Callable[[], None
                 report()
         if not clock.stop.is_set() and layer < plan.depth:
             span.work(plan.depth - layer, inside=False)
-            clock.add(len(laws) * (plan.depth - layer))
+            clock.add(len(chains.state) * (plan.depth - layer))
             layer = plan.depth
     except KeyboardInterrupt:
         clock.stop.set()
-    _take_ring(plan, recorder, span, waiting)
-    check_finite(chains.state, layer)
+    if layer:
+        _take_ring(plan, recorder, span, waiting)
+        check_finite(chains.state, layer)
     return recorder.records(layer)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -35,15 +35,15 @@ class Options:
     """How to run, apart from what a layer is; the arguments of `simulate` of the same names."""
 
     depth: int
-    runs: int
-    burn_in: int
-    every: int
-    measures: Sequence[str]
-    profile: bool
-    start: str | torch.Tensor
-    explicit_weights: bool
-    dtype: str
-    device: str
+    runs: int = 1
+    burn_in: int = 0
+    every: int = 1
+    measures: Sequence[str] = DEFAULT_MEASURES
+    profile: bool = False
+    start: str | torch.Tensor = "gaussian"
+    explicit_weights: bool = False
+    dtype: str = "float32"
+    device: str = "cpu"
 
     def check(self) -> None:
         """Raise on numbers without a meaning."""
@@ -173,45 +173,30 @@ def simulate(
 def simulate_many(
     *,
     widths: Sequence[int],
+    depth: int,
     residuals: Sequence[float] = (math.inf,),
     batch_sizes: int | Sequence[int] | None = None,
-    depth: int,
-    runs: int = 1,
-    burn_in: int = 0,
-    every: int = 1,
-    measures: Sequence[str] = DEFAULT_MEASURES,
-    profile: bool = False,
-    start: str | torch.Tensor = "gaussian",
-    explicit_weights: bool = False,
-    dtype: str = "float32",
-    device: str = "cpu",
     generator: torch.Generator | None = None,
     progress: Progress | None = None,
-    **layer: Any,
+    **settings: Any,
 ) -> tuple[Simulation, ...]:
     """`simulate` for every width and residual strength; on a GPU all strengths of a width run as one batch.
 
     Args:
         widths: the widths.
+        depth: layers of each.
         residuals: the residual strengths γ.
         batch_sizes: one for all widths, one per width, or None for as many samples as features.
-        layer: `weights`, `activation`, `gain`, `norm`, `center`, `position`, `eps` as in `simulate`; so the rest.
+        generator: as in `simulate`.
+        progress: called with the chain-layers done and in all, over all widths and strengths.
+        settings: everything else that `simulate` takes, apart from `backward`.
 
     Returns:
         One simulation per width and strength, widths outermost.
     """
-    options = Options(
-        depth=depth,
-        runs=runs,
-        burn_in=burn_in,
-        every=every,
-        measures=measures,
-        profile=profile,
-        start=start,
-        explicit_weights=explicit_weights,
-        dtype=dtype,
-        device=device,
-    )
+    known = {field.name for field in fields(Options)}
+    options = Options(depth=depth, **{name: value for name, value in settings.items() if name in known})
+    layer = {name: value for name, value in settings.items() if name not in known}
     options.check()
     if not residuals:
         raise UsageError("expected at least one residual strength, got none", hint="inf for no skip connection")
@@ -219,7 +204,7 @@ def simulate_many(
     plans = []
     for width, size in zip(widths, _batch_sizes(widths, batch_sizes), strict=True):
         laws = tuple(
-            make_law(width=width, batch_size=size, residual=gamma, depth=depth, dtype=dtype, **layer)
+            make_law(width=width, batch_size=size, residual=gamma, depth=depth, dtype=options.dtype, **layer)
             for gamma in residuals
         )
         plans.append(_make_plan(laws, options, generator=generator))
@@ -300,12 +285,11 @@ def _make_plan(laws: tuple[ChainLaw, ...], options: Options, *, generator: torch
 
 
 def _execute(plan: Plan, *, generator: torch.Generator, progress: Progress | None) -> list[Simulation]:
-    by_law, seconds, interrupted = run_plan(plan, generator=generator, progress=progress)
-    done = sum(record.layers * len(record.means.sums) for records in by_law for record in records)
-    rate = done / seconds if seconds > 0 else math.inf
+    outcome = run_plan(plan, generator=generator, progress=progress)
+    done = sum(record.layers * len(record.means.sums) for records in outcome.records for record in records)
     found = []
-    for law, records in zip(plan.laws, by_law, strict=True):
-        settings = describe(plan, law, partial=interrupted)
+    for law, records in zip(plan.laws, outcome.records, strict=True):
+        settings = describe(plan, law, partial=outcome.interrupted)
         merged: Record | None = None
         for record in records:
             merged = record if merged is None else merged.merge(record)
@@ -315,12 +299,14 @@ def _execute(plan: Plan, *, generator: torch.Generator, progress: Progress | Non
             Simulation(
                 averages=make_averages(merged, plan.observer),
                 profile=make_profile(merged, plan.observer, settings=settings),
-                chain_layers_per_second=rate,
+                chain_layers_per_second=done / outcome.seconds,
+                seconds=outcome.seconds,
+                setup_seconds=outcome.setup_seconds,
                 settings=settings,
-                partial=interrupted,
+                partial=outcome.interrupted,
             )
         )
-    if interrupted:
+    if outcome.interrupted:
         if not found:
             raise InterruptedRun("interrupted before anything was measured")
         partial: Any = found[0] if len(plan.laws) == 1 else tuple(found)

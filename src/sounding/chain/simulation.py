@@ -20,7 +20,9 @@ class Simulation:
     Args:
         averages: each measure averaged over runs and over the layers past the burn-in.
         profile: each measure layer by layer, averaged over runs; layer 0 is the input. Empty unless asked for.
-        chain_layers_per_second: runs × depth over the time it took.
+        chain_layers_per_second: runs × depth over `seconds`, of all chains that ran as one batch.
+        seconds: the time the layers and their measures took.
+        setup_seconds: the time before them: inputs drawn, on a GPU kernels compiled and graphs captured.
         settings: the law and the run, in plain types.
         partial: whether it was interrupted.
         gradients: growth of the gradients towards the input, for a backward chain.
@@ -29,6 +31,8 @@ class Simulation:
     averages: Mapping[str, Estimate]
     profile: Profile
     chain_layers_per_second: float
+    seconds: float
+    setup_seconds: float
     settings: Mapping[str, Any] = field(default_factory=dict)
     partial: bool = False
     gradients: Mapping[str, Estimate] = field(default_factory=dict)
@@ -69,8 +73,12 @@ class Simulation:
                 {"layer": row.layer, "measure": row.measure, "mean": row.value, "stderr": row.stderr}
                 for row in self.profile
             ]
-        result["chain_layers_per_second"] = self.chain_layers_per_second
-        return result
+        return {
+            **result,
+            "chain_layers_per_second": self.chain_layers_per_second,
+            "seconds": self.seconds,
+            "setup_seconds": self.setup_seconds,
+        }
 
     def __str__(self) -> str:
         s = self.settings

@@ -8,20 +8,19 @@ factor for Haar weights. `Chains` holds the state; nothing here looks at the val
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 
 from sounding.chain.factor import factor_gram, factor_rows, find_repeats, whiten
 from sounding.chain.law import SCALE_LIMIT, ChainLaw, normalize_
+from sounding.chain.normals import Normals
 
 Route = Literal["gram", "explicit"]
-Normals = Callable[[tuple[int, ...]], torch.Tensor]
-
 
 # from this width on, a CPU's library multiplies matrices faster one by one than as a batch
-MULTIPLIED_SINGLY = 96
+SINGLE_WIDTH = 96
 
 
 def choose_route(law: ChainLaw, *, explicit: bool) -> Route:
@@ -37,7 +36,7 @@ class Chains:
         state: (chains, samples, features), the input.
         route: how H Wᵀ is drawn.
         generator: where the randomness comes from; on the device of `state`.
-        normals: draws standard normals of a shape; by default from `generator`.
+        normals: draws standard normals of a shape, used before the next are asked for; by default from `generator`.
     """
 
     def __init__(
@@ -63,14 +62,18 @@ class Chains:
         self._linear = self.law.activation.name == "identity"
         self._normals = normals or self._draw_normals
         self._gram: torch.Tensor | None = None
+        self._spare: torch.Tensor | None = None
         self.repeats = find_repeats(state)
         if self.law.renormalizes:
             self._renormalize()
 
     def step(self, gain: float | torch.Tensor = 1.0) -> None:
-        """Advance every chain by one layer."""
+        """Advance every chain by one layer; the memory of the state is that of the next layer but one."""
         values = self.multiply()
+        previous = self.state
         self.set_state(self.finish(values, gain))
+        if previous.device.type == "cpu":
+            self._spare = previous
 
     def set_state(self, state: torch.Tensor) -> None:
         """Replace the state, and split off its scale where there is no normalization."""
@@ -88,17 +91,17 @@ class Chains:
 
     def multiply(self) -> torch.Tensor:
         """A = H Wᵀ or H + γ H Wᵀ with a fresh W for each chain."""
-        if self.route == "explicit" and _multiplies_singly(self.state):
+        if self.route == "explicit" and _goes_singly(self.state) and not self.state.requires_grad:
             return self._multiply_in_one()
-        product = self.product() * self.scale
+        product = self.product().mul_(self.scale)
         return product.addcmul_(self.state, self.skip) if self.skips else product
 
     def _multiply_in_one(self) -> torch.Tensor:
-        """The same, product and sum in one pass over each chain's matrices."""
-        values = torch.empty_like(self.state)
-        weights, skips, scales = self._draw_weights(), self.skip.flatten().tolist(), self.scale.flatten().tolist()
-        for one, weight, out, skip, scale in zip(self.state, weights, values, skips, scales, strict=True):
-            torch.addmm(one, one, weight.T, beta=skip, alpha=scale, out=out)
+        """The same chain by chain, each matrix multiplied while it is in the cache, product and sum in one pass."""
+        values = torch.empty_like(self.state) if self._spare is None else self._spare
+        skips, scales = self.skip.flatten().tolist(), self.scale.flatten().tolist()
+        for one, out, skip, scale in zip(self.state, values, skips, scales, strict=True):
+            torch.addmm(one, one, self._draw_weights(()).T, beta=skip, alpha=scale, out=out)
         return values if self.repeats is None else values[:, self.repeats]
 
     def product(self) -> torch.Tensor:
@@ -108,17 +111,22 @@ class Chains:
 
     def _draw_product(self) -> torch.Tensor:
         if self.route == "explicit":
-            return multiply_each(self.state, self._draw_weights())
+            return multiply_each(self.state, self._draw_all_weights())
         normals = self._normals(tuple(self.state.shape))
         factor = self._factor()
         if self.law.weights.invariance == "haar":
             factor = factor @ whiten(normals) * math.sqrt(self.law.width)
         return torch.bmm(factor.to(self.state.dtype), normals)
 
-    def _draw_weights(self) -> torch.Tensor:
-        """(chains, d, d) with entries of unit variance."""
-        width = self.law.width
-        shape = (self.state.shape[0], width, width)
+    def _draw_all_weights(self) -> torch.Tensor:
+        """The weights of every chain, drawn in the order in which `multiply` would use them."""
+        if _goes_singly(self.state):
+            return torch.stack([self._draw_weights(()).clone() for _ in self.state])
+        return self._draw_weights((len(self.state),))
+
+    def _draw_weights(self, chains: tuple[int, ...]) -> torch.Tensor:
+        """(*chains, d, d) with entries of unit variance."""
+        shape = (*chains, self.law.width, self.law.width)
         if self.law.weights.invariance == "gaussian":
             return self._normals(shape)
         place = {"dtype": self.state.dtype, "device": self.state.device}
@@ -168,7 +176,7 @@ class Chains:
 
 def multiply_each(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     """A Bᵀ for each chain."""
-    if not _multiplies_singly(rows):
+    if not _goes_singly(rows) or rows.requires_grad:
         return torch.bmm(rows, others.mT)
     product = rows.new_empty(*rows.shape[:-1], others.shape[-2])
     for one, other, out in zip(rows, others, product, strict=True):
@@ -176,5 +184,5 @@ def multiply_each(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     return product
 
 
-def _multiplies_singly(rows: torch.Tensor) -> bool:
-    return rows.device.type == "cpu" and rows.shape[-1] >= MULTIPLIED_SINGLY and not rows.requires_grad
+def _goes_singly(rows: torch.Tensor) -> bool:
+    return rows.device.type == "cpu" and rows.shape[-1] >= SINGLE_WIDTH
