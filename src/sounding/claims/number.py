@@ -76,11 +76,15 @@ def fraction_of(successes: int, trials: int) -> Number:
     return Number(successes / trials, low, high, trials)
 
 
-def slope_of(x: ArrayLike, y: ArrayLike, *, stderr: Sequence[float] | None = None) -> Number:
+def slope_of(x: ArrayLike, y: ArrayLike, *, stderr: Sequence[float] | None = None, straight: bool = True) -> Number:
     """The slope of the straight line through (x, y).
 
     The interval takes the larger of two standard errors: the scatter about the line (Student's t, points − 2), and
     what the given `stderr` of the points imply. A line through two points needs `stderr`.
+
+    Args:
+        straight: whether the points are meant to lie on a line. If not, the slope is the least-squares slope of these
+            very points, and only `stderr` makes it uncertain.
     """
     xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if len(xs) < 2 or len(xs) != len(ys) or (len(xs) == 2 and stderr is None):
@@ -89,7 +93,9 @@ def slope_of(x: ArrayLike, y: ArrayLike, *, stderr: Sequence[float] | None = Non
     weight = centred / np.sum(centred**2)
     value = float(weight @ ys)
     half = 0.0
-    if len(xs) > 2:
+    if not straight and stderr is None:
+        raise UsageError("the slope of points that lie on no line needs their stderr")
+    if len(xs) > 2 and straight:
         scatter = ys - ys.mean() - value * centred
         half = _student(len(xs) - 2) * math.sqrt(float(np.sum(scatter**2)) / (len(xs) - 2) / float(np.sum(centred**2)))
     if stderr is not None:

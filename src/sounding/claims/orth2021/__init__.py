@@ -1,7 +1,8 @@
-"""The rows of orth2021."""
+"""The rows of orth2021, and of thesis2024 chapter 2, which repeats it."""
 
 from __future__ import annotations
 
 from sounding.claims.claim import Claim
+from sounding.claims.orth2021 import chains, theorems
 
-CLAIMS: tuple[Claim, ...] = ()
+CLAIMS: tuple[Claim, ...] = chains.CLAIMS + theorems.CLAIMS

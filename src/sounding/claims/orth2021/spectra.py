@@ -1,0 +1,245 @@
+"""The theorem and lemmas of orth2021 (thesis2024 chapter 2 and appendix A), tried on spectra of every shape.
+
+The chain is H ↦ BN(WH)/√d without centring, ‖H‖_F = 1, so the eigenvalues σ_i² of HᵀH sum to 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sounding.claims.claim import Context, Outcome
+from sounding.claims.number import Number, estimate, exact
+from sounding.claims.picture import Panel, Picture, Role, Series
+from sounding.theory.bounds import orth2021 as bounds
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+
+ROUNDING = 1e-9
+SHOWN = 300
+
+
+def draw_spectra(trials: int, largest: int, *, seed: int) -> list[NDArray[np.float64]]:
+    """Eigenvalues that sum to 1, from equal to nearly rank one, of 2 to `largest` samples, in falling order."""
+    rng = np.random.default_rng(seed)
+    spectra = []
+    for _ in range(trials):
+        n = int(rng.integers(2, largest + 1))
+        eigenvalues = rng.gamma(10.0 ** rng.uniform(-1, 2), size=n) + 1e-12
+        spectra.append(np.sort(eigenvalues / eigenvalues.sum())[::-1])
+    return spectra
+
+
+def gap(eigenvalues: NDArray[np.float64]) -> float:
+    """V from eigenvalues that sum to 1."""
+    return float(np.linalg.norm(eigenvalues - 1 / len(eigenvalues)))
+
+
+def draw_layer(
+    eigenvalues: NDArray[np.float64], width: int, draws: int, generator: torch.Generator
+) -> NDArray[np.float64]:
+    """HᵀH after one layer, `draws` times: the mean of d outer products of (w ⊙ σ)/‖w ⊙ σ‖ (appendix C.2)."""
+    import torch
+
+    sigma = torch.from_numpy(np.sqrt(eigenvalues))
+    rows = torch.randn(draws, width, len(eigenvalues), dtype=torch.float64, generator=generator) * sigma
+    rows = rows / rows.norm(dim=-1, keepdim=True)
+    return np.asarray((rows.mT @ rows / width).numpy())
+
+
+def measure_lemma4(values: Mapping[str, Any], context: Context) -> Outcome:
+    """V against V̂ = 1/n − σ_n²."""
+    spectra = draw_spectra(values["trials"], values["largest"], seed=context.random_seed)
+    sizes = np.array([len(s) for s in spectra])
+    v, lyapunov = np.array([gap(s) for s in spectra]), np.array([1 / len(s) - s[-1] for s in spectra])
+    numbers = {
+        "largest_share_of_bound": exact(float(np.max(v / (2 * sizes * lyapunov))), error=ROUNDING),
+        "largest_share_of_sharper": exact(float(np.max(v / (np.sqrt(sizes * (sizes - 1)) * lyapunov))), error=1e-7),
+    }
+    line = np.array([1e-3, 2.0])
+    panel = Panel(
+        "2n V̂, the bound",
+        "orthogonality gap V",
+        (
+            Series("spectra", (2 * sizes * lyapunov)[:SHOWN], v[:SHOWN]),
+            Series("V = 2n V̂", line, line, role="bound"),
+        ),
+        x_scale="log",
+        y_scale="log",
+    )
+    caption = "Each point is a spectrum; none lies above the line. √(n(n−1)) V̂ is the sharp form, half as large."
+    return Outcome(numbers, Picture((panel,), caption))
+
+
+def measure_lemma8(values: Mapping[str, Any], context: Context) -> Outcome:
+    """One expected layer against its bound, by quadrature; which constant in the contraction is true and sharp."""
+    spectra = draw_spectra(values["trials"], values["largest"], seed=context.random_seed)
+    printed, sharp, shown = [], [], []
+    for eigenvalues in spectra:
+        bound = bounds.lemma_8(np.sqrt(eigenvalues), version="printed")
+        corrected = bounds.lemma_8(np.sqrt(eigenvalues), version="corrected")
+        assert bound.actual is not None
+        printed.append(bound.actual - bound.value)
+        sharp.append(bound.actual - corrected.value)
+        shown.append((bound.value, bound.actual))
+    # to first order at orthogonality 1/n − p_n = (1 − c/n)(1/n − σ_n²) with c = 2n/(n + 2): no larger c is possible
+    tightness = []
+    for n in (2, 4, 16, 64):
+        delta = 1e-4 / n
+        eigenvalues = np.append(np.full(n - 1, 1 / n + delta / (n - 1)), 1 / n - delta)
+        share = bounds.expected_spectrum(np.sqrt(eigenvalues))[-1]
+        tightness.append(n * (1 - (1 / n - share) / delta) / (2 * n / (n + 2)))
+    numbers = {
+        "largest_excess_printed": exact(max(printed), error=ROUNDING),
+        "largest_excess_sharper": exact(max(sharp), error=ROUNDING),
+        "sharpness": exact(float(np.mean(tightness)), error=1e-2),
+    }
+    x, y = np.array(shown[:SHOWN]).T
+    panel = Panel(
+        "the bound (1 − ⅔σ_n²)(1/n − σ_n²)",
+        "1/n − p_n(σ), one expected layer",
+        (Series("spectra", x, y), Series("equal", [1e-4, 0.5], [1e-4, 0.5], role="bound")),
+        x_scale="log",
+        y_scale="log",
+    )
+    return Outcome(numbers, Picture((panel,), "Each point is a spectrum; none lies above the line."))
+
+
+def measure_lemma10(values: Mapping[str, Any], context: Context) -> Outcome:
+    """The second derivative of g(δ), in closed form, over θ, δ and n."""
+    lowest, series = math.inf, []
+    for n in values["sizes"]:
+        delta = np.linspace(0, 1 / n, values["points"])[None, :]
+        theta = np.logspace(-3, 4, values["points"])[:, None]
+        a, b = 1 + 2 * theta * (1 / n - delta), 1 + 2 * theta * (1 / n + delta / (n - 1))
+        # g = a^(−3/2) b^(−(n−1)/2), so (ln g)′ = 3θ/a − θ/b, and g″/g = ((ln g)′)² + (ln g)″
+        first = 3 * theta / a - theta / b
+        second = 6 * theta**2 / a**2 + 2 * theta**2 / ((n - 1) * b**2)
+        curvature = (first**2 + second) / theta**2
+        lowest = min(lowest, float(curvature.min()))
+        series.append(Series(f"n = {n}", theta[:, 0], curvature.min(axis=1), role="theory"))
+    panel = Panel("θ", "smallest g″/(g θ²) over δ", series, x_scale="log", y_scale="log")
+    caption = "g″ is positive for every θ, δ and n: both terms of g″/g are squares or sums of squares."
+    return Outcome({"lowest_curvature": exact(lowest, error=ROUNDING)}, Picture((panel,), caption))
+
+
+def _layer_excess(values: Mapping[str, Any], context: Context, what: str) -> tuple[Number, list[tuple[float, ...]]]:
+    """The largest (measured − bound)/bound over spectra and widths, with the interval of that row."""
+    worst: Number | None = None
+    points: list[tuple[float, ...]] = []
+    for index, eigenvalues in enumerate(draw_spectra(values["trials"], values["largest"], seed=context.random_seed)):
+        n, width = len(eigenvalues), values["widths"][index % len(values["widths"])]
+        layer = draw_layer(eigenvalues, width, values["draws"], context.generator(index))
+        after = 1 / n - np.linalg.eigvalsh(layer)[:, 0]
+        expected = np.sort(bounds.expected_spectrum(np.sqrt(eigenvalues)))[::-1]
+        if what == "lemma6":
+            sample, bound = ((layer - np.diag(expected)) ** 2).sum((1, 2)), 1 / width
+        elif what == "lemma7":
+            sample, bound = (after - (1 / n - expected[-1])) ** 2, 1 / width
+        else:
+            before = 1 / n - eigenvalues[-1]
+            sample, bound = after, (1 - 2 / 3 * eigenvalues[-1]) * before + 1 / math.sqrt(width)
+        ratio = sample / bound
+        # a share of the family-wise error for each spectrum: an estimate's interval widened to all trials
+        number = estimate(float(ratio.mean()), 1.6 * float(ratio.std(ddof=1)) / math.sqrt(len(ratio)))
+        points.append((width, n, number.value, number.value - number.low))
+        if worst is None or number.high > worst.high:
+            worst = number
+        context.progress((index + 1) / values["trials"])
+    assert worst is not None
+    return worst, points
+
+
+def measure_layer(values: Mapping[str, Any], context: Context) -> Outcome:
+    """One layer from many spectra, against a bound on its mean (Theorem 5, Lemmas 6 and 7)."""
+    worst, points = _layer_excess(values, context, values["what"])
+    array = np.array(points[:SHOWN])
+    by_width = {width: array[array[:, 0] == width] for width in values["widths"]}
+    series = [Series(f"width {width}", part[:, 1], part[:, 2], error=part[:, 3]) for width, part in by_width.items()]
+    series.append(Series("the bound", [2, values["largest"]], [1, 1], role="bound"))
+    panel = Panel("samples n", "measured / bound", series)
+    return Outcome({"largest_share_of_bound": worst}, Picture((panel,), "No point reaches the bound at 1."))
+
+
+def measure_theorem1(values: Mapping[str, Any], context: Context) -> Outcome:
+    """The gap along the chain at finite width, and along the infinitely wide chain, against both bounds."""
+    from sounding.chain import simulate
+
+    excess: dict[bounds.Version, list[float]] = {"printed": [], "corrected": []}
+    series = []
+    for index, (n, width) in enumerate(values["shapes"]):
+        depth = values["depth"]
+        run = simulate(
+            width=width,
+            batch_size=n,
+            depth=depth,
+            runs=values["runs"],
+            profile=True,
+            measures=("orthogonality_gap",),
+            center=False,
+            start="collinear:0.1",
+            device=context.device,
+            generator=context.generator(index),
+        )
+        assert run.profile is not None
+        rows = run.profile.series("orthogonality_gap")
+        sigma = _smallest_singular_value(n, width, depth, context)
+        for version, kept in excess.items():
+            bound = bounds.theorem_1(width, n, depth=depth - 1, smallest_singular_value=sigma, version=version)
+            assert bound.profile is not None
+            curve = np.array([row.value for row in bound.profile])
+            kept.append(float(np.max((rows.value[1:] + 3 * rows.stderr[1:]) / curve)))
+        series.append(Series(f"n = {n}, d = {width}", rows.layer[1:], rows.value[1:], error=rows.stderr[1:]))
+    for n, layers in values["infinite"]:
+        eigenvalues = np.append(np.full(n - 1, (1 - 0.9 / n) / (n - 1)), 0.9 / n)
+        path = [eigenvalues]
+        for _ in range(layers):
+            path.append(np.sort(bounds.expected_spectrum(np.sqrt(path[-1])))[::-1])
+        v = np.array([gap(e) for e in path])
+        sigma = math.sqrt(min(e[-1] for e in path))
+        for version, kept in excess.items():
+            # a width at which the floor is below everything drawn: the chain is its mean field to 1/√d
+            bound = bounds.theorem_1(10**24, n, depth=layers, smallest_singular_value=sigma, version=version)
+            assert bound.profile is not None
+            curve = np.array([row.value for row in bound.profile])
+            kept.append(float(np.max(v / curve)))
+            role: Role = "paper" if version == "printed" else "bound"
+            series.append(Series(f"n = {n}, d → ∞ ({version} bound)", np.arange(layers + 1), curve, role=role))
+        series.append(Series(f"n = {n}, d → ∞ (mean field)", np.arange(layers + 1), v, role="theory"))
+    numbers = {
+        "largest_share_of_printed_bound": exact(max(excess["printed"]), error=ROUNDING),
+        "largest_share_of_corrected_bound": exact(max(excess["corrected"]), error=ROUNDING),
+    }
+    panel = Panel("layer", "orthogonality gap V", series, y_scale="log")
+    caption = (
+        "The gap falls to a floor at finite width. In the infinitely wide chain of many samples it falls by n/(n + 2) "
+        "per layer: slower than the printed bound with α = σ_n (dashed), below the bound with α = σ_n² (dotted)."
+    )
+    return Outcome(numbers, Picture((panel,), caption))
+
+
+def _smallest_singular_value(n: int, width: int, depth: int, context: Context) -> float:
+    """min σ_n(H_k) over the layers of chains from the same kind of input: what Assumption A1 calls α."""
+    from sounding.chain import simulate
+
+    run = simulate(
+        width=width,
+        batch_size=n,
+        depth=depth,
+        runs=8,
+        profile=True,
+        measures=(f"top_eigenvalues:{n}",),
+        center=False,
+        start="collinear:0.1",
+        device=context.device,
+        generator=context.generator(10_000 + n + width),
+    )
+    assert run.profile is not None
+    smallest = run.profile.series(f"eigenvalue_{n}").value[1:]
+    total = sum(run.profile.series(f"eigenvalue_{i}").value[1:] for i in range(1, n + 1))
+    return math.sqrt(float(np.min(smallest / total)))
