@@ -15,6 +15,7 @@ from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, estimate, exact
 from sounding.claims.picture import Panel, Picture, Role, Series
 from sounding.theory.bounds import orth2021 as bounds
+from sounding.theory.bounds.bound import Version
 
 if TYPE_CHECKING:
     import torch
@@ -170,7 +171,7 @@ def measure_theorem1(values: Mapping[str, Any], context: Context) -> Outcome:
     """The gap along the chain at finite width, and along the infinitely wide chain, against both bounds."""
     from sounding.chain import simulate
 
-    excess: dict[bounds.Version, list[float]] = {"printed": [], "corrected": []}
+    excess: dict[Version, list[float]] = {"printed": [], "corrected": []}
     series = []
     for index, (n, width) in enumerate(values["shapes"]):
         depth = values["depth"]
