@@ -1,6 +1,6 @@
 """How fast the chains are, side by side with the loop they replace.
 
-    python bench/chains.py                  # CPU: ratios to a plain NumPy loop, cost over depth and runs, memory
+    python bench/chains.py                  # CPU: ratios to plain NumPy loops, limits, cost over depth and runs, memory
     python bench/chains.py --device cuda    # GPU: equality in law with the CPU, rates, measured limits, figure 3a
 
 Every number is printed and, with --out FILE, written as JSON.
@@ -15,92 +15,121 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 
 from sounding import chain
+from sounding.chain.normals import NormalStream
 
-GAMMAS = (0.01, 0.1, 1.0, math.inf)
-WIDTHS = (8, 16, 32, 64, 128, 256)
+WRITINGS = {
+    "plain": "H + gamma * W @ H, M = H @ H.T / N, diag(M)^(-1/2) @ H: rank2020 eq. (1) and (2) as they stand",
+    "row norms": "H + gamma * W @ H, H / sqrt(mean(H**2)): the same without the matrix M",
+    "lean": "H + gamma * (W @ H), H / sqrt(mean(H**2)): and without a pass over W",
+    "leanest": "the same with NumPy's newer and faster generator",
+}
 
 
 def naive_chain(
-    width: int, samples: int, depth: int, *, gamma: float, measure: bool, literal: bool = False
+    width: int, samples: int, depth: int, *, gamma: float, writing: str = "plain", measure: bool = False
 ) -> list[int]:
-    """The loop written plainly: a d × d matrix per layer, batch norm without centring, soft rank by singular values.
+    """The loop written plainly: one chain, float64, a d × d matrix per layer from NumPy's `randn`, columns as samples.
 
-    `literal` writes batch norm as rank2020 eq. (2) does, diag(M)^(−1/2) H with M = HHᵀ/N.
+    With `measure`, the soft rank of each layer from the singular values.
     """
     rng = np.random.RandomState(0)
-    hidden = rng.randn(width, samples)
+    draw = np.random.default_rng(0).standard_normal if writing == "leanest" else lambda shape: rng.randn(*shape)
+    H = draw((width, samples))
     ranks = []
     for _ in range(depth):
-        weight = rng.randn(width, width)
-        hidden = weight @ hidden if math.isinf(gamma) else hidden + gamma * (weight @ hidden)
-        if literal:
-            moment = hidden @ hidden.T / samples
-            hidden = np.diag(np.diag(moment) ** -0.5) @ hidden
+        W = draw((width, width))
+        if math.isinf(gamma):
+            H = W @ H
+        elif writing.startswith("lean"):
+            H = H + gamma * (W @ H)
         else:
-            hidden = hidden / np.sqrt((hidden**2).mean(axis=1, keepdims=True))
+            H = H + gamma * W @ H
+        if writing == "plain":
+            M = H @ H.T / samples
+            H = np.diag(np.diag(M) ** -0.5) @ H
+        else:
+            H = H / np.sqrt(np.mean(H**2, axis=1, keepdims=True))
         if measure:
-            singular = np.linalg.svd(hidden, compute_uv=False)
+            singular = np.linalg.svd(H, compute_uv=False)
             ranks.append(int((singular**2 / samples >= 0.5).sum()))
     return ranks
 
 
-def seconds_of(work: object, *, repeats: int = 3) -> float:
+def seconds_of(work: Callable[[], object], *, repeats: int = 3) -> float:
     """The best of some repeats."""
     best = math.inf
     for _ in range(repeats):
         began = time.perf_counter()
-        work()  # type: ignore[operator]
+        work()
         best = min(best, time.perf_counter() - began)
     return best
 
 
-def ours(repeats: int = 3, **settings: object) -> float:
-    """The best rate of some repeats, in chain-layers per second."""
-    rates = []
-    for seed in range(repeats):
-        generator = torch.Generator().manual_seed(seed)
-        rates.append(chain.simulate(generator=generator, **settings).chain_layers_per_second)  # type: ignore[arg-type]
-    return max(rates)
+def ours(repeats: int = 3, **settings: Any) -> float:
+    """The best rate of some repeats, in chain-layers per second of the whole call, set-up and all."""
+    chain_layers = settings["runs"] * settings["depth"]
+    seeds = iter(range(repeats))
+    call = lambda: chain.simulate(generator=torch.Generator().manual_seed(next(seeds)), **settings)  # noqa: E731
+    return float(chain_layers / seconds_of(call, repeats=repeats))
 
 
 def compare_on_cpu() -> dict[str, float]:
-    """Rates of both, and their ratios: chain-layers per second on all cores."""
-    found: dict[str, float] = {}
-
-    def naive(depth: int, **settings: Any) -> float:
-        return depth / seconds_of(lambda: naive_chain(depth=depth, **settings))
-
-    small: dict[str, Any] = {"width": 1000, "batch_size": 10, "center": False, "measures": ["orthogonality_gap"]}
-    found["n10_d1000_naive"] = naive(30, width=1000, samples=10, gamma=math.inf, measure=False)
-    found["n10_d1000"] = ours(depth=100, runs=192, every=100, **small)
-    found["n10_d1000_measured_each_layer"] = ours(depth=100, runs=192, **small)
-    found["n10_d1000_ratio"] = found["n10_d1000"] / found["n10_d1000_naive"]
+    """Rates of both, and their ratios: chain-layers per second, the loop in every writing, on all cores and on one."""
+    small: dict[str, Any] = {"width": 1000, "samples": 10, "gamma": math.inf}
     square: dict[str, Any] = {"width": 256, "samples": 256, "gamma": 0.1}
-    found["n256_d256_naive"] = naive(100, measure=False, **square)
-    found["n256_d256_naive_as_eq_2"] = naive(100, measure=False, literal=True, **square)
-    found["n256_d256_naive_soft_rank_each_layer"] = naive(30, measure=True, **square)
-    large: dict[str, Any] = {
-        "width": 256,
-        "batch_size": 256,
-        "residual": 0.1,
-        "center": False,
-        "measures": ["soft_rank"],
+    mine: dict[str, Any] = {"center": False, "depth": 100}
+    gap = {"width": 1000, "batch_size": 10, "runs": 192, "measures": ["orthogonality_gap"], **mine}
+    rank = {"width": 256, "batch_size": 256, "runs": 16, "residual": 0.1, "measures": ["soft_rank"], **mine}
+    found = {
+        "n10_d1000": ours(every=100, **gap),
+        "n10_d1000 measured each layer": ours(**gap),
+        "n256_d256": ours(every=100, **rank),
+        "n256_d256 soft rank each layer": ours(**rank),
     }
-    found["n256_d256"] = ours(depth=100, runs=16, every=100, **large)
-    found["n256_d256_soft_rank_each_layer"] = ours(depth=100, runs=16, **large)
-    found["n256_d256_ratio"] = found["n256_d256"] / found["n256_d256_naive"]
-    found["n256_d256_ratio_as_eq_2"] = found["n256_d256"] / found["n256_d256_naive_as_eq_2"]
-    found["n256_d256_ratio_soft_rank_each_layer"] = (
-        found["n256_d256_soft_rank_each_layer"] / found["n256_d256_naive_soft_rank_each_layer"]
-    )
+    cores = f"{torch.get_num_threads()} cores"
+    for threads, where in ((None, cores), (1, "1 core")):
+        for writing in WRITINGS:
+            with threadpool_limits(threads):
+                name = f"loop, {writing}, {where}"
+                for case, settings, depth in (("n10_d1000", small, 20), ("n256_d256", square, 100)):
+                    work = partial(naive_chain, depth=depth, writing=writing, **settings)
+                    found[f"{case} {name}"] = rate = depth / seconds_of(work)
+                    found[f"{case} over {name}"] = found[case] / rate
+                work = partial(naive_chain, depth=20, writing=writing, measure=True, **square)
+                case = "n256_d256 soft rank each layer"
+                found[f"{case}, {name}"] = rate = 20 / seconds_of(work)
+                found[f"{case}, over {name}"] = found[case] / rate
     return found
+
+
+def limits_on_cpu() -> dict[str, float]:
+    """What a layer of width 256 cannot do without, and the rate that leaves: one core's microseconds each."""
+    draw = NormalStream(0)
+    rows = draw((256, 256)).clone()
+    weight, out = torch.randn(256, 256), torch.empty(256, 256)
+    cores = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        product = 1e6 * seconds_of(lambda: torch.mm(rows, weight.T, out=out), repeats=200)
+    finally:
+        torch.set_num_threads(cores)
+    normals = 1e6 * seconds_of(lambda: draw((256, 256)), repeats=200)
+    return {
+        "n256_d256 float32 product, us of one core": product,
+        "n256_d256 float32 normals, us of one core": normals,
+        "n256_d256 chain-layers per second of these alone": 1e6 * cores / (product + normals),
+        "n256_d256 chain-layers per second of the product alone": 1e6 * cores / product,
+    }
 
 
 def scaling_on_cpu() -> dict[str, list[float]]:
@@ -142,7 +171,7 @@ def main() -> None:
         report_peak(arguments.only_depth)
         return
     if arguments.device == "cpu":
-        parts = (lambda: {"cores": torch.get_num_threads()}, compare_on_cpu, scaling_on_cpu)
+        parts = (lambda: {"cores": torch.get_num_threads()}, compare_on_cpu, limits_on_cpu, scaling_on_cpu)
     else:
         sys.path.insert(0, str(Path(__file__).parent))
         import chains_gpu
@@ -152,7 +181,7 @@ def main() -> None:
     for part in parts:
         new = part()
         for name, value in new.items():
-            print(f"{name:<44}{value:,.4g}" if isinstance(value, float) else f"{name:<44}{value}", flush=True)
+            print(f"{name:<66}{value:,.4g}" if isinstance(value, float) else f"{name:<66}{value}", flush=True)
         found |= new
     if arguments.out:
         arguments.out.write_text(json.dumps(found, indent=2))
