@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from sounding.claims.claim import Claim
-from sounding.claims.meanfield2019 import fixed_point, linear, transforms
+from sounding.claims.meanfield2019 import batches, explosion, figure1, fixed_point, linear, transforms
 
-CLAIMS: tuple[Claim, ...] = (*transforms.CLAIMS, *fixed_point.CLAIMS, *linear.CLAIMS)
+CLAIMS: tuple[Claim, ...] = (
+    *transforms.CLAIMS,
+    *fixed_point.CLAIMS,
+    *explosion.CLAIMS,
+    *figure1.CLAIMS,
+    *linear.CLAIMS,
+    *batches.CLAIMS,
+)

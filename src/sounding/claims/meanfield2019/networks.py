@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING
 
 from sounding.claims.claim import Context
 
 if TYPE_CHECKING:
     import torch
+
+    from sounding.chain import Simulation
 
 
 def settle(
@@ -39,3 +42,24 @@ def settle(
         if watch is not None:
             watch(layer, chains.state)
     return chains.state
+
+
+@cache
+def pull_gradients(
+    activation: str, width: int, batch_size: int, depth: int, runs: int, context: Context, offset: int
+) -> Simulation:
+    """Gradients through random networks and back, with their profile; kept for the rows that show the same networks."""
+    from sounding.chain import simulate
+
+    return simulate(
+        activation=activation,
+        width=width,
+        batch_size=batch_size,
+        depth=depth,
+        runs=runs,
+        backward=True,
+        profile=True,
+        measures=("mean_cosine",),
+        device=context.device,
+        generator=context.generator(offset),
+    )

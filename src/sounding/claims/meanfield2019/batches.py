@@ -1,0 +1,306 @@
+"""Whose fixed point attracts, and what two batches that share a network know of each other (appendices D to F)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
+from sounding.claims.meanfield2019.networks import settle
+from sounding.claims.number import Number, exact, mean_of
+from sounding.claims.picture import Panel, Picture, Series
+
+NAMED = ["relu", "leaky_relu:0.1", "tanh", "sigmoid"]
+OTHERS = ["gelu", "silu", "softplus", "elu", "selu", "erf"]
+
+
+def measure_scope(values: Mapping[str, Any], context: Context) -> Outcome:
+    """The largest forward eigenvalue over batch sizes, and how unequal the samples of wide deep networks become."""
+    from sounding.predict import batchnorm
+
+    sizes = values["batch_sizes"]
+    largest = {}
+    for name in NAMED + OTHERS:
+        found = [batchnorm(name, batch_size=size).forward_eigenvalues for size in sizes]
+        largest[name] = [max(eigenvalues.L, eigenvalues.M) for eigenvalues in found]
+    crossing = next(size for size in range(4, 200) if batchnorm("gelu", batch_size=size).forward_eigenvalues.L > 1)
+    uneven = {
+        (name, size): _unevenness(name, size, values, context)
+        for name, size in (("gelu", values["small"]), ("gelu", values["large"]), ("relu", values["large"]))
+    }
+    numbers = {
+        "largest_eigenvalue_used_in_practice": exact(max(max(rows) for rows in largest.values()), error=1e-6),
+        "largest_eigenvalue_named": exact(max(max(largest[name]) for name in NAMED), error=1e-6),
+        "gelu_repels_from_batch_size": exact(crossing),
+        "spread_gelu_small_batch": mean_of(uneven["gelu", values["small"]][:, -1]),
+        "spread_gelu_over_relu": mean_of(
+            uneven["gelu", values["large"]][:, -1] / uneven["relu", values["large"]][:, -1].mean()
+        ),
+    }
+    lines = [Series(name, sizes, rows, role="theory") for name, rows in largest.items() if name in NAMED + OTHERS[:3]]
+    layers = np.arange(1, values["depth"] + 1)
+    shown = layers % max(1, values["depth"] // 30) == 0
+    paths = [
+        Series(f"{name}, B = {size}", layers[shown], path.mean(0)[shown],
+               error=2.58 * path.std(0)[shown] / math.sqrt(len(path)))
+        for (name, size), path in uneven.items()
+    ]  # fmt: skip
+    limit = Series("1", [sizes[0], sizes[-1]], [1, 1], role="bound")
+    panels = (
+        Panel("batch size B", "largest forward eigenvalue", (*lines, limit), x_scale="log"),
+        Panel("layer", "spread of the samples' variances\n(standard deviation / mean)", paths, y_scale="log"),
+    )  # fmt: skip
+    caption = (
+        "Left: above 1 the symmetric fixed point repels; GELU, SiLU and softplus cross it as the batch grows. Right: "
+        "in "
+        f"networks of width {values['width']} the samples of a large GELU batch drift apart, those of ReLU do not."
+    )
+    return Outcome(numbers, Picture(panels, caption))
+
+
+def _unevenness(name: str, size: int, values: Mapping[str, Any], context: Context) -> np.ndarray:
+    """Standard deviation over mean of the samples' variances, (runs, layers)."""
+    import torch
+
+    rows: list[torch.Tensor] = []
+
+    def watch(layer: int, state: torch.Tensor) -> None:
+        own = state.square().mean(-1)
+        rows.append(own.std(-1) / own.mean(-1))
+
+    settle(name, values["width"], size, depth=values["depth"], runs=values["runs"], context=context, offset=size,
+           watch=watch)  # fmt: skip
+    return torch.stack(rows, dim=1).double().cpu().numpy()
+
+
+@cache
+def pair_of_batches(
+    name: str, width: int, size: int, depth: int, runs: int, overlap: float, context: Context
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Two batches through the same random networks, each normalized by itself; sample a of one is like a of the other.
+
+    Per run and layer: the mean covariance of samples of different batches; how much larger it is for the alike ones;
+    and the same of the gradients, pulled back from equal cotangents, layer 1 first.
+    """
+    import torch
+
+    from sounding.activations import resolve
+
+    phi = resolve(name).torch()
+    found: list[list[torch.Tensor]] = [[], [], []]
+    for run in range(runs):
+        place: dict[str, Any] = {"device": context.device, "generator": context.generator(run, device=context.device)}
+        first, other = torch.randn(2, size, width, **place)
+        state = torch.stack([first, overlap * first + math.sqrt(1 - overlap**2) * other])
+        inner, covariance, alike = [], [], []
+        for _ in range(depth):
+            weight = torch.randn(width, width, **place) / math.sqrt(width)
+            inner.append((state @ weight.T).requires_grad_())
+            centred = inner[-1] - inner[-1].mean(1, keepdim=True)
+            state = phi(centred * centred.square().mean(1, keepdim=True).rsqrt())
+            block = (state[0] @ state[1].T / width).detach().double()
+            covariance.append(block.mean())
+            alike.append((block.trace() - block.sum() / size) / (size - 1))
+        cotangent = torch.randn(size, width, **place).expand(2, size, width)
+        gradients = torch.autograd.grad(state, inner, cotangent)
+        for rows, values in zip(found, (covariance, alike, [_alike(g) for g in gradients]), strict=True):
+            rows.append(torch.stack(values))
+    covariances, likeness, pulled = (torch.stack(rows).cpu().numpy() for rows in found)
+    return covariances, likeness, pulled
+
+
+def _alike(gradient: Any) -> Any:
+    """tr of the block of Π between the batches; rows of a gradient before batch norm sum to 0."""
+    return (gradient[0].double() * gradient[1].double()).sum()
+
+
+def measure_cross_limit(values: Mapping[str, Any], context: Context) -> Outcome:
+    """The covariance of samples of different batches deep in the network, beside (E φ(x₁))²."""
+    from sounding.predict import batchnorm
+
+    numbers, series = {}, []
+    for name in values["activations"]:
+        measured, theory = [], []
+        for size in values["batch_sizes"]:
+            covariances, _, _ = pair_of_batches(
+                name, values["width"], size, values["depth"], values["runs"], values["overlap"], context
+            )
+            measured.append(mean_of(covariances[:, values["depth"] // 2 :].mean(1)))
+            theory.append(batchnorm(name, batch_size=size).cross_batch.covariance)
+        ratios = [Number(m.value / t, m.low / t, m.high / t, m.samples) for m, t in zip(measured, theory, strict=True)]
+        numbers[f"covariance_over_theory_{name}"] = max(ratios, key=lambda ratio: abs(ratio.value - 1))
+        error = [m.high - m.value for m in measured]
+        series.append(Series(name, values["batch_sizes"], [m.value for m in measured], error=error))
+        series.append(Series(f"{name} (E φ)²", values["batch_sizes"], theory, role="theory"))
+    sizes = values["batch_sizes"]
+    closed = [_relu_cross(size) for size in sizes]
+    numbers["closed_form_minus_theory"] = exact(
+        max(
+            abs(c - batchnorm("relu", batch_size=s).cross_batch.covariance) for c, s in zip(closed, sizes, strict=True)
+        ),
+        error=1e-10,
+    )
+    numbers["limit_minus_claim"] = exact(_relu_cross(10**7) - 1 / (2 * math.pi), error=1e-8)
+    panel = Panel("batch size B", "covariance of samples of two batches", series, x_scale="log")
+    caption = f"Networks of width {values['width']}: deep down, samples of different batches share only their mean."
+    return Outcome(numbers, Picture((panel,), caption))
+
+
+def _relu_cross(size: float) -> float:
+    """(B − 1)/(4π)·[Γ((B−1)/2)/Γ(B/2)]²."""
+    return (size - 1) / (4 * math.pi) * math.exp(2 * (math.lgamma((size - 1) / 2) - math.lgamma(size / 2)))
+
+
+def measure_cross_rate(values: Mapping[str, Any], context: Context) -> Outcome:
+    """How fast likeness of two batches is lost either way, beside the eigenvalue of theorems E.1 and F.1."""
+    from sounding.predict import batchnorm
+
+    numbers, panels = {}, []
+    largest = max(
+        batchnorm(name, batch_size=size).cross_batch.eigenvalue
+        for name in NAMED + OTHERS
+        for size in (5, 8, 16, 64, 256)
+    )
+    numbers["largest_eigenvalue"] = exact(largest, error=1e-6)
+    for name in values["activations"]:
+        size = values["batch_sizes"][-1]
+        _, likeness, pulled = pair_of_batches(
+            name, values["width"], size, values["depth"], values["runs"], values["overlap"], context
+        )
+        eigenvalue = batchnorm(name, batch_size=size).cross_batch.eigenvalue
+        depth, (skip, count) = values["depth"], values["window"]
+        forward = likeness[:, skip : skip + count]
+        backward = pulled[:, ::-1][:, skip : skip + count]
+        for way, rows in (("forward", forward), ("backward", backward)):
+            rate = (rows[:, -1].mean() / rows[:, 0].mean()) ** (1 / (count - 1))
+            halves = _jackknife(rows[:, 0], rows[:, -1], count - 1)
+            numbers[f"{way}_rate_over_theory_{name}"] = _scaled(rate, halves, eigenvalue)
+        layers = np.arange(1, depth + 1)
+        line = eigenvalue ** (layers - 1.0)
+        panels.append(Panel("layers travelled", f"likeness of two batches, {name}", (
+            Series("activations", layers, np.abs(likeness.mean(0) / likeness.mean(0)[0])),
+            Series("gradients", layers, np.abs(pulled.mean(0)[::-1] / pulled.mean(0)[-1])),
+            Series(f"activations (eigenvalue {eigenvalue:.3f})", layers, line, role="theory"),
+        ), y_scale="log"))  # fmt: skip
+    caption = f"B = {size}: what two batches have in common beyond the mean is lost at one rate forwards and backwards."
+    return Outcome(numbers, Picture(panels, caption))
+
+
+def _jackknife(first: np.ndarray, last: np.ndarray, steps: int) -> np.ndarray:
+    """The rate (mean last/mean first)^(1/steps) with each run left out in turn."""
+    rest = (last.sum() - last) / (first.sum() - first)
+    return np.asarray(np.sign(rest) * np.abs(rest) ** (1 / steps))
+
+
+def _scaled(rate: float, left_out: np.ndarray, unit: float) -> Number:
+    from sounding.claims.number import estimate
+
+    runs = len(left_out)
+    error = math.sqrt((runs - 1) / runs * float(np.sum((left_out - left_out.mean()) ** 2)))
+    return estimate(rate / unit, error / unit, samples=runs)
+
+
+_PAIRS = {"activations": ["relu", "sigmoid"], "batch_sizes": [8, 16], "overlap": 0.5}
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        id="meanfield2019-scope-bsb1",
+        seed="meanfield2019",
+        place="section 3.1, the assumption that holds from there on",
+        kind="observation",
+        statement="The nonlinearities used in practice, like ReLU, leaky ReLU, tanh, sigmoid, all lead to the "
+        "batch-symmetric "
+        "fixed point BSB1.",
+        expectations=(
+            Expectation(
+                "largest_eigenvalue_used_in_practice", "BSB1 attracts: no forward eigenvalue above 1", high=1.0
+            ),
+        ),
+        correction=Correction(
+            "BSB1 attracts ReLU, leaky ReLU, tanh and sigmoid (and ELU, SELU, erf) at every batch size, but GELU only "
+            "up to "
+            "B = 38, and SiLU and softplus not at large batches: there samples end with unequal variances.",
+            (
+                Expectation("largest_eigenvalue_named", "the four that are named", high=1.0),
+                Expectation("gelu_repels_from_batch_size", "λ_L of GELU passes 1 near B = 39", low=36, high=42),
+                Expectation("spread_gelu_small_batch", "GELU networks stay symmetric at a small batch", high=0.3),
+                Expectation(
+                    "spread_gelu_over_relu", "and break the symmetry at a large one, where ReLU does not", low=2.0
+                ),
+            ),
+        ),
+        settings={
+            "quick": Setting(
+                {
+                    "batch_sizes": [5, 8, 16, 32, 64, 128, 512, 1024],
+                    "width": 1500,
+                    "depth": 120,
+                    "runs": 4,
+                    "small": 12,
+                    "large": 128,
+                }
+            ),
+            "paper": Setting(
+                {
+                    "batch_sizes": [5, 8, 16, 32, 64, 128, 512, 1024],
+                    "width": 4000,
+                    "depth": 400,
+                    "runs": 20,
+                    "small": 12,
+                    "large": 256,
+                }
+            ),
+        },
+        measure=measure_scope,
+        paper="a remark; no experiment",
+    ),
+    Claim(
+        id="meanfield2019-crossbatch-limit",
+        seed="meanfield2019",
+        place="theorems D.3 and D.6, corollary D.4",
+        kind="theorem",
+        statement="Samples of different batches have the covariance (E φ(x₁))² at the fixed point; for ReLU (B−1)/(4π)·"
+        "[Γ((B−1)/2)/Γ(B/2)]², which goes to 1/(2π).",
+        expectations=(
+            Expectation("covariance_over_theory_relu", "within 5%, room for finite width", low=0.95, high=1.05),
+            Expectation("covariance_over_theory_sigmoid", "within 5%, room for finite width", low=0.95, high=1.05),
+            Expectation("closed_form_minus_theory", "the closed form is the integral", high=1e-8),
+            Expectation("limit_minus_claim", "1/(2π)", low=-1e-6, high=1e-6),
+        ),
+        settings={
+            "quick": Setting({**_PAIRS, "width": 500, "depth": 8, "runs": 24, "window": [1, 4]}),
+            "paper": Setting(
+                {**_PAIRS, "batch_sizes": [8, 16, 32, 64], "width": 1000, "depth": 12, "runs": 200, "window": [1, 4]}
+            ),
+        },
+        measure=measure_cross_limit,
+        paper="theorems; no experiment",
+        note="The scan loses π and the root: D.3's integral is the square root of the covariance.",
+    ),
+    Claim(
+        id="meanfield2019-crossbatch-rate",
+        seed="meanfield2019",
+        place="theorems E.1, F.1 and F.2",
+        kind="theorem",
+        statement="What two batches have in common beyond the mean is multiplied per layer by B/(2πμ)·[∫ sin^(B−1)θ "
+        "φ′(−√(B−1) cos θ) dθ]², forwards and backwards alike.",
+        expectations=(
+            *(
+                Expectation(f"{way}_rate_over_theory_{name}", "within 8%, room for finite width", low=0.92, high=1.08)
+                for way in ("forward", "backward")
+                for name in ("relu", "sigmoid")
+            ),
+            Expectation("largest_eigenvalue", "it lies below 1: likeness is lost", high=1.0),
+        ),
+        settings={
+            "quick": Setting({**_PAIRS, "width": 500, "depth": 8, "runs": 24, "window": [1, 4]}),
+            "paper": Setting({**_PAIRS, "width": 1000, "depth": 12, "runs": 200, "window": [2, 5]}),
+        },
+        measure=measure_cross_rate,
+        paper="theorems; no experiment",
+        note="The last expectation is ours; the seed does not say whether the eigenvalue is below 1.",
+    ),
+)

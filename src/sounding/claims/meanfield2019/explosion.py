@@ -1,0 +1,318 @@
+"""The rate of gradient explosion: Theorems 7, 8 and 9, and the gradients of the weights (appendix G)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
+from sounding.claims.meanfield2019.networks import pull_gradients
+from sounding.claims.number import Number, estimate, exact, mean_of
+from sounding.claims.picture import Panel, Picture, Series
+
+if TYPE_CHECKING:
+    import torch
+
+_ACTIVATIONS = ["relu", "tanh", "gelu", "sin"]
+_SMOOTH = ["tanh", "sigmoid", "erf", "sin", "gelu", "silu", "softplus", "identity"]
+_NONLINEAR = ["relu", "leaky_relu:0.9", "relu_power:2", "tanh", "erf", "sin", "sigmoid", "softplus", "gelu", "silu",
+              "elu", "selu", "hardtanh", "hermite:2", "hermite:3", "exp"]  # fmt: skip
+
+
+def explosion_rate(activation: str, size: int, *, nodes: int = 240) -> float:
+    """Theorem 7 as it stands: the integral (24) over the ellipse Z > 0, with q(1 − c) from theorem 4."""
+    from sounding.activations import resolve
+    from sounding.claims.meanfield2019.fixed_point import spherical_integrals
+
+    phi = resolve(activation)
+    q, qc = spherical_integrals(activation, size, nodes=nodes)
+    t, w = np.polynomial.legendre.leggauss(nodes)
+    angle, weight = 0.5 * math.pi * t, 0.5 * math.pi * w
+    z1 = (math.sqrt(size - 1) * np.sin(angle))[:, None]
+    half = np.sqrt(size * (size - 2) / (size - 1) * (1 - z1**2 / (size - 1)))
+    z2 = -z1 / (size - 1) + half * np.sin(angle)[None]
+    big = size * (size - 2) - size * (z1**2 + z2**2) + (z1 - z2) ** 2
+    slope = phi.derivative(z1)
+    inside = (size - 1 - z1**2) * slope**2 + (1 + z1 * z2) * slope * phi.derivative(z2)
+    # (B(B−2))^{2−B/2} Z^{(B−5)/2} = Z^{−1/2} (Z/(B(B−2)))^{B/2−2}, and Z^{−1/2} times the Jacobian is cos(angle)
+    density = np.cos(angle)[:, None] * (np.maximum(big, 0.0) / (size * (size - 2))) ** (size / 2 - 2)
+    return float(weight @ (inside * density) @ weight) / (2 * math.pi * (q - qc))
+
+
+def relu_rate(size: float) -> float:
+    """Theorem 8, eq. 25 at α = 1 with J(1) = 1 and J′ the derivative of J."""
+    c = -1 / (size - 1)
+    kernel = (math.sqrt(1 - c * c) + (math.pi - math.acos(c)) * c) / math.pi
+    slope = 1 - math.acos(c) / math.pi
+    return (size - 1) * (slope + size - 1) / ((size - 3) * (size - 1) * (1 - kernel)) - 1 / (size - 3)
+
+
+def measure_any_activation(values: Mapping[str, Any], context: Context) -> Outcome:
+    """The integral of theorem 7 beside random networks."""
+    sizes = values["batch_sizes"]
+    numbers, series = {}, []
+    for place, name in enumerate(values["activations"]):
+        theory = [explosion_rate(name, size) for size in sizes]
+        growth = [_growth(name, size, values, context, 100 * place) for size in sizes]
+        worst = max(range(len(sizes)), key=lambda i: abs(growth[i].value / theory[i] - 1))
+        numbers[f"growth_over_theory_{name}"] = _over(growth[worst], theory[worst])
+        series.append(_with_interval(name, sizes, growth))
+        series.append(Series(f"{name} (Theorem 7)", sizes, theory, role="theory"))
+    panel = Panel("batch size B", "growth of the squared gradient per layer", series, x_scale="log")
+    caption = f"Gradients through networks of width {values['width']} grow at the rate of the integral (24)."
+    return Outcome(numbers, Picture((panel,), caption))
+
+
+def measure_relu_rate(values: Mapping[str, Any], context: Context) -> Outcome:
+    """Eq. 25 and (B − 2)/(B − 3) beside random networks; the fall of eq. 25 with the batch size."""
+    sizes = values["batch_sizes"]
+    grid = np.unique(np.geomspace(4, 4096, 120).round())
+    curve = np.array([relu_rate(float(size)) for size in grid])
+    numbers = {
+        "largest_step_with_batch_size": exact(float(np.diff(curve).max()), error=1e-12),
+        "limit_minus_claim": exact(relu_rate(1e8) - math.pi / (math.pi - 1), error=1e-7),
+    }
+    series = []
+    for place, (name, rate) in enumerate((("relu", relu_rate), ("identity", lambda size: (size - 2) / (size - 3)))):
+        growth = [_growth(name, size, values, context, 100 * place) for size in sizes]
+        theory = [float(rate(size)) for size in sizes]
+        worst = max(range(len(sizes)), key=lambda i: abs(growth[i].value / theory[i] - 1))
+        numbers[f"growth_over_theory_{name}"] = _over(growth[worst], theory[worst])
+        shown = grid[(grid >= min(sizes)) & (grid <= max(sizes))]
+        series.append(_with_interval(name, sizes, growth))
+        series.append(Series(f"{name} (Theorem 8)", shown, [rate(size) for size in shown], role="theory"))
+    limit = math.pi / (math.pi - 1)
+    series.append(Series("π/(π − 1)", [min(sizes), max(sizes)], [limit, limit], role="paper"))
+    panel = Panel("batch size B", "growth of the squared gradient per layer", series, x_scale="log")
+    caption = f"ReLU and linear networks of width {values['width']} (points) on Theorem 8 (lines), falling with B."
+    return Outcome(numbers, Picture((panel,), caption))
+
+
+def measure_series(values: Mapping[str, Any], context: Context) -> Outcome:
+    """The Gegenbauer series beside the integral, the sign of its coefficients, and who comes closest to growth 1."""
+    from sounding.predict import batchnorm
+    from sounding.theory.gegenbauer import gegenbauer_batchnorm
+
+    sizes = values["batch_sizes"]
+    apart = max(
+        abs(gegenbauer_batchnorm(name, batch_size=size).growth / batchnorm(name, batch_size=size).gradient_growth - 1)
+        for name in _SMOOTH
+        for size in sizes
+    )
+    coefficients = np.array([[series_coefficient(k, size) for k in range(1, values["terms"])] for size in sizes])
+    excess = {
+        name: [batchnorm(name, batch_size=size).gradient_growth - (size - 2) / (size - 3) for size in sizes]
+        for name in _NONLINEAR
+    }
+    linear = max(abs(batchnorm("identity", batch_size=s).gradient_growth - (s - 2) / (s - 3)) for s in sizes)
+    scales = [1.0, 0.5, 0.25, 0.125]
+    nearly = [batchnorm("tanh", batch_size=16, scale=scale).gradient_growth - 14 / 13 for scale in scales]
+    numbers = {
+        "largest_difference_of_series": exact(apart, error=1e-9),
+        "smallest_coefficient": exact(float(coefficients.min()), error=1e-9),
+        "smallest_excess_over_linear": exact(min(map(min, excess.values())), error=1e-9),
+        "largest_excess_of_linear": exact(linear, error=1e-10),
+        "excess_of_tanh_at_scale_0.125": exact(nearly[-1], error=1e-9),
+    }
+    series = [Series(name, sizes, np.array(rows) + 1e-300, role="theory") for name, rows in excess.items()][:8]
+    panels = (
+        Panel("batch size B", "growth per layer − (B − 2)/(B − 3)", series, x_scale="log", y_scale="log"),
+        Panel(
+            "scale γ of tanh(γx), B = 16",
+            "growth per layer − 14/13",
+            (Series("tanh", scales, nearly, role="theory"),),
+            x_scale="log",
+            y_scale="log",
+        ),
+    )
+    caption = (
+        "Every nonlinear activation explodes faster than the linear network, which is approached by flattening tanh."
+    )
+    return Outcome(numbers, Picture(panels, caption))
+
+
+def series_coefficient(degree: int, size: int) -> float:
+    """c_k = 1 − (−1)^k ₂F₁(−k, B − 3 + k; B/2 − 1; (B − 2)/(2(B − 1))), the finite sum term by term."""
+    from fractions import Fraction
+
+    x, total, term = Fraction(size - 2, 2 * (size - 1)), Fraction(0), Fraction(1)
+    for j in range(degree + 1):
+        total += term
+        term *= Fraction((j - degree) * (size - 3 + degree + j), 1) / ((Fraction(size, 2) - 1 + j) * (j + 1)) * x
+    return float(1 - (-1) ** degree * total)
+
+
+def measure_weight_gradients(values: Mapping[str, Any], context: Context) -> Outcome:
+    """Squared weight gradients of random ReLU networks beside μ tr Π, Π of ∂E/∂h and, as printed, of ∂E/∂x."""
+    from sounding.predict import batchnorm
+
+    size, depth, margin = values["batch_size"], values["depth"], values["margin"]
+    theory = batchnorm("relu", batch_size=size)
+    mu = theory.fixed_point.mu
+    layers = range(margin, depth - margin)
+    squares, before, after = [], [], []
+    for run in range(values["runs"]):
+        found = _squared_gradients(values["width"], size, depth, context, run)
+        squares.append(found[0])
+        before.append(mu * found[1] / found[0])
+        after.append(mu * found[2] / found[0])
+    inner = slice(layers.start, layers.stop)
+    growth = [float(np.exp((np.log(s[inner][0]) - np.log(s[inner][-1])) / (len(layers) - 1))) for s in squares]
+    numbers = {
+        "weight_gradient_over_claim_x": mean_of([float(1 / np.exp(np.log(r[inner]).mean())) for r in after]),
+        "weight_gradient_over_claim_h": mean_of([float(1 / np.exp(np.log(r[inner]).mean())) for r in before]),
+        "growth_over_theory": mean_of(np.array(growth) / theory.gradient_growth),
+    }
+    logs = np.log(np.array(squares))
+    mean = logs.mean(0) - logs.mean(0)[-1]
+    line = (depth - 1 - np.arange(depth)) * math.log(theory.gradient_growth)
+    series = (
+        Series("weight gradients", np.arange(1, depth + 1), mean, error=2.58 * logs.std(0) / math.sqrt(len(logs))),
+        Series("weight gradients (λ_G per layer)", np.arange(1, depth + 1), line, role="theory"),
+    )
+    panels = (
+        Panel("layer", "ln of the mean squared weight gradient,\nrelative to the last layer", series),
+        Panel("layer", "squared weight gradient / μ tr Π", (
+            Series("Π of ∂E/∂h", np.arange(1, depth + 1), 1 / np.exp(np.log(before).mean(0))),
+            Series("Π of ∂E/∂x, as printed", np.arange(1, depth + 1), 1 / np.exp(np.log(after).mean(0))),
+            Series("claim", [1, depth], [1, 1], role="paper"),
+        )),
+    )  # fmt: skip
+    caption = (
+        "Weight gradients explode like the gradients of activations; their size is μ tr Π with Π taken at h, not at x."
+    )
+    return Outcome(numbers, Picture(panels, caption))
+
+
+def _squared_gradients(width: int, size: int, depth: int, context: Context, run: int) -> tuple[Any, Any, Any]:
+    """Per layer: mean square of ∂E/∂w, and tr Π of ∂E/∂h and of ∂E/∂x, Π averaged over neurons."""
+    import torch
+
+    generator = context.generator(run, device=context.device)
+    place: dict[str, Any] = {"device": context.device, "generator": generator}
+    state = torch.randn(size, width, **place)
+    weights, inner, outer = [], [], []
+    for _ in range(depth):
+        weights.append((torch.randn(width, width, **place) / math.sqrt(width)).requires_grad_())
+        inner.append(state @ weights[-1].T)
+        centred = inner[-1] - inner[-1].mean(0)
+        state = torch.relu(centred * centred.square().mean(0).rsqrt())
+        outer.append(state)
+    cotangent = torch.randn(size, width, **place) * 1e-6
+    gradients = torch.autograd.grad(state, [*weights, *inner, *outer], cotangent)
+
+    def squares(part: tuple[torch.Tensor, ...]) -> np.ndarray:
+        return torch.stack([g.double().square().sum() for g in part]).cpu().numpy()
+
+    of_weights, of_inner, of_outer = (gradients[k * depth : (k + 1) * depth] for k in range(3))
+    return squares(of_weights) / width**2, squares(of_inner) / width, squares(of_outer) / width
+
+
+def _growth(name: str, size: int, values: Mapping[str, Any], context: Context, offset: int) -> Number:
+    found = pull_gradients(name, values["width"], size, values["depth"], values["runs"], context, offset + size)
+    growth = found.gradients["growth"]
+    return estimate(growth.value, growth.stderr or 0.0, samples=values["runs"])
+
+
+def _over(number: Number, unit: float) -> Number:
+    return Number(number.value / unit, number.low / unit, number.high / unit, number.samples)
+
+
+def _with_interval(label: str, sizes: list[int], growth: list[Number]) -> Series:
+    return Series(label, sizes, [g.value for g in growth], error=[g.high - g.value for g in growth])
+
+
+_CHAINS = Setting(
+    {"activations": _ACTIVATIONS, "batch_sizes": [8, 24], "width": 320, "depth": 22, "runs": 8},
+    "the theorem is for infinite width",
+)
+_LARGE = {"batch_sizes": [8, 16, 32, 64], "width": 1000, "depth": 60, "runs": 50}
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        id="meanfield2019-thm7",
+        seed="meanfield2019",
+        place="theorem 7, eq. 24",
+        kind="theorem",
+        statement="For any activation whose networks reach the batch-symmetric fixed point, squared gradients grow "
+        "per layer by (B(B−2))^(2−B/2)/(2πq(1−c)) times the integral of [(B−1−z₁²)φ′(z₁)² + (1+z₁z₂)φ′(z₁)φ′(z₂)] "
+        "Z^((B−5)/2) over Z > 0.",
+        expectations=tuple(
+            Expectation(f"growth_over_theory_{name}", "within 4%, room for finite width", low=0.96, high=1.04)
+            for name in _ACTIVATIONS
+        ),
+        settings={"quick": _CHAINS, "paper": Setting({"activations": _ACTIVATIONS, **_LARGE})},
+        measure=measure_any_activation,
+        paper="a theorem; figure 1 shows ReLU",
+    ),
+    Claim(
+        id="meanfield2019-thm8",
+        seed="meanfield2019",
+        place="theorem 8, eq. 25",
+        kind="theorem",
+        statement="In a ReLU network gradients explode at the closed rate (25), which decreases to π/(π−1) as "
+        "B grows; in a linear one at (B−2)/(B−3).",
+        expectations=(
+            Expectation("growth_over_theory_relu", "within 4%, room for finite width", low=0.96, high=1.04),
+            Expectation("growth_over_theory_identity", "within 4%, room for finite width", low=0.96, high=1.04),
+            Expectation("largest_step_with_batch_size", "the rate falls with B", high=0.0),
+            Expectation("limit_minus_claim", "to π/(π − 1)", low=-1e-5, high=1e-5),
+        ),
+        settings={
+            "quick": Setting({"batch_sizes": [8, 24], "width": 320, "depth": 22, "runs": 8}, _CHAINS.reduction),
+            "paper": Setting({**_LARGE, "batch_sizes": [8, 16, 32, 64, 128]}),
+        },
+        measure=measure_relu_rate,
+        paper="a theorem; figure 1 shows ReLU",
+        note="Eq. 25 is the formula for degree α; ReLU is α = 1, where J′ is the arc-cosine kernel of degree 0.",
+    ),
+    Claim(
+        id="meanfield2019-thm9",
+        seed="meanfield2019",
+        place="theorem 9, eqs. 26–27",
+        kind="theorem",
+        statement="In the Gegenbauer basis the growth is Σ k(B−3+k)/(B−3) c_k a_k² / Σ c_k a_k² with every c_k > 0, so "
+        "gradients explode for every non-constant activation, and the linear one alone has the least rate "
+        "(B−2)/(B−3) > 1.",
+        expectations=(
+            Expectation("largest_difference_of_series", "the series equals the integral of theorem 7", high=1e-6),
+            Expectation("smallest_coefficient", "c_k > 0", low=1e-6),
+            Expectation(
+                "smallest_excess_over_linear", "no nonlinear activation is as slow as the linear one", low=1e-6
+            ),
+            Expectation("largest_excess_of_linear", "the linear one has (B−2)/(B−3)", high=1e-9),
+        ),
+        settings={"quick": Setting({"batch_sizes": [5, 8, 16, 32, 64], "terms": 60})},
+        measure=measure_series,
+        paper="a theorem; no experiment",
+    ),
+    Claim(
+        id="meanfield2019-weight-gradients",
+        seed="meanfield2019",
+        place="appendix G",
+        kind="theorem",
+        statement="E[(∂E/∂w)²] = ⟨Σ, Π⟩ = μ tr Π with Π the covariance of the gradient g = ∂E/∂x at the activations of "
+        "the layer; so weight gradients explode at the same rate as the others.",
+        expectations=(
+            Expectation("weight_gradient_over_claim_x", "μ tr Π with Π of ∂E/∂x", low=0.93, high=1.07),
+            Expectation("growth_over_theory", "the same growth per layer", low=0.96, high=1.04),
+        ),
+        correction=Correction(
+            "g is ∂E/∂h, the gradient before batch norm, whose rows sum to 0; the gradient of w_ij is Σ_a g_ia x_ja.",
+            (
+                Expectation("weight_gradient_over_claim_h", "μ tr Π with Π of ∂E/∂h", low=0.93, high=1.07),
+                Expectation("growth_over_theory", "the same growth per layer", low=0.96, high=1.04),
+            ),
+        ),
+        settings={
+            "quick": Setting({"width": 512, "batch_size": 16, "depth": 24, "margin": 3, "runs": 6}),
+            "paper": Setting({"width": 1000, "batch_size": 32, "depth": 40, "margin": 4, "runs": 50}),
+        },
+        measure=measure_weight_gradients,
+        paper="a derivation; no experiment",
+        note="With Π of ∂E/∂x the claim misses a factor of one layer's growth; the proof itself takes Π as centred.",
+    ),
+)
