@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from sounding.claims.claim import Claim
-from sounding.claims.thesis2024 import isometry, mean_field
+from sounding.claims.thesis2024 import convergence, isometry, kernel_figures, mean_field
 
-CLAIMS: tuple[Claim, ...] = (*mean_field.CLAIMS, *isometry.CHAPTER_4, *isometry.CHAPTER_6)
+CLAIMS: tuple[Claim, ...] = (
+    *mean_field.CLAIMS,
+    *isometry.CHAPTER_4,
+    *convergence.CLAIMS,
+    *kernel_figures.CLAIMS,
+    *isometry.CHAPTER_6,
+)

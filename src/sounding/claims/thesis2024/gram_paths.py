@@ -37,11 +37,11 @@ def walk_grams(
 
     size = len(start)
     law = make_law(width=width, batch_size=size, activation=activation, norm=norm, depth=depth)
-    place = {"dtype": torch.float32, "device": context.device}
-    rows = torch.zeros(size, width, **place)  # type: ignore[arg-type]
-    rows[:, :size] = torch.as_tensor(np.linalg.cholesky(start) * math.sqrt(width), **place)  # type: ignore[arg-type]
+    factor = torch.as_tensor(np.linalg.cholesky(start) * math.sqrt(width), dtype=torch.float32)
+    rows = torch.zeros(size, width, dtype=torch.float32)
+    rows[:, :size] = factor
     generator = context.generator(offset, device=context.device)
-    state = rows.expand(runs, size, width).clone()
+    state = rows.to(context.device).expand(runs, size, width).clone()
     chains = Chains([law] * runs, state, route=choose_route(law, explicit=False), generator=generator)
     grams = torch.empty(runs, depth, size, size, dtype=torch.float64, device=context.device)
     for layer in range(depth):

@@ -133,7 +133,7 @@ def measure_lemma_6_2(values: Mapping[str, Any], context: Context) -> Outcome:
             ratios.append(np.log(max(found.actual or 0.0, 1e-300) / found.value))
     logs = np.array(ratios)
     numbers = {"smallest_ratio": least(logs), "median_ratio": exact(float(np.exp(np.median(logs))))}
-    caption = "Square batches, each under its own rotation, sorted by their ratio; the lemma holds for each, not on average only."
+    caption = "Square batches, each under a rotation of its own, sorted by their ratio; the lemma holds for each."
     return Outcome(numbers, histogram({"rotation, then batch norm": logs}, caption))
 
 
@@ -145,9 +145,9 @@ def rotate_many(inputs: Array, *, draws: int, context: Context, offset: int, nor
     from sounding.weights import draw_orthogonal
 
     generator = context.generator(offset, device=context.device)
-    place = {"dtype": torch.float64, "device": context.device}
-    batch = torch.as_tensor(inputs, **place)  # type: ignore[arg-type]
-    weights = draw_orthogonal((draws, len(inputs), len(inputs)), generator=generator, **place)  # type: ignore[arg-type]
+    batch = torch.as_tensor(inputs, dtype=torch.float64, device=context.device)
+    shape = (draws, len(inputs), len(inputs))
+    weights = draw_orthogonal(shape, generator=generator, dtype=torch.float64, device=context.device)
     rotated = batch @ weights.mT
     features = rotated / rotated.norm(dim=1, keepdim=True) if norm else rotated
     return np.asarray(isometry(second_moment(features), tolerance=0.0).cpu().numpy())

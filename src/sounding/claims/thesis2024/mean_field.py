@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
+from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Scale, Setting
 from sounding.claims.number import Number, mean_of, slope_of
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.gram_paths import (
@@ -229,6 +229,11 @@ def _trend(activations: tuple[str, ...]) -> tuple[Expectation, ...]:
     return tuple(rows)
 
 
+def _two_sizes(values: Mapping[str, Any], *, quick: int, paper: int) -> dict[Scale, Setting]:
+    """The seed's own size at either scale, with more runs on a GPU."""
+    return {"quick": Setting({**values, "runs": quick}), "paper": Setting({**values, "runs": paper})}
+
+
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thesis2024-fig3.1",
@@ -287,20 +292,18 @@ CLAIMS: tuple[Claim, ...] = (
         statement="The distance to G* decays with depth at an exponential rate until the term n/√d dominates, and lies "
         "below the bound of Theorem 3.2.",
         expectations=_trend(("relu", "tanh")),
-        settings={
-            scale: Setting(
-                {
-                    "width": 1000,
-                    "batch_size": 10,
-                    "depth": 20,
-                    "runs": runs,
-                    "activations": ("relu", "tanh"),
-                    "early": 6,
-                    "samples": 20_000,
-                }
-            )
-            for scale, runs in (("quick", 60), ("paper", 1000))
-        },  # type: ignore[arg-type]
+        settings=_two_sizes(
+            {
+                "width": 1000,
+                "batch_size": 10,
+                "depth": 20,
+                "activations": ("relu", "tanh"),
+                "early": 6,
+                "samples": 20_000,
+            },
+            quick=60,
+            paper=1000,
+        ),
         measure=measure_depth,
         paper="d = 1000, n = 10, ℓ = 1 … 20",
         note=ACTIVATION_NOTE + "The bound's absolute constant and its mixing rate α are not given: C = 1, and 1 − α is "
@@ -316,20 +319,18 @@ CLAIMS: tuple[Claim, ...] = (
             Expectation(f"{name}_exponent", "slope −1/2 on log-log axes", low=-0.55, high=-0.45)
             for name in ("relu", "tanh", "identity")
         ),
-        settings={
-            scale: Setting(
-                {
-                    "over": "widths",
-                    "widths": (50, 100, 200, 500, 1000),
-                    "batch_size": 10,
-                    "depth": 20,
-                    "runs": runs,
-                    "activations": ("relu", "tanh", "identity"),
-                    "guide": 1.4,
-                }
-            )
-            for scale, runs in (("quick", 150), ("paper", 2000))
-        },  # type: ignore[arg-type]
+        settings=_two_sizes(
+            {
+                "over": "widths",
+                "widths": (50, 100, 200, 500, 1000),
+                "batch_size": 10,
+                "depth": 20,
+                "activations": ("relu", "tanh", "identity"),
+                "guide": 1.4,
+            },
+            quick=150,
+            paper=2000,
+        ),
         measure=measure_scaling,
         paper="d = 50, 100, 200, 500, 1000, ℓ = 20, n = 10",
         note=ACTIVATION_NOTE,
@@ -356,20 +357,18 @@ CLAIMS: tuple[Claim, ...] = (
                 for name in ("relu", "tanh", "identity")
             ),
         ),
-        settings={
-            scale: Setting(
-                {
-                    "over": "batch_sizes",
-                    "batch_sizes": (10, 20, 30, 40, 50),
-                    "width": 1000,
-                    "depth": 20,
-                    "runs": runs,
-                    "activations": ("relu", "tanh", "identity"),
-                    "guide": 0.15,
-                }
-            )
-            for scale, runs in (("quick", 60), ("paper", 1000))
-        },  # type: ignore[arg-type]
+        settings=_two_sizes(
+            {
+                "over": "batch_sizes",
+                "batch_sizes": (10, 20, 30, 40, 50),
+                "width": 1000,
+                "depth": 20,
+                "activations": ("relu", "tanh", "identity"),
+                "guide": 0.15,
+            },
+            quick=60,
+            paper=1000,
+        ),
         measure=measure_scaling,
         paper="n = 10, 20, 30, 40, 50, d = 1000, ℓ = 20",
         note=ACTIVATION_NOTE + "An upper bound O(n/√d) with an unknown constant cannot be contradicted at five batch "

@@ -1,0 +1,234 @@
+"""Figures 5.1 and 5.2: the fixed-point iteration of kernel maps, one activation for each case of Theorem 5.11."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
+from sounding.claims.number import Number, exact, slope_of
+from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.thesis2024.correlation_maps import (
+    Array,
+    CorrelationMap,
+    grid,
+    iterate,
+    map_of,
+    map_of_weights,
+    walk_pair,
+)
+
+RATE_ERROR = 1e-6
+
+
+def polynomial_activation(weights: Array) -> Callable[[Any], Any]:
+    """x ↦ Σ √p_k h_k(x), h_k the normalized Hermite polynomials: the activation whose κ is Σ p_k ρ^k."""
+    from numpy.polynomial import hermite_e
+
+    scaled = [math.sqrt(weight / math.factorial(order)) for order, weight in enumerate(weights)]
+    plain = [float(c) for c in hermite_e.herme2poly(scaled)]
+
+    def activation(x: Any) -> Any:
+        total = 0.0 * x + plain[-1]
+        for coefficient in reversed(plain[:-1]):
+            total = total * x + coefficient
+        return total
+
+    return activation
+
+
+def distance_of(one: CorrelationMap, start: float, depth: int) -> Array:
+    """|ρ_ℓ − ρ*| over depth."""
+    return np.abs(iterate(one, np.array([start]), depth)[:, 0] - one.fixed_point)
+
+
+def local_rate(one: CorrelationMap, start: float) -> Number:
+    """The factor per layer of |ρ_ℓ − ρ*|, where it is between 1e-4 and 1e-7: small, and far above rounding."""
+    far = distance_of(one, start, 2000)
+    inside = np.flatnonzero((far < 1e-4) & (far > 1e-7))
+    ratio = (far[inside[-1]] / far[inside[0]]) ** (1 / (inside[-1] - inside[0]))
+    return exact(float(ratio), error=1e-3 * float(ratio))
+
+
+def exponent(one: CorrelationMap, start: float) -> Number:
+    """The slope of ln(1 − ρ_ℓ) against ln ℓ between layers 1000 and 10000."""
+    layers = np.unique(np.geomspace(1000, 10000, 12).astype(int))
+    return slope_of(np.log(layers), np.log(distance_of(one, start, 10000)[layers]))
+
+
+def draw_case(
+    one: CorrelationMap, activation: Any, values: Mapping[str, Any], context: Context, *, offset: int, title: str
+) -> tuple[Panel, Number]:
+    """|ρ_ℓ − ρ*| over depth: networks of finite width, κ, and the corrected bound; and the networks' deviation."""
+    from sounding.theory.bounds.kernel_maps import theorem_5_11
+
+    start, depth = values["start"], values["depth"]
+    layers = np.arange(depth + 1)
+    path = iterate(one, np.array([start]), depth)[:, 0]
+    bound = theorem_5_11(
+        kappa_zero=one.zero,
+        slope_zero=one.slope_zero,
+        slope_one=one.slope_one,
+        fixed_point=one.fixed_point,
+        slope_fixed_point=one.slope_fixed_point,
+        start=start,
+        depth=depth,
+    )
+    assert bound.profile is not None
+    limit = np.array([row.value for row in bound.profile])
+    limit = limit / (1 + limit) if one.case == 1 else limit
+    far = np.abs(path - one.fixed_point)
+    kept = far > 1e-8
+    series = [
+        Series("κ", layers[kept], far[kept], role="theory"),
+        Series("Theorem 5.11, corrected", layers, limit, role="bound"),
+    ]
+    deviation = exact(0.0)
+    if activation is not None:
+        mean, half = walk_pair(
+            activation,
+            start,
+            norm="pre-rms",
+            width=values["width"],
+            depth=depth,
+            runs=values["runs"],
+            context=context,
+            offset=offset,
+        )
+        seen = np.abs(mean - one.fixed_point) > 2 * half
+        series.insert(0, Series("networks", layers[seen], np.abs(mean - one.fixed_point)[seen], error=half[seen]))
+        worst = int(np.argmax(np.abs(mean - path)))
+        off = abs(float(mean[worst] - path[worst]))
+        deviation = Number(off, max(off - half[worst], 0.0), off + float(half[worst]), values["runs"])
+    return Panel("layer ℓ", "|ρ_ℓ − ρ*|", series, y_scale="log", title=title), deviation
+
+
+def measure_figure(values: Mapping[str, Any], context: Context) -> Outcome:
+    """Each case's sequence: where it ends from every start, how fast, and whether networks follow."""
+    numbers: dict[str, Number] = {}
+    panels, curves, deviations = [], [], []
+    rho = np.linspace(-1, 1, 41)
+    for index, (label, spec) in enumerate(values["maps"].items()):
+        one = map_of(spec) if isinstance(spec, str) else map_of_weights(np.array(spec), name=label)
+        activation = spec if isinstance(spec, str) else polynomial_activation(np.array(spec))
+        walked = None if label in values.get("not_walked", ()) else activation
+        numbers[f"{label}_zero"] = exact(one.zero, error=1e-9)
+        numbers[f"{label}_slope_one"] = exact(one.slope_one, error=1e-9)
+        end = np.abs(iterate(one, grid(), values["far"])[-1] - one.fixed_point).max()
+        numbers[f"{label}_farthest_end"] = exact(float(end), error=1e-9)
+        if one.case == 3:
+            numbers[f"{label}_exponent"] = exponent(one, values["start"])
+        else:
+            numbers[f"{label}_rate_over_slope"] = _relative(local_rate(one, values["start"]), one.slope_fixed_point)
+        kind = f"case {one.case}" if label.startswith("case") else f"{label}, case {one.case}"
+        title = f"{kind}: ρ* = {one.fixed_point:.4g}"
+        panel, deviation = draw_case(one, walked, values, context, offset=index, title=title)
+        panels.append(panel)
+        deviations.append(deviation)
+        curves.append(Series(f"{label} (κ)", rho, one.kappa(rho), role="theory"))
+    numbers["chain_deviation"] = max(deviations, key=lambda number: number.high)
+    curves.append(Series("ρ", [-1, 1], [-1, 1], role="bound"))
+    maps = Panel("correlation ρ", "κ(ρ)", curves, title="kernel maps")
+    return Outcome(numbers, Picture((maps, *panels), values["caption"]))
+
+
+def _relative(rate: Number, slope: float) -> Number:
+    return Number(rate.value / slope, rate.low / slope, rate.high / slope)
+
+
+def _end(label: str) -> Expectation:
+    return Expectation(f"{label}_farthest_end", "every start converges to ρ*", high=0.01)
+
+
+def _exponential(label: str) -> Expectation:
+    return Expectation(f"{label}_rate_over_slope", "exponentially, in the end by κ′(ρ*) per layer", low=0.98, high=1.02)
+
+
+FOLLOWED = Expectation("chain_deviation", "networks of finite width follow κ", high=0.05)
+FIGURE_1 = {
+    "case 1": (0.0, 0.5, 0.0, 0.5),
+    "case 2": (0.5, 0.3, 0.2),
+    "case 3": (0.25, 0.5, 0.25),
+    "case 4": (0.1, 0.3, 0.0, 0.6),
+}
+FIGURE_2 = {"tanh": "tanh", "relu": "relu", "exp": "exp", "gelu": "gelu"}
+SHARED: dict[str, Any] = {"start": 0.7, "depth": 25, "width": 1000, "far": 2000}
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        id="thesis2024-fig5.1",
+        seed="thesis2024",
+        place="figure 5.1",
+        kind="figure",
+        statement="For an activation of each of the four cases the iteration ρ ↦ κ(ρ) converges to ρ* from every "
+        "start: exponentially in cases 1, 2 and 4, like 1/ℓ in case 3.",
+        expectations=(
+            *(_end(label) for label in FIGURE_1),
+            *(_exponential(label) for label in ("case 1", "case 2", "case 4")),
+            Expectation("case 3_exponent", "1 − ρ_ℓ falls like 1/ℓ", low=-1.1, high=-0.9),
+            FOLLOWED,
+        ),
+        settings={
+            "quick": Setting(
+                {
+                    **SHARED,
+                    "maps": FIGURE_1,
+                    "runs": 200,
+                    "caption": "First: the four kernel maps. Then each case's distance to its fixed point: networks of "
+                    "width 1000 (points), κ (line), the bound (dotted). Only case 3 is not exponential.",
+                }
+            )
+        },
+        measure=measure_figure,
+        paper="custom-made activations, one for each case; which ones is not said",
+        note="Ours are polynomials with the squared Hermite coefficients given in the settings.",
+    ),
+    Claim(
+        id="thesis2024-fig5.2",
+        seed="thesis2024",
+        place="figure 5.2",
+        kind="figure",
+        statement="Scaled to E φ² = 1, tanh is of case 1, ReLU of case 2, exp of case 3 and GELU of case 4, and the "
+        "iteration converges to ρ* for each.",
+        expectations=(
+            *(_end(label) for label in FIGURE_2),
+            Expectation("tanh_zero", "case 1: κ(0) = 0", high=1e-8),
+            Expectation("relu_slope_one", "case 2: κ′(1) < 1", high=1 - RATE_ERROR),
+            Expectation("exp_slope_one", "case 3: κ′(1) = 1", low=1 - RATE_ERROR, high=1 + RATE_ERROR),
+            Expectation("gelu_slope_one", "case 4: κ′(1) > 1", low=1 + RATE_ERROR),
+        ),
+        correction=Correction(
+            "ReLU is of case 3: κ′(1) = 1, as for every positively homogeneous activation. 1 − ρ_ℓ falls like 1/ℓ² for "
+            "ReLU and like 1/ℓ for exp. Sigmoid and softplus are of case 2.",
+            (
+                *(_end(label) for label in FIGURE_2),
+                Expectation("tanh_zero", "case 1: κ(0) = 0", high=1e-8),
+                Expectation("relu_slope_one", "case 3: κ′(1) = 1", low=1 - RATE_ERROR, high=1 + RATE_ERROR),
+                Expectation("relu_exponent", "1 − ρ_ℓ falls like 1/ℓ²", low=-2.1, high=-1.9),
+                Expectation("exp_exponent", "1 − ρ_ℓ falls like 1/ℓ", low=-1.1, high=-0.9),
+                Expectation("gelu_slope_one", "case 4: κ′(1) > 1", low=1 + RATE_ERROR),
+                *(_exponential(label) for label in ("tanh", "gelu")),
+                FOLLOWED,
+            ),
+        ),
+        settings={
+            "quick": Setting(
+                {
+                    **SHARED,
+                    "maps": FIGURE_2,
+                    "not_walked": ("exp",),
+                    "runs": 200,
+                    "caption": "First: the four kernel maps; ReLU and exp touch the diagonal at 1. Then each "
+                    "activation's distance to its fixed point: networks of width 1000 (points), κ (line), the bound "
+                    "(dotted).",
+                }
+            )
+        },
+        measure=measure_figure,
+        paper="tanh, ReLU, exp and GELU, scaled to E φ² = 1",
+        note="No networks are shown for exp: its fourth moment is e⁸, and a width of 1000 does not average it.",
+    ),
+)
