@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from sounding.claims.claim import Claim
+from sounding.claims.rank2020v1 import odd
 
-CLAIMS: tuple[Claim, ...] = ()
+CLAIMS: tuple[Claim, ...] = odd.CLAIMS

@@ -1,0 +1,419 @@
+"""Odd activations inside the branch, H ↦ BN(H + γ W F(H)): figures 1 and 4, table 1 and theorem 5 of rank2020v1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
+from sounding.claims.number import Number, estimate, exact, mean_of, slope_of
+from sounding.claims.picture import Panel, Picture, Series
+
+if TYPE_CHECKING:
+    import torch
+
+Scaling = Literal["batch", "frobenius", "none"]
+Array = np.ndarray[Any, Any]
+ZERO = 1e-9
+"""Singular values below this share of the largest count as zero, as in figure 1 of the seed."""
+
+
+def follow_chain(
+    width: int,
+    measure: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    strength: float,
+    activation: str,
+    scaling: Scaling,
+    depth: int,
+    layers: Sequence[int],
+    runs: int,
+    start: str = "gaussian",
+    context: Context,
+    offset: int = 0,
+) -> Array:
+    """(layers, runs): a measure of H ↦ S(H + γ W F(H)), rows as samples, as many as features, uniform weights.
+
+    S divides each feature by its root mean square ("batch"), the whole by its Frobenius norm ("frobenius"), or does
+    nothing ("none"); γ = ∞ leaves W F(H) alone.
+    """
+    import torch
+
+    from sounding.activations import resolve
+    from sounding.weights import draw_uniform
+
+    function = resolve(activation).torch()
+    generator = context.generator(offset, device=context.device)
+    options: dict[str, Any] = {"dtype": torch.float64, "device": context.device}
+    shape = (runs, width, width)
+    state = torch.randn(shape, generator=generator, **options)
+    if start == "rank one":
+        signs = torch.randint(2, (runs, 1, width), generator=generator, device=context.device) * 2.0 - 1
+        state = state[..., :1] * signs
+    wanted, found = set(layers), []
+    for layer in range(1, depth + 1):
+        branch = function(state) @ draw_uniform(shape, generator=generator, **options).mT
+        state = branch if math.isinf(strength) else state + strength * branch
+        if scaling == "batch":
+            state = state / state.square().mean(-2, keepdim=True).sqrt()
+        elif scaling == "frobenius":
+            state = state / torch.linalg.matrix_norm(state)[:, None, None]
+        if layer in wanted:
+            found.append(measure(state))
+    return torch.stack(found).cpu().numpy()
+
+
+def count_directions(state: torch.Tensor) -> torch.Tensor:
+    """The rank as figure 1 counts it."""
+    from sounding.measures import numerical_rank
+
+    return numerical_rank(state, tolerance=ZERO)
+
+
+def soft_rank_of_scaled(state: torch.Tensor) -> torch.Tensor:
+    """The soft rank at ½ after scaling the batch to unit mean square, so that states without a norm have one too."""
+    from sounding.measures import soft_rank
+
+    return soft_rank(state / state.square().mean(dim=(-2, -1), keepdim=True).sqrt())
+
+
+def average_over_runs(values: Array) -> Number:
+    """The mean over layers, as a mean over runs; all runs alike is exact."""
+    by_run = values.mean(axis=0)
+    return exact(float(by_run[0])) if np.ptp(by_run) == 0 else mean_of(by_run)
+
+
+def measure_fig1(values: Mapping[str, Any], context: Context) -> Outcome:
+    """ln of the rank over depth, with and without batch norm, for two strengths."""
+    depth, width = values["depth"], values["width"]
+    layers = sorted({int(layer) for layer in np.geomspace(1, depth, 24)} | set(range(3 * depth // 4, depth, depth // 20)))
+    panels, numbers = [], {}
+    kinds: tuple[tuple[Scaling, str], ...] = (("batch", "batch norm"), ("frobenius", "no norm"))
+    for index, gamma in enumerate(values["strengths"]):
+        series = []
+        for scaling, label in kinds:
+            ranks = follow_chain(
+                width,
+                count_directions,
+                strength=gamma,
+                activation="identity",
+                scaling=scaling,
+                depth=depth,
+                layers=layers,
+                runs=values["runs"],
+                context=context,
+                offset=2 * index + (scaling == "batch"),
+            )
+            late = np.array(layers) >= 3 * depth // 4
+            name = "with" if scaling == "batch" else "without"
+            numbers[f"rank_{name}_batch_norm_at_gamma_{gamma:g}"] = average_over_runs(ranks[late])
+            points = [average_over_runs(row[None]) for row in ranks]
+            error = [(n.high - n.low) / 2 / n.value for n in points]
+            series.append(Series(label, layers, np.log([n.value for n in points]), error=error))
+        ends = [1, depth]
+        series.append(Series("ln √d (the order claimed)", ends, [0.5 * math.log(width)] * 2, role="paper"))
+        panels.append(Panel("layer", "ln of the rank", series, x_scale="log", title=f"γ = {gamma:g}"))
+    with_norm = [n for name, n in numbers.items() if "with_" in name]
+    without = [n for name, n in numbers.items() if "without_" in name]
+    numbers["smallest_rank_with_batch_norm"] = min(with_norm, key=lambda n: n.low)
+    numbers["largest_rank_without_batch_norm"] = max(without, key=lambda n: n.high)
+    caption = "Without a norm one direction is left; batch norm stops the fall above √d, at both strengths."
+    return Outcome(numbers, Picture(panels, caption))
+
+
+def measure_by_width(
+    measure: Callable[[torch.Tensor], torch.Tensor],
+    values: Mapping[str, Any],
+    context: Context,
+    *,
+    strength: float,
+    activation: str,
+    scaling: Scaling = "batch",
+    offset: int = 0,
+) -> list[Number]:
+    """The average of a measure over depth, at each width."""
+    layers = range(values["burn_in"], values["depth"] + 1, values["every"])
+    return [
+        average_over_runs(
+            follow_chain(
+                width,
+                measure,
+                strength=strength,
+                activation=activation,
+                scaling=scaling,
+                depth=values["depth"],
+                layers=layers,
+                runs=values["runs"],
+                context=context,
+                offset=100 * offset + index,
+            )
+        )
+        for index, width in enumerate(values["widths"])
+    ]
+
+
+def exponent_of(widths: Sequence[int], numbers: Sequence[Number]) -> Number:
+    """The mean slope of ln value against ln width, from the narrowest to the widest."""
+    ends = (numbers[0], numbers[-1])
+    errors = [_stderr(n) / n.value for n in ends]
+    return slope_of(np.log([widths[0], widths[-1]]), np.log([n.value for n in ends]), stderr=errors)
+
+
+def exponent_of_growth(numbers: Sequence[Number]) -> Number:
+    """b of a + c·dᵇ, from the last three widths, each twice the one before: log₂ of the ratio of the increments."""
+    first, second, third = numbers[-3:]
+    early, late = second.value - first.value, third.value - second.value
+    # both increments share the middle value
+    parts = (_stderr(first) / early, _stderr(second) * (1 / early + 1 / late), _stderr(third) / late)
+    return estimate(math.log2(late / early), math.hypot(*parts) / math.log(2))
+
+
+def _stderr(number: Number) -> float:
+    """The standard error whose normal interval is the number's."""
+    return (number.high - number.low) / 2 / 2.576
+
+
+def series_of(label: str, widths: Sequence[int], numbers: Sequence[Number]) -> Series:
+    """Points with their intervals."""
+    return Series(label, widths, [n.value for n in numbers], error=[n.high - n.value for n in numbers])
+
+
+def measure_fig4(values: Mapping[str, Any], context: Context) -> Outcome:
+    """r averaged over depth against the width, F = tanh, for several strengths."""
+    from sounding.measures import participation_ratio
+
+    widths = values["widths"]
+    numbers: dict[str, Number] = {}
+    exponents, lowest, series = [], [], []
+    for index, gamma in enumerate(values["strengths"]):
+        found = measure_by_width(
+            participation_ratio, values, context, strength=gamma, activation="tanh", offset=index
+        )
+        name = "inf" if math.isinf(gamma) else f"{gamma:g}"
+        numbers[f"exponent_at_gamma_{name}"] = exponent_of(widths, found)
+        exponents.append(numbers[f"exponent_at_gamma_{name}"])
+        lowest += found
+        series.append(series_of(f"γ = {name}", widths, found))
+    numbers["smallest_exponent"] = min(exponents, key=lambda n: n.low)
+    numbers["smallest_r"] = min(lowest, key=lambda n: n.low)
+    series.append(Series("√d (linear networks' order)", widths, np.sqrt(widths), role="paper"))
+    series.append(Series("2 (theorem 5)", [widths[0], widths[-1]], [2.0, 2.0], role="bound"))
+    panel = Panel(
+        "width d",
+        "average over depth of r(H)",
+        series,
+        x_scale="log",
+        y_scale="log",
+        ticks={float(d): str(d) for d in widths},
+    )
+    return Outcome(numbers, Picture((panel,), "At every γ, r lies above 2 and grows with the width at least like √d."))
+
+
+def measure_table1(values: Mapping[str, Any], context: Context) -> Outcome:
+    """Soft ranks of linear and tanh networks, with and without batch norm, by width."""
+    widths, gamma = values["widths"], values["strength"]
+    kinds: dict[str, tuple[str, Scaling]] = {
+        "linear, batch norm": ("identity", "batch"),
+        "tanh, batch norm": ("tanh", "batch"),
+        "linear, no norm": ("identity", "frobenius"),
+        "tanh, no norm": ("tanh", "none"),
+        "tanh, no norm, kept small": ("tanh", "frobenius"),
+    }
+    found = {
+        label: measure_by_width(
+            soft_rank_of_scaled, values, context, strength=gamma, activation=name, scaling=scaling, offset=index
+        )
+        for index, (label, (name, scaling)) in enumerate(kinds.items())
+    }
+    numbers = {
+        "exponent_linear_with_batch_norm": exponent_of(widths, found["linear, batch norm"]),
+        "exponent_tanh_with_batch_norm": exponent_of(widths, found["tanh, batch norm"]),
+        "exponent_of_growth_tanh_with_batch_norm": exponent_of_growth(found["tanh, batch norm"]),
+        "smallest_tanh_with_batch_norm": min(found["tanh, batch norm"], key=lambda n: n.low),
+        "largest_linear_without_norm": max(found["linear, no norm"], key=lambda n: n.high),
+        "tanh_without_norm_at_widest": found["tanh, no norm"][-1],
+        "largest_tanh_kept_small": max(found["tanh, no norm, kept small"], key=lambda n: n.high),
+    }
+    series = [series_of(label, widths, row) for label, row in found.items()]
+    series.append(Series("√d", widths, np.sqrt(widths), role="paper"))
+    series.append(Series("1: collapse", [widths[0], widths[-1]], [1.0, 1.0], role="bound"))
+    panel = Panel(
+        "width d",
+        "average over depth of the soft rank at ½",
+        series,
+        x_scale="log",
+        y_scale="log",
+        ticks={float(d): str(d) for d in widths},
+    )
+    caption = (
+        "With batch norm linear and tanh networks keep a rank that grows with the width. Without it linear ones "
+        "collapse; tanh ones only where the state is kept so small that tanh is linear."
+    )
+    return Outcome(numbers, Picture((panel,), caption))
+
+
+def measure_theorem5(values: Mapping[str, Any], context: Context) -> Outcome:
+    """The smallest rank over layers and runs of chains with odd activations, γ = 1/(8d)."""
+    from sounding.measures import participation_ratio
+
+    width, depth = values["width"], values["depth"]
+    gamma = 1 / (8 * width)
+    layers = sorted({int(layer) for layer in np.geomspace(1, depth, 40)})
+    lowest_rank, lowest_ratio, series = [], [], []
+    reached: list[float] = []
+    for index, activation in enumerate(values["activations"]):
+        common: dict[str, Any] = {
+            "strength": gamma,
+            "activation": activation,
+            "scaling": "batch",
+            "depth": depth,
+            "layers": layers,
+            "runs": values["runs"],
+            "context": context,
+        }
+        ratios = follow_chain(width, participation_ratio, offset=index, **common)
+        ranks = follow_chain(width, count_directions, offset=index, **common)
+        lowest_rank.append(float(ranks.min()))
+        lowest_ratio.append(float(ratios.min()))
+        if activation != "identity":
+            few = {**common, "depth": 2, "layers": [2]}
+            reached.append(float(follow_chain(width, count_directions, offset=index, start="rank one", **few).min()))
+        error = np.stack([ratios.mean(1) - ratios.min(1), ratios.max(1) - ratios.mean(1)])
+        series.append(Series(activation, layers, ratios.mean(axis=1), error=error))
+    numbers = {
+        "smallest_rank": exact(min(lowest_rank)),
+        "smallest_r": exact(min(lowest_ratio)),
+        "rank_after_two_layers_from_rank_one": exact(min(reached)),
+    }
+    series.append(Series("1: collapse", [1, depth], [1.0, 1.0], role="bound"))
+    panel = Panel("layer", "r(H), mean and range over runs", series, x_scale="log")
+    caption = "r stays above 1, so the rank is 2 or more, at every layer of every run."
+    return Outcome(numbers, Picture((panel,), caption))
+
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        id="rank2020v1-fig1",
+        seed="rank2020v1",
+        place="figure 1",
+        kind="figure",
+        statement="At width 32 and for two values of γ, the rank of vanilla linear residual networks falls to one with "
+        "depth; batch norm stabilizes it (at order √d).",
+        expectations=(
+            Expectation("smallest_rank_with_batch_norm", "above √d = 5.66 at both γ", low=math.sqrt(32)),
+            Expectation("largest_rank_without_batch_norm", "one, nearer to 1 than to 2, at both γ", high=1.5),
+        ),
+        settings={
+            "quick": Setting({"width": 32, "strengths": [0.2, 1.0], "depth": 8000, "runs": 6}, "8000 layers, 6 runs"),
+            "paper": Setting({"width": 32, "strengths": [0.2, 1.0], "depth": 50000, "runs": 20}),
+        },
+        measure=measure_fig1,
+        paper="d = 32, two values of γ (not stated in the text), U[−√3, √3], singular values below 1e-9 set to zero",
+        note="The values of γ are ours.",
+    ),
+    Claim(
+        id="rank2020v1-table1",
+        seed="rank2020v1",
+        place="table 1",
+        kind="table",
+        statement="Without batch norm the soft rank of deep linear and tanh networks is 1; with it, it is of order √d or "
+        "more for linear and of order d for tanh networks.",
+        expectations=(
+            Expectation("largest_linear_without_norm", "1, nearer than to 2", high=1.5),
+            Expectation("tanh_without_norm_at_widest", "1, nearer than to 2", high=1.5),
+            Expectation("exponent_linear_with_batch_norm", "order √d or more", low=0.45),
+            Expectation("exponent_of_growth_tanh_with_batch_norm", "order d; order √d would give ½", low=0.85),
+            Expectation("smallest_tanh_with_batch_norm", "lemma 5: at least 2", low=2.0),
+        ),
+        correction=Correction(
+            "Without batch norm the tanh network as written, H + γ W tanh(H), does not collapse: tanh saturates and "
+            "separates samples. It collapses where the state is divided by its norm at each layer, which makes tanh "
+            "linear. The other entries hold.",
+            (
+                Expectation("largest_linear_without_norm", "1 without a norm, linear", high=1.5),
+                Expectation("tanh_without_norm_at_widest", "tanh keeps several directions", low=2.0),
+                Expectation("largest_tanh_kept_small", "1 where tanh is kept linear", high=1.5),
+                Expectation("exponent_linear_with_batch_norm", "order √d or more", low=0.45),
+                Expectation("exponent_of_growth_tanh_with_batch_norm", "order d", low=0.85),
+            ),
+        ),
+        settings={
+            "quick": Setting(
+                {"widths": [8, 16, 32, 64], "strength": 1.0, "depth": 1600, "burn_in": 600, "every": 10, "runs": 6},
+                "widths up to 64",
+            ),
+            "paper": Setting(
+                {
+                    "widths": [8, 16, 32, 64, 128],
+                    "strength": 1.0,
+                    "depth": 8000,
+                    "burn_in": 4000,
+                    "every": 50,
+                    "runs": 20,
+                }
+            ),
+        },
+        measure=measure_table1,
+        paper="a summary; widths and γ as in figures 1, 2 and 4",
+        released="vanilla states are divided by their Frobenius norm at each layer (figure 2 of rank2020)",
+    ),
+    Claim(
+        id="rank2020v1-thm5",
+        seed="rank2020v1",
+        place="theorem 5",
+        kind="theorem",
+        statement="For odd F with |F(x)| ≤ B|x| and γ ≤ 1/(8Bd), the rank of H ↦ BN(H + γ W F(H)) is at least 2 at every "
+        "layer.",
+        expectations=(
+            Expectation("smallest_rank", "2 or more at every layer of every run", low=2.0),
+        ),
+        settings={
+            "quick": Setting({"width": 8, "activations": ["tanh", "sin", "identity"], "depth": 6000, "runs": 16}),
+        },
+        measure=measure_theorem5,
+        paper="a theorem; figure 4 shows tanh",
+        note="The proof takes from the linear case that the rank cannot grow. With F inside the branch it can: an input "
+        "of rank one has rank 2 or more after two layers of tanh or sin (rank_after_two_layers_from_rank_one), which makes "
+        "the theorem true of more inputs, not fewer.",
+    ),
+    Claim(
+        id="rank2020v1-fig4",
+        seed="rank2020v1",
+        place="figure 4",
+        kind="figure",
+        statement="For F = tanh, r averaged over depth stays above 1 for a wide range of γ and grows with the width, which "
+        "suggests order √d.",
+        expectations=(
+            Expectation("smallest_r", "no collapse: above 1", low=1.2),
+            Expectation("smallest_exponent", "order √d or more at every γ", low=0.45),
+        ),
+        settings={
+            "quick": Setting(
+                {
+                    "widths": [8, 16, 32, 64],
+                    "strengths": [0.1, 1.0, math.inf],
+                    "depth": 1200,
+                    "burn_in": 400,
+                    "every": 20,
+                    "runs": 6,
+                },
+                "widths up to 64",
+            ),
+            "paper": Setting(
+                {
+                    "widths": [8, 16, 32, 64, 128],
+                    "strengths": [0.05, 0.1, 1.0, math.inf],
+                    "depth": 8000,
+                    "burn_in": 4000,
+                    "every": 20,
+                    "runs": 20,
+                }
+            ),
+        },
+        measure=measure_fig4,
+        paper="F = tanh, several γ and widths; the axis is called log₂ L, the text speaks of the width d",
+    ),
+)
