@@ -15,6 +15,7 @@ from sounding.claims.number import Number, exact, mean_of
 from sounding.claims.picture import Panel, Picture, Series
 
 NAMED = ["relu", "leaky_relu:0.1", "tanh", "sigmoid"]
+COTANGENTS = 4
 OTHERS = ["gelu", "silu", "softplus", "elu", "selu", "erf"]
 
 
@@ -28,19 +29,20 @@ def measure_scope(values: Mapping[str, Any], context: Context) -> Outcome:
         found = [batchnorm(name, batch_size=size).forward_eigenvalues for size in sizes]
         largest[name] = [max(eigenvalues.L, eigenvalues.M) for eigenvalues in found]
     crossing = next(size for size in range(4, 200) if batchnorm("gelu", batch_size=size).forward_eigenvalues.L > 1)
-    uneven = {
-        (name, size): _unevenness(name, size, values, context)
-        for name, size in (("gelu", values["small"]), ("gelu", values["large"]), ("relu", values["large"]))
-    }
+    small, large = values["small"], values["large"]
+    cases = (("relu", small), ("relu", large), ("gelu", small), ("gelu", large))
+    uneven = {case: _unevenness(*case, values, context) for case in cases}
+    field = {size: _relu_spread(size, values["field_layers"], context) for size in (small, large)}
     numbers = {
         "largest_eigenvalue_used_in_practice": exact(max(max(rows) for rows in largest.values()), error=1e-6),
         "largest_eigenvalue_named": exact(max(max(largest[name]) for name in NAMED), error=1e-6),
         "gelu_repels_from_batch_size": exact(crossing),
-        "spread_gelu_small_batch": mean_of(uneven["gelu", values["small"]][:, -1]),
-        "spread_gelu_over_relu": mean_of(
-            uneven["gelu", values["large"]][:, -1] / uneven["relu", values["large"]][:, -1].mean()
-        ),
+        "field_spread_left_relu_small_batch": exact(field[small][-1] / field[small][0], error=1e-4),
+        "field_spread_left_relu_large_batch": exact(field[large][-1] / field[large][0], error=1e-4),
     }
+    for name, size in cases:
+        which = "small" if size == small else "large"
+        numbers[f"spread_{name}_{which}_batch"] = mean_of(uneven[name, size][:, -values["depth"] // 5 :].mean(1))
     lines = [Series(name, sizes, rows, role="theory") for name, rows in largest.items() if name in NAMED + OTHERS[:3]]
     layers = np.arange(1, values["depth"] + 1)
     shown = layers % max(1, values["depth"] // 30) == 0
@@ -54,12 +56,34 @@ def measure_scope(values: Mapping[str, Any], context: Context) -> Outcome:
         Panel("batch size B", "largest forward eigenvalue", (*lines, limit), x_scale="log"),
         Panel("layer", "spread of the samples' variances\n(standard deviation / mean)", paths, y_scale="log"),
     )  # fmt: skip
+    paths += [
+        Series(f"relu, B = {size} (infinite width)", np.arange(len(path)), path, role="theory")
+        for size, path in field.items()
+    ]
     caption = (
-        "Left: above 1 the symmetric fixed point repels; GELU, SiLU and softplus cross it as the batch grows. Right: "
-        "in "
-        f"networks of width {values['width']} the samples of a large GELU batch drift apart, those of ReLU do not."
+        "Left: above 1 the symmetric fixed point repels; GELU, SiLU and softplus cross as the batch grows. Right: in "
+        f"networks of width {values['width']} the samples of a large batch drift apart, of GELU and of ReLU, whose "
+        "fixed point "
+        "attracts only what is close to it: the exact map, started from unequal samples, does not return either."
     )
     return Outcome(numbers, Picture(panels, caption))
+
+
+def _relu_spread(size: int, layers: int, context: Context) -> list[float]:
+    """The same in the exact map of infinite width, from variances that are spread log-normally."""
+    import torch
+
+    from sounding.activations import resolve
+    from sounding.theory.covariance_map import laplace_covariance_map
+
+    relu = resolve("relu")
+    sigma = np.diag(torch.randn(size, dtype=torch.float64, generator=context.generator(size)).exp().numpy())
+    path = []
+    for _ in range(layers + 1):
+        own = np.diag(sigma)
+        path.append(float(own.std(ddof=1) / own.mean()))
+        sigma = laplace_covariance_map(relu, sigma, tolerance=1e-6).covariance
+    return path
 
 
 def _unevenness(name: str, size: int, values: Mapping[str, Any], context: Context) -> np.ndarray:
@@ -105,17 +129,16 @@ def pair_of_batches(
             block = (state[0] @ state[1].T / width).detach().double()
             covariance.append(block.mean())
             alike.append((block.trace() - block.sum() / size) / (size - 1))
-        cotangent = torch.randn(size, width, **place).expand(2, size, width)
-        gradients = torch.autograd.grad(state, inner, cotangent)
-        for rows, values in zip(found, (covariance, alike, [_alike(g) for g in gradients]), strict=True):
-            rows.append(torch.stack(values))
-    covariances, likeness, pulled = (torch.stack(rows).cpu().numpy() for rows in found)
-    return covariances, likeness, pulled
-
-
-def _alike(gradient: Any) -> Any:
-    """tr of the block of Π between the batches; rows of a gradient before batch norm sum to 0."""
-    return (gradient[0].double() * gradient[1].double()).sum()
+        pulled = torch.zeros(depth, dtype=torch.float64, device=context.device)
+        for _ in range(COTANGENTS):
+            cotangent = torch.randn(size, width, **place).expand(2, size, width)
+            gradients = torch.autograd.grad(state, inner, cotangent, retain_graph=True)
+            # between the batches, tr Π; rows of a gradient before batch norm sum to 0
+            pulled += torch.stack([(g[0].double() * g[1].double()).sum() for g in gradients])
+        for rows, values in zip(found, (torch.stack(covariance), torch.stack(alike), pulled), strict=True):
+            rows.append(values)
+    covariances, likeness, gradient = (torch.stack(rows).cpu().numpy() for rows in found)
+    return covariances, likeness, gradient
 
 
 def measure_cross_limit(values: Mapping[str, Any], context: Context) -> Outcome:
@@ -204,7 +227,7 @@ def _scaled(rate: float, left_out: np.ndarray, unit: float) -> Number:
     return estimate(rate / unit, error / unit, samples=runs)
 
 
-_PAIRS = {"activations": ["relu", "sigmoid"], "batch_sizes": [8, 16], "overlap": 0.5}
+_PAIRS = {"activations": ["relu", "sigmoid"], "batch_sizes": [8, 16], "overlap": 0.25}
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="meanfield2019-scope-bsb1",
@@ -220,42 +243,49 @@ CLAIMS: tuple[Claim, ...] = (
             ),
         ),
         correction=Correction(
-            "BSB1 attracts ReLU, leaky ReLU, tanh and sigmoid (and ELU, SELU, erf) at every batch size, but GELU only "
-            "up to "
-            "B = 38, and SiLU and softplus not at large batches: there samples end with unequal variances.",
+            "BSB1 is linearly stable for ReLU, leaky ReLU, tanh and sigmoid (and ELU, SELU, erf), for GELU only up to "
+            "B = 38, "
+            "for SiLU and softplus not at large batches. For ReLU at a batch of about 100 its basin is so small that "
+            "networks leave it: samples end with unequal variances, also in the limit of infinite width.",
             (
-                Expectation("largest_eigenvalue_named", "the four that are named", high=1.0),
+                Expectation("largest_eigenvalue_named", "linear stability of the four that are named", high=1.0),
                 Expectation("gelu_repels_from_batch_size", "λ_L of GELU passes 1 near B = 39", low=36, high=42),
-                Expectation("spread_gelu_small_batch", "GELU networks stay symmetric at a small batch", high=0.3),
-                Expectation(
-                    "spread_gelu_over_relu", "and break the symmetry at a large one, where ReLU does not", low=2.0
-                ),
+                Expectation("spread_gelu_small_batch", "GELU networks stay symmetric at a small batch", high=0.4),
+                Expectation("spread_relu_small_batch", "and ReLU networks too", high=0.4),
+                Expectation("spread_gelu_large_batch", "GELU networks break the symmetry at a large one", low=0.6),
+                Expectation("spread_relu_large_batch", "and ReLU networks too", low=0.6),
+                Expectation("field_spread_left_relu_small_batch", "the exact map evens samples out", high=0.3),
+                Expectation("field_spread_left_relu_large_batch", "or does not, at a large batch", low=0.6),
             ),
         ),
         settings={
             "quick": Setting(
                 {
                     "batch_sizes": [5, 8, 16, 32, 64, 128, 512, 1024],
-                    "width": 1500,
+                    "width": 1000,
                     "depth": 120,
-                    "runs": 4,
-                    "small": 12,
-                    "large": 128,
+                    "runs": 8,
+                    "small": 20,
+                    "large": 96,
+                    "field_layers": 40,
                 }
             ),
             "paper": Setting(
                 {
                     "batch_sizes": [5, 8, 16, 32, 64, 128, 512, 1024],
                     "width": 4000,
-                    "depth": 400,
-                    "runs": 20,
-                    "small": 12,
-                    "large": 256,
+                    "depth": 300,
+                    "runs": 50,
+                    "small": 20,
+                    "large": 128,
+                    "field_layers": 60,
                 }
             ),
         },
         measure=measure_scope,
         paper="a remark; no experiment",
+        note="A second, broken attractor of ReLU beside BSB1 was found in running this row; nothing in the seed "
+        "excludes it.",
     ),
     Claim(
         id="meanfield2019-crossbatch-limit",
@@ -271,9 +301,9 @@ CLAIMS: tuple[Claim, ...] = (
             Expectation("limit_minus_claim", "1/(2π)", low=-1e-6, high=1e-6),
         ),
         settings={
-            "quick": Setting({**_PAIRS, "width": 500, "depth": 8, "runs": 24, "window": [1, 4]}),
+            "quick": Setting({**_PAIRS, "width": 400, "depth": 8, "runs": 40, "window": [0, 3]}),
             "paper": Setting(
-                {**_PAIRS, "batch_sizes": [8, 16, 32, 64], "width": 1000, "depth": 12, "runs": 200, "window": [1, 4]}
+                {**_PAIRS, "batch_sizes": [8, 16, 32, 64], "width": 1000, "depth": 12, "runs": 200, "window": [0, 3]}
             ),
         },
         measure=measure_cross_limit,
@@ -296,8 +326,8 @@ CLAIMS: tuple[Claim, ...] = (
             Expectation("largest_eigenvalue", "it lies below 1: likeness is lost", high=1.0),
         ),
         settings={
-            "quick": Setting({**_PAIRS, "width": 500, "depth": 8, "runs": 24, "window": [1, 4]}),
-            "paper": Setting({**_PAIRS, "width": 1000, "depth": 12, "runs": 200, "window": [2, 5]}),
+            "quick": Setting({**_PAIRS, "width": 400, "depth": 8, "runs": 40, "window": [0, 3]}),
+            "paper": Setting({**_PAIRS, "width": 1000, "depth": 12, "runs": 200, "window": [1, 4]}),
         },
         measure=measure_cross_rate,
         paper="theorems; no experiment",
