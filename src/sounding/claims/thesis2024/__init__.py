@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from sounding.claims.claim import Claim
-from sounding.claims.thesis2024 import convergence, isometry, kernel_figures, mean_field
+from sounding.claims.thesis2024 import (
+    convergence,
+    first_gradients,
+    isometry,
+    kernel_figures,
+    mean_field,
+    orthogonalization,
+)
 
 CLAIMS: tuple[Claim, ...] = (
     *mean_field.CLAIMS,
     *isometry.CHAPTER_4,
     *convergence.CLAIMS,
     *kernel_figures.CLAIMS,
+    *orthogonalization.CLAIMS,
     *isometry.CHAPTER_6,
+    *first_gradients.CLAIMS,
 )
