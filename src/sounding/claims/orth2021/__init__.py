@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from sounding.claims.claim import Claim
-from sounding.claims.orth2021 import chains, theorems
+from sounding.claims.orth2021 import chains, experiments, theorems
 
-CLAIMS: tuple[Claim, ...] = chains.CLAIMS + theorems.CLAIMS
+CLAIMS: tuple[Claim, ...] = chains.CLAIMS + experiments.CLAIMS + theorems.CLAIMS

@@ -1,0 +1,190 @@
+"""Rows for the training experiments of orth2021 and thesis2024 chapter 2."""
+
+from __future__ import annotations
+
+from sounding.claims.claim import Claim, Expectation, Setting
+from sounding.claims.orth2021 import training
+
+PAPER = "CIFAR-10, vanilla ReLU MLPs of width 800, SGD 0.01, batch 500, 30 epochs, 4 runs"
+RELEASED = "no biases, Xavier uniform with gain √2; the plotted gap is that of the 10 logits' singular values, not V(H)"
+DIGITS = {"data": "digits", "width": 64, "batch_size": 50, "rates": [0.01, 0.001], "seeds": 4, "init_samples": 1400}
+CIFAR = {"data": "cifar-10", "width": 800, "batch_size": 500, "rates": [0.01], "seeds": 4, "init_samples": 2400}
+SMALL = "digits in place of CIFAR-10, width 64, rate 0.01 or 0.001 by final training loss, fewer steps"
+SHORTER = "10 epochs in place of 30, three depths in place of five"
+
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        id="orth2021-fig3a",
+        seed="orth2021",
+        place="figure 3a (thesis2024 figure 2.4a)",
+        kind="figure",
+        statement="In vanilla MLPs the orthogonality gap at initialization grows with depth, and the training loss "
+        "after 30 epochs grows with it.",
+        expectations=(
+            Expectation("gap_rise", "the deepest network starts with a larger gap than the shallowest", low=0.0),
+            Expectation("loss_rise", "and ends with a larger loss", low=0.0),
+            Expectation("correlation", "networks with a larger gap have a larger loss", low=0.3),
+        ),
+        settings={
+            "quick": Setting(DIGITS | {"depths": [5, 12, 24], "epochs": 8}, reduction=SMALL),
+            "paper": Setting(CIFAR | {"depths": [15, 45, 75], "epochs": 10}, reduction=SHORTER),
+        },
+        measure=training.measure_figure3a,
+        paper=f"{PAPER}; depths 15, 30, 45, 60, 75",
+        released=RELEASED,
+        note="both grow with depth, so they correlate; that the gap is the cause does not follow",
+    ),
+    Claim(
+        id="orth2021-fig3b",
+        seed="orth2021",
+        place="figure 3b (thesis2024 figure 2.4b)",
+        kind="figure",
+        statement="While SGD lowers the training loss of a 20-layer vanilla MLP, it lowers the orthogonality gap of "
+        "its last layer.",
+        expectations=(
+            Expectation("gap_change", "the gap is smaller at the end than at the start", high=0.0),
+            Expectation("loss_change", "the training loss falls", high=0.0),
+        ),
+        settings={
+            "quick": Setting(DIGITS | {"depth": 20, "epochs": 12}, reduction=SMALL),
+            "paper": Setting(CIFAR | {"depth": 20, "epochs": 20, "width": 1000}, reduction="20 epochs in place of 50"),
+        },
+        measure=training.measure_figure3b,
+        paper="20 layers, width 800, otherwise as figure 3a",
+        released="width 1000, 50 epochs, 5 runs",
+    ),
+    Claim(
+        id="orth2021-fig4",
+        seed="orth2021",
+        place="figure 4 (thesis2024 figure 2.5)",
+        kind="figure",
+        statement="Iterative orthogonalization avoids the slowdown of training with depth that Xavier's weights show, "
+        "without batch norm.",
+        expectations=(
+            Expectation("rise_xavier", "with Xavier's weights the loss grows with depth", low=0.0),
+            Expectation("xavier_minus_iterative", "at the largest depth orthogonalized weights end lower", low=0.0),
+            Expectation("rise_xavier_minus_iterative", "the loss grows less with depth", low=0.0),
+        ),
+        settings={
+            "quick": Setting(
+                DIGITS | {"depths": [5, 24], "epochs": 8, "variants": ["xavier", "iterative", "released"]},
+                reduction=SMALL,
+            ),
+            "paper": Setting(
+                CIFAR | {"depths": [15, 45, 75], "epochs": 10, "variants": ["xavier", "iterative", "released"]},
+                reduction=SHORTER,
+            ),
+        },
+        measure=training.measure_initializations,
+        paper=f"{PAPER}; depths 15, 30, 45, 60, 75",
+        released=f"Σ^(−1) in place of Σ^(−1/2), on 2400 images, first and last layer keep Xavier's weights; {RELEASED}",
+    ),
+    Claim(
+        id="orth2021-figA1",
+        seed="orth2021",
+        place="thesis2024 figure A.1",
+        kind="figure",
+        statement="Adaptive gradient clipping alleviates the slowdown with depth too, yet iterative orthogonalization "
+        "reaches a lower training loss than it and than orthogonal weights.",
+        expectations=(
+            Expectation("clipping_01_minus_iterative", "λ = 0.1 ends higher at the largest depth", low=0.0),
+            Expectation("clipping_1_minus_iterative", "λ = 1 ends higher at the largest depth", low=0.0),
+            Expectation("orthogonal_minus_iterative", "orthogonal weights end higher", low=0.0),
+        ),
+        settings={
+            "quick": Setting(
+                DIGITS
+                | {
+                    "depths": [5, 24],
+                    "epochs": 8,
+                    "variants": ["iterative", "orthogonal", "clipping:0.1", "clipping:1"],
+                },
+                reduction=SMALL,
+            ),
+            "paper": Setting(
+                CIFAR
+                | {
+                    "depths": [15, 75],
+                    "epochs": 10,
+                    "variants": ["iterative", "orthogonal", "clipping:0.1", "clipping:1"],
+                },
+                reduction="10 epochs in place of 30, two depths in place of five",
+            ),
+        },
+        measure=training.measure_initializations,
+        paper=f"{PAPER}; clipping parameters 0.1 and 1",
+        released="orthogonal weights are mean(σ)UVᵀ of Xavier's",
+    ),
+    Claim(
+        id="orth2021-fig5",
+        seed="orth2021",
+        place="figure 5",
+        kind="figure",
+        statement="Through the layers of vanilla ReLU networks, perceptron or convolutional, the orthogonality gap "
+        "grows; with batch norm it falls and then stays constant.",
+        expectations=(
+            Expectation("mlp_vanilla_change", "vanilla MLP: larger after 30 layers than after the first", low=0.0),
+            Expectation("convnet_vanilla_change", "vanilla ConvNet likewise", low=0.0),
+            Expectation("mlp_batch_norm_change", "MLP with batch norm: smaller", high=0.0),
+            Expectation("convnet_batch_norm_change", "ConvNet with batch norm: smaller", high=0.0),
+            Expectation("mlp_batch_norm_late_drift", "and constant over the last layers", low=-0.005, high=0.005),
+            Expectation("convnet_batch_norm_late_drift", "and constant over the last layers", low=-0.005, high=0.005),
+        ),
+        settings={
+            "quick": Setting(
+                {"data": "digits", "depth": 30, "width": 50, "batch_size": 8, "batches": 50},
+                reduction="digits in place of CIFAR-10, width 50",
+            ),
+            "paper": Setting({"data": "cifar-10", "depth": 30, "width": 100, "batch_size": 8, "batches": 50}),
+        },
+        measure=training.measure_figure5,
+        paper="CIFAR-10, 30 layers, 100 units or channels, kernel 3, zero padding, batch 8, 50 batches",
+        released="gap of a layer's input; reflect padding; CIFAR normalized with MNIST's constants",
+    ),
+    Claim(
+        id="orth2021-fig7",
+        seed="orth2021",
+        place="figure 7",
+        kind="figure",
+        statement="For convolutional networks orthogonalized weights slow SGD at 20 layers and outperform Xavier's "
+        "weights at 80.",
+        expectations=(
+            Expectation("shallow_xavier_minus_iterative", "at 20 layers Xavier's weights end lower", high=0.0),
+            Expectation("deep_xavier_minus_iterative", "at 80 layers orthogonalized weights end lower", low=0.0),
+        ),
+        settings={
+            "quick": Setting(
+                {
+                    "data": "digits",
+                    "depths": [5, 16],
+                    "width": 8,
+                    "batch_size": 30,
+                    "rate": 0.02,
+                    "steps": 150,
+                    "seeds": 3,
+                    "init_samples": 256,
+                    "plain": True,
+                },
+                reduction="plain 3×3 networks of 8 channels, 5 and 16 layers, digits, 150 steps at rate 0.02",
+            ),
+            "paper": Setting(
+                {
+                    "data": "cifar-10",
+                    "depths": [20, 80],
+                    "width": 64,
+                    "batch_size": 30,
+                    "rate": 0.001,
+                    "steps": 1600,
+                    "seeds": 2,
+                    "init_samples": 256,
+                    "plain": False,
+                },
+                reduction="1600 steps (1 epoch) in place of 20 epochs, 2 runs in place of 4, no dropout",
+            ),
+        },
+        measure=training.measure_figure7,
+        paper="CIFAR-10, the networks of table 3, SGD 0.001, batch 30, 20 epochs, 4 runs",
+        released="orthogonalized from unfolded patches of 256 images, layers with equal channels only; dropout 0.5",
+    ),
+)
