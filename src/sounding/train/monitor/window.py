@@ -112,16 +112,14 @@ class Window(Watched):
         return any(one.calls for one in self._passes)
 
     def _drop_overflow(self) -> None:
-        """A step that the scaler skips leaves no gradients; one it skipped before this one leaves no pass."""
-        if any(map(_broken, self._sums.values())):
-            self.overflowed, self._sums = True, {}
+        """A step that the scaler will skip leaves no gradients, and is no finding: scalers grow until they overflow."""
+        self.overflowed = any(map(_broken, self._sums.values()))
+        if self.overflowed:
+            self._sums = {}
             for one in self._passes:
                 one.input_gradient = one.alignment = None
                 for call in one.calls:
                     call.gradient = None
-            return
-        taken = [one for one in self._passes if not any(map(_broken, _gradients(one)))]
-        self._passes = taken or self._passes
 
     def _attach(self) -> None:
         begin, end = _Hook(self._begin), _Hook(self._end)
@@ -217,9 +215,16 @@ class Window(Watched):
         self._touched = {}
 
     def _note_backward(self) -> None:
+        if self._returned:
+            return
         self._returned = True
-        if self._scaler is not None and self._scale is None:
-            self._scale = float(self._scaler.get_scale())
+        if self._scaler is None:
+            return
+        scale = float(self._scaler.get_scale())
+        if self._scale not in (None, scale):
+            # The scale changes between steps only: what came before overflowed, was skipped, and is not of this step.
+            self._passes, self._sums = self._passes[-1:], {}
+        self._scale = scale
 
 
 class _Hook:
