@@ -70,6 +70,12 @@ class Call:
     reason: str | None = None
     extras: tuple[str, ...] = ()
 
+    def spoil(self) -> None:
+        """Its output turned out not to be finite: nothing else that was read off it counts."""
+        self.reason = "its output is not finite"
+        for measure in ("dead_fraction", "saturated_fraction", "token_participation_ratio"):
+            self.values.pop(measure, None)
+
 
 @dataclass
 class Pass:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from sounding.probe.calls import Call, Pass
-from sounding.probe.moments import token_ratio
 from sounding.probe.outputs import positions_per_sample, sample_matrix, token_stack
+from sounding.probe.reductions import token_ratio
 from sounding.probe.units import dead_fraction, saturated_fraction
-
-_NOTHING = nullcontext()
 
 
 def measure_output(one: Pass, call: Call, tensor: Tensor, *, axis: int, limit: int) -> None:
@@ -40,24 +35,18 @@ def measure_output(one: Pass, call: Call, tensor: Tensor, *, axis: int, limit: i
         call.values["mean_square"] = float(torch.linalg.vector_norm(tensor.double()).square()) / tensor.numel()
         return
     one.samples, call.features = matrix.shape
-    mean = one.moments.add(matrix, call.values)
-    if mean is None:
-        call.reason = "its output is not finite"
+    units = max(call.features // max(call.positions, 1), 1) if spec.activation else 0
+    vectors = spec.non_negative and units == call.features
+    mean = one.moments.add(matrix, call.values, spoil=call.spoil, count_dead=vectors)
+    if call.reason is not None:
         return
-    if spec.activation:
-        units = max(call.features // max(call.positions, 1), 1)
+    if units and not (vectors and mean is None):
         trailing = tensor.dim() == 3 and not spec.channels_first
         call.values["dead_fraction"] = dead_fraction(
-            matrix, mean, units=units, trailing=trailing, non_negative=spec.non_negative
+            matrix, mean if spec.non_negative else None, units=units, trailing=trailing
         )
-        if spec.bounds is not None:
-            call.values["saturated_fraction"] = saturated_fraction(matrix, spec.bounds)
+    if spec.bounds is not None:
+        call.values["saturated_fraction"] = saturated_fraction(matrix, spec.bounds)
     tokens = None if plain else token_stack(tensor, batch_size, first=first)
     if tokens is not None:
         call.values["token_participation_ratio"] = token_ratio(tokens)
-
-
-def no_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Measures multiply in their own precision, also inside a model under autocast."""
-    kind = tensor.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _NOTHING

@@ -1,49 +1,85 @@
-"""The forward measures of a pass, from the inner products between samples; the activations themselves are dropped.
+"""The forward measures of a pass: sample matrices come in, inner products are reduced in blocks, nothing else is kept.
 
-With h̄ the mean sample and c_i = h_i − h̄, every inner product is ⟨h_i, h_j⟩ = ⟨c_i, c_j⟩ + b_i + b_j + M, where
-b_i = ⟨c_i, h̄⟩ and M = ‖h̄‖². Keeping the centred matrix C and (b, M) apart is what lets a collapsed layer be read: at
-a mean cosine of 1 − 1e-7 a float32 Gram matrix holds nothing but rounding, while C keeps seven digits of what differs.
-Since the rows of C and b sum to zero, ‖G‖_F² = ‖C‖_F² + 2n‖b‖² + n²M².
+Small matrices are copied into a block and centred, multiplied and summed up together: on a small network an operation
+per call costs more than its arithmetic. Large ones are multiplied where they are, in chunks of features.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Literal, overload
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from sounding.measures import of_gram, of_spectrum
-from sounding.measures.inputs import small_gram
+from sounding.probe.reductions import Summary, join, reduce_fast, reduce_spectrum, summarize, whole_gram_
+from sounding.probe.spectra import Spectra
 
 Tier = Literal["fast", "full"]
 TIERS: tuple[Tier, ...] = ("fast", "full")
 FAST = ("mean_square", "participation_ratio", "orthogonality_gap", "mean_cosine", "distinct_share")
 FULL = ("numerical_rank", "soft_rank", "effective_rank", "isometry_gap", "condition_number")
-CHUNK = 2**19  # entries of the sample matrix centred at a time: 2 MiB, small against a cache and against an activation
-BLOCK = {"cpu": 2**18, "cuda": 2**23}  # inner products held back before they are reduced together
-# Squared lengths that a type holds without overflowing and without losing the squares of small entries.
-SAFE = {torch.float32: (1e-30, 1e36), torch.float64: (1e-280, 1e300)}
+CHUNK = 2**19  # entries of a large sample matrix centred at a time: 2 MiB, small against a cache and an activation
+BLOCK = {"cpu": 2**17, "cuda": 2**23}  # entries of sample matrices, or of their inner products, reduced together
+MOST = 256  # matrices in a block
+SHAPES = 4  # blocks of different shapes filled at a time
+# Norms whose squares a type holds without overflowing and without losing the squares of small entries.
+SAFE = {torch.float32: (1e-15, 1e18), torch.float64: (1e-140, 1e150)}
+_NOTHING = nullcontext()
 
 
-@dataclass
-class Inner:
-    """The inner products of one sample matrix, to be reduced later."""
+def no_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Measures multiply in their own precision, also inside a model under autocast."""
+    kind = tensor.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _NOTHING
+
+
+def ignore() -> None:
+    """Nobody asked to be told."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """A sample matrix taken in, and where its measures go."""
 
     values: dict[str, float]
     features: int
     dtype: torch.dtype
-    scale: float
-    mean: Tensor
-    cross: Tensor
-    squared_mean: Tensor
+    spoil: Callable[[], None]
+    count_dead: bool
+    scale: float = 1.0
+
+
+@dataclass(slots=True)
+class Block:
+    """Sample matrices of one shape, or (rows None) the inner products of large ones, until they are summed up."""
+
+    gram: Tensor
+    rows: Tensor | None
+    slots: tuple[Tensor, ...]
+    entries: list[Entry] = field(default_factory=list)
+    products: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Digest:
+    """What is kept of a block, until the pass is over."""
+
+    entries: list[Entry]
+    summary: Summary
+    spectrum: Tensor | None
+    dead: Tensor | None
+
+
+Key = tuple[int, int, torch.dtype, torch.device]
 
 
 @dataclass
 class Moments:
-    """Collects the inner products of a pass and reduces them in blocks: neither memory nor Python pays per call.
+    """Collects the sample matrices of a pass and measures them in blocks: neither memory nor Python pays per call.
 
     Args:
         tier: "fast" for what norms of the Gram matrix give, "full" for the spectral measures too. Full multiplies in
@@ -51,86 +87,165 @@ class Moments:
     """
 
     tier: Tier
-    pending: list[Inner] = field(default_factory=list)
-    stack: Tensor | None = None
-    key: tuple[int, torch.dtype, torch.device] | None = None
+    blocks: dict[Key, Block] = field(default_factory=dict)
+    digests: list[Digest] = field(default_factory=list)
+    spectra: Spectra = field(default_factory=Spectra)
 
-    def add(self, samples: Tensor, values: dict[str, float]) -> Tensor | None:
-        """Take a sample matrix (n, d); its measures appear in `values` after `reduce`. Returns the mean sample.
+    def add(
+        self,
+        samples: Tensor,
+        values: dict[str, float],
+        *,
+        spoil: Callable[[], None] = ignore,
+        count_dead: bool = False,
+    ) -> Tensor | None:
+        """Take a sample matrix (n, d); its measures appear in `values` after `reduce`.
 
-        None, and the fraction of non-finite entries in `values`, when there are any.
+        Args:
+            samples: the matrix; it is read now and may change afterwards.
+            values: where the measures go; only the fraction of non-finite entries, when there are any.
+            spoil: called when there are.
+            count_dead: of a small matrix of non-negative outputs, write the fraction of features that are always zero.
+
+        Returns:
+            The mean sample of a large matrix; None of a small one, which is not looked at yet.
         """
-        dtype = torch.float64 if self.tier == "full" or samples.dtype == torch.float64 else torch.float32
-        slot = self._slot(samples.shape[0], dtype, samples.device)
-        inner = _inner_products(samples, slot, values)
-        if inner is None:  # squares left the range of the type, or something is not finite
-            peak = float(torch.linalg.vector_norm(samples, math.inf, dtype=dtype))
-            if not math.isfinite(peak):
-                values["non_finite_fraction"] = float((~torch.isfinite(samples)).double().mean())
-                return None
-            scale = peak if peak > 0 else 1.0
-            inner = _inner_products(samples.to(dtype) / scale, slot, values, checked=True)
-            inner.dtype, inner.scale, inner.mean = samples.dtype, scale, inner.mean * scale
-        self.pending.append(inner)
-        return inner.mean
+        n, d = samples.shape
+        kind = samples.dtype
+        dtype = torch.float64 if self.tier == "full" or kind == torch.float64 else torch.float32
+        limit = BLOCK.get(samples.device.type, BLOCK["cpu"])
+        small = 2 * n * d <= limit
+        key = (n, d if small else 0, dtype, samples.device)
+        block = self.blocks.get(key) or self._open(key, limit)
+        entry = Entry(values, d, kind, spoil, count_dead)
+        mean = None
+        if small:
+            block.slots[len(block.entries)].copy_(samples)
+            block.entries.append(entry)
+        else:
+            mean = _multiply(samples, entry, block)
+        if len(block.entries) == len(block.slots):
+            self._digest(block)
+        return mean
 
     def reduce(self) -> None:
-        """Turn what is pending into measures; over all calls held back at once."""
-        if not self.pending or self.stack is None:
-            return
-        centred = self.stack[: len(self.pending)]
-        cross = torch.stack([inner.cross for inner in self.pending]).double()
-        squared_mean = torch.stack([inner.squared_mean for inner in self.pending]).double()
-        columns = reduce_fast(centred, cross, squared_mean)
-        sizes = torch.tensor([inner.scale**2 / inner.features for inner in self.pending], dtype=torch.float64)
-        columns["mean_square"] = columns["mean_square"].cpu() * sizes
-        _write(columns, self.pending)
-        if self.tier == "full":
-            centred += cross[:, :, None]  # in place: temporaries of this size cost more than the arithmetic
-            centred += (cross + squared_mean[:, None])[:, None, :]
-            spectra = torch.linalg.eigvalsh(centred).flip(-1).clamp(min=0).cpu() / centred.shape[-1]
-            scales = torch.tensor([inner.scale**2 for inner in self.pending], dtype=torch.float64)
-            self._reduce_spectra(spectra * scales[:, None])
-        self.pending = []
+        """Turn what was taken in into measures; over all calls held back at once."""
+        self._digest_all()
+        groups: dict[tuple[int, torch.device], list[Digest]] = {}
+        for digest in self.digests:
+            distinct = digest.summary.distinct
+            groups.setdefault((distinct.shape[1], distinct.device), []).append(digest)
+        for digests in groups.values():
+            _write_measures(digests)
+        self.digests = []
 
     def finish(self) -> None:
-        """Reduce what is left and let go of the memory."""
+        """Reduce what is left and let go of memory and threads."""
         self.reduce()
-        self.stack, self.key = None, None
+        self.blocks = {}
+        self.spectra.close()
 
-    def _reduce_spectra(self, spectra: Tensor) -> None:
-        """Calls with the same number of features share their tolerance and are reduced together."""
-        groups: dict[tuple[int, torch.dtype], list[int]] = {}
-        for index, inner in enumerate(self.pending):
-            groups.setdefault((inner.features, inner.dtype), []).append(index)
-        for (features, dtype), members in groups.items():
-            columns = reduce_spectrum(spectra[members], features=features, eps=torch.finfo(dtype).eps)
-            _write(columns, [self.pending[index] for index in members])
+    def _open(self, key: Key, limit: int) -> Block:
+        if len(self.blocks) == SHAPES:
+            self._digest_all()
+            self.blocks = {}
+        n, d, dtype, device = key
+        room = min(max(limit // max(n * n, n * d), 1), MOST)
+        gram = torch.empty(room, n, n, dtype=dtype, device=device)
+        rows = torch.empty(room, n, d, dtype=dtype, device=device) if d else None
+        block = self.blocks[key] = Block(gram, rows, (gram if rows is None else rows).unbind(0))
+        return block
 
-    def _slot(self, n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        stack = self.stack
-        if stack is None or self.key != (n, dtype, device):
-            self.key = (n, dtype, device)
-            self.reduce()
-            room = BLOCK.get(device.type, BLOCK["cpu"]) // (n * n)
-            stack = self.stack = torch.empty(min(max(room, 1), 256), n, n, dtype=dtype, device=device)
-        elif len(self.pending) == len(stack):
-            self.reduce()
-        return stack[len(self.pending)]
+    def _digest_all(self) -> None:
+        for block in self.blocks.values():
+            with no_autocast(block.gram):
+                self._digest(block)
+
+    def _digest(self, block: Block) -> None:
+        """Sum the matrices of a block up, and make it empty."""
+        entries, block.entries = block.entries, []
+        if not entries:
+            return
+        gram = block.gram[: len(entries)]
+        if block.rows is None:
+            products, block.products = block.products, []
+            cross = torch.stack([one.double() for one, _ in products])
+            squared_mean = torch.stack([one.double() for _, one in products])
+            summary = summarize(gram, cross, squared_mean)
+            self.digests.append(Digest(entries, summary, self._decompose(gram, summary), None))
+            return
+        rows = block.rows[: len(entries)]
+        entries = _rescale_(rows, entries)
+        mean = rows.mean(1)
+        dead = (mean == 0).sum(1) if any(entry.count_dead for entry in entries) else None
+        rows -= mean[:, None]
+        torch.bmm(rows, rows.mT, out=gram)
+        summary = summarize(gram, torch.bmm(mean[:, None], rows.mT)[:, 0], mean.square().sum(1), rows=rows)
+        self.digests.append(Digest(entries, summary, self._decompose(gram, summary, rows=rows, mean=mean), dead))
+
+    def _decompose(
+        self, gram: Tensor, summary: Summary, *, rows: Tensor | None = None, mean: Tensor | None = None
+    ) -> Tensor | None:
+        """The eigenvalues of G/n, descending; with fewer features than samples those of HᵀH/n, and zeros."""
+        if self.tier == "fast":
+            return None
+        n = gram.shape[-1]
+        if rows is not None and mean is not None and rows.shape[2] < n:
+            whole = torch.baddbmm(mean[:, :, None] * n @ mean[:, None], rows.mT, rows)
+        else:
+            whole = whole_gram_(gram, summary.cross, summary.squared_mean)
+        found = self.spectra.decompose(whole).flip(-1).clamp(min=0) / n
+        return torch.nn.functional.pad(found, (0, n - found.shape[1]))
 
 
-def _write(columns: dict[str, Tensor], inners: list[Inner]) -> None:
-    for name, column in columns.items():
-        for inner, value in zip(inners, column.tolist(), strict=True):
-            inner.values[name] = value
+def _is_safe(norm: float, dtype: torch.dtype) -> bool:
+    low, high = SAFE[dtype]
+    return low < norm < high
 
 
-@overload
-def _inner_products(samples: Tensor, out: Tensor, values: dict[str, float], *, checked: Literal[True]) -> Inner: ...
-@overload
-def _inner_products(samples: Tensor, out: Tensor, values: dict[str, float]) -> Inner | None: ...
-def _inner_products(samples: Tensor, out: Tensor, values: dict[str, float], *, checked: bool = False) -> Inner | None:
-    """Centre, multiply, accumulate in float64 over chunks of features; None if squares are not safe in `out.dtype`."""
+def _rescale_(rows: Tensor, entries: list[Entry]) -> list[Entry]:
+    """Bring matrices whose squares leave the range of the type to another scale; one that is not finite becomes zero,
+    and what is measured in its place is nobody's."""
+    kept = list(entries)
+    for index, norm in enumerate(torch.linalg.vector_norm(rows, dim=(1, 2)).tolist()):
+        if _is_safe(norm, rows.dtype):
+            continue
+        if _find_scale(rows[index], entries[index], rows.dtype):
+            rows[index] /= entries[index].scale
+        else:
+            rows[index] = 0.0
+            kept[index] = Entry({}, entries[index].features, entries[index].dtype, ignore, False)
+    return kept
+
+
+def _find_scale(samples: Tensor, entry: Entry, dtype: torch.dtype) -> bool:
+    """Set the scale at which the squares are safe; False, and the fraction said, where entries are not finite."""
+    peak = float(torch.linalg.vector_norm(samples, math.inf, dtype=dtype))
+    if math.isfinite(peak):
+        entry.scale = peak if peak > 0 else 1.0
+        return True
+    entry.values["non_finite_fraction"] = float((~torch.isfinite(samples)).double().mean())
+    entry.spoil()
+    return False
+
+
+def _multiply(samples: Tensor, entry: Entry, block: Block) -> Tensor | None:
+    """Put the inner products of a large matrix into a block; gives the mean sample, None if entries are not finite."""
+    out = block.slots[len(block.entries)]
+    cross, squared_mean, mean = _inner_products(samples, out)
+    size = out.trace().item() + squared_mean.item()
+    if not _is_safe(math.sqrt(size) if size >= 0 else math.nan, out.dtype):
+        if not _find_scale(samples, entry, out.dtype):
+            return None
+        cross, squared_mean, mean = _inner_products(samples.to(out.dtype) / entry.scale, out)
+        mean = mean * entry.scale
+    block.products.append((cross, squared_mean))
+    block.entries.append(entry)
+    return mean
+
+
+def _inner_products(samples: Tensor, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Centre, multiply into `out`, accumulate in float64 over chunks of features; gives b, M and the mean sample."""
     n, d = samples.shape
     width = max(256, CHUNK // n)
     if d <= width:
@@ -138,27 +253,21 @@ def _inner_products(samples: Tensor, out: Tensor, values: dict[str, float], *, c
         mean = _mean_sample(wide)
         centred = torch.sub(wide, mean)
         torch.mm(centred, centred.mT, out=out)
-        cross, squared_mean = torch.mv(centred, mean), torch.dot(mean, mean)
-    else:
-        total = torch.zeros(n, n, dtype=torch.float64, device=out.device)
-        cross = torch.zeros(n, dtype=torch.float64, device=out.device)
-        squared_mean = torch.zeros((), dtype=torch.float64, device=out.device)
-        means = []
-        for chunk in torch.split(samples, width, dim=1):
-            wide = chunk.to(out.dtype)
-            mean = _mean_sample(wide)
-            centred = wide - mean
-            total += centred @ centred.mT
-            cross += centred @ mean
-            squared_mean += mean @ mean
-            means.append(mean)
-        mean = torch.cat(means)
-        out.copy_(total)
-    if not checked:
-        low, high = SAFE[out.dtype]
-        if not low < out.trace().item() + squared_mean.item() < high:
-            return None
-    return Inner(values, d, samples.dtype, 1.0, mean, cross, squared_mean)
+        return torch.mv(centred, mean), torch.dot(mean, mean), mean
+    total = torch.zeros(n, n, dtype=torch.float64, device=out.device)
+    cross = torch.zeros(n, dtype=torch.float64, device=out.device)
+    squared_mean = torch.zeros((), dtype=torch.float64, device=out.device)
+    means = []
+    for chunk in torch.split(samples, width, dim=1):
+        wide = chunk.to(out.dtype)
+        mean = _mean_sample(wide)
+        centred = wide - mean
+        total += centred @ centred.mT
+        cross += centred @ mean
+        squared_mean += mean @ mean
+        means.append(mean)
+    out.copy_(total)
+    return cross, squared_mean, torch.cat(means)
 
 
 def _mean_sample(samples: Tensor) -> Tensor:
@@ -166,65 +275,34 @@ def _mean_sample(samples: Tensor) -> Tensor:
     return torch.mv(samples.mT, samples.new_full((samples.shape[0],), 1 / samples.shape[0]))
 
 
-def reduce_fast(centred: Tensor, cross: Tensor, squared_mean: Tensor) -> dict[str, Tensor]:
-    """The measures that need no spectrum, of a stack of centred Gram matrices (calls, n, n); `mean_square` of a row."""
-    n = centred.shape[-1]
-    distinct = centred.diagonal(dim1=1, dim2=2).double()
-    squares = (distinct + 2 * cross + squared_mean[:, None]).clamp(min=0)
-    trace = squares.sum(1)
-    norm = torch.linalg.vector_norm(centred, dim=(1, 2)).double().square()
-    norm += 2 * n * cross.square().sum(1) + n * n * squared_mean.square()
-    alive = trace > 0
-    ratio = torch.where(alive, (trace.square() / norm.clamp(min=5e-324)).clamp(1, n), 0.0)
-    largest = 1 - 1 / n
-    gap = torch.where(alive, (1 / ratio.clamp(min=1) - 1 / n).clamp(0, largest), largest).sqrt()
-    return {
-        "mean_square": trace / n,
-        "participation_ratio": ratio,
-        "orthogonality_gap": gap,
-        "mean_cosine": _mean_cosines(centred, cross, squared_mean, squares),
-        "distinct_share": torch.where(alive, distinct.sum(1) / trace.clamp(min=5e-324), 0.0).clamp(0, 1),
-    }
+def _write_measures(digests: list[Digest]) -> None:
+    """The measures of calls with one number of samples, into their records."""
+    entries = [entry for digest in digests for entry in digest.entries]
+    columns = reduce_fast(join([digest.summary for digest in digests]))
+    sizes = torch.tensor([entry.scale**2 / entry.features for entry in entries], dtype=torch.float64)
+    columns["mean_square"] = columns["mean_square"].cpu() * sizes
+    _write(columns, entries)
+    for digest in digests:
+        if digest.dead is not None:
+            for entry, count in zip(digest.entries, digest.dead.tolist(), strict=True):
+                if entry.count_dead:
+                    entry.values["dead_fraction"] = count / entry.features
+    spectra = [digest.spectrum.cpu() for digest in digests if digest.spectrum is not None]
+    if not spectra:
+        return
+    spectrum = torch.cat(spectra) * torch.tensor([entry.scale**2 for entry in entries], dtype=torch.float64)[:, None]
+    groups: dict[tuple[int, torch.dtype], list[int]] = {}
+    for index, entry in enumerate(entries):
+        groups.setdefault((entry.features, entry.dtype), []).append(index)
+    for (features, dtype), members in groups.items():  # calls with the same number of features share their tolerance
+        chosen = spectrum if len(groups) == 1 else spectrum[members]
+        _write(
+            reduce_spectrum(chosen, features=features, eps=torch.finfo(dtype).eps),
+            [entries[index] for index in members],
+        )
 
 
-def _mean_cosines(centred: Tensor, cross: Tensor, squared_mean: Tensor, squares: Tensor) -> Tensor:
-    """(Σ_ij ⟨h_i, h_j⟩/(‖h_i‖‖h_j‖) − k)/(k(k − 1)) over the k samples that have a length."""
-    present = squares > 0
-    inverse = torch.where(present, squares.clamp(min=5e-324).rsqrt(), 0.0)
-    # The largest is taken out first: in float32 the inverse of a small length would overflow.
-    unit = inverse.amax(1, keepdim=True).clamp(min=5e-324)
-    shares = (inverse / unit).to(centred.dtype)
-    turned = (centred * shares[:, None, :]).sum(2)  # a batched matrix-vector product is slower on a CPU
-    quadratic = (turned.double() * shares).sum(1) * unit[:, 0].square()
-    total = inverse.sum(1)
-    whole = quadratic + 2 * total * (inverse * cross).sum(1) + total.square() * squared_mean
-    count = present.sum(1)
-    pairs = (count * (count - 1)).clamp(min=1)
-    return torch.where(count > 1, (whole - count) / pairs, 0.0).clamp(-1, 1)
-
-
-def reduce_spectrum(spectrum: Tensor, *, features: int, eps: float) -> dict[str, Tensor]:
-    """The spectral measures from the eigenvalues of G/n, (calls, n) descending, of features rounded to `eps`.
-
-    A singular value counts as zero below max(n, d)·eps of the largest, numpy's convention for the features' own
-    precision, and an eigenvalue below that squared, or below what float64 resolves in a Gram matrix.
-    """
-    n = spectrum.shape[-1]
-    size = max(n, features) if eps < 1e-4 else math.sqrt(min(n, features))
-    share = min(max((size * eps) ** 2, of_spectrum.resolution(n)), 0.5)
-    small = spectrum[:, : min(n, features)]
-    return {
-        "numerical_rank": of_spectrum.numerical_rank(spectrum, tolerance=share),
-        "soft_rank": of_spectrum.soft_rank(spectrum),
-        "effective_rank": of_spectrum.effective_rank(spectrum),
-        "isometry_gap": of_spectrum.isometry_gap(small, samples=n, tolerance=share),
-        "condition_number": of_spectrum.condition_number(small, tolerance=share),
-    }
-
-
-def token_ratio(tokens: Tensor) -> float:
-    """The participation ratio across positions, mean over the samples of a (samples, positions, features) stack.
-
-    How many directions the positions of one sequence span; 1 when every position carries the same vector.
-    """
-    return float(of_gram.ratio_of(small_gram(tokens.double())).mean())
+def _write(columns: dict[str, Tensor], entries: list[Entry]) -> None:
+    for name, column in columns.items():
+        for entry, value in zip(entries, column.tolist(), strict=True):
+            entry.values[name] = value

@@ -87,6 +87,8 @@ def fit(passes: Sequence[Pass], order: Sequence[str], firsts: Sequence[Call]) ->
 
 def list_unmeasured(passes: Sequence[Pass], root: nn.Module, specs: Sequence[Spec]) -> tuple[Unmeasured, ...]:
     """What a pass could not measure, each with its reason; the same reason once."""
+    for one in passes:
+        one.moments.reduce()
     found: dict[tuple[str, str], None] = {}
     for one in passes:
         for name, reason in _gaps(one):
@@ -96,7 +98,7 @@ def list_unmeasured(passes: Sequence[Pass], root: nn.Module, specs: Sequence[Spe
     for name, reason in [*_never_called(passes, specs), *_weight_gaps(passes, root, specs)]:
         found[name, reason] = None
     if passes and fit(passes, order, firsts)[0] is None:
-        found[NETWORK, "gradient growth needs finite gradients at 3 or more layers"] = None
+        found[NETWORK, "gradient growth needs finite gradients at 3 or more layers in a row"] = None
     return tuple(Unmeasured(name, reason) for name, reason in found)
 
 

@@ -47,19 +47,17 @@ def bounds_of(module: nn.Module) -> tuple[float, float] | None:
     return next((bounds for kind, bounds in BOUNDS.items() if isinstance(module, kind)), None)
 
 
-def dead_fraction(samples: Tensor, mean: Tensor, *, units: int, trailing: bool, non_negative: bool) -> float:
+def dead_fraction(samples: Tensor, mean: Tensor | None, *, units: int, trailing: bool) -> float:
     """The fraction of units that return exactly zero for every sample and position.
 
     Args:
         samples: the sample matrix (n, d).
-        mean: its mean sample (d,): for a non-negative activation a zero mean is zero everywhere, at no cost.
+        mean: its mean sample (d,) where the activation cannot return negative values and it is at hand: a zero mean is
+            then zero everywhere, at no cost.
         units: how many units the d features hold: channels of an image, features of a token.
         trailing: whether the units are the last axis of a sample (tokens) or the first (channels).
-        non_negative: whether the activation cannot return negative values.
     """
-    if non_negative and mean.shape[0] == units:
-        return 1 - int(torch.count_nonzero(mean)) / units
-    silent = mean == 0 if non_negative else ~samples.any(dim=0)
+    silent = mean == 0 if mean is not None else ~samples.any(dim=0)
     silent = silent.reshape(-1, units).all(dim=0) if trailing else silent.reshape(units, -1).all(dim=1)
     return float(silent.double().mean())
 

@@ -16,9 +16,9 @@ from torch.utils.hooks import RemovableHandle
 from sounding.errors import UsageError
 from sounding.probe.alignment import LastLayer, align
 from sounding.probe.calls import Call, Pass, Spec, named_parameters, survey
-from sounding.probe.forward import measure_output, no_autocast
+from sounding.probe.forward import measure_output
 from sounding.probe.gradients import hook_gradient, log_norm
-from sounding.probe.moments import TIERS, Tier
+from sounding.probe.moments import TIERS, Tier, no_autocast
 from sounding.probe.outputs import main_tensor, sample_matrix, tensors_in, why_unmeasurable
 from sounding.probe.records import Report, Unmeasured
 from sounding.probe.repeats import repeated_fraction
@@ -140,7 +140,7 @@ class Watched:
         if torch._C._current_graph_task_id() != -1:
             return
         if self._passes:
-            self._passes[-1].moments.reduce()
+            self._passes[-1].moments.finish()
         tensors = [tensor for _, tensor in tensors_in((args, kwargs)) if tensor.dim() > 0]
         one = Pass(self._tier, training=self._root.training)
         self._passes.append(one)

@@ -1,0 +1,146 @@
+"""From inner products between samples to measures, for many calls at once.
+
+With h̄ the mean sample and c_i = h_i − h̄, every inner product is ⟨h_i, h_j⟩ = ⟨c_i, c_j⟩ + b_i + b_j + M, where
+b_i = ⟨c_i, h̄⟩ and M = ‖h̄‖². Keeping the centred matrix C and (b, M) apart is what lets a collapsed layer be read: at
+a mean cosine of 1 − 1e-7 a float32 Gram matrix holds nothing but rounding, while C keeps seven digits of what differs.
+Since the rows of C and b sum to zero, ‖G‖_F² = ‖C‖_F² + 2n‖b‖² + n²M².
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sounding.measures import of_gram, of_spectrum
+from sounding.measures.inputs import small_gram
+
+TINY = 5e-324
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What is kept of some centred Gram matrices (calls, n, n): vectors and numbers in float64, never a matrix.
+
+    Args:
+        distinct: ‖c_i‖², (calls, n).
+        cross: b_i, (calls, n).
+        squared_mean: M, (calls,).
+        norm: ‖C‖_F², (calls,).
+        turned: ‖Σ_i c_i/‖h_i‖‖² over the samples that have a length, (calls,).
+    """
+
+    distinct: Tensor
+    cross: Tensor
+    squared_mean: Tensor
+    norm: Tensor
+    turned: Tensor
+
+    @property
+    def squares(self) -> Tensor:
+        """‖h_i‖², (calls, n)."""
+        return _squares(self.distinct, self.cross, self.squared_mean)
+
+
+def summarize(gram: Tensor, cross: Tensor, squared_mean: Tensor, *, rows: Tensor | None = None) -> Summary:
+    """Summarize centred Gram matrices (calls, n, n); the centred rows (calls, n, d), where at hand, spare a product."""
+    distinct = gram.diagonal(dim1=1, dim2=2).to(torch.float64, copy=True)  # the matrix may be overwritten
+    cross, squared_mean = cross.double(), squared_mean.double()
+    inverse = _inverse(_squares(distinct, cross, squared_mean))
+    # The largest is taken out first: in float32 the inverse of a small length would overflow.
+    unit = inverse.amax(1, keepdim=True).clamp(min=TINY)
+    shares = (inverse / unit).to(gram.dtype)
+    if rows is not None:
+        turned = torch.bmm(shares[:, None], rows)[:, 0].double().square().sum(1)
+    else:  # a batched matrix-vector product is slower on a CPU
+        turned = ((gram * shares[:, None]).sum(2).double() * shares).sum(1)
+    norm = torch.linalg.vector_norm(gram, dim=(1, 2)).double().square()
+    return Summary(distinct, cross, squared_mean, norm, turned * unit[:, 0].square())
+
+
+def join(summaries: Sequence[Summary]) -> Summary:
+    """One summary of the calls of several."""
+    if len(summaries) == 1:
+        return summaries[0]
+    return Summary(
+        torch.cat([one.distinct for one in summaries]),
+        torch.cat([one.cross for one in summaries]),
+        torch.cat([one.squared_mean for one in summaries]),
+        torch.cat([one.norm for one in summaries]),
+        torch.cat([one.turned for one in summaries]),
+    )
+
+
+def reduce_fast(summary: Summary) -> dict[str, Tensor]:
+    """The measures that need no spectrum; `mean_square` is that of a row."""
+    n = summary.distinct.shape[1]
+    squares = summary.squares
+    trace = squares.sum(1)
+    norm = summary.norm + 2 * n * summary.cross.square().sum(1) + n * n * summary.squared_mean.square()
+    alive = trace > 0
+    ratio = torch.where(alive, (trace.square() / norm.clamp(min=TINY)).clamp(1, n), 0.0)
+    largest = 1 - 1 / n
+    gap = torch.where(alive, (1 / ratio.clamp(min=1) - 1 / n).clamp(0, largest), largest).sqrt()
+    return {
+        "mean_square": trace / n,
+        "participation_ratio": ratio,
+        "orthogonality_gap": gap,
+        "mean_cosine": _mean_cosines(summary, squares),
+        "distinct_share": torch.where(alive, summary.distinct.sum(1) / trace.clamp(min=TINY), 0.0).clamp(0, 1),
+    }
+
+
+def _mean_cosines(summary: Summary, squares: Tensor) -> Tensor:
+    """(Σ_ij ⟨h_i, h_j⟩/(‖h_i‖‖h_j‖) − k)/(k(k − 1)) over the k samples that have a length."""
+    inverse = _inverse(squares)
+    total = inverse.sum(1)
+    whole = summary.turned + 2 * total * (inverse * summary.cross).sum(1) + total.square() * summary.squared_mean
+    count = (squares > 0).sum(1)
+    pairs = (count * (count - 1)).clamp(min=1)
+    return torch.where(count > 1, (whole - count) / pairs, 0.0).clamp(-1, 1)
+
+
+def _squares(distinct: Tensor, cross: Tensor, squared_mean: Tensor) -> Tensor:
+    return (distinct + 2 * cross + squared_mean[:, None]).clamp(min=0)
+
+
+def _inverse(squares: Tensor) -> Tensor:
+    """1/‖h_i‖, 0 for a sample of zero."""
+    return torch.where(squares > 0, squares.clamp(min=TINY).rsqrt(), 0.0)
+
+
+def whole_gram_(gram: Tensor, cross: Tensor, squared_mean: Tensor) -> Tensor:
+    """The Gram matrix of the samples in the place of the centred one: temporaries cost more than the arithmetic."""
+    gram += cross[:, :, None]
+    gram += (cross + squared_mean[:, None])[:, None, :]
+    return gram
+
+
+def reduce_spectrum(spectrum: Tensor, *, features: int, eps: float) -> dict[str, Tensor]:
+    """The spectral measures from the eigenvalues of G/n, (calls, n) descending, of features rounded to `eps`.
+
+    A singular value counts as zero below max(n, d)·eps of the largest, numpy's convention for the features' own
+    precision, and an eigenvalue below that squared, or below what float64 resolves in a Gram matrix.
+    """
+    n = spectrum.shape[-1]
+    size = max(n, features) if eps < 1e-4 else math.sqrt(min(n, features))
+    share = min(max((size * eps) ** 2, of_spectrum.resolution(n)), 0.5)
+    small = spectrum[:, : min(n, features)]
+    return {
+        "numerical_rank": of_spectrum.numerical_rank(spectrum, tolerance=share),
+        "soft_rank": of_spectrum.soft_rank(spectrum),
+        "effective_rank": of_spectrum.effective_rank(spectrum),
+        "isometry_gap": of_spectrum.isometry_gap(small, samples=n, tolerance=share),
+        "condition_number": of_spectrum.condition_number(small, tolerance=share),
+    }
+
+
+def token_ratio(tokens: Tensor) -> float:
+    """The participation ratio across positions, mean over the samples of a (samples, positions, features) stack.
+
+    How many directions the positions of one sequence span; 1 when every position carries the same vector.
+    """
+    return float(of_gram.ratio_of(small_gram(tokens.double())).mean())
