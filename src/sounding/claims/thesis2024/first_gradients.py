@@ -243,9 +243,9 @@ CLAIMS: tuple[Claim, ...] = (
             "quick": Setting(
                 {
                     "inputs": tuple((d, k) for d in (5, 20) for k in KINDS),
-                    "depths": (10, 50, 100, 200, 400, 800),
-                    "window": 100,
-                    "runs": 30,
+                    "depths": (10, 50, 100, 200, 400),
+                    "window": 50,
+                    "runs": 40,
                 }
             ),
             "standard": Setting(

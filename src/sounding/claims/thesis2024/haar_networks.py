@@ -33,7 +33,7 @@ def draw_haar(count: int, width: int, *, generator: torch.Generator) -> torch.Te
     shape = (count, width, width)
     normals = torch.randn(shape, generator=generator, dtype=torch.float64, device=generator.device)
     lower = torch.linalg.cholesky(normals @ normals.mT)
-    frames = torch.linalg.solve_triangular(lower, normals, upper=False)
+    frames: torch.Tensor = torch.linalg.solve_triangular(lower, normals, upper=False)
     for _ in range(2):
         frames = 1.5 * frames - 0.5 * frames @ (frames.mT @ frames)
     return frames
@@ -77,7 +77,9 @@ def build_trunk(
     """Send `start` (runs, n, d) through `depth` layers; features have the norm √n unless given."""
     runs, size, width = start.shape
     norm = math.sqrt(size) if feature_norm is None else feature_norm
-    states, weights, lengths = [start], [], []
+    states = [start]
+    weights: list[torch.Tensor] = []
+    lengths: list[torch.Tensor] = []
     while len(weights) < depth:
         drawn = draw_weights(law, CHUNK * runs, width, generator=generator)
         for weight in drawn.view(CHUNK, runs, width, width)[: depth - len(weights)]:

@@ -1,0 +1,177 @@
+"""The rows of thesis2024: well formed, able to fail, and resting on parts that are right."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sounding.claims import Claim
+from sounding.claims.claim import SCALES, Context, Expectation, Setting
+from sounding.claims.registry import claims_of, find_claim
+from sounding.claims.thesis2024.convergence import RATES
+from sounding.claims.thesis2024.correlation_maps import iterate, map_of, map_of_weights, random_maps, worst_over_bound
+from sounding.claims.thesis2024.gram_paths import distances, fixed_gram, stretched, walk_grams
+from sounding.claims.thesis2024.haar_networks import (
+    build_trunk,
+    draw_haar,
+    every_layer_log_norms,
+    first_layer_log_norms,
+)
+from sounding.claims.thesis2024.kernel_figures import polynomial_activation
+from sounding.reproduction import reproduce
+from sounding.theory.kernel import evaluate
+
+ROWS = claims_of("thesis2024")
+CONTEXT = Context()
+
+
+def test_rows_are_well_formed() -> None:
+    ids = [row.id for row in ROWS]
+    assert len(ids) == len(set(ids))
+    for row in ROWS:
+        assert row.id.startswith("thesis2024-")
+        assert row.seed == "thesis2024"
+        assert row.statement
+        assert row.paper
+        assert row.expectations
+        assert "quick" in row.settings
+        assert set(row.settings) <= set(SCALES)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        *(f"fig{i}" for i in ("3.1", "3.2", "3.3", "3.4", "5.1", "5.2", "6.1", "6.2", "6.3")),
+        *(f"thm{i}" for i in ("3.2", "4.3", "5.8", "5.11", "5.15", "6.1", "6.3", "6.5")),
+        *(f"thm5.11-case{case}" for case in (1, 2, 3, 4)),
+        *(f"cor{i}" for i in ("4.4", "4.5", "5.10", "6.4")),
+        "lemma6.2",
+    ],
+)
+def test_every_place_has_its_row(place: str) -> None:
+    assert find_claim(f"thesis2024-{place}").seed == "thesis2024"
+
+
+def shrunk(claim_id: str, **changes: object) -> Claim:
+    row = find_claim(claim_id)
+    return dataclasses.replace(row, settings={"quick": Setting({**row.settings["quick"].values, **changes})})
+
+
+@pytest.mark.parametrize(
+    ("row", "wrong"),
+    [
+        (
+            shrunk("thesis2024-thm4.3", trials=100),
+            Expectation("median_ratio", "normalization lowers isometry", high=1.0),
+        ),
+        (
+            shrunk("thesis2024-thm5.11-case2", random=5, runs=20),
+            Expectation("largest_over_printed", "half of the bound suffices", high=0.5),
+        ),
+        (
+            shrunk("thesis2024-fig3.1", runs=20),
+            Expectation("log_ratio_at_the_end", "batch norm makes the error larger", high=0.0),
+        ),
+        (
+            shrunk("thesis2024-sec3.3", runs=5, width=200, depth=60, burn_in=30),
+            Expectation("distance_to_centred", "far from the centred matrix", low=0.5),
+        ),
+    ],
+    ids=lambda value: value.id if isinstance(value, Claim) else "",
+)
+def test_a_wrong_statement_does_not_hold(row: Claim, wrong: Expectation) -> None:
+    false = dataclasses.replace(row, expectations=(wrong,), correction=None)
+    assert reproduce(false).verdict == "does not hold"
+
+
+def test_printed_rates_fail_and_corrected_ones_do_not() -> None:
+    tanh = map_of("tanh")
+    assert worst_over_bound(tanh, RATES["5.7"](tanh), depth=20) > 2
+    assert worst_over_bound(tanh, RATES["5.6"](tanh), depth=20) <= 1
+    steep = map_of_weights(np.array([0.9, *[0.0] * 29, 0.1]))
+    assert steep.case == 4
+    assert worst_over_bound(steep, RATES["5.10"](steep), depth=20, form="point") > 1.5
+    assert worst_over_bound(steep, RATES["5.10 corrected"](steep), depth=20, form="point") < 1
+
+
+def test_random_maps_are_of_their_case_and_map_1_to_1() -> None:
+    for case in (1, 2, 3, 4):
+        for one in random_maps(case, 10, CONTEXT):
+            assert one.case == case
+            assert one.kappa(np.array([1.0]))[0] == pytest.approx(1.0, abs=1e-12)
+            assert one.kappa(np.array([one.fixed_point]))[0] == pytest.approx(one.fixed_point, abs=1e-9)
+
+
+def test_the_interpolated_map_is_the_integrated_one() -> None:
+    path = iterate(map_of("gelu"), np.array([-0.4]), 1)
+    assert path[1, 0] == pytest.approx(evaluate("gelu", -0.4).value, abs=1e-10)
+
+
+def test_a_polynomial_activation_has_the_map_of_its_weights() -> None:
+    weights = np.array([0.1, 0.3, 0.0, 0.6])
+    found = evaluate(polynomial_activation(weights), 0.5).value
+    assert found == pytest.approx(0.1 + 0.15 + 0.6 * 0.125, abs=1e-9)
+
+
+def test_gram_paths_reach_the_fixed_point_of_the_mean_field() -> None:
+    options: dict[str, Any] = {"width": 2000, "depth": 15, "runs": 8, "context": CONTEXT, "offset": 0}
+    mean = walk_grams("relu", stretched(4), **options)[:, 8:].mean(dim=(0, 1)).numpy()
+    assert np.abs(mean - fixed_gram("relu", 4)).max() < 0.03
+    assert distances("relu", stretched(4), **options)[:, 0].mean() > 0.3
+
+
+def test_a_linear_network_without_norm_keeps_its_gram_matrix_on_average() -> None:
+    start = stretched(3)
+    found = walk_grams("identity", start, width=400, depth=3, runs=2000, context=CONTEXT, offset=0, norm="none")
+    mean, error = found[:, -1].mean(0).numpy(), found[:, -1].std(0).numpy() / math.sqrt(2000)
+    assert np.all(np.abs(mean - start) < 5 * error)
+
+
+def test_haar_matrices_are_orthogonal_and_unbiased() -> None:
+    frames = draw_haar(4000, 4, generator=torch.Generator().manual_seed(0))
+    assert (frames @ frames.mT - torch.eye(4)).abs().max() < 1e-12
+    traces = frames.diagonal(dim1=-2, dim2=-1).sum(-1)
+    # Haar on O(4): the trace has mean 0 and variance 1
+    assert abs(float(traces.mean())) < 5 / math.sqrt(4000)
+    assert float(traces.square().mean()) == pytest.approx(1.0, abs=0.15)
+
+
+@pytest.mark.parametrize("center", [False, True])
+@pytest.mark.parametrize("law", ["gaussian", "orthogonal"])
+def test_gradients_agree_with_autograd(law: str, center: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    start = torch.randn(2, 6, 5, dtype=torch.float64, generator=generator)
+    labels = torch.randint(0, 3, (6,), generator=generator)
+    trunk = build_trunk(start, law=law, depth=6, generator=generator, center=center)
+    mine = first_layer_log_norms(trunk, labels, (3, 6), classes=3, generator=torch.Generator().manual_seed(5))
+    every = every_layer_log_norms(trunk, labels, classes=3, generator=torch.Generator().manual_seed(5))
+    again = torch.Generator().manual_seed(5)
+    heads = {depth: torch.randn(2, 5, 3, dtype=torch.float64, generator=again) / math.sqrt(5) for depth in (6, 3)}
+    for column, depth in enumerate((3, 6)):
+        weights = [weight.clone().requires_grad_() for weight in trunk.weights[:depth]]
+        state = start
+        for weight in weights:
+            product = state @ weight.mT
+            product = product - product.mean(1, keepdim=True) if center else product
+            state = product / product.square().mean(1, keepdim=True).sqrt()
+        logits = state @ heads[depth]
+        loss = sum(torch.nn.functional.cross_entropy(one, labels) for one in logits)
+        assert isinstance(loss, torch.Tensor)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norms = [weight.grad.norm(dim=(1, 2)).log().numpy() for weight in weights if weight.grad is not None]
+        assert mine[:, column] == pytest.approx(norms[0], abs=1e-9)
+        if depth == 6:
+            assert every == pytest.approx(np.stack(norms, axis=1), abs=1e-9)
+
+
+def test_repeated_samples_stay_equal() -> None:
+    generator = torch.Generator().manual_seed(2)
+    repeats = torch.arange(6) % 3
+    start = torch.randn(1, 3, 6, dtype=torch.float64, generator=generator)[:, repeats]
+    trunk = build_trunk(start, law="orthogonal", depth=200, generator=generator, repeats=repeats)
+    assert torch.equal(trunk.states[-1][:, :3], trunk.states[-1][:, 3:])
