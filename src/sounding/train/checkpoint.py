@@ -1,4 +1,4 @@
-"""Checkpoints that survive a kill: written beside, checked by a sum, put in place by a rename; the last but one stays."""
+"""Checkpoints that survive a kill: written beside, checked by a sum, placed by a rename; the last but one stays."""
 
 from __future__ import annotations
 

@@ -63,9 +63,8 @@ class Group:
             gradients = torch.autograd.grad(losses.sum(), stack.parameters)
         with torch.no_grad():
             # a run alone remembers the statistics of the batch on which it fails, so it does here
-            for buffer, fresh in zip(stack.buffers, buffers, strict=True):
-                if fresh is not buffer:
-                    buffer.copy_(torch.where(self._alive.view(-1, *[1] * (buffer.dim() - 1)), fresh, buffer))
+            if buffers:
+                stack.remember_(buffers, self._alive)
             self._step += 1
             finite = torch.isfinite(losses)
             self._diverged.copy_(torch.where(self._alive & ~finite, self._step, self._diverged))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from sounding.errors import UsageError
 from sounding.train.layers import NotReadable, Step, read_steps
+from sounding.train.operations import Number, apply_layer, apply_linear, normalize_batch
 from sounding.train.recipe import Statistics
 from sounding.train.stack import Stack
 
-Number = float | Tensor
+Seen = dict[str, tuple[Tensor, Tensor]]  # a norm's mean and variance over the batch, by the name of its variance
 
 
 class Products(Stack):
@@ -24,6 +26,8 @@ class Products(Stack):
 
     def __init__(self, networks: Sequence[nn.Module], device: torch.device) -> None:
         lists = [read_steps(network) for network in networks]
+        if len({len(steps) for steps in lists}) > 1:
+            raise NotReadable("the networks differ in their number of steps")
         super().__init__(networks, device)
         dtype = self.parameters[0].dtype
         self._steps: list[tuple[Step, dict[str, Number]]] = []
@@ -33,19 +37,27 @@ class Products(Stack):
                 raise NotReadable("the networks differ in a step")
             numbers = {name: _stack([step.numbers[name] for step in steps], device, dtype) for name in first.numbers}
             self._steps.append((first, numbers))
+        self._layers = _join_layers(self._steps)
+        norms = [(step, numbers) for step, numbers in self._steps if "variance" in step.tensors]
+        self._means = [step.tensors["mean"] for step, _ in norms]
+        self._variances = [step.tensors["variance"] for step, _ in norms]
+        self._centred = [step.kind == "batch" for step, _ in norms]
+        self._momentum = _pack([numbers["momentum"] for _, numbers in norms], self._sizes())
 
-    def run(self, inputs: Tensor, statistics: Statistics) -> tuple[Tensor, list[Tensor]]:
+    def run(self, inputs: Tensor, statistics: Statistics) -> tuple[Tensor, dict[str, Tensor]]:
         """Outputs, and new running statistics."""
         rows = inputs.flatten(start_dim=1)
         x = rows.expand(self.runs, *rows.shape)
-        fresh: dict[str, Tensor] = {}
+        seen: Seen = {}
         branches: list[Tensor] = []
-        for step, numbers in self._steps:
+        for step, numbers in self._layers if statistics == "batch" else self._steps:
             match step.kind:
+                case "layer of batch norm":
+                    x = self._whole_layer(step, numbers, x, seen)
                 case "linear":
-                    x = self._linear(step, x)
+                    x = apply_linear(x, self.tensors[step.tensors["weight"]], self._find(step, "bias"))
                 case "batch" | "uncentred":
-                    x = self._batch_norm(step, numbers, x, statistics, fresh)
+                    x = self._batch_norm(step, numbers, x, statistics, seen)
                 case "layer" | "rms":
                     x = self._row_norm(step, numbers, x)
                 case "activation":
@@ -57,62 +69,64 @@ class Products(Stack):
                     branches.append(x)
                 case _:
                     x = branches.pop() + _times(x, numbers["strength"])
-        return x, [fresh.get(name, self.tensors[name]) for name in self.tracked]
+        return x, self._remember(seen, len(rows)) if seen else {}
 
-    def _linear(self, step: Step, x: Tensor) -> Tensor:
-        """x Wᵀ + b of every run."""
-        weight = self.tensors[step.tensors["weight"]]
-        if "bias" not in step.tensors:
-            return torch.bmm(x, weight.mT)
-        return torch.baddbmm(self.tensors[step.tensors["bias"]][:, None], x, weight.mT)
+    def _whole_layer(self, step: Step, numbers: dict[str, Number], x: Tensor, seen: Seen) -> Tensor:
+        _check_count(x.shape[1])
+        output, mean, variance = apply_layer(
+            x,
+            self.tensors[step.tensors["weight"]],
+            self._find(step, "bias"),
+            scale=self._find(step, "scale"),
+            shift=self._find(step, "shift"),
+            eps=numbers["eps"],
+            centred=step.label.startswith("batch"),
+            relu=step.label.endswith("relu"),
+        )
+        if "variance" in step.tensors:
+            seen[step.tensors["variance"]] = mean, variance
+        return output
 
     def _batch_norm(
-        self, step: Step, numbers: dict[str, Number], x: Tensor, statistics: Statistics, fresh: dict[str, Tensor]
+        self, step: Step, numbers: dict[str, Number], x: Tensor, statistics: Statistics, seen: Seen
     ) -> Tensor:
-        """γ (x − m)/√(v + eps) + β of each feature over the samples; "uncentred" has m = 0 and v the mean square.
+        """γ (x − m)/√(v + eps) + β of each feature over the samples; "uncentred" has m = 0 and v the mean square."""
+        names, centred = step.tensors, step.kind == "batch"
+        scale, shift = self._find(step, "weight"), self._find(step, "bias")
+        if statistics == "running" and "variance" in names:
+            factor = torch.rsqrt(self.tensors[names["variance"]][:, None] + numbers["eps"])
+            factor = factor if scale is None else factor * scale[:, None]
+            shifted = (x - self.tensors[names["mean"]][:, None] if centred else x) * factor
+            return shifted if shift is None else shifted + shift[:, None]
+        _check_count(x.shape[1])
+        output, mean, variance = normalize_batch(x, scale, shift, eps=numbers["eps"], centred=centred)
+        if "variance" in names:
+            seen[names["variance"]] = mean, variance
+        return output
+
+    @torch.no_grad()
+    def _remember(self, seen: Seen, count: int) -> dict[str, Tensor]:
+        """Running statistics after this batch, of all norms at once.
 
         The running variance takes the unbiased estimate as in torch, the running mean square that of the batch.
         """
-        names, centred = step.tensors, step.kind == "batch"
-        remembers = "variance" in names
-        if statistics == "running" and remembers:
-            mean, variance = self.tensors[names["mean"]][:, None], self.tensors[names["variance"]][:, None]
+        fresh: dict[str, Tensor] = {}
+        found = [seen[name] for name in self._variances]
+        zeros = [mean.dim() == 0 for mean, _ in found]
+        means = [v.squeeze(1) * 0 if zero else m.squeeze(1) for (m, v), zero in zip(found, zeros, strict=True)]
+        factors = [count / (count - 1) if centred else 1.0 for centred in self._centred]
+        new_variance = torch.cat([variance.squeeze(1) for _, variance in found], dim=1)
+        if len(set(factors)) == 1:
+            new_variance = new_variance * factors[0]
         else:
-            count = x.shape[1]
-            if count < 2 and centred:
-                raise UsageError("batch norm needs at least 2 samples to have a variance, got a batch of 1")
-            if centred:
-                variance, mean = torch.var_mean(x, dim=1, keepdim=True, correction=0)
-            else:
-                variance, mean = x.square().mean(dim=1, keepdim=True), x.new_zeros(())
-            if remembers:
-                self._remember(names, numbers["momentum"], mean, variance, count, centred, fresh)
-        scale = torch.rsqrt(variance + numbers["eps"])
-        if "weight" in names:
-            scale = scale * self.tensors[names["weight"]][:, None]
-        shifted = (x - mean) * scale if centred else x * scale
-        return shifted + self.tensors[names["bias"]][:, None] if "bias" in names else shifted
-
-    @torch.no_grad()
-    def _remember(
-        self,
-        names: dict[str, str],
-        momentum: Number,
-        mean: Tensor,
-        variance: Tensor,
-        count: int,
-        centred: bool,
-        fresh: dict[str, Tensor],
-    ) -> None:
-        """Running statistics after this batch."""
-        weight = momentum.flatten(1) if isinstance(momentum, Tensor) else momentum
-        unbiased = variance * (count / (count - 1)) if centred else variance
-        for role, value in (("mean", mean), ("variance", unbiased)):
-            if role == "variance" or centred:
-                old = self.tensors[names[role]]
-                fresh[names[role]] = old + weight * (value.detach().squeeze(1) - old)
-        if "tracked" in names:
-            fresh[names["tracked"]] = self.tensors[names["tracked"]] + 1
+            new_variance = new_variance * _pack(factors, self._sizes())
+        for names, new in ((self._means, torch.cat(means, dim=1)), (self._variances, new_variance)):
+            old = torch.cat([self.tensors[name] for name in names], dim=1)
+            parts = (old + self._momentum * (new - old)).split(self._sizes(), dim=1)
+            fresh |= dict(zip(names, parts, strict=True))
+        tracked = [step.tensors["tracked"] for step, _ in self._steps if "tracked" in step.tensors]
+        fresh |= {name: self.tensors[name] + 1 for name in tracked}
+        return fresh
 
     def _row_norm(self, step: Step, numbers: dict[str, Number], x: Tensor) -> Tensor:
         """Layer norm, γ (x − m)/√(v + eps) + β over each sample's features, or RMS norm, which leaves the mean."""
@@ -123,11 +137,59 @@ class Products(Stack):
             x = x * self.tensors[step.tensors["weight"]][:, None]
         return x + self.tensors[step.tensors["bias"]][:, None] if "bias" in step.tensors else x
 
+    def _find(self, step: Step, role: str) -> Tensor | None:
+        return self.tensors[step.tensors[role]] if role in step.tensors else None
+
+    def _sizes(self) -> list[int]:
+        return [self.tensors[name].shape[1] for name in self._variances]
+
+
+def _join_layers(steps: list[tuple[Step, dict[str, Number]]]) -> list[tuple[Step, dict[str, Number]]]:
+    """A linear map, the batch norm behind it and a ReLU behind that become one step."""
+    joined: list[tuple[Step, dict[str, Number]]] = []
+    for step, numbers in steps:
+        last = joined[-1][0] if joined else None
+        if last is not None and last.kind == "linear" and step.kind in ("batch", "uncentred"):
+            roles = {"weight": "scale", "bias": "shift"}
+            tensors = last.tensors | {roles.get(role, role): name for role, name in step.tensors.items()}
+            joined[-1] = (Step("layer of batch norm", tensors, label=step.kind), numbers)
+        elif (
+            last is not None
+            and last.kind == "layer of batch norm"
+            and not last.label.endswith("relu")
+            and step.label == "ReLU()"
+            and numbers["gain"] == 1.0
+        ):
+            joined[-1] = (replace(last, label=f"{last.label} relu"), joined[-1][1])
+        else:
+            joined.append((step, numbers))
+    return joined
+
+
+def _check_count(samples: int) -> None:
+    if samples < 2:
+        raise UsageError("batch norm needs at least 2 samples to have a variance, got a batch of 1")
+
 
 def _stack(values: list[float], device: torch.device, dtype: torch.dtype) -> Number:
     if all(value == values[0] for value in values):
         return values[0]
     return torch.tensor(values, device=device, dtype=dtype).view(-1, 1, 1)
+
+
+def _pack(numbers: Sequence[Number], sizes: list[int]) -> Number:
+    """One number for all, or one a feature, repeated over each norm's features: (runs or 1, all features)."""
+    first = numbers[0] if numbers else 0.0
+    if all(not isinstance(number, Tensor) and number == first for number in numbers):
+        return first
+    like = next((number for number in numbers if isinstance(number, Tensor)), torch.zeros(1, 1, 1))
+    parts = [
+        (number.view(-1, 1) if isinstance(number, Tensor) else torch.full_like(like, number).view(-1, 1)).expand(
+            -1, size
+        )
+        for number, size in zip(numbers, sizes, strict=True)
+    ]
+    return torch.cat(parts, dim=1)
 
 
 def _times(x: Tensor, factor: Number) -> Tensor:

@@ -47,13 +47,27 @@ class Stack(ABC):
         return [self.tensors[name] for name in self.tracked]
 
     @abstractmethod
-    def run(self, inputs: Tensor, statistics: Statistics) -> tuple[Tensor, list[Tensor]]:
-        """Outputs (runs, samples, values), and what `buffers` become in training; nothing is changed.
+    def run(self, inputs: Tensor, statistics: Statistics) -> tuple[Tensor, dict[str, Tensor]]:
+        """Outputs (runs, samples, values), and what buffers become in training, by name; nothing is changed.
 
         Args:
             inputs: (samples, ...), the same for all runs.
             statistics: of batch norm: "batch", as in training, or "running".
         """
+
+    @torch.no_grad()
+    def remember_(self, fresh: dict[str, Tensor], alive: Tensor) -> None:
+        """Take over new buffers, of the runs that are alive."""
+        old = [self.tensors[name] for name in fresh]
+        shapes = [(-1, *[1] * (tensor.dim() - 1)) for tensor in old]
+        if alive.device.type == "cpu" and bool(alive.all()):
+            torch._foreach_copy_(old, list(fresh.values()))
+            return
+        kept = [
+            torch.where(alive.view(shape), new, tensor)
+            for new, tensor, shape in zip(fresh.values(), old, shapes, strict=True)
+        ]
+        torch._foreach_copy_(old, kept)
 
     @torch.no_grad()
     def write_back_(self, networks: Sequence[nn.Module]) -> None:

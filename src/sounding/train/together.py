@@ -25,7 +25,7 @@ from sounding.train.stack import Stack, check_alike
 from sounding.train.vmapped import Vmapped
 
 Route = Literal["auto", "products", "vmap"]
-CACHED_VALUES = 1 << 16  # of one layer's activations: on a CPU, groups of runs whose layer fits a core's cache
+CACHED_VALUES = 1 << 17  # of one layer: on a CPU, groups of runs whose activations of a layer fit a core's cache
 
 
 def train_together_(

@@ -50,7 +50,9 @@ class Updates:
 
     def __init__(self, parameters: Sequence[Tensor], rates: Tensor, recipe: Recipe) -> None:
         self._parameters, self._recipe = list(parameters), recipe
-        self._shapes = [(-1, *[1] * (parameter.dim() - 1)) for parameter in parameters]
+        self._vectors = [index for index, parameter in enumerate(parameters) if parameter.dim() == 2]
+        self._others = [index for index, parameter in enumerate(parameters) if parameter.dim() != 2]
+        self._sizes = [parameters[index].shape[1] for index in self._vectors]
         self._rates = rates
         kept = {"sgd": 0, "momentum": 1, "adam": 2, "rmsprop": 1}[recipe.optimizer]
         self._state = [[torch.zeros_like(parameter) for parameter in parameters] for _ in range(kept)]
@@ -65,9 +67,19 @@ class Updates:
         """One step of the runs that are alive; the others' parameters stay, whatever their gradients are."""
         directions, factor = self._directions(list(gradients))
         rates = self._rates if factor is None else (self._rates * factor).to(self._rates.dtype)
-        for parameter, direction, shape in zip(self._parameters, directions, self._shapes, strict=True):
-            # a product with 0 would turn an infinite direction into NaN
-            parameter.sub_(torch.where(alive.view(shape), rates.view(shape) * direction, 0.0))
+        # vectors (biases, scales, shifts) are many and small: they move as one
+        if self._vectors:
+            packed = torch.cat([directions[index] for index in self._vectors], dim=1)
+            moves = torch.where(alive[:, None], rates[:, None] * packed, 0.0).split(self._sizes, dim=1)
+            torch._foreach_sub_([self._parameters[index] for index in self._vectors], list(moves))
+        # asking is free on a CPU; on a GPU the host must not wait
+        whole = self._rates.device.type == "cpu" and bool(alive.all())
+        for index in self._others:
+            parameter, direction = self._parameters[index], directions[index]
+            shape = (-1, *[1] * (parameter.dim() - 1))
+            if not whole:  # a product with 0 would turn an infinite direction into NaN
+                direction = torch.where(alive.view(shape), direction, 0.0)
+            parameter.addcmul_(direction, rates.view(shape), value=-1.0)
 
     def _directions(self, gradients: list[Tensor]) -> tuple[list[Tensor], Tensor | None]:
         """What each parameter goes along, and a factor of the rate."""

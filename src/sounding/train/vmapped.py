@@ -45,7 +45,7 @@ class Vmapped(Stack):
             self._places[key] = (modules[name], attribute)
             _open_(modules[name], attribute)
 
-    def run(self, inputs: Tensor, statistics: Statistics) -> tuple[Tensor, list[Tensor]]:
+    def run(self, inputs: Tensor, statistics: Statistics) -> tuple[Tensor, dict[str, Tensor]]:
         """Outputs, and new buffers."""
         kept = {name: getattr(module, attribute) for name, (module, attribute) in self._places.items()}
         fixed = {name: tensor for name, tensor in self.tensors.items() if name not in self.tracked}
@@ -79,7 +79,7 @@ class Vmapped(Stack):
         finally:
             for name, (module, attribute) in self._places.items():
                 setattr(module, attribute, kept[name])
-        return outputs, [fresh[name].detach() for name in self.tracked]
+        return outputs, {name: tensor.detach() for name, tensor in fresh.items()}
 
 
 class _BatchNormOfTensors(_BatchNorm):
