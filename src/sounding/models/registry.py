@@ -171,6 +171,18 @@ def option_types(name: str) -> dict[str, Any]:
     return found
 
 
+def parse_option(name: str, option: str, text: str) -> Any:
+    """The value of an option of a network, from its text.
+
+    >>> parse_option("mlp", "depth", "50")
+    50
+    """
+    hints = option_types(name)
+    if option not in hints:
+        raise UsageError(f"{name} has no option {option!r}", hint=_closest(option, hints))
+    return _parse(text, hints[option], option)
+
+
 def _parse(text: str, hint: Any, option: str) -> Any:
     """A value of the type that the option has."""
     kinds = (

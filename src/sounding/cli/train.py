@@ -1,0 +1,261 @@
+"""`sounding train`: a grid of networks on real data, trained as one, with a live display and checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sounding.cli.output import console, print_json, require_writable
+from sounding.cli.training import curves_of, print_history
+from sounding.errors import ExitCode, InterruptedRun, UsageError
+
+if TYPE_CHECKING:
+    from sounding.train import Grid, History, Recipe
+    from sounding.train.journal import Progress
+
+FOLDER = Path("sounding-runs")
+GRID_OPTIONS = ("depth", "width", "activation", "norm", "init", "eps", "shift", "scale", "residual", "gain_exponent")
+ONE_VALUE = ("depth", "width", "activation", "norm", "gain_exponent")
+
+
+@click.command()
+@click.option("--model", default="mlp", show_default=True, help="mlp, alexnet, vgg19, resnet50 or transformer.")
+@click.option(
+    "--data", "dataset", default="digits", show_default=True, help="A data set (sounding data list) or FILE.npz."
+)
+@click.option("--depth", metavar="L", help="Hidden layers.")
+@click.option("--width", metavar="D", help="Units of a layer.")
+@click.option("--activation", metavar="A", help="relu, tanh, ...")
+@click.option("--norm", metavar="N", help="none, batch, layer or rms.")
+@click.option("--init", metavar="I,..", help="he, xavier, lecun, haar, torch; several, comma-separated, are a grid.")
+@click.option("--eps", metavar="E,..", help="Of the norm.")
+@click.option("--shift", metavar="B,..", help="Initial β of the norm.")
+@click.option("--scale", metavar="G,..", help="Initial γ of the norm.")
+@click.option("--residual", metavar="G,..", help="Strength of skip connections.")
+@click.option("--gain-exponent", metavar="K", help="Gains ℓ^(-K) in front of the activation.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any other option of the model.")
+@click.option("--lr", "rates", default="0.1", show_default=True, metavar="R,..", help="Learning rates.")
+@click.option("--seeds", default="1", show_default=True, metavar="N", help="How many, or which, as 3,5,8.")
+@click.option("--optimizer", default="sgd", show_default=True, help="sgd, momentum, adam or rmsprop.")
+@click.option("--momentum", type=float, default=0.9, show_default=True, help="Of momentum.")
+@click.option("--loss", default="cross-entropy", show_default=True, help="cross-entropy or mse.")
+@click.option("--batch-size", type=int, default=128, show_default=True)
+@click.option("--epochs", type=int, help="Passes over the data; 10 if no --steps.")
+@click.option("--steps", type=int, help="Instead of epochs.")
+@click.option("--weight-decay", type=float, default=0.0, show_default=True)
+@click.option("--clipping", type=float, metavar="λ", help="Adaptive gradient clipping.")
+@click.option("--augment", is_flag=True, help="Random crops and flips.")
+@click.option("--statistics", default="running", show_default=True, help="Of batch norm at evaluation: running, batch.")
+@click.option("--measure-at", metavar="S,..", help="Steps after which every run is measured over depth.")
+@click.option("--choose-by", default="train_loss", show_default=True, help="How the best rate of a group is chosen.")
+@click.option("--data-seed", type=int, default=0, show_default=True, help="Of the order of the samples.")
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:1.")
+@click.option(
+    "--checkpoint", type=click.Path(path_type=Path), metavar="FILE", help="Where; by default in sounding-runs/."
+)
+@click.option("--checkpoint-seconds", type=float, default=60.0, show_default=True, help="Between two checkpoints.")
+@click.option("--fresh", is_flag=True, help="Start anew although a checkpoint is there.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the history as JSON.")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Write the curves as svg, png or pdf.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--quiet", "-q", is_flag=True, help="No live display.")
+def train(model: str, dataset: str, **options: Any) -> int:
+    """Train networks on real data: seeds times learning rates times initializations, as one program.
+
+    Options that take several values (--init he,haar --eps 1e-5,0.1 --lr 0.01,0.1) make a grid. All runs see the same
+    batches; one that diverges is recorded and disturbs no other. Ctrl-C keeps a checkpoint, and the same command goes
+    on from it.
+
+    \b
+    Example: sounding train --depth 50 --norm batch --init haar --data fashion-mnist --lr 0.01,0.1 --seeds 5
+    Exit codes: 0 done, 2 wrong usage, 130 interrupted (what was trained is printed and kept).
+    """
+    for path in (options["out"], options["plot"]):
+        if path is not None:
+            require_writable(path)
+    recipe = _recipe(options)
+    fixed, vary = _grid_options(model, options)
+    device = _device(options["device"])
+    data = _load(dataset, device)
+    grid = _grid(model, data, options, fixed, vary)
+    path = options["checkpoint"] or _default_checkpoint(model, dataset, options)
+    if options["fresh"]:
+        path.unlink(missing_ok=True)
+    resumed = path.exists()
+    if resumed:
+        click.echo(f"sounding: going on from {path} (--fresh starts anew)", err=True)
+    interrupted = False
+    try:
+        history = _run(grid, data, recipe, path, options)
+    except InterruptedRun as stop:
+        if stop.partial is None:
+            raise
+        history, interrupted = stop.partial, True
+    _report(history, recipe, path, options, interrupted=interrupted)
+    return int(ExitCode.INTERRUPTED) if interrupted else int(ExitCode.HEALTHY)
+
+
+def _recipe(options: Mapping[str, Any]) -> Recipe:
+    from sounding.data import Augmentation
+    from sounding.train import Recipe
+
+    names = ("optimizer", "momentum", "loss", "batch_size", "epochs", "steps", "weight_decay", "clipping", "statistics")
+    augment = Augmentation() if options["augment"] else None
+    return Recipe(augment=augment, **{name: options[name] for name in names})
+
+
+def _grid_options(model: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """What every network has, and what varies between runs."""
+    from sounding.models.registry import parse_option
+
+    given = {name: options[name] for name in GRID_OPTIONS if options[name] is not None}
+    for setting in options["settings"]:
+        key, equals, text = setting.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f"expected --set KEY=VALUE, got {setting!r}", hint="--set centring=False")
+        given[key.strip().replace("-", "_")] = text
+    fixed: dict[str, Any] = {}
+    vary: dict[str, list[Any]] = {}
+    for name, text in given.items():
+        values = [parse_option(model, name, part.strip()) for part in str(text).split(",") if part.strip()]
+        if len(values) == 1:
+            fixed[name] = values[0]
+        elif name in ONE_VALUE or not values:
+            raise UsageError(
+                f"--{name.replace('_', '-')} takes one value, got {text!r}: runs of a stack share their architecture",
+                hint="one command for each",
+            )
+        else:
+            vary[name] = values
+    return fixed, vary
+
+
+def _grid(model: str, data: Any, options: Mapping[str, Any], fixed: dict[str, Any], vary: dict[str, list[Any]]) -> Grid:
+    from sounding.train import make_grid
+
+    rates = _numbers("--lr", options["rates"], float)
+    seeds = _numbers("--seeds", options["seeds"], int)
+    chosen: Any = seeds[0] if len(seeds) == 1 else seeds
+    if len(seeds) == 1 and seeds[0] < 1:
+        raise UsageError(f"--seeds must be at least 1, got {seeds[0]}")
+    return make_grid(model, data, learning_rates=rates, seeds=chosen, vary=vary, **fixed)
+
+
+def _numbers(option: str, text: str, kind: type) -> list[Any]:
+    try:
+        return [kind(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        words = "whole numbers" if kind is int else "numbers"
+        raise UsageError(f"{option} takes {words}, comma-separated, got {text!r}") from None
+
+
+def _device(name: str) -> str:
+    import torch
+
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"no device {name!r} here", hint="--device cpu") from error
+    return name
+
+
+def _load(dataset: str, device: str) -> Any:
+    from sounding.data import load_dataset
+
+    return load_dataset(dataset, device=device)
+
+
+def _default_checkpoint(model: str, dataset: str, options: Mapping[str, Any]) -> Path:
+    """A name of its own for every set of options that changes the numbers."""
+    shown = ("out", "plot", "as_json", "quiet", "checkpoint", "checkpoint_seconds", "fresh", "choose_by")
+    told = {name: value for name, value in options.items() if name not in shown}
+    text = json.dumps([model, dataset, told], sort_keys=True, default=str)
+    try:
+        FOLDER.mkdir(exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write {FOLDER}: {error.strerror or error}", hint="--checkpoint FILE") from error
+    return FOLDER / f"{model}-{hashlib.sha256(text.encode()).hexdigest()[:10]}.ckpt"
+
+
+def _run(grid: Grid, data: Any, recipe: Recipe, path: Path, options: Mapping[str, Any]) -> History:
+    import torch
+
+    from sounding.train import Checkpoint, train_together_
+
+    steps = _numbers("--measure-at", options["measure_at"], int) if options["measure_at"] else []
+    with _display(grid, quiet=options["quiet"]) as progress:
+        return train_together_(
+            data=data,
+            recipe=recipe,
+            generator=torch.Generator().manual_seed(options["data_seed"]),
+            device=options["device"],
+            measure_at=steps,
+            checkpoint=Checkpoint(path, seconds=options["checkpoint_seconds"]),
+            progress=progress,
+            **grid.runs,
+        )
+
+
+@contextmanager
+def _display(grid: Grid, *, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
+    """A bar and the newest loss and accuracy of the runs, on a terminal's stderr."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Group
+    from rich.live import Live
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    from sounding.cli.training import table_of_points
+
+    bar = Bar(TextColumn("step"), BarColumn(), MofNCompleteColumn(), TextColumn("left"), TimeRemainingColumn())
+    task = bar.add_task("train", total=None)
+    rates = [{**entry, "learning_rate": rate} for entry, rate in zip(grid.settings, grid.learning_rates, strict=True)]
+    with Live(bar, console=console(stderr=True), transient=True, refresh_per_second=4) as live:
+
+        def update(state: Progress) -> None:
+            bar.update(task, completed=state.step, total=state.steps)
+            if state.points:
+                live.update(Group(bar, table_of_points(state.points, rates)))
+
+        yield update
+
+
+def _report(history: History, recipe: Recipe, path: Path, options: Mapping[str, Any], *, interrupted: bool) -> None:
+    from sounding.train import choose_rates
+
+    groups = sorted({name for entry in history.settings for name in entry} - {"learning_rate", "seed"})
+    choices = None
+    if history.curves:
+        choices = choose_rates(history, ",".join(groups) if groups else [()] * history.runs, by=options["choose_by"])
+    if options["out"] is not None:
+        history.to_json(options["out"])
+    if options["plot"] is not None:
+        _plot(history, options["plot"])
+    if options["as_json"]:
+        chosen = [] if choices is None else [
+            {"group": choice.group, "learning_rate": choice.learning_rate, "runs": choice.runs, "value": choice.value}
+            for choice in choices.choices
+        ]  # fmt: skip
+        rule = None if choices is None else choices.rule
+        fields = {"recipe": recipe.to_dict(), "rule": rule, "choices": chosen, "interrupted": interrupted}
+        print_json({**history.to_dict(), **fields, "checkpoint": str(path)})
+    else:
+        print_history(history, choices, names=groups)
+    if interrupted:
+        click.echo(f"sounding: interrupted; the same command goes on from {path}", err=True)
+
+
+def _plot(history: History, path: Path) -> None:
+    from sounding.plot import plot_lines, save
+
+    axes = plot_lines(curves_of(history), xlabel="epoch", ylabel="training loss", log=True)
+    save(axes.figure, path)

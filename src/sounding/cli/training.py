@@ -1,0 +1,117 @@
+"""A training in the terminal: the newest numbers while it runs; results, chosen rates and curves at the end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sounding.cli.output import console
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from sounding.train import Choices, History, Point
+
+ROWS = 16
+BARS = "▁▂▃▄▅▆▇█"
+CURVE = 24
+
+
+def table_of_points(points: Sequence[Point], settings: Sequence[Mapping[str, Any]]) -> Table:
+    """The newest point of each run; of many runs those with the lowest training loss."""
+    table = _table(settings[0])
+    order = sorted(points, key=lambda point: (math.isnan(point.train_loss), point.train_loss))
+    for point in order[:ROWS]:
+        table.add_row(*_cells(point, settings[point.run]))
+    if len(points) > ROWS:
+        table.add_row(f"… and {len(points) - ROWS} more")
+    return table
+
+
+def print_history(history: History, choices: Choices | None, *, names: Sequence[str]) -> None:
+    """Every run's last numbers and its curve, and the best rate of each group."""
+    screen = console()
+    if not history.curves:
+        screen.print("nothing was evaluated yet")
+        return
+    table = _table(history.settings[0])
+    table.add_column("training loss over time", no_wrap=True)
+    for run in range(history.runs):
+        curve = [point.train_loss for point in history.curve(run)]
+        diverged = history.diverged[run]
+        drawn = draw_curve(curve) if diverged is None else f"diverged at step {diverged}"
+        table.add_row(*_cells(history.final(run), history.settings[run]), drawn)
+    screen.print(table)
+    if choices is None:
+        return
+    screen.print(f"\nbest learning rate ({choices.rule}):", markup=False)
+    for choice in choices.choices:
+        group = choice.group if isinstance(choice.group, tuple) else (choice.group,)
+        label = ", ".join(f"{name} {value}" for name, value in zip(names, group, strict=False)) or "all runs"
+        if choice.learning_rate is None:
+            screen.print(f"  {label}: none, every run diverged", markup=False)
+        else:
+            screen.print(f"  {label}: {choice.learning_rate:g} ({choice.value:.4g})", markup=False)
+
+
+def draw_curve(values: Sequence[float]) -> str:
+    """A curve in one line of text; gaps where a value is not finite.
+
+    >>> draw_curve([3.0, 2.0, 1.0, float("nan")])
+    '█▅▁ '
+    """
+    if len(values) > CURVE:
+        values = [values[round(i * (len(values) - 1) / (CURVE - 1))] for i in range(CURVE)]
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return "not finite"
+    low, span = min(finite), (max(finite) - min(finite)) or 1.0
+    steps = [round((value - low) / span * (len(BARS) - 1)) if math.isfinite(value) else -1 for value in values]
+    return "".join(BARS[step] if step >= 0 else " " for step in steps)
+
+
+def curves_of(history: History) -> dict[str, tuple[list[float], list[float]]]:
+    """Training loss over epochs by name of the run."""
+    return {
+        _name(history.settings[run]): (
+            [p.epoch for p in history.curve(run)],
+            [p.train_loss for p in history.curve(run)],
+        )
+        for run in range(history.runs)
+    }
+
+
+def _name(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name.replace('learning_rate', 'rate')} {_word(value)}" for name, value in settings.items())
+
+
+def _table(settings: Mapping[str, Any]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for name in settings:
+        table.add_column(name.replace("learning_rate", "rate"), justify="right", no_wrap=True)
+    for heading in ("epoch", "loss", "accuracy", "test loss", "test acc."):
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _cells(point: Point, settings: Mapping[str, Any]) -> list[str]:
+    numbers = [point.train_loss, point.train_accuracy, point.test_loss, point.test_accuracy]
+    percent = (False, True, False, True)
+    words = [_share(n) if share else _loss(n) for n, share in zip(numbers, percent, strict=True)]
+    return [*(_word(value) for value in settings.values()), f"{point.epoch:.3g}", *words]
+
+
+def _word(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _loss(value: float | None) -> str:
+    return "" if value is None else "–" if math.isnan(value) else f"{value:.4g}"
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else "–" if math.isnan(value) else f"{100 * value:.1f}%"
