@@ -36,7 +36,8 @@ def test_json_has_the_promised_keys():
     found = run(*SMALL, "--runs", "3", "--burn-in", "10", "--measure", "orthogonality_gap,soft_rank:0.3", "--profile")
     assert set(found["averages"]) == {"orthogonality_gap", "soft_rank:0.3"}
     assert set(found["averages"]["orthogonality_gap"]) == {"mean", "stderr"}
-    assert found["chain_layers_per_second"] > 0
+    assert found["chain_layers_per_second"] == pytest.approx(3 * 40 / found["seconds"])
+    assert found["setup_seconds"] > 0
     assert found["profile"][0].keys() == {"layer", "measure", "mean", "stderr"}
     assert sorted({row["layer"] for row in found["profile"]}) == list(range(41))
     gaps = [row["mean"] for row in found["profile"] if row["measure"] == "orthogonality_gap" and row["layer"] > 10]
@@ -86,6 +87,10 @@ def test_backward_gives_growth_with_an_interval():
         (("--residual", "nan"), "residual strength"),
         (("--residual", "-2"), "residual strength"),
         (("--residual", "strong"), "--residual takes"),
+        (("--residual", "1e40"), "overflows float32"),
+        (("--residual", "1e-12"), "lost in the rounding of float32"),
+        (("--seed", "99999999999999999999"), "--seed"),
+        (("--measure", "top_eigenvalues:0.5"), "whole number"),
         (("--measure", "beauty"), "unknown measure"),
         (("--measure", ","), "at least one measure"),
         (("--device", "cuda:77"), "is not there"),

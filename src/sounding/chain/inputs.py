@@ -13,7 +13,7 @@ import torch
 
 from sounding.errors import UsageError
 
-KINDS = ("gaussian", "orthogonal", "near-orthogonal:EPS", "collinear:EPS", "repeated:K", "digits", "FILE.npz")
+KINDS = ("gaussian", "orthogonal", "near-orthogonal:EPS", "collinear:EPS", "repeated:K")
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,9 @@ def make_start(
     - "near-orthogonal:EPS": those plus EPS times standard normal entries;
     - "collinear:EPS": one normal sample repeated, plus EPS times standard normal entries;
     - "repeated:K": K different normal samples in turn (by default half of the batch);
-    - "digits", a FILE.npz or a tensor (samples, features): real data, the same for each chain. Where its features are
-      not as many as the width, a Gaussian input layer of variance 1/features maps them, drawn for each chain.
+    - a data set such as "digits", a FILE.npz or a tensor (samples, features): real data, the same for each chain.
+      Where its features are not as many as the width, a Gaussian input layer of variance 1/features maps them, drawn
+      for each chain.
     """
     if isinstance(spec, torch.Tensor):
         return Start("data", batch=_check_batch(spec, batch_size=batch_size, source="the input tensor"))
@@ -65,7 +66,8 @@ def make_start(
 
         batch = load_batch(spec, batch_size=batch_size, generator=generator)
         return Start("data", batch=_check_batch(batch.inputs, batch_size=batch_size, source=repr(str(spec))))
-    raise UsageError(f"unknown input {str(spec)!r}", hint=f"one of {', '.join(KINDS)}")
+    known = (*KINDS, *sorted(_data_names() - {"FILE.npz"}), "FILE.npz")
+    raise UsageError(f"unknown input {str(spec)!r}", hint=f"one of {', '.join(known)}")
 
 
 def draw_start(
@@ -122,7 +124,7 @@ def _parse_distinct(spec: object, parameter: str, *, batch_size: int) -> int:
 def _data_names() -> set[str]:
     from sounding.data import names
 
-    return {name.partition(":")[0] for name in names()} - {"gaussian"}
+    return {name.partition(":")[0] for name in names()} - {"gaussian", "tokens"}
 
 
 def _check_batch(inputs: torch.Tensor, *, batch_size: int, source: str) -> torch.Tensor:

@@ -141,6 +141,7 @@ def make_law(
         eps=float(eps),
         residual=gamma,
     )
+    _check_residual(law, dtype=dtype)
     _check_activation(law, depth=depth, dtype=dtype)
     return law
 
@@ -202,6 +203,23 @@ def _as_float(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise UsageError(f"the {name} must be a number, got {value!r}") from None
+
+
+def _check_residual(law: ChainLaw, *, dtype: str) -> None:
+    """Raise when γWH would overflow `dtype`, or drown in the rounding of H + γWH."""
+    if math.isinf(law.residual):
+        return
+    numbers = np.finfo(dtype)
+    size = law.residual * math.sqrt(law.width)  # of γWH, for H of unit size
+    if size * LARGEST_NORMAL * math.sqrt(law.batch_size) > float(numbers.max) ** 0.5:
+        raise UsageError(
+            f"the residual strength {law.residual:g} overflows {dtype} at width {law.width}", hint="inf for no skip"
+        )
+    if size < float(numbers.eps) / 2:
+        raise UsageError(
+            f"the residual strength {law.residual:g} is lost in the rounding of {dtype} at width {law.width}",
+            hint="--dtype float64" if dtype == "float32" and size > float(np.finfo("float64").eps) else "0.01 or more",
+        )
 
 
 def _check_activation(law: ChainLaw, *, depth: int, dtype: str) -> None:

@@ -275,4 +275,6 @@ def _parse(spec: str, text: str, *, default: float) -> float:
         value = -1.0
     if text and not 0 < value < float("inf"):
         raise UsageError(f"expected a positive number after the colon, got {spec!r}", hint="soft_rank:0.5")
+    if spec.strip().startswith("top_eigenvalues") and value != int(value):
+        raise UsageError(f"expected a whole number after the colon, got {spec!r}", hint="top_eigenvalues:3")
     return value

@@ -40,14 +40,16 @@ if TYPE_CHECKING:
     "start",
     default="gaussian",
     show_default=True,
-    help="gaussian, orthogonal, near-orthogonal:EPS, collinear:EPS, repeated:K, digits or FILE.npz.",
+    help="gaussian, orthogonal, near-orthogonal:EPS, collinear:EPS, repeated:K, a data set such as digits, FILE.npz.",
 )
 @click.option("--explicit-weights", is_flag=True, help="Draw every weight matrix.")
 @click.option("--backward", is_flag=True, help="Also gradients, back through the same networks.")
 @click.option("--error", type=float, metavar="E", help="Report the depth at which each average has this error.")
 @click.option("--dtype", default="float32", show_default=True, help="float32 or float64.")
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:1.")
-@click.option("--seed", type=int, metavar="S", help="For the same numbers again on the same device.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**63 - 1), metavar="S", help="For the same numbers again on the same device."
+)
 @click.option(
     "--list-measures",
     is_flag=True,
@@ -221,4 +223,8 @@ def _print_table(simulation: Simulation, *, error: float | None) -> None:
     out.print(table)
     for row in simulation.profile:
         out.print(f"layer {row.layer:>6}  {row.measure:<28}{row.value:.6g}", highlight=False)
-    out.print(f"{simulation.chain_layers_per_second:,.0f} chain-layers per second, route {s['route']}", style="dim")
+    out.print(
+        f"{simulation.chain_layers_per_second:,.0f} chain-layers per second, {simulation.seconds:.3g} s after "
+        f"{simulation.setup_seconds:.3g} s of set-up, route {s['route']}",
+        style="dim",
+    )
