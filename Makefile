@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 # two test workers, one thread each: more only makes small matrices wait for each other
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test lint types unit slow browser claims bench docs pictures clean
+.PHONY: demo test lint types unit slow browser claims ledger bench docs pictures clean
 
 demo: $(STAMP)
 	@# exit code 1 is the demonstration's point: an unhealthy network was found
@@ -32,6 +32,10 @@ browser: $(STAMP)
 # every row of the ledger at quick scale, two at a time; the slow tests compare them with the committed verdicts
 claims: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/sounding reproduce --all --scale quick --jobs 2 --out sounding-claims
+
+# the ledger in docs/ and the verdicts in the package, from the committed results
+ledger: $(STAMP)
+	$(BIN)/sounding claims table --results docs/claims --markdown docs/ledger.md --html docs/ledger.html --index src/sounding/claims/ledger.json
 
 bench: $(STAMP)
 	for script in bench/*.py; do $(BIN)/python $$script || exit 1; done
