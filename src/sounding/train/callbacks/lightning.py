@@ -14,7 +14,7 @@ except ImportError as error:
     raise MissingExtraError("lightning", extra="lightning", needed_for="MonitorCallback") from error
 
 
-class MonitorCallback(Callback):
+class MonitorCallback(Callback):  # type: ignore[misc]  # its types are not read
     """`Trainer(callbacks=[MonitorCallback(every=100)])`: a `sounding.Monitor` on the LightningModule.
 
     Steps are those of the optimizer, so gradient accumulation counts once; validation is not measured; the scaler of

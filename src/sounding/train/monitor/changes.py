@@ -60,13 +60,13 @@ class Changes:
 
     def since(self, step: int, findings: Sequence[Finding], profile: Profile) -> tuple[Event, ...]:
         """The news of this step, findings first; the step is the new state to compare with."""
-        news = [*self._of_findings(step, findings), *self._of_limits(step, profile)]
-        return tuple(news)
+        return (*self._of_findings(step, findings, profile), *self._of_limits(step, profile))
 
-    def _of_findings(self, step: int, findings: Sequence[Finding]) -> Iterator[Event]:
+    def _of_findings(self, step: int, findings: Sequence[Finding], profile: Profile) -> Iterator[Event]:
         before, first = self._findings or {}, self._findings is None
-        now = {finding.kind: finding for finding in findings}
-        self._findings = {**now}
+        now: dict[str, Finding] = {finding.kind: finding for finding in findings}
+        unseen = {kind: old for kind, old in before.items() if kind not in now and _is_blind(kind, now, profile)}
+        self._findings = unseen | now
         for kind, finding in now.items():
             old = before.get(kind)
             if old is not None and old.severity == finding.severity:
@@ -79,7 +79,7 @@ class Changes:
             where = "" if finding.kind in WHOLE else _where(finding.depth, finding.layer)
             yield _event(step, change, finding, f"{said}{where}, step {step}{note}")
         for kind, finding in before.items():
-            if kind not in now:
+            if kind not in now and kind not in unseen:
                 yield _event(step, "gone", finding, f"{kind} is gone, step {step}")
 
     def _of_limits(self, step: int, profile: Profile) -> Iterator[Event]:
@@ -94,6 +94,17 @@ class Changes:
             elif before and not crossed:
                 text = f"{_words(measure)} is no longer {side} {line:g}, step {step}"
                 yield Event(step, "gone", measure, "medium", None, None, text, {"limit": line})
+
+
+def _is_blind(kind: str, now: Mapping[str, Finding], profile: Profile) -> bool:
+    """Whether this step could not have shown a finding, so that its absence says nothing.
+
+    Nothing can be read behind a NaN, and nothing about gradients where none came back (a step skipped for overflow).
+    """
+    broken = now.get("non_finite")
+    if broken is not None and broken.severity == "high":
+        return True
+    return kind.startswith("gradient") and "gradient_log_norm" not in profile.measures
 
 
 def _event(step: int, change: Change, finding: Finding, text: str) -> Event:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -64,18 +64,18 @@ def choose_measures(measures: str | Sequence[str]) -> tuple[Tier, frozenset[str]
     (('full', None), 'full')
     """
     if isinstance(measures, str) and measures in TIERS:
-        return measures, None  # type: ignore[return-value]
-    try:
-        names = (measures,) if isinstance(measures, str) else tuple(measures)
-    except TypeError:
-        names = (measures,)
+        return measures, None
+    names: tuple[object, ...] = (measures,)
+    if not isinstance(measures, str) and isinstance(measures, Iterable):
+        names = tuple(measures)
     unknown = [name for name in names if name not in KNOWN]
     if unknown or not names:
         raise UsageError(
             f"expected measures= 'fast', 'full' or names of measures, got {measures!r}",
             hint=f"some of {', '.join(KNOWN)}",
         )
-    return "full" if SPECTRAL.intersection(names) else "fast", frozenset(names)
+    chosen = frozenset(map(str, names))
+    return "full" if SPECTRAL & chosen else "fast", chosen
 
 
 def is_network(name: str) -> bool:

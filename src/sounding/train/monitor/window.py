@@ -211,7 +211,7 @@ class Window(Watched):
         self._queued = False
         for name, weight in self._touched.items():
             if weight.grad is not None:
-                self._sums[name] = log_norm(weight.grad)
+                self._sums[name] = log_norm(weight.grad.detach())
         self._touched = {}
 
     def _note_backward(self) -> None:
@@ -254,6 +254,7 @@ def _plus(held: Tensor | None, gradient: Tensor) -> Tensor:
     """What `.grad` will hold; a sparse tensor can be added to a dense one, not the other way round."""
     if held is None:
         return gradient
+    held = held.detach()
     return gradient + held if held.is_sparse else held + gradient
 
 
