@@ -1,0 +1,131 @@
+"""Training perceptrons of many depths: what the figures on training share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from sounding.claims.claim import Context
+from sounding.claims.number import Number, exact, mean_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from sounding.models import Mlp
+    from sounding.train import History, Recipe
+
+Pixels = Literal["unit", "raw"]
+Array = np.ndarray[Any, Any]
+
+
+def load_pixels(name: str, context: Context, *, pixels: Pixels = "unit") -> tuple[torch.Tensor, ...]:
+    """Flat training and test images with their labels; pixels in [0, 1], or "raw" in [0, 255] as the seed feeds them."""
+    from sounding.data import load_dataset
+
+    dataset = load_dataset(name, device=context.device)
+    factor = {"unit": 1.0, "raw": 255.0}[pixels] / (255.0 if dataset.train_inputs.dtype.is_floating_point is False else 1.0)
+    train, test = ((dataset.part(part)[0].flatten(1).float() * factor) for part in ("train", "test"))
+    return train, dataset.train_labels, test, dataset.test_labels
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Runs of one architecture at the best learning rate of a grid.
+
+    Args:
+        rate: the chosen one.
+        curves: (runs, evaluations) of each recorded quantity, by name.
+        epochs: of the evaluations.
+        networks: of those runs, trained.
+    """
+
+    rate: float
+    curves: dict[str, Array]
+    epochs: Array
+    networks: list[Mlp]
+
+    def final(self, name: str) -> Number:
+        """The last value, over runs."""
+        return over_runs(self.curves[name][:, -1])
+
+
+def train_grid(
+    make: Callable[[torch.Generator], Mlp],
+    data: Sequence[torch.Tensor],
+    *,
+    rates: Sequence[float],
+    runs: int,
+    recipe: Recipe,
+    context: Context,
+    offset: int,
+) -> Trained:
+    """Train `runs` initializations at every rate together; the rate is chosen by the mean of the last training loss.
+
+    Where every rate diverges, the smallest is reported, with its losses as they were before.
+    """
+    from sounding.train import choose_rates, train_together_
+
+    networks, used = [], []
+    for rate in rates:
+        for run in range(runs):
+            networks.append(make(context.generator(1000 * offset + run)))
+            used.append(float(rate))
+    history = train_together_(
+        networks,
+        tuple(data),
+        learning_rates=used,
+        recipe=recipe,
+        generator=context.generator(1000 * offset + 999, device=context.device),
+        device=context.device,
+    )
+    choice = choose_rates(history, [0] * len(networks))[0]
+    picked = list(choice.runs) if choice.learning_rate is not None else list(range(runs))
+    rate = used[picked[0]]
+    return Trained(rate, curves_of(history, picked), epochs_of(history), [networks[run] for run in picked])
+
+
+def curves_of(history: History, runs: Sequence[int]) -> dict[str, Array]:
+    """(runs, evaluations) of losses and accuracies; NaN where there is none."""
+    names = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
+    curves = [history.curve(run) for run in runs]
+    return {
+        name: np.array([[np.nan if (v := getattr(p, name)) is None else v for p in curve] for curve in curves])
+        for name in names
+    }
+
+
+def epochs_of(history: History) -> Array:
+    """The epochs at which the runs were evaluated."""
+    return np.array([point.epoch for point in history.curve(0)])
+
+
+def last_hidden(network: Mlp, inputs: torch.Tensor) -> torch.Tensor:
+    """The last hidden representation of a batch, with the batch's own statistics."""
+    import torch
+
+    parts = list(network.children())[:-1]
+    hidden = inputs.flatten(1).to(next(network.parameters()).device)
+    with torch.no_grad():
+        for part in parts:
+            hidden = part(hidden)
+    return hidden
+
+
+def over_runs(values: Array) -> Number:
+    """Student's interval over runs; all alike is exact."""
+    return exact(float(values[0])) if np.ptp(values) == 0 else mean_of(values)
+
+
+def difference(first: Array, second: Array) -> Number:
+    """first − second over paired or unpaired runs, by Welch's interval."""
+    from scipy import stats
+
+    a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    if np.ptp(a) == 0 and np.ptp(b) == 0:
+        return exact(float(a.mean() - b.mean()))
+    found = stats.ttest_ind(a, b, equal_var=False)
+    interval = found.confidence_interval(0.99)
+    return Number(float(a.mean() - b.mean()), float(interval.low), float(interval.high), len(a) + len(b))
