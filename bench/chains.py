@@ -25,7 +25,9 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from sounding import chain
+from sounding.chain.law import make_law
 from sounding.chain.normals import NormalStream
+from sounding.chain.step import Chains
 
 WRITINGS = {
     "plain": "H + gamma * W @ H, M = H @ H.T / N, diag(M)^(-1/2) @ H: rank2020 eq. (1) and (2) as they stand",
@@ -65,13 +67,15 @@ def naive_chain(
     return ranks
 
 
-def seconds_of(work: Callable[[], object], *, repeats: int = 3) -> float:
+def seconds_of(
+    work: Callable[[], object], *, repeats: int = 3, clock: Callable[[], float] = time.perf_counter
+) -> float:
     """The best of some repeats."""
     best = math.inf
     for _ in range(repeats):
-        began = time.perf_counter()
+        began = clock()
         work()
-        best = min(best, time.perf_counter() - began)
+        best = min(best, clock() - began)
     return best
 
 
@@ -112,24 +116,31 @@ def compare_on_cpu() -> dict[str, float]:
     return found
 
 
-def limits_on_cpu() -> dict[str, float]:
-    """What a layer of width 256 cannot do without, and the rate that leaves: one core's microseconds each."""
+def one_core() -> dict[str, float]:
+    """A layer of n = d = 256 in microseconds of one core's own time, which a busy machine disturbs little."""
     draw = NormalStream(0)
-    rows = draw((256, 256)).clone()
-    weight, out = torch.randn(256, 256), torch.empty(256, 256)
+    rows, weight, out = torch.randn(256, 256), torch.randn(256, 256), torch.empty(256, 256)
+    law = make_law(width=256, batch_size=256, residual=0.1, center=False)
+    chains = Chains([law] * 4, torch.randn(4, 256, 256), route="explicit", generator=torch.Generator(), normals=draw)
     cores = torch.get_num_threads()
     torch.set_num_threads(1)
+    parts: dict[str, tuple[Callable[[], object], int]] = {
+        "ours": (chains.step, 4),
+        "of these the float32 product": (lambda: torch.mm(rows, weight.T, out=out), 1),
+        "of these the float32 normals": (lambda: draw((256, 256)), 1),
+    }
+    for writing in WRITINGS:
+        loop = partial(naive_chain, 256, 256, 5, gamma=0.1, writing=writing)
+        parts[f"loop, {writing}"] = (loop, 5)
+    found = {}
     try:
-        product = 1e6 * seconds_of(lambda: torch.mm(rows, weight.T, out=out), repeats=200)
+        with threadpool_limits(1):
+            for name, (work, layers) in parts.items():
+                seconds = seconds_of(work, repeats=40, clock=time.process_time)
+                found[f"n256_d256 microseconds, {name}"] = 1e6 * seconds / layers
     finally:
         torch.set_num_threads(cores)
-    normals = 1e6 * seconds_of(lambda: draw((256, 256)), repeats=200)
-    return {
-        "n256_d256 float32 product, us of one core": product,
-        "n256_d256 float32 normals, us of one core": normals,
-        "n256_d256 chain-layers per second of these alone": 1e6 * cores / (product + normals),
-        "n256_d256 chain-layers per second of the product alone": 1e6 * cores / product,
-    }
+    return found
 
 
 def scaling_on_cpu() -> dict[str, list[float]]:
@@ -171,7 +182,7 @@ def main() -> None:
         report_peak(arguments.only_depth)
         return
     if arguments.device == "cpu":
-        parts = (lambda: {"cores": torch.get_num_threads()}, compare_on_cpu, limits_on_cpu, scaling_on_cpu)
+        parts = (lambda: {"cores": torch.get_num_threads()}, compare_on_cpu, one_core, scaling_on_cpu)
     else:
         sys.path.insert(0, str(Path(__file__).parent))
         import chains_gpu
