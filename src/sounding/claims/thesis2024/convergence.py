@@ -23,7 +23,7 @@ from sounding.claims.thesis2024.correlation_maps import (
 )
 
 ROUNDING = 1e-6
-SHOWN = 120
+SHOWN = 60
 
 RATES: dict[str, Callable[[CorrelationMap], float]] = {
     "5.6": lambda one: 1 / (2 - one.slope_zero),
@@ -102,6 +102,7 @@ def draw_path(values: Mapping[str, Any], context: Context) -> tuple[Panel, Numbe
     )
     # what noise alone would give is no distance
     seen = np.abs(mean - known.fixed_point) > 2 * half
+    seen &= layers % 2 == 0
     series = [
         Series(name, layers[seen], np.abs(mean - known.fixed_point)[seen], error=half[seen]),
         Series(f"{name} (κ)", layers, np.abs(exact_path - known.fixed_point), role="theory"),
@@ -134,7 +135,7 @@ def measure_attractor(values: Mapping[str, Any], context: Context) -> Outcome:
         "lowest_attracting": exact(min(places), error=1e-3),
         "farthest_end": exact(float(max(ends)), error=1e-9),
     }
-    rho = np.linspace(-1, 1, 41)
+    rho = np.linspace(-1, 1, 31)
     series = [Series(f"{one.name} (κ)", rho, one.kappa(rho), role="theory") for one in activations]
     series.append(Series("ρ", [-1, 1], [-1, 1], role="bound"))
     panel = Panel("correlation ρ", "κ(ρ)", series)

@@ -95,6 +95,11 @@ def deviation_line(activation: str, size: int, *, width: int, depth: int, contex
     return np.array([row.value for row in found.profile(depth)])
 
 
+def thin(count: int, most: int = 40) -> NDArray[np.int64]:
+    """Indices 0 … count − 1, at most so many."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))
+
+
 def points(label: str, x: Any, samples: Array) -> Series:
     """The mean over runs with its 99% interval at each column of `samples`."""
     numbers = [mean_of(column) for column in samples.T]

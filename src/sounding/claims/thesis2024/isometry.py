@@ -19,7 +19,7 @@ Array = NDArray[np.float64]
 
 ROUNDING = 1e-8
 LARGEST_CONDITION = 1e4
-SHOWN = 150
+SHOWN = 80
 
 
 def draw_batches(values: Mapping[str, Any], context: Context) -> Iterator[Array]:

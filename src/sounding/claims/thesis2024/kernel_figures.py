@@ -99,6 +99,7 @@ def draw_case(
             offset=offset,
         )
         seen = np.abs(mean - one.fixed_point) > 2 * half
+        seen &= layers % 3 == 0
         series.insert(0, Series("networks", layers[seen], np.abs(mean - one.fixed_point)[seen], error=half[seen]))
         worst = int(np.argmax(np.abs(mean - path)))
         off = abs(float(mean[worst] - path[worst]))
@@ -110,7 +111,7 @@ def measure_figure(values: Mapping[str, Any], context: Context) -> Outcome:
     """Each case's sequence: where it ends from every start, how fast, and whether networks follow."""
     numbers: dict[str, Number] = {}
     panels, curves, deviations = [], [], []
-    rho = np.linspace(-1, 1, 41)
+    rho = np.linspace(-1, 1, 31)
     for index, (label, spec) in enumerate(values["maps"].items()):
         one = map_of(spec) if isinstance(spec, str) else map_of_weights(np.array(spec), name=label)
         activation = spec if isinstance(spec, str) else polynomial_activation(np.array(spec))

@@ -24,6 +24,7 @@ from sounding.claims.thesis2024.gram_paths import (
     points,
     slopes,
     stretched,
+    thin,
     walk_grams,
 )
 
@@ -47,10 +48,11 @@ def measure_observation(values: Mapping[str, Any], context: Context) -> Outcome:
     # G_ℓ of the linear chain is a martingale whose steps have E‖·‖² = (‖G‖² + (Tr G)²)/d
     walk = np.sqrt(layers * (np.sum(start**2) + np.trace(start) ** 2) / values["width"])
     floor = deviation_line(values["activation"], size, width=values["width"], depth=depth, context=context)
+    shown = thin(depth, 18)
     series = (
-        points("no norm, linear", layers, plain),
+        points("no norm, linear", layers[shown], plain[:, shown]),
         Series("no norm, linear (theory, root mean square)", layers, walk, role="theory"),
-        points("batch norm", layers, normed),
+        points("batch norm", layers[shown], normed[:, shown]),
         Series("batch norm (theory, from G*)", layers, floor, role="theory"),
     )
     panel = Panel("layer ℓ", "‖G_ℓ − G*‖_F", series, y_scale="log")
@@ -194,7 +196,7 @@ def measure_theorem(values: Mapping[str, Any], context: Context) -> Outcome:
                 tail = np.log(found[:, burn:])
                 trends.append(tail @ (layers[burn:] - layers[burn:].mean()) / np.var(layers[burn:]) / (depth - burn))
                 exponents.setdefault((name, size), []).append(np.log(found[:, burn:].mean(1)))
-                shown = np.unique(np.geomspace(1, depth, 16).astype(int)) - 1
+                shown = np.unique(np.geomspace(1, depth, 9).astype(int)) - 1
                 if size == values["batch_sizes"][0]:
                     series.append(points(f"{name}, d = {width}", layers[shown], ratio[:, shown]))
     assert worst is not None
@@ -363,7 +365,7 @@ CLAIMS: tuple[Claim, ...] = (
                 "activations": ("relu", "tanh", "identity"),
                 "guide": 0.15,
             },
-            quick=60,
+            quick=40,
             paper=1000,
         ),
         measure=measure_scaling,

@@ -11,16 +11,11 @@ import numpy as np
 from sounding.claims.claim import Claim, Context, Expectation, Outcome, Setting
 from sounding.claims.number import Number, mean_of
 from sounding.claims.picture import Panel, Picture, Series
-from sounding.claims.thesis2024.gram_paths import points, slopes
-from sounding.claims.thesis2024.haar_networks import KINDS, Array, gaps_over_depth, scaled, square_inputs
+from sounding.claims.thesis2024.gram_paths import points, slopes, thin
+from sounding.claims.thesis2024.haar_networks import KINDS, gaps_over_depth, scaled, square_inputs
 
 RELEASED_CONSTANT = 0.015
 FIGURE_1 = {"widths": (50, 100), "depth": 100, "share": 0.005}
-
-
-def thin(count: int, most: int = 40) -> Array:
-    """Indices 0 … count − 1, at most so many."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))
 
 
 def measure_gap_decay(values: Mapping[str, Any], context: Context) -> Outcome:
@@ -46,7 +41,7 @@ def measure_gap_decay(values: Mapping[str, Any], context: Context) -> Outcome:
         limit = math.log(width / (width + 2))
         numbers[f"slope_over_theory_{width}"] = scaled(slopes(layers[late], logs[:, late]), 1 / limit)
         rates.append(-(logs[:, -1] - logs[:, 5]) / (depth - 5))
-        shown = thin(depth + 1, 26)
+        shown = thin(depth + 1, 21)
         first = float(gaps[:, 0].mean())
         after = float(gaps[:, early].mean(0)[0])
         k = RELEASED_CONSTANT * width**2 * (1 + width * first)
@@ -92,7 +87,7 @@ def measure_theorem_6_1(values: Mapping[str, Any], context: Context) -> Outcome:
             constants.append(Number(ends[0], ends[1], ends[2], mean.samples))
         needed.append(max(constants, key=lambda number: number.high))
         kept = len(constants)
-        shown = thin(kept + 1, 20)
+        shown = thin(kept + 1, 9)
         series.append(points(f"d = {width}, {kind}", shown, gaps[:, shown] / first))
         if index == 0:
             bound = np.exp(-np.maximum(shown - 1, 0) / (32 * scale))
