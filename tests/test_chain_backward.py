@@ -10,6 +10,8 @@ import torch
 
 from sounding import simulate
 from sounding.chain.backward import bulk, growth_of
+from sounding.chain.law import make_law
+from sounding.chain.step import Chains
 from sounding.errors import UsageError
 from tolerance import TOLERANCE, assert_within_standard_errors
 
@@ -22,7 +24,7 @@ def test_log_norms_equal_autograd_through_the_whole_network():
     """The same seed, the same weights: one autograd pass through all layers gives the same norms."""
     from sounding.chain.engine import make_tasks
     from sounding.chain.law import normalize_
-    from sounding.chain.run import Options, _make_plan, make_law
+    from sounding.chain.run import Options, _make_plan
 
     options = Options(
         depth=5, runs=1, burn_in=0, every=1, measures=["log_norm"], profile=True, start="gaussian",
@@ -106,3 +108,19 @@ def test_backward_chains_refuse_what_they_cannot_do():
         simulate(width=4, batch_size=2, depth=3, norm="none", backward=True)
     with pytest.raises(UsageError, match="depth of at least 2"):
         simulate(width=4, batch_size=2, depth=1, backward=True)
+
+
+@pytest.mark.parametrize("weights", ["gaussian", "orthogonal", "uniform"])
+@pytest.mark.parametrize("width", [40, 97])
+def test_the_way_back_draws_the_weights_of_the_way_forward(weights, width):
+    law = make_law(width=width, batch_size=5, weights=weights, residual=0.3, activation="tanh")
+    generator = torch.Generator().manual_seed(0)
+    state = torch.randn(3, 5, width, generator=generator, dtype=torch.float64)
+    chains = Chains([law] * 3, state.clone(), route="explicit", generator=generator)
+    for _ in range(3):
+        before, random = chains.state.clone(), generator.get_state()
+        chains.step()
+    forward = chains.state.clone()
+    generator.set_state(random)
+    chains.state = before.requires_grad_()
+    assert torch.allclose(chains.finish(chains.multiply(), 1.0), forward, rtol=TOLERANCE.exact, atol=TOLERANCE.exact)
