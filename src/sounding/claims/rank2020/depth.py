@@ -93,54 +93,6 @@ def _steady(ranks: np.ndarray[Any, Any]) -> Number:
     return exact(float(by_run[0])) if np.ptp(by_run) == 0 else mean_of(by_run)
 
 
-def measure_fig3b(values: Mapping[str, Any], context: Context) -> Outcome:
-    """The ten largest eigenvalues of nearly collinear inputs on their way through batch norm."""
-    from sounding.chain import simulate
-
-    top = 10
-    found = simulate(
-        width=values["width"],
-        batch_size=values["width"],
-        depth=values["depth"],
-        runs=values["runs"],
-        residual=values["residual"],
-        center=False,
-        start=f"collinear:{values['noise']}",
-        measures=[f"top_eigenvalues:{top}"],
-        profile=True,
-        dtype="float64",
-        generator=context.generator(),
-    ).profile
-    last = values["depth"]
-    changes = [_log_change(found, f"eigenvalue_{k}", 1, last) for k in range(1, top + 1)]
-    numbers = {
-        "change_of_largest": changes[0],
-        "smallest_growth_of_others": min(changes[1:], key=lambda n: n.low),
-    }
-    shown = [layer for layer in found.layers if layer in {*range(1, 20, 2), *range(20, last + 1, max(last // 20, 1))}]
-    series = [
-        Series(
-            f"σ{k}",
-            shown,
-            [math.sqrt(values["width"] * found.value(f"eigenvalue_{k}", layer=layer).value) for layer in shown],
-            role="theory" if k % 2 else "paper",
-        )
-        for k in range(1, top + 1)
-    ]
-    panel = Panel("layer", "singular value of H", series, y_scale="log")
-    caption = "Differences of 1e-5 between samples grow to the size of the largest singular value, which falls."
-    return Outcome(numbers, Picture((panel,), caption))
-
-
-def _log_change(profile: Profile, name: str, first: int, last: int) -> Number:
-    """log₁₀ of the eigenvalue at the last layer over the one at the first."""
-    from sounding.claims.number import estimate
-
-    ends = [profile.value(name, layer=layer) for layer in (first, last)]
-    error = math.hypot(*((end.stderr or 0.0) / end.value for end in ends)) / math.log(10)
-    return estimate(math.log10(ends[1].value / ends[0].value), error)
-
-
 def measure_cor15(values: Mapping[str, Any], context: Context) -> Outcome:
     """Rank and soft rank at every layer, from a full-rank and from a nearly collinear input."""
     from sounding.chain import simulate
@@ -178,7 +130,9 @@ def measure_cor15(values: Mapping[str, Any], context: Context) -> Outcome:
     }
 
     def curve(label: str, profile: Profile, name: str) -> Series:
-        wanted = set(np.geomspace(1, profile.layers[-1], 18).astype(int)) | set(profile.layers[:: len(profile.layers) // 8])
+        wanted = set(np.geomspace(1, profile.layers[-1], 18).astype(int)) | set(
+            profile.layers[:: len(profile.layers) // 8]
+        )
         picked = [layer for layer in profile.layers if layer and layer in wanted]
         points = [profile.value(name, layer=layer) for layer in picked]
         return Series(label, picked, [p.value for p in points], error=[2.576 * (p.stderr or 0.0) for p in points])
@@ -289,28 +243,11 @@ CLAIMS: tuple[Claim, ...] = (
         "tanh",
         "tanh",
         "right, as run: tanh",
-        "In tanh networks of width 32, the ones that were run, the rank falls to one without batch norm and stays above "
+        "In tanh networks of width 32, the ones that were run, the rank falls to one without batch norm and "
+        "stays above "
         "√d with it.",
         "The panel as it was run, with tanh.",
         note="Without batch norm the state is divided by its Frobenius norm at each layer, so tanh acts as if linear.",
-    ),
-    Claim(
-        id="rank2020-fig3b",
-        seed="rank2020",
-        place="figure 3b",
-        kind="figure",
-        statement="From nearly collinear inputs, batch norm quickly amplifies small variations and reduces the largest "
-        "singular value.",
-        expectations=(
-            Expectation("change_of_largest", "log₁₀ of the largest eigenvalue falls", high=-0.1),
-            Expectation("smallest_growth_of_others", "each of the next nine grows a thousandfold at least", low=3.0),
-        ),
-        settings={
-            "quick": Setting({"width": 50, "depth": 100, "runs": 16, "residual": 1.0, "noise": 1e-5}),
-        },
-        measure=measure_fig3b,
-        paper="top ten singular values over depth, nearly collinear inputs",
-        released="d = 50, L = 100, effective γ = 1, a constant matrix plus 1e-5 noise",
     ),
     Claim(
         id="rank2020-cor15",
@@ -318,9 +255,7 @@ CLAIMS: tuple[Claim, ...] = (
         place="corollary 15",
         kind="theorem",
         statement="Under the setting of theorem 14, rank(H_ℓ) is of order √d or more at every finite layer.",
-        expectations=(
-            Expectation("smallest_rank_over_bound", "rank ≥ √((1 − α)d) at every layer", low=1.0),
-        ),
+        expectations=(Expectation("smallest_rank_over_bound", "rank ≥ √((1 − α)d) at every layer", low=1.0),),
         settings=_COR15,
         measure=measure_cor15,
         paper="a corollary; no experiment",
@@ -332,9 +267,7 @@ CLAIMS: tuple[Claim, ...] = (
         place="corollary 15, its assumption",
         kind="theorem",
         statement="The soft rank never grows with depth, so that its bound, too, holds at every layer.",
-        expectations=(
-            Expectation("increase_of_soft_rank", "no increase from the first layer to the last", high=0.0),
-        ),
+        expectations=(Expectation("increase_of_soft_rank", "no increase from the first layer to the last", high=0.0),),
         correction=Correction(
             "The soft rank can grow: nearly collinear inputs of width 32 rise from 1 to about 7. The bound speaks of "
             "averages over depth (theorem 14), and of the rank at each layer.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -71,9 +72,7 @@ def averages_of(
         measures=measures,
     )
     count = len(residuals)
-    return {
-        gamma: [simulation.averages for simulation in found[index::count]] for index, gamma in enumerate(residuals)
-    }
+    return {gamma: [simulation.averages for simulation in found[index::count]] for index, gamma in enumerate(residuals)}
 
 
 def number_of(average: Estimate, *, scale: float = 1.0) -> Number:
@@ -123,7 +122,10 @@ def measure_theorem2(values: Mapping[str, Any], context: Context) -> Outcome:
     ((_, found),) = averages_of(values, context).items()
     alphas = [average["regularity"] for average in found]
     printed, corrected = (
-        [rank2020.theorem_2(d, regularity=a.value, threshold=0.0, version=version).value for d, a in zip(widths, alphas)]
+        [
+            rank2020.theorem_2(d, regularity=a.value, threshold=0.0, version=version).value
+            for d, a in zip(widths, alphas, strict=True)
+        ]
         for version in ("printed", "corrected")
     )
     ratios = [average["participation_ratio"] for average in found]
@@ -190,7 +192,9 @@ def measure_lemma13(values: Mapping[str, Any], context: Context) -> Outcome:
     alphas = [average["regularity"].value for average in found]
     errors = [0.5 * (average["regularity"].stderr or 0.0) / (1 - average["regularity"].value) for average in found]
     bounds = {
-        version: [rank2020.lemma_13(d, regularity=a, version=version).value for d, a in zip(widths, alphas)]
+        version: [
+            rank2020.lemma_13(d, regularity=a, version=version).value for d, a in zip(widths, alphas, strict=True)
+        ]
         for version in ("printed", "corrected")
     }
     shares = {
@@ -221,71 +225,14 @@ def measure_lemma13(values: Mapping[str, Any], context: Context) -> Outcome:
     return Outcome(numbers, Picture((panel,), caption))
 
 
-def measure_fig3a(values: Mapping[str, Any], context: Context) -> Outcome:
-    """The rank averaged over depth against the width, for each residual strength."""
-    widths, measure = values["widths"], values["measure"]
-    by_gamma = averages_of(values, context, measures=(measure,))
-    numbers: dict[str, Number] = {}
-    series = []
-    for gamma, found in by_gamma.items():
-        ranks = [average[measure] for average in found]
-        numbers[f"exponent_at_gamma_{name_of(gamma)}"] = log_slope(widths, ranks)
-        series.append(measured(f"γ = {name_of(gamma)}", widths, ranks))
-    over = [(average[measure], d) for found in by_gamma.values() for average, d in zip(found, widths)]
-    numbers["smallest_exponent"] = min(numbers.values(), key=lambda n: n.low)
-    numbers["largest_exponent"] = max(numbers.values(), key=lambda n: n.high)
-    numbers["smallest_rank_over_sqrt_width"] = min(
-        (number_of(rank, scale=1 / math.sqrt(d)) for rank, d in over), key=lambda n: n.low
-    )
-    if measure == "numerical_rank":
-        numbers["difference_between_precisions"] = _compare_precisions(values, context)
-    series.append(Series("√d (the paper's order)", widths, np.sqrt(widths), role="paper"))
-    series.append(Series("d (full rank)", widths, widths, role="bound"))
-    panel = Panel(
-        "width d",
-        values["label"],
-        series,
-        x_scale="log",
-        y_scale="log",
-        ticks={float(d): str(d) for d in widths},
-    )
-    return Outcome(numbers, Picture((panel,), values["caption"]))
-
-
-def _compare_precisions(values: Mapping[str, Any], context: Context) -> Number:
-    """The numerical rank that double precision leaves minus the one that single precision leaves, at width 16, γ = 1."""
-    from sounding.chain import simulate
-
-    ranks = [
-        simulate(
-            width=16,
-            batch_size=16,
-            residual=1.0,
-            depth=4000,
-            burn_in=3000,
-            every=100,
-            runs=16,
-            weights=values["weights"],
-            center=False,
-            start="orthogonal",
-            measures=["numerical_rank"],
-            dtype=dtype,
-            generator=context.generator(7),
-        ).averages["numerical_rank"]
-        for dtype in ("float64", "float32")
-    ]
-    return estimate(ranks[0].value - ranks[1].value, math.hypot(*(rank.stderr or 0.0 for rank in ranks)))
-
-
 def measure_fig8(values: Mapping[str, Any], context: Context) -> Outcome:
     """The regularity constant against the width."""
     widths = values["widths"]
     ((_, found),) = averages_of(values, context).items()
     alphas = [average["regularity"] for average in found]
-    wide = [number_of(a) for d, a in zip(widths, alphas) if d > 10]
+    wide = [number_of(a) for d, a in zip(widths, alphas, strict=True) if d > 10]
     falls = [
-        estimate(a.value - b.value, math.hypot(a.stderr or 0.0, b.stderr or 0.0))
-        for a, b in zip(alphas, alphas[1:], strict=False)
+        estimate(a.value - b.value, math.hypot(a.stderr or 0.0, b.stderr or 0.0)) for a, b in itertools.pairwise(alphas)
     ]
     numbers = {
         "largest_regularity_above_width_10": max(wide, key=lambda n: n.high),
@@ -309,7 +256,7 @@ def measure_fig9(values: Mapping[str, Any], context: Context) -> Outcome:
     squares = [average["frobenius_squared"] for average in found]
     logs = np.log2(widths)
     errors = [half_width(s) / s.value / math.log(2) for s in squares]
-    largest = max((number_of(s, scale=d**-1.5) for s, d in zip(squares, widths)), key=lambda n: n.high)
+    largest = max((number_of(s, scale=d**-1.5) for s, d in zip(squares, widths, strict=True)), key=lambda n: n.high)
     numbers = {"exponent": log_slope(widths, squares), "largest_over_d_to_3_halves": largest}
     panel = Panel(
         "log₂ d",
@@ -363,19 +310,6 @@ _INVARIANT: dict[Scale, Setting] = {
 }
 
 
-def _fig3a_settings(measure: str, label: str, caption: str, *, dtype_note: str) -> dict[Scale, Setting]:
-    common = {"measure": measure, "label": label, "caption": caption, "weights": "gaussian"}
-    quick = {"widths": [8, 16, 32, 64], "depth": 4000, "burn_in": 2000, "every": 10, "runs": 4}
-    full = {"widths": [8, 16, 32, 64, 128, 256], "depth": 30000, "burn_in": 20000, "every": 10, "runs": 100}
-    return {
-        "quick": Setting(
-            {**common, **quick, "residuals": [0.1, 1.0, math.inf]},
-            "widths up to 64, three values of γ, 8000 chain-layers each after the burn-in" + dtype_note,
-        ),
-        "paper": Setting({**common, **full, "residuals": [0.01, 0.1, 1.0, math.inf]}, dtype_note.removeprefix("; ")),
-    }
-
-
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="rank2020-thm2",
@@ -383,7 +317,8 @@ CLAIMS: tuple[Claim, ...] = (
         place="theorems 2 and 14, lemma 10",
         kind="theorem",
         statement="In H ↦ BN(H + γWH) with small γ and a full-rank input, the averages over depth obey "
-        "soft rank ≥ (1 − τ)² r and r ≥ √((1 − α)d) with the regularity constant α < 1: the rank grows at least like √d.",
+        "soft rank ≥ (1 − τ)² r and r ≥ √((1 − α)d) with the regularity constant α < 1: the rank grows at least "
+        "like √d.",
         expectations=(
             Expectation("largest_regularity", "lemma 10: α < 1 at every width", high=1.0),
             Expectation("smallest_r_over_bound", "r ≥ √((1 − α)d) at every width", low=1.0),
@@ -394,7 +329,8 @@ CLAIMS: tuple[Claim, ...] = (
         settings=_INVARIANT,
         measure=measure_theorem2,
         paper=_PAPER,
-        note="The proof loses a sign in (53) and (54); with it the bound becomes (1 + √(1 + 16(1 − α)d))/2, which is drawn "
+        note="The proof loses a sign in (53) and (54); with it the bound becomes (1 + √(1 + 16(1 − α)d))/2, "
+        "which is drawn "
         "too and which the measured r also obeys (smallest_r_over_corrected_bound). The invariant law is the one on "
         "full-rank matrices: matrices of rank k stay of rank k.",
     ),
@@ -404,62 +340,14 @@ CLAIMS: tuple[Claim, ...] = (
         place="lemma 13",
         kind="theorem",
         statement="Under the invariant law E‖M‖_F² ≤ d^{3/2}/√(1 − α).",
-        expectations=(
-            Expectation("largest_share_of_printed_bound", "at most the bound at every width", high=1.0),
-        ),
+        expectations=(Expectation("largest_share_of_printed_bound", "at most the bound at every width", high=1.0),),
         settings=_INVARIANT,
         measure=measure_lemma13,
         paper="a lemma; figure 9 draws d^{3/2}",
         note="(53) and (54) carry the wrong sign of 8(1 − α): what the invariance of ‖M‖_F² gives is "
-        "d² = E‖M‖_F² + 4(1 − α) E Tr M³. The printed bound stays true; the corrected one, 2d²/(1 + √(1 + 16(1 − α)d)), is 2 to 4 times sharper "
+        "d² = E‖M‖_F² + 4(1 − α) E Tr M³. The printed bound stays true; the corrected one, 2d²/(1 + √(1 + 16(1 "
+        "− α)d)), is 2 to 4 times sharper "
         "and drawn too (largest_share_of_corrected_bound).",
-    ),
-    Claim(
-        id="rank2020-fig3a",
-        seed="rank2020",
-        place="figure 3a (soft rank, as captioned)",
-        kind="figure",
-        statement="The soft rank at ½, averaged over depth, grows at least like √d, for every γ including no skip "
-        "connection.",
-        expectations=(
-            Expectation("smallest_exponent", "order √d or more for every γ", low=0.45),
-            Expectation("largest_exponent", "less than full rank, which has exponent 1", high=0.9),
-            Expectation("smallest_rank_over_sqrt_width", "a constant of order 1: at least the theorem's (1 − τ)²", low=0.25),
-        ),
-        settings=_fig3a_settings(
-            "soft_rank",
-            "average over depth of the soft rank at ½",
-            "At every γ the soft rank lies above √d and grows a little faster.",
-            dtype_note="",
-        ),
-        measure=measure_fig3a,
-        paper="d = N ∈ {8, 16, …, 256}, Gaussian data and weights, several γ and γ = ∞, L = 10⁶",
-        released="M₀ = I, γ = 0.01, one sample every 10 000 layers after 1000, no centring; the plotted rank mixes "
-        "torch.matrix_rank and #{σ > 1e-9}, see rank2020-fig3a-rank",
-    ),
-    Claim(
-        id="rank2020-fig3a-rank",
-        seed="rank2020",
-        place="figure 3a (the rank that was plotted)",
-        kind="figure",
-        statement="The numerical rank, averaged over depth, grows at least like √d, for every γ.",
-        expectations=(
-            Expectation("smallest_exponent", "order √d or more for every γ", low=0.45),
-            Expectation("smallest_rank_over_sqrt_width", "at least √d", low=1.0),
-        ),
-        settings=_fig3a_settings(
-            "numerical_rank",
-            "average over depth of the numerical rank",
-            "Far below full rank: all but about 1.7√d directions have fallen below rounding, at every γ.",
-            dtype_note="",
-        ),
-        measure=measure_fig3a,
-        paper="as figure 3a; the caption says soft rank",
-        released="torch.matrix_rank for some widths and #{σ > 1e-9} for others",
-        note="In exact arithmetic every state has rank d, since the weights are invertible almost surely. The plotted "
-        "number counts the directions that have not fallen below rounding. It is no artefact of precision: the others "
-        "fall exponentially, and float32 and float64 leave the same number (difference_between_precisions). So the "
-        "invariant law that a long chain shows is carried by matrices of rank about 1.7√d.",
     ),
     Claim(
         id="rank2020-fig8",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,17 +17,16 @@ if TYPE_CHECKING:
     from sounding.models import Mlp
     from sounding.train import History, Recipe
 
-Pixels = Literal["unit", "raw"]
 Array = np.ndarray[Any, Any]
 
 
-def load_pixels(name: str, context: Context, *, pixels: Pixels = "unit") -> tuple[torch.Tensor, ...]:
-    """Flat training and test images with their labels; pixels in [0, 1], or "raw" in [0, 255] as the seed feeds them."""
+def load_pixels(name: str, context: Context) -> tuple[torch.Tensor, ...]:
+    """Flat training and test images with pixels in [0, 1], each followed by their labels."""
     from sounding.data import load_dataset
 
     dataset = load_dataset(name, device=context.device)
-    factor = {"unit": 1.0, "raw": 255.0}[pixels] / (255.0 if dataset.train_inputs.dtype.is_floating_point is False else 1.0)
-    train, test = ((dataset.part(part)[0].flatten(1).float() * factor) for part in ("train", "test"))
+    factor = 1.0 if dataset.train_inputs.is_floating_point() else 1 / 255
+    train, test = (dataset.part(part)[0].flatten(1).float() * factor for part in ("train", "test"))
     return train, dataset.train_labels, test, dataset.test_labels
 
 

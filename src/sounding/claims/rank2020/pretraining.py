@@ -102,7 +102,9 @@ def measure_comparison(values: Mapping[str, Any], context: Context) -> Outcome:
         gain = sign * (last["batch norm"][-1]), sign * (last["pre-trained"][-1])
         numbers[f"{name}_advantage_at_deepest"] = difference(*gain)
         slow = {kind: sign * (row[-1] - row[0].mean()) for kind, row in last.items()}
-        numbers[f"{name}_slow_down_of_batch_norm_minus_pretrained"] = difference(slow["batch norm"], slow["pre-trained"])
+        numbers[f"{name}_slow_down_of_batch_norm_minus_pretrained"] = difference(
+            slow["batch norm"], slow["pre-trained"]
+        )
         series = []
         for kind, row in found.items():
             for depth, trained in zip(values["depths"], row, strict=True):
@@ -127,7 +129,9 @@ class Followed:
 def measure_fig6(values: Mapping[str, Any], context: Context) -> Outcome:
     """Training accuracy and r(H) through training, for three levels of pre-training and two starts of batch norm."""
     inputs, labels, *_ = load_pixels(values["dataset"], context)
-    plain = _follow([_plain(inputs, values, context, level) for level in (0, 25, 75)], (inputs, labels), values, context)
+    plain = _follow(
+        [_plain(inputs, values, context, level) for level in (0, 25, 75)], (inputs, labels), values, context
+    )
     normed = _follow(
         [_normed(inputs, values, context, one_sided=flag) for flag in (False, True)], (inputs, labels), values, context
     )
@@ -157,9 +161,16 @@ def measure_fig6(values: Mapping[str, Any], context: Context) -> Outcome:
         return series
 
     panels = (
-        Panel("epoch", "training accuracy", drawn({k: f.accuracy for k, f in found.items()}, epochs[1:]), title="training"),
-        Panel("epoch", "r(H) of the last hidden layer", drawn({k: f.ratio for k, f in found.items()}, epochs), title="rank",
-              y_scale="log"),
+        Panel(
+            "epoch", "training accuracy", drawn({k: f.accuracy for k, f in found.items()}, epochs[1:]), title="training"
+        ),
+        Panel(
+            "epoch",
+            "r(H) of the last hidden layer",
+            drawn({k: f.ratio for k, f in found.items()}, epochs),
+            title="rank",
+            y_scale="log",
+        ),
     )
     caption = "More pre-training, more rank and faster training; a one-sided start takes both from batch norm."
     return Outcome(numbers, Picture(panels, caption))
@@ -267,15 +278,19 @@ def _comparison(dataset: str, shown: list[str]) -> dict[Scale, Setting]:
 
 
 _COMPARED = (
-    "width 128, ReLU, SGD with batches of 64 and learning rates from a grid, MLPs of increasing depth; pixel scale not stated"
+    "width 128, ReLU, SGD with batches of 64 and learning rates from a grid, MLPs of increasing depth; the scale of "
+    "the pixels is not stated"
 )
 _COMPARED_RELEASED = (
-    "raw pixels 0…255; N(0, 2/(fan_in + fan_out)); 100 epochs; rates by last training loss, batch norm {1e-2, 1e-3, 1e-4}, "
-    "pre-trained {1e-2, 1e-3}; pre-training 1000 batches of 64 × 40 steps at 1e-3 on ‖HHᵀ‖_F/tr(HHᵀ) of the last hidden "
+    "raw pixels 0…255; N(0, 2/(fan_in + fan_out)); 100 epochs; rates by last training loss, batch norm {1e-2, "
+    "1e-3, 1e-4}, "
+    "pre-trained {1e-2, 1e-3}; pre-training 1000 batches of 64 × 40 steps at 1e-3 on ‖HHᵀ‖_F/tr(HHᵀ) of the "
+    "last hidden "
     "layer; all runs share one initialization, pre-trained 1 run, batch norm 5"
 )
 _COMPARED_NOTE = (
-    "Pixels lie in [0, 1] and plain networks start from He weights with zero biases; the rank is raised by steps as long as "
+    "Pixels lie in [0, 1] and plain networks start from He weights with zero biases; the rank is raised by "
+    "steps as long as "
     "the way to the target (sounding.repair.raise_rank_), a few hundred times fewer than the released program takes."
 )
 
@@ -308,7 +323,8 @@ CLAIMS: tuple[Claim, ...] = (
         "fig4",
         "figure 4",
         "cifar-10",
-        "On CIFAR-10 plain networks whose rank was raised before training are slowed by depth much less than batch-norm "
+        "On CIFAR-10 plain networks whose rank was raised before training are slowed by depth much less than "
+        "batch-norm "
         "networks, and train faster when deep.",
         ["train_loss"],
     ),
@@ -317,7 +333,8 @@ CLAIMS: tuple[Claim, ...] = (
         seed="rank2020",
         place="figure 6",
         kind="figure",
-        statement="At depth 32, the more the rank is raised beforehand, the faster plain networks train; a one-sided start "
+        statement="At depth 32, the more the rank is raised beforehand, the faster plain networks train; a "
+        "one-sided start "
         "lowers batch norm's rank and slows it; SGD preserves the order of the initial ranks.",
         expectations=(
             Expectation("accuracy_gain_of_75_steps", "pre-training helps", low=0.0),
@@ -360,10 +377,12 @@ CLAIMS: tuple[Claim, ...] = (
         },
         measure=measure_fig6,
         paper="Fashion-MNIST, depth 32, width 128; layer-wise pre-training by 25 and 75 iterations; 5 runs",
-        released="30 hidden layers, batch 32, SGD 0.01, 15 epochs; one batch of 32, for layers 4, 8, …, 28, 5 then 75 more "
+        released="30 hidden layers, batch 32, SGD 0.01, 15 epochs; one batch of 32, for layers 4, 8, …, 28, 5 "
+        "then 75 more "
         "plain steps of size 0.1 on tr(M²)/tr(M)²; the batch-norm network uses tanh; the one-sided start sets every "
         "parameter, scale and shift included, to U(0, 0.1); 1 run",
-        note="Plain networks start from He weights with zero biases: with PyTorch's biases r at depth 32 is 1 to 15 digits "
+        note="Plain networks start from He weights with zero biases: with PyTorch's biases r at depth 32 is 1 "
+        "to 15 digits "
         "and no gradient is left to raise it. Steps are those of sounding.repair.raise_rank_ on fresh batches of 64.",
     ),
     _compared_claim(

@@ -105,7 +105,8 @@ def measure_fig1(values: Mapping[str, Any], context: Context) -> Outcome:
     )
     caption = "Rank and accuracy of plain networks fall together with depth; batch norm keeps both."
     remarks = "; ".join(
-        f"{names[k]}: rates {', '.join(f'{d}: {r:g}' for d, r in zip(depths, row, strict=True))}" for k, row in used.items()
+        f"{names[k]}: rates {', '.join(f'{d}: {r:g}' for d, r in zip(depths, row, strict=True))}"
+        for k, row in used.items()
     )
     return Outcome(numbers, Picture(panels, caption), f"Chosen learning rates by depth. {remarks}.")
 
@@ -132,7 +133,8 @@ CLAIMS: tuple[Claim, ...] = (
         seed="rank2020",
         place="figure 1",
         kind="figure",
-        statement="On Fashion-MNIST the rank of plain ReLU networks collapses with depth and beyond about 10 layers they "
+        statement="On Fashion-MNIST the rank of plain ReLU networks collapses with depth and beyond about 10 "
+        "layers they "
         "do not learn; with batch norm the rank stays high and the training accuracy falls only mildly up to depth 32.",
         expectations=(
             Expectation("vanilla_rank_share_at_deepest", "collapsed: a tenth of the width or less", high=0.1),

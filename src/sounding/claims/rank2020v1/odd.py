@@ -89,7 +89,9 @@ def average_over_runs(values: Array) -> Number:
 def measure_fig1(values: Mapping[str, Any], context: Context) -> Outcome:
     """ln of the rank over depth, with and without batch norm, for two strengths."""
     depth, width = values["depth"], values["width"]
-    layers = sorted({int(layer) for layer in np.geomspace(1, depth, 24)} | set(range(3 * depth // 4, depth, depth // 20)))
+    layers = sorted(
+        {int(layer) for layer in np.geomspace(1, depth, 24)} | set(range(3 * depth // 4, depth, depth // 20))
+    )
     panels, numbers = [], {}
     kinds: tuple[tuple[Scaling, str], ...] = (("batch", "batch norm"), ("frobenius", "no norm"))
     for index, gamma in enumerate(values["strengths"]):
@@ -189,9 +191,7 @@ def measure_fig4(values: Mapping[str, Any], context: Context) -> Outcome:
     numbers: dict[str, Number] = {}
     exponents, lowest, series = [], [], []
     for index, gamma in enumerate(values["strengths"]):
-        found = measure_by_width(
-            participation_ratio, values, context, strength=gamma, activation="tanh", offset=index
-        )
+        found = measure_by_width(participation_ratio, values, context, strength=gamma, activation="tanh", offset=index)
         name = "inf" if math.isinf(gamma) else f"{gamma:g}"
         numbers[f"exponent_at_gamma_{name}"] = exponent_of(widths, found)
         exponents.append(numbers[f"exponent_at_gamma_{name}"])
@@ -319,7 +319,8 @@ CLAIMS: tuple[Claim, ...] = (
         seed="rank2020v1",
         place="table 1",
         kind="table",
-        statement="Without batch norm the soft rank of deep linear and tanh networks is 1; with it, it is of order √d or "
+        statement="Without batch norm the soft rank of deep linear and tanh networks is 1; with it, it is of "
+        "order √d or "
         "more for linear and of order d for tanh networks.",
         expectations=(
             Expectation("largest_linear_without_norm", "1, nearer than to 2", high=1.5),
@@ -365,18 +366,19 @@ CLAIMS: tuple[Claim, ...] = (
         seed="rank2020v1",
         place="theorem 5",
         kind="theorem",
-        statement="For odd F with |F(x)| ≤ B|x| and γ ≤ 1/(8Bd), the rank of H ↦ BN(H + γ W F(H)) is at least 2 at every "
+        statement="For odd F with |F(x)| ≤ B|x| and γ ≤ 1/(8Bd), the rank of H ↦ BN(H + γ W F(H)) is at least 2 "
+        "at every "
         "layer.",
-        expectations=(
-            Expectation("smallest_rank", "2 or more at every layer of every run", low=2.0),
-        ),
+        expectations=(Expectation("smallest_rank", "2 or more at every layer of every run", low=2.0),),
         settings={
             "quick": Setting({"width": 8, "activations": ["tanh", "sin", "identity"], "depth": 6000, "runs": 16}),
         },
         measure=measure_theorem5,
         paper="a theorem; figure 4 shows tanh",
-        note="The proof takes from the linear case that the rank cannot grow. With F inside the branch it can: an input "
-        "of rank one has rank 2 or more after two layers of tanh or sin (rank_after_two_layers_from_rank_one), which makes "
+        note="The proof takes from the linear case that the rank cannot grow. With F inside the branch it can: "
+        "an input "
+        "of rank one has rank 2 or more after two layers of tanh or sin (rank_after_two_layers_from_rank_one), "
+        "which makes "
         "the theorem true of more inputs, not fewer.",
     ),
     Claim(
@@ -384,7 +386,8 @@ CLAIMS: tuple[Claim, ...] = (
         seed="rank2020v1",
         place="figure 4",
         kind="figure",
-        statement="For F = tanh, r averaged over depth stays above 1 for a wide range of γ and grows with the width, which "
+        statement="For F = tanh, r averaged over depth stays above 1 for a wide range of γ and grows with the "
+        "width, which "
         "suggests order √d.",
         expectations=(
             Expectation("smallest_r", "no collapse: above 1", low=1.2),

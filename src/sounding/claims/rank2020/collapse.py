@@ -1,0 +1,223 @@
+"""Collapse without normalization: Lemma 3, and what rank one does to gradients, Proposition 19."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
+from sounding.claims.number import Number, exact, mean_of
+from sounding.claims.picture import Panel, Picture, Series
+
+if TYPE_CHECKING:
+    import torch
+
+
+def lyapunov_gap(
+    strength: float, width: int, *, depth: int, runs: int, weights: str, generator: torch.Generator
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """ln σ₂/σ₁ per layer of the product of I + γW, by QR of two vectors; and what one layer does to their direction.
+
+    Returns the gap (runs,) and 1 − |cos| between the direction after the last layer and the one before it (runs,).
+    """
+    import torch
+
+    from sounding.weights import resolve
+
+    law = resolve(weights)
+    shape = (runs, width, width)
+    frame = torch.linalg.qr(torch.randn(runs, width, 2, dtype=torch.float64, generator=generator))[0]
+    logs = torch.zeros(runs, 2, dtype=torch.float64)
+    before = frame
+    for _ in range(depth):
+        before = frame
+        drawn = law.draw(shape, generator=generator, dtype=torch.float64, device=torch.device("cpu"))
+        frame, triangle = torch.linalg.qr(frame + strength * (drawn @ frame))
+        logs += torch.diagonal(triangle, dim1=-2, dim2=-1).abs().log()
+    turned = 1 - (frame[..., 0] * before[..., 0]).sum(-1).abs()
+    return ((logs[:, 1] - logs[:, 0]) / depth).numpy(), turned.numpy()
+
+
+def measure_lemma3(values: Mapping[str, Any], context: Context) -> Outcome:
+    """Products of I + γW: the second singular value falls behind exponentially, at every γ."""
+    from sounding.chain import simulate
+
+    width, depth = values["width"], values["depth"]
+    gaps: dict[float, Number] = {}
+    turns, series = [], []
+    left: list[float] = []
+    for index, gamma in enumerate(values["strengths"]):
+        gap, turned = lyapunov_gap(
+            gamma,
+            width,
+            depth=values["exponent_depth"],
+            runs=values["runs"],
+            weights=values["weights"],
+            generator=context.generator(2 * index),
+        )
+        gaps[gamma] = mean_of(gap)
+        turns.append(mean_of(turned))
+        chain = simulate(
+            width=width,
+            batch_size=width,
+            depth=depth,
+            every=depth // 20,
+            runs=values["runs"],
+            norm="none",
+            residual=gamma,
+            weights=values["weights"],
+            measures=["participation_ratio", "orthogonality_gap"],
+            profile=True,
+            dtype="float64",
+            generator=context.generator(2 * index + 1),
+        )
+        layers = chain.profile.layers[1:]
+        ratio = [chain.profile.value("participation_ratio", layer=layer).value for layer in layers]
+        left.append(ratio[-1] - 1)
+        series.append(Series(f"γ = {gamma:g}", layers, np.maximum(np.array(ratio) - 1, 1e-16)))
+    strengths = list(gaps)
+    numbers = {
+        "largest_exponent_gap": max(gaps.values(), key=lambda n: n.high),
+        "largest_r_minus_1": exact(max(left), error=1e-12),
+        "smallest_turn_per_layer": min(turns, key=lambda n: n.low),
+    }
+    panels = (
+        Panel("layer", "r(H) − 1", series, y_scale="log", title="distance from rank one"),
+        Panel(
+            "γ",
+            "ln σ₂/σ₁ per layer",
+            (
+                Series(
+                    "measured",
+                    strengths,
+                    [n.value for n in gaps.values()],
+                    error=[n.high - n.value for n in gaps.values()],
+                ),
+                Series("0: no collapse", [strengths[0], strengths[-1]], [0.0, 0.0], role="bound"),
+            ),
+            title="Lyapunov exponents",
+        ),
+    )
+    caption = "Without normalization r falls to 1: the second singular value falls behind the first exponentially."
+    return Outcome(numbers, Picture(panels, caption))
+
+
+def measure_prop19(values: Mapping[str, Any], context: Context) -> Outcome:
+    """Per-sample gradients of each neuron's weights in the last layer, from hidden features of rank 1, 2, …"""
+    import torch
+
+    from sounding.measures import gradient_alignment
+
+    generator = context.generator()
+    samples, width, classes = values["samples"], values["width"], values["classes"]
+    ranks = values["ranks"]
+    lowest: dict[str, list[Number]] = {"cross-entropy": [], "squared error": []}
+    for rank in ranks:
+        found: dict[str, list[float]] = {loss: [] for loss in lowest}
+        for _ in range(values["trials"]):
+            hidden = torch.randn(samples, rank, dtype=torch.float64, generator=generator) @ torch.randn(
+                rank, width, dtype=torch.float64, generator=generator
+            )
+            readout = torch.randn(classes, width, dtype=torch.float64, generator=generator)
+            labels = torch.randint(classes, (samples,), generator=generator)
+            for loss in lowest:
+                found[loss].append(float(gradient_alignment(_row_gradients(hidden, readout, labels, loss)).min()))
+        for loss, row in found.items():
+            lowest[loss].append(mean_of(row))
+    numbers = {
+        "alignment_at_rank_1": min((row[0] for row in lowest.values()), key=lambda n: n.low),
+        "alignment_at_largest_rank": max((row[-1] for row in lowest.values()), key=lambda n: n.high),
+    }
+    series = [
+        Series(loss, ranks, [n.value for n in row], error=[n.high - n.value for n in row])
+        for loss, row in lowest.items()
+    ]
+    panel = Panel(
+        "rank of the last hidden representation",
+        "mean |cos| between samples' gradients, worst neuron",
+        (*series, Series("1: all collinear (proposition)", [ranks[0], ranks[-1]], [1.0, 1.0], role="paper")),
+        x_scale="log",
+        ticks={float(rank): str(rank) for rank in ranks},
+    )
+    return Outcome(
+        numbers, Picture((panel,), "At rank one every sample pulls each neuron along one line, at full rank not.")
+    )
+
+
+def _row_gradients(hidden: torch.Tensor, readout: torch.Tensor, labels: torch.Tensor, loss: str) -> torch.Tensor:
+    """(classes, samples, width): the gradient of each sample's loss in each row of the readout, by autograd."""
+    import torch
+
+    def of_one(weight: torch.Tensor, features: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        logits = features @ weight.mT
+        if loss == "cross-entropy":
+            return torch.nn.functional.cross_entropy(logits, label)
+        return (logits - (torch.arange(len(weight)) == label).double()).square().sum()
+
+    gradients = torch.func.vmap(torch.func.grad(of_one), in_dims=(None, 0, 0))(readout, hidden, labels)
+    return gradients.transpose(0, 1)
+
+
+_LEMMA3 = {"width": 16, "strengths": [0.1, 0.3, 0.9], "runs": 8, "depth": 6000, "exponent_depth": 1500}
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        id="rank2020-lemma3-gaussian",
+        seed="rank2020",
+        place="lemma 3a (Gaussian weights)",
+        kind="theorem",
+        statement="Without normalization, the product of I + γW over its norm converges to a rank one matrix, for γ in "
+        "(0, 1) and Gaussian weights.",
+        expectations=(
+            Expectation("largest_r_minus_1", "rank one in the end, at every γ", high=1e-6),
+            Expectation("smallest_turn_per_layer", "a sequence that converges stops moving", high=1e-6),
+        ),
+        correction=Correction(
+            "The distance to the matrices of rank one falls to 0 exponentially. The sequence itself does not converge: "
+            "each layer multiplies from the left and turns the one remaining direction, so limit points have rank one.",
+            (
+                Expectation("largest_r_minus_1", "rank one in the end, at every γ", high=1e-6),
+                Expectation("largest_exponent_gap", "σ₂/σ₁ falls exponentially", high=0.0),
+            ),
+        ),
+        settings={"quick": Setting({**_LEMMA3, "weights": "gaussian"})},
+        measure=measure_lemma3,
+        paper="a lemma; no experiment",
+        note="The theorem behind it (lemma 18) speaks of limit points, and so does the proof.",
+    ),
+    Claim(
+        id="rank2020-lemma3-uniform",
+        seed="rank2020",
+        place="lemma 3b (uniform weights), footnote 8",
+        kind="theorem",
+        statement="The same for weights from U[−√3, √3] along a subsequence of layers; by observation all layers come "
+        "close to rank one.",
+        expectations=(
+            Expectation("largest_r_minus_1", "rank one in the end, at every γ", high=1e-6),
+            Expectation("largest_exponent_gap", "σ₂/σ₁ falls exponentially", high=0.0),
+        ),
+        settings={"quick": Setting({**_LEMMA3, "weights": "uniform"})},
+        measure=measure_lemma3,
+        paper="a lemma; figure 2 shows width 32",
+    ),
+    Claim(
+        id="rank2020-prop19",
+        seed="rank2020",
+        place="proposition 19",
+        kind="theorem",
+        statement="If the last hidden representation has rank one, the gradients of different samples in the "
+        "weights of "
+        "any output neuron are collinear.",
+        expectations=(
+            Expectation("alignment_at_rank_1", "|cos| = 1 for every pair and neuron", low=1 - 1e-9),
+            Expectation("alignment_at_largest_rank", "and not because gradients always are", high=0.5),
+        ),
+        settings={
+            "quick": Setting({"samples": 64, "width": 32, "classes": 10, "trials": 10, "ranks": [1, 2, 4, 8, 16, 32]})
+        },
+        measure=measure_prop19,
+        paper="a proposition; figure 10 shows a VGG-19",
+    ),
+)
