@@ -55,12 +55,10 @@ def align(last: LastLayer, gradient: Tensor, *, limit: int) -> float | str:
     inputs, deltas = inputs[:keep].double(), deltas[:keep].double()
     if len(inputs) < 2:
         return "alignment between samples needs at least 2 of them"
-    rows = torch.linspace(0, deltas.shape[2] - 1, min(OUTPUTS, deltas.shape[2]), device=deltas.device).round().long()
-    score = (
-        _of_vectors(inputs[:, 0], deltas[:, 0, rows])
-        if inputs.shape[1] == 1
-        else _of_sequences(inputs, deltas[:, :, rows])
-    )
+    if deltas.shape[2] > OUTPUTS:
+        rows = torch.linspace(0, deltas.shape[2] - 1, OUTPUTS, device=deltas.device).round().long()
+        deltas = deltas[:, :, rows]
+    score = _of_vectors(inputs[:, 0], deltas[:, 0]) if inputs.shape[1] == 1 else _of_sequences(inputs, deltas)
     return score if math.isfinite(score) else "the gradients of the last layer are not finite"
 
 
@@ -68,6 +66,10 @@ def _of_vectors(inputs: Tensor, deltas: Tensor) -> float:
     """One position: row k compares the inputs of the samples it has a gradient for. (n, features), (n, rows)."""
     lengths = torch.linalg.vector_norm(inputs, dim=1)
     directions = inputs / torch.where(lengths > 0, lengths, 1.0)[:, None]
+    smallest, largest = torch.aminmax(deltas.abs())
+    if smallest.item() > 0 and math.isfinite(largest.item()) and lengths.min().item() > 0:
+        n = len(inputs)  # every row compares all samples, the rule outside dead units
+        return float((directions @ directions.mT).abs().sum() - n) / (n * (n - 1))
     present = ((deltas != 0) & (lengths > 0)[:, None]).double()
     count = present.sum(0)
     together = (present * ((directions @ directions.mT).abs() @ present)).sum(0) - count

@@ -73,18 +73,19 @@ def fit_growth(
     depth = curves.shape[1]
     if depth < 3:
         return None
-    design, grouped = _design(labels)
-    basis = _sine_basis(depth - 1)
-    rotated, steps = basis @ design, curves[:, :-1] - curves[:, 1:]
-    weights = _weights(rotated, basis @ steps.mean(axis=0))
-    drift, stderr, degrees = _solve(rotated, basis @ steps.mean(axis=0), weights)
+    frame = _frame(tuple(labels))
+    steps = curves[:, :-1] - curves[:, 1:]
+    rotated = frame.basis @ steps.mean(axis=0)
+    choice = _least_noise(frame, rotated)
+    drift, stderr = _solve(frame, choice, rotated)
     if len(curves) > 1:
-        own = [_solve(rotated, basis @ step, weights)[0] for step in steps]
+        own = [_solve(frame, choice, frame.basis @ step)[0] for step in steps]
         stderr = math.hypot(stderr, float(np.std(own, ddof=1)) / math.sqrt(len(own)))
+    degrees = frame.degrees
     half = student_quantile(0.5 + level / 2, degrees) * stderr
     growth = _exp(2 * drift)
     interval = (_exp(2 * (drift - half)), _exp(2 * (drift + half)))
-    return Growth(drift, stderr, growth, 2 * growth * stderr, interval, depth, degrees, grouped)
+    return Growth(drift, stderr, growth, 2 * growth * stderr, interval, depth, degrees, frame.grouped)
 
 
 def _longest_run(usable: Sequence[bool]) -> slice:
@@ -100,7 +101,43 @@ def _longest_run(usable: Sequence[bool]) -> slice:
     return chosen
 
 
-def _design(labels: list[Hashable]) -> tuple[np.ndarray, bool]:
+@dataclass(frozen=True)
+class _Frame:
+    """What the fit knows before it sees a gradient: of one sequence of groups, at every plausible amount of noise.
+
+    Args:
+        design: the columns of the differences, rotated by the sine transform.
+        basis: that transform.
+        weights: inverse variances of the rotated differences, up to a factor, one row per amount of noise.
+        inverses: of the normal matrices, (noise, columns, columns).
+        penalties: the part of the restricted likelihood that does not depend on the data.
+        degrees: degrees of freedom.
+        grouped: whether groups have levels of their own.
+    """
+
+    design: np.ndarray
+    basis: np.ndarray
+    weights: np.ndarray
+    inverses: np.ndarray
+    penalties: np.ndarray
+    degrees: int
+    grouped: bool
+
+
+@lru_cache(maxsize=4)  # a network in training is fitted again and again
+def _frame(labels: tuple[Hashable, ...]) -> _Frame:
+    design, grouped = _design(labels)
+    size, columns = design.shape
+    basis = _sine_basis(size)
+    rotated = basis @ design
+    eigenvalues = 4 * np.sin(np.pi * np.arange(1, size + 1) / (2 * (size + 1))) ** 2
+    weights = np.asarray(1 / (1 + NOISE[:, None] * eigenvalues))
+    normal = rotated.T @ (weights[:, :, None] * rotated)
+    penalties = np.log(weights).sum(axis=1) - np.linalg.slogdet(normal)[1]
+    return _Frame(rotated, basis, weights, np.linalg.inv(normal), penalties, max(size - columns, 1), grouped)
+
+
+def _design(labels: tuple[Hashable, ...]) -> tuple[np.ndarray, bool]:
     """Columns for the differences: the drift and jumps between groups, or the drift alone if that leaves too little."""
     steps = len(labels) - 1
     drift = np.ones((steps, 1))
@@ -120,35 +157,29 @@ def _sine_basis(size: int) -> np.ndarray:
     return np.asarray(np.sqrt(2 / (size + 1)) * np.sin(np.pi * np.outer(k, k) / (size + 1)))
 
 
-def _weights(design: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """The inverse variances of the rotated differences, up to a factor: those of the least noise that is plausible.
+def _least_noise(frame: _Frame, steps: np.ndarray) -> int:
+    """Which amount of noise to believe in: the least that is plausible, judged by the restricted likelihood.
 
-    Judged by the restricted likelihood. Noise explains scatter away, so too much of it makes too sure, too little only
-    too modest.
+    Noise explains scatter away, so too much of it makes too sure, too little only too modest.
     """
-    size, columns = design.shape
-    eigenvalues = 4 * np.sin(np.pi * np.arange(1, size + 1) / (2 * (size + 1))) ** 2
-    choices = np.asarray(1 / (1 + NOISE[:, None] * eigenvalues))
-    normal = design.T @ (choices[:, :, None] * design)
-    solutions = np.linalg.solve(normal, ((choices * steps) @ design)[:, :, None])[:, :, 0]
-    residuals = steps - solutions @ design.T
-    scatter = (choices * residuals**2).sum(axis=1) / max(size - columns, 1)
+    projected = (frame.weights * steps) @ frame.design
+    solutions = (frame.inverses @ projected[:, :, None])[:, :, 0]
+    residuals = steps - solutions @ frame.design.T
+    scatter = (frame.weights * residuals**2).sum(axis=1) / frame.degrees
     if (scatter <= 0).any():
-        return np.asarray(choices[0])
-    determinants = np.linalg.slogdet(normal)[1]
-    scores = (np.log(choices).sum(axis=1) - determinants - (size - columns) * np.log(scatter)) / 2
-    return np.asarray(choices[int(np.argmax(scores >= scores.max() - EVIDENCE))])
+        return 0
+    freedom = len(steps) - frame.design.shape[1]
+    scores = (frame.penalties - freedom * np.log(scatter)) / 2
+    return int(np.argmax(scores >= scores.max() - EVIDENCE))
 
 
-def _solve(design: np.ndarray, steps: np.ndarray, weights: np.ndarray) -> tuple[float, float, int]:
-    """Weighted least squares: the drift, its standard error and the degrees of freedom."""
-    size, columns = design.shape
-    inverse = np.linalg.inv(design.T @ (weights[:, None] * design))
-    solution = inverse @ (design.T @ (weights * steps))
-    residual = steps - design @ solution
-    degrees = max(size - columns, 1)
-    scatter = float(weights @ residual**2) / degrees
-    return float(solution[0]), math.sqrt(max(scatter * inverse[0, 0], 0.0)), degrees
+def _solve(frame: _Frame, choice: int, steps: np.ndarray) -> tuple[float, float]:
+    """Weighted least squares: the drift and its standard error."""
+    weights, inverse = frame.weights[choice], frame.inverses[choice]
+    solution = inverse @ (frame.design.T @ (weights * steps))
+    residual = steps - frame.design @ solution
+    scatter = float(weights @ residual**2) / frame.degrees
+    return float(solution[0]), math.sqrt(max(scatter * float(inverse[0, 0]), 0.0))
 
 
 @lru_cache(maxsize=256)  # scipy takes longer for one quantile than a pass takes for a layer
