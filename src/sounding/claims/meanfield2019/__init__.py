@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from sounding.claims.claim import Claim
-from sounding.claims.meanfield2019 import batches, explosion, figure1, fixed_point, linear, transforms
+from sounding.claims.meanfield2019 import (
+    batches,
+    explosion,
+    figure1,
+    figure2,
+    figure3,
+    figure4,
+    fixed_point,
+    linear,
+    transforms,
+)
 
 CLAIMS: tuple[Claim, ...] = (
     *transforms.CLAIMS,
     *fixed_point.CLAIMS,
     *explosion.CLAIMS,
     *figure1.CLAIMS,
+    *figure2.CLAIMS,
+    *figure3.CLAIMS,
+    *figure4.CLAIMS,
     *linear.CLAIMS,
     *batches.CLAIMS,
 )

@@ -1,0 +1,200 @@
+"""Figure 3: weights and gradients over depth in the first ten steps of training."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
+from sounding.claims.meanfield2019.sampled import Array
+from sounding.claims.number import Number, mean_of
+from sounding.claims.picture import Panel, Picture, Series
+
+PARTS = {
+    "weights": "norm of the weights",
+    "gradients": "norm of the gradient at pre-activations",
+    "weight_gradients": "norm of the weights' gradient",
+}
+
+
+@cache
+def first_steps(settings: str, depth: int, context: Context) -> dict[str, Array]:
+    """ln of the three norms, (runs, steps + 1, depth) each; layer 1 first, step 0 before any learning."""
+    import torch
+
+    from sounding.data import load_dataset, normalize
+
+    values = json.loads(settings)
+    size, width = values["batch_size"], values["width"]
+    data = load_dataset(values["data"], device=context.device)
+    found: dict[str, list[Array]] = {name: [] for name in PARTS}
+    for run in range(values["runs"]):
+        generator = context.generator(100 * run + depth)
+        place: dict[str, Any] = {"device": context.device, "generator": context.generator(run, device=context.device)}
+        sizes = [math.prod(data.shape), *[width] * depth, data.classes]
+        weights = [
+            (torch.randn(out, into, **place) / math.sqrt(into)).requires_grad_() for into, out in pairwise(sizes)
+        ]
+        rows: dict[str, list[torch.Tensor]] = {name: [] for name in PARTS}
+        for _ in range(values["steps"] + 1):
+            chosen = torch.randint(len(data.train_labels), (size,), generator=generator).to(context.device)
+            state = normalize(data, data.train_inputs[chosen]).flatten(1)
+            inner = []
+            for weight in weights[:-1]:
+                inner.append(state @ weight.T)
+                centred = inner[-1] - inner[-1].mean(0)
+                state = torch.relu(centred * (centred.square().mean(0) + values["eps"]).rsqrt())
+            loss = torch.nn.functional.cross_entropy(state @ weights[-1].T, data.train_labels[chosen])
+            gradients = torch.autograd.grad(loss, [*weights, *inner])
+            rows["weights"].append(_norms(weights[:-1]))
+            rows["gradients"].append(_norms(gradients[len(weights) :]))
+            rows["weight_gradients"].append(_norms(gradients[: len(weights) - 1]))
+            with torch.no_grad():
+                for weight, gradient in zip(weights, gradients, strict=False):
+                    weight -= values["rate"] * size * gradient
+        for name, part in rows.items():
+            found[name].append(torch.stack(part).log().cpu().numpy())
+    return {name: np.array(part) for name, part in found.items()}
+
+
+def _norms(tensors: Any) -> Any:
+    import torch
+
+    return torch.stack([tensor.detach().double().norm() for tensor in tensors])
+
+
+def measure_first_steps(values: Mapping[str, Any], context: Context) -> Outcome:
+    """Slopes and ranges over depth of one of the three norms, before the first step and after it."""
+    from sounding.predict import batchnorm
+
+    part, depths = values["part"], values["depths"]
+    settings = json.dumps({key: value for key, value in values.items() if key not in ("part", "depths")})
+    found = {depth: first_steps(settings, depth, context)[part][:, :, 1:] for depth in depths}
+    weights = first_steps(settings, max(depths), context)["weights"][:, 1, 1:]
+    deepest = found[max(depths)]
+    rate = 0.5 * math.log(batchnorm("relu", batch_size=values["batch_size"], eps=values["eps"]).gradient_growth)
+    lower = slice(0, deepest.shape[2] // 2)
+    before, after = deepest[:, 0], deepest[:, 1]
+    numbers: dict[str, Number] = {
+        "slope_before_over_theory": mean_of(_slopes(before) / -rate),
+        "slope_after_over_theory": mean_of(_slopes(after[:, lower]) / -rate),
+        "relative_slope_after_over_theory": mean_of(_slopes((after - weights)[:, lower]) / -rate),
+        "range_before": mean_of(np.ptp(before, axis=1)),
+        "range_after": mean_of(np.ptp(after, axis=1)),
+        "range_after_over_before": mean_of(np.ptp(after, axis=1) / np.ptp(before, axis=1)),
+        "upper_range_after": mean_of(np.ptp(after[:, -(deepest.shape[2] // 3) :], axis=1)),
+        "range_after_last_step": mean_of(np.ptp(deepest[:, -1], axis=1)),
+    }
+    panels = [_draw(logs, depth, part, rate) for depth, logs in found.items()]
+    caption = (
+        f"ReLU networks of width {values['width']}, {values['data']}, batches of {values['batch_size']}, relative to "
+        "the last "
+        "layer, mean over runs. Before the first step gradients grow exponentially towards the input; one step later "
+        "the "
+        "lower weights have grown and the gradients of the lower layers have fallen."
+    )
+    return Outcome(numbers, Picture(panels, caption))
+
+
+def _slopes(rows: Array) -> Array:
+    layers = np.arange(rows.shape[1]) - (rows.shape[1] - 1) / 2
+    return np.asarray(rows @ layers / (layers @ layers))
+
+
+def _draw(logs: Array, depth: int, part: str, rate: float) -> Panel:
+    layers = np.arange(2, depth + 1)
+    shown = layers % max(1, depth // 16) == 0
+    series = []
+    for step in (0, 1, 2, 10):
+        if step < logs.shape[1]:
+            relative = logs[:, step] - logs[:, step, -1:]
+            error = 2.58 * relative.std(0) / math.sqrt(len(relative))
+            series.append(Series(f"step {step}", layers[shown], relative.mean(0)[shown], error=error[shown]))
+    if part != "weights":
+        series.append(Series("step 0 (½ ln λ_G per layer)", [2, depth], [(depth - 2) * rate, 0.0], role="theory"))
+    return Panel("layer", f"ln {PARTS[part]}", series, title=f"depth {depth}")
+
+
+_COMMON = {"eps": 1e-3, "steps": 10}
+_QUICK = {**_COMMON, "data": "digits", "width": 128, "batch_size": 64, "depths": [16, 64], "runs": 5, "rate": 1e-3}
+_PAPER = {**_COMMON, "data": "mnist", "width": 384, "batch_size": 128, "depths": [16, 32, 64], "runs": 10, "rate": 1e-3}
+_EXPLOSION = Expectation(
+    "slope_before_over_theory", "explosion at ½ ln λ_G per layer before learning", low=0.85, high=1.15
+)
+_CALM = Expectation("range_after_over_before", "a dramatically smaller range after one step: half or less", high=0.5)
+_FALL = Expectation(
+    "slope_after_over_theory", "after one step they fall towards the input: slope of the other sign", high=-0.2
+)
+_LEVEL = Correction(
+    "After one step the gradients of the lower layers are level; relative to the weights, which have grown, they "
+    "vanish "
+    "towards the input at the rate at which they exploded.",
+    (
+        _EXPLOSION,
+        _CALM,
+        Expectation("slope_after_over_theory", "level over the lower half", low=-0.25, high=0.25),
+        Expectation("relative_slope_after_over_theory", "over the norm of the weights: −½ ln λ_G", low=-1.4, high=-0.6),
+    ),
+)
+
+
+def _row(
+    panel: str, part: str, statement: str, expectations: tuple[Expectation, ...], correction: Correction | None = None
+) -> Claim:
+    return Claim(
+        id=f"meanfield2019-fig3{panel}",
+        seed="meanfield2019",
+        place=f"figure 3{panel}",
+        kind="figure",
+        statement=statement,
+        expectations=expectations,
+        correction=correction,
+        settings={
+            "quick": Setting({**_QUICK, "part": part}, "8×8 digits, width 128, 5 runs"),
+            "paper": Setting({**_PAPER, "part": part}),
+        },
+        measure=measure_first_steps,
+        paper="ReLU networks of varying depth, the first 10 steps; data, batch size and rate not given",
+        note="The rate is not given. With the 1e-5·B of figure 2 the first step changes the lowest layers alone; we "
+        "take 1e-3·B.",
+    )
+
+
+CLAIMS: tuple[Claim, ...] = (
+    _row(
+        "a",
+        "weights",
+        "Before learning the norm of the weights is the same in every layer; after one step it grows exponentially "
+        "towards the input.",
+        (
+            Expectation("range_before", "equal norms at the start, within 5%", high=0.05),
+            Expectation("range_after", "after one step they differ by more than a factor 10", low=math.log(10)),
+            Expectation(
+                "slope_after_over_theory", "exponential over the lower half, like the gradients", low=0.7, high=1.3
+            ),
+        ),
+    ),
+    _row(
+        "b",
+        "gradients",
+        "Before learning the gradients at the pre-activations explode; after one step they are stable over the upper "
+        "layers and vanish towards the input, with a dramatically smaller range.",
+        (_EXPLOSION, _CALM, _FALL),
+        _LEVEL,
+    ),
+    _row(
+        "c",
+        "weight_gradients",
+        "Before learning the gradients of the weights explode; after one step they are stable over the upper layers "
+        "and "
+        "vanish towards the input, with a dramatically smaller range.",
+        (_EXPLOSION, _CALM, _FALL),
+        _LEVEL,
+    ),
+)
