@@ -26,6 +26,7 @@ from sounding.theory.moments import Affine, batch_spread
 from sounding.theory.normalized import NormalizedLaw
 
 _LOWEST_RATIO, _LOWEST_JUMP = 1e-7, 1e-3
+_ROUGH = 1e-7
 
 
 @dataclass(frozen=True)
@@ -106,11 +107,11 @@ def solve_spread(affine: Affine, batch_size: float, eps: float) -> float:
     until it crosses, and the crossing is refined; the scan ends at η = 1e-7, or at 1e-3 where μ = 0 is stable and only
     a jump could leave a fixed point above it.
     """
-    top = batch_spread(affine, NormalizedLaw(batch_size, 1.0, 0.0))
+    top = batch_spread(affine, NormalizedLaw(batch_size, 1.0, 0.0), tolerance=1e-12 if eps == 0 else _ROUGH)
     if eps == 0 or top <= 0:
         return max(top, 0.0)
 
-    def excess(log_ratio: float, tolerance: float = 1e-12) -> float:
+    def excess(log_ratio: float, tolerance: float = _ROUGH) -> float:
         ratio = math.exp(log_ratio)
         value = batch_spread(affine, NormalizedLaw(batch_size, ratio, 1.0), tolerance=tolerance)
         return math.log(max(value, 1e-300)) - log_ratio - math.log(eps)
@@ -118,33 +119,41 @@ def solve_spread(affine: Affine, batch_size: float, eps: float) -> float:
     high = math.log(top / eps)
     at_high = excess(high)
     if at_high > -0.2:
-        return eps * math.exp(_secant(excess, high, at_high))
+        return eps * math.exp(_polish(excess, high, at_high, -1.0))
     previous = high
     bottom = _LOWEST_RATIO if eps < collapse_rates(affine, batch_size).forward.G else _LOWEST_JUMP
     for step in (0.3, 0.7, 1.2, 2, 3, 4, 5, 6, 8, 10, 12, 14, 17, 20):
         low = high - step
         if low < math.log(bottom):
             break
-        if excess(low, 1e-9) >= 0:
-            return eps * math.exp(brentq(excess, low, previous, xtol=1e-13, rtol=8.9e-16))
+        at_low = excess(low)
+        if at_low >= 0:
+            root = brentq(excess, low, previous, xtol=1e-2)
+            at_root = excess(root)
+            slope = (at_root - excess(root - 1e-2)) / 1e-2
+            return eps * math.exp(_polish(excess, root, at_root, slope))
         previous = low
     return 0.0
 
 
-def _secant(excess: Callable[[float], float], start: float, at_start: float) -> float:
-    """The root next to `start`, where the slope is close to −1: three or four evaluations."""
+def _polish(excess: Callable[..., float], start: float, at_start: float, slope: float) -> float:
+    """The root next to `start` by the secant rule, roughly first and then to the last digits.
+
+    A step below `enough` is made on trust: the slope is known to a thousandth, roughly, and to a millionth in the end.
+    """
     x, y = start, at_start
-    slope = -1.0
-    for _ in range(20):
-        step = -y / slope
-        if abs(step) < 1e-14 * max(1.0, abs(x)):
-            break
-        value = excess(x + step)
-        slope = (value - y) / step if abs(step) > 1e-9 else slope
-        x, y = x + step, value
-        if abs(y) < 1e-14:
-            break
-    return x
+    for tolerance, enough in ((_ROUGH, 1e-5), (1e-12, 1e-9)):
+        if tolerance != _ROUGH:
+            y = excess(x, tolerance)
+        for _ in range(12):
+            step = -y / slope
+            if abs(step) < enough:
+                break
+            value = excess(x + step, tolerance)
+            if abs(step) > 1e-3 * enough:
+                slope = (value - y) / step
+            x, y = x + step, value
+    return x - y / slope
 
 
 @dataclass(frozen=True)

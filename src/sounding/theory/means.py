@@ -14,10 +14,10 @@ import numpy as np
 from sounding.activations.activation import Array
 from sounding.errors import NumericalError, UsageError
 from sounding.theory.panels import Adapted, Panels, end_panel, integrate, interval
-from sounding.theory.polar import AdaptedCells, Radial, build_cells, integrate_cells
+from sounding.theory.polar import AdaptedCells, Placed, Radial, build_cells, integrate_cells
 
 Function = Callable[[Array], Array]
-JointFunction = Callable[[Array, Array], Array]
+JointFunction = Callable[..., Array]
 
 # beyond 38 standard deviations the Gaussian density underflows; an integrand that still matters there has no mean
 _BLOCKS = (13.0, 16.0, 20.0, 24.0, 28.0, 33.0, 38.0)
@@ -93,6 +93,7 @@ def pair_means(
     symmetric: bool = False,
     grading: int = 1,
     edges: Sequence[float] = (),
+    placed: Placed | None = None,
     tolerance: float = 1e-12,
     what: str = "the integrand",
 ) -> AdaptedCells:
@@ -101,7 +102,7 @@ def pair_means(
     The radial variable v is the angle χ with T = √(B−1) sin χ on the sphere and T itself for a Gaussian; the default
     weight is the law of T: (B−3) cos^(B−4)χ sin χ, and T exp(−T²/2). `spread` is the scale of x₁ under the weight.
     `symmetric` says that f(x₁, x₂) = f(x₂, x₁); `grading` above 1 suits fractional powers at the kinks;
-    `edges` are further radii to cut at.
+    `edges` are further radii to cut at; `placed` is that of `integrate_cells`.
     """
     results: list[AdaptedCells] = []
     radius, variable, default = radial_law(batch_size)
@@ -114,8 +115,9 @@ def pair_means(
         cells = build_cells(radial, angle, kinks=kinks, symmetric=symmetric, grading=grading)
         beside = np.sum([result.magnitudes for result in results], axis=0) if results else 0.0
         found = integrate_cells(
-            lambda x, y: f(x, y) / turns, radial, cells, angle, tolerance=tolerance, what=what, beside=beside
-        )
+            lambda *arguments: f(*arguments) / turns, radial, cells, angle, tolerance=tolerance, what=what,
+            beside=beside, placed=placed,
+        )  # fmt: skip
         total = beside if results else found.magnitudes
         share = found.magnitudes / np.maximum(total, 1e-300)
         results.append(found)

@@ -10,86 +10,34 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
 
-from sounding.activations import Activation
 from sounding.activations.activation import Array
-from sounding.errors import NumericalError, UsageError
+from sounding.theory.affine import Affine
+from sounding.theory.arc_cosine import homogeneous_spread
 from sounding.theory.means import line_means, pair_means
 from sounding.theory.normalized import NormalizedLaw
+from sounding.theory.series import pair_series
 
-GRADING = 5
+GRADING = 8
 # x₁ = T cos ψ carries a rounding of 1e-16, which a kink like |x|^−0.4 in φ′ raises to about 1e-10
 STEEP_TOLERANCE = 1e-9
+# of each field of `PairMoments`: which of φ, xφ, x²φ, D, xD, x²D, x³D meet, and the power of s²
+_PAIRS = (
+    (0, 0, 0),
+    (0, 0, 1),
+    (1, 1, 1),
+    (2, 0, 1),
+    (3, 3, -1),
+    (4, 4, -1),
+    (5, 3, -1),
+    (5, 5, -1),
+    (6, 4, -1),
+    (4, 4, -2),
+)
 Record = TypeVar("Record", "LineMoments", "PairMoments", "GaussianMoments")
-
-
-@dataclass(frozen=True)
-class Affine:
-    """φ(scale·x + shift): the activation with a batch norm's scale and shift in front."""
-
-    activation: Activation
-    scale: float
-    shift: float
-
-    def value(self, y: Array) -> Array:
-        """φ at y = scale·x + shift."""
-        return self.activation.function(y)
-
-    @cached_property
-    def level(self) -> float:
-        """φ at x = 0."""
-        return float(self.value(np.array([self.shift]))[0])
-
-    def rise(self, y: Array) -> Array:
-        """φ at y less its level: without it, a large φ(β) would drown how φ varies over the batch."""
-        return self.value(y) - self.level
-
-    def slope(self, y: Array) -> Array:
-        """dφ/dx at y = scale·x + shift."""
-        return self.scale * self.activation.derivative(y)
-
-    def kinks(self) -> tuple[float, ...]:
-        """Kinks in x; the centre of a function much narrower than x counts as one, so that panels end there."""
-        phi = self.activation
-        lines = [(k - self.shift) / self.scale for k in phi.kinks]
-        if phi.length < 0.7 * abs(self.scale):
-            lines.append((phi.center - self.shift) / self.scale)
-        return tuple(lines)
-
-    def kink_power(self) -> float:
-        """The smallest power with which φ′ behaves at a kink: 0 for ReLU, −0.4 for relu_power:0.6, 0 without kinks."""
-        steps = np.array([1e-7, 4e-7])
-        powers = [0.0]
-        for kink in self.activation.kinks:
-            for side in (1.0, -1.0):
-                near, far = np.abs(self.activation.derivative(kink + side * steps * max(1.0, abs(kink))))
-                if near > 1e-12 and far > 1e-12:
-                    powers.append(math.log(far / near) / math.log(4.0))
-        fractional = [power for power in powers if abs(power - round(power)) > 1e-3]
-        return min(fractional, default=0.0)
-
-    def reject_jumps(self) -> None:
-        """Raise where gradients do not exist: at a jump, or at an infinite slope known only by differences."""
-        phi = self.activation
-        for kink in phi.kinks:
-            steps = max(1.0, abs(kink)) * np.array([1e-8, 1e-6])
-            near, far = np.abs(phi(kink + steps) - phi(kink - steps))
-            if near > 0.5 * far and near > 1e-9:
-                raise NumericalError(
-                    f"{phi.name} has a jump at x = {kink:.6g}: its squared slope has no mean",
-                    hint="a continuous activation",
-                )
-            sides = [np.abs(phi(kink + side * steps) - phi(np.array([kink]))) for side in (1.0, -1.0)]
-            steep = any(near > 0.0105 * far > 0 for near, far in sides)
-            if phi.derivative_error > 0 and steep:
-                raise UsageError(
-                    f"{phi.name} has an infinite slope at x = {kink:.6g}, which differences cannot give",
-                    hint="sounding.activations.from_callable with its derivative",
-                )
 
 
 @dataclass(frozen=True)
@@ -153,10 +101,23 @@ def line_moments(affine: Affine, law: NormalizedLaw, *, tolerance: float = 1e-12
 
 
 def pair_moments(affine: Affine, law: NormalizedLaw, *, tolerance: float = 1e-12) -> tuple[PairMoments, PairMoments]:
-    """All two-coordinate expectations, and their errors; finite batches."""
+    """All two-coordinate expectations, and their errors; finite batches.
 
-    def integrands(x1: Array, x2: Array) -> Array:
-        y1, y2 = affine.scale * x1 + affine.shift, affine.scale * x2 + affine.shift
+    By the series of `sounding.theory.series`, or over the plane where that would be too long.
+    """
+    allowed = _pair_tolerance(affine, law, tolerance)
+    found = pair_series(affine, law, _PAIRS, tolerance=allowed)
+    if found is not None:
+        return _pack(PairMoments, found.values, found.errors)
+    return planar_pair_moments(affine, law, tolerance=tolerance)
+
+
+def planar_pair_moments(
+    affine: Affine, law: NormalizedLaw, *, tolerance: float = 1e-12
+) -> tuple[PairMoments, PairMoments]:
+    """The same by cells in the plane of the two coordinates: the second method, and the one for small kinked batches."""
+
+    def integrands(x1: Array, x2: Array, y1: Array, y2: Array) -> Array:
         phi, slope = affine.rise(y1) * affine.rise(y2), affine.slope(y1) * affine.slope(y2)
         xx, half = x1 * x2, 0.5 * (x1 * x1 + x2 * x2)
         forward = (phi, phi, phi * xx, phi * half)
@@ -188,13 +149,24 @@ def gaussian_moments(
 def batch_spread(affine: Affine, law: NormalizedLaw, *, tolerance: float = 1e-12) -> float:
     """E φ(x₁)² − E φ(x₁)φ(x₂): the forward map of μ (meanfield2019, Theorem 4), at any eps."""
 
+    phi = affine.activation
+    if phi.degree is not None and phi.slopes is not None and affine.shift == 0 and math.isfinite(law.batch_size):
+        sized = phi.scaled(affine.scale)
+        if sized.slopes is not None:
+            return homogeneous_spread(phi.degree, sized.slopes, batch_size=law.batch_size, ratio=law.eps / law.mu)
+    if math.isfinite(law.batch_size):
+        allowed = _pair_tolerance(affine, law, tolerance)
+        found = pair_series(affine, law, ((0, 0, 0),), tolerance=allowed, checked=tolerance < 1e-9)
+        if found is not None:
+            return float(found.scales[0] - found.values[0])
+
     def squares(y: Array) -> Array:
         phi = affine.rise(y)
         weight = law.line_weight((y - affine.shift) / affine.scale, 0.0)
         return np.stack([phi * phi * weight, phi * weight])
 
-    def products(x1: Array, x2: Array) -> Array:
-        return affine.rise(affine.scale * x1 + affine.shift) * affine.rise(affine.scale * x2 + affine.shift)
+    def products(x1: Array, x2: Array, y1: Array, y2: Array) -> Array:
+        return affine.rise(y1) * affine.rise(y2)
 
     (square, mean), _ = _line(affine, law, squares, tolerance)
     if math.isinf(law.batch_size):
@@ -215,7 +187,7 @@ def _line(
         kinks=affine.activation.kinks,
         length=affine.activation.length,
         center=affine.activation.center,
-        tolerance=max(tolerance, 0.1 * affine.activation.derivative_error),
+        tolerance=_tolerance(affine, law, tolerance),
         what=f"the second moment of {affine.activation.name} or of its derivative",
     )
     return found.values, found.errors
@@ -224,13 +196,17 @@ def _line(
 def _pair(
     affine: Affine,
     law: NormalizedLaw,
-    integrands: Callable[[Array, Array], Array],
+    integrands: Callable[[Array, Array, Array, Array], Array],
     weight: Callable[[Array], Array],
     tolerance: float,
 ) -> tuple[Array, Array]:
-    lines, power = affine.kinks(), affine.kink_power()
+    lines, power = affine.kinks(), affine.kink_power
+
+    def plain(x1: Array, x2: Array) -> Array:
+        return integrands(x1, x2, affine.scale * x1 + affine.shift, affine.scale * x2 + affine.shift)
+
     found = pair_means(
-        integrands,
+        integrands if power else plain,
         batch_size=law.batch_size,
         angle=math.acos(-1.0 / (law.batch_size - 1.0)),
         kinks=(lines, lines),
@@ -239,10 +215,19 @@ def _pair(
         symmetric=True,
         grading=1 if power == 0 else GRADING,
         edges=law.layer,
-        tolerance=max(tolerance, 0.1 * affine.activation.derivative_error, STEEP_TOLERANCE if power < 0 else 0.0),
+        placed=affine.place if power else None,
+        tolerance=_pair_tolerance(affine, law, tolerance),
         what=f"the second moment of {affine.activation.name} or of its derivative",
     )
     return found.values, found.errors
+
+
+def _tolerance(affine: Affine, law: NormalizedLaw, tolerance: float) -> float:
+    return max(tolerance, 0.1 * affine.activation.derivative_error, affine.noise(law.spread))
+
+
+def _pair_tolerance(affine: Affine, law: NormalizedLaw, tolerance: float) -> float:
+    return max(_tolerance(affine, law, tolerance), STEEP_TOLERANCE if affine.kink_power < 0 else 0.0)
 
 
 def _pack(kind: type[Record], values: Array, errors: Array) -> tuple[Record, Record]:

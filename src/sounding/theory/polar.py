@@ -22,12 +22,14 @@ from sounding.activations.activation import Array
 from sounding.errors import NumericalError
 from sounding.theory.panels import legendre
 
-LOW_ORDER, HIGH_ORDER = 9, 14
+ORDERS, GRADED_ORDERS = (9, 14), (14, 20)
 _MAX_ROUNDS = 40
 _MAX_CELLS = 12_000
 _CHUNK = 1_000
 
-PairFunction = Callable[[Array, Array], Array]
+PairFunction = Callable[..., Array]
+# y of a coordinate from x, its distance from the kink that bounds the cell, and that kink (NaN where none does)
+Placed = Callable[[Array, Array, Array], Array]
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,10 @@ class Cells:
     grading: int = 1
 
     ORIGIN, WIDTH, POWER, W0, W1, Q0, Q1, K0, S0, O0, K1, S1, O1 = range(13)
+
+    def orders(self) -> tuple[int, int]:
+        """The two orders that are compared."""
+        return ORDERS if self.grading == 1 else GRADED_ORDERS
 
     def column(self, index: int) -> Array:
         """One column, shaped to broadcast over (cells, radial nodes, angular nodes)."""
@@ -63,6 +69,30 @@ class Cells:
         q, angular_weight = _grade(q, angular_weight, self.grading)
         angle = below + (above - below) * q
         return variable, angle, radial_weight * (above - below) * angular_weight
+
+    def beside_kinks(self, order: int, reach: Array, coordinate: float) -> tuple[Array, Array]:
+        """How far a coordinate T cos(ψ − coordinate) is from the kink bounding its cell, and that kink (else NaN).
+
+        (cells, n, n) each. The difference of two cosines is taken as a product, so that the distance keeps its digits
+        where the coordinate itself has lost them.
+        """
+        x, _ = legendre(order)
+        q0, q1 = self.column(self.Q0), self.column(self.Q1)
+        unit = (0.5 + 0.5 * x)[None, None, :]
+        forth, _ = _grade(q0 + (q1 - q0) * unit, unit, self.grading)
+        back, _ = _grade((1.0 - q1) + (q1 - q0) * (1.0 - unit), unit, self.grading)
+        below, above = (self._curve(reach, *columns) for columns in ((7, 8, 9), (10, 11, 12)))
+        first, last = below - self.column(self.O0), above - self.column(self.O1)
+        from_below, from_above = 0.5 * (above - below) * forth, 0.5 * (above - below) * back
+        rise = -2 * reach * np.sin(first + from_below) * np.sin(from_below)
+        fall = 2 * reach * np.sin(last - from_above) * np.sin(from_above)
+        starts, ends = (
+            (np.cos(self.column(offset) - coordinate) > 1 - 1e-12) & (self.column(sign) != 0)
+            for offset, sign in ((self.O0, self.S0), (self.O1, self.S1))
+        )
+        near = starts & ((forth <= back) | ~ends)
+        kink = np.where(near, self.column(self.K0), np.where(ends, self.column(self.K1), np.nan))
+        return np.where(near, rise, fall), kink + np.zeros_like(rise)
 
     def _curve(self, reach: Array, kink: int, sign: int, offset: int) -> Array:
         bend = np.arccos(np.clip(self.column(kink) / reach, -1.0, 1.0))
@@ -174,10 +204,12 @@ def integrate_cells(
     tolerance: float,
     what: str,
     beside: Array | float = 0.0,
+    placed: Placed | None = None,
 ) -> AdaptedCells:
     """∫∫ weight(v) f(x₁, x₂) dv dψ over the cells for f returning (m, n), each to `tolerance` relative to ∫∫|·|.
 
-    `beside` is what other cells hold of ∫∫|·|; without it the noise of a negligible block would be refined.
+    `beside` is what other cells hold of ∫∫|·|; without it the noise of a negligible block would be refined. With
+    `placed`, f takes (x₁, x₂, y₁, y₂), y from the distance to the kink: needed where a power of it is integrated.
 
     The error is the sum over cells of the difference between the tensor rules of order 9 and 14. A failing cell is cut
     across the direction in which its Legendre coefficients decay more slowly.
@@ -186,9 +218,9 @@ def integrate_cells(
     settled: Array | float = beside
     evaluations = 0
     for round_number in range(_MAX_ROUNDS):
-        value, error, magnitude, slow = _in_chunks(f, radial, cells, angle, what)
+        value, error, magnitude, slow = _in_chunks(f, radial, cells, angle, what, placed)
         size = cells.table.shape[0]
-        evaluations += size * (LOW_ORDER**2 + HIGH_ORDER**2)
+        evaluations += size * sum(order**2 for order in cells.orders())
         total = settled + magnitude.sum(axis=1)
         allowed = tolerance * np.maximum(total, np.finfo(float).tiny)
         count = size + sum(part[0] for part in done)
@@ -207,11 +239,11 @@ def integrate_cells(
 
 
 def _in_chunks(
-    f: PairFunction, radial: Radial, cells: Cells, angle: float, what: str
+    f: PairFunction, radial: Radial, cells: Cells, angle: float, what: str, placed: Placed | None
 ) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
     """`_evaluate` on at most a thousand cells at a time, which bounds the memory."""
     parts = [
-        _evaluate(f, radial, Cells(cells.table[start : start + _CHUNK], cells.grading), angle, what)
+        _evaluate(f, radial, Cells(cells.table[start : start + _CHUNK], cells.grading), angle, what, placed)
         for start in range(0, cells.table.shape[0], _CHUNK)
     ]
     if len(parts) == 1:
@@ -221,15 +253,20 @@ def _in_chunks(
 
 
 def _evaluate(
-    f: PairFunction, radial: Radial, cells: Cells, angle: float, what: str
+    f: PairFunction, radial: Radial, cells: Cells, angle: float, what: str, placed: Placed | None
 ) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
     blocks = []
-    for order in (LOW_ORDER, HIGH_ORDER):
+    for order in cells.orders():
         variable, psi, weight = cells.nodes(order, radial.radius)
         reach = radial.radius(variable)
         x1, x2 = reach * np.cos(psi), reach * np.cos(psi - angle)
+        arguments = [x1.ravel(), x2.ravel()]
+        if placed is not None:
+            for x, coordinate in ((x1, 0.0), (x2, angle)):
+                distance, kink = cells.beside_kinks(order, reach, coordinate)
+                arguments.append(placed(x, distance, kink).ravel())
         with np.errstate(all="ignore"):
-            values = np.atleast_2d(f(x1.ravel(), x2.ravel())).reshape(-1, *psi.shape) * radial.weight(variable)
+            values = np.atleast_2d(f(*arguments)).reshape(-1, *psi.shape) * radial.weight(variable)
         finite = np.isfinite(values).all(axis=0).ravel()
         if not finite.all():
             where = int(np.flatnonzero(~finite)[0])
@@ -249,9 +286,9 @@ def _slow_in_angle(shaped: Array) -> NDArray[np.bool_]:
     The integrand includes the cell's width between its curves, which depends on the radius: where a function is
     constant, that alone is left to resolve, and no cut of the angle would.
     """
-    _, w = legendre(HIGH_ORDER)
+    _, w = legendre(shaped.shape[-1])
     smooth = shaped / (w[:, None] * w)
-    tail = _coefficients(HIGH_ORDER)[-3:]
+    tail = _coefficients(shaped.shape[-1])[-3:]
     along_radius = np.abs(np.einsum("kr,mcrq->mckq", tail, smooth)).sum(axis=(2, 3))
     along_angle = np.abs(np.einsum("kq,mcrq->mckr", tail, smooth)).sum(axis=(2, 3))
     scale = np.abs(smooth).sum(axis=(1, 2, 3))[:, None] + np.finfo(float).tiny

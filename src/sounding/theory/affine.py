@@ -1,0 +1,94 @@
+"""An activation with a batch norm's scale and shift in front, as the theory integrates it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from sounding.activations import Activation
+from sounding.activations.activation import Array
+from sounding.errors import NumericalError, UsageError
+
+
+@dataclass(frozen=True)
+class Affine:
+    """φ(scale·x + shift): the activation with a batch norm's scale and shift in front."""
+
+    activation: Activation
+    scale: float
+    shift: float
+
+    def value(self, y: Array) -> Array:
+        """φ at y = scale·x + shift."""
+        return self.activation.function(y)
+
+    @cached_property
+    def level(self) -> float:
+        """φ at x = 0."""
+        return float(self.value(np.array([self.shift]))[0])
+
+    def rise(self, y: Array) -> Array:
+        """φ at y less its level: without it, a large φ(β) would drown how φ varies over the batch."""
+        return self.value(y) - self.level
+
+    def slope(self, y: Array) -> Array:
+        """dφ/dx at y = scale·x + shift."""
+        return self.scale * self.activation.derivative(y)
+
+    def kinks(self) -> tuple[float, ...]:
+        """Kinks in x; the centre of a function much narrower than x counts as one, so that panels end there."""
+        phi = self.activation
+        lines = [(k - self.shift) / self.scale for k in phi.kinks]
+        if phi.length < 0.7 * abs(self.scale):
+            lines.append((phi.center - self.shift) / self.scale)
+        return tuple(lines)
+
+    def place(self, x: Array, distance: Array, kink: Array) -> Array:
+        """y = scale·x + shift, from the kink of x it is next to where there is one: exact around a kink at y = 0."""
+        y = self.scale * x + self.shift
+        for own in self.activation.kinks:
+            line = (own - self.shift) / self.scale
+            y = np.where(np.abs(kink - line) <= 1e-12 * max(1.0, abs(line)), own + self.scale * distance, y)
+        return y
+
+    @cached_property
+    def kink_power(self) -> float:
+        """The smallest power with which φ′ behaves at a kink: 0 for ReLU, −0.4 for relu_power:0.6, 0 without kinks."""
+        steps = np.array([1e-7, 4e-7])
+        powers = [0.0]
+        for kink in self.activation.kinks:
+            for side in (1.0, -1.0):
+                near, far = np.abs(self.activation.derivative(kink + side * steps * max(1.0, abs(kink))))
+                if near > 1e-12 and far > 1e-12:
+                    powers.append(math.log(far / near) / math.log(4.0))
+        fractional = [power for power in powers if abs(power - round(power)) > 1e-3]
+        return min(fractional, default=0.0)
+
+    def noise(self, spread: float) -> float:
+        """Rounding of φ(y) − φ(β) relative to its size over x of about `spread`: no quadrature converges below it."""
+        x = spread * np.array([-2.0, -1.5, -1.0, -0.5, 0.5, 1.0, 1.5, 2.0])
+        rise = self.rise(self.scale * x + self.shift)
+        size = math.sqrt(float(np.mean(rise * rise)))
+        return 4e-16 * abs(self.level) / size if size > 0 else 0.0
+
+    def reject_jumps(self) -> None:
+        """Raise where gradients do not exist: at a jump, or at an infinite slope known only by differences."""
+        phi = self.activation
+        for kink in phi.kinks:
+            steps = max(1.0, abs(kink)) * np.array([1e-8, 1e-6])
+            near, far = np.abs(phi(kink + steps) - phi(kink - steps))
+            if near > 0.5 * far and near > 1e-9:
+                raise NumericalError(
+                    f"{phi.name} has a jump at x = {kink:.6g}: its squared slope has no mean",
+                    hint="a continuous activation",
+                )
+            sides = [np.abs(phi(kink + side * steps) - phi(np.array([kink]))) for side in (1.0, -1.0)]
+            steep = any(near > 0.0105 * far > 0 for near, far in sides)
+            if phi.derivative_error > 0 and steep:
+                raise UsageError(
+                    f"{phi.name} has an infinite slope at x = {kink:.6g}, which differences cannot give",
+                    hint="sounding.activations.from_callable with its derivative",
+                )
