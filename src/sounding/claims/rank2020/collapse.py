@@ -156,7 +156,7 @@ def _row_gradients(hidden: torch.Tensor, readout: torch.Tensor, labels: torch.Te
             return torch.nn.functional.cross_entropy(logits, label)
         return (logits - (torch.arange(len(weight)) == label).double()).square().sum()
 
-    gradients = torch.func.vmap(torch.func.grad(of_one), in_dims=(None, 0, 0))(readout, hidden, labels)
+    gradients: torch.Tensor = torch.func.vmap(torch.func.grad(of_one), in_dims=(None, 0, 0))(readout, hidden, labels)
     return gradients.transpose(0, 1)
 
 

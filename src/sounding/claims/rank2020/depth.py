@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
+from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Scale, Setting
 from sounding.claims.number import Number, exact, mean_of
 from sounding.claims.picture import Panel, Picture, Series
 
@@ -182,7 +182,7 @@ _FIG2_RELEASED = (
     "one run; U[−√3, √3]; centred batch norm; the vanilla state is divided by its Frobenius norm at each layer; the "
     '"ReLU" panel applies tanh'
 )
-_COR15 = {
+_COR15: dict[Scale, Setting] = {
     "quick": Setting(
         {
             "width": 32,

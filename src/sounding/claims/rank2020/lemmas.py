@@ -53,14 +53,14 @@ def measure_lemma1(values: Mapping[str, Any], context: Context) -> Outcome:
         "largest_r_over_rank": exact(float(np.max(r / ranks)), error=1e-9),
         "smallest_soft_rank_over_bound": exact(float(np.min(share / least[:, None])), error=1e-9),
     }
-    shown = slice(0, 150)
-    top = [0.0, float(ranks[:: len(ranks) // 150].max())]
+    shown = slice(None, None, -(-len(r) // 150))
+    top = [0.0, float(ranks[shown].max())]
     panels = (
         Panel(
             "participation ratio r(H)",
             "rank of H",
             (
-                Series("batches", r[:: len(r) // 150][shown], ranks[:: len(r) // 150][shown]),
+                Series("batches", r[shown], ranks[shown]),
                 Series("rank = r", top, top, role="bound"),
             ),
             title="rank",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sounding.claims.claim import Context
-from sounding.claims.number import Number, exact, mean_of
+from sounding.claims.number import LEVEL, Number, exact, mean_of
 
 if TYPE_CHECKING:
     import torch
@@ -119,12 +120,14 @@ def over_runs(values: Array) -> Number:
 
 
 def difference(first: Array, second: Array) -> Number:
-    """first − second over paired or unpaired runs, by Welch's interval."""
+    """The difference of two means over independent runs, with Welch's interval at the level of the ledger."""
     from scipy import stats
 
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-    if np.ptp(a) == 0 and np.ptp(b) == 0:
-        return exact(float(a.mean() - b.mean()))
-    found = stats.ttest_ind(a, b, equal_var=False)
-    interval = found.confidence_interval(0.99)
-    return Number(float(a.mean() - b.mean()), float(interval.low), float(interval.high), len(a) + len(b))
+    value = float(a.mean() - b.mean())
+    parts = np.array([a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)])
+    if not parts.sum() > 0:
+        return exact(value)
+    freedom = parts.sum() ** 2 / np.sum(parts**2 / (len(a) - 1, len(b) - 1))
+    half = float(stats.t.ppf((1 + LEVEL) / 2, freedom)) * math.sqrt(float(parts.sum()))
+    return Number(value, value - half, value + half, len(a) + len(b))

@@ -1,0 +1,144 @@
+"""The rows of rank2020 and rank2020v1: well-formed, able to fail, and consistent with the theory they quote."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from sounding.claims.claim import KINDS, Claim, Context, Expectation, judge
+from sounding.claims.registry import claims_of, find_claim
+from sounding.claims.result import _plain
+
+ROWS = (*claims_of("rank2020"), *claims_of("rank2020v1"))
+WANTED = {
+    "rank2020": {
+        *("fig1", "fig2-linear", "fig2-relu", "fig2-tanh", "fig3a", "fig3a-rank", "fig3b", "lemma1", "thm2"),
+        *("lemma3-gaussian", "lemma3-uniform", "lemma4", "lemma7", "lemma13", "cor15", "cor15-assumption", "prop19"),
+        *(f"fig{number}" for number in range(4, 14)),
+    },
+    "rank2020v1": {"fig1", "fig4", "fig11", "table1", "thm5"},
+}
+
+
+def test_every_figure_table_and_theorem_has_a_row() -> None:
+    for seed, names in WANTED.items():
+        assert {claim.id.removeprefix(f"{seed}-") for claim in claims_of(seed)} == names
+
+
+@pytest.mark.parametrize("claim", ROWS, ids=lambda claim: claim.id)
+def test_rows_are_well_formed(claim: Claim) -> None:
+    assert claim.kind in KINDS
+    assert claim.statement.endswith(".")
+    assert claim.paper
+    assert claim.expectations
+    assert "quick" in claim.settings
+    expectations = (*claim.expectations, *(claim.correction.expectations if claim.correction else ()))
+    for expectation in expectations:
+        assert expectation.why
+        assert math.isfinite(expectation.low) or math.isfinite(expectation.high), "an expectation must be able to fail"
+    for setting in claim.settings.values():
+        json.dumps(_plain(setting.values))
+
+
+def _small(claim_id: str, **values: object) -> Claim:
+    claim = find_claim(claim_id)
+    quick = claim.settings["quick"]
+    setting = dataclasses.replace(quick, values={**quick.values, **values})
+    return dataclasses.replace(claim, settings={"quick": setting})
+
+
+def _verdict(claim: Claim) -> str:
+    return judge(claim, claim.measure(claim.settings["quick"].values, Context()).numbers)
+
+
+WRONG = (
+    # theorem: rank at least 3 r
+    ("rank2020-lemma1", {"batches": 20, "largest": 8}, Expectation("largest_r_over_rank", "wrong", high=1 / 3)),
+    # figure: batch norm leaves full rank
+    (
+        "rank2020-fig2-linear",
+        {"width": 16, "depth": 1000, "every": 50, "runs": 6},
+        Expectation("rank_with_batch_norm", "wrong", low=15.0),
+    ),
+    # table: the rank of linear networks is of order d
+    (
+        "rank2020v1-table1",
+        {"widths": [4, 8, 16], "depth": 300, "burn_in": 100, "every": 10, "runs": 4},
+        Expectation("exponent_linear_with_batch_norm", "wrong", low=1.0),
+    ),
+)
+
+
+@pytest.mark.parametrize(("claim_id", "values", "wrong"), WRONG, ids=[entry[0] for entry in WRONG])
+def test_a_wrong_statement_does_not_hold(claim_id: str, values: dict[str, object], wrong: Expectation) -> None:
+    claim = dataclasses.replace(_small(claim_id, **values), expectations=(wrong,), correction=None)
+    assert _verdict(claim) == "does not hold"
+
+
+def test_lemma7_would_notice_a_wrong_coefficient(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sounding.theory.bounds import rank2020
+
+    claim = _small("rank2020-lemma7", batches=20, draws=2000, strengths=[0.02])
+    assert _verdict(claim) == "holds"
+    right = rank2020.lemma_7
+
+    def doubled(features: object, *, step: float) -> object:
+        bound = right(features, step=step)  # type: ignore[arg-type]
+        return dataclasses.replace(bound, value=1.1 * bound.value)
+
+    monkeypatch.setattr(rank2020, "lemma_7", doubled)
+    assert _verdict(claim) == "does not hold"
+
+
+def test_gaussian_products_have_the_known_exponent_gap() -> None:
+    """ln σ₁ − ln σ₂ grows by (ψ(d/2) − ψ((d − 1)/2))/2 a layer without the identity, which γ = 1e6 leaves behind."""
+    from scipy.special import digamma
+
+    from sounding.claims.rank2020.collapse import lyapunov_gap
+
+    width = 8
+    gap, _ = lyapunov_gap(
+        1e6, width, depth=800, runs=32, weights="gaussian", generator=torch.Generator().manual_seed(0)
+    )
+    expected = -(digamma(width / 2) - digamma((width - 1) / 2)) / 2
+    assert abs(gap.mean() - expected) < 5 * gap.std(ddof=1) / math.sqrt(len(gap))
+
+
+def test_welch_interval_is_scipys() -> None:
+    from scipy import stats
+
+    from sounding.claims.rank2020.perceptrons import difference
+
+    a, b = np.array([1.0, 2.0, 4.0]), np.array([0.5, 0.1, 0.3, 0.9])
+    found = difference(a, b)
+    expected = stats.ttest_ind(a, b, equal_var=False).confidence_interval(0.99)
+    np.testing.assert_allclose([found.low, found.high], [expected.low, expected.high], rtol=1e-12)
+    assert difference(np.ones(3), np.zeros(3)).low == 1.0
+
+
+def test_growth_exponent_of_known_powers() -> None:
+    from sounding.claims.number import exact
+    from sounding.claims.rank2020v1.odd import exponent_of_growth
+
+    for power in (0.5, 1.0):
+        numbers = [exact(3.0 + 0.7 * width**power, error=1e-12) for width in (8, 16, 32)]
+        assert exponent_of_growth(numbers).value == pytest.approx(power, abs=1e-9)
+
+
+def test_row_gradients_of_the_readout_are_autograds() -> None:
+    from sounding.claims.rank2020.collapse import _row_gradients
+
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(3, 5, dtype=torch.float64, generator=generator)
+    readout = torch.randn(4, 5, dtype=torch.float64, generator=generator, requires_grad=True)
+    labels = torch.tensor([0, 3, 1])
+    found = _row_gradients(hidden, readout.detach(), labels, "cross-entropy")
+    for sample in range(3):
+        loss = torch.nn.functional.cross_entropy(hidden[sample : sample + 1] @ readout.mT, labels[sample : sample + 1])
+        (gradient,) = torch.autograd.grad(loss, readout)
+        torch.testing.assert_close(found[:, sample], gradient)
