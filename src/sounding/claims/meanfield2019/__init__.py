@@ -10,6 +10,7 @@ from sounding.claims.meanfield2019 import (
     figure2,
     figure3,
     figure4,
+    figure5,
     fixed_point,
     linear,
     transforms,
@@ -23,6 +24,7 @@ CLAIMS: tuple[Claim, ...] = (
     *figure2.CLAIMS,
     *figure3.CLAIMS,
     *figure4.CLAIMS,
+    *figure5.CLAIMS,
     *linear.CLAIMS,
     *batches.CLAIMS,
 )

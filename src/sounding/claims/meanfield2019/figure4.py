@@ -76,7 +76,7 @@ CLAIMS: tuple[Claim, ...] = (
         "regime.",
         "the deepest networks train at small γ and not at γ = 2",
         common={"activation": "tanh", "knob": "scale", "deep_at": 0.2, "shallow_at": 2.0},
-        quick={"columns": [0.2, 1.0, 2.0], "depths": [12, 72]},
+        quick={"columns": [0.2, 0.5, 2.0], "depths": [12, 56]},
         large=[0.2, 0.5, 1.0, 2.0],
     ),
     _row(
@@ -85,7 +85,7 @@ CLAIMS: tuple[Claim, ...] = (
         "regime.",
         "the deepest networks train at β = 2 and not at β = 0",
         common={"activation": "relu", "knob": "shift", "deep_at": 2.0, "shallow_at": 0.0},
-        quick={"columns": [0.0, 1.0, 2.0], "depths": [12, 72]},
+        quick={"columns": [0.0, 1.0, 2.0], "depths": [12, 56]},
         large=[0.0, 0.5, 1.0, 2.0],
     ),
     _row(
