@@ -27,7 +27,7 @@ def draw_picture(picture: Picture, *, title: str = "") -> Figure:
 
     columns = min(len(picture.panels), MAX_COLUMNS)
     rows = -(-len(picture.panels) // columns)
-    caption = textwrap.fill(picture.caption, int(17 * PANEL_INCHES * columns))
+    caption = textwrap.fill(picture.caption, int(14.5 * PANEL_INCHES * columns))
     below = 0.2 + 0.16 * (caption.count("\n") + 1)
     height = rows * 3.5 + below + (0.3 if title else 0.0)
     layout = ConstrainedLayoutEngine(rect=(0, below / height, 1, 1 - below / height))
@@ -60,6 +60,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         axes.set_title(panel.title, fontsize=10)
     if panel.ticks:
         axes.set_xticks(list(panel.ticks), list(panel.ticks.values()))
+        axes.set_xticks([], minor=True)  # a log axis would write its own labels between ours
         if max(map(len, panel.ticks.values())) > 6 and len(panel.ticks) > 4:
             axes.tick_params(axis="x", labelrotation=35)
     if any(series.label for series in panel.series):

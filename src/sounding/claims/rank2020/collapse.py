@@ -136,7 +136,7 @@ def measure_prop19(values: Mapping[str, Any], context: Context) -> Outcome:
     ]
     panel = Panel(
         "rank of the last hidden representation",
-        "mean |cos| between samples' gradients, worst neuron",
+        "mean |cos| between gradients",
         (*series, Series("1: all collinear (proposition)", [ranks[0], ranks[-1]], [1.0, 1.0], role="paper")),
         x_scale="log",
         ticks={float(rank): str(rank) for rank in ranks},

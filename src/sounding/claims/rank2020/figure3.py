@@ -149,8 +149,8 @@ CLAIMS: tuple[Claim, ...] = (
         ),
         settings=_fig3a_settings(
             "soft_rank",
-            "average over depth of the soft rank at ½",
-            "At every γ the soft rank lies above √d and grows a little faster.",
+            "mean soft rank at ½ over depth",
+            "At every γ the soft rank is close to √d and grows a little faster, far below full rank.",
             dtype_note="",
         ),
         measure=measure_fig3a,
@@ -170,7 +170,7 @@ CLAIMS: tuple[Claim, ...] = (
         ),
         settings=_fig3a_settings(
             "numerical_rank",
-            "average over depth of the numerical rank",
+            "mean numerical rank over depth",
             "Far below full rank: all but about 1.7√d directions have fallen below rounding, at every γ.",
             dtype_note="",
         ),

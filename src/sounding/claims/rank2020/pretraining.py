@@ -169,7 +169,6 @@ def measure_fig6(values: Mapping[str, Any], context: Context) -> Outcome:
             "r(H) of the last hidden layer",
             drawn({k: f.ratio for k, f in found.items()}, epochs),
             title="rank",
-            y_scale="log",
         ),
     )
     caption = "More pre-training, more rank and faster training; a one-sided start takes both from batch norm."

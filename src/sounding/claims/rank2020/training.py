@@ -100,7 +100,7 @@ def measure_fig1(values: Mapping[str, Any], context: Context) -> Outcome:
 
     chance = Series("chance", [depths[0], depths[-1]], [0.1, 0.1], role="bound")
     panels = (
-        Panel("hidden layers", "rank of the last hidden layer at the start, over width", drawn(ranks), title="rank"),
+        Panel("hidden layers", "rank at the start, over width", drawn(ranks), title="rank"),
         Panel("hidden layers", "training accuracy", [*drawn(scores), chance], title="training"),
     )
     caption = "Rank and accuracy of plain networks fall together with depth; batch norm keeps both."
