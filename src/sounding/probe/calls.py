@@ -180,7 +180,7 @@ def named_parameters(root: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 def _spec(name: str, module: nn.Module, *, leaf: bool, shown: bool) -> Spec:
     kind = type(module).__name__
-    batch_first = getattr(module, "batch_first", None)
+    batch_first = vars(module).get("batch_first", getattr(type(module), "batch_first", None))
     return Spec(
         name=name,
         module=module,

@@ -9,11 +9,13 @@ import torch
 from torch import nn
 
 import sounding
+from sounding.probe.state import all_modules, all_tensors
 
 
 def describe_environment(model: nn.Module) -> dict[str, Any]:
     """Versions, device and precision, as plain JSON types."""
-    tensors = [*model.parameters(), *model.buffers()]
+    parameters, buffers = all_tensors(all_modules(model))
+    tensors = [*parameters, *buffers]
     device = tensors[0].device if tensors else torch.device("cpu")
     return {
         "sounding": sounding.__version__,
@@ -21,7 +23,7 @@ def describe_environment(model: nn.Module) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
-        "dtypes": sorted({str(tensor.dtype).removeprefix("torch.") for tensor in model.parameters()}),
+        "dtypes": sorted({str(tensor.dtype).removeprefix("torch.") for tensor in parameters}),
         "threads": torch.get_num_threads(),
         "model": type(model).__name__,
     }

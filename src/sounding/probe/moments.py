@@ -282,12 +282,15 @@ def _write_measures(digests: list[Digest]) -> None:
     sizes = torch.tensor([entry.scale**2 / entry.features for entry in entries], dtype=torch.float64)
     columns["mean_square"] = columns["mean_square"].cpu() * sizes
     _write(columns, entries)
+    _write_spectra(entries, [digest.spectrum.cpu() for digest in digests if digest.spectrum is not None])
     for digest in digests:
         if digest.dead is not None:
             for entry, count in zip(digest.entries, digest.dead.tolist(), strict=True):
                 if entry.count_dead:
                     entry.values["dead_fraction"] = count / entry.features
-    spectra = [digest.spectrum.cpu() for digest in digests if digest.spectrum is not None]
+
+
+def _write_spectra(entries: list[Entry], spectra: list[Tensor]) -> None:
     if not spectra:
         return
     spectrum = torch.cat(spectra) * torch.tensor([entry.scale**2 for entry in entries], dtype=torch.float64)[:, None]

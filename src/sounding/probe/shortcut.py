@@ -42,33 +42,33 @@ def shortest_depth(outputs: Tensor | Iterable[Tensor]) -> int | None:
         return None
     depths: dict[Any, int | None] = {}
     for root in roots:
-        for node in _post_order(root, depths):
-            depths[node] = _depth(node, depths)
+        for node, operands in _post_order(root, depths):
+            depths[node] = _depth(node, operands, depths)
     found = [depth for root in roots if (depth := depths[root]) is not None]
     return min(found, default=None)
 
 
-def _post_order(root: Any, done: dict[Any, int | None]) -> Iterator[Any]:
-    """Children before parents, without recursion: graphs are deeper than Python's stack."""
-    stack = [(root, False)]
+def _post_order(root: Any, done: dict[Any, int | None]) -> Iterator[tuple[Any, list[Any]]]:
+    """Nodes and their operands, children before parents, without recursion: graphs are deeper than Python's stack."""
+    stack: list[tuple[Any, list[Any] | None]] = [(root, None)]
     seen = set(done)
     while stack:
-        node, ready = stack.pop()
-        if ready:
-            yield node
+        node, operands = stack.pop()
+        if operands is not None:
+            yield node, operands
         elif node not in seen:
             seen.add(node)
-            stack.append((node, True))
-            stack.extend((child, False) for child, _ in node.next_functions if child is not None)
+            operands = [child for child, _ in node.next_functions]
+            stack.append((node, operands))
+            stack.extend([(child, None) for child in operands if child is not None])
 
 
-def _depth(node: Any, depths: dict[Any, int | None]) -> int | None:
+def _depth(node: Any, operands: list[Any], depths: dict[Any, int | None]) -> int | None:
     """The shortest way from the data to this node; None for what depends on parameters alone.
 
     An operand without a node is data or a constant (a mask, a buffer): it starts a way only where nothing else that
     depends on data comes in.
     """
-    operands = [child for child, _ in node.next_functions]
     variable = getattr(node, "variable", None)
     if variable is not None:  # where gradients end: a parameter, or an input that asks for them
         return None if isinstance(variable, nn.Parameter) else 0

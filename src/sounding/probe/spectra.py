@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 WORKERS = 8
-PIECE = 2**16  # entries handed to LAPACK at a time, which copies them
+PIECE = 2**15  # entries handed to LAPACK at a time, which copies them
 WORTHWHILE = 2**21  # n³ summed over the matrices, from which threads pay
 
 
@@ -27,12 +27,14 @@ class Spectra:
     def decompose(self, matrices: Tensor) -> Tensor:
         """The eigenvalues (matrices, n), ascending, of (matrices, n, n)."""
         count, n, _ = matrices.shape
-        threads = min(torch.get_num_threads(), WORKERS)
-        if matrices.device.type != "cpu" or min(threads, count) < 2 or count * n**3 < WORTHWHILE:
+        if matrices.device.type != "cpu":
             return _eigenvalues(matrices)
+        threads = min(torch.get_num_threads(), WORKERS)
+        pieces = torch.split(matrices, min(-(-count // threads), max(PIECE // n**2, 1)))
+        if min(threads, count) < 2 or count * n**3 < WORTHWHILE:
+            return torch.cat([_eigenvalues(piece) for piece in pieces])
         if self._pool is None:
             self._pool = ThreadPoolExecutor(threads, thread_name_prefix="sounding-spectra")
-        pieces = torch.split(matrices, min(-(-count // threads), max(PIECE // n**2, 1)))
         with _one_thread_each():
             return torch.cat(list(self._pool.map(_eigenvalues, pieces)))
 
