@@ -391,6 +391,33 @@ def test_compiled_models_are_measured_and_not_compiled_again(way: str) -> None:
     torch._dynamo.reset()
 
 
+def test_monitors_of_several_models_may_overlap() -> None:
+    """A generator and its critic: steps open and close crosswise, and process-wide switches are as before."""
+    first, second = network(seed=1), network(seed=2)
+    inputs, targets = batch()
+    calls: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> Callable[..., Any]:
+        return lambda *arguments: (calls.append(1), graph.forward(*arguments))[1]
+
+    compiled = torch.compile(first, backend=backend)
+    fast = torch.backends.mha.get_fastpath_enabled()
+    with Monitor(first, every=2) as one, Monitor(second, every=3) as two:
+        for _ in range(4):
+            for model, run, monitor in ((first, compiled, one), (second, second, two)):
+                model.zero_grad()
+                cross_entropy(run(inputs), targets).backward()
+                monitor.step()
+        one.stop()
+        one.start()
+    assert (list(one.profiles), list(two.profiles)) == ([0, 2], [0, 3])
+    assert torch.backends.mha.get_fastpath_enabled() == fast
+    before = len(calls)
+    compiled(inputs)
+    assert len(calls) == before + 1
+    torch._dynamo.reset()
+
+
 def test_a_gradient_penalty_warns_of_nothing() -> None:
     """A backward pass that builds a graph: hooks stay out of it, weights hold the gradient of the whole loss."""
     model = network()

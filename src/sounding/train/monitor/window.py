@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol
@@ -18,6 +17,7 @@ from sounding.probe.records import Unmeasured
 from sounding.probe.table import tabulate
 from sounding.probe.watch import Watched
 from sounding.profile import Profile
+from sounding.train.monitor.eager import eager_execution
 from sounding.train.monitor.selection import Modules
 
 PASSES = 64  # forward passes of one step that are measured; more micro-batches than that add nothing but memory
@@ -63,21 +63,22 @@ class Window(Watched):
         self._in_parts: dict[str, None] = {}
         self._inside = self._resting = self._returned = self._queued = False
         self._touched: dict[str, nn.Parameter] = {}
-        self._stance: Any = None
 
     def __enter__(self) -> Window:
-        if "torch._dynamo" in sys.modules:  # also for a compiled function around the model, which no module shows
-            self._stance = torch.compiler.set_stance("force_eager")
-        super().__enter__()
+        # Attention's fast path, which a watch turns off, runs without gradients only, where a window rests.
+        eager_execution.hold()
+        try:
+            self._attach()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        super().__exit__(kind, error, trace)
-        if self._stance is not None:
-            self._stance.__exit__(None, None, None)
-            self._stance = None
+        self._detach()
+        eager_execution.release()
 
     @property
     def profile(self) -> Profile:
