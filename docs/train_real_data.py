@@ -36,7 +36,7 @@ def run_command(command: str, device: str) -> dict[str, Any]:
     """The result of one command: for each group its best rate and the accuracies there."""
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder) / "run.ckpt"
-        words = shlex.split(command)[1:] + ["--device", device, "--json", "--quiet", "--checkpoint", str(checkpoint)]
+        words = [*shlex.split(command)[1:], "--device", device, "--json", "--quiet", "--checkpoint", str(checkpoint)]
         started = time.perf_counter()
         done = subprocess.run([sys.executable, "-m", "sounding", *words], capture_output=True, text=True, check=False)
         seconds = time.perf_counter() - started

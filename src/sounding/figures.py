@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 PANEL_INCHES = 4.6
 MAX_COLUMNS = 3
 CAPTION_SIZE = 9
+CHARACTERS = 14.5  # of the caption's size to an inch
 # colours that stay apart for the colour-blind (Okabe and Ito)
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 
@@ -56,6 +57,8 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         colour = colours.setdefault(key, COLOURS[len(colours) % len(COLOURS)])
         _draw_series(axes, series, "#FFFFFF" if panel.map is not None else colour)
     axes.set(xlabel=panel.x_label, ylabel=panel.y_label, xscale=panel.x_scale, yscale=panel.y_scale)
+    if len(axes.yaxis.get_minorticklocs()) > 30 or len(axes.xaxis.get_minorticklocs()) > 30:
+        axes.minorticks_off()  # over many decades they are grey, and most of the file
     if panel.title:
         axes.set_title(panel.title, fontsize=10)
     if panel.ticks:
@@ -79,7 +82,17 @@ def _draw_series(axes: Axes, series: Series, colour: str) -> None:
                 low, high = (error[0], error[1]) if error.ndim == 2 else (error, error)
                 axes.fill_between(x, y - low, y + high, color=colour, alpha=0.2, lw=0)
         else:
-            axes.errorbar(x, y, yerr=error, fmt="o", ms=4 if len(x) <= 60 else 2, lw=1, capsize=2, color=colour, label=series.label)
+            axes.errorbar(
+                x,
+                y,
+                yerr=error,
+                fmt="o",
+                ms=4 if len(x) <= 60 else 2,
+                lw=1,
+                capsize=2,
+                color=colour,
+                label=series.label,
+            )
         return
     style = {"theory": "-", "paper": "--", "bound": ":"}[series.role]
     axes.plot(x, y, style, lw=1.6, color=colour, alpha=0.9, label=series.label)
