@@ -12,6 +12,7 @@ first seed of each network; what it picks is marked.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import platform
@@ -28,11 +29,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).parent))
-from train_together import Residual, train_together
-
 import sounding
 from sounding.models import Mlp
+from sounding.train import Recipe, Residual, train_together_
 
 # one file descriptor a tensor would run out of them: the networks of depth 200 alone hold thousands of tensors
 torch.multiprocessing.set_sharing_strategy("file_system")
@@ -162,6 +161,41 @@ def make_cured(row: Row, depth: int, seed: int) -> nn.Module:
     return model
 
 
+def train(
+    networks: list[nn.Module],
+    data: tuple[Tensor, Tensor],
+    *,
+    rates: tuple[float, ...] = RATES,
+    steps: int = STEPS,
+    batch_size: int = BATCH,
+    clipping: float | None = None,
+    seed: int = 2024,
+    device: str = "cpu",
+) -> list[list[float]]:
+    """Training accuracy by network and rate, 0 for a run that diverged."""
+    recipe = Recipe(
+        steps=steps,
+        batch_size=batch_size,
+        clipping=clipping,
+        evaluate="end",
+        statistics="batch",
+        evaluation_batch=len(data[0]),
+    )
+    runs = [copy.deepcopy(network) for network in networks for _ in rates]
+    history = train_together_(
+        runs,
+        data,
+        learning_rates=list(rates) * len(networks),
+        recipe=recipe,
+        generator=torch.Generator().manual_seed(seed),
+        device=device,
+    )
+    found = [history.final(run) for run in range(history.runs)]
+    # an output can overflow at the very end, when no further step would tell
+    right = [(point.train_accuracy or 0.0) if math.isfinite(point.train_loss) else 0.0 for point in found]
+    return [right[first : first + len(rates)] for first in range(0, len(right), len(rates))]
+
+
 def compare(
     rows: tuple[Row, ...], depths: tuple[int, ...], seeds: int, steps: int, device: str, workers: int
 ) -> dict[str, Any]:
@@ -179,18 +213,9 @@ def compare(
             result: dict[str, Any] = {"network": row.network, "cure": row.name, "methods": row.methods, "depth": depth}
             try:
                 networks = [future.result() for future in waiting.pop((row, depth))]
-                accuracy = train_together(
-                    networks,
-                    RATES,
-                    inputs,
-                    targets,
-                    steps=steps,
-                    batch_size=BATCH,
-                    clipping=row.clipping,
-                    generator=torch.Generator().manual_seed(2024),
-                    device=device,
+                result["accuracy"] = train(
+                    networks, (inputs, targets), steps=steps, clipping=row.clipping, device=device
                 )
-                result["accuracy"] = accuracy.tolist()
             except sounding.errors.SoundingError as error:
                 result["failed"] = error.message
             results.append(result)

@@ -24,18 +24,18 @@ from sounding.repair import (
     swap_normalization_,
     tune_batchnorm_,
 )
+from sounding.train.products import Products
 from tolerance import TOLERANCE
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "docs"))
+import compare_cures
 from compare_cures import NORMED, PLAIN, RATES, RESIDUAL, TANH, load_digits, make_network
-from train_together import read_steps, run_steps, stack_steps, train_together
 
 SEEDS = 2
 
 
 def train(networks: list[torch.nn.Module], rates: tuple[float, ...]) -> Tensor:
-    inputs, targets = load_digits()
-    return train_together(networks, rates, inputs, targets, generator=torch.Generator().manual_seed(7))
+    return torch.tensor(compare_cures.train(networks, load_digits(), rates=rates, seed=7))
 
 
 def make(kind: str, seed: int) -> torch.nn.Module:
@@ -57,13 +57,10 @@ def test_networks_together_are_the_networks_apart(kind: str, swapped: Literal["b
             add_batchnorm_(model, batch)
         if kind != RESIDUAL and swapped != "batch":
             swap_normalization_(model, kind=swapped)
-    stack = stack_steps([read_steps(model) for model in models], 1, torch.device("cpu"))
-    together = run_steps(stack, batch)
+    together, _ = Products(models, torch.device("cpu")).run(batch, "batch")
     for mine, model in zip(together, models, strict=True):
         assert torch.allclose(mine, model(batch), atol=TOLERANCE.float32_forward)
-    accuracy = train_together(
-        models, (0.01,), batch, targets[:64], steps=3, batch_size=64, generator=torch.Generator().manual_seed(0)
-    )
+    accuracy = compare_cures.train(models, (batch, targets[:64]), rates=(0.01,), steps=3, batch_size=64)
     for mine, model in zip(accuracy, models, strict=True):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         for _ in range(3):

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import largest_difference, make_conv, make_data, make_images, make_mlp, seeded
-from tolerance import TOLERANCE
 
+from runs import largest_difference, make_conv, make_data, make_images, make_mlp, seeded
 from sounding.train import Checkpoint, Progress, Recipe, train_, train_together_
+from tolerance import TOLERANCE
 
 pytestmark = pytest.mark.gpu
 

@@ -7,14 +7,14 @@ import math
 
 import pytest
 import torch
-from runs import both, largest_difference, make_conv, make_data, make_images, make_mlp, seeded
-from tolerance import TOLERANCE
 from torch import nn
 
+from runs import both, largest_difference, make_conv, make_data, make_images, make_mlp, seeded
 from sounding.errors import UsageError
 from sounding.models import Transformer
 from sounding.repair import shape_activations_, swap_normalization_
 from sounding.train import Point, Recipe, Residual, train_, train_together_
+from tolerance import TOLERANCE
 
 OPTIMIZERS = {"sgd": 0.1, "momentum": 0.05, "adam": 0.01, "rmsprop": 0.01}
 
@@ -271,7 +271,7 @@ class Functional(nn.Module):
 @pytest.mark.parametrize(
     ("networks", "rates", "says"),
     [
-        (lambda: [], [], "at least one network"),
+        (list, [], "at least one network"),
         (lambda: [make_mlp(0)], [0.1, 0.2], "learning rates"),
         (lambda: [make_mlp(0)], [math.nan], "finite"),
         (lambda: [make_mlp(0)], [-0.1], "not negative"),

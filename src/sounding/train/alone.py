@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sounding.errors import InterruptedRun
 from sounding.repair.clipping import AdaptiveClipping
 from sounding.train.checkpoint import Checkpoint, Keeper
 from sounding.train.evaluate import Scores, as_values, check_outputs, evaluate_part
 from sounding.train.history import History
-from sounding.train.journal import Journal, ProgressCall, deferred_interrupt
+from sounding.train.journal import TOLD_EVERY, Journal, ProgressCall, deferred_interrupt
 from sounding.train.recipe import Recipe, Statistics
 from sounding.train.record import check_device, check_network, check_rates, check_recipe, describe_run, fingerprint
 from sounding.train.samples import Data, Samples, Stream, take_samples
@@ -52,7 +51,7 @@ def train_(
         measure_at: steps after which ranks, gaps, gradient norms and alignment are measured over depth; 0 is before the
             first.
         checkpoint: a path, or a `Checkpoint`; training continues from it if it is there.
-        progress: called with a `Progress` at evaluations and about once a second.
+        progress: called with a `Progress` at evaluations and every 100 steps.
         settings: what else to remember about the run in its history.
 
     Raises:
@@ -109,9 +108,10 @@ def train_(
         if journal.evaluates(step):
             train, test = _evaluate(network, samples, recipe, seen)
             journal.note(step, train, test)
-            journal.tell(step)
         if journal.measures(step):
             journal.measure(step, 0, network)
+        if journal.evaluates(step) or step % TOLD_EVERY == 0:
+            journal.tell(step)
 
     try:
         with deferred_interrupt() as interrupted:
@@ -119,6 +119,9 @@ def train_(
                 look()
             network.train()
             while step < stream.steps and not finished:
+                if interrupted() or journal.stopped:
+                    keeper.write(state())
+                    raise KeyboardInterrupt
                 inputs, targets = stream.next()
                 step += 1
                 if journal.diverged[0] is None:
@@ -134,16 +137,11 @@ def train_(
                 look()
                 if keeper.due():
                     keeper.write(state())
-                if interrupted():
-                    raise KeyboardInterrupt
-        finished = True
-        keeper.write(state())
+        if not finished:
+            finished = True
+            keeper.write(state())
     except KeyboardInterrupt as stop:
-        keeper.write(state())
-        raise InterruptedRun(
-            f"interrupted at step {step} of {stream.steps}; what was done so far is kept",
-            partial=journal.history(record, partial=True),
-        ) from stop
+        raise journal.interruption(step, record) from stop
     finally:
         network.train(training)
     return journal.history(record)

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import pickle
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -123,7 +124,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise DataError(
             f"the checkpoint {path} is damaged (its bytes do not have the sum written with them)", hint=hint
         )
-    found: dict[str, Any] = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+    try:
+        found: dict[str, Any] = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise DataError(f"the checkpoint {path} holds something else than tensors and plain values") from error
     return found
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sounding.errors import UsageError
+from sounding.errors import InterruptedRun, UsageError
 from sounding.probe.losses import evaluate_loss
 from sounding.probe.watch import Watched
 from sounding.profile import Profile, Row
@@ -23,6 +23,9 @@ from sounding.train.evaluate import Scores, as_values
 from sounding.train.history import History, Point, source_of
 from sounding.train.recipe import Recipe, check_steps
 from sounding.train.samples import Samples, Stream
+
+
+TOLD_EVERY = 100  # steps between two calls of `progress`, besides those at evaluations
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class Journal:
         self._points: list[Point] = []
         self._rows: list[Row] = []
         self.diverged: list[int | None] = [None] * len(settings)
+        self.stopped = False
         self._evaluate_at = _evaluation_steps(recipe, stream)
         self._measure_at = frozenset(check_steps("measure_at", measure_at))
         late = max(self._measure_at, default=0)
@@ -96,17 +100,28 @@ class Journal:
             self._rows += [row._replace(source=source_of(run, step)) for row in rows]
 
     def tell(self, step: int) -> None:
-        """Call back, if anybody listens."""
+        """Call back, if anybody listens; Ctrl-C in there ends the training after this step."""
         if self._progress is not None:
             newest = tuple(self._points[-len(self._settings) :])
             lost = sum(gone is not None for gone in self.diverged)
-            self._progress(Progress(step, self._stream.steps, step / self._stream.per_epoch, newest, lost))
+            told = Progress(step, self._stream.steps, step / self._stream.per_epoch, newest, lost)
+            try:
+                self._progress(told)
+            except KeyboardInterrupt:
+                self.stopped = True
 
     def history(self, record: Mapping[str, Any], *, partial: bool = False) -> History:
         """As far as it goes."""
         told = {**record, "partial": True} if partial else record
         profile = Profile(tuple(self._rows), {"partial": True} if partial else {})
         return History(tuple(self._points), tuple(self.diverged), profile, tuple(self._settings), told)
+
+    def interruption(self, step: int, record: Mapping[str, Any]) -> InterruptedRun:
+        """What Ctrl-C becomes."""
+        return InterruptedRun(
+            f"interrupted at step {step} of {self._stream.steps}; what was done so far is kept",
+            partial=self.history(record, partial=True),
+        )
 
     def state(self) -> str:
         """For a checkpoint."""

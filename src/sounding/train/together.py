@@ -10,12 +10,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from sounding.errors import InterruptedRun, UsageError
+from sounding.errors import UsageError
 from sounding.train.checkpoint import Checkpoint, Keeper
 from sounding.train.evaluate import Scores, check_outputs, evaluate_part
 from sounding.train.group import Group
 from sounding.train.history import History
-from sounding.train.journal import Journal, ProgressCall, deferred_interrupt
+from sounding.train.journal import TOLD_EVERY, Journal, ProgressCall, deferred_interrupt
 from sounding.train.layers import NotReadable
 from sounding.train.products import Products
 from sounding.train.recipe import Recipe
@@ -113,11 +113,7 @@ def train_together_(
     try:
         training.run()
     except KeyboardInterrupt as stop:
-        training.keep()
-        raise InterruptedRun(
-            f"interrupted at step {training.step} of {stream.steps}; what was done so far is kept",
-            partial=journal.history(record, partial=True),
-        ) from stop
+        raise journal.interruption(training.step, record) from stop
     finally:
         for start, group in zip(starts, groups, strict=True):
             group.stack.write_back_(networks[start : start + size])
@@ -153,6 +149,9 @@ class _Together:
             if self.step == 0:
                 self._look()
             while self.step < self._stream.steps:
+                if interrupted() or self._journal.stopped:
+                    self.keep()
+                    raise KeyboardInterrupt
                 inputs, targets = self._stream.next()
                 for group in self._groups:
                     group.step(inputs, targets)
@@ -160,8 +159,6 @@ class _Together:
                 self._look()
                 if self._keeper.due():
                     self.keep()
-                if interrupted():
-                    raise KeyboardInterrupt
         self._journal.diverged = [step for group in self._groups for step in group.diverged()]
         self.finished = True
         self.keep()
@@ -195,7 +192,7 @@ class _Together:
             self._journal.note(self.step, self._train_scores(), test)
         if self._journal.measures(self.step):
             self._measure()
-        if self._journal.evaluates(self.step) or self.step % 100 == 0:
+        if self._journal.evaluates(self.step) or self.step % TOLD_EVERY == 0:
             self._journal.tell(self.step)
 
     def _train_scores(self) -> Scores:
