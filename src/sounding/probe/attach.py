@@ -6,11 +6,11 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sounding.activations import resolve
 from sounding.probe.gaussian import Moments, gaussian_moments
-from sounding.probe.reading import NETWORK, Call, Reading, read
+from sounding.probe.reading import NETWORK, Call, Reading, add_theory, read
 from sounding.probe.stack import Block, Stack, find_stack
 from sounding.profile import Profile, Row
 from sounding.theory.batchnorm import batchnorm, depth_scale
@@ -35,21 +35,34 @@ def attach(model: nn.Module, profile: Profile) -> Profile:
 
     `settings["theory"]` of the result says what was applied, or why nothing was; nothing is guessed.
     """
+    return attach_and_read(model, profile)[0]
+
+
+def attach_and_read(model: nn.Module, profile: Profile) -> tuple[Profile, Reading]:
+    """What `attach` gives, and how the verdict reads it."""
     reading = read(profile)
+    rows, note = _predict(model, reading)
+    attached = Profile(profile.rows + tuple(rows), {**profile.settings, "theory": note})
+    return attached, add_theory(reading, rows, attached.settings)
+
+
+def _predict(model: nn.Module, reading: Reading) -> tuple[list[Row], dict[str, Any]]:
+    """The rows of theory, and what `settings["theory"]` says of them."""
     found = find_stack(model, reading)
     if isinstance(found, str):
-        return _with_note(profile, applied=False, note=found)
+        return [], {"applied": False, "note": found}
     rows, note = _predict_normalized(found, reading) if found.normalized else _predict_vanilla(found, reading)
     if not rows:
-        return _with_note(profile, applied=False, note=note)
-    settings: dict[str, Any] = {
+        return [], {"applied": False, "note": note}
+    return rows, {
+        "applied": True,
+        "note": note,
         "activation": found.activation,
         "first": found.blocks[0].linear.name,
         "last": found.blocks[-1].last.name,
         "layers": len(found.blocks),
         "width": found.width,
     }
-    return _with_note(Profile(profile.rows + tuple(rows), profile.settings), applied=True, note=note, **settings)
 
 
 def _predict_vanilla(stack: Stack, reading: Reading) -> tuple[list[Row], str]:
@@ -201,10 +214,9 @@ def _network(reading: Reading, growth: float, *, relative: float) -> list[Row]:
 
 def _second_moments(linear: nn.Linear) -> tuple[float, float]:
     """fan_in times the mean squared weight, and the mean squared bias: σ_w² and σ_b² as this module has them."""
-    weight = float(linear.weight.detach().double().square().mean()) * linear.in_features
-    bias = float(linear.bias.detach().double().square().mean()) if linear.bias is not None else 0.0
-    return weight, bias
+    weight = _mean_square(linear.weight) * linear.in_features
+    return weight, _mean_square(linear.bias) if linear.bias is not None else 0.0
 
 
-def _with_note(profile: Profile, *, applied: bool, note: str, **more: Any) -> Profile:
-    return Profile(profile.rows, {**profile.settings, "theory": {"applied": applied, "note": note, **more}})
+def _mean_square(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)) ** 2 / tensor.numel()

@@ -17,7 +17,7 @@ from sounding.probe.gradients import log_norm, muted, needs_accumulation
 from sounding.probe.losses import Loss, evaluate_loss, loss_name
 from sounding.probe.moments import Tier
 from sounding.probe.records import Report
-from sounding.probe.state import MODES, Mode, materializable, preserve, set_mode, unwrap
+from sounding.probe.state import MODES, Mode, all_modules, all_tensors, materializable, preserve, set_mode, unwrap
 from sounding.probe.table import list_unmeasured, tabulate
 from sounding.probe.watch import Watched
 
@@ -121,15 +121,15 @@ class _Checked(Watched):
 
     def finish(self, settings: Mapping[str, Any]) -> Report:
         """The report of the passes run."""
-        from sounding.probe.attach import attach
-        from sounding.probe.verdict import judge
+        from sounding.probe.attach import attach_and_read
+        from sounding.probe.verdict import judge_reading
 
         measured = tabulate(
             self._passes, self._root, self._specs, tier=self._tier, source=self._source, settings=settings
         )
-        profile = attach(self._root, measured)
+        profile, reading = attach_and_read(self._root, measured)
         unmeasured = list_unmeasured(self._passes, self._root, self._specs)
-        return Report(profile, judge(profile), unmeasured, describe_environment(self._root))
+        return Report(profile, judge_reading(reading), unmeasured, describe_environment(self._root))
 
     def _backward(self, scalar: Tensor, leaves: list[Tensor]) -> dict[str, float]:
         """ln‖∂L/∂w‖ of every weight that takes part. `.grad` stays out of it, except for reentrant checkpoints."""
@@ -196,7 +196,8 @@ def _check_options(model: Any, repeats: int, mode: str) -> None:
         raise UsageError(f"expected mode to be one of {', '.join(MODES)}, got {mode!r}")
     if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
         raise UsageError(f"expected repeats to be a positive whole number, got {repeats!r}")
-    if any(tensor.device.type == "meta" for tensor in [*model.parameters(), *model.buffers()]):
+    parameters, buffers = all_tensors(all_modules(model))
+    if any(tensor.is_meta for tensor in [*parameters, *buffers]):
         raise UsageError(
             "the model lives on the meta device and has no values", hint="model.to_empty(device='cpu') and an init"
         )

@@ -18,8 +18,8 @@ SAFE_NORM = (1e-12, 1e18)  # in float32 the squares of smaller or larger gradien
 def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
     """Call `hook` with the gradient of the loss with respect to the tensor as it is now, before any change in place.
 
-    Behind an operation without a derivative (a quantized layer) torch passes None, and nothing came back. A gradient that
-    is itself differentiable (a gradient penalty) comes detached: what is measured must not enter the user's graph.
+    Behind an operation without a derivative (a quantized layer) torch passes None, and nothing came back. A gradient
+    that is itself differentiable (a gradient penalty) comes detached: what is measured must not enter the user's graph.
     """
 
     def receive(gradient: Tensor | None) -> None:

@@ -68,7 +68,7 @@ def fit_growth(
     """
     curves = np.atleast_2d(np.asarray(log_norms, dtype=np.float64))
     labels: list[Hashable] = list(groups) if groups is not None else [0] * curves.shape[1]
-    run = _longest_run([bool(np.isfinite(column).all()) for column in curves.T])
+    run = _longest_run(np.isfinite(curves).all(axis=0).tolist())
     curves, labels = curves[:, run], labels[run]
     depth = curves.shape[1]
     if depth < 3:
@@ -86,6 +86,12 @@ def fit_growth(
     growth = _exp(2 * drift)
     interval = (_exp(2 * (drift - half)), _exp(2 * (drift + half)))
     return Growth(drift, stderr, growth, 2 * growth * stderr, interval, depth, degrees, frame.grouped)
+
+
+def can_fit(log_norms: Sequence[Sequence[float]]) -> bool:
+    """Whether `fit_growth` finds enough: 3 layers in a row with finite values in every repeat."""
+    run = _longest_run(np.isfinite(np.atleast_2d(np.asarray(log_norms, dtype=np.float64))).all(axis=0).tolist())
+    return bool(run.stop - run.start >= 3)
 
 
 def _longest_run(usable: Sequence[bool]) -> slice:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sounding.profile import Estimate, Profile
+from sounding.profile import Estimate, Profile, Row
 
 INPUT = "input"
 NETWORK = "network"
@@ -102,7 +103,7 @@ class Reading:
         """Which weight layer, counted from 1, the call belongs to."""
         named = self.settings.get("weight_layers")
         depths = named if named is not None else [layer.depth for layer in self.weight_layers]
-        return sum(depth <= call.depth for depth in depths)
+        return bisect_right(sorted(depths), call.depth)
 
 
 def read(profile: Profile) -> Reading:
@@ -113,19 +114,22 @@ def read(profile: Profile) -> Reading:
     names: dict[int, str] = {}
     network: dict[str, Estimate] = {}
     predicted: dict[str, Estimate] = {}
-    for row in profile.rows:
-        if row.name == NETWORK and row.measure in NETWORK_MEASURES:
-            (predicted if row.source in PREDICTED else network)[row.measure] = Estimate(row.value, row.stderr)
+    for layer, name, measure, value, stderr, source in profile.rows:
+        if name == NETWORK and measure in NETWORK_MEASURES:
+            (predicted if source in PREDICTED else network)[measure] = Estimate(value, stderr)
             continue
-        if row.source in PREDICTED:
+        if source in PREDICTED:
             continue
-        cells = values.setdefault(row.layer, {})
-        if row.measure == WEIGHT_GRADIENT:
+        cells = values.get(layer)
+        if cells is None:
+            cells = values[layer] = {}
+        if measure == WEIGHT_GRADIENT:
             # A call may own several parameters; the matrix, listed first by torch, speaks for the layer.
-            cells.setdefault(row.measure, row.value)
+            cells.setdefault(measure, value)
             continue
-        names.setdefault(row.layer, row.name)
-        cells[row.measure] = row.value
+        if layer not in names:
+            names[layer] = name
+        cells[measure] = value
     calls = [
         Call(
             depth,
@@ -139,3 +143,9 @@ def read(profile: Profile) -> Reading:
     ]
     first = next((call for call in calls if call.depth == 0), Call(0, INPUT, "", {}))
     return Reading(first, tuple(call for call in calls if call.depth > 0), network, predicted, profile.settings)
+
+
+def add_theory(reading: Reading, rows: Iterable[Row], settings: Mapping[str, Any]) -> Reading:
+    """The reading of a profile that got rows of theory and settings in addition."""
+    found = {row.measure: Estimate(row.value, row.stderr) for row in rows if row.measure in NETWORK_MEASURES}
+    return replace(reading, predicted={**reading.predicted, **found}, settings=settings)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sounding.probe.calls import ROOT, Call, Pass, Spec, named_parameters
-from sounding.probe.growth import Growth, fit_growth
+from sounding.probe.growth import Growth, can_fit, fit_growth
 from sounding.probe.moments import FAST, FULL, Tier
 from sounding.probe.records import Unmeasured
 from sounding.profile import Profile, Row
@@ -47,7 +47,7 @@ def tabulate(
         if first.spec.shown:
             rows.extend(_row_values(places[name], name, [_values(call) for call in found[name]], source))
             rows.extend(weight_rows.get(places[name], ()))
-    growth, unit = fit(passes, order, firsts)
+    growth, unit = fit(passes, firsts)
     rows.extend(_network_rows(passes, len(order), growth, source))
     return Profile(tuple(rows), _settings(passes, root, firsts, growth, unit, tier) | dict(settings or {}))
 
@@ -70,19 +70,32 @@ def merge_order(passes: Sequence[Pass]) -> list[str]:
     return order
 
 
-def fit(passes: Sequence[Pass], order: Sequence[str], firsts: Sequence[Call]) -> tuple[Growth | None, str]:
+def fit(passes: Sequence[Pass], firsts: Sequence[Call]) -> tuple[Growth | None, str]:
     """The growth over weight layers; over leaf calls where there are too few of those."""
+    chosen, unit = _fitted_calls(firsts)
+    curves = _curves(passes, chosen)
+    groups = [(call.spec.kind, call.shape) for call in chosen]
+    return (fit_growth(curves, groups) if curves else None), unit
+
+
+def _fitted_calls(firsts: Sequence[Call]) -> tuple[list[Call], str]:
+    """The layers that a growth is fitted over, and what they are; none where there are too few of any."""
     for unit, chosen in (
         (WEIGHT_UNIT, [call for call in firsts if call.spec.weighs]),
         (LEAF_UNIT, [call for call in firsts if call.spec.leaf and call.same_as is None]),
     ):
         if len(chosen) >= 3:
-            tables = [{call.name: _gradient(call) for call in one.calls} for one in passes]
-            curves = [[_number(table.get(call.name)) for call in chosen] for table in tables]
-            curves = [curve for curve in curves if np.isfinite(curve).any()]
-            groups = [(call.spec.kind, call.shape) for call in chosen]
-            return (fit_growth(curves, groups) if curves else None), unit
-    return None, WEIGHT_UNIT
+            return chosen, unit
+    return [], WEIGHT_UNIT
+
+
+def _curves(passes: Sequence[Pass], chosen: Sequence[Call]) -> list[list[float]]:
+    """ln‖gradient‖ at the chosen layers, of the passes that have any."""
+    if not chosen:
+        return []
+    tables = [{call.name: _gradient(call) for call in one.calls} for one in passes]
+    curves = [[_number(table.get(call.name)) for call in chosen] for table in tables]
+    return [curve for curve in curves if np.isfinite(curve).any()]
 
 
 def list_unmeasured(passes: Sequence[Pass], root: nn.Module, specs: Sequence[Spec]) -> tuple[Unmeasured, ...]:
@@ -97,7 +110,8 @@ def list_unmeasured(passes: Sequence[Pass], root: nn.Module, specs: Sequence[Spe
     firsts = [calls[name][0] for name in order]
     for name, reason in [*_never_called(passes, specs), *_weight_gaps(passes, root, specs)]:
         found[name, reason] = None
-    if passes and fit(passes, order, firsts)[0] is None:
+    curves = _curves(passes, _fitted_calls(firsts)[0])
+    if passes and not (curves and can_fit(curves)):
         found[NETWORK, "gradient growth needs finite gradients at 3 or more layers in a row"] = None
     return tuple(Unmeasured(name, reason) for name, reason in found)
 

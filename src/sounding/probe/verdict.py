@@ -40,7 +40,11 @@ def judge(profile: Profile, *, thresholds: Thresholds = THRESHOLDS) -> Verdict:
         raise UsageError(
             f"expected a Profile, got {type(profile).__name__}", hint="sounding.check(model, inputs).profile"
         )
-    reading = read(profile)
+    return judge_reading(read(profile), thresholds=thresholds)
+
+
+def judge_reading(reading: Reading, *, thresholds: Thresholds = THRESHOLDS) -> Verdict:
+    """The verdict on a profile that was read already."""
     found = [_finite(finding) for find in FINDERS for finding in find(reading, thresholds)]
     findings = tuple(sorted(found, key=lambda finding: SEVERITIES[finding.severity]))
     healthy = not any(finding.severity == "high" for finding in findings)
