@@ -1,4 +1,4 @@
-"""Checkpoints: resumed runs end in the same bits; a kill, a damaged file, a full disk and other settings lose nothing."""
+"""Checkpoints: resumed runs end in the same bits; a kill, a damaged file, a full disk, other settings lose nothing."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import make_data, make_mlp, seeded
 from torch import nn
 
+from runs import make_data, make_mlp, seeded
 from sounding.data import Augmentation
 from sounding.errors import DataError, InterruptedRun, UsageError
 from sounding.train import Checkpoint, Recipe, train_, train_together_
@@ -151,7 +151,7 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_kept(damage, tmp_
     data[len(data) // 2] ^= 1
     damaged = {"flip": bytes(data), "truncate": bytes(data[: len(data) // 3]), "empty": b"", "foreign": b"PK" + data}
     path.write_bytes(damaged[damage])
-    with pytest.raises(DataError, match="no checkpoint|damaged"):
+    with pytest.raises(DataError, match=r"no checkpoint|damaged"):
         train("together", start("together"), checkpoint=path)
     assert previous_of(path).read_bytes() == before
     path.unlink()
@@ -248,7 +248,7 @@ def test_a_pickle_in_a_checkpoint_is_never_run(tmp_path) -> None:
     torch.save({"settings": Trap()}, buffer)
     payload = buffer.getvalue()
     (tmp_path / "run").write_bytes(MAGIC + hashlib.sha256(payload).digest() + payload)
-    with pytest.raises(DataError, match="damaged|holds"):
+    with pytest.raises(DataError, match=r"damaged|holds"):
         train("alone", start("alone"), checkpoint=tmp_path / "run")
     assert not (tmp_path / "sprung").exists()
 

@@ -150,7 +150,9 @@ def _measure(network: nn.Module, samples: Samples, recipe: Recipe) -> tuple[Row,
     inputs, targets = (part[: recipe.batch_size] for part in samples.train)
     watched = Watched(scratch, tier="full", source="train")
     with watched, torch.enable_grad():
-        outputs = scratch(samples.prepare(inputs))
+        ready = samples.prepare(inputs).clone()
+        # the input's own gradient is layer 0 of the profile
+        outputs = scratch(ready.requires_grad_() if ready.is_floating_point() else ready)
         wanted = as_values(targets, outputs) if recipe.loss == "mse" else targets
         evaluate_loss(outputs, wanted, loss="mse" if recipe.loss == "mse" else "cross_entropy").backward()  # type: ignore[no-untyped-call]
     return watched.profile.rows

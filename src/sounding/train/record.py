@@ -11,7 +11,7 @@ from torch import nn
 
 from sounding.errors import UsageError
 from sounding.probe.environment import describe_environment
-from sounding.train.recipe import Recipe
+from sounding.train.recipe import Recipe, check_steps
 from sounding.train.samples import Samples, sum_tensors
 
 
@@ -48,7 +48,7 @@ def describe_run(
             "dtype": str(samples.dtype).removeprefix("torch."),
             "weights": [sum_tensors(network.state_dict().values())[:16] for network in networks],
         },
-        "measure_at": sorted(measure_at),
+        "measure_at": list(check_steps("measure_at", measure_at)),
     }
 
 
