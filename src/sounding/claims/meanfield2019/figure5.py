@@ -121,9 +121,9 @@ def _gain(candidates: Array, reference: Array) -> Array:
     return gains
 
 
-_QUICK = {"network": "conv", "data": "digits", "depth": 10, "width": 8, "batch_size": 32, "rates": [0.02, 0.1],
-          "eps": [0.0, 0.5], "shifts": [0.0, 0.5], "seeds": 6, "evaluate": [30, 60], "augment": False}  # fmt: skip
-_PAPER = {"network": "vgg19", "data": "cifar-100", "width": 16, "batch_size": 128, "rates": [0.02, 0.1],
+_QUICK = {"network": "conv", "data": "digits", "depth": 10, "width": 8, "batch_size": 32, "rates": [0.05, 0.2],
+          "eps": [0.0, 0.1, 0.5], "shifts": [0.0, 0.5], "seeds": 4, "evaluate": [30, 50], "augment": False}  # fmt: skip
+_PAPER = {"network": "vgg19", "data": "cifar-100", "width": 16, "batch_size": 128, "rates": [0.05, 0.2],
           "eps": [0.0, 0.2, 1.0], "shifts": [0.0, 0.5], "seeds": 4, "evaluate": [130, 390], "augment": True,
           "test_samples": 2000}  # fmt: skip
 _EXPECTED = (
