@@ -59,6 +59,25 @@ def test_tensorboard_takes_a_writer_of_yours_and_leaves_it_open(tmp_path: Path) 
     assert {"mine", "sounding/network/gradient_growth"} <= set(events_of(tmp_path).Tags()["scalars"])
 
 
+def test_tensorboard_takes_a_writer_that_is_not_torch_s() -> None:
+    """tensorboardX and others share the methods, not the records."""
+    pytest.importorskip("tensorboard")
+    added: dict[tuple[str, int], float] = {}
+
+    class Writer:
+        def add_scalar(self, tag: str, value: float, step: int) -> None:
+            added[tag, step] = value
+
+        def add_text(self, tag: str, text: str, step: int) -> None: ...
+
+        def flush(self) -> None: ...
+
+    monitor = run(TensorBoard(Writer()))
+    for step, profile in monitor.profiles.items():
+        for tag, value in Snapshot(step, profile, VERDICT).scalars().items():
+            assert added[f"sounding/{tag}", step] == value
+
+
 def read_wandb(folder: Path) -> list[dict[str, Any]]:
     """The rows of the offline run, from its own file: LevelDB's log format behind a header of 7 bytes.
 

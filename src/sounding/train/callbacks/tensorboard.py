@@ -22,8 +22,10 @@ class TensorBoard:
 
     def write(self, snapshot: Snapshot) -> None:
         """Add the scalars of a step, and its news."""
-        for tag, value in snapshot.scalars().items():
-            self._writer.add_scalar(f"sounding/{tag}", value, snapshot.step)
+        tags = {f"sounding/{tag}": value for tag, value in snapshot.scalars().items()}
+        if not _add_together(self._writer, tags, snapshot.step):
+            for tag, value in tags.items():
+                self._writer.add_scalar(tag, value, snapshot.step)
         for event in snapshot.events:
             self._writer.add_text(f"sounding/{event.kind}", event.text, snapshot.step)
 
@@ -40,3 +42,17 @@ def _open(directory: Any) -> Any:
     except ImportError as error:
         raise MissingExtraError("tensorboard", extra="tensorboard", needed_for="the TensorBoard sink") from error
     return SummaryWriter(log_dir=str(directory))
+
+
+def _add_together(writer: Any, tags: dict[str, float], step: int) -> bool:
+    """All scalars as one record, in a tenth of the time of a thousand; False where the writer is not torch's own."""
+    try:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return False
+    if not isinstance(writer, SummaryWriter):
+        return False
+    values = [Summary.Value(tag=tag, simple_value=value) for tag, value in tags.items()]
+    writer._get_file_writer().add_summary(Summary(value=values), step)
+    return True
