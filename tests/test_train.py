@@ -164,8 +164,8 @@ def test_a_float64_network_trains_on_a_data_set() -> None:
 
 
 def test_augmentation_needs_images() -> None:
+    recipe = Recipe(steps=1, batch_size=16, augment=Augmentation())
     with pytest.raises(UsageError, match="images"):
-        recipe = Recipe(steps=1, batch_size=16, augment=Augmentation())
         train_(make_mlp(0), make_data(), learning_rate=0.1, recipe=recipe)
 
 

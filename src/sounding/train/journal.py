@@ -24,7 +24,6 @@ from sounding.train.history import History, Point, source_of
 from sounding.train.recipe import Recipe, check_steps
 from sounding.train.samples import Samples, Stream
 
-
 TOLD_EVERY = 100  # steps between two calls of `progress`, besides those at evaluations
 
 

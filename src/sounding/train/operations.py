@@ -22,7 +22,8 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _product_backward(gradients[0], *ctx.saved_tensors, ctx.needs_input_grad)
+        x, weight = ctx.saved_tensors
+        return _product_backward(gradients[0], x, weight, ctx.needs_input_grad)
 
 
 class _Layer(torch.autograd.Function):

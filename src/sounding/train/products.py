@@ -122,7 +122,7 @@ class Products(Stack):
             new_variance = new_variance * _pack(factors, self._sizes())
         for names, new in ((self._means, torch.cat(means, dim=1)), (self._variances, new_variance)):
             old = torch.cat([self.tensors[name] for name in names], dim=1)
-            parts = (old + self._momentum * (new - old)).split(self._sizes(), dim=1)
+            parts = torch.split(old + self._momentum * (new - old), self._sizes(), dim=1)
             fresh |= dict(zip(names, parts, strict=True))
         tracked = [step.tensors["tracked"] for step, _ in self._steps if "tracked" in step.tensors]
         fresh |= {name: self.tensors[name] + 1 for name in tracked}

@@ -70,8 +70,10 @@ class Updates:
         # vectors (biases, scales, shifts) are many and small: they move as one
         if self._vectors:
             packed = torch.cat([directions[index] for index in self._vectors], dim=1)
-            moves = torch.where(alive[:, None], rates[:, None] * packed, 0.0).split(self._sizes, dim=1)
-            torch._foreach_sub_([self._parameters[index] for index in self._vectors], list(moves))
+            moves = torch.where(alive[:, None], rates[:, None] * packed, 0.0)
+            torch._foreach_sub_(
+                [self._parameters[index] for index in self._vectors], list(torch.split(moves, self._sizes, dim=1))
+            )
         # asking is free on a CPU; on a GPU the host must not wait
         whole = self._rates.device.type == "cpu" and bool(alive.all())
         for index in self._others:
