@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import logging
 import tempfile
 import time
 from collections.abc import Callable
@@ -139,6 +140,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
+    logging.getLogger("sounding.monitor").setLevel(logging.ERROR)  # what it finds is not the point here
     print(f"every={EVERY}, torch {torch.__version__}, {options.threads} threads")
     print(f"{'network':<10}{'step':>11}{'monitor':>11}{'+ JSON':>11}   limit {LIMIT:.0%}")
     with tempfile.TemporaryDirectory() as folder:
