@@ -51,7 +51,13 @@ def make_network(kind: str, values: Mapping[str, Any], channels: int, generator:
         options["centring"] = False
     if values["network"] == "vgg19":
         options["dropout"] = values["dropout"]
-    network = build(values["network"], shape=(channels, 32, 32), width=values["width"], generator=generator, **options)
+    network = build(
+        values["network"],
+        shape=(channels, values["side"], values["side"]),
+        width=values["width"],
+        generator=generator,
+        **options,
+    )
     if kind == "one-sided":
         with torch.no_grad():
             for module in network.modules():
@@ -61,8 +67,14 @@ def make_network(kind: str, values: Mapping[str, Any], channels: int, generator:
     return network
 
 
+def steps_between(kind: str, values: Mapping[str, Any]) -> int:
+    """SGD steps from one evaluation to the next; networks that do not learn get fewer."""
+    steps: int = values["plain_steps"] if kind.startswith("plain") else values["steps"]
+    return steps // values["evaluations"]
+
+
 def load_images(kind: str, values: Mapping[str, Any], context: Context) -> tuple[torch.Tensor, torch.Tensor]:
-    """Normalized 32×32 training images and labels; random pixels under the same labels for the kind that says so."""
+    """Normalized square training images and labels; random pixels under the same labels for the kind that says so."""
     import torch
 
     from sounding.data import load_dataset, normalize
@@ -70,8 +82,8 @@ def load_images(kind: str, values: Mapping[str, Any], context: Context) -> tuple
 
     dataset = load_dataset(values["dataset"], device=context.device)
     images = dataset.train_inputs
-    if images.shape[-1] != 32:
-        images = fit_images(images, (images.shape[1], 32, 32), source=values["dataset"])
+    if images.shape[-1] != values["side"]:
+        images = fit_images(images, (images.shape[1], values["side"], values["side"]), source=values["dataset"])
     if kind.endswith("random images"):
         generator = context.generator(77, device=context.device)
         images = torch.rand(images.shape, generator=generator, device=images.device)
@@ -113,7 +125,7 @@ def train_kind(kind: str, settings: str, device: str, random_seed: int) -> Runs:
 
     values, context = json.loads(settings), Context(device=device, random_seed=random_seed)
     images, labels = load_images(kind, values, context)
-    part = values["steps"] // values["evaluations"]
+    part = steps_between(kind, values)
     recipe = Recipe(batch_size=values["batch_size"], steps=part, evaluate=(part,), train_metrics="seen")
     rate = values["plain_rate"] if kind.startswith("plain") else values["rate"]
     rate = 100 * rate if kind.endswith("100 times the rate") else rate
@@ -153,11 +165,10 @@ def draw_runs(
     found: Mapping[str, Runs], name: str, values: Mapping[str, Any], label: str, *, log: bool = False
 ) -> Panel:
     """One quantity over steps, for every kind."""
-    part = values["steps"] // values["evaluations"]
     series = []
     for kind, runs in found.items():
         rows = getattr(runs, name)
-        steps = part * np.arange(values["evaluations"] + 1)[-rows.shape[1] :]
+        steps = steps_between(kind, values) * np.arange(values["evaluations"] + 1)[-rows.shape[1] :]
         points = [over_runs(column) for column in rows.T]
         error = [n.high - n.value for n in points]
         series.append(Series(KINDS[kind], steps, [n.value for n in points], error=error))
@@ -176,9 +187,7 @@ def measure_breaking(values: Mapping[str, Any], context: Context) -> Outcome:
     }
     if "uncentred" in found:
         uncentred = found["uncentred"]
-        numbers["accuracy_standard_minus_uncentred"] = difference(
-            standard.accuracy.mean(axis=1), uncentred.accuracy.mean(axis=1)
-        )
+        numbers["accuracy_standard_minus_uncentred"] = difference(standard.accuracy[:, -1], uncentred.accuracy[:, -1])
     panels = (
         draw_runs(found, "accuracy", values, "training accuracy"),
         draw_runs(found, "rank", values, "rank of the last hidden layer"),
@@ -193,9 +202,7 @@ def measure_centring(values: Mapping[str, Any], context: Context) -> Outcome:
     found = find_runs(values, context)
     standard, uncentred = found["standard"], found["uncentred"]
     numbers = {
-        "accuracy_standard_minus_uncentred": difference(
-            standard.accuracy.mean(axis=1), uncentred.accuracy.mean(axis=1)
-        ),
+        "accuracy_standard_minus_uncentred": difference(standard.accuracy[:, -1], uncentred.accuracy[:, -1]),
         "accuracy_uncentred": over_runs(uncentred.accuracy[:, -1]),
         "log2_r_standard_over_uncentred": difference(
             np.log2(standard.ratio[:, 1:]).mean(axis=1), np.log2(uncentred.ratio[:, 1:]).mean(axis=1)
@@ -237,31 +244,42 @@ _BATCH_NORM = ["standard", "one-sided", "uncentred"]
 _QUICK = {
     "network": "vgg19",
     "dataset": "digits",
+    "side": 32,
     "width": 8,
     "dropout": 0.0,
     "batch_size": 16,
-    "rank_batch": 128,
+    "rank_batch": 64,
     "rate": 0.03,
     "plain_rate": 0.03,
-    "steps": 80,
-    "evaluations": 4,
+    "steps": 84,
+    "plain_steps": 60,
+    "evaluations": 3,
     "runs": 4,
 }
 _FULL = {
     "network": "vgg19",
     "dataset": "cifar-10",
+    "side": 32,
     "width": 64,
     "dropout": 0.5,
     "batch_size": 128,
     "rank_batch": 512,
     "rate": 0.02,
     "plain_rate": 0.02,
-    "steps": 780,
+    "steps": 1950,
+    "plain_steps": 390,
     "evaluations": 6,
     "runs": 3,
 }
-_RESNET = {"network": "resnet50", "width": 4, "steps": 48, "evaluations": 3}
+_RESNET = {"network": "resnet50", "width": 8, "side": 16, "batch_size": 32, "steps": 45, "evaluations": 3, "runs": 3}
 _RESNET_FULL = {"network": "resnet50", "steps": 390, "evaluations": 3}
+
+
+CENTRING_NOTE = (
+    "The number of steps decides: in the first hundred, which the quick scale shows, the uncentred network lags "
+    "behind; the "
+    "seed shows 30 000, where both have learned their images."
+)
 
 
 def vgg_settings(kinds: list[str]) -> dict[Scale, Setting]:
@@ -269,9 +287,9 @@ def vgg_settings(kinds: list[str]) -> dict[Scale, Setting]:
     return {
         "quick": Setting(
             {**_QUICK, "kinds": kinds},
-            "digits resized to 32×32, an eighth of the channels, no dropout, 80 steps, 4 runs",
+            "digits resized to 32×32, an eighth of the channels, no dropout, 84 steps, 4 runs",
         ),
-        "paper": Setting({**_FULL, "kinds": kinds}, "780 steps (2 epochs), 3 runs"),
+        "paper": Setting({**_FULL, "kinds": kinds}, "1950 steps (5 epochs), 390 without a norm, 3 runs"),
     }
 
 
@@ -314,6 +332,7 @@ CLAIMS: tuple[Claim, ...] = (
         ),
         settings=vgg_settings(["standard", "uncentred"]),
         measure=measure_centring,
+        note=CENTRING_NOTE,
         paper="a VGG net on CIFAR-10, 30 000 iterations",
         released=_RELEASED,
     ),
@@ -354,7 +373,7 @@ CLAIMS: tuple[Claim, ...] = (
         settings={
             "quick": Setting(
                 {**_QUICK, **_RESNET, "kinds": ["standard", "one-sided"]},
-                "digits resized to 32×32, a sixteenth of the channels, 48 steps, 4 runs, not the uncentred kind",
+                "digits resized to 16×16, an eighth of the channels, 45 steps, 3 runs, not the uncentred kind",
             ),
             "paper": Setting({**_FULL, **_RESNET_FULL, "kinds": _BATCH_NORM}, "390 steps (1 epoch), 3 runs"),
         },
