@@ -306,3 +306,13 @@ def test_progress_is_told() -> None:
     told: list[tuple[int, int]] = []
     sounding.check(model(), torch.randn(8, 6), repeats=2, progress=lambda done, all_of: told.append((done, all_of)))
     assert told == [(1, 2), (2, 2)]
+
+
+def test_one_image_is_enough_for_batch_norm_over_its_pixels() -> None:
+    """Torch takes the variance over the pixels; what needs two samples is listed, and the batch is called small."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3))
+    report = sounding.check(model, torch.randn(1, 3, 8, 8), torch.tensor([2]))
+    assert report.profile.select("mean_square", name="1").rows[0].value == pytest.approx(1, rel=1e-3)
+    assert report.profile.select("gradient_log_norm").layers[-1] == 5
+    assert "batch_too_small" in {finding.kind for finding in report.verdict.findings}
+    assert any("at least 2" in item.reason for item in report.unmeasured)

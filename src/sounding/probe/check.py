@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from sounding.errors import InterruptedRun, SoundingError, TargetError, UsageError
 from sounding.probe.batches import Batch, batches_of
@@ -20,6 +19,8 @@ from sounding.probe.records import Report
 from sounding.probe.state import MODES, Mode, all_modules, all_tensors, materializable, preserve, set_mode, unwrap
 from sounding.probe.table import list_unmeasured, tabulate
 from sounding.probe.watch import Watched
+
+ONE_VALUE = "more than 1 value per channel"  # what torch says when batch norm has nothing to take a variance over
 
 
 def check(
@@ -108,7 +109,6 @@ class _Checked(Watched):
 
     def run(self, batch: Batch, *, loss: str | Loss | None, generator: torch.Generator | None) -> None:
         """One forward and one backward pass."""
-        _check_batch_norm(self._root, batch, self._axis)
         arguments, keywords, leaves = batch.prepare()
         self._seeds = []
         with self:
@@ -165,6 +165,11 @@ def _call(root: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any],
     except Exception as error:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in batch.tensors())
         where = _where(root, error)
+        if isinstance(error, ValueError) and ONE_VALUE in str(error):
+            raise UsageError(
+                f"batch norm needs at least 2 samples to have a variance, got a batch of 1 (layer {where!r})",
+                hint="a batch of 32, or layer normalization for single samples",
+            ) from error
         place = f" in layer {where!r}" if where else ""
         raise TargetError(
             f"the model raised {type(error).__name__}{place} on inputs of shape {shapes}: {_sentence(error)}",
@@ -201,15 +206,3 @@ def _check_options(model: Any, repeats: int, mode: str) -> None:
         raise UsageError(
             "the model lives on the meta device and has no values", hint="model.to_empty(device='cpu') and an init"
         )
-
-
-def _check_batch_norm(root: nn.Module, batch: Batch, axis: int) -> None:
-    size = batch.size(axis)
-    if size != 1:
-        return
-    for name, module in named_modules(root):
-        if isinstance(module, _BatchNorm) and module.training:
-            raise UsageError(
-                f"batch norm needs at least 2 samples to have a variance, got a batch of 1 (layer {name!r})",
-                hint="a batch of 32, or layer normalization for single samples",
-            )

@@ -24,7 +24,7 @@ def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], None]) -> RemovableHa
 
     def receive(gradient: Tensor | None) -> None:
         if gradient is not None:
-            hook(gradient.detach())
+            hook(gradient.detach() if gradient.requires_grad else gradient)
 
     return cast(RemovableHandle, cast(Any, tensor).register_hook(receive))
 
