@@ -103,7 +103,7 @@ def _unevenness(name: str, size: int, values: Mapping[str, Any], context: Contex
 
 @cache
 def pair_of_batches(
-    name: str, width: int, size: int, depth: int, runs: int, overlap: float, context: Context
+    name: str, width: int, size: int, depth: int, runs: int, overlap: float, device: str, random_seed: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Two batches through the same random networks, each normalized by itself; sample a of one is like a of the other.
 
@@ -114,7 +114,7 @@ def pair_of_batches(
 
     from sounding.activations import resolve
 
-    phi = resolve(name).torch()
+    phi, context = resolve(name).torch(), Context(device, random_seed)
     found: list[list[torch.Tensor]] = [[], [], []]
     for run in range(runs):
         place: dict[str, Any] = {"device": context.device, "generator": context.generator(run, device=context.device)}
@@ -141,6 +141,13 @@ def pair_of_batches(
     return covariances, likeness, gradient
 
 
+def _pair(
+    name: str, size: int, values: Mapping[str, Any], context: Context
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    width, depth, runs, overlap = (values[key] for key in ("width", "depth", "runs", "overlap"))
+    return pair_of_batches(name, width, size, depth, runs, overlap, context.device, context.random_seed)
+
+
 def measure_cross_limit(values: Mapping[str, Any], context: Context) -> Outcome:
     """The covariance of samples of different batches deep in the network, beside (E φ(x₁))²."""
     from sounding.predict import batchnorm
@@ -149,9 +156,7 @@ def measure_cross_limit(values: Mapping[str, Any], context: Context) -> Outcome:
     for name in values["activations"]:
         measured, theory = [], []
         for size in values["batch_sizes"]:
-            covariances, _, _ = pair_of_batches(
-                name, values["width"], size, values["depth"], values["runs"], values["overlap"], context
-            )
+            covariances, _, _ = _pair(name, size, values, context)
             measured.append(mean_of(covariances[:, values["depth"] // 2 :].mean(1)))
             theory.append(batchnorm(name, batch_size=size).cross_batch.covariance)
         ratios = [Number(m.value / t, m.low / t, m.high / t, m.samples) for m, t in zip(measured, theory, strict=True)]
@@ -191,9 +196,7 @@ def measure_cross_rate(values: Mapping[str, Any], context: Context) -> Outcome:
     numbers["largest_eigenvalue"] = exact(largest, error=1e-6)
     for name in values["activations"]:
         size = values["batch_sizes"][-1]
-        _, likeness, pulled = pair_of_batches(
-            name, values["width"], size, values["depth"], values["runs"], values["overlap"], context
-        )
+        _, likeness, pulled = _pair(name, size, values, context)
         eigenvalue = batchnorm(name, batch_size=size).cross_batch.eigenvalue
         depth, (skip, count) = values["depth"], values["window"]
         forward = likeness[:, skip : skip + count]

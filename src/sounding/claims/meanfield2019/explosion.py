@@ -212,7 +212,9 @@ def _squared_gradients(width: int, size: int, depth: int, context: Context, run:
 
 
 def _growth(name: str, size: int, values: Mapping[str, Any], context: Context, offset: int) -> Number:
-    found = pull_gradients(name, values["width"], size, values["depth"], values["runs"], context, offset + size)
+    found = pull_gradients(
+        name, values["width"], size, values["depth"], values["runs"], offset + size, context.device, context.random_seed
+    )
     growth = found.gradients["growth"]
     return estimate(growth.value, growth.stderr or 0.0, samples=values["runs"])
 
@@ -226,7 +228,7 @@ def _with_interval(label: str, sizes: list[int], growth: list[Number]) -> Series
 
 
 _CHAINS = Setting(
-    {"activations": _ACTIVATIONS, "batch_sizes": [8, 24], "width": 320, "depth": 22, "runs": 8},
+    {"activations": _ACTIVATIONS, "batch_sizes": [8, 24], "width": 320, "depth": 24, "runs": 14},
     "the theorem is for infinite width",
 )
 _LARGE = {"batch_sizes": [8, 16, 32, 64], "width": 1000, "depth": 60, "runs": 50}
@@ -262,7 +264,7 @@ CLAIMS: tuple[Claim, ...] = (
             Expectation("limit_minus_claim", "to π/(π − 1)", low=-1e-5, high=1e-5),
         ),
         settings={
-            "quick": Setting({"batch_sizes": [8, 24], "width": 320, "depth": 22, "runs": 8}, _CHAINS.reduction),
+            "quick": Setting({"batch_sizes": [8, 24], "width": 320, "depth": 24, "runs": 14}, _CHAINS.reduction),
             "paper": Setting({**_LARGE, "batch_sizes": [8, 16, 32, 64, 128]}),
         },
         measure=measure_relu_rate,

@@ -96,7 +96,9 @@ def measure_gradient_norms(values: Mapping[str, Any], context: Context) -> Outco
     numbers, series = {}, []
     depth = values["depth"]
     for size in values["batch_sizes"]:
-        found = pull_gradients("relu", values["width"], size, depth, values["runs"], context, size)
+        found = pull_gradients(
+            "relu", values["width"], size, depth, values["runs"], size, context.device, context.random_seed
+        )
         theory = math.log(batchnorm("relu", batch_size=size).gradient_growth)
         growth, rate = found.gradients["growth"], found.gradients["log_rate"]
         half = _student(values["runs"]) * 2 * (rate.stderr or math.nan)

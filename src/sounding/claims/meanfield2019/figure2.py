@@ -38,7 +38,7 @@ def measure_depth_by_batch_size(values: Mapping[str, Any], context: Context) -> 
 
 _SMALL = "8×8 digits instead of MNIST, width 48, 200 steps at rate 0.03, 2 batch sizes, 3 depths, 4 seeds"
 _LARGE = "one epoch at 10 times the rate instead of 10 epochs; {} batch sizes × {} depths × 3 seeds"
-_QUICK = {"data": "digits", "depths": [8, 24, 64], "batch_sizes": [16, 64], "width": 48, "eps": 1e-3, "seeds": 4,
+_QUICK = {"data": "digits", "depths": [6, 16, 64], "batch_sizes": [16, 64], "width": 48, "eps": 1e-3, "seeds": 4,
           "steps": 200, "learning_rate": 0.03}  # fmt: skip
 _PAPER = {"data": "mnist", "depths": [10, 20, 30, 40, 50, 60, 80], "batch_sizes": [32, 128, 512], "width": 384,
           "eps": 1e-3, "seeds": 3, "epochs": 1, "rate": 1e-4}  # fmt: skip

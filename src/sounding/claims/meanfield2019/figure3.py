@@ -24,13 +24,13 @@ PARTS = {
 
 
 @cache
-def first_steps(settings: str, depth: int, context: Context) -> dict[str, Array]:
+def first_steps(settings: str, depth: int, device: str, random_seed: int) -> dict[str, Array]:
     """ln of the three norms, (runs, steps + 1, depth) each; layer 1 first, step 0 before any learning."""
     import torch
 
     from sounding.data import load_dataset, normalize
 
-    values = json.loads(settings)
+    values, context = json.loads(settings), Context(device, random_seed)
     size, width = values["batch_size"], values["width"]
     data = load_dataset(values["data"], device=context.device)
     found: dict[str, list[Array]] = {name: [] for name in PARTS}
@@ -75,8 +75,9 @@ def measure_first_steps(values: Mapping[str, Any], context: Context) -> Outcome:
 
     part, depths = values["part"], values["depths"]
     settings = json.dumps({key: value for key, value in values.items() if key not in ("part", "depths")})
-    found = {depth: first_steps(settings, depth, context)[part][:, :, 1:] for depth in depths}
-    weights = first_steps(settings, max(depths), context)["weights"][:, 1, 1:]
+    taken = {depth: first_steps(settings, depth, context.device, context.random_seed) for depth in depths}
+    found = {depth: norms[part][:, :, 1:] for depth, norms in taken.items()}
+    weights = taken[max(depths)]["weights"][:, 1, 1:]
     deepest = found[max(depths)]
     rate = 0.5 * math.log(batchnorm("relu", batch_size=values["batch_size"], eps=values["eps"]).gradient_growth)
     lower = slice(0, deepest.shape[2] // 2)

@@ -46,7 +46,7 @@ def settle(
 
 @cache
 def pull_gradients(
-    activation: str, width: int, batch_size: int, depth: int, runs: int, context: Context, offset: int
+    activation: str, width: int, batch_size: int, depth: int, runs: int, offset: int, device: str, random_seed: int
 ) -> Simulation:
     """Gradients through random networks and back, with their profile; kept for the rows that show the same networks."""
     from sounding.chain import simulate
@@ -60,6 +60,6 @@ def pull_gradients(
         backward=True,
         profile=True,
         measures=("mean_cosine",),
-        device=context.device,
-        generator=context.generator(offset),
+        device=device,
+        generator=Context(device, random_seed).generator(offset),
     )
