@@ -55,8 +55,8 @@ def second_moment(degree: float) -> float:
 def homogeneous_spread(degree: float, slopes: tuple[float, float], *, batch_size: float, ratio: float) -> float:
     """E φ(x₁)² − E φ(x₁)φ(x₂) of a batch-normalized neuron, φ positively homogeneous, ratio = eps/μ.
 
-    c_α (J_φ(1) − J_φ(ρ₀)) ((B−1)/2)^α/Γ(α) ∫ v^(α−1) (1+v)^(−(B−1)/2−α) e^(−v·B·ratio/2) dv: meanfield2019, Theorem 2, at a
-    batch-symmetric covariance, with the factor that eps adds. Trapezoid rule in ln v, which converges geometrically.
+    c_α (J_φ(1) − J_φ(ρ₀)) ((B−1)/2)^α/Γ(α) ∫ v^(α−1) (1+v)^(−(B−1)/2−α) e^(−v·B·ratio/2) dv: meanfield2019, Theorem 2,
+    at a batch-symmetric covariance, with the factor that eps adds. The trapezoid rule in ln v converges geometrically.
     """
     a, b = slopes
     half, rate = 0.5 * (batch_size - 1.0), 0.5 * batch_size * ratio

@@ -230,6 +230,11 @@ def batchnorm(
         "weight_std": float(weight_std),
     }
     mu = solve_spread(affine, size, effective)
+    if not mu < 1e150:
+        raise NumericalError(
+            f"the second moment of {affine.activation.name} at scale {scale:g} is too large for float64",
+            hint="a smaller scale",
+        )
     if mu <= 1e-15 * affine.level**2 and effective == 0:
         raise NumericalError(
             f"{affine.activation.name} is constant on the batch: batch normalization has nothing to normalize",

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 
+from sounding.theory.affine import Affine
 from sounding.theory.arc_cosine import arc_cosine
 from sounding.theory.eigenvalues import Eigenvalues
 from sounding.theory.homogeneous import kernel
-from sounding.theory.moments import Affine, batch_spread
+from sounding.theory.moments import batch_spread
 from sounding.theory.normalized import NormalizedLaw
 
 _LOWEST_RATIO, _LOWEST_JUMP = 1e-7, 1e-3

@@ -20,8 +20,8 @@ from scipy.special import roots_gegenbauer, roots_hermitenorm
 
 from sounding.activations.activation import Array
 from sounding.errors import NumericalError, UsageError
+from sounding.theory.affine import Affine
 from sounding.theory.batchnorm import ActivationLike
-from sounding.theory.moments import Affine
 from sounding.theory.quadrature import check_batch_size
 
 

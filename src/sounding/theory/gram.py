@@ -106,8 +106,9 @@ def gram(
 ) -> GramPrediction:
     """Ḡ_{ℓ+1} = E[φ(√n Mh/|Mh|)^⊗2], h ~ N(0, Ḡ_ℓ), M = I − 11ᵀ/n, for `depth` layers (thesis2024, eq. 3.3).
 
-    Deterministic for positively homogeneous activations at any Gram matrix, and for any activation where the batch has
-    one or two directions left after centring or is permutation-symmetric; sampled otherwise.
+    Quick for positively homogeneous activations at any Gram matrix, and for any activation where the batch has one or
+    two directions left after centring or is permutation-symmetric; else B(B−1)/2 double integrals for each layer, or
+    sampled where a generator is given (see `covariance_map`).
 
     For a linear activation G* = (n/(n−1))·(I − 11ᵀ/n): singular, and not the identity the seed names, so that its
     Theorem 3.2 says nothing there.
@@ -117,7 +118,7 @@ def gram(
         gram_matrix: the input's Gram matrix, n × n with n ≥ 2, symmetric and positive semidefinite.
         depth: layers.
         eps: of the batch norm, inside the root.
-        samples, generator: for activations that have to be sampled.
+        samples, generator: sample the steps that have no quick method; without, they are integrated.
 
     >>> found = gram("relu", np.diag([1.0, 2.0, 3.0, 4.0]), depth=30)
     >>> bool(found.distances[-1] < 1e-6), round(float(found.fixed_point[0, 0]), 12)
@@ -145,7 +146,7 @@ def gram(
         rate=rate,
         condition_number=float(spectrum[-1] / spectrum[0]) if regular else math.inf,
         errors=tuple(errors),
-        method="sampled" if "sampled" in methods else (methods[0] if methods else "none"),
+        method=next((name for name in ("sampled", "quadrature") if name in methods), methods[0] if methods else "none"),
     )
 
 
@@ -157,7 +158,7 @@ def gram_map(
     samples: int = 200_000,
     generator: np.random.Generator | None = None,
 ) -> MappedCovariance:
-    """One step of eq. (3.3), by the exact method that applies, else by sampling."""
+    """One step of eq. (3.3), by the quick method that applies, else by double integrals, or sampled."""
     if eps == 0 and np.linalg.matrix_rank(center(matrix), tol=1e-12 * max(float(matrix.trace()), 1e-300)) in (1, 2):
         return planar_map(activation, matrix)
     return covariance_map(activation, matrix, eps=eps, samples=samples, generator=generator)

@@ -115,7 +115,7 @@ def pair_moments(affine: Affine, law: NormalizedLaw, *, tolerance: float = 1e-12
 def planar_pair_moments(
     affine: Affine, law: NormalizedLaw, *, tolerance: float = 1e-12
 ) -> tuple[PairMoments, PairMoments]:
-    """The same by cells in the plane of the two coordinates: the second method, and the one for small kinked batches."""
+    """The same by cells in the plane of two coordinates: the second method, and the one for small kinked batches."""
 
     def integrands(x1: Array, x2: Array, y1: Array, y2: Array) -> Array:
         phi, slope = affine.rise(y1) * affine.rise(y2), affine.slope(y1) * affine.slope(y2)

@@ -205,11 +205,13 @@ def integrate_cells(
     what: str,
     beside: Array | float = 0.0,
     placed: Placed | None = None,
+    radial_argument: bool = False,
 ) -> AdaptedCells:
     """∫∫ weight(v) f(x₁, x₂) dv dψ over the cells for f returning (m, n), each to `tolerance` relative to ∫∫|·|.
 
     `beside` is what other cells hold of ∫∫|·|; without it the noise of a negligible block would be refined. With
-    `placed`, f takes (x₁, x₂, y₁, y₂), y from the distance to the kink: needed where a power of it is integrated.
+    `placed`, f takes (x₁, x₂, y₁, y₂), y from the distance to the kink: needed where a power of it is integrated; with
+    `radial_argument` the radial variable follows.
 
     The error is the sum over cells of the difference between the tensor rules of order 9 and 14. A failing cell is cut
     across the direction in which its Legendre coefficients decay more slowly.
@@ -218,7 +220,7 @@ def integrate_cells(
     settled: Array | float = beside
     evaluations = 0
     for round_number in range(_MAX_ROUNDS):
-        value, error, magnitude, slow = _in_chunks(f, radial, cells, angle, what, placed)
+        value, error, magnitude, slow = _in_chunks(f, radial, cells, angle, what, placed, radial_argument)
         size = cells.table.shape[0]
         evaluations += size * sum(order**2 for order in cells.orders())
         total = settled + magnitude.sum(axis=1)
@@ -239,11 +241,13 @@ def integrate_cells(
 
 
 def _in_chunks(
-    f: PairFunction, radial: Radial, cells: Cells, angle: float, what: str, placed: Placed | None
+    f: PairFunction, radial: Radial, cells: Cells, angle: float, what: str, placed: Placed | None, radial_argument: bool
 ) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
     """`_evaluate` on at most a thousand cells at a time, which bounds the memory."""
     parts = [
-        _evaluate(f, radial, Cells(cells.table[start : start + _CHUNK], cells.grading), angle, what, placed)
+        _evaluate(
+            f, radial, Cells(cells.table[start : start + _CHUNK], cells.grading), angle, what, placed, radial_argument
+        )
         for start in range(0, cells.table.shape[0], _CHUNK)
     ]
     if len(parts) == 1:
@@ -253,7 +257,7 @@ def _in_chunks(
 
 
 def _evaluate(
-    f: PairFunction, radial: Radial, cells: Cells, angle: float, what: str, placed: Placed | None
+    f: PairFunction, radial: Radial, cells: Cells, angle: float, what: str, placed: Placed | None, radial_argument: bool
 ) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
     blocks = []
     for order in cells.orders():
@@ -265,6 +269,8 @@ def _evaluate(
             for x, coordinate in ((x1, 0.0), (x2, angle)):
                 distance, kink = cells.beside_kinks(order, reach, coordinate)
                 arguments.append(placed(x, distance, kink).ravel())
+        if radial_argument:
+            arguments.append(np.broadcast_to(variable, psi.shape).ravel())
         with np.errstate(all="ignore"):
             values = np.atleast_2d(f(*arguments)).reshape(-1, *psi.shape) * radial.weight(variable)
         finite = np.isfinite(values).all(axis=0).ravel()

@@ -1,0 +1,229 @@
+"""Coordinates of a normalized Gaussian vector with any covariance: their densities, and means over them.
+
+Let u = Gh ~ N(0, S) and x = √B·w with w = u/√(|u|² + b), b = B·eps: a batch-normalized neuron. Let v be the coordinates
+of u along one or two orthonormal directions. With C(s) their block of S(I + 2sS)^−1 and D(s) = det(I + 2sS)^(−1/2),
+E[e^(−s|u|²)] at given v is D(s)·N(v; 0, C(s)). Inverting this Laplace transform in |u|² and integrating |u|² + b out at
+fixed z = v/√(|u|² + b) leaves one integral along a vertical line, q = zᵀC(s)^−1 z and κ = q/2 − s:
+
+    two coordinates  p(z) = (1/2πi) ∫ ds D(s)/(2π √det C(s)) e^(−bq/2) (1/κ² + b/κ)
+    one coordinate   p(z) = (1/2πi) ∫ ds D(s)/√(2πC(s)) e^(−bq/2) (√b/κ + √π/2 κ^(−3/2) erfcx √(bκ))
+
+With S^−1 = Λ in blocks, C(s)^−1 = 2s + K(s), K(s) = Λ₁₁ − Λ₁₂(Λ₂₂ + 2s)^−1Λ₂₁, so κ = −s(1−|z|²) + zᵀK(s)z/2. Every
+zero of κ is real: at a complex one its real and imaginary part contradict each other. So the line may cross the real
+axis anywhere between the branch point −1/(2λ_max) and the first zero, and bend to the right, where e^(−bq/2) decays. On
+s = −c + c(i sinh y cos δ + (cosh y − 1) sin δ) the trapezoid rule converges geometrically.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import wofz
+
+from sounding.activations import Activation
+from sounding.activations.activation import Array
+from sounding.errors import NumericalError
+from sounding.theory.means import pair_means
+from sounding.theory.panels import integrate, interval
+
+Complex = NDArray[np.complex128]
+_BEND, _CROSSING = math.pi / 8, 0.25
+_CHUNK = 400_000
+_FLAT = 1e-9
+
+
+@dataclass(frozen=True)
+class ProjectedLaw:
+    """The law of a batch-normalized neuron at any covariance of the batch.
+
+    `points` and `weights` are the nodes s and ds·D(s)/π of the contour's upper half. `precisions` are the eigenvalues
+    of S^−1 on its range, `rows` (B, rank) the samples in that eigenbasis, in units in which tr S = 1; `excess` is b.
+    """
+
+    points: Complex
+    weights: Complex
+    precisions: Array
+    rows: Array
+    excess: float
+
+    @classmethod
+    def of(cls, centred: Array, eps: float) -> ProjectedLaw:
+        """The law for S = GΣG, of rank one at least."""
+        values, vectors = np.linalg.eigh(centred)
+        kept = values > 1e-12 * values[-1]
+        values, vectors = values[kept], vectors[:, kept]
+        unit = float(values.sum())
+        values = values / unit
+        step = 0.1 if values.size < 7 else 0.15
+        # the terms fall like (s(1 − |z|²))^(−rank/2), and few directions leave mass where 1 − |z|² is a millionth
+        last = math.log(8.0 / (_CROSSING * float(values[0]))) + 110.0 / values.size
+        y = step * np.arange(0.0, math.ceil(last / step) + 1.0)
+        turn = 1j * np.sinh(y) * math.cos(_BEND) + (np.cosh(y) - 1) * math.sin(_BEND)
+        slope = 1j * np.cosh(y) * math.cos(_BEND) + np.sinh(y) * math.sin(_BEND)
+        s = _CROSSING * (turn - 1.0)
+        share = np.where(y == 0, 0.5 * step, step) * _CROSSING / math.pi
+        determinant = np.exp(-0.5 * np.log(1.0 + 2.0 * s[:, None] * values).sum(axis=1))
+        return cls(s, slope * share * determinant, 1.0 / values, vectors, len(centred) * eps / unit)
+
+    def section(self, directions: Array) -> Section:
+        """The law of the coordinates along orthonormal directions, (rank, 1 or 2)."""
+        rank, count = directions.shape
+        basis = np.linalg.qr(np.concatenate([directions, np.eye(rank)], axis=1))[0][:, :rank]
+        basis[:, :count] = directions
+        whole = basis.T @ (self.precisions[:, None] * basis)
+        levels, turn = np.linalg.eigh(whole[count:, count:])
+        mixed = whole[:count, count:] @ turn
+        shrunk = 1.0 / (levels + 2.0 * self.points[:, None])
+        bent = whole[:count, :count] - np.einsum("ak,sk,bk->sab", mixed, shrunk, mixed, optimize=True)
+        return Section(self.points, self.weights, bent, self.excess)
+
+    def spread(self, direction: Array) -> float:
+        """About the standard deviation of one coordinate."""
+        return math.sqrt(float((direction**2 / self.precisions).sum()) / (1.0 + self.excess))
+
+
+@dataclass(frozen=True)
+class Section:
+    """One or two orthonormal coordinates of the law: K(s) at the contour's nodes, (nodes, 1 or 2, 1 or 2)."""
+
+    points: Complex
+    weights: Complex
+    bent: Complex
+    excess: float
+
+    def line(self, z: Array, rest: Array) -> Array:
+        """The density of one coordinate at z, with rest = 1 − z² given apart: next to the end it has the digits."""
+        s, bent = self.points[:, None], self.bent[:, 0]
+        front = self.weights[:, None] * np.sqrt((bent + 2 * s) / (2 * math.pi))
+
+        def terms(part: Array) -> Complex:
+            kappa = 0.5 * bent * part[0] ** 2 - s * part[1]
+            if self.excess == 0:
+                return np.asarray(front * (0.5 * math.sqrt(math.pi)) * kappa**-1.5)
+            tail = math.sqrt(self.excess) / kappa
+            tail = tail + 0.5 * math.sqrt(math.pi) * kappa**-1.5 * wofz(1j * np.sqrt(self.excess * kappa))
+            return np.asarray(front * np.exp(-self.excess * (kappa + s)) * tail)
+
+        return self._summed(terms, np.stack([z, rest]))
+
+    def plane(self, first: Array, second: Array, rest: Array) -> Array:
+        """The joint density of two coordinates, with rest = 1 − |z|² given apart."""
+        s = self.points[:, None]
+        a, b, c = (self.bent[:, k, m][:, None] for k, m in ((0, 0), (0, 1), (1, 1)))
+        front = self.weights[:, None] * np.sqrt((a + 2 * s) * (c + 2 * s) - b * b) / (2 * math.pi)
+        half_a, half_c = 0.5 * a, 0.5 * c
+
+        def terms(part: Array) -> Complex:
+            u, v, left = part
+            kappa = half_a * (u * u) + b * (u * v) + half_c * (v * v) - s * left
+            inverse = 1.0 / kappa
+            if self.excess == 0:
+                return np.asarray(front * (inverse * inverse))
+            return np.asarray(front * np.exp(-self.excess * (kappa + s)) * inverse * (inverse + self.excess))
+
+        return self._summed(terms, np.stack([first, second, rest]))
+
+    def _summed(self, terms: Callable[[Array], Complex], places: Array) -> Array:
+        pieces = max(1, math.ceil(places.shape[-1] * self.points.size / _CHUNK))
+        parts = np.array_split(places, pieces, axis=-1)
+        return np.concatenate([terms(part).sum(axis=0).imag for part in parts])
+
+
+def projected_map(
+    activation: Activation, centred: Array, *, eps: float, tolerance: float = 1e-11
+) -> tuple[Array, Array]:
+    """E[φ(x)φ(x)ᵀ] and a bound on its error, (B, B) each, for x of the law above; any activation, any covariance.
+
+    One coordinate at a time for the diagonal, two for the rest: B(B−1)/2 double integrals, some 10 to 50 ms each. The
+    density is integrated along with them, and what it misses of 1 counts as error.
+    """
+    size, law = len(centred), ProjectedLaw.of(centred, eps)
+    mapped, error = np.zeros((size, size)), np.zeros((size, size))
+    ends = np.linalg.norm(law.rows, axis=1)
+    for i in range(size):
+        for j in range(i, size):
+            cosine = float(law.rows[i] @ law.rows[j] / (ends[i] * ends[j])) if min(ends[i], ends[j]) > _FLAT else 1.0
+            if i == j or abs(cosine) > 1.0 - _FLAT:
+                mapped[i, j], error[i, j] = _along_line(activation, law, (i, j), cosine, tolerance)
+            else:
+                mapped[i, j], error[i, j] = _over_plane(activation, law, (i, j), cosine, tolerance)
+            mapped[j, i], error[j, i] = mapped[i, j], error[i, j]
+    return mapped, error
+
+
+def _along_line(
+    phi: Activation, law: ProjectedLaw, pair: tuple[int, int], cosine: float, tolerance: float
+) -> tuple[float, float]:
+    """E φ(x_i)φ(x_j) where one coordinate gives the other: x_j = ±x_i·ends_j/ends_i."""
+    i, j = sorted(pair, key=lambda k: -float(np.linalg.norm(law.rows[k])))
+    reach, other = (math.sqrt(len(law.rows)) * float(np.linalg.norm(law.rows[k])) for k in (i, j))
+    if reach <= _FLAT:
+        level = float(phi(np.zeros(1))[0]) ** 2
+        return level, 1e-15 * level
+    direction = law.rows[i] / np.linalg.norm(law.rows[i])
+    section, spread = law.section(direction[:, None]), law.spread(direction)
+    scales = (reach, math.copysign(other, cosine))
+    lines = [kink / scale for kink in phi.kinks for scale in scales if abs(scale) > abs(kink)]
+    soft = [sign * edge * spread for edge in (1.0, 2.0, 4.0, 6.5, 9.5, 13.0) for sign in (1, -1)]
+
+    def integrand(angle: Array) -> Array:
+        z, cosines = np.sin(angle), np.cos(angle)
+        density = section.line(z, cosines**2) * cosines
+        return np.stack([density, phi(scales[0] * z) * phi(scales[1] * z) * density])
+
+    kinks, edges = ([math.asin(z) for z in some if abs(z) < 1] for some in (lines, soft))
+    panels = interval(-0.5 * math.pi, 0.5 * math.pi, kinks=kinks, edges=[0.0, *edges])
+    found = integrate(integrand, panels, tolerance=tolerance, what=f"activation {phi.name!r}")
+    return _checked(phi, found.values, found.errors)
+
+
+def _over_plane(
+    phi: Activation, law: ProjectedLaw, pair: tuple[int, int], cosine: float, tolerance: float
+) -> tuple[float, float]:
+    """E φ(x_i)φ(x_j) over x_i = reach_i sin χ cos ψ, x_j = reach_j sin χ cos(ψ − ω), cos ω = `cosine`."""
+    angle, sine = math.acos(cosine), math.sqrt(1.0 - cosine**2)
+    reach = [math.sqrt(len(law.rows)) * float(np.linalg.norm(law.rows[k])) for k in pair]
+    along = law.rows[pair[0]] / np.linalg.norm(law.rows[pair[0]])
+    across = law.rows[pair[1]] - (law.rows[pair[1]] @ along) * along
+    across = across / np.linalg.norm(across)
+    section = law.section(np.stack([along, across], axis=1))
+
+    def integrand(first: Array, second: Array, chi: Array) -> Array:
+        density = 2 * math.pi * section.plane(first, (second - cosine * first) / sine, np.cos(chi) ** 2)
+        return np.stack([density, phi(reach[0] * first) * phi(reach[1] * second) * density])
+
+    spreads = [law.spread(direction) for direction in (along, cosine * along + sine * across)]
+    lines = []
+    for scale, spread in zip(reach, spreads, strict=True):
+        line = [kink / scale for kink in phi.kinks]
+        if phi.length < 0.7 * scale * min(1.0, 3 * spread):
+            line.append(phi.center / scale)
+        lines.append(line)
+    found = pair_means(
+        integrand,
+        batch_size=2.0,
+        angle=angle,
+        kinks=(lines[0], lines[1]),
+        weight=lambda chi: np.sin(chi) * np.cos(chi),
+        spread=min(max(spreads), 1.0),
+        radial_argument=True,
+        tolerance=tolerance,
+        what=f"activation {phi.name!r}",
+    )
+    return _checked(phi, found.values, found.errors)
+
+
+def _checked(phi: Activation, values: Array, errors: Array) -> tuple[float, float]:
+    """The mean, and its error with what the density misses of 1."""
+    missing = abs(float(values[0]) - 1.0)
+    if missing > 1e-4 or not np.isfinite(values).all():
+        raise NumericalError(
+            f"the density of a batch-normalized pair came out with mass {values[0]:.6g} for {phi.name}",
+            hint="method='sampled'",
+            state=float(values[0]),
+        )
+    return float(values[1]), float(errors[1] + missing * max(abs(float(values[1])), 1e-300) + 1e-15)
