@@ -68,7 +68,7 @@ def fit_growth(
     """
     curves = np.atleast_2d(np.asarray(log_norms, dtype=np.float64))
     labels: list[Hashable] = list(groups) if groups is not None else [0] * curves.shape[1]
-    run = _longest_run(np.isfinite(curves).all(axis=0).tolist())
+    run = _longest_run(_usable(curves))
     curves, labels = curves[:, run], labels[run]
     depth = curves.shape[1]
     if depth < 3:
@@ -90,8 +90,13 @@ def fit_growth(
 
 def can_fit(log_norms: Sequence[Sequence[float]]) -> bool:
     """Whether `fit_growth` finds enough: 3 layers in a row with finite values in every repeat."""
-    run = _longest_run(np.isfinite(np.atleast_2d(np.asarray(log_norms, dtype=np.float64))).all(axis=0).tolist())
+    run = _longest_run(_usable(np.atleast_2d(np.asarray(log_norms, dtype=np.float64))))
     return bool(run.stop - run.start >= 3)
+
+
+def _usable(curves: np.ndarray) -> list[bool]:
+    """Whether a layer has a finite value in every curve."""
+    return [bool(good) for good in np.isfinite(curves).all(axis=0)]
 
 
 def _longest_run(usable: Sequence[bool]) -> slice:
