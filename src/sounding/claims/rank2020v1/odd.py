@@ -309,7 +309,7 @@ CLAIMS: tuple[Claim, ...] = (
         ),
         settings={
             "quick": Setting({"width": 32, "strengths": [0.2, 1.0], "depth": 8000, "runs": 6}, "8000 layers, 6 runs"),
-            "paper": Setting({"width": 32, "strengths": [0.2, 1.0], "depth": 50000, "runs": 20}),
+            "paper": Setting({"width": 32, "strengths": [0.2, 1.0], "depth": 20000, "runs": 20}),
         },
         measure=measure_fig1,
         paper="d = 32, two values of γ (not stated in the text), U[−√3, √3], singular values below 1e-9 set to zero",
@@ -351,8 +351,8 @@ CLAIMS: tuple[Claim, ...] = (
                 {
                     "widths": [8, 16, 32, 64, 128],
                     "strength": 1.0,
-                    "depth": 8000,
-                    "burn_in": 4000,
+                    "depth": 4000,
+                    "burn_in": 2000,
                     "every": 50,
                     "runs": 20,
                 }
@@ -410,8 +410,8 @@ CLAIMS: tuple[Claim, ...] = (
                 {
                     "widths": [8, 16, 32, 64, 128],
                     "strengths": [0.05, 0.1, 1.0, math.inf],
-                    "depth": 8000,
-                    "burn_in": 4000,
+                    "depth": 4000,
+                    "burn_in": 2000,
                     "every": 20,
                     "runs": 20,
                 }
