@@ -69,8 +69,8 @@ def make_network(kind: str, values: Mapping[str, Any], channels: int, generator:
 
 def steps_between(kind: str, values: Mapping[str, Any]) -> int:
     """SGD steps from one evaluation to the next; networks that do not learn get fewer."""
-    steps: int = values["plain_steps"] if kind.startswith("plain") else values["steps"]
-    return steps // values["evaluations"]
+    steps = values["plain_steps"] if kind.startswith("plain") else values["steps"]
+    return int(steps) // int(values["evaluations"])
 
 
 def load_images(kind: str, values: Mapping[str, Any], context: Context) -> tuple[torch.Tensor, torch.Tensor]:
@@ -276,9 +276,8 @@ _RESNET_FULL = {"network": "resnet50", "steps": 300, "evaluations": 3}
 
 
 CENTRING_NOTE = (
-    "The number of steps decides: in the first hundred, which the quick scale shows, the uncentred network lags "
-    "behind; the "
-    "seed shows 30 000, where both have learned their images."
+    "The number of steps decides: in the first hundred, which the quick scale shows, the uncentred network lags behind; "
+    "the seed shows 30 000."
 )
 
 
