@@ -11,6 +11,7 @@ import torch
 
 from runs import largest_difference, make_conv, make_data, make_images, make_mlp, seeded
 from sounding.train import Checkpoint, Progress, Recipe, train_, train_together_
+from sounding.train.products import Products
 from tolerance import TOLERANCE
 
 pytestmark = pytest.mark.gpu
@@ -29,6 +30,31 @@ def test_a_graph_goes_the_way_of_the_processor(optimizer: str) -> None:
         assert theirs.record["device"] != mine.record["device"]
         for one, other in zip(here, there, strict=True):
             assert largest_difference(one, other) < TOLERANCE.six_digits
+
+
+@pytest.mark.parametrize("samples", [5, 20, 96])
+def test_fused_batch_norm_is_the_reference(samples: int) -> None:
+    """Outputs and all gradients of the kernels, at sizes that are no powers of two, for every kind of norm."""
+    for options in (
+        {},
+        {"affine": False},
+        {"centring": False, "eps": 0.3},
+        {"activation": "tanh"},
+        {"placement": "after"},
+        {"running": False, "shift": 0.5},
+    ):
+        networks = [make_mlp(seed, norm="batch", width=37, **options) for seed in range(3)]
+        if "eps" in options:
+            networks[1][0].norm.eps = 0.7
+        found = []
+        for device in ("cpu", "cuda"):
+            stack = Products(networks, torch.device(device))
+            outputs, fresh = stack.run(make_data()[0][:samples].to(device), "batch")
+            gradients = torch.autograd.grad(outputs.square().sum(), stack.parameters)
+            found.append([tensor.detach().cpu() for tensor in (outputs, *gradients, *fresh.values())])
+        for mine, theirs in zip(*found, strict=True):
+            size = float(torch.linalg.vector_norm(theirs.double()).clamp_min(1.0))
+            assert float(torch.linalg.vector_norm((mine - theirs).double())) < TOLERANCE.two_routes * size
 
 
 def make_mlp_without_bias(seed: int):

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sounding.train.kernels import can_fuse, normalize_backward_fused, normalize_fused_
+
 Number = float | Tensor
 
 
@@ -34,9 +36,10 @@ class _Layer(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, shift: Tensor | None,
         eps: Number, centred: bool, relu: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        output, normal, inverse, mean, variance = _normalize(_product(x, weight, bias), scale, shift, eps, centred)
-        if relu:
-            output = output.relu_()
+        # a kernel adds the bias on its way; baddbmm would fill the output with it first
+        product = _product(x, weight, None if can_fuse(x) else bias)
+        found = _normalize_(product, bias if can_fuse(x) else None, scale, shift, eps, centred, relu)
+        output, normal, inverse, mean, variance = found
         ctx.save_for_backward(x, weight, normal, inverse, scale, output if relu else None)
         ctx.centred = centred
         ctx.mark_non_differentiable(mean, variance)
@@ -45,12 +48,17 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, normal, inverse, scale, output = ctx.saved_tensors
-        # in either case a tensor of our own, which is then worked on in place
-        delta = gradients[0].clone() if output is None else torch.ops.aten.threshold_backward(gradients[0], output, 0)
         needed = ctx.needs_input_grad
-        delta, of_scale, of_shift = _normalize_backward_(delta, normal, inverse, scale, ctx.centred)
-        back = _product_backward(delta, x, weight, needed[:3])
-        return (*back, of_scale if needed[3] else None, of_shift if needed[4] else None, None, None, None)
+        delta, *rest = _normalize_backward(gradients[0], output, normal, inverse, scale, ctx.centred)
+        of_scale, of_shift, of_bias = rest
+        back = _product_backward(delta, x, weight, (*needed[:2], False))
+        return (
+            *back[:2],
+            of_bias if needed[2] else None,
+            of_scale if needed[3] else None,
+            of_shift if needed[4] else None,
+            *[None] * 3,
+        )
 
 
 class _BatchNorm(torch.autograd.Function):
@@ -58,7 +66,8 @@ class _BatchNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, scale: Tensor | None, shift: Tensor | None, eps: Number, centred: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        output, normal, inverse, mean, variance = _normalize(x.clone(), scale, shift, eps, centred)
+        copied = x.clone(memory_format=torch.contiguous_format)
+        output, normal, inverse, mean, variance = _normalize_(copied, None, scale, shift, eps, centred, False)
         ctx.save_for_backward(normal, inverse, scale)
         ctx.centred = centred
         ctx.mark_non_differentiable(mean, variance)
@@ -67,9 +76,9 @@ class _BatchNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         normal, inverse, scale = ctx.saved_tensors
-        delta, of_scale, of_shift = _normalize_backward_(gradients[0].clone(), normal, inverse, scale, ctx.centred)
+        found = _normalize_backward(gradients[0], None, normal, inverse, scale, ctx.centred)
         needed = ctx.needs_input_grad
-        return (delta, of_scale if needed[1] else None, of_shift if needed[2] else None, None, None)
+        return (found[0], found[1] if needed[1] else None, found[2] if needed[2] else None, None, None)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -86,10 +95,13 @@ def _product_backward(
     )
 
 
-def _normalize(
-    x: Tensor, scale: Tensor | None, shift: Tensor | None, eps: Number, centred: bool
+def _normalize_(
+    x: Tensor, bias: Tensor | None, scale: Tensor | None, shift: Tensor | None, eps: Number, centred: bool, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """γ x̂ + β, x̂ (in the place of x), 1/√(v + eps), m, v."""
+    """Of x + bias: γ x̂ + β (through a ReLU if asked), x̂ (in the place of x), 1/√(v + eps), m, v."""
+    if can_fuse(x):
+        return normalize_fused_(x, bias, scale, shift, eps=eps, centred=centred, relu=relu)
+    x = x if bias is None else x.add_(bias[:, None])
     mean = x.mean(dim=1, keepdim=True) if centred else x.new_zeros(())
     normal = x.sub_(mean) if centred else x
     variance = normal.square().mean(dim=1, keepdim=True)
@@ -100,19 +112,23 @@ def _normalize(
     else:
         factor = scale[:, None]
         output = normal * factor if shift is None else torch.addcmul(shift[:, None], normal, factor)
-    return output, normal, inverse, mean, variance
+    return output.relu_() if relu else output, normal, inverse, mean, variance
 
 
-def _normalize_backward_(
-    delta: Tensor, normal: Tensor, inverse: Tensor, scale: Tensor | None, centred: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """∂L/∂x in the place of ∂L/∂y, and ∂L/∂γ, ∂L/∂β."""
+def _normalize_backward(
+    gradient: Tensor, output: Tensor | None, normal: Tensor, inverse: Tensor, scale: Tensor | None, centred: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """∂L/∂x, ∂L/∂γ, ∂L/∂β and the sum of ∂L/∂x over the samples; `output` is that of a ReLU behind the norm, if any."""
+    if can_fuse(normal):
+        return normalize_backward_fused(gradient, output, normal, inverse, scale, centred)
+    # in either case a tensor of our own, which is then worked on in place
+    delta = gradient.clone() if output is None else torch.ops.aten.threshold_backward(gradient, output, 0)
     count = delta.shape[1]
     along = (delta * normal).mean(dim=1, keepdim=True)
     mean = delta.mean(dim=1, keepdim=True)
     back = delta.sub_(mean) if centred else delta
     back.addcmul_(normal, along, value=-1.0).mul_(inverse if scale is None else inverse * scale[:, None])
-    return back, along.squeeze(1) * count, mean.squeeze(1) * count
+    return back, along.squeeze(1) * count, mean.squeeze(1) * count, back.sum(dim=1)
 
 
 def apply_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -42,7 +42,14 @@ class Products(Stack):
         self._means = [step.tensors["mean"] for step, _ in norms]
         self._variances = [step.tensors["variance"] for step, _ in norms]
         self._centred = [step.kind == "batch" for step, _ in norms]
-        self._momentum = _pack([numbers["momentum"] for _, numbers in norms], self._sizes())
+        # running statistics live in one tensor each, of which the norms' own are views: many small ones move as one
+        tracked = [step.tensors["tracked"] for step, _ in norms if "tracked" in step.tensors]
+        self._packs = {
+            role: self._gather(names)
+            for role, names in {"mean": self._means, "variance": self._variances, "tracked": tracked}.items()
+            if names
+        }
+        self._momentum = _pack([numbers["momentum"] for _, numbers in norms], self._sizes(), self.parameters[0])
 
     def run(self, inputs: Tensor, statistics: Statistics) -> tuple[Tensor, dict[str, Tensor]]:
         """Outputs, and new running statistics."""
@@ -110,23 +117,36 @@ class Products(Stack):
 
         The running variance takes the unbiased estimate as in torch, the running mean square that of the batch.
         """
-        fresh: dict[str, Tensor] = {}
         found = [seen[name] for name in self._variances]
-        zeros = [mean.dim() == 0 for mean, _ in found]
-        means = [v.squeeze(1) * 0 if zero else m.squeeze(1) for (m, v), zero in zip(found, zeros, strict=True)]
+        means = [variance.squeeze(1) * 0 if mean.dim() == 0 else mean.squeeze(1) for mean, variance in found]
         factors = [count / (count - 1) if centred else 1.0 for centred in self._centred]
-        new_variance = torch.cat([variance.squeeze(1) for _, variance in found], dim=1)
-        if len(set(factors)) == 1:
-            new_variance = new_variance * factors[0]
-        else:
-            new_variance = new_variance * _pack(factors, self._sizes())
-        for names, new in ((self._means, torch.cat(means, dim=1)), (self._variances, new_variance)):
-            old = torch.cat([self.tensors[name] for name in names], dim=1)
-            parts = torch.split(old + self._momentum * (new - old), self._sizes(), dim=1)
-            fresh |= dict(zip(names, parts, strict=True))
-        tracked = [step.tensors["tracked"] for step, _ in self._steps if "tracked" in step.tensors]
-        fresh |= {name: self.tensors[name] + 1 for name in tracked}
+        variances = torch.cat([variance.squeeze(1) for _, variance in found], dim=1)
+        variances = variances * (factors[0] if len(set(factors)) == 1 else _pack(factors, self._sizes(), variances))
+        fresh = {}
+        for role, new in (("mean", torch.cat(means, dim=1)), ("variance", variances)):
+            old = self._packs[role]
+            fresh[role] = old + self._momentum * (new - old)
+        if "tracked" in self._packs:
+            fresh["tracked"] = self._packs["tracked"] + 1
         return fresh
+
+    @torch.no_grad()
+    def remember_(self, fresh: dict[str, Tensor], alive: Tensor) -> None:
+        """Take over new running statistics, of the runs that are alive."""
+        for role, new in fresh.items():
+            pack = self._packs[role]
+            pack.copy_(torch.where(alive[:, None], new, pack))
+
+    def _gather(self, names: list[str]) -> Tensor:
+        """Buffers of these names side by side, (runs, all values), with the names as views of it."""
+        parts = [self.tensors[name] for name in names]
+        rows = [part[:, None] if part.dim() == 1 else part for part in parts]
+        packed = torch.cat(rows, dim=1)
+        for name, part, view in zip(
+            names, parts, torch.split(packed, [row.shape[1] for row in rows], dim=1), strict=True
+        ):
+            self.tensors[name] = view.squeeze(1) if part.dim() == 1 else view
+        return packed
 
     def _row_norm(self, step: Step, numbers: dict[str, Number], x: Tensor) -> Tensor:
         """Layer norm, γ (x − m)/√(v + eps) + β over each sample's features, or RMS norm, which leaves the mean."""
@@ -177,19 +197,17 @@ def _stack(values: list[float], device: torch.device, dtype: torch.dtype) -> Num
     return torch.tensor(values, device=device, dtype=dtype).view(-1, 1, 1)
 
 
-def _pack(numbers: Sequence[Number], sizes: list[int]) -> Number:
+def _pack(numbers: Sequence[Number], sizes: list[int], like: Tensor) -> Number:
     """One number for all, or one a feature, repeated over each norm's features: (runs or 1, all features)."""
     first = numbers[0] if numbers else 0.0
     if all(not isinstance(number, Tensor) and number == first for number in numbers):
         return first
-    like = next((number for number in numbers if isinstance(number, Tensor)), torch.zeros(1, 1, 1))
+    runs = max(len(number) if isinstance(number, Tensor) else 1 for number in numbers)
     parts = [
-        (number.view(-1, 1) if isinstance(number, Tensor) else torch.full_like(like, number).view(-1, 1)).expand(
-            -1, size
-        )
+        (number.view(-1, 1) if isinstance(number, Tensor) else like.new_full((runs, 1), number)).expand(-1, size)
         for number, size in zip(numbers, sizes, strict=True)
     ]
-    return torch.cat(parts, dim=1)
+    return torch.cat(parts, dim=1).detach()
 
 
 def _times(x: Tensor, factor: Number) -> Tensor:

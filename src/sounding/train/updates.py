@@ -70,7 +70,7 @@ class Updates:
         # vectors (biases, scales, shifts) are many and small: they move as one
         if self._vectors:
             packed = torch.cat([directions[index] for index in self._vectors], dim=1)
-            moves = torch.where(alive[:, None], rates[:, None] * packed, 0.0)
+            moves = (rates[:, None] * packed).masked_fill_(~alive[:, None], 0.0)
             torch._foreach_sub_(
                 [self._parameters[index] for index in self._vectors], list(torch.split(moves, self._sizes, dim=1))
             )
@@ -80,7 +80,7 @@ class Updates:
             parameter, direction = self._parameters[index], directions[index]
             shape = (-1, *[1] * (parameter.dim() - 1))
             if not whole:  # a product with 0 would turn an infinite direction into NaN
-                direction = torch.where(alive.view(shape), direction, 0.0)
+                direction = direction.masked_fill(~alive.view(shape), 0.0)
             parameter.addcmul_(direction, rates.view(shape), value=-1.0)
 
     def _directions(self, gradients: list[Tensor]) -> tuple[list[Tensor], Tensor | None]:
