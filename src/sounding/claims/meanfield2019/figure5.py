@@ -52,7 +52,7 @@ def sweep(settings: str, device: str, random_seed: int) -> Array:
     found = [[point.test_accuracy or 0.0 for point in history.curve(run)] for run in range(len(cells))]
     filled = np.nan_to_num(np.array(found), nan=1 / data.classes)
     shape = [len(values[name]) for name in ("rates", "eps", "shifts")]
-    return filled.reshape(*shape, values["seeds"], len(values["evaluate"]))
+    return np.asarray(filled.reshape(*shape, values["seeds"], len(values["evaluate"])))
 
 
 def _make_network(

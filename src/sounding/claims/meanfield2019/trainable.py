@@ -88,7 +88,7 @@ def hold_norms(network: Any) -> Any:
     for module in network.modules():
         if isinstance(module, torch.nn.BatchNorm1d):
             for parameter in module.parameters():
-                parameter.requires_grad_(requires_grad=False)
+                parameter.requires_grad = False
     return network
 
 
