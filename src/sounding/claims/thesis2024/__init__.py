@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from sounding.claims.claim import Claim
 from sounding.claims.thesis2024 import (
+    appendix_data,
+    appendix_explosion,
+    appendix_nonlinearity,
     convergence,
     first_gradients,
     isometry,
@@ -20,4 +23,7 @@ CLAIMS: tuple[Claim, ...] = (
     *orthogonalization.CLAIMS,
     *isometry.CHAPTER_6,
     *first_gradients.CLAIMS,
+    *appendix_data.CLAIMS,
+    *appendix_explosion.CLAIMS,
+    *appendix_nonlinearity.CLAIMS,
 )

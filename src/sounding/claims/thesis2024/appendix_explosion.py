@@ -1,0 +1,313 @@
+"""Section 6.4 and appendix C.5 at initialization: gains in front of activations that keep gradients from exploding.
+
+Networks are φ(α_ℓ BN(HWᵀ)) with Haar weights on one batch of data; gradients are those of the weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
+from sounding.claims.number import Number, mean_of, slope_of
+from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.thesis2024.appendix_networks import (
+    Array,
+    build_networks,
+    constant,
+    every_layer_log_norms,
+    first_layer_log_norms,
+    gaps_at,
+    log_norms_at,
+    power,
+    rates_at,
+)
+from sounding.claims.thesis2024.gram_paths import points, slopes
+
+DEPTHS = (5, 10, 20, 50, 100, 200, 500, 1000)
+QUICK_DEPTHS = (5, 10, 20, 50, 100, 200, 300)
+NONLINEAR = ("tanh", "sin")
+GRADIENT = "log₁₀ of the first layer's gradient norm"
+BATCH = {"data": "cifar-10", "width": 100, "batch_size": 100}
+SMALL_BATCH = {"data": "digits", "width": 32, "batch_size": 32}
+SMALLER = "digits in place of CIFAR-10, width and batch 32 in place of 100, depths up to 300 in place of 1000"
+
+
+def measure_shaping(values: Mapping[str, Any], context: Context) -> Outcome:
+    """Figure 6.5: the first layer's gradient against depth with gain 1 and with α_ℓ = ℓ^(−exponent)."""
+    depths = np.array(values["depths"])
+    late = depths >= values["window"]
+    numbers: dict[str, Number] = {}
+    panels = []
+    for place, activation in enumerate(NONLINEAR):
+        series = []
+        gaps = {}
+        for name, gain in (("plain", constant(1.0)), ("shaped", power(values["exponent"]))):
+            offset = 10 * place + (name == "shaped")
+            made = build_networks(
+                values, context, activation=activation, gain=gain, depth=int(depths[-1]), offset=offset
+            )
+            logs = first_layer_log_norms(made, values["depths"])
+            gaps[name] = gaps_at(made, (int(depths[-1]),))[:, 0]
+            numbers[f"{name}_{activation}_slope"] = slopes(depths[late], logs[:, late])
+            numbers[f"{name}_{activation}_rise"] = mean_of(logs[:, -1] - logs[:, 1])
+            label = "gain 1" if name == "plain" else f"gain ℓ^−{values['exponent']:g}"
+            series.append(points(label, depths, logs / math.log(10)))
+            context.progress((2 * place + 1 + (name == "shaped")) / 4)
+        numbers[f"gap_{activation}_shaped_over_plain"] = mean_of(gaps["shaped"] / gaps["plain"].mean())
+        panels.append(Panel("depth L", GRADIENT, series, title=activation))
+    caption = (
+        f"{values['data']}, width and batch {values['width']}, orthogonal weights, centred batch norm. With gain 1 the "
+        "gradient of the first layer grows exponentially with depth; with gains that fall with the layer it stays."
+    )
+    return Outcome(numbers, Picture(panels, caption))
+
+
+def bulk_rates(
+    values: Mapping[str, Any], context: Context, *, activation: str, gain: float, offset: int, center: bool = True
+) -> tuple[Array, Array]:
+    """Rates at some layers, (runs, layers), and between the ends of the bulk, (runs,).
+
+    The bulk leaves out `margin` layers at either end: near the input the representation settles, near the output the
+    gradient does.
+    """
+    depth, margin = values["depth"], values["margin"]
+    made = build_networks(
+        values, context, activation=activation, gain=constant(gain), depth=depth, offset=offset, center=center
+    )
+    logs = every_layer_log_norms(made)
+    places = rates_at(logs, values.get("layers", ()), gap=10)
+    return places, rates_at(logs, (margin,), gap=depth - 2 * margin)[:, 0]
+
+
+def measure_gain_law(values: Mapping[str, Any], context: Context) -> Outcome:
+    """Figure C.1: the rate of explosion against the gain, and the exponent of its power law in two halves of gains."""
+    gains = sorted(values["gains"])
+    floor = mean_of(bulk_rates(values, context, activation="identity", gain=1.0, offset=99)[1])
+    numbers: dict[str, Number] = {"linear_rate": floor}
+    panels = []
+    for place, activation in enumerate(NONLINEAR):
+        layers, bulk = [], []
+        for index, gain in enumerate(gains):
+            at, whole = bulk_rates(values, context, activation=activation, gain=gain, offset=20 * place + index)
+            layers.append(at)
+            bulk.append(whole)
+            context.progress((place * len(gains) + index + 1) / (2 * len(gains)))
+        excess = [mean_of(rates - floor.value) for rates in bulk]
+        half = len(gains) // 2
+        lower, upper = _exponent(gains[: half + 1], excess[: half + 1]), _exponent(gains[half:], excess[half:])
+        c2 = _exponent(gains, excess)
+        numbers |= {f"rate_{activation}_{gain:.3g}": mean_of(r) for gain, r in zip(gains, bulk, strict=True)}
+        numbers[f"exponent_{activation}"] = c2
+        numbers[f"exponent_{activation}_lower"] = lower
+        numbers[f"exponent_{activation}_upper"] = upper
+        spread = math.hypot(lower.high - lower.value, upper.high - upper.value)
+        change = lower.value - upper.value
+        numbers[f"exponent_{activation}_change"] = Number(change, change - spread, change + spread)
+        series = [
+            points(f"layer {layer}", gains, np.stack([at[:, column] for at in layers], axis=1))
+            for column, layer in enumerate(values["layers"])
+        ]
+        series.append(points("bulk", gains, np.stack(bulk, axis=1)))
+        level = np.mean(
+            [math.log(max(e.value, 1e-12)) - c2.value * math.log(g) for g, e in zip(gains, excess, strict=True)]
+        )
+        fit = [floor.value + math.exp(level) * g**c2.value for g in gains]
+        series.append(Series(f"c₁α^{c2.value:.2f}", gains, fit, role="paper"))
+        panels.append(
+            Panel(
+                "gain α", "explosion rate R [ln per layer]", series, x_scale="log", y_scale="symlog", title=activation
+            )
+        )
+    caption = (
+        f"{values['data']}, width and batch {values['width']}, depth {values['depth']}, one gain in all layers. The "
+        "rate falls with the gain at every layer, the steeper the smaller the gain: no one power law fits."
+    )
+    return Outcome(numbers, Picture(panels, caption))
+
+
+def _exponent(gains: Sequence[float], rates: Sequence[Number]) -> Number:
+    """The slope of ln R on ln α over a window; the points are not taken to lie on a line."""
+    kept = [(math.log(g), r) for g, r in zip(gains, rates, strict=True) if r.value > 0]
+    if len(kept) < 2:
+        return Number(math.nan, math.nan, math.nan)
+    errors = [(r.high - r.value) / r.value / 2.576 for _, r in kept]
+    return slope_of([g for g, _ in kept], [math.log(r.value) for _, r in kept], stderr=errors, straight=False)
+
+
+def measure_gain_exponent(values: Mapping[str, Any], context: Context) -> Outcome:
+    """Figure C.2: the rate at layer 10 against the exponent of the gains, for networks of several depths."""
+    exponents, depths = values["exponents"], values["depths"]
+    layer, gap = values["layer"], 10
+    numbers: dict[str, Number] = {}
+    panels = []
+    for place, activation in enumerate(NONLINEAR):
+        rows = []
+        for index, exponent in enumerate(exponents):
+            made = build_networks(
+                values,
+                context,
+                activation=activation,
+                gain=power(exponent),
+                depth=max(depths),
+                offset=20 * place + index,
+            )
+            near, far = log_norms_at(made, depths, (layer, layer + gap))
+            rows.append((near - far) / gap)
+            context.progress((place * len(exponents) + index + 1) / (2 * len(exponents)))
+        rates = np.stack(rows)
+        mean = rates.mean(axis=2)
+        numbers[f"{activation}_rate_without"] = mean_of(mean[0])
+        numbers[f"{activation}_rate_with"] = mean_of(mean[-1])
+        numbers[f"{activation}_rate_left"] = mean_of(mean[-1] / mean[0].mean())
+        numbers[f"{activation}_fall"] = slopes(exponents, mean.T)
+        numbers[f"{activation}_change_with_depth"] = mean_of((rates[..., -1] - rates[..., 0]).mean(0) / mean[0].mean())
+        series = [points(f"depth {depth}", exponents, rates[..., column].T) for column, depth in enumerate(depths)]
+        panels.append(Panel("gain exponent", f"rate at layer {layer} [ln per layer]", series, title=activation))
+    caption = (
+        f"{values['data']}, width and batch {values['width']}: the rate at layer {layer} falls with the exponent k of "
+        "the gains ℓ^−k and does not depend on the depth of the network."
+    )
+    return Outcome(numbers, Picture(panels, caption))
+
+
+def depth_settings(window: int, **more: Any) -> dict[Any, Setting]:
+    """quick and paper of a figure over depths."""
+    quick = {**SMALL_BATCH, "runs": 12, "depths": QUICK_DEPTHS, "window": 50, **more}
+    paper = {**BATCH, "runs": 10, "depths": DEPTHS, "window": window, **more}
+    return {"quick": Setting(quick, reduction=SMALLER), "paper": Setting(paper)}
+
+
+SHAPING = Claim(
+    id="thesis2024-fig6.5",
+    seed="thesis2024",
+    place="figure 6.5",
+    kind="figure",
+    statement="With batch norm and orthogonal weights the first layer's gradient grows exponentially with depth for "
+    "tanh and sin; gains in front of the activation that fall with the layer avoid that and keep the representations "
+    "orthogonal.",
+    expectations=(
+        *(Expectation(f"plain_{a}_slope", f"{a}, gain 1: exponential growth", low=0.01) for a in NONLINEAR),
+        *(
+            Expectation(f"shaped_{a}_slope", f"{a}, shaped: no growth per layer", low=-0.005, high=0.005)
+            for a in NONLINEAR
+        ),
+        *(
+            Expectation(f"shaped_{a}_rise", f"{a}, shaped: by less than e from depth 10 to the deepest", high=1.0)
+            for a in NONLINEAR
+        ),
+        *(
+            Expectation(f"gap_{a}_shaped_over_plain", f"{a}: closer to isometry in the last layer", high=0.5)
+            for a in NONLINEAR
+        ),
+    ),
+    settings=depth_settings(100, exponent=0.4),
+    measure=measure_shaping,
+    paper="CIFAR-10, width 100, batch 100, 10 runs, 95% intervals; the exponent is not given",
+    released="BatchNorm1d with affine parameters, biases, act(gain·x), gains ℓ^−0.4, as here (affine parameters are 1 "
+    "and biases 0 at initialization)",
+    note="The shaped gradient falls a little with depth: the classifier sees features of size L^−0.4.",
+)
+
+GAIN_LAW = Claim(
+    id="thesis2024-figC.1",
+    seed="thesis2024",
+    place="figure C.1",
+    kind="figure",
+    statement="The rate at which gradients explode behaves as a power of the gain, R = c₁α^c₂, at every layer of a "
+    "1000-layer network.",
+    expectations=tuple(
+        Expectation(f"exponent_{a}_change", f"{a}: one exponent, so both halves of gains have it", low=-0.3, high=0.3)
+        for a in NONLINEAR
+    ),
+    correction=Correction(
+        "The exponent depends on the window of gains: it is larger for smaller gains, on the way to 4, as the cubic "
+        "term of the activation is of relative size α² and enters squared.",
+        (
+            *(Expectation(f"exponent_{a}_change", f"{a}: larger for smaller gains", low=0.3) for a in NONLINEAR),
+            *(
+                Expectation(
+                    f"exponent_{a}_lower", f"{a}: above the 2 of a term that enters linearly", low=2.0, high=6.0
+                )
+                for a in NONLINEAR
+            ),
+        ),
+    ),
+    settings={
+        "quick": Setting(
+            {
+                **SMALL_BATCH,
+                "width": 24,
+                "batch_size": 24,
+                "runs": 24,
+                "depth": 320,
+                "margin": 70,
+                "layers": (80, 160),
+                "gains": (0.354, 0.5, 0.707, 1.0, 1.414),
+            },
+            reduction="digits in place of CIFAR-10, width and batch 24 in place of 100, depth 320 in place of 1000",
+        ),
+        "paper": Setting(
+            {
+                **BATCH,
+                "runs": 10,
+                "depth": 1000,
+                "margin": 300,
+                "layers": (100, 500, 800),
+                "gains": (0.177, 0.25, 0.354, 0.5, 0.707, 1.0, 1.414),
+            }
+        ),
+    },
+    measure=measure_gain_law,
+    paper="width 100, depth 1000, layers and gains not given, 10 runs, rates over 10 layers",
+    note="Rates are positive when gradients grow towards the input; (C.155) has the sign reversed. Exponents are those "
+    "of the rate above the linear network's, from the bulk of the layers. The window of gains is in the settings; the "
+    "thesis does not state its own. Shaping needs the exponent of small gains: with 4 any gain exponent above 1/4 "
+    "bounds the sum of the rates.",
+)
+
+GAIN_EXPONENT = Claim(
+    id="thesis2024-figC.2",
+    seed="thesis2024",
+    place="figure C.2",
+    kind="figure",
+    statement="The explosion rate at layer 10 falls with the gain exponent k of α_ℓ = ℓ^−k, at every depth.",
+    expectations=(
+        *(Expectation(f"{a}_rate_without", f"{a}: gradients explode at k = 0", low=0.02) for a in NONLINEAR),
+        *(Expectation(f"{a}_fall", f"{a}: the rate falls with k", high=-0.02) for a in NONLINEAR),
+        *(Expectation(f"{a}_rate_left", f"{a}: at the largest k little of it is left", high=0.3) for a in NONLINEAR),
+        *(
+            Expectation(f"{a}_change_with_depth", f"{a}: the same in the deepest network", low=-0.25, high=0.25)
+            for a in NONLINEAR
+        ),
+    ),
+    settings={
+        "quick": Setting(
+            {
+                **SMALL_BATCH,
+                "runs": 12,
+                "layer": 10,
+                "depths": (60, 120, 200),
+                "exponents": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5),
+            },
+            reduction="digits in place of CIFAR-10, width and batch 32 in place of 100, depths up to 200",
+        ),
+        "paper": Setting(
+            {
+                **BATCH,
+                "runs": 10,
+                "layer": 10,
+                "depths": (100, 200, 500, 1000),
+                "exponents": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5),
+            }
+        ),
+    },
+    measure=measure_gain_exponent,
+    paper="width 100, depths 100, 200, 500, 1000, rate at layer 10, 10 runs; the exponents are not given",
+    note="The rate is taken from layer 10 to layer 20, positive when gradients grow towards the input.",
+)
+
+CLAIMS: tuple[Claim, ...] = (SHAPING, GAIN_LAW, GAIN_EXPONENT)
