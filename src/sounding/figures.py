@@ -61,6 +61,9 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         axes.minorticks_off()  # over many decades they are grey, and most of the file
     if panel.title:
         axes.set_title(panel.title, fontsize=10)
+    if panel.y_ticks:
+        axes.set_yticks(list(panel.y_ticks), list(panel.y_ticks.values()))
+        axes.set_yticks([], minor=True)
     if panel.ticks:
         axes.set_xticks(list(panel.ticks), list(panel.ticks.values()))
         axes.set_xticks([], minor=True)  # a log axis would write its own labels between ours

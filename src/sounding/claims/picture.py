@@ -41,7 +41,7 @@ class Map:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes. Labels carry units; `ticks` names positions on the x axis."""
+    """One pair of axes. Labels carry units; `ticks` names positions on the x axis, `y_ticks` on the y axis."""
 
     x_label: str
     y_label: str
@@ -51,6 +51,7 @@ class Panel:
     y_scale: AxisScale = "linear"
     map: Map | None = None
     ticks: Mapping[float, str] = field(default_factory=dict)
+    y_ticks: Mapping[float, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def measure_depth_by_batch_size(values: Mapping[str, Any], context: Context) -> 
     allowed = [batchnorm("relu", batch_size=size, eps=values["eps"]).trainable_depth for size in sizes]
     shape = known_shape(values["data"])
     numbers = judge_cells(accuracy, values["depths"], allowed, chance=1 / shape[1] if shape else 0.1)
-    panel = draw_cells(accuracy, values["depths"], sizes, allowed, label="batch size B", log=True)
+    panel = draw_cells(accuracy, values["depths"], sizes, allowed, label="batch size B")
     caption = (
         f"Test accuracy on {values['data']}, width {values['width']}, mean of {values['seeds']} seeds. Networks much "
         "deeper than 16ξ (white) learn nothing, whatever the batch size."

@@ -28,11 +28,11 @@ def measure_depth_by_norm(values: Mapping[str, Any], context: Context) -> Outcom
     unit = numbers["best_accuracy"].value - chance
     numbers["gain_at_deepest"] = mean_of((accuracy[-1, good] - accuracy[-1, bad]) / unit)
     name = {"scale": "scale γ", "shift": "shift β", "eps": "eps"}[knob]
-    panel = draw_cells(accuracy, values["depths"], columns, allowed, label=f"{name} of batch norm", log=knob == "eps")
+    panel = draw_cells(accuracy, values["depths"], columns, allowed, label=f"{name} of batch norm")
     caption = (
         f"Test accuracy of {values['activation']} networks on {values['data']}, B = {size}, width {values['width']}, "
         "mean of "
-        f"{values['seeds']} seeds; 16ξ in white, cut at the deepest networks."
+        f"{values['seeds']} seeds; 16ξ in white, cut above the deepest networks."
     )
     return Outcome(numbers, Picture((panel,), caption))
 

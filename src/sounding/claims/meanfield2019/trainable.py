@@ -133,10 +133,21 @@ def judge_cells(
 
 
 def draw_cells(
-    accuracy: Array, depths: Sequence[int], columns: Sequence[float], allowed: Sequence[float], *, label: str, log: bool
+    accuracy: Array, depths: Sequence[int], columns: Sequence[float], allowed: Sequence[float], *, label: str
 ) -> Panel:
-    """The grid with 16ξ over it; the line is cut at the deepest networks."""
-    line = np.minimum(np.array(allowed, dtype=np.float64), max(depths))
-    grid = Map("test accuracy", [float(c) for c in columns], [float(d) for d in depths], accuracy.mean(2))
-    series = (Series("16ξ", [float(c) for c in columns], line, role="paper"),)
-    return Panel(label, "depth [layers]", series, map=grid, x_scale="log" if log else "linear")
+    """The grid with 16ξ over it, cells side by side; the line lies between depths in proportion to ln depth."""
+    places = np.arange(len(depths), dtype=np.float64)
+    logs = np.log(np.array(depths, dtype=np.float64))
+    wanted = np.log(np.minimum(np.array(allowed, dtype=np.float64), 1e9))
+    line = np.interp(wanted, logs, places)
+    outer = (logs[-1] - logs[0]) / max(len(logs) - 1, 1)
+    line = np.where(wanted > logs[-1], np.minimum(places[-1] + (wanted - logs[-1]) / outer, places[-1] + 0.5), line)
+    across = [float(index) for index in range(len(columns))]
+    return Panel(
+        label,
+        "depth [layers]",
+        (Series("16ξ", across, line, role="paper"),),
+        map=Map("test accuracy", across, list(places), accuracy.mean(2)),
+        ticks={index: f"{column:g}" for index, column in zip(across, columns, strict=True)},
+        y_ticks={float(place): str(depth) for place, depth in zip(places, depths, strict=True)},
+    )
