@@ -276,7 +276,7 @@ _RESNET_FULL = {"network": "resnet50", "steps": 300, "evaluations": 3}
 
 
 CENTRING_NOTE = (
-    "The number of steps decides: in the first hundred, which the quick scale shows, the uncentred network lags behind; "
+    "The number of steps decides: in the first hundred, which quick scale shows, the uncentred network lags behind; "
     "the seed shows 30 000."
 )
 
