@@ -170,14 +170,15 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=32)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=0, help="of the stack; 200 on a GPU, 10 on a CPU")
+    parser.add_argument(
+        "--steps", type=int, default=0, help="of the stack; by default 200 on a GPU, 10 to 300 on a CPU"
+    )
     parser.add_argument("--eager-networks", type=int, default=5, help="how many are timed one after another")
     parser.add_argument("--group-size", type=int, default=None)
     parser.add_argument("--sizes", action="store_true", help="smaller networks too, to see from where stacking pays")
     parser.add_argument("--out", default=None, metavar="JSON")
     options = parser.parse_args()
     cuda = options.device.startswith("cuda")
-    steps = options.steps or (200 if cuda else 10)
     size = Size(options.networks, options.depth, options.width, options.batch)
     sizes = [Size(options.networks, *small) for small in SMALL] if options.sizes else [size]
     rate, bandwidth = measure_rates(options.device)
@@ -186,6 +187,7 @@ def main() -> None:
     print(f"  matrix products {rate / 1e9:.0f} GFLOP/s, copies {bandwidth / 1e9:.0f} GB/s (read and written)")
     rows = []
     for each in sizes:
+        steps = options.steps or (200 if cuda else round(min(300.0, max(10.0, 2e10 / each.products / each.networks))))
         row = compare(
             each, options.device, eager_networks=options.eager_networks, steps=steps, group_size=options.group_size
         )
