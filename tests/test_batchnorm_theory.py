@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import astuple
 from itertools import pairwise
 
 import numpy as np
@@ -15,11 +16,15 @@ from tests.tolerance import TOLERANCE, assert_within_standard_errors
 from sounding.activations import from_callable, resolve
 from sounding.cli.output import to_plain
 from sounding.errors import NumericalError, UsageError
-from sounding.theory.arc_cosine import arc_cosine
+from sounding.theory.affine import Affine
+from sounding.theory.arc_cosine import arc_cosine, homogeneous_spread
 from sounding.theory.batchnorm import batchnorm, critical_eps, depth_scale
 from sounding.theory.gegenbauer import gegenbauer_batchnorm
 from sounding.theory.homogeneous import homogeneous_batchnorm
+from sounding.theory.moments import PAIRS, line_moments, planar_pair_moments
+from sounding.theory.normalized import NormalizedLaw
 from sounding.theory.quadrature import sphere_mean, sphere_pair_mean
+from sounding.theory.series import pair_series
 
 SIZES = [4, 5, 6, 8, 32, 256, 1024, math.inf]
 SMOOTH = ["tanh", "erf", "sin", "sigmoid", "softplus", "exp", "gelu", "gelu_tanh", "silu", "hermite:3"]
@@ -382,3 +387,43 @@ def test_a_python_callable_gives_what_the_registered_activation_gives():
     for function, name in ((lambda x: np.maximum(x, 0.0), "relu"), (np.tanh, "tanh")):
         found, expected = batchnorm(function, batch_size=12), batchnorm(name, batch_size=12)
         assert found.gradient_growth == pytest.approx(expected.gradient_growth, rel=TOLERANCE.six_digits)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "eps", "scale", "shift"),
+    [
+        ("tanh", 4, 0.0, 1.0, 0.3),
+        ("gelu", 5, 0.1, 1.0, -0.5),
+        ("sin", 8, 0.0, 20.0, 0.0),
+        ("relu", 32, 0.0, 1.0, 0.5),
+        ("relu_power:1.5", 64, 0.1, 1.0, 0.5),
+        ("hermite:30", 256, 0.1, 1.0, 0.5),
+        ("exp", 16, 1e-3, 1.0, 0.0),
+    ],
+)
+def test_series_and_plane_agree_on_every_pair_moment(name, size, eps, scale, shift):
+    """The Gegenbauer series and the cells in the plane, relative to the one-coordinate moments they are added to."""
+    affine, law = Affine(resolve(name), scale, shift), NormalizedLaw(float(size), 0.4, eps)
+    found = pair_series(affine, law, PAIRS, tolerance=1e-12)
+    assert found is not None
+    planar = np.array(astuple(planar_pair_moments(affine, law)[0]))
+    assert (np.abs(found.values - planar) <= TOLERANCE.two_routes * found.scales).all()
+
+
+@pytest.mark.parametrize("degree", [0.55, 1.0, 2.5])
+@pytest.mark.parametrize("ratio", [1e-4, 0.3, 50.0])
+def test_spread_of_homogeneous_activations_has_two_routes(degree, ratio):
+    affine, law = Affine(resolve(f"relu_power:{degree}"), 1.0, 0.0), NormalizedLaw(6.0, 1.0, ratio)
+    line, pair = line_moments(affine, law)[0], planar_pair_moments(affine, law)[0]
+    found = homogeneous_spread(degree, (1.0, 0.0), batch_size=6.0, ratio=ratio)
+    assert found == pytest.approx(line.square - pair.product, rel=TOLERANCE.two_routes)
+
+
+@pytest.mark.parametrize(("degree", "size"), [(0.55, 4), (0.6, 9), (0.8, 24)])
+def test_steep_kinks_meet_the_closed_forms_within_the_stated_error(degree, size):
+    name = f"relu_power:{degree}"
+    found, closed = batchnorm(name, batch_size=size), homogeneous_batchnorm(resolve(name), size)
+    for part in ("G", "L", "M"):
+        value = getattr(found.backward_eigenvalues, part)
+        expected = getattr(closed.backward, part)
+        assert abs(value - expected) <= min(found.error, TOLERANCE.two_routes) * max(1.0, expected)

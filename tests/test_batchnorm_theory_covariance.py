@@ -20,6 +20,7 @@ from sounding.theory.broken_symmetry import bsb2_transition, simulate_broken_sta
 from sounding.theory.covariance_map import center, covariance_map, laplace_covariance_map
 from sounding.theory.homogeneous import homogeneous_batchnorm
 from sounding.theory.identity import identity_convergence
+from sounding.theory.projected import projected_map
 from sounding.theory.quadrature import gaussian_mean, gaussian_pair_mean
 
 
@@ -98,6 +99,48 @@ def test_a_symmetric_covariance_needs_no_samples_for_any_activation():
     assert np.all(np.abs(found.covariance - sampled.covariance) <= TOLERANCE.standard_errors * sampled.error)
 
 
+@pytest.mark.parametrize(("size", "eps"), [(4, 0.0), (6, 0.0), pytest.param(4, 0.2, marks=pytest.mark.slow)])
+def test_projected_density_gives_the_laplace_integral_at_any_covariance(size, eps):
+    """Two routes that share nothing, at covariances without symmetry, of full and of deficient rank."""
+    generator = np.random.default_rng(size)
+    for rank in {3, size + 2}:
+        factor = generator.standard_normal((size, rank))
+        sigma = factor @ factor.T
+        mapped, error = projected_map(resolve("relu"), center(sigma), eps=eps, tolerance=1e-10)
+        expected = laplace_covariance_map(resolve("relu"), sigma, eps=eps).covariance
+        np.testing.assert_allclose(mapped, expected, rtol=0, atol=TOLERANCE.two_routes)
+        assert np.abs(mapped - expected).max() <= error.max()
+
+
+@pytest.mark.parametrize("eps", [0.0, pytest.param(0.3, marks=pytest.mark.slow)])
+def test_projected_density_gives_the_symmetric_map(eps):
+    """At a batch-symmetric covariance, against the quadratures of one sphere."""
+    mapped, _ = projected_map(resolve("tanh").scaled(1.5, 0.4), 0.7 * center(np.eye(5)), eps=eps)
+    expected = covariance_map("tanh", 0.7 * np.eye(5), eps=eps, scale=1.5, shift=0.4)
+    assert expected.method == "symmetric"
+    np.testing.assert_allclose(mapped, expected.covariance, rtol=0, atol=TOLERANCE.two_routes)
+
+
+@pytest.mark.parametrize("eps", [0.0, pytest.param(0.1, marks=pytest.mark.slow)])
+def test_quadrature_at_any_covariance_agrees_with_sampling(eps):
+    generator = np.random.default_rng(5)
+    sigma = np.diag([0.5, 1.0, 2.0, 4.0]) + 0.3
+    found = covariance_map("gelu", sigma, eps=eps, shift=0.5)
+    assert found.method == "quadrature"
+    sampled = covariance_map("gelu", sigma, eps=eps, shift=0.5, samples=50_000, generator=generator)
+    assert sampled.method == "sampled"
+    assert (np.abs(found.covariance - sampled.covariance) <= TOLERANCE.standard_errors * sampled.error).all()
+
+
+def test_equal_and_opposite_samples_are_one_coordinate():
+    """A batch of x, x, −x, y, −y: pairs on a line, and a sample at the mean."""
+    rows = np.array([[1.0, 0, 0], [1, 0, 0], [-2, 0.5, 0], [0, -1, 1], [0, 0.5, -1], [0, 0, 0]])
+    sigma = rows @ rows.T
+    mapped, _ = projected_map(resolve("relu"), center(sigma), eps=0.0)
+    expected = laplace_covariance_map(resolve("relu"), sigma).covariance
+    np.testing.assert_allclose(mapped, expected, rtol=0, atol=TOLERANCE.two_routes)
+
+
 def test_bad_covariances_say_what_is_wrong():
     with pytest.raises(UsageError, match="shape"):
         covariance_map("relu", np.ones(4))
@@ -108,7 +151,7 @@ def test_bad_covariances_say_what_is_wrong():
     with pytest.raises(UsageError, match="equal"):
         covariance_map("relu", np.ones((4, 4)))
     with pytest.raises(UsageError, match="generator"):
-        covariance_map("tanh", np.diag([1.0, 2.0, 3.0, 4.0]))
+        covariance_map("tanh", np.diag(np.arange(1.0, 70.0)))
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 7), st.integers(1, 6))

@@ -132,8 +132,11 @@ def test_sampling_says_so_and_is_repeatable() -> None:
     assert first.method == "sampled"
     assert 0 < max(first.errors) < 0.01
     np.testing.assert_array_equal(first.matrices, second.matrices)
-    with pytest.raises(UsageError, match="generator"):
-        gram("tanh", matrix, depth=2)
+    integrated = gram("tanh", matrix, depth=1)
+    assert integrated.method == "quadrature"
+    assert max(integrated.errors) < TOLERANCE.two_routes
+    gap = np.abs(integrated.matrices[1] - first.matrices[1]).max()
+    assert gap < TOLERANCE.standard_errors * first.errors[1]
 
 
 def test_the_record_travels() -> None:

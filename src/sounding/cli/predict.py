@@ -15,6 +15,10 @@ from sounding.errors import UsageError
 NORMS = ("none", "pre-rms", "post-rms", "pre-ln", "post-ln")
 
 
+# of some 50 ms each
+MOST_INTEGRALS = 300
+
+
 @click.group()
 def predict() -> None:
     """What theory says about a random network, without drawing a weight."""
@@ -91,7 +95,14 @@ def critical(activation: str, bias_std: float, as_json: bool, plot: Path | None)
 @click.option("--gram", "file", type=click.Path(path_type=Path), metavar="FILE", help="Or a Gram matrix, .npy or .npz.")
 @click.option("--eps", type=float, default=0.0, show_default=True, help="Of the batch norm.")
 @click.option("--width", type=int, metavar="W", help="Also the deviation of a network of this width.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Where an expectation has to be sampled.")
+@click.option(
+    "--method",
+    type=click.Choice(["auto", "quadrature", "sampled"]),
+    default="auto",
+    show_default=True,
+    help="Where no quick method applies: double integrals (auto: up to 300 of them), or Monte Carlo.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Where an expectation is sampled.")
 @presented
 def gram(
     activation: str,
@@ -102,6 +113,7 @@ def gram(
     file: Path | None,
     eps: float,
     width: int | None,
+    method: str,
     seed: int,
     as_json: bool,
     plot: Path | None,
@@ -114,7 +126,9 @@ def gram(
 
     start = input_gram(file, batch_size=batch_size, correlation=correlation, decaying=decaying)
     generator = np.random.default_rng(seed)
-    result = theory.gram(activation, start, depth=depth, eps=eps, generator=generator)
+    integrals = depth * len(start) * (len(start) - 1) // 2
+    sampled = method == "sampled" or (method == "auto" and integrals > MOST_INTEGRALS)
+    result = theory.gram(activation, start, depth=depth, eps=eps, generator=generator if sampled else None)
     draw(plot, lambda pictures: pictures.profile(result.profile(), "mean_cosine", title=result.activation))
     data = result.to_dict()
     if width is not None:

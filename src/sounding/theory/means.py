@@ -112,7 +112,9 @@ def pair_means(
     soft = (*(edge * spread for edge in _SOFT_EDGES[1:]), *edges)
     inner = 0.0
     for outer in _outer_ends(reach / spread):
-        radial = Radial(variable(inner * spread), variable(outer * spread), radius, variable, weight or default, soft)
+        # the end of the support itself, since the arcsine makes 1e-8 of a rounding there
+        end = reach if outer >= reach / spread else outer * spread
+        radial = Radial(variable(inner * spread), variable(end), radius, variable, weight or default, soft)
         cells = build_cells(radial, angle, kinks=kinks, symmetric=symmetric, grading=grading)
         beside = np.sum([result.magnitudes for result in results], axis=0) if results else 0.0
         found = integrate_cells(

@@ -25,7 +25,7 @@ GRADING = 8
 # x₁ = T cos ψ carries a rounding of 1e-16, which a kink like |x|^−0.4 in φ′ raises to about 1e-10
 STEEP_TOLERANCE = 1e-9
 # of each field of `PairMoments`: which of φ, xφ, x²φ, D, xD, x²D, x³D meet, and the power of s²
-_PAIRS = (
+PAIRS = (
     (0, 0, 0),
     (0, 0, 1),
     (1, 1, 1),
@@ -106,7 +106,7 @@ def pair_moments(affine: Affine, law: NormalizedLaw, *, tolerance: float = 1e-12
     By the series of `sounding.theory.series`, or over the plane where that would be too long.
     """
     allowed = _pair_tolerance(affine, law, tolerance)
-    found = pair_series(affine, law, _PAIRS, tolerance=allowed)
+    found = pair_series(affine, law, PAIRS, tolerance=allowed)
     if found is not None:
         return _pack(PairMoments, found.values, found.errors)
     return planar_pair_moments(affine, law, tolerance=tolerance)

@@ -59,8 +59,8 @@ class ProjectedLaw:
         unit = float(values.sum())
         values = values / unit
         step = 0.1 if values.size < 7 else 0.15
-        # the terms fall like (s(1 − |z|²))^(−rank/2), and few directions leave mass where 1 − |z|² is a millionth
-        last = math.log(8.0 / (_CROSSING * float(values[0]))) + 110.0 / values.size
+        # the terms fall like (s(1 − |z|²))^(−rank/2), and few directions leave mass where 1 − |z|² is 1e-10
+        last = math.log(8.0 / (_CROSSING * float(values[0]))) + 160.0 / values.size
         y = step * np.arange(0.0, math.ceil(last / step) + 1.0)
         turn = 1j * np.sinh(y) * math.cos(_BEND) + (np.cosh(y) - 1) * math.sin(_BEND)
         slope = 1j * np.cosh(y) * math.cos(_BEND) + np.sinh(y) * math.sin(_BEND)
