@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sounding.claims.claim import Claim, Expectation
-from sounding.claims.rank2020.convolutions import CENTRING_NOTE, measure_centring, vgg_settings
+from sounding.claims.rank2020.convolutions import CENTRING_CORRECTION, CENTRING_NOTE, measure_centring, vgg_settings
 
 CLAIMS: tuple[Claim, ...] = (
     Claim(
@@ -19,6 +19,7 @@ CLAIMS: tuple[Claim, ...] = (
         ),
         settings=vgg_settings(["standard", "uncentred"]),
         measure=measure_centring,
+        correction=CENTRING_CORRECTION,
         note=CENTRING_NOTE,
         paper="a VGG net, training accuracy and r(H_L) over iterations",
         released="the program of rank2020, figure 7: VGG-19, momentum 1; no training program",
