@@ -45,7 +45,7 @@ def measure_scope(values: Mapping[str, Any], context: Context) -> Outcome:
         numbers[f"spread_{name}_{which}_batch"] = mean_of(uneven[name, size][:, -values["depth"] // 5 :].mean(1))
     lines = [Series(name, sizes, rows, role="theory") for name, rows in largest.items() if name in NAMED + OTHERS[:3]]
     layers = np.arange(1, values["depth"] + 1)
-    shown = layers % max(1, values["depth"] // 30) == 0
+    shown = layers % max(1, values["depth"] // 15) == 0
     paths = [
         Series(f"{name}, B = {size}", layers[shown], path.mean(0)[shown],
                error=2.58 * path.std(0)[shown] / math.sqrt(len(path)))
@@ -281,7 +281,7 @@ CLAIMS: tuple[Claim, ...] = (
                     "runs": 50,
                     "small": 20,
                     "large": 128,
-                    "field_layers": 60,
+                    "field_layers": 40,
                 }
             ),
         },
@@ -306,7 +306,7 @@ CLAIMS: tuple[Claim, ...] = (
         settings={
             "quick": Setting({**_PAIRS, "width": 400, "depth": 8, "runs": 40, "window": [0, 3]}),
             "paper": Setting(
-                {**_PAIRS, "batch_sizes": [8, 16, 32, 64], "width": 1000, "depth": 12, "runs": 200, "window": [0, 3]}
+                {**_PAIRS, "batch_sizes": [8, 16, 32, 64], "width": 1000, "depth": 12, "runs": 60, "window": [0, 3]}
             ),
         },
         measure=measure_cross_limit,
@@ -330,7 +330,7 @@ CLAIMS: tuple[Claim, ...] = (
         ),
         settings={
             "quick": Setting({**_PAIRS, "width": 400, "depth": 8, "runs": 40, "window": [0, 3]}),
-            "paper": Setting({**_PAIRS, "width": 1000, "depth": 12, "runs": 200, "window": [1, 4]}),
+            "paper": Setting({**_PAIRS, "width": 1000, "depth": 12, "runs": 60, "window": [1, 4]}),
         },
         measure=measure_cross_rate,
         paper="theorems; no experiment",

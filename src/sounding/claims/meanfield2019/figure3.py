@@ -110,7 +110,7 @@ def _slopes(rows: Array) -> Array:
 
 def _draw(logs: Array, depth: int, part: str, rate: float) -> Panel:
     layers = np.arange(2, depth + 1)
-    shown = layers % max(1, depth // 16) == 0
+    shown = layers % max(1, depth // 11) == 0
     series = []
     for step in (0, 1, 2, 10):
         if step < logs.shape[1]:
