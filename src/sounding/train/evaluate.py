@@ -71,14 +71,26 @@ def check_outputs(outputs: Tensor, samples: Samples, loss: Loss) -> None:
 
 
 @torch.no_grad()
-def evaluate_part(forward: Forward, part: tuple[Tensor, Tensor], samples: Samples, recipe: Recipe) -> Scores:
+def evaluate_part(
+    forward: Forward, part: tuple[Tensor, Tensor], samples: Samples, recipe: Recipe, *, at_most: int | None = None
+) -> Scores:
     """Mean loss and accuracy over a part.
 
     The samples are dealt out like cards to as few hands of at most `evaluated_together` as it takes, so that with batch
     statistics each hand is a fair sample even of sorted data.
+
+    Args:
+        forward: of the runs.
+        part: inputs and targets.
+        samples: how inputs are prepared.
+        recipe: of the training.
+        at_most: samples in a hand, where the recipe leaves that open and it changes nothing.
     """
     inputs, targets = part
-    hands = -(-len(inputs) // recipe.evaluated_together)
+    together = recipe.evaluated_together
+    if at_most is not None and recipe.evaluation_batch is None and recipe.statistics == "running":
+        together = min(together, at_most)
+    hands = -(-len(inputs) // together)
     loss: Tensor | None = None
     right: Tensor | None = None
     for hand in range(hands):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -54,7 +54,7 @@ class History:
     record: Mapping[str, Any] = field(hash=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "curves", tuple(Point(*point) for point in self.curves))
+        object.__setattr__(self, "curves", tuple(_plain(point) for point in self.curves))
         object.__setattr__(self, "settings", tuple(MappingProxyType(dict(entry)) for entry in self.settings))
         object.__setattr__(self, "record", MappingProxyType(dict(self.record)))
 
@@ -207,6 +207,11 @@ def read_source(source: str) -> tuple[int, int]:
     """The inverse of `source_of`."""
     _, run, _, step = source.split()
     return int(run), int(step)
+
+
+def _plain(point: Sequence[Any]) -> Point:
+    """One NaN for all, so that a history with NaN equals its copy."""
+    return Point(*(math.nan if isinstance(value, float) and math.isnan(value) else value for value in point))  # type: ignore[arg-type]
 
 
 def _as_point(values: list[Any]) -> Point:

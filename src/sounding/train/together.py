@@ -112,6 +112,11 @@ def train_together_(
     training = _Together(networks, groups, samples, recipe, stream, journal, keeper)
     try:
         training.run()
+    except torch.cuda.OutOfMemoryError as error:
+        raise UsageError(
+            f"a stack of {min(size, len(networks))} networks does not fit the memory of {place}",
+            hint=f"group_size={max(1, min(size, len(networks)) // 2)}",
+        ) from error
     except KeyboardInterrupt as stop:
         raise journal.interruption(training.step, record) from stop
     finally:
@@ -202,7 +207,11 @@ class _Together:
         return _join([group.seen(classes=classes) for group in self._groups])
 
     def _evaluate(self, part: tuple[Tensor, Tensor]) -> Scores:
-        return _join([evaluate_part(group.outputs, part, self._samples, self._recipe) for group in self._groups])
+        # what a training step holds in memory, an evaluation of as many images can hold
+        most = self._recipe.batch_size if self._samples.train[0].dim() > 2 else None
+        return _join(
+            [evaluate_part(group.outputs, part, self._samples, self._recipe, at_most=most) for group in self._groups]
+        )
 
     def _measure(self) -> None:
         """Each run's values in a network of its own, which is then watched like any other."""
