@@ -123,13 +123,18 @@ def judge_cells(
     right = (score > 0.5) == (depth <= limit)
     inside, beyond = depth <= limit, depth >= CLEARLY_DEEPER * limit
     seeds = range(score.shape[2])
-    gap = [score[..., s][inside[..., s]].mean() - score[..., s][beyond[..., s]].mean() for s in seeds]
+    within, left = ([_mean(score[..., s][side[..., s]]) for s in seeds] for side in (inside, beyond))
     return {
         "share_on_right_side": fraction_of(int(right.sum()), right.size),
-        "gap_across_boundary": mean_of(gap),
-        "score_beyond": mean_of([score[..., s][beyond[..., s]].mean() for s in seeds]),
+        "gap_across_boundary": mean_of(np.array(within) - np.array(left)),
+        "score_beyond": mean_of(left),
         "best_accuracy": mean_of(accuracy.max((0, 1))),
     }
+
+
+def _mean(values: Array) -> float:
+    """NaN where a grid has no cell on that side: the verdict is then left open."""
+    return float(values.mean()) if values.size else math.nan
 
 
 def draw_cells(
