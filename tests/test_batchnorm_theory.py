@@ -174,7 +174,7 @@ def test_eigenvalues_with_eps_agree_with_their_definitions_by_monte_carlo(name, 
 @pytest.mark.parametrize("size", [4, 8, 64, math.inf])
 def test_forward_eigenvalue_g_is_the_slope_of_the_variance_map(size):
     """dμ′/dμ by differences of the map itself."""
-    from sounding.theory.moments import Affine, batch_spread
+    from sounding.theory.moments import batch_spread
     from sounding.theory.normalized import NormalizedLaw
 
     affine, eps = Affine(resolve("elu"), 1.2, 0.3), 0.2

@@ -17,6 +17,7 @@ import numpy as np
 from sounding.activations import Activation, resolve
 from sounding.errors import NumericalError, UsageError
 from sounding.profile import Profile, Row
+from sounding.theory.affine import Affine
 from sounding.theory.collapse import CriticalEps, collapse_rates, find_critical_eps, solve_spread
 from sounding.theory.eigenvalues import (
     Eigenvalues,
@@ -25,7 +26,6 @@ from sounding.theory.eigenvalues import (
     infinite_batch_eigenvalues,
 )
 from sounding.theory.moments import (
-    Affine,
     GaussianMoments,
     LineMoments,
     PairMoments,
