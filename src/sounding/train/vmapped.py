@@ -159,7 +159,7 @@ def _refuse(network: nn.Module) -> None:
         if amount:
             raise UsageError(
                 f"dropout cannot be trained as a stack, {name!r} has it: runs would need random numbers of their own",
-                hint="p=0, or train_ for one network after the other",
+                hint="networks built with dropout=0, or train_ for one after the other",
             )
         if isinstance(module, _BatchNorm) and module.momentum is None and module.track_running_stats:
             raise UsageError(
