@@ -28,7 +28,7 @@ COMMANDS = (
     f"sounding train --model mlp --depth 10 --width 256 --data cifar-10 {GRID}",
     "sounding train --model mlp --depth 50 --data fashion-mnist --init he,haar --norm batch --lr 0.01,0.1 --seeds 5",
     "sounding train --model vgg19 --data cifar-10 --optimizer momentum --lr 0.02 --seeds 2 --epochs 6 --augment "
-    "--set norm=batch",
+    "--set norm=batch --set dropout=0",
 )
 
 
