@@ -13,6 +13,8 @@ from sounding.claims.thesis2024 import (
     kernel_figures,
     mean_field,
     orthogonalization,
+    training_accuracy,
+    training_orthogonality,
 )
 
 CLAIMS: tuple[Claim, ...] = (
@@ -26,4 +28,6 @@ CLAIMS: tuple[Claim, ...] = (
     *appendix_data.CLAIMS,
     *appendix_explosion.CLAIMS,
     *appendix_nonlinearity.CLAIMS,
+    *training_accuracy.CLAIMS,
+    *training_orthogonality.CLAIMS,
 )

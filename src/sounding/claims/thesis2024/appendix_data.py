@@ -110,7 +110,7 @@ def _draw_ranks(name: str, sizes: tuple[int, ...], ranks: Mapping[tuple[str, str
     if name in PRINTED_RANKS:
         table = [PRINTED_RANKS[name][n][0] if n in PRINTED_RANKS[name] else n for n in sizes]
         series.append(Series("table C.1", sizes, table, role="paper"))
-    return Panel("batch size n", "rank of XXᵀ", series, x_scale="log", y_scale="log", title=name)
+    return Panel("batch size n", "rank of XXᵀ", series, title=name)
 
 
 def measure_cosines(values: Mapping[str, Any], context: Context) -> Outcome:

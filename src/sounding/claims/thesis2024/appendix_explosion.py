@@ -108,25 +108,29 @@ def measure_gain_law(values: Mapping[str, Any], context: Context) -> Outcome:
         change = lower.value - upper.value
         numbers[f"exponent_{activation}_change"] = Number(change, change - spread, change + spread)
         series = [
-            points(f"layer {layer}", gains, np.stack([at[:, column] for at in layers], axis=1))
+            _clear_points(f"layer {layer}", gains, [mean_of(at[:, column] - floor.value) for at in layers])
             for column, layer in enumerate(values["layers"])
         ]
-        series.append(points("bulk", gains, np.stack(bulk, axis=1)))
+        series.append(_clear_points("bulk", gains, excess))
         level = np.mean(
-            [math.log(max(e.value, 1e-12)) - c2.value * math.log(g) for g, e in zip(gains, excess, strict=True)]
+            [math.log(e.value) - c2.value * math.log(g) for g, e in zip(gains, excess, strict=True) if e.value > 0]
         )
-        fit = [floor.value + math.exp(level) * g**c2.value for g in gains]
-        series.append(Series(f"c₁α^{c2.value:.2f}", gains, fit, role="paper"))
-        panels.append(
-            Panel(
-                "gain α", "explosion rate R [ln per layer]", series, x_scale="log", y_scale="symlog", title=activation
-            )
+        series.append(
+            Series(f"c₁α^{c2.value:.2f}", gains, [math.exp(level) * g**c2.value for g in gains], role="paper")
         )
+        label = "explosion rate R above the linear network's [ln per layer]"
+        panels.append(Panel("gain α", label, series, x_scale="log", y_scale="log", title=activation))
     caption = (
         f"{values['data']}, width and batch {values['width']}, depth {values['depth']}, one gain in all layers. The "
         "rate falls with the gain at every layer, the steeper the smaller the gain: no one power law fits."
     )
     return Outcome(numbers, Picture(panels, caption))
+
+
+def _clear_points(label: str, gains: Sequence[float], rates: Sequence[Number]) -> Series:
+    """Those that a logarithmic axis can show with their intervals."""
+    kept = [(gain, rate) for gain, rate in zip(gains, rates, strict=True) if rate.low > 0]
+    return Series(label, [g for g, _ in kept], [r.value for _, r in kept], error=[r.high - r.value for _, r in kept])
 
 
 def _exponent(gains: Sequence[float], rates: Sequence[Number]) -> Number:

@@ -1,0 +1,349 @@
+"""Figures 6.6, C.3 and C.4: weights of very deep shaped networks in training, how orthogonal they stay and why.
+
+A step Δ from an orthogonal W leaves the orthogonal matrices by the symmetric part of WᵀΔ alone: the isometry gap of
+W + Δ is 2‖sym(WᵀΔ)‖_F²/d to leading order. A Δ without preferred direction has half of its square in that part, which
+gives ‖Δ‖_F²/d; a smaller gap shows a bias towards orthogonal matrices, the mere smallness of a gap does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sounding.claims.claim import Claim, Context, Expectation, Outcome, Setting
+from sounding.claims.number import Number, mean_of
+from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.thesis2024.gram_paths import points, thin
+
+if TYPE_CHECKING:
+    import torch
+
+    from sounding.models import Mlp
+
+Array = NDArray[np.float64]
+
+ALMOST = 0.01
+"""An isometry gap below this: singular values within some ten percent of each other."""
+
+
+@dataclass(frozen=True)
+class Deep:
+    """What became of the square layers of networks of one depth; arrays are (seeds, layers).
+
+    Attributes:
+        gaps: isometry gaps of the weights after training.
+        unbiased: ‖Δ‖_F²/d, the gap that a step of the same length without preferred direction makes.
+        before, after: Frobenius norms of the weights' gradients on one batch.
+        accuracy: on the training batches of the last tenth, (seeds,).
+    """
+
+    gaps: Array
+    unbiased: Array
+    before: Array
+    after: Array
+    accuracy: Array
+
+
+def train_deep(values: Mapping[str, Any], context: Context, *, activation: str, depth: int, rate: float) -> Deep:
+    """Networks of one depth, trained; rows that show the same training share it."""
+    names = ("data", "width", "batch_size", "steps", "seeds", "exponent")
+    given = tuple(values[name] for name in names)
+    return _train(activation, depth, rate, *given, device=context.device, random_seed=context.random_seed)
+
+
+@cache
+def _train(
+    activation: str,
+    depth: int,
+    rate: float,
+    data: str,
+    width: int,
+    batch_size: int,
+    steps: int,
+    seeds: int,
+    exponent: float,
+    *,
+    device: str,
+    random_seed: int,
+) -> Deep:
+    from sounding.data import load_dataset
+    from sounding.data.dataset import batches
+    from sounding.models import Mlp
+    from sounding.train import Recipe, train_together_
+
+    context = Context(device=device, random_seed=random_seed)
+    dataset = load_dataset(data, device=device)
+    inputs, labels = next(batches(dataset, batch_size, generator=context.generator(5, device=device)))
+    networks = [
+        Mlp(
+            math.prod(dataset.shape),
+            dataset.classes,
+            depth=depth,
+            width=width,
+            activation=activation,
+            norm="batch",
+            init="haar",
+            gain_exponent=exponent,
+            generator=context.generator(100 * depth + seed),
+        ).to(device)
+        for seed in range(seeds)
+    ]
+    old = [square_weights(network) for network in networks]
+    before = [gradient_norms(network, inputs, labels) for network in networks]
+    recipe = Recipe(
+        batch_size=batch_size, steps=steps, evaluate=(steps - max(1, steps // 10), steps), train_metrics="seen"
+    )
+    history = train_together_(
+        networks,
+        dataset,
+        learning_rates=[rate] * seeds,
+        recipe=recipe,
+        generator=context.generator(7, device=device),
+        device=device,
+    )
+    new = [square_weights(network) for network in networks]
+    after = [gradient_norms(network, inputs, labels) for network in networks]
+    gaps = [weight_gaps(weights) for weights in new]
+    steps_taken = [(w - v).square().sum(dim=(-2, -1)) / width for w, v in zip(new, old, strict=True)]
+    return Deep(
+        gaps=_rows(gaps),
+        unbiased=_rows(steps_taken),
+        before=_rows(before),
+        after=_rows(after),
+        accuracy=np.array([history.final(seed).train_accuracy for seed in range(seeds)], dtype=np.float64),
+    )
+
+
+def _rows(tensors: list[torch.Tensor]) -> Array:
+    import torch
+
+    return np.asarray(torch.stack(tensors).cpu().numpy())
+
+
+def square_weights(network: Mlp) -> torch.Tensor:
+    """The weights from the second layer on, (layers, d, d) in float64."""
+    import torch
+
+    layers = list(network.children())[1:-1]
+    return torch.stack([layer.linear.weight.detach() for layer in layers]).double()  # type: ignore[union-attr, misc]
+
+
+def weight_gaps(weights: torch.Tensor) -> torch.Tensor:
+    """ln(tr(WWᵀ)/d) − ln det(WWᵀ)/d of each W, by Cholesky, which a GPU batches well; good to 1e-14 in float64."""
+    import torch
+
+    gram = weights @ weights.mT
+    roots = torch.linalg.cholesky(gram).diagonal(dim1=-2, dim2=-1)
+    mean = gram.diagonal(dim1=-2, dim2=-1).mean(dim=-1)
+    return (mean.log() - 2 * roots.log().mean(dim=-1)).clamp_min(0.0)
+
+
+def gradient_norms(network: Mlp, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """‖∂loss/∂W_ℓ‖_F of the square layers on a batch; running statistics are left as they are."""
+    import copy
+
+    import torch
+
+    network = copy.deepcopy(network).train()
+    weights = [layer.linear.weight for layer in list(network.children())[1:-1]]  # type: ignore[union-attr]
+    loss = torch.nn.functional.cross_entropy(network(inputs), labels)
+    found = torch.autograd.grad(loss, weights)  # type: ignore[arg-type]
+    return torch.stack([gradient.double().norm() for gradient in found])
+
+
+def middle(rows: Array) -> Array:
+    """The mean over the middle fifth of the layers, (seeds,)."""
+    layers = rows.shape[1]
+    return np.asarray(rows[:, 2 * layers // 5 : max(3 * layers // 5, 2 * layers // 5 + 1)].mean(axis=1))
+
+
+def measure_bias(values: Mapping[str, Any], context: Context) -> Outcome:
+    """Figure 6.6: gaps and gradients over the layers of the deepest network."""
+    depth, activation = max(values["depths"]), values["activations"][0]
+    found = train_deep(values, context, activation=activation, depth=depth, rate=values["learning_rate"])
+    longer = train_deep(values, context, activation=activation, depth=depth, rate=values["larger_rate"])
+    last = found.gaps[:, -max(1, found.gaps.shape[1] // 20) :].mean(axis=1)
+    numbers = {
+        "middle_gap": mean_of(middle(found.gaps)),
+        "middle_gap_over_last": mean_of(middle(found.gaps) / last),
+        "middle_gap_over_unbiased": mean_of(middle(found.gaps) / middle(found.unbiased)),
+        "middle_gradient_over_mean": mean_of(middle(found.after) / found.after.mean(axis=1)),
+        "accuracy": _accuracy(found),
+        "middle_gap_over_unbiased_at_larger_rate": mean_of(middle(longer.gaps) / middle(longer.unbiased)),
+        "middle_gap_at_larger_rate": mean_of(middle(longer.gaps)),
+        "accuracy_at_larger_rate": _accuracy(longer),
+    }
+    picked = thin(found.gaps.shape[1], 25)
+    layers = picked + 2
+    gaps = [
+        points(f"after training at {values['learning_rate']:g}", layers, found.gaps[:, picked]),
+        Series("steps without preferred direction", layers, found.unbiased[:, picked].mean(0), role="theory"),
+        points(f"after training at {values['larger_rate']:g}", layers, longer.gaps[:, picked]),
+        Series("the same", layers, longer.unbiased[:, picked].mean(0), role="theory"),
+    ]
+    gradients = [
+        points("before", layers, found.before[:, picked]),
+        points(f"after training at {values['learning_rate']:g}", layers, found.after[:, picked]),
+    ]
+    panels = (
+        Panel("layer", "isometry gap of the weights", gaps, y_scale="log", title="weights"),
+        Panel("layer", "Frobenius norm of the weights' gradient", gradients, y_scale="log", title="gradients"),
+    )
+    caption = (
+        f"{values['data']}, {activation}, {depth} layers of width {values['width']}, {values['steps']} steps. Lines: "
+        "the gap that steps of the same lengths make without preferred direction. At the small rate the middle layers "
+        "stay below it: their steps turn the weights more than they stretch them."
+    )
+    return Outcome(numbers, Picture(panels, caption))
+
+
+def _accuracy(found: Deep) -> Number:
+    return mean_of(found.accuracy)
+
+
+def measure_depths(values: Mapping[str, Any], context: Context) -> Outcome:
+    """Figures C.3 and C.4: gaps of weights and norms of gradients for several depths and activations."""
+    numbers: dict[str, Number] = {}
+    panels = []
+    for activation in values["activations"]:
+        made = {
+            depth: train_deep(values, context, activation=activation, depth=depth, rate=values["learning_rate"])
+            for depth in values["depths"]
+        }
+        shallow, deep = made[min(made)], made[max(made)]
+        numbers[f"largest_middle_gap_{activation}"] = max(
+            (mean_of(middle(found.gaps)) for found in made.values()), key=lambda number: number.high
+        )
+        numbers[f"middle_gap_deep_over_shallow_{activation}"] = mean_of(middle(deep.gaps) / middle(shallow.gaps).mean())
+        weakest = [mean_of(f.after.min(axis=1) / np.median(f.after, axis=1)) for f in made.values()]
+        numbers[f"weakest_gradient_over_median_{activation}"] = min(weakest, key=lambda number: number.low)
+        lasting = [mean_of(middle(f.after) / middle(f.before)) for f in made.values()]
+        numbers[f"middle_gradient_after_over_before_{activation}"] = min(lasting, key=lambda number: number.low)
+        series = []
+        for depth, found in made.items():
+            shown = found.gaps if values["shown"] == "gaps" else found.after
+            picked = thin(shown.shape[1], 15)
+            series.append(points(f"{depth} layers", (picked + 2) / depth, shown[:, picked]))
+        label = "isometry gap of the weights" if values["shown"] == "gaps" else "Frobenius norm of the gradient"
+        panels.append(Panel("layer over depth", label, series, y_scale="log", title=activation))
+    what = (
+        "The middle layers stay closest to orthogonal, the more so the deeper the network."
+        if values["shown"] == "gaps"
+        else "No layer's gradient vanishes, at any depth."
+    )
+    caption = (
+        f"{values['data']}, width {values['width']}, after {values['steps']} steps of SGD at "
+        f"{values['learning_rate']:g}. {what}"
+    )
+    return Outcome(numbers, Picture(panels, caption))
+
+
+QUICK: dict[str, Any] = {
+    "data": "digits",
+    "width": 24,
+    "batch_size": 24,
+    "depths": (20, 50, 100),
+    "activations": ("tanh", "sin"),
+    "steps": 30,
+    "seeds": 5,
+    "exponent": 0.4,
+    "learning_rate": 0.001,
+    "larger_rate": 0.05,
+}
+PAPER = {
+    **QUICK,
+    "data": "cifar-10",
+    "width": 100,
+    "batch_size": 100,
+    "depths": (100, 500, 1000),
+    "steps": 100,
+    "seeds": 4,
+}
+
+
+def _settings(**more: Any) -> dict[Any, Setting]:
+    return {
+        "quick": Setting(
+            {**QUICK, **more},
+            reduction="digits in place of CIFAR-10, width and batch 24 in place of 100, depths 20, 50, 100 in place of "
+            "100, 500, 1000, 30 steps",
+        ),
+        "paper": Setting({**PAPER, **more}, reduction="100 steps in place of many epochs"),
+    }
+
+
+SETTING = (
+    "CIFAR-10, width 100, batch 100, SGD at learning rate 0.001, measured on one batch after every epoch; the gain "
+    "exponent and the number of epochs are not given"
+)
+
+BIAS = Claim(
+    id="thesis2024-fig6.6",
+    seed="thesis2024",
+    place="figure 6.6",
+    kind="figure",
+    statement="In a tanh network of 1000 layers the middle layers stay almost orthogonal under SGD although their "
+    "gradients are not negligible: SGD has an implicit bias towards orthogonal matrices.",
+    expectations=(
+        Expectation("middle_gap", "almost orthogonal: an isometry gap of a hundredth at most", high=ALMOST),
+        Expectation("middle_gap_over_last", "more so than the last layers", high=1.0),
+        Expectation("middle_gradient_over_mean", "gradients of at least a tenth of the average layer's", low=0.1),
+        Expectation("middle_gap_over_unbiased", "nearer than steps of that length without bias lead", high=0.9),
+    ),
+    settings=_settings(),
+    measure=measure_bias,
+    paper=f"depth 1000; {SETTING}",
+    note="A small gap alone shows no bias, as few small steps leave any matrix close to where it was; the last "
+    "expectation compares with steps of the same length. The bias comes from batch norm: it takes out of the gradient "
+    "what changes a feature's length, layer after layer, and what survives this far from the output is skew, a "
+    "rotation. With larger steps the weights leave the orthogonal matrices as they would by chance (numbers at the "
+    "larger rate).",
+)
+
+GAPS = Claim(
+    id="thesis2024-figC.3",
+    seed="thesis2024",
+    place="figure C.3",
+    kind="figure",
+    statement="During training the weights of the middle layers keep a small isometry gap, and the smaller the deeper "
+    "the network.",
+    expectations=tuple(
+        expectation
+        for activation in QUICK["activations"]
+        for expectation in (
+            Expectation(f"largest_middle_gap_{activation}", f"{activation}: small at every depth", high=ALMOST),
+            Expectation(f"middle_gap_deep_over_shallow_{activation}", f"{activation}: falls with depth", high=1.0),
+        )
+    ),
+    settings=_settings(shown="gaps"),
+    measure=measure_depths,
+    paper=f"sin and tanh, depths 100, 500 and 1000; {SETTING}",
+    note="See figure 6.6 for how much of it is a bias, and how much the size of the steps.",
+)
+
+GRADIENTS = Claim(
+    id="thesis2024-figC.4",
+    seed="thesis2024",
+    place="figure C.4",
+    kind="figure",
+    statement="The gradients of the weights do not vanish during training, in any layer and at any depth.",
+    expectations=tuple(
+        expectation
+        for activation in QUICK["activations"]
+        for expectation in (
+            Expectation(f"weakest_gradient_over_median_{activation}", f"{activation}: in no layer", low=0.1),
+            Expectation(f"middle_gradient_after_over_before_{activation}", f"{activation}: nor by training", low=0.1),
+        )
+    ),
+    settings=_settings(shown="gradients"),
+    measure=measure_depths,
+    paper=f"sin and tanh, depths 100, 500 and 1000; {SETTING}",
+)
+
+CLAIMS: tuple[Claim, ...] = (BIAS, GAPS, GRADIENTS)
