@@ -258,20 +258,25 @@ def _follow(
 
 
 def _comparison(dataset: str, shown: list[str]) -> dict[Scale, Setting]:
-    common = {"shown": shown, "batch_size": 64, "pretraining": 150}
+    common = {"shown": shown, "batch_size": 64}
     quick = {"dataset": "digits", "depths": [8, 32], "width": 64, "runs": 4, "steps": 200, "evaluations": 4}
     full = {"dataset": dataset, "depths": [8, 32], "width": 128, "runs": 4, "steps": 4000, "evaluations": 8}
     # the seed, too, has a grid for each kind
     narrow = {"pre-trained": [0.01, 0.1], "batch norm": [0.03, 0.1]}
+    middle = {"pre-trained": [0.01, 0.03], "batch norm": [0.03, 0.1]}
     wide = {"pre-trained": [0.003, 0.01, 0.03, 0.1], "batch norm": [0.003, 0.01, 0.03, 0.1]}
     return {
         "quick": Setting(
-            {**common, **quick, "rates": narrow},
+            {**common, **quick, "rates": narrow, "pretraining": 150},
             "digits of 8×8 pixels, width 64, depths 8 and 32, 200 steps, at most 150 pre-training steps",
         ),
+        "standard": Setting(
+            {**common, **full, "rates": middle, "pretraining": 300, "runs": 3, "steps": 600, "evaluations": 6},
+            "depths 8 and 32, 600 steps, at most 300 pre-training steps of 40 000",
+        ),
         "paper": Setting(
-            {**common, **full, "rates": wide},
-            "depths 8 and 32, 4000 steps (about 5 epochs of the seed's 100), at most 150 pre-training steps of 40 000",
+            {**common, **full, "rates": wide, "pretraining": 300},
+            "depths 8 and 32, 4000 steps (about 5 epochs of the seed's 100), at most 300 pre-training steps of 40 000",
         ),
     }
 
