@@ -295,7 +295,8 @@ _COMPARED_RELEASED = (
 _COMPARED_NOTE = (
     "Pixels lie in [0, 1] and plain networks start from He weights with zero biases; the rank is raised by "
     "steps as long as "
-    "the way to the target (sounding.repair.raise_rank_), a few hundred times fewer than the released program takes."
+    "the way to the target (sounding.repair.raise_rank_), more than a hundred times fewer than the released "
+    "program takes."
 )
 
 
