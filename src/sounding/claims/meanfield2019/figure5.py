@@ -168,8 +168,8 @@ def _row(number: int, other: str, statement: str) -> Claim:
         "β in "
         "{0, 0.05, 0.1, 0.2, 0.5, 1, 2}; 8 seeds, medians at epochs 1, 4, 10, 20, 40, 80",
         note="Momentum, decay and batch size are not given. Candidates are chosen on half of the seeds and compared on "
-        "the "
-        "other half, so that a maximum over more of them is no gain by itself. Of three quick grids tried, the first "
+        "the other half, so that a maximum over more of them is no gain by itself. Of three quick grids tried, the "
+        "first "
         "(eps 0.5, rates 0.02 and 0.1) had eps behind by 0.09 to 0.16 and β ahead by 0.10, both beyond chance; the "
         "others, of which the last is kept, are undecided.",
     )
