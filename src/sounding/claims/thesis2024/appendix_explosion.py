@@ -118,7 +118,7 @@ def measure_gain_law(values: Mapping[str, Any], context: Context) -> Outcome:
         series.append(
             Series(f"c₁α^{c2.value:.2f}", gains, [math.exp(level) * g**c2.value for g in gains], role="paper")
         )
-        label = "explosion rate R above the linear network's [ln per layer]"
+        label = "R(α) − R(linear) [ln per layer]"
         panels.append(Panel("gain α", label, series, x_scale="log", y_scale="log", title=activation))
     caption = (
         f"{values['data']}, width and batch {values['width']}, depth {values['depth']}, one gain in all layers. The "

@@ -157,7 +157,7 @@ QUICK = {
     "learning_rate": 0.1,
     "seeds": 8,
     "exponent": 0.4,
-    "looks": 6,
+    "looks": 4,
 }
 
 
