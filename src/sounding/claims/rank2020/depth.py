@@ -130,10 +130,9 @@ def measure_cor15(values: Mapping[str, Any], context: Context) -> Outcome:
     }
 
     def curve(label: str, profile: Profile, name: str) -> Series:
-        wanted = set(np.geomspace(1, profile.layers[-1], 10).astype(int)) | set(
-            profile.layers[:: len(profile.layers) // 5]
-        )
-        picked = [layer for layer in profile.layers if layer and layer in wanted]
+        known = np.array([layer for layer in profile.layers if layer])
+        wanted = np.geomspace(known[0], known[-1], 12)
+        picked = sorted({int(known[np.argmin(np.abs(known - layer))]) for layer in wanted})
         points = [profile.value(name, layer=layer) for layer in picked]
         return Series(label, picked, [p.value for p in points], error=[2.576 * (p.stderr or 0.0) for p in points])
 
