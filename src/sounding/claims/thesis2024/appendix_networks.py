@@ -8,17 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sounding.claims.claim import Context
-from sounding.claims.thesis2024.first_gradients import data_start
-from sounding.claims.thesis2024.haar_networks import CHUNK, Array, draw_haar, loss_gradient
+from sounding.claims.thesis2024.haar_networks import CHUNK, draw_haar, loss_gradient
 
 if TYPE_CHECKING:
     import torch
 
+Array = NDArray[np.float64]
 Schedule = Callable[[int], float]
 
 
@@ -68,10 +70,13 @@ def build_networks(
     center: bool = True,
 ) -> Networks:
     """`runs` networks on one batch of data, behind an input layer with orthonormal columns and batch norm."""
+    import torch
+
     generator = context.generator(offset, device=context.device)
-    settings = {**values, "center": center}
-    start, labels, classes = data_start(settings, context, law="orthogonal", distinct=None, generator=generator)
-    runs, _, width = start.shape
+    runs, width = values["runs"], values["width"]
+    inputs, labels, classes = _draw_batch(values["data"], values["batch_size"], context.device, context.random_seed)
+    first = torch.randn((runs, inputs.shape[1], width), generator=generator, dtype=torch.float64, device=context.device)
+    start = _normalize(inputs @ torch.linalg.qr(first).Q, center=center)[0]
     states, layers = [start], list[Layer]()
     while len(layers) < depth:
         drawn = draw_haar(min(CHUNK, depth - len(layers)) * runs, width, generator=generator)
@@ -82,16 +87,33 @@ def build_networks(
     return Networks(states, layers, center, labels, classes, generator)
 
 
+@cache
+def _draw_batch(data: str, size: int, device: str, random_seed: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Flat normalized inputs of one batch, their labels, and the number of classes."""
+    import torch
+
+    from sounding.data import load_dataset
+    from sounding.data.dataset import batches
+
+    dataset = load_dataset(data)
+    inputs, labels = next(batches(dataset, size, generator=Context(random_seed=random_seed).generator(7)))
+    return inputs.flatten(1).to(device, torch.float64), labels.to(device), dataset.classes
+
+
+def _normalize(product: torch.Tensor, *, center: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features of unit mean square over the samples, and what each was multiplied by."""
+    if center:
+        product = product - product.mean(dim=1, keepdim=True)
+    factor = product.square().mean(dim=1, keepdim=True).rsqrt()
+    return product * factor, factor
+
+
 def _forward(
     state: torch.Tensor, weight: torch.Tensor, activation: str, gain: float, *, center: bool
 ) -> tuple[torch.Tensor, Layer]:
     import torch
 
-    product = state @ weight.mT
-    if center:
-        product = product - product.mean(dim=1, keepdim=True)
-    factor = product.square().mean(dim=1, keepdim=True).rsqrt()
-    normalized = product * factor
+    normalized, factor = _normalize(state @ weight.mT, center=center)
     inner = gain * normalized
     if activation == "sin":
         output, slope = torch.sin(inner), gain * torch.cos(inner)

@@ -130,8 +130,12 @@ def square_weights(network: Mlp) -> torch.Tensor:
     """The weights from the second layer on, (layers, d, d) in float64."""
     import torch
 
-    layers = list(network.children())[1:-1]
-    return torch.stack([layer.linear.weight.detach() for layer in layers]).double()  # type: ignore[union-attr, misc]
+    return torch.stack([weight.detach() for weight in _weights(network)]).double()
+
+
+def _weights(network: Mlp) -> list[torch.Tensor]:
+    named = dict(network.named_parameters())
+    return [named[f"{layer}.linear.weight"] for layer in range(2, len(network))]
 
 
 def weight_gaps(weights: torch.Tensor) -> torch.Tensor:
@@ -141,7 +145,8 @@ def weight_gaps(weights: torch.Tensor) -> torch.Tensor:
     gram = weights @ weights.mT
     roots = torch.linalg.cholesky(gram).diagonal(dim1=-2, dim2=-1)
     mean = gram.diagonal(dim1=-2, dim2=-1).mean(dim=-1)
-    return (mean.log() - 2 * roots.log().mean(dim=-1)).clamp_min(0.0)
+    gaps: torch.Tensor = mean.log() - 2 * roots.log().mean(dim=-1)
+    return gaps.clamp_min(0.0)
 
 
 def gradient_norms(network: Mlp, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -151,9 +156,8 @@ def gradient_norms(network: Mlp, inputs: torch.Tensor, labels: torch.Tensor) -> 
     import torch
 
     network = copy.deepcopy(network).train()
-    weights = [layer.linear.weight for layer in list(network.children())[1:-1]]  # type: ignore[union-attr]
     loss = torch.nn.functional.cross_entropy(network(inputs), labels)
-    found = torch.autograd.grad(loss, weights)  # type: ignore[arg-type]
+    found = torch.autograd.grad(loss, _weights(network))
     return torch.stack([gradient.double().norm() for gradient in found])
 
 
