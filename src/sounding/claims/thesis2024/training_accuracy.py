@@ -148,7 +148,7 @@ def _over_seeds(values: Array) -> Number:
     return exact(float(values[0])) if np.ptp(values) == 0 else mean_of(values)
 
 
-QUICK = {
+QUICK: dict[str, Any] = {
     "data": "digits",
     "depths": (4, 12),
     "width": 32,
@@ -162,29 +162,35 @@ QUICK = {
 
 
 def _settings(data: str, parts: tuple[str, ...]) -> dict[Any, Setting]:
-    """quick on digits, the others on the data set; a hundred classes need longer to learn."""
+    """quick on digits, the others on the data set; a hundred classes need longer to learn, deep networks small steps."""
     real = {**QUICK, "data": data, "width": 100, "batch_size": 100, "parts": parts}
-    steps = {"cifar-10": 1500, "cifar-100": 1500}.get(data, 600)
-    fewer = "SGD at learning rate 0.1 in place of 0.001, which go as far as"
 
-    def reduced(depths: tuple[int, int], steps: int, seeds: int) -> Setting:
+    def reduced(depths: tuple[int, int], steps: int, rate: float, seeds: int) -> Setting:
         return Setting(
-            {**real, "depths": depths, "steps": steps, "seeds": seeds},
-            reduction=f"depths {depths[0]} and {depths[1]}, {seeds} seeds, {steps} steps of {fewer} {100 * steps} of "
-            "the seed's, in place of up to 1000 epochs",
+            {**real, "depths": depths, "steps": steps, "learning_rate": rate, "seeds": seeds},
+            reduction=f"depths {depths[0]} and {depths[1]}, {seeds} seeds, {_as_far_as(steps, rate)}",
         )
 
     settings: dict[Any, Setting] = {
         "quick": Setting(
             {**QUICK, "parts": parts},
-            reduction=f"digits in place of {data}, width 32 and batch 50 in place of 100, depths 4 and 12, 300 "
-            f"steps of {fewer} 30000 of the seed's, in place of up to 1000 epochs",
+            reduction=f"digits in place of {data}, width 32 and batch 50 in place of 100, depths 4 and 12, "
+            f"{_as_far_as(QUICK['steps'], QUICK['learning_rate'])}",
         ),
-        "standard": reduced((5, 15), steps if data == "cifar-100" else 600, 4),
+        "standard": reduced((5, 15), 1500 if data == "cifar-100" else 600, 0.1, 4),
     }
-    if data != "cifar-100":
-        settings["paper"] = reduced((10, 100), steps, 5)
+    if data == "cifar-10":
+        settings["paper"] = reduced((10, 100), 1500, 0.03, 5)
+    elif data != "cifar-100":
+        settings["paper"] = reduced((10, 50), 1000, 0.03, 5)
     return settings
+
+
+def _as_far_as(steps: int, rate: float) -> str:
+    return (
+        f"{steps} steps at learning rate {rate:g}, which go as far as {round(steps * rate / 0.001)} at the seed's 0.001, "
+        "in place of up to 1000 epochs"
+    )
 
 
 def _claim(place: str, data: str, title: str, parts: tuple[str, ...]) -> Claim:
