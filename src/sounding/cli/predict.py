@@ -100,7 +100,7 @@ def critical(activation: str, bias_std: float, as_json: bool, plot: Path | None)
     type=click.Choice(["auto", "quadrature", "sampled"]),
     default="auto",
     show_default=True,
-    help="Where no quick method applies: double integrals (auto: up to 300 of them), or Monte Carlo.",
+    help="Where no quick method applies: double integrals (auto: up to 300 of them, 75 with eps), or Monte Carlo.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Where an expectation is sampled.")
 @presented
@@ -127,7 +127,8 @@ def gram(
     start = input_gram(file, batch_size=batch_size, correlation=correlation, decaying=decaying)
     generator = np.random.default_rng(seed)
     integrals = depth * len(start) * (len(start) - 1) // 2
-    sampled = method == "sampled" or (method == "auto" and integrals > MOST_INTEGRALS)
+    most = MOST_INTEGRALS if eps == 0 else MOST_INTEGRALS // 4
+    sampled = method == "sampled" or (method == "auto" and integrals > most)
     result = theory.gram(activation, start, depth=depth, eps=eps, generator=generator if sampled else None)
     draw(plot, lambda pictures: pictures.profile(result.profile(), "mean_cosine", title=result.activation))
     data = result.to_dict()

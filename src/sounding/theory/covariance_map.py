@@ -53,8 +53,8 @@ def covariance_map(
     """V(Σ): the covariance of a batch after batch norm and activation, from its covariance before.
 
     Homogeneous activations and symmetric batches are deterministic and quick. Others are integrated over pairs of
-    samples, B(B−1)/2 double integrals of some 50 ms: about a second for a batch of 8, five for 16, more with eps > 0
-    and with kinks. With a generator they are sampled instead.
+    samples, B(B−1)/2 double integrals of some 20 ms: seconds for a batch of 16, a minute for 64, and several times that
+    with eps > 0 or with kinks. With a generator they are sampled instead.
 
     Args:
         activation: a name, an `Activation`, or a callable.
