@@ -173,7 +173,7 @@ def measure_gain_exponent(values: Mapping[str, Any], context: Context) -> Outcom
         panels.append(Panel("gain exponent", f"rate at layer {layer} [ln per layer]", series, title=activation))
     caption = (
         f"{values['data']}, width and batch {values['width']}: the rate at layer {layer} falls with the exponent k of "
-        "the gains ℓ^−k and does not depend on the depth of the network."
+        "the gains ℓ^−k and hardly depends on the depth of the network."
     )
     return Outcome(numbers, Picture(panels, caption))
 

@@ -162,7 +162,7 @@ QUICK: dict[str, Any] = {
 
 
 def _settings(data: str, parts: tuple[str, ...]) -> dict[Any, Setting]:
-    """quick on digits, the others on the data set; a hundred classes need longer to learn, deep networks small steps."""
+    """quick on digits, the others on the data set; a hundred classes need longer, deep networks small steps."""
     real = {**QUICK, "data": data, "width": 100, "batch_size": 100, "parts": parts}
 
     def reduced(depths: tuple[int, int], steps: int, rate: float, seeds: int) -> Setting:
@@ -187,9 +187,9 @@ def _settings(data: str, parts: tuple[str, ...]) -> dict[Any, Setting]:
 
 
 def _as_far_as(steps: int, rate: float) -> str:
+    far = round(steps * rate / 0.001)
     return (
-        f"{steps} steps at learning rate {rate:g}, which go as far as {round(steps * rate / 0.001)} at the seed's 0.001, "
-        "in place of up to 1000 epochs"
+        f"{steps} steps at learning rate {rate:g}, as far as {far} at the seed's 0.001, in place of up to 1000 epochs"
     )
 
 
