@@ -215,15 +215,15 @@ def _claim(place: str, data: str, title: str, parts: tuple[str, ...]) -> Claim:
         seed="thesis2024",
         place=f"figure {place}",
         kind="figure",
-        statement=f"On {title} deep networks with batch norm, orthogonal weights and shaped tanh or sin train to much "
-        f"higher {shown} accuracy than linear ones, largely independently of depth.",
+        statement=f"On {title} deep networks with batch norm, orthogonal weights and shaped tanh or sin train to "
+        f"higher {shown} accuracy than linear ones, and ever more so; depth matters little.",
         expectations=(*worse, *alike),
         settings=_settings(data, parts),
         measure=measure_accuracy,
         paper=f"{title}, width 100, batch 100, SGD without momentum at rate 0.001; depths and epochs not given",
         released="up to 1000 epochs, depths up to 1000",
-        note="Early in training linear networks are ahead, then they fall behind: how much worse they are is a matter "
-        "of how long one trains, and the seed trains for up to 1000 epochs.",
+        note="The seed calls the linear networks much worse after up to 1000 epochs. How much is a matter of how long "
+        "one trains: at first they are ahead, then they fall behind, and a training this short sees the gap open.",
     )
 
 
