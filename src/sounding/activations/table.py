@@ -126,13 +126,13 @@ def _gelu_tanh() -> Activation:
     root, cubic = math.sqrt(2 / math.pi), 0.044715
 
     def derivative(x: Array) -> Array:
-        t: Array = np.tanh(root * (x + cubic * x**3))
+        t: Array = np.tanh(root * (x + cubic * x * x * x))
         slope: Array = 0.5 * (1 + t) + 0.5 * x * (1 - t**2) * root * (1 + 3 * cubic * x**2)
         return slope
 
     return Activation(
         "gelu_tanh",
-        lambda x: 0.5 * x * (1 + np.tanh(root * (x + cubic * x**3))),
+        lambda x: 0.5 * x * (1 + np.tanh(root * (x + cubic * x * x * x))),  # x**3 takes longer than the tanh
         derivative,
         twin=_twin(lambda t: lambda x: t.nn.functional.gelu(x, approximate="tanh")),
     )

@@ -39,6 +39,7 @@ from sounding.theory.quadrature import check_batch_size
 __all__ = ["BatchNormPrediction", "CrossBatch", "FixedPoint", "batchnorm", "critical_eps", "depth_scale"]
 
 DEPTH_SCALES = 16.0
+_DRIFT = 1e-10  # of μ against its image, relative: what the solution may leave without another step
 ActivationLike = str | Activation | Callable[..., Any]
 
 
@@ -242,17 +243,7 @@ def batchnorm(
         )
     if mu <= 0:
         return BatchNormPrediction(**described, **_collapsed(affine, size, effective))
-    law = NormalizedLaw(size, mu, effective)
-    line: LineMoments | GaussianMoments
-    line_error: LineMoments | GaussianMoments
-    pair, pair_error = None, None
-    if math.isinf(size):
-        line, line_error = gaussian_moments(affine, law, tolerance=tolerance)
-    else:
-        line, line_error = line_moments(affine, law, tolerance=tolerance)
-        pair, pair_error = pair_moments(affine, law, tolerance=tolerance)
-    found = _assemble(line, pair, law, affine.level)
-    error = _propagate(found, line, pair, line_error, pair_error, law, affine)
+    found, error = _at_fixed_point(affine, NormalizedLaw(size, mu, effective), tolerance)
     return BatchNormPrediction(**described, **found, error=error)
 
 
@@ -285,6 +276,26 @@ def _check(
     affine = Affine(resolve(activation), float(scale), float(shift))
     affine.reject_jumps()
     return affine, size
+
+
+def _at_fixed_point(affine: Affine, law: NormalizedLaw, tolerance: float) -> tuple[dict[str, Any], float]:
+    """Everything reported and its error, at a μ that one Newton step with λ_G improves where it misses its image."""
+    line: LineMoments | GaussianMoments
+    line_error: LineMoments | GaussianMoments
+    pair, pair_error = None, None
+    for attempt in range(2):
+        if math.isinf(law.batch_size):
+            line, line_error = gaussian_moments(affine, law, tolerance=tolerance)
+        else:
+            line, line_error = line_moments(affine, law, tolerance=tolerance)
+            pair, pair_error = pair_moments(affine, law, tolerance=tolerance)
+        found = _assemble(line, pair, law, affine.level)
+        image, slope = found["fixed_point"].mu, found["forward_eigenvalues"].G
+        near = abs(image - law.mu) <= _DRIFT * law.mu or not abs(image - law.mu) < 0.1 * abs(1 - slope) * law.mu
+        if attempt or law.eps == 0 or near:
+            break
+        law = NormalizedLaw(law.batch_size, law.mu + (image - law.mu) / (1 - slope), law.eps)
+    return found, _propagate(found, line, pair, line_error, pair_error, law, affine)
 
 
 def _assemble(

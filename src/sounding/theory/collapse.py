@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
@@ -108,13 +109,15 @@ def solve_spread(affine: Affine, batch_size: float, eps: float) -> float:
     until it crosses, and the crossing is refined; the scan ends at η = 1e-7, or at 1e-3 where μ = 0 is stable and only
     a jump could leave a fixed point above it.
     """
-    top = batch_spread(affine, NormalizedLaw(batch_size, 1.0, 0.0), tolerance=1e-12 if eps == 0 else _ROUGH)
+    exact = NormalizedLaw(batch_size, 1.0, 0.0)
+    top = batch_spread(affine, exact, tolerance=1e-12 if eps == 0 else _ROUGH, checked=eps == 0)
     if eps == 0 or top <= 0:
         return max(top, 0.0)
 
+    @cache
     def excess(log_ratio: float, tolerance: float = _ROUGH) -> float:
-        ratio = math.exp(log_ratio)
-        value = batch_spread(affine, NormalizedLaw(batch_size, ratio, 1.0), tolerance=tolerance)
+        law = NormalizedLaw(batch_size, math.exp(log_ratio), 1.0)
+        value = batch_spread(affine, law, tolerance=tolerance, checked=False)
         return math.log(max(value, 1e-300)) - log_ratio - math.log(eps)
 
     high = math.log(top / eps)
@@ -140,10 +143,10 @@ def solve_spread(affine: Affine, batch_size: float, eps: float) -> float:
 def _polish(excess: Callable[..., float], start: float, at_start: float, slope: float) -> float:
     """The root next to `start` by the secant rule, roughly first and then to the last digits.
 
-    A step below `enough` is made on trust: the slope is known to a thousandth, roughly, and to a millionth in the end.
+    A step below `enough` is made on trust: the slope is known to a thousandth or better.
     """
     x, y = start, at_start
-    for tolerance, enough in ((_ROUGH, 1e-5), (1e-12, 1e-9)):
+    for tolerance, enough in ((_ROUGH, 1e-5), (1e-12, 1e-7)):
         if tolerance != _ROUGH:
             y = excess(x, tolerance)
         for _ in range(12):
@@ -154,7 +157,8 @@ def _polish(excess: Callable[..., float], start: float, at_start: float, slope: 
             if abs(step) > 1e-3 * enough:
                 slope = (value - y) / step
             x, y = x + step, value
-    return x - y / slope
+        x -= y / slope
+    return x
 
 
 @dataclass(frozen=True)

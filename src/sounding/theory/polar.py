@@ -70,8 +70,8 @@ class Cells:
         angle = below + (above - below) * q
         return variable, angle, radial_weight * (above - below) * angular_weight
 
-    def beside_kinks(self, order: int, reach: Array, coordinate: float) -> tuple[Array, Array]:
-        """How far a coordinate T cos(ψ − coordinate) is from the kink bounding its cell, and that kink (else NaN).
+    def beside_kinks(self, order: int, reach: Array, coordinates: Sequence[float]) -> list[tuple[Array, Array]]:
+        """For each coordinate T cos(ψ − c): how far it is from the kink bounding its cell, and that kink (else NaN).
 
         (cells, n, n) each. The difference of two cosines is taken as a product, so that the distance keeps its digits
         where the coordinate itself has lost them.
@@ -86,13 +86,16 @@ class Cells:
         from_below, from_above = 0.5 * (above - below) * forth, 0.5 * (above - below) * back
         rise = -2 * reach * np.sin(first + from_below) * np.sin(from_below)
         fall = 2 * reach * np.sin(last - from_above) * np.sin(from_above)
-        starts, ends = (
-            (np.cos(self.column(offset) - coordinate) > 1 - 1e-12) & (self.column(sign) != 0)
-            for offset, sign in ((self.O0, self.S0), (self.O1, self.S1))
-        )
-        near = starts & ((forth <= back) | ~ends)
-        kink = np.where(near, self.column(self.K0), np.where(ends, self.column(self.K1), np.nan))
-        return np.where(near, rise, fall), kink + np.zeros_like(rise)
+        found = []
+        for coordinate in coordinates:
+            starts, ends = (
+                (np.cos(self.column(offset) - coordinate) > 1 - 1e-12) & (self.column(sign) != 0)
+                for offset, sign in ((self.O0, self.S0), (self.O1, self.S1))
+            )
+            near = starts & ((forth <= back) | ~ends)
+            kink = np.where(near, self.column(self.K0), np.where(ends, self.column(self.K1), np.nan))
+            found.append((np.where(near, rise, fall), kink))
+        return found
 
     def _curve(self, reach: Array, kink: int, sign: int, offset: int) -> Array:
         bend = np.arccos(np.clip(self.column(kink) / reach, -1.0, 1.0))
@@ -266,9 +269,8 @@ def _evaluate(
         x1, x2 = reach * np.cos(psi), reach * np.cos(psi - angle)
         arguments = [x1.ravel(), x2.ravel()]
         if placed is not None:
-            for x, coordinate in ((x1, 0.0), (x2, angle)):
-                distance, kink = cells.beside_kinks(order, reach, coordinate)
-                arguments.append(placed(x, distance, kink).ravel())
+            beside = cells.beside_kinks(order, reach, (0.0, angle))
+            arguments += [placed(x, *place).ravel() for x, place in zip((x1, x2), beside, strict=True)]
         if radial_argument:
             arguments.append(np.broadcast_to(variable, psi.shape).ravel())
         with np.errstate(all="ignore"):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from scipy.special import beta, betainc
@@ -83,6 +84,16 @@ def second_coordinates(batch_size: float, terms: int) -> Array:
     for k in range(1, terms - 1):
         values.append(((2 * k + shift) * t * values[k] - k * values[k - 1]) / (k + shift))
     return np.array(values[:terms])
+
+
+@lru_cache(maxsize=16)
+def _tabulated(batch_size: float) -> tuple[Array, Array]:
+    """P_k(−1/(B−1)), and a bound on it and on those that follow; they oscillate with a period of about 4."""
+    second = second_coordinates(batch_size, _MAX_TERMS + 8)
+    envelope = np.lib.stride_tricks.sliding_window_view(np.abs(second), 8)[:_MAX_TERMS].max(axis=1)
+    second.setflags(write=False)
+    envelope.setflags(write=False)
+    return second, envelope
 
 
 def radial_rule(law: NormalizedLaw, step: float) -> tuple[Array, Array, Array]:
@@ -198,8 +209,7 @@ def pair_series(
     adds the difference of two orders in the angle and in the radius to the bound on the terms left out; without
     `checked` those differences are not taken.
     """
-    second = second_coordinates(law.batch_size, _MAX_TERMS + 8)
-    envelope = np.array([np.abs(second[k : k + 8]).max() for k in range(_MAX_TERMS)])
+    second, envelope = _tabulated(law.batch_size)
     steep = affine.kink_power < 0
     decay = np.ones(_MAX_TERMS) if steep else 1.0 / np.arange(1.0, _MAX_TERMS + 1)
     enough, likely = (np.flatnonzero(tail < 0.5 * tolerance) for tail in (envelope, envelope * decay))
