@@ -35,6 +35,7 @@ class Activation:
         center: where its variation is centred.
         derivative_error: error of `derivative` relative to the largest slope; 0 when it is analytic.
         twin: makes the torch function; None for a Python callable without one.
+        kinks_within: `kinks` is complete on [−kinks_within, kinks_within]; infinite unless they were searched for.
 
     >>> from sounding.activations import resolve
     >>> relu = resolve("relu")
@@ -55,6 +56,7 @@ class Activation:
     center: float = 0.0
     derivative_error: float = 0.0
     twin: Callable[[], Callable[[torch.Tensor], torch.Tensor]] | None = None
+    kinks_within: float = math.inf
 
     def __call__(self, x: Array) -> Array:
         return self.function(np.asarray(x, dtype=np.float64))
@@ -100,6 +102,7 @@ class Activation:
             length=self.length / abs(gain),
             center=(self.center - shift) / gain,
             twin=scaled_twin,
+            kinks_within=max(self.kinks_within - abs(shift), 0.0) / abs(gain),
         )
 
 

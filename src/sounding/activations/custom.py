@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from sounding.errors import UsageError
 
 PROBE = 8.0  # a callable must be finite on [−PROBE, PROBE]
 MANY_KINKS = 64
+SEARCHED = 12.0  # kinks are searched for on [−SEARCHED, SEARCHED]
 
 
 def from_callable(
@@ -51,7 +54,8 @@ def from_callable(
     f, from_torch = _accepted(function, label)
     _require_elementwise(f, label)
     given = derivative if derivative is not None else getattr(function, "derivative", None)
-    places = _places(f, kinks if kinks is not None else getattr(function, "kinks", None), label)
+    known = kinks if kinks is not None else getattr(function, "kinks", None)
+    places = _places(f, known, label)
     error = 0.0
     if from_torch:
         slope = _autograd(function)
@@ -67,7 +71,26 @@ def from_callable(
         growth=growth or growth_of(f),
         derivative_error=error,
         twin=(lambda: function) if from_torch else None,
+        kinks_within=math.inf if known is not None else SEARCHED,
     )
+
+
+def widened(activation: Activation, reach: float) -> Activation:
+    """The same with its kinks known on [−reach, reach]: searched for where they were not given.
+
+    >>> ramp = from_callable(lambda x: np.clip(x, -20.0, 20.0), name="ramp")
+    >>> ramp.kinks, [round(kink, 9) for kink in widened(ramp, 30.0).kinks]
+    ((), [-20.0, 20.0])
+    """
+    if reach <= activation.kinks_within:
+        return activation
+    places = tuple(kink.place for kink in find_kinks(activation.function, reach=reach))
+    if places == activation.kinks:
+        return replace(activation, kinks_within=reach)
+    slope, error = activation.derivative, activation.derivative_error
+    if error > 0:
+        slope, error = difference(activation.function, places)
+    return replace(activation, kinks=places, derivative=slope, derivative_error=error, kinks_within=reach)
 
 
 def _accepted(function: Callable[..., Any], label: str) -> tuple[Callable[[Array], Array], bool]:
@@ -151,7 +174,7 @@ def _places(f: Callable[[Array], Array], given: Any, label: str) -> tuple[float,
         if not np.isfinite(places).all():
             raise UsageError(f"kinks of activation {label!r} must be finite numbers, got {given!r}")
         return places
-    found = tuple(kink.place for kink in find_kinks(f))
+    found = tuple(kink.place for kink in find_kinks(f, reach=SEARCHED))
     if len(found) > MANY_KINKS:
         raise UsageError(
             f"activation {label!r} has {len(found)} places on [−12, 12] where it is not smooth, expected at most "

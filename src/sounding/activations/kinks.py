@@ -39,11 +39,12 @@ def find_kinks(function: Callable[[Array], Array], *, reach: float = 12.0) -> tu
     >>> find_kinks(lambda x: np.tanh(20 * x))
     ()
     """
-    grid = np.linspace(-reach, reach, CELLS + 1)
+    cells = 2 * round(0.5 * CELLS * max(1.0, reach / 12.0)) + 1
+    grid = np.linspace(-reach, reach, cells + 1)
     with np.errstate(all="ignore"):
         y = function(grid)
-    differences = np.abs(np.diff(y, ORDER))
-    floor = _rounding(y)
+        differences = np.abs(np.diff(y, ORDER))
+        floor = _rounding(y)
     kinks: list[Kink] = []
     for i in _local_maxima(differences, width=ORDER):
         if not differences[i] > 4 * floor[i]:

@@ -74,6 +74,16 @@ class Affine:
         size = math.sqrt(float(np.mean(rise * rise)))
         return 4e-16 * abs(self.level) / size if size > 0 else 0.0
 
+    def slope_noise(self, spread: float) -> float:
+        """Error of D relative to its size over x of about `spread`; the activation states it for its largest slope."""
+        phi = self.activation
+        if phi.derivative_error == 0:
+            return 0.0
+        largest = abs(self.scale) * float(np.abs(phi.derivative(np.linspace(-8.0, 8.0, 131))).max())
+        typical = self.slope(self.scale * spread * np.linspace(-2.0, 2.0, 32) + self.shift)
+        size = math.sqrt(float(np.mean(typical * typical)))
+        return phi.derivative_error * max(1.0, largest / max(size, 1e-3 * largest, 1e-300))
+
     def reject_jumps(self) -> None:
         """Raise where gradients do not exist: at a jump, or at an infinite slope known only by differences."""
         phi = self.activation

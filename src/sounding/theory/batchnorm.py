@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from sounding.activations import Activation, resolve
+from sounding.activations.custom import widened
 from sounding.errors import NumericalError, UsageError
 from sounding.profile import Profile, Row
 from sounding.theory.affine import Affine
@@ -39,6 +40,7 @@ from sounding.theory.quadrature import check_batch_size
 __all__ = ["BatchNormPrediction", "CrossBatch", "FixedPoint", "batchnorm", "critical_eps", "depth_scale"]
 
 DEPTH_SCALES = 16.0
+_FARTHEST = 8.0  # standard deviations within which kinks matter
 _DRIFT = 1e-10  # of μ against its image, relative: what the solution may leave without another step
 ActivationLike = str | Activation | Callable[..., Any]
 
@@ -273,7 +275,8 @@ def _check(
         raise UsageError(f"scale must be finite and not 0, got {scale}: with 0 the layer forgets its input")
     if not math.isfinite(shift):
         raise UsageError(f"shift must be finite, got {shift}")
-    affine = Affine(resolve(activation), float(scale), float(shift))
+    reach = abs(shift) + abs(scale) * min(math.sqrt(size - 1.0), _FARTHEST)
+    affine = Affine(widened(resolve(activation), reach), float(scale), float(shift))
     affine.reject_jumps()
     return affine, size
 
@@ -359,8 +362,10 @@ def _propagate(
     base = _numbers(found)
     total = np.zeros_like(base)
 
+    noise = 2 * affine.slope_noise(law.spread)
+
     def size_of(record: Any, errors: Any, name: str) -> float:
-        relative = 2 * affine.activation.derivative_error if "slope" in name else 0.0
+        relative = noise if "slope" in name else 0.0
         return float(getattr(errors, name) + relative * abs(getattr(record, name)))
 
     for field in fields(line):

@@ -226,7 +226,7 @@ def _pair(
 
 
 def _tolerance(affine: Affine, law: NormalizedLaw, tolerance: float) -> float:
-    return max(tolerance, 0.1 * affine.activation.derivative_error, affine.noise(law.spread))
+    return max(tolerance, affine.slope_noise(law.spread), affine.noise(law.spread))
 
 
 def _pair_tolerance(affine: Affine, law: NormalizedLaw, tolerance: float) -> float:

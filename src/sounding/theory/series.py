@@ -33,7 +33,7 @@ ORDERS = (10, 14)
 _GRADED_ORDERS = (40, 56)
 _GRADING = 12
 _FIRST_TERMS, _MAX_TERMS = 24, 480
-_MAX_WORK = 3e7
+_MAX_WORK = 4e7
 _MAX_PANELS = 2_000
 # with a radius to integrate over, the plane's cells are faster for kinked activations that need no more edges than this
 _FEW_EDGES = 20
