@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ def orthogonalize_(
     inputs: Inputs,
     *,
     exponent: float = -0.5,
+    frame: Literal["haar", "slice"] = "haar",
     gain: float = 1.0,
     floor: float = 0.1,
     rows: int = 16384,
@@ -40,10 +41,12 @@ def orthogonalize_(
         W = s · V′ Σ^p Qᵀ,   p = −½ (orth2021, eq. 6; appendix E shows that the orthogonality gap falls)
 
     so that X Wᵀ = s · P Σ^{1+p} V′ᵀ. V′ has orthonormal columns (rows, where the layer narrows) and is drawn from the
-    Haar law: the slice of V that the paper takes is not orthogonal when samples outnumber features, and the gap may
-    then grow. s keeps the signal at unit mean square, after the activation where a ReLU follows, else before it; the
-    printed scale leaves it at 1/√(dn). Convolutions use the singular vectors of their unfolded patches (appendix G).
-    p = −1 is what the released program does. Biases become 0.
+    Haar law, or it is the slice of P that the paper takes. The slice is not orthogonal when samples outnumber features,
+    and the gap may then grow; but its rows are samples, so a unit answers to what resembles its sample, and deep
+    networks without batch norm train where those with orthonormal V′ diverge (row orth2021-fig4 of the ledger). s keeps
+    the signal at unit mean square, after the activation where a ReLU follows, else before it; the printed scale leaves
+    it at 1/√(dn). Convolutions use the singular vectors of their unfolded patches (appendix G). p = −1 is what the
+    released program does. Biases become 0.
 
     One forward pass does it all: each layer is set when the signal reaches it, so cost and memory are those of a pass
     plus one eigendecomposition of a fan_in × fan_in matrix per layer.
@@ -52,6 +55,7 @@ def orthogonalize_(
         model: changed in place; passed through in training mode, running statistics untouched.
         inputs: a batch with at least as many samples (patches) as any layer has inputs.
         exponent: p.
+        frame: V′: "haar" (orthonormal; the gap falls for certain) or "slice" (the first samples' rows of P).
         gain: factor on the root mean square.
         floor: singular values below `floor` times the largest count as that, so that directions without signal are not
             blown up without bound. Besides, 2·fan_in/samples times the median of σ² is added to every σ²: with few
@@ -66,6 +70,8 @@ def orthogonalize_(
     check_inputs(inputs)
     if not (math.isfinite(exponent) and -1 <= exponent <= 0):
         raise UsageError(f"exponent must lie between −1 and 0, got {exponent}", hint="-0.5 as printed, -1 as released")
+    if frame not in ("haar", "slice"):
+        raise UsageError(f"unknown frame {frame!r}", hint="haar or slice")
     if not 0 < floor < 1:
         raise UsageError(f"floor must lie between 0 and 1, got {floor}")
     layers, untouched = select_layers(model, (nn.Linear, *CONVOLUTIONS), include=include, exclude=exclude)
@@ -86,7 +92,7 @@ def orthogonalize_(
                 return
             groups = _sample_matrices(module, arguments[0], rows, generator)
             before = rms(weight_of(module))
-            _fill(module, groups, name, exponent, floor, generator)
+            _fill(module, groups, name, exponent, floor, frame, generator)
             _set_scale(module, arguments[0], gain, followed.get(name), name)
             changed[name] = Change(name, "weight", f"rms {before:.3g}", f"rms {rms(weight_of(module)):.3g}")
 
@@ -139,6 +145,7 @@ def _fill(
     name: str,
     exponent: float,
     floor: float,
+    frame: str,
     generator: torch.Generator | None,
 ) -> None:
     """W = V′ Σ^p Qᵀ for each group, from the eigendecomposition of XᵀX in float64."""
@@ -161,8 +168,16 @@ def _fill(
         if float(sigma[-1]) == 0:
             raise NumericalError(f"no signal reaches layer {name!r}: all its inputs are zero")
         sigma = sigma.clamp_min(floor * float(sigma[-1]))
-        frame = haar_frame(out, inputs, generator=generator).to(wide.device)
-        parts.append((frame * sigma**exponent) @ directions.T)
+        if frame == "slice":
+            if samples < out:
+                raise UsageError(
+                    f"layer {name!r} has {out} outputs, so a slice needs at least {out} samples, got {samples}",
+                    hint=f"a batch of {out} or more, or frame='haar'",
+                )
+            inner = wide[:out] @ directions / sigma
+        else:
+            inner = haar_frame(out, inputs, generator=generator).to(wide.device)
+        parts.append((inner * sigma**exponent) @ directions.T)
     weight.copy_(torch.cat(parts).reshape(weight.shape))
     bias = getattr(module, "bias", None)
     if isinstance(bias, Tensor):

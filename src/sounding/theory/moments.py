@@ -15,6 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from sounding.activations.activation import Array
+from sounding.errors import NumericalError
 from sounding.theory.affine import Affine
 from sounding.theory.arc_cosine import homogeneous_spread
 from sounding.theory.means import line_means, pair_means
@@ -24,6 +25,8 @@ from sounding.theory.series import pair_series
 GRADING = 8
 # x₁ = T cos ψ carries a rounding of 1e-16, which a kink like |x|^−0.4 in φ′ raises to about 1e-10
 STEEP_TOLERANCE = 1e-9
+MOST_KINKS = 20  # the plane of two samples is cut into some ten cells for each pair of kinks
+USELESS = 1e-5  # a larger share of error would pose as a prediction
 # of each field of `PairMoments`: which of φ, xφ, x²φ, D, xD, x²D, x³D meet, and the power of s²
 PAIRS = (
     (0, 0, 0),
@@ -204,6 +207,13 @@ def _pair(
     tolerance: float,
 ) -> tuple[Array, Array]:
     lines, power = affine.kinks(), affine.kink_power
+    inside = sum(abs(line) < law.support for line in lines)
+    if inside > MOST_KINKS:
+        raise NumericalError(
+            f"{affine.activation.name} has {inside} kinks within reach of a batch of {law.batch_size:g} at scale "
+            f"{affine.scale:g}: too many for the integrals over two samples",
+            hint="a smaller scale, or a batch of 24 or more, which needs no such integral",
+        )
 
     def plain(x1: Array, x2: Array) -> Array:
         return integrands(x1, x2, affine.scale * x1 + affine.shift, affine.scale * x2 + affine.shift)
@@ -222,6 +232,13 @@ def _pair(
         tolerance=_pair_tolerance(affine, law, tolerance),
         what=f"the second moment of {affine.activation.name} or of its derivative",
     )
+    worst = float((found.errors / np.maximum(found.magnitudes, 1e-300)).max())
+    if worst > USELESS:
+        raise NumericalError(
+            f"{affine.activation.name} at scale {affine.scale:g} varies too fast for the integrals over two samples of "
+            f"a batch of {law.batch_size:g}: they are off by {worst:.1g} of themselves",
+            hint="a smaller scale or a larger batch",
+        )
     return found.values, found.errors
 
 

@@ -130,11 +130,10 @@ def gaussian_pair_mean(
     >>> print(f"{gaussian_pair_mean(relu, relu, 0.0, kinks_f=(0.0,)).value * 2 * math.pi:.12f}")
     1.000000000000
     """
-    first, second = tuple(kinks_f), tuple(kinks_f if kinks_g is None else kinks_g)
+    product, kinks = _product(f, g, kinks_f, kinks_g)
     return gaussian_joint_mean(
-        lambda x, y: f(x) * g(y), correlation, mean=mean, std=std, kinks=(first, second), length=length, center=center,
-        tolerance=tolerance,
-    )  # fmt: skip
+        product, correlation, mean=mean, std=std, kinks=kinks, length=length, center=center, tolerance=tolerance
+    )
 
 
 def gaussian_joint_mean(
@@ -172,11 +171,10 @@ def sphere_pair_mean(
     >>> print(f"{sphere_pair_mean(lambda x: x, lambda x: x, 5).value:.12f}")
     -0.250000000000
     """
-    first, second = tuple(kinks_f), tuple(kinks_f if kinks_g is None else kinks_g)
+    product, kinks = _product(f, g, kinks_f, kinks_g)
     return sphere_joint_mean(
-        lambda x, y: f(x) * g(y), batch_size, mean=mean, std=std, kinks=(first, second), length=length, center=center,
-        tolerance=tolerance,
-    )  # fmt: skip
+        product, batch_size, mean=mean, std=std, kinks=kinks, length=length, center=center, tolerance=tolerance
+    )
 
 
 def sphere_joint_mean(
@@ -212,6 +210,14 @@ def check_batch_size(batch_size: float) -> float:
             hint="batch size 4 or more",
         )
     return size
+
+
+def _product(
+    f: Function, g: Function, kinks_f: Iterable[float], kinks_g: Iterable[float] | None
+) -> tuple[JointFunction, tuple[Sequence[float], Sequence[float]]]:
+    """(x, y) ↦ f(x) g(y) and the kinks of each, those of f for both unless given."""
+    first = tuple(kinks_f)
+    return lambda x, y: f(x) * g(y), (first, first if kinks_g is None else tuple(kinks_g))
 
 
 def _joint_mean(

@@ -76,10 +76,13 @@ class Vanilla:
     status: Status
     fixed_points: tuple[LengthPoint, ...]
     error: float
+    linear: bool = False
 
     @property
     def note(self) -> str:
         """What the status means, in words; empty for an ordinary fixed point."""
+        if self.status == "marginal" and self.linear:
+            return "every variance and every correlation is a fixed point; those stated are the start and 1"
         return NOTES[self.status]
 
     def to_dict(self) -> dict[str, Any]:
@@ -286,6 +289,7 @@ def _describe(phi: Activation, weight: float, bias: float, settled: Settled) -> 
         status=status,
         fixed_points=points,
         error=error,
+        linear=phi.degree == 1.0 and phi.slopes is not None and phi.slopes[0] == phi.slopes[1],
     )
 
 

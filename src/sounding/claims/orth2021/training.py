@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from torch import nn
 
     from sounding.data import Dataset
+    from sounding.models.norms import Norm
 
 INTERVAL = 2.576
 LABELS = {
     "xavier": "Xavier's weights",
     "iterative": "iterative orthogonalization",
+    "orthonormal": "the same with orthonormal V′",
     "released": "as released, Σ^(−1)",
     "orthogonal": "orthogonal weights",
     "clipping:0.1": "clipping, λ = 0.1",
@@ -71,15 +73,21 @@ def make_networks(values: Mapping[str, Any], depth: int, variant: str, context: 
             init="he",
             generator=context.generator(seed),
         ).to(context.device)
-        inner = {"exclude": ["1.linear", "readout"]}  # the first and last layer keep Xavier's weights
+        outer = ["1.linear", "readout"]  # the first and last layer keep Xavier's weights
         generator = context.generator(1000 + seed)
-        if variant in ("iterative", "released"):
+        if variant in ("iterative", "orthonormal", "released"):
             inputs = data.part("train")[0][: values["init_samples"]]
-            exponent = -0.5 if variant == "iterative" else -1.0
-            orthogonalize_(network, _scaled(data, inputs), exponent=exponent, generator=generator, **inner)
+            orthogonalize_(
+                network,
+                _scaled(data, inputs),
+                exponent=-1.0 if variant == "released" else -0.5,
+                frame="haar" if variant == "orthonormal" else "slice",
+                exclude=outer,
+                generator=generator,
+            )
             _print_scale_(network, len(inputs))
         elif variant == "orthogonal":
-            haar_(network, gain=math.sqrt(2), generator=generator, **inner)
+            haar_(network, gain=math.sqrt(2), exclude=outer, generator=generator)
         networks.append(network)
     return networks
 
@@ -288,8 +296,9 @@ def measure_figure5(values: Mapping[str, Any], context: Context) -> Outcome:
     from sounding.models import Mlp
 
     data = load(values["data"], context.device)
-    networks = {}
-    for index, norm in enumerate(("none", "batch")):
+    networks: dict[tuple[str, str], nn.Module] = {}
+    norms: tuple[Norm, ...] = ("none", "batch")
+    for index, norm in enumerate(norms):
         networks["MLP", norm] = Mlp(
             math.prod(data.shape),
             data.classes,
@@ -368,7 +377,9 @@ def measure_figure7(values: Mapping[str, Any], context: Context) -> Outcome:
                         for n, m in network.named_modules()
                         if getattr(m, "in_channels", 0) == getattr(m, "out_channels", 1)
                     ]
-                    orthogonalize_(network, inputs, include=equal, generator=context.generator(50 + seed))
+                    orthogonalize_(
+                        network, inputs, include=equal, frame="slice", generator=context.generator(50 + seed)
+                    )
                 networks.append(network)
         steps = values["steps"]
         marks = tuple(range(0, steps + 1, max(1, steps // 10)))
@@ -400,6 +411,7 @@ def _conv_classifier(data: Dataset, width: int, depth: int, generator: torch.Gen
     from sounding.models.initial import initialize_
 
     stack = _conv_stack(data.shape[0], width, depth, batch_norm=False, generator=generator)
+    assert isinstance(stack, modules.Sequential)
     readout = modules.Linear(width, data.classes)
     initialize_(readout, "xavier", generator)
     return modules.Sequential(*stack, modules.AdaptiveAvgPool2d(1), modules.Flatten(), readout)
