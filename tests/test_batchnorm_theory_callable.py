@@ -29,7 +29,7 @@ def test_kinks_of_a_callable_are_found_as_far_out_as_the_batch_reaches():
 
 @pytest.mark.parametrize("eps", [0.0, 0.1])
 def test_what_varies_too_fast_for_a_small_batch_is_no_prediction(eps):
-    """67 kinks cut the plane of two samples into too many cells: an error at once, not a number with an error of 5%."""
+    """68 kinks cut the plane of two samples into too many cells: an error at once, not a number with an error of 5%."""
     wave = from_callable(lambda x: np.abs(np.sin(3 * x)), name="wave")
     with pytest.raises(NumericalError, match="kinks within reach"):
         batchnorm(wave, batch_size=4, eps=eps, scale=20.0)

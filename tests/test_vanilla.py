@@ -315,3 +315,10 @@ def test_a_callable_gives_what_the_table_gives() -> None:
 def test_bad_input_says_what_was_expected(call: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         call()  # type: ignore[operator]
+
+
+def test_a_linear_network_at_the_edge_keeps_every_correlation_and_says_so():
+    assert "every correlation is a fixed point" in vanilla("identity", weight_std=1.0).note
+    assert "every correlation is a fixed point" in vanilla("leaky_relu:1", weight_std=1.0).note
+    for other in (vanilla("relu", weight_std=math.sqrt(2)), vanilla("identity", weight_std=0.9, bias_std=0.1)):
+        assert "correlation" not in other.note

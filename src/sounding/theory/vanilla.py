@@ -61,6 +61,7 @@ class Vanilla:
         status: whether the variance has a "fixed" point, or is "vanishing", "marginal" or "diverging".
         fixed_points: all variances that a layer leaves as they are.
         error: an upper estimate of the relative error of the numbers above.
+        linear: whether φ is a multiple of the identity, which leaves every correlation as it is.
     """
 
     activation: str
