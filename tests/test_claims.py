@@ -40,7 +40,7 @@ from sounding.claims import (
     slope_of,
 )
 from sounding.claims.registry import shipped_verdicts
-from sounding.claims.result import Result
+from sounding.claims.result import Result, plain
 from sounding.cli import cli
 from sounding.errors import UsageError
 from sounding.report.ledger import write_index, write_markdown, write_page
@@ -280,7 +280,7 @@ def test_committed_verdicts_follow_from_committed_numbers(claim_id: str) -> None
         assert judge(ROWS[claim_id], result.numbers) == result.verdict
         assert result.statement == ROWS[claim_id].statement
         assert result.verdict in VERDICTS
-        assert dict(json.loads(json.dumps(dict(ROWS[claim_id].settings[scale].values)))) == dict(result.settings)
+        assert plain(ROWS[claim_id].settings[scale].values) == dict(result.settings)
 
 
 @needs_results

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import doctest
+import importlib.util
+import json
 import re
 from pathlib import Path
 
@@ -75,3 +77,15 @@ def test_every_picture_is_shown_and_self_contained() -> None:
         assert picture.name in text, f"{picture.name} is on no page"
         if picture.suffix == ".svg":
             assert not re.search(r"(href|src)=\"https?:", picture.read_text(encoding="utf-8")), picture.name
+
+
+def test_the_table_of_training_is_made_from_its_results() -> None:
+    """docs/train.md quotes docs/training.json, which docs/train_real_data.py writes."""
+    spec = importlib.util.spec_from_file_location("train_real_data", DOCS / "train_real_data.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    results = json.loads((DOCS / "training.json").read_text("utf-8"))
+    assert [result["command"] for result in results["results"]] == list(script.COMMANDS)
+    assert script.write_table(results) in (DOCS / "train.md").read_text("utf-8")

@@ -61,7 +61,7 @@ class Result:
     def to_json(self) -> str:
         """The text of result.json."""
         fields = {"schema": SCHEMA, **asdict(self), "command": self.command}
-        return json.dumps(_plain(fields), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        return json.dumps(plain(fields), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "result") -> Result:
@@ -113,7 +113,7 @@ def describe_result(
         remarks=remarks,
         expectations=tuple({"of": of, **asdict(e), "status": e.judge(numbers.get(e.quantity))} for of, e in checked),
         numbers=dict(numbers),
-        settings=dict(setting.values),
+        settings=plain(setting.values),
         paper=claim.paper,
         released=claim.released,
         caption=caption,
@@ -130,7 +130,7 @@ def fingerprint_of(claim: Claim, scale: Scale, context: Context) -> str:
     """What must be equal for an old result to be the wanted one: statement, bounds, settings, seed, kind of device."""
     setting = claim.settings[scale]
     parts = [claim.id, claim.statement, scale, claim.expectations, claim.correction, setting.values]
-    text = json.dumps(_plain([*parts, context.random_seed, context.device.split(":")[0]]), default=repr, sort_keys=True)
+    text = json.dumps(plain([*parts, context.random_seed, context.device.split(":")[0]]), default=repr, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -181,14 +181,14 @@ def _device_name(device: str) -> str:
     return device
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """JSON types only; infinities and NaN as the strings that `float` reads back."""
     if hasattr(value, "__dataclass_fields__"):
-        return _plain(asdict(value))
+        return plain(asdict(value))
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

@@ -108,13 +108,14 @@ def measure_figure2a(values: Mapping[str, Any], context: Context) -> Outcome:
     series.append(Series("infinite width (theory)", np.arange(depth + 1), theory, role="theory"))
     logs = np.log(curves[wide].value)
     errors = np.nan_to_num(curves[wide].stderr) / curves[wide].value
-    line = np.polyfit(np.arange(1, 21), logs[1:21], 1)
-    unexplained = np.var(logs[1:21] - np.polyval(line, np.arange(1, 21))) / np.var(logs[1:21])
+    rng = np.random.default_rng(context.random_seed)
+    noisy = logs[1:21] + errors[1:21] * rng.standard_normal((400, 20))
+    straightness = np.array([np.corrcoef(np.arange(20), row)[0, 1] ** 2 for row in (logs[1:21], *noisy)])
     floors = {width: curve.value[depth // 2 :] for width, curve in curves.items()}
     late = np.arange(depth // 2, depth + 1)
     numbers = {
         "decay_per_layer_first_20": slope_of(np.arange(1, 21), logs[1:21], stderr=list(errors[1:21])),
-        "straightness_first_20": exact(1 - float(unexplained), error=0.01),
+        "straightness_first_20": estimate(float(straightness[0]), float(straightness[1:].std())),
         "drift_after_half": slope_of(late, logs[depth // 2 :], stderr=list(errors[depth // 2 :])),
         "floor_ratio": estimate(
             floors[narrow].mean() / floors[wide].mean(), 0.05 * floors[narrow].mean() / floors[wide].mean()

@@ -181,7 +181,7 @@ def _settings(data: str, parts: tuple[str, ...]) -> dict[Any, Setting]:
         "standard": reduced((5, 15), 1500 if data == "cifar-100" else 600, 0.1, 4),
     }
     if data == "cifar-10":
-        settings["paper"] = reduced((10, 100), 1500, 0.03, 5)
+        settings["paper"] = reduced((10, 100), 1500, 0.1, 5)
     elif data != "cifar-100":
         settings["paper"] = reduced((10, 50), 1000, 0.03, 5)
     return settings
