@@ -252,13 +252,13 @@ def measure_initializations(values: Mapping[str, Any], context: Context) -> Outc
 
 
 def _gaps_over_layers(network: nn.Module, inputs: torch.Tensor) -> list[float]:
-    """V after each activation."""
+    """V of the input and after each activation."""
     import torch
     from torch import nn as modules
 
     from sounding.measures import orthogonality_gap
 
-    gaps: list[float] = []
+    gaps = [float(orthogonality_gap(inputs.flatten(1)))]
 
     def note(module: nn.Module, arguments: Any, output: torch.Tensor) -> None:
         gaps.append(float(orthogonality_gap(output.detach().flatten(1))))
@@ -332,12 +332,12 @@ def measure_figure5(values: Mapping[str, Any], context: Context) -> Outcome:
             series.append(
                 Series(
                     label,
-                    np.arange(1, gaps.shape[1] + 1),
+                    np.arange(gaps.shape[1]),
                     gaps.mean(0),
                     error=INTERVAL * gaps.std(0, ddof=1) / math.sqrt(len(gaps)),
                 )
             )
-        panels.append(Panel("layer", "orthogonality gap V", series, title=kind))
+        panels.append(Panel("layer (0 is the input)", "orthogonality gap V", series, title=kind))
     caption = (
         f"Mean over {values['batches']} batches of {values['batch_size']} images through one network of each kind."
     )
