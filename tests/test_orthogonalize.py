@@ -215,3 +215,22 @@ def test_a_signal_that_dies_on_the_way_is_an_error_and_earlier_layers_come_back(
     with pytest.raises(NumericalError, match="no signal reaches layer '2'"):
         orthogonalize_(model, torch.randn(32, 8))
     assert torch.equal(model[0].weight, before)
+
+
+def test_a_slice_is_the_formula_as_printed() -> None:
+    """W ∝ V′ Σ^p Qᵀ with V′ the first rows of P, X = P Σ Qᵀ: many samples, so that shrinkage changes little."""
+    features = torch.randn(4000, 6, dtype=torch.float64, generator=draw(0)) * torch.tensor([1.0, 1, 1, 2, 2, 3])
+    layer = nn.Linear(6, 4, bias=False).double()
+    orthogonalize_(layer, features, frame="slice")
+    left, sigma, right = torch.linalg.svd(features, full_matrices=False)
+    printed = (left[:4] * sigma**-0.5) @ right
+    cosine = nn.functional.cosine_similarity(layer.weight.flatten(), printed.flatten(), dim=0)
+    assert float(cosine) > 1 - 1e-4
+
+
+def test_a_slice_needs_as_many_samples_as_outputs_and_an_unknown_frame_is_named() -> None:
+    features = torch.randn(5, 3, generator=draw(0))
+    with pytest.raises(UsageError, match="8 outputs"):
+        orthogonalize_(nn.Linear(3, 8), features, frame="slice")
+    with pytest.raises(UsageError, match="unknown frame"):
+        orthogonalize_(nn.Linear(3, 3), features, frame="wedge")  # type: ignore[arg-type]
