@@ -117,7 +117,8 @@ def solve_spread(affine: Affine, batch_size: float, eps: float) -> float:
     @cache
     def excess(log_ratio: float, tolerance: float = _ROUGH) -> float:
         law = NormalizedLaw(batch_size, math.exp(log_ratio), 1.0)
-        value = batch_spread(affine, law, tolerance=tolerance, checked=False)
+        checked = tolerance < _ROUGH and not affine.activation.kinks  # smooth series are short
+        value = batch_spread(affine, law, tolerance=tolerance, checked=checked)
         return math.log(max(value, 1e-300)) - log_ratio - math.log(eps)
 
     high = math.log(top / eps)
