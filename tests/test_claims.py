@@ -35,6 +35,7 @@ from sounding.claims import (
     exact,
     fraction_of,
     judge,
+    largest,
     mean_of,
     read_results,
     slope_of,
@@ -43,7 +44,7 @@ from sounding.claims.registry import shipped_verdicts
 from sounding.claims.result import Result, plain
 from sounding.cli import cli
 from sounding.errors import UsageError
-from sounding.report.ledger import write_index, write_markdown, write_page
+from sounding.report.ledger import write_index, write_markdown, write_page, write_totals
 
 ROOT = Path(__file__).parent.parent
 COMMITTED = ROOT / "docs" / "claims"
@@ -268,6 +269,8 @@ def test_the_ledger_is_made_from_the_committed_results() -> None:
     found = read_results(COMMITTED)
     assert set(found) == set(ROWS), "every row has a committed result"
     assert (ROOT / "docs" / "ledger.md").read_text("utf-8") == write_markdown(found, folder="claims")
+    assert (ROOT / "docs" / "ledger.html").read_text("utf-8") == write_page(found, folder="claims")
+    assert write_totals(largest(results) for results in found.values()) in (ROOT / "README.md").read_text("utf-8")
     index = json.loads(json.dumps(write_index(found)))
     assert list(shipped_verdicts().values()) == index
 

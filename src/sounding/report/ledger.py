@@ -18,8 +18,9 @@ from sounding.claims.result import Result, folder_of, largest
 HEADINGS = ("place", "statement", "verdict", "evidence", "scale", "more")
 INTRODUCTION = (
     f"Each row is a statement of a paper, in our words, and what measuring it gave. A number stands with its "
-    f"{LEVEL:.0%} interval; a verdict follows from where that interval lies against bounds that were fixed before the "
-    f"run. Where a row was run at several scales, the largest is quoted."
+    f"{LEVEL:.0%} interval; a verdict follows from where that interval lies against bounds written from the statement. "
+    f"Where a row was run at several scales, the largest is quoted. Rows whose bounds or settings changed after trial "
+    f"runs are listed in [claims](claims.md)."
 )
 STYLE = """body{font:15px/1.45 system-ui,sans-serif;max-width:1200px;margin:2rem auto;padding:0 1rem;color:#1a1a1a}
 table{border-collapse:collapse;width:100%;margin:1rem 0}td,th{text-align:left;vertical-align:top;padding:.4rem .6rem;
@@ -48,7 +49,8 @@ def count_verdicts(results: Iterable[Result]) -> dict[str, int]:
 def write_totals(results: Iterable[Result]) -> str:
     """The totals in one sentence."""
     counted = count_verdicts(results)
-    parts = ", ".join(f"{number} {verdict}" for verdict, number in counted.items())
+    plural = {"holds": "hold", "holds with correction": "hold with correction", "does not hold": "do not hold"}
+    parts = ", ".join(f"{number} {plural.get(verdict, verdict)}" for verdict, number in counted.items())
     return f"{sum(counted.values())} statements: {parts}."
 
 
@@ -69,7 +71,9 @@ def write_markdown(found: Mapping[str, Mapping[Scale, Result]], *, folder: str) 
 def write_page(found: Mapping[str, Mapping[Scale, Result]], *, folder: str) -> str:
     """The same as one HTML page."""
     quoted = [largest(results) for results in found.values()]
-    parts = [f"<h1>The ledger</h1><p>{html.escape(INTRODUCTION)}</p><p><b>{html.escape(write_totals(quoted))}</b></p>"]
+    parts = [
+        f"<h1>The ledger</h1><p>{html.escape(INTRODUCTION.replace('[claims](claims.md)', 'claims.md'))}</p><p><b>{html.escape(write_totals(quoted))}</b></p>"
+    ]
     head = "".join(f"<th>{heading}</th>" for heading in HEADINGS)
     for seed, lines in _lines(found, folder).items():
         totals = write_totals(line.result for line in lines)
