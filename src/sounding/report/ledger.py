@@ -71,9 +71,9 @@ def write_markdown(found: Mapping[str, Mapping[Scale, Result]], *, folder: str) 
 def write_page(found: Mapping[str, Mapping[Scale, Result]], *, folder: str) -> str:
     """The same as one HTML page."""
     quoted = [largest(results) for results in found.values()]
-    parts = [
-        f"<h1>The ledger</h1><p>{html.escape(INTRODUCTION.replace('[claims](claims.md)', 'claims.md'))}</p><p><b>{html.escape(write_totals(quoted))}</b></p>"
-    ]
+    introduction = html.escape(INTRODUCTION.replace("[claims](claims.md)", "claims.md"))
+    totals = html.escape(write_totals(quoted))
+    parts = [f"<h1>The ledger</h1><p>{introduction}</p><p><b>{totals}</b></p>"]
     head = "".join(f"<th>{heading}</th>" for heading in HEADINGS)
     for seed, lines in _lines(found, folder).items():
         totals = write_totals(line.result for line in lines)
