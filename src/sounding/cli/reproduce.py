@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.output import console, print_json
+from sounding.cli.output import console, print_json, require_device
 from sounding.errors import ExitCode, SoundingError, UsageError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def reproduce(
     rows = _choose(ids, seeds, everything)
     if scale not in SCALES:
         raise UsageError(f"no scale {scale!r}", hint=f"one of {', '.join(SCALES)}")
-    _require_device(device)
+    require_device(device)
     if jobs < 1:
         raise UsageError(f"--jobs must be at least 1, got {jobs}")
     options = {"scale": scale, "out": out, "device": device, "random_seed": random_seed, "force": force}
@@ -91,15 +91,6 @@ def _choose(ids: tuple[str, ...], seeds: tuple[str, ...], everything: bool) -> l
         return list(all_claims())
     chosen = [find_claim(name) for name in ids] + [claim for seed in seeds for claim in claims_of(seed)]
     return list({claim.id: claim for claim in chosen}.values())
-
-
-def _require_device(device: str) -> None:
-    import torch
-
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"no device {device!r} here", hint="--device cpu") from error
 
 
 def _run(rows: list[Claim], jobs: int, options: dict[str, Any]) -> Iterator[tuple[Claim, Result | SoundingError]]:

@@ -79,3 +79,12 @@ def input_gram(file: Path | None, *, batch_size: int | None, correlation: float 
         places = np.arange(batch_size)
         return np.power(correlation, np.abs(places[:, None] - places))
     return (1 - correlation) * np.eye(batch_size) + correlation
+
+
+def parse_numbers(option: str, text: str, *, kind: type) -> list[Any]:
+    """Comma-separated numbers of a kind, as `--lr 0.01,0.1`."""
+    try:
+        return [kind(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        words = "whole numbers" if kind is int else "numbers"
+        raise UsageError(f"{option} takes {words}, comma-separated, got {text!r}") from None

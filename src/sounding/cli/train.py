@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.output import console, print_json, require_writable
+from sounding.cli.output import console, print_json, require_device, require_writable
+from sounding.cli.settings import parse_numbers
 from sounding.cli.training import curves_of, print_history
 from sounding.errors import ExitCode, InterruptedRun, UsageError
 
@@ -82,7 +83,7 @@ def train(model: str, dataset: str, **options: Any) -> int:
             require_writable(path)
     recipe = _recipe(options)
     fixed, vary = _grid_options(model, options)
-    device = _device(options["device"])
+    device = require_device(options["device"])
     data = _load(dataset, device)
     grid = _grid(model, data, options, fixed, vary)
     path = options["checkpoint"] or _default_checkpoint(model, dataset, options)
@@ -140,30 +141,12 @@ def _grid_options(model: str, options: Mapping[str, Any]) -> tuple[dict[str, Any
 def _grid(model: str, data: Any, options: Mapping[str, Any], fixed: dict[str, Any], vary: dict[str, list[Any]]) -> Grid:
     from sounding.train import make_grid
 
-    rates = _numbers("--lr", options["rates"], float)
-    seeds = _numbers("--seeds", options["seeds"], int)
+    rates = parse_numbers("--lr", options["rates"], kind=float)
+    seeds = parse_numbers("--seeds", options["seeds"], kind=int)
     chosen: Any = seeds[0] if len(seeds) == 1 else seeds
     if len(seeds) == 1 and seeds[0] < 1:
         raise UsageError(f"--seeds must be at least 1, got {seeds[0]}")
     return make_grid(model, data, learning_rates=rates, seeds=chosen, vary=vary, **fixed)
-
-
-def _numbers(option: str, text: str, kind: type) -> list[Any]:
-    try:
-        return [kind(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        words = "whole numbers" if kind is int else "numbers"
-        raise UsageError(f"{option} takes {words}, comma-separated, got {text!r}") from None
-
-
-def _device(name: str) -> str:
-    import torch
-
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"no device {name!r} here", hint="--device cpu") from error
-    return name
 
 
 def _load(dataset: str, device: str) -> Any:
@@ -189,7 +172,7 @@ def _run(grid: Grid, data: Any, recipe: Recipe, path: Path, options: Mapping[str
 
     from sounding.train import Checkpoint, train_together_
 
-    steps = _numbers("--measure-at", options["measure_at"], int) if options["measure_at"] else []
+    steps = parse_numbers("--measure-at", options["measure_at"], kind=int) if options["measure_at"] else []
     with _display(grid, quiet=options["quiet"]) as progress:
         return train_together_(
             data=data,

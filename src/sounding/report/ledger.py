@@ -23,7 +23,9 @@ INTRODUCTION = (
     f"runs are listed in [claims](claims.md)."
 )
 STYLE = """body{font:15px/1.45 system-ui,sans-serif;max-width:1200px;margin:2rem auto;padding:0 1rem;color:#1a1a1a}
-table{border-collapse:collapse;width:100%;margin:1rem 0}td,th{text-align:left;vertical-align:top;padding:.4rem .6rem;
+table{border-collapse:collapse;width:100%;margin:1rem 0;table-layout:fixed;overflow-wrap:break-word}
+th:nth-child(1){width:11%}th:nth-child(2){width:23%}th:nth-child(3){width:19%}th:nth-child(4){width:27%}
+th:nth-child(5){width:12%}th:nth-child(6){width:8%}td,th{text-align:left;vertical-align:top;padding:.4rem .6rem;
 border-bottom:1px solid #ddd}.holds{color:#00684a}.does{color:#a3290f}.not{color:#6b5a00}
 @media(prefers-color-scheme:dark){body{background:#141414;color:#e6e6e6}td,th{border-color:#333}a{color:#8ab4f8}
 .holds{color:#5fd3a5}.does{color:#ff8f73}.not{color:#e6cf6a}}

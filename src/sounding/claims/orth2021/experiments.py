@@ -68,9 +68,19 @@ CLAIMS: tuple[Claim, ...] = (
         ),
         settings={
             "quick": Setting(
-                DIGITS
-                | {"depths": [5, 24], "epochs": 8, "variants": ["xavier", "iterative", "orthonormal", "released"]},
+                DIGITS | {"depths": [5, 32], "epochs": 6, "variants": ["xavier", "iterative", "orthonormal"]},
                 reduction=SMALL,
+            ),
+            "standard": Setting(
+                CIFAR
+                | {
+                    "depths": [15, 45],
+                    "width": 200,
+                    "batch_size": 100,
+                    "epochs": 1,
+                    "variants": ["xavier", "iterative", "orthonormal"],
+                },
+                reduction="width 200 in place of 800, batch 100, 1 epoch, two depths",
             ),
             "paper": Setting(
                 CIFAR
