@@ -12,7 +12,7 @@ import torch
 
 from sounding.claims.claim import KINDS, Claim, Context, Expectation, judge
 from sounding.claims.registry import claims_of, find_claim
-from sounding.claims.result import _plain
+from sounding.claims.result import plain
 
 ROWS = (*claims_of("rank2020"), *claims_of("rank2020v1"))
 WANTED = {
@@ -42,7 +42,7 @@ def test_rows_are_well_formed(claim: Claim) -> None:
         assert expectation.why
         assert math.isfinite(expectation.low) or math.isfinite(expectation.high), "an expectation must be able to fail"
     for setting in claim.settings.values():
-        json.dumps(_plain(setting.values))
+        json.dumps(plain(setting.values))
 
 
 def _small(claim_id: str, **values: object) -> Claim:

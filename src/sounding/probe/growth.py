@@ -83,8 +83,8 @@ def fit_growth(
         stderr = math.hypot(stderr, float(np.std(own, ddof=1)) / math.sqrt(len(own)))
     degrees = frame.degrees
     half = student_quantile(0.5 + level / 2, degrees) * stderr
-    growth = _exp(2 * drift)
-    interval = (_exp(2 * (drift - half)), _exp(2 * (drift + half)))
+    growth = bounded_exp(2 * drift)
+    interval = (bounded_exp(2 * (drift - half)), bounded_exp(2 * (drift + half)))
     return Growth(drift, stderr, growth, 2 * growth * stderr, interval, depth, degrees, frame.grouped)
 
 
@@ -201,5 +201,6 @@ def student_quantile(probability: float, degrees: float) -> float:
     return float(stats.t.ppf(probability, degrees))
 
 
-def _exp(value: float) -> float:
+def bounded_exp(value: float) -> float:
+    """e^value, infinite where a float holds no more: the end of an interval may lie anywhere."""
     return math.exp(value) if value < 700 else math.inf

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sounding.probe.growth import student_quantile
+from sounding.probe.growth import bounded_exp, student_quantile
 from sounding.probe.reading import WEIGHT_GRADIENT, Call, Reading
 from sounding.probe.records import Finding, Severity
 from sounding.probe.thresholds import Thresholds
@@ -109,9 +109,9 @@ def _finding(
     fatal = thresholds.depth_scales / abs(rate)
     extreme = _extreme(reading, explodes=explodes)
     evidence = {
-        "growth": math.exp(rate),
-        "growth_low": math.exp(low),
-        "growth_high": math.exp(high),
+        "growth": bounded_exp(rate),
+        "growth_low": bounded_exp(low),
+        "growth_high": bounded_exp(high),
         "weight_layers": float(steps + 1),
         "depth_scale": 1 / abs(rate),
         "depth_scales": abs(rate) * steps,
@@ -131,7 +131,8 @@ def _finding(
         depth=extreme.depth if extreme else None,
         evidence=evidence,
         why=(
-            f"The squared gradient norm changes by ×{math.exp(rate):.3g} ({math.exp(low):.3g} to {math.exp(high):.3g}) "
+            f"The squared gradient norm changes by ×{evidence['growth']:.3g} "
+            f"({evidence['growth_low']:.3g} to {evidence['growth_high']:.3g}) "
             f"per weight layer towards the input, ×10^{rate * steps / math.log(10):.0f} over {steps + 1} layers: "
             f"{within} the {fatal:.0f} layers ({thresholds.depth_scales:.0f} depth scales) to which such a network "
             "trains (meanfield2019)."
