@@ -37,6 +37,7 @@ from sounding.claims import (
     judge,
     largest,
     mean_of,
+    ratio_of,
     read_results,
     slope_of,
 )
@@ -75,8 +76,9 @@ def made_up(**changes: Any) -> Claim:
         lambda rng: slope_of(np.arange(5), np.arange(5) + rng.normal(0, 1, 5)),
         lambda rng: slope_of([0, 1], np.arange(2) + rng.normal(0, 1, 2), stderr=[1.0, 1.0]),
         lambda rng: estimate(1.0 + rng.normal(), 1.0),
+        lambda rng: ratio_of(estimate(1 + 0.05 * rng.normal(), 0.05), estimate(1 + 0.05 * rng.normal(), 0.05)),
     ],
-    ids=["mean", "fraction", "slope", "slope of two", "estimate"],
+    ids=["mean", "fraction", "slope", "slope of two", "estimate", "ratio"],
 )
 def test_intervals_cover_as_often_as_they_say(make: Any) -> None:
     """99% intervals: of 2000, between 0.5% and 1.8% miss (a binomial's 5 standard errors), fractions fewer."""

@@ -19,7 +19,7 @@ from sounding.claims.claim import (
     Setting,
     judge,
 )
-from sounding.claims.number import Number, estimate, exact, fraction_of, mean_of, slope_of
+from sounding.claims.number import Number, estimate, exact, fraction_of, mean_of, ratio_of, slope_of
 from sounding.claims.picture import Map, Panel, Picture, Series
 from sounding.claims.registry import all_claims, claims_of, find_claim
 from sounding.claims.result import Result, largest, read_result, read_results
@@ -50,6 +50,7 @@ __all__ = [
     "judge",
     "largest",
     "mean_of",
+    "ratio_of",
     "read_result",
     "read_results",
     "slope_of",

@@ -15,6 +15,9 @@ from sounding.errors import UsageError
 LEVEL = 0.99
 """Confidence of every interval in the ledger: with some hundreds of numbers, 95% would accuse a dozen by chance."""
 
+DRAWN = 2.576
+"""Half width of a drawn interval at that level, in standard errors."""
+
 
 @dataclass(frozen=True)
 class Number:
@@ -58,6 +61,14 @@ def mean_of(samples: ArrayLike) -> Number:
     if len(values) < 2:
         raise UsageError(f"an interval needs at least 2 samples, got {len(values)}")
     return estimate(float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values)), samples=len(values))
+
+
+def ratio_of(first: Number, second: Number) -> Number:
+    """first/second of independent positive numbers: their relative half widths add in squares."""
+    value = first.value / second.value
+    shares = ((number.high - number.low) / 2 / number.value for number in (first, second))
+    half = value * math.hypot(*shares)
+    return Number(value, value - half, value + half)
 
 
 def fraction_of(successes: int, trials: int) -> Number:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
-from sounding.claims.number import estimate, exact, slope_of
+from sounding.claims.number import DRAWN, Number, estimate, exact, ratio_of, slope_of
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.theory.bounds import orth2021 as bounds
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sounding.chain import Simulation
+    from sounding.profile import Series as ProfileSeries
 
-Z = 2.576
 ACTIVATIONS = ("identity", "relu", "sigmoid", "tanh")
 """Figure 6 names ReLU, sigmoid and tanh beside the linear network."""
 
@@ -64,7 +64,7 @@ def measure_figure1(values: Mapping[str, Any], context: Context) -> Outcome:
             )
     first, half = numbers["vanilla_half"], numbers["vanilla_last"]
     numbers["vanilla_rise_second_half"] = estimate(
-        half.value - first.value, math.hypot(first.high - first.value, half.high - half.value) / Z
+        half.value - first.value, math.hypot(first.high - first.value, half.high - half.value) / DRAWN
     )
     chance = math.gamma(width / 2) / math.gamma((width + 1) / 2) / math.sqrt(math.pi)
     layers = [0, values["depth"]]
@@ -72,7 +72,7 @@ def measure_figure1(values: Mapping[str, Any], context: Context) -> Outcome:
         "layer",
         "|cos| between the two samples",
         (
-            *(Series(n, s.layer, s.value, error=Z * np.nan_to_num(s.stderr)) for n, s in curves.items()),
+            *(Series(n, s.layer, s.value, error=DRAWN * np.nan_to_num(s.stderr)) for n, s in curves.items()),
             Series("independent directions (theory)", layers, [chance, chance], role="theory"),
         ),
     )
@@ -103,7 +103,7 @@ def measure_figure2a(values: Mapping[str, Any], context: Context) -> Outcome:
         assert run.profile is not None
         found = run.profile.series("orthogonality_gap")
         curves[width] = found
-        series.append(Series(f"d = {width}", found.layer, found.value, error=Z * np.nan_to_num(found.stderr)))
+        series.append(Series(f"d = {width}", found.layer, found.value, error=DRAWN * np.nan_to_num(found.stderr)))
     theory = _mean_field(n, values["eps"], depth)
     series.append(Series("infinite width (theory)", np.arange(depth + 1), theory, role="theory"))
     logs = np.log(curves[wide].value)
@@ -117,9 +117,7 @@ def measure_figure2a(values: Mapping[str, Any], context: Context) -> Outcome:
         "decay_per_layer_first_20": slope_of(np.arange(1, 21), logs[1:21], stderr=list(errors[1:21])),
         "straightness_first_20": estimate(float(straightness[0]), float(straightness[1:].std())),
         "drift_after_half": slope_of(late, logs[depth // 2 :], stderr=list(errors[depth // 2 :])),
-        "floor_ratio": estimate(
-            floors[narrow].mean() / floors[wide].mean(), 0.05 * floors[narrow].mean() / floors[wide].mean()
-        ),
+        "floor_ratio": ratio_of(_late_mean(curves[narrow], depth // 2), _late_mean(curves[wide], depth // 2)),
         "layers_until_floor": exact(float(np.argmax(curves[wide].value < 1.5 * floors[wide].mean())), error=1.0),
     }
     panel = Panel("layer", "orthogonality gap V", series, y_scale="log")
@@ -128,6 +126,11 @@ def measure_figure2a(values: Mapping[str, Any], context: Context) -> Outcome:
         "down to its floor, which is lower the wider it is."
     )
     return Outcome(numbers, Picture((panel,), caption))
+
+
+def _late_mean(curve: ProfileSeries, first: int) -> Number:
+    """The mean over the layers from `first` on; the layers of a run are taken as wholly dependent."""
+    return estimate(float(curve.value[first:].mean()), float(np.nan_to_num(curve.stderr[first:]).mean()))
 
 
 def measure_figure2b(values: Mapping[str, Any], context: Context) -> Outcome:
@@ -156,7 +159,7 @@ def measure_figure2b(values: Mapping[str, Any], context: Context) -> Outcome:
         "width d",
         f"V averaged over layers {first}–{last}",
         (
-            Series("measured", widths, mean, error=Z * error),
+            Series("measured", widths, mean, error=DRAWN * error),
             Series("d^(−1/2) (theory)", widths, mean[-1] * (widths / widths[-1]) ** -0.5, role="theory"),
             Series("slope −0.46, as printed", widths, mean[-1] * (widths / widths[-1]) ** -0.46, role="paper"),
         ),
@@ -201,7 +204,8 @@ def measure_conjecture(values: Mapping[str, Any], context: Context) -> Outcome:
 
     from sounding.activations import resolve
 
-    numbers, series, level = {}, [], {}
+    numbers, series = {}, []
+    level: list[Number] = []
     widths = np.array(values["widths"])
     for index, name in enumerate(values["activations"]):
         function = resolve(name).torch()
@@ -228,11 +232,10 @@ def measure_conjecture(values: Mapping[str, Any], context: Context) -> Outcome:
         wide = widths >= values["wide"]
         x, y = np.log(widths[wide]), np.log(mean[wide])
         numbers[f"slope_{key}_wide"] = slope_of(x, y, stderr=list((error / mean)[wide]), straight=False)
-        level[name] = mean[-1]
-        series.append(Series(name, widths, mean, error=Z * error))
-    numbers["largest_over_smallest_curve"] = estimate(
-        max(level.values()) / min(level.values()), 0.02 * max(level.values()) / min(level.values())
-    )
+        level.append(estimate(float(mean[-1]), float(error[-1])))
+        series.append(Series(name, widths, mean, error=DRAWN * error))
+    level.sort(key=lambda number: number.value)
+    numbers["largest_over_smallest_curve"] = ratio_of(level[-1], level[0])
     guide = series[0]
     line = np.asarray(guide.y)[0] * (widths / widths[0]) ** -0.5
     series.append(Series("d^(−1/2) (theory)", widths, line, role="theory"))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
-from sounding.claims.number import exact, fraction_of, slope_of
+from sounding.claims.number import DRAWN, exact, fraction_of, slope_of
 from sounding.claims.orth2021 import spectra
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.theory.bounds import orth2021 as bounds
@@ -79,7 +79,7 @@ def measure_corollary3(values: Mapping[str, Any], context: Context) -> Outcome:
         "width d",
         "stationary W₂ to the isotropic Gaussian",
         (
-            Series("measured", widths, radii, error=2.576 * np.array(errors)),
+            Series("measured", widths, radii, error=DRAWN * np.array(errors)),
             Series("d^(−1/2)", widths, radii[0] * (widths / widths[0]) ** -0.5, role="theory"),
             Series("d^(−1/4), the printed radius", widths, radii[0] * (widths / widths[0]) ** -0.25, role="paper"),
         ),

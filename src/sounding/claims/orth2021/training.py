@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import Number, mean_of
+from sounding.claims.number import DRAWN, Number, mean_of
 from sounding.claims.picture import Panel, Picture, Series
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from sounding.data import Dataset
     from sounding.models.norms import Norm
 
-INTERVAL = 2.576
 LABELS = {
     "xavier": "Xavier's weights",
     "iterative": "iterative orthogonalization",
@@ -45,7 +44,7 @@ def load(name: str, device: str) -> Dataset:
 def correlation_of(x: Sequence[float], y: Sequence[float]) -> Number:
     """Pearson's correlation with Fisher's interval."""
     r = float(np.corrcoef(x, y)[0, 1])
-    half = INTERVAL / math.sqrt(len(x) - 3)
+    half = DRAWN / math.sqrt(len(x) - 3)
     z = math.atanh(min(max(r, -1 + 1e-12), 1 - 1e-12))
     return Number(r, math.tanh(z - half), math.tanh(z + half), len(x))
 
@@ -334,7 +333,7 @@ def measure_figure5(values: Mapping[str, Any], context: Context) -> Outcome:
                     label,
                     np.arange(gaps.shape[1]),
                     gaps.mean(0),
-                    error=INTERVAL * gaps.std(0, ddof=1) / math.sqrt(len(gaps)),
+                    error=DRAWN * gaps.std(0, ddof=1) / math.sqrt(len(gaps)),
                 )
             )
         panels.append(Panel("layer (0 is the input)", "orthogonality gap V", series, title=kind))

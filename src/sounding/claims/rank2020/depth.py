@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Scale, Setting
-from sounding.claims.number import Number, exact, mean_of
+from sounding.claims.number import DRAWN, Number, exact, mean_of
 from sounding.claims.picture import Panel, Picture, Series
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def measure_cor15(values: Mapping[str, Any], context: Context) -> Outcome:
         wanted = np.geomspace(known[0], known[-1], 12)
         picked = sorted({int(known[np.argmin(np.abs(known - layer))]) for layer in wanted})
         points = [profile.value(name, layer=layer) for layer in picked]
-        return Series(label, picked, [p.value for p in points], error=[2.576 * (p.stderr or 0.0) for p in points])
+        return Series(label, picked, [p.value for p in points], error=[DRAWN * (p.stderr or 0.0) for p in points])
 
     panels = (
         Panel(

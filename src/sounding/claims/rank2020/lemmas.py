@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sounding.claims.claim import Claim, Context, Expectation, Outcome, Setting
-from sounding.claims.number import Number, exact, mean_of, slope_of
+from sounding.claims.number import DRAWN, Number, exact, mean_of, slope_of
 from sounding.claims.picture import Panel, Picture, Series
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def measure_lemma7(values: Mapping[str, Any], context: Context) -> Outcome:
             errors.append(float(changes.std()) / math.sqrt(len(changes)) / gamma**2)
         slopes[gamma] = slope_of(predicted, found, stderr=errors)
         if gamma == min(values["strengths"]):
-            spread = 2.576 * np.array(errors)
+            spread = DRAWN * np.array(errors)
             series = [
                 Series("one layer, mean over W", predicted, found, error=spread),
                 Series("equal (theory)", [min(predicted), max(predicted)], [min(predicted), max(predicted)], "theory"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
-from sounding.claims.number import Number, estimate, exact, mean_of, slope_of
+from sounding.claims.number import DRAWN, Number, estimate, exact, mean_of, slope_of
 from sounding.claims.picture import Panel, Picture, Series
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def exponent_of_growth(numbers: Sequence[Number]) -> Number:
 
 def _stderr(number: Number) -> float:
     """The standard error whose normal interval is the number's."""
-    return (number.high - number.low) / 2 / 2.576
+    return (number.high - number.low) / 2 / DRAWN
 
 
 def series_of(label: str, widths: Sequence[int], numbers: Sequence[Number]) -> Series:

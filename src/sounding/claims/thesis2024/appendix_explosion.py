@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
-from sounding.claims.number import Number, mean_of, slope_of
+from sounding.claims.number import DRAWN, Number, mean_of, slope_of
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.appendix_networks import (
     Array,
@@ -138,7 +138,7 @@ def _exponent(gains: Sequence[float], rates: Sequence[Number]) -> Number:
     kept = [(math.log(g), r) for g, r in zip(gains, rates, strict=True) if r.value > 0]
     if len(kept) < 2:
         return Number(math.nan, math.nan, math.nan)
-    errors = [(r.high - r.value) / r.value / 2.576 for _, r in kept]
+    errors = [(r.high - r.value) / r.value / DRAWN for _, r in kept]
     return slope_of([g for g, _ in kept], [math.log(r.value) for _, r in kept], stderr=errors, straight=False)
 
 

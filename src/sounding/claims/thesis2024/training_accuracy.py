@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,10 @@ from sounding.claims.claim import Claim, Context, Correction, Expectation, Outco
 from sounding.claims.number import Number, exact, mean_of
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.gram_paths import points
+
+if TYPE_CHECKING:
+    from sounding.data import Dataset
+    from sounding.models import Mlp
 
 Array = NDArray[np.float64]
 Curves = dict[tuple[str, int], dict[str, Array]]
@@ -28,6 +32,28 @@ def train_all(values: Mapping[str, Any], context: Context) -> Curves:
     """Curves of every activation and depth; rows that show the same training share it."""
     names = ("data", "depths", "width", "batch_size", "steps", "learning_rate", "seeds", "exponent", "looks")
     return _train(*(values[name] for name in names), device=context.device, random_seed=context.random_seed)
+
+
+def shaped_networks(
+    dataset: Dataset, depth: int, *, width: int, activation: str, exponent: float, seeds: int, context: Context
+) -> list[Mlp]:
+    """One network per seed: batch norm, Haar weights, gains ℓ^(−exponent) in front of the activation."""
+    from sounding.models import Mlp
+
+    return [
+        Mlp(
+            math.prod(dataset.shape),
+            dataset.classes,
+            depth=depth,
+            width=width,
+            activation=activation,
+            norm="batch",
+            init="haar",
+            gain_exponent=exponent,
+            generator=context.generator(100 * depth + seed),
+        )
+        for seed in range(seeds)
+    ]
 
 
 @cache
@@ -50,7 +76,6 @@ def _train(
     Training accuracy is that on the batches since the last look; networks of one seed start from the same weights.
     """
     from sounding.data import load_dataset
-    from sounding.models import Mlp
     from sounding.train import Recipe, train_together_
 
     context = Context(device=device, random_seed=random_seed)
@@ -64,20 +89,9 @@ def _train(
     found: Curves = {}
     for depth in depths:
         for activation in ACTIVATIONS:
-            networks = [
-                Mlp(
-                    math.prod(dataset.shape),
-                    dataset.classes,
-                    depth=depth,
-                    width=width,
-                    activation=activation,
-                    norm="batch",
-                    init="haar",
-                    gain_exponent=exponent,
-                    generator=context.generator(100 * depth + seed),
-                )
-                for seed in range(seeds)
-            ]
+            networks = shaped_networks(
+                dataset, depth, width=width, activation=activation, exponent=exponent, seeds=seeds, context=context
+            )
             history = train_together_(
                 networks,
                 dataset,

@@ -7,7 +7,6 @@ gives ‖Δ‖_F²/d; a smaller gap shows a bias towards orthogonal matrices, th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +19,7 @@ from sounding.claims.claim import Claim, Context, Expectation, Outcome, Setting
 from sounding.claims.number import Number, mean_of
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.gram_paths import points, thin
+from sounding.claims.thesis2024.training_accuracy import shaped_networks
 
 if TYPE_CHECKING:
     import torch
@@ -74,26 +74,16 @@ def _train(
 ) -> Deep:
     from sounding.data import load_dataset
     from sounding.data.dataset import batches
-    from sounding.models import Mlp
     from sounding.train import Recipe, train_together_
 
     context = Context(device=device, random_seed=random_seed)
     dataset = load_dataset(data, device=device)
     inputs, labels = next(batches(dataset, batch_size, generator=context.generator(5, device=device)))
-    networks = [
-        Mlp(
-            math.prod(dataset.shape),
-            dataset.classes,
-            depth=depth,
-            width=width,
-            activation=activation,
-            norm="batch",
-            init="haar",
-            gain_exponent=exponent,
-            generator=context.generator(100 * depth + seed),
-        ).to(device)
-        for seed in range(seeds)
-    ]
+    networks = shaped_networks(
+        dataset, depth, width=width, activation=activation, exponent=exponent, seeds=seeds, context=context
+    )
+    for network in networks:
+        network.to(device)
     old = [square_weights(network) for network in networks]
     before = [gradient_norms(network, inputs, labels) for network in networks]
     recipe = Recipe(
