@@ -11,6 +11,7 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -66,20 +67,15 @@ def fit_growth(
     >>> round(fit.log_rate, 3), fit.depth
     (1.0, 5)
     """
-    curves = np.atleast_2d(np.asarray(log_norms, dtype=np.float64))
-    labels: list[Hashable] = list(groups) if groups is not None else [0] * curves.shape[1]
-    run = _longest_run(_usable(curves))
-    curves, labels = curves[:, run], labels[run]
-    depth = curves.shape[1]
+    run = _longest_run(_usable(log_norms))
+    depth = run.stop - run.start
     if depth < 3:
         return None
-    frame = _frame(tuple(labels))
-    steps = curves[:, :-1] - curves[:, 1:]
-    rotated = frame.basis @ steps.mean(axis=0)
-    choice = _least_noise(frame, rotated)
-    drift, stderr = _solve(frame, choice, rotated)
-    if len(curves) > 1:
-        own = [_solve(frame, choice, frame.basis @ step)[0] for step in steps]
+    frame = _frame(tuple(groups[run]) if groups is not None else (0,) * depth)
+    steps = [[this - following for this, following in pairwise(curve[run])] for curve in log_norms]
+    choice, drift, stderr = _solve(frame, steps[0] if len(steps) == 1 else np.mean(steps, axis=0))
+    if len(steps) > 1:
+        own = np.array(steps) @ frame.basis @ frame.solvers[choice, 0]
         stderr = math.hypot(stderr, float(np.std(own, ddof=1)) / math.sqrt(len(own)))
     degrees = frame.degrees
     half = student_quantile(0.5 + level / 2, degrees) * stderr
@@ -90,13 +86,13 @@ def fit_growth(
 
 def can_fit(log_norms: Sequence[Sequence[float]]) -> bool:
     """Whether `fit_growth` finds enough: 3 layers in a row with finite values in every repeat."""
-    run = _longest_run(_usable(np.atleast_2d(np.asarray(log_norms, dtype=np.float64))))
+    run = _longest_run(_usable(log_norms))
     return bool(run.stop - run.start >= 3)
 
 
-def _usable(curves: np.ndarray) -> list[bool]:
+def _usable(curves: Sequence[Sequence[float]]) -> list[bool]:
     """Whether a layer has a finite value in every curve."""
-    return [bool(good) for good in np.isfinite(curves).all(axis=0)]
+    return [all(map(math.isfinite, layer)) for layer in zip(*curves, strict=True)]
 
 
 def _longest_run(usable: Sequence[bool]) -> slice:
@@ -118,9 +114,10 @@ class _Frame:
 
     Args:
         design: the columns of the differences, rotated by the sine transform.
-        basis: that transform.
+        basis: that transform, which is its own transpose.
         weights: inverse variances of the rotated differences, up to a factor, one row per amount of noise.
-        inverses: of the normal matrices, (noise, columns, columns).
+        solvers: from rotated differences to the least squares solution, (noise, columns, differences).
+        variances: of the drift, over the scatter of the differences, one per amount of noise.
         penalties: the part of the restricted likelihood that does not depend on the data.
         degrees: degrees of freedom.
         grouped: whether groups have levels of their own.
@@ -129,8 +126,9 @@ class _Frame:
     design: np.ndarray
     basis: np.ndarray
     weights: np.ndarray
-    inverses: np.ndarray
-    penalties: np.ndarray
+    solvers: np.ndarray
+    variances: list[float]
+    penalties: list[float]
     degrees: int
     grouped: bool
 
@@ -144,8 +142,11 @@ def _frame(labels: tuple[Hashable, ...]) -> _Frame:
     eigenvalues = 4 * np.sin(np.pi * np.arange(1, size + 1) / (2 * (size + 1))) ** 2
     weights = np.asarray(1 / (1 + NOISE[:, None] * eigenvalues))
     normal = rotated.T @ (weights[:, :, None] * rotated)
+    inverses = np.linalg.inv(normal)
+    solvers = inverses @ (weights[:, :, None] * rotated).transpose(0, 2, 1)
     penalties = np.log(weights).sum(axis=1) - np.linalg.slogdet(normal)[1]
-    return _Frame(rotated, basis, weights, np.linalg.inv(normal), penalties, max(size - columns, 1), grouped)
+    variances, degrees = inverses[:, 0, 0].tolist(), max(size - columns, 1)
+    return _Frame(rotated, basis, weights, solvers, variances, penalties.tolist(), degrees, grouped)
 
 
 def _design(labels: tuple[Hashable, ...]) -> tuple[np.ndarray, bool]:
@@ -168,29 +169,27 @@ def _sine_basis(size: int) -> np.ndarray:
     return np.asarray(np.sqrt(2 / (size + 1)) * np.sin(np.pi * np.outer(k, k) / (size + 1)))
 
 
-def _least_noise(frame: _Frame, steps: np.ndarray) -> int:
-    """Which amount of noise to believe in: the least that is plausible, judged by the restricted likelihood.
+def _solve(frame: _Frame, steps: Sequence[float] | np.ndarray) -> tuple[int, float, float]:
+    """Weighted least squares: which amount of noise to believe in, the drift and its standard error.
 
-    Noise explains scatter away, so too much of it makes too sure, too little only too modest.
+    The least amount that is plausible, judged by the restricted likelihood: noise explains scatter away, so too much of
+    it makes too sure, too little only too modest. In the midst of a training loop, where nothing of numpy is in the
+    processor's cache, an operation costs more than a loop over the amounts of noise.
     """
-    projected = (frame.weights * steps) @ frame.design
-    solutions = (frame.inverses @ projected[:, :, None])[:, :, 0]
-    residuals = steps - solutions @ frame.design.T
-    scatter = (frame.weights * residuals**2).sum(axis=1) / frame.degrees
-    if (scatter <= 0).any():
-        return 0
-    freedom = len(steps) - frame.design.shape[1]
-    scores = (frame.penalties - freedom * np.log(scatter)) / 2
-    return int(np.argmax(scores >= scores.max() - EVIDENCE))
-
-
-def _solve(frame: _Frame, choice: int, steps: np.ndarray) -> tuple[float, float]:
-    """Weighted least squares: the drift and its standard error."""
-    weights, inverse = frame.weights[choice], frame.inverses[choice]
-    solution = inverse @ (frame.design.T @ (weights * steps))
-    residual = steps - frame.design @ solution
-    scatter = float(weights @ residual**2) / frame.degrees
-    return float(solution[0]), math.sqrt(max(scatter * float(inverse[0, 0]), 0.0))
+    rotated = frame.basis.dot(steps)
+    solutions = frame.solvers.dot(rotated)
+    residuals = rotated - solutions.dot(frame.design.T)
+    residuals *= residuals
+    residuals *= frame.weights
+    scatter: list[float] = residuals.sum(axis=1).tolist()
+    choice = 0
+    if min(scatter) > 0:
+        freedom = len(rotated) - frame.design.shape[1]
+        scores = [penalty - freedom * math.log(one) for penalty, one in zip(frame.penalties, scatter, strict=True)]
+        plausible = max(scores) - 2 * EVIDENCE
+        choice = next(index for index, score in enumerate(scores) if score >= plausible)
+    variance = scatter[choice] / frame.degrees * frame.variances[choice]
+    return choice, float(solutions[choice, 0]), math.sqrt(max(variance, 0.0))
 
 
 @lru_cache(maxsize=256)  # scipy takes longer for one quantile than a pass takes for a layer

@@ -95,7 +95,7 @@ def _curves(passes: Sequence[Pass], chosen: Sequence[Call]) -> list[list[float]]
         return []
     tables = [{call.name: _gradient(call) for call in one.calls} for one in passes]
     curves = [[_number(table.get(call.name)) for call in chosen] for table in tables]
-    return [curve for curve in curves if np.isfinite(curve).any()]
+    return [curve for curve in curves if any(map(math.isfinite, curve))]
 
 
 def list_unmeasured(passes: Sequence[Pass], root: nn.Module, specs: Sequence[Spec]) -> tuple[Unmeasured, ...]:
