@@ -45,11 +45,11 @@ def find_kinks(function: Callable[[Array], Array], *, reach: float = 12.0) -> tu
         y = function(grid)
         differences = np.abs(np.diff(y, ORDER))
         floor = _rounding(y)
+    chosen = [i for i in _local_maxima(differences, width=ORDER) if differences[i] > 4 * floor[i]]
+    if not chosen:
+        return ()
     kinks: list[Kink] = []
-    for i in _local_maxima(differences, width=ORDER):
-        if not differences[i] > 4 * floor[i]:
-            continue
-        kink = _narrow(function, grid[i], grid[i + ORDER])
+    for kink in _narrow(function, grid[chosen], grid[np.array(chosen) + ORDER]):
         if kink is not None and (not kinks or kink.place - kinks[-1].place > 1e-6):
             kinks.append(kink)
     return tuple(kinks)
@@ -83,7 +83,7 @@ def kink_exponent(function: Callable[[Array], Array], place: float) -> float:
 
 def _rounding(y: Array) -> Array:
     """How large a fifth difference of pure rounding error may be, for each window of ORDER + 1 values."""
-    windows = np.lib.stride_tricks.sliding_window_view(np.abs(y), ORDER + 1)
+    windows = np.lib.stride_tricks.sliding_window_view(np.abs(y), ORDER + 1, axis=-1)
     floor: Array = 2.0**ORDER * np.finfo(np.float64).eps * windows.max(axis=-1) + np.finfo(np.float64).tiny
     return floor
 
@@ -95,33 +95,54 @@ def _local_maxima(values: Array, *, width: int) -> list[int]:
     return [int(i) for i in np.flatnonzero(np.argmax(windows, axis=-1) == width)]
 
 
-def _narrow(function: Callable[[Array], Array], low: float, high: float) -> Kink | None:
-    """Halve the step around the largest fifth difference; the rate at which it shrinks tells kink from smooth."""
-    step = (high - low) / ORDER
-    start = low
-    history: list[float] = []
-    for _ in range(LEVELS):
-        step /= 2
-        x: Array = start - 2 * step + step * np.arange(2.0 * ORDER + 5)
+def _narrow(function: Callable[[Array], Array], low: Array, high: Array) -> list[Kink | None]:
+    """Halve the step around the largest fifth difference; the rate at which it shrinks tells kink from smooth.
+
+    All brackets at once: a wave has hundreds of candidates, and a call of the function costs more than its arithmetic.
+    """
+    start, step = low.copy(), (high - low) / ORDER
+    reach = np.maximum(np.abs(low), np.abs(high))
+    history = np.zeros((LEVELS, low.size))
+    counts = np.zeros(low.size, dtype=np.int64)
+    active = np.arange(low.size)
+    for level in range(LEVELS):
+        step[active] /= 2
+        width = step[active, None]
+        x: Array = start[active, None] - 2 * width + width * np.arange(2.0 * ORDER + 5)
         with np.errstate(all="ignore"):
-            y = function(x)
-        differences = np.abs(np.diff(y, ORDER))
-        # the abscissae are rounded as well: their error times the slope is an error of the values
-        blur = np.finfo(np.float64).eps * max(abs(low), abs(high)) * np.abs(np.diff(y)).max() / step
-        best = int(np.argmax(differences))
-        if not differences[best] > 8 * (_rounding(y)[best] + 2.0**ORDER * blur):
+            y = function(x.ravel()).reshape(x.shape)
+            differences = np.abs(np.diff(y, ORDER, axis=1))
+            # the abscissae are rounded as well: their error times the slope is an error of the values
+            blur = np.finfo(np.float64).eps * reach[active] * np.abs(np.diff(y, axis=1)).max(axis=1) / step[active]
+        best = np.argmax(differences, axis=1)
+        rows = np.arange(active.size)
+        clear = differences[rows, best] > 8 * (_rounding(y)[rows, best] + 2.0**ORDER * blur)
+        active, kept = active[clear], rows[clear]
+        history[level, active] = differences[kept, best[kept]]
+        counts[active] += 1
+        start[active] = x[kept, best[kept]]
+        if not active.size:
             break
-        history.append(float(differences[best]))
-        start = x[best]
-    if len(history) < 6:
+    found: list[Kink | None] = []
+    for column, count in enumerate(counts):
+        exponent = _exponent(history[:count, column])
+        place = float(start[column] + ORDER * step[column] / 2)
+        smooth = exponent is None or exponent >= SMOOTH
+        found.append(None if smooth else Kink(_snapped(place, float(ORDER * step[column])), max(exponent or 0.0, 0.0)))
+    return found
+
+
+def _exponent(history: Array) -> float | None:
+    """The rate of the halvings, or None of too few.
+
+    The last few levels are touched by rounding, the first see the function's shape: both are skipped where there are
+    many, and a line fitted to the rest, since where in its stencil a kink lies changes a difference by a factor of 2.
+    """
+    if history.size < 6:
         return None
-    # the last few levels are touched by rounding, the first see the function's shape: skip both where there are many,
-    # and fit over the rest, since where in its stencil a kink lies changes a difference by up to a factor of 2
-    tail = history[len(history) // 4 : -3] if len(history) >= 16 else history[-6:]
-    exponent = -float(np.polyfit(np.arange(len(tail)), np.log2(tail), 1)[0])
-    if exponent >= SMOOTH:
-        return None
-    return Kink(_snapped(float(start + ORDER * step / 2), float(ORDER * step)), max(exponent, 0.0))
+    tail = history[history.size // 4 : -3] if history.size >= 16 else history[-6:]
+    places = np.arange(tail.size) - 0.5 * (tail.size - 1)
+    return -float(places @ np.log2(tail) / (places @ places))
 
 
 def _snapped(place: float, width: float) -> float:
