@@ -16,6 +16,7 @@ from sounding.probe.moments import FAST, FULL, Tier
 from sounding.probe.records import Unmeasured
 from sounding.profile import Profile, Row
 
+Parameters = Sequence[tuple[str, nn.Parameter]]
 NETWORK = "network"
 INPUT = "input"
 ORDER = (*FAST, *FULL)
@@ -33,8 +34,13 @@ def tabulate(
     tier: Tier,
     source: str,
     settings: Mapping[str, Any] | None = None,
+    parameters: Parameters | None = None,
 ) -> Profile:
-    """The profile of some passes: a row per call and measure, the mean over passes with its standard error."""
+    """The profile of some passes: a row per call and measure, the mean over passes with its standard error.
+
+    Whoever has the parameters of the model at hand spares the search for them.
+    """
+    parameters = named_parameters(root) if parameters is None else parameters
     for one in passes:
         one.moments.reduce()
     order = merge_order(passes)
@@ -42,14 +48,14 @@ def tabulate(
     firsts = [found[name][0] for name in order]
     places = {name: index for index, name in enumerate(order, start=1)}
     rows = list(_row_values(0, INPUT, [_input_values(one) for one in passes], source))
-    weight_rows = _weight_rows(passes, root, places, source)
+    weight_rows = _weight_rows(passes, parameters, places, source)
     for name, first in zip(order, firsts, strict=True):
         if first.spec.shown:
             rows.extend(_row_values(places[name], name, [_values(call) for call in found[name]], source))
             rows.extend(weight_rows.get(places[name], ()))
     growth, unit = fit(passes, firsts)
     rows.extend(_network_rows(passes, len(order), growth, source))
-    return Profile(tuple(rows), _settings(passes, root, firsts, growth, unit, tier) | dict(settings or {}))
+    return Profile(tuple(rows), _settings(passes, parameters, firsts, growth, unit, tier) | dict(settings or {}))
 
 
 def merge_order(passes: Sequence[Pass]) -> list[str]:
@@ -230,7 +236,7 @@ def _mean(column: Sequence[float]) -> tuple[float, float | None]:
 
 
 def _weight_rows(
-    passes: Sequence[Pass], root: nn.Module, places: Mapping[str, int], source: str
+    passes: Sequence[Pass], parameters: Parameters, places: Mapping[str, int], source: str
 ) -> dict[int, list[Row]]:
     """Weight gradients, at the layer of the last call of the module that holds the weight."""
     layers: dict[str, int] = {}
@@ -241,7 +247,7 @@ def _weight_rows(
             layers[name] = places[one.calls[index].name]
     rows: dict[int, list[Row]] = {}
     owners = set(layers)
-    for name, _ in named_parameters(root):
+    for name, _ in parameters:
         column = [one.weights[name] for one in passes if name in one.weights]
         owner = _owner(name, owners)
         if not column or owner is None:
@@ -263,7 +269,7 @@ def _network_rows(passes: Sequence[Pass], layer: int, growth: Growth | None, sou
 
 
 def _settings(
-    passes: Sequence[Pass], root: nn.Module, firsts: Sequence[Call], growth: Growth | None, unit: str, tier: Tier
+    passes: Sequence[Pass], parameters: Parameters, firsts: Sequence[Call], growth: Growth | None, unit: str, tier: Tier
 ) -> dict[str, Any]:
     batch_size = next((one.batch_size for one in passes if one.batch_size is not None), None)
     inner = next((one.samples for one in passes if one.samples), batch_size)
@@ -280,7 +286,7 @@ def _settings(
         "shortest_depth": next((one.shortest for one in passes if one.shortest is not None), None),
         "features": ({"0": width} if width else {}) | features,
         "positions": {str(index): call.positions for index, call in enumerate(firsts, start=1) if call.features},
-        "parameters": sum(parameter.numel() for _, parameter in named_parameters(root)),
+        "parameters": sum(parameter.numel() for _, parameter in parameters),
         "layer_unit": unit,
         "partial": False,
     }

@@ -104,7 +104,7 @@ class Monitor:
             "scaler": scaler,
             "reduced": isinstance(model, nn.Module) and any(map(_averages, model.modules())),
         }
-        self._make_window(0)  # a wrong model, filter or option is found here, not in the loop
+        self._blank = Window(model, **self._options)  # a wrong model, filter or option is found here, not in the loop
         self._memory, self._changes = Memory(keep), Changes(limits)
         self._events: deque[Event] = deque(maxlen=EVENTS)
         self._step = initial_step
@@ -210,7 +210,9 @@ class Monitor:
         return window
 
     def _make_window(self, step: int) -> Window:
-        return Window(self._model, step=step, **self._options)
+        if not self._blank.structure.is_same():
+            self._blank = Window(self._model, **self._options)
+        return self._blank.at(step)
 
     def _record(self, window: Window) -> None:
         if not window.settle():

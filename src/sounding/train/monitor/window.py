@@ -9,16 +9,19 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from sounding.probe.calls import Call, Pass, Spec
-from sounding.probe.gradients import log_norm
+from sounding.probe.gradients import hook_gradient, log_norm
 from sounding.probe.moments import Tier
 from sounding.probe.records import Unmeasured
 from sounding.probe.table import tabulate
+from sounding.probe.units import bounds_of
 from sounding.probe.watch import Watched
 from sounding.profile import Profile
 from sounding.train.monitor.eager import eager_execution
 from sounding.train.monitor.selection import Modules
+from sounding.train.monitor.structure import Structure
 
 PASSES = 64  # forward passes of one step that are measured; more micro-batches than that add nothing but memory
 PARTS = "gradient: it came back in several backward passes through one forward pass, whose norms do not add up"
@@ -44,7 +47,6 @@ class Window(Watched):
         self,
         model: nn.Module,
         *,
-        step: int,
         tier: Tier,
         modules: Modules,
         samples: int | None,
@@ -52,9 +54,10 @@ class Window(Watched):
         scaler: Scaler | None,
         reduced: bool,
     ) -> None:
-        super().__init__(model, tier=tier, samples=samples, batch_axis=batch_axis, source=f"step {step}")
+        super().__init__(model, tier=tier, samples=samples, batch_axis=batch_axis)
         modules.mark_(self._specs)
-        self.step = step
+        self.structure = Structure(model)
+        self.step = 0
         self.overflowed = False
         self._scaler, self._reduced = scaler, reduced
         self._scale: float | None = None
@@ -63,6 +66,21 @@ class Window(Watched):
         self._in_parts: dict[str, None] = {}
         self._inside = self._resting = self._returned = self._queued = False
         self._touched: dict[str, nn.Parameter] = {}
+        containers = (list, dict, set)
+        self._collectors = [
+            (name, type(held)) for name, held in vars(self).items() if isinstance(held, containers) and not held
+        ]
+        self._movable = [spec for spec in self._specs if isinstance(spec.module, nn.Hardtanh)]  # bounds that may change
+
+    def at(self, step: int) -> Window:
+        """A window over a step that knows the model as this one does; this one stays as it is, having seen nothing."""
+        window = Window.__new__(Window)
+        vars(window).update(vars(self), step=step, _source=f"step {step}")
+        for name, kind in self._collectors:
+            setattr(window, name, kind())
+        for spec in self._movable:
+            spec.bounds = bounds_of(spec.module)
+        return window
 
     def __enter__(self) -> Window:
         # Attention's fast path, which a watch turns off, runs without gradients only, where a window rests.
@@ -86,7 +104,15 @@ class Window(Watched):
         settings: dict[str, Any] = {"step": self.step}
         if self._scale is not None:
             settings["loss_scale"] = self._scale
-        return tabulate(self._passes, self._root, self._specs, tier=self._tier, source=self._source, settings=settings)
+        return tabulate(
+            self._passes,
+            self._root,
+            self._specs,
+            tier=self._tier,
+            source=self._source,
+            settings=settings,
+            parameters=self.structure.parameters,
+        )
 
     @property
     def unmeasured(self) -> tuple[Unmeasured, ...]:
@@ -131,6 +157,14 @@ class Window(Watched):
         for spec in self._specs:
             self._handles.append(nn.Module.register_forward_hook(spec.module, self._observer(spec)))
         self._hook_weights()
+
+    def _hook_weights(self, spec: Spec | None = None) -> None:
+        if spec is not None:
+            super()._hook_weights(spec)
+            return
+        for name, weight in self.structure.parameters:
+            if weight.requires_grad and not is_lazy(weight):
+                self._handles.append(hook_gradient(weight, self._weight_hook(name, weight)))
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch._C._current_graph_task_id() != -1:
