@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ SIGNAL_OPERAND = {
     "CheckpointFunctionBackward": 0,
 }
 RECURRENT = ("Lstm", "Gru", "Rnn")
+LEAF = "torch::autograd::AccumulateGrad"
 
 
 def shortest_depth(outputs: Tensor | Iterable[Tensor]) -> int | None:
@@ -42,44 +43,54 @@ def shortest_depth(outputs: Tensor | Iterable[Tensor]) -> int | None:
         return None
     depths: dict[Any, int | None] = {}
     for root in roots:
-        for node, operands in _post_order(root, depths):
-            depths[node] = _depth(node, operands, depths)
+        _settle(root, depths)
     found = [depth for root in roots if (depth := depths[root]) is not None]
     return min(found, default=None)
 
 
-def _post_order(root: Any, done: dict[Any, int | None]) -> Iterator[tuple[Any, list[Any]]]:
-    """Nodes and their operands, children before parents, without recursion: graphs are deeper than Python's stack."""
-    stack: list[tuple[Any, list[Any] | None]] = [(root, None)]
-    seen = set(done)
+def _settle(root: Any, depths: dict[Any, int | None]) -> None:
+    """Find the depth of a node and of what it needs, without recursion: graphs are deeper than Python's stack.
+
+    Of a multiplication by weights the signal is walked alone, and the weights only where it turns out to be none.
+    """
+    stack: list[tuple[Any, str, list[Any], int | None]] = [(root, "", [], None)]
     while stack:
-        node, operands = stack.pop()
-        if operands is not None:
-            yield node, operands
-        elif node not in seen:
-            seen.add(node)
-            operands = [child for child, _ in node.next_functions]
-            stack.append((node, operands))
-            stack.extend([(child, None) for child in operands if child is not None])
+        node, kind, operands, position = stack.pop()
+        if kind:
+            if position is not None and depths[operands[position]] is None:
+                stack.append((node, kind, operands, None))
+                stack.extend([(child, "", [], None) for child in operands if child is not None])
+            else:
+                depths[node] = _depth(kind, operands, depths)
+            continue
+        if node in depths:
+            continue
+        kind = node.name()
+        if kind == LEAF:  # where gradients end: a parameter, or an input that asks for them
+            depths[node] = None if isinstance(node.variable, nn.Parameter) else 0
+            continue
+        operands = [child for child, _ in node.next_functions]
+        position = SIGNAL_OPERAND.get(kind, len(operands))
+        if position >= len(operands):
+            stack.append((node, kind, operands, None))
+            stack.extend([(child, "", [], None) for child in operands if child is not None])
+        elif operands[position] is None:
+            depths[node] = 1
+        else:
+            stack.append((node, kind, operands, position))
+            stack.append((operands[position], "", [], None))
 
 
-def _depth(node: Any, operands: list[Any], depths: dict[Any, int | None]) -> int | None:
-    """The shortest way from the data to this node; None for what depends on parameters alone.
+def _depth(kind: str, operands: list[Any], depths: dict[Any, int | None]) -> int | None:
+    """The shortest way from the data to a node; None for what depends on parameters alone.
 
     An operand without a node is data or a constant (a mask, a buffer): it starts a way only where nothing else that
     depends on data comes in.
     """
-    variable = getattr(node, "variable", None)
-    if variable is not None:  # where gradients end: a parameter, or an input that asks for them
-        return None if isinstance(variable, nn.Parameter) else 0
-    kind = node.name()
     position = SIGNAL_OPERAND.get(kind)
     cost = 1 if position is not None or any(cell in kind for cell in RECURRENT) else 0
     if position is not None and position < len(operands):
-        signal = operands[position]
-        if signal is None:
-            return cost
-        through = depths.get(signal)
+        through = depths.get(operands[position])
         if through is not None:
             return cost + through
     ways = [depth for child in operands if child is not None and (depth := depths.get(child)) is not None]
