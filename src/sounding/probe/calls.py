@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -117,6 +118,7 @@ def survey(
     patterns = _as_patterns(only)
     classes = _as_types(types)
     specs: list[Spec] = []
+    known: dict[tuple[type[nn.Module], bool, bool], _Traits] = {}
     for full, module in named_modules(root):
         leaf = not module._modules or is_opaque(module)
         if not (leaf or module._parameters) or isinstance(module, CONTAINERS):
@@ -125,7 +127,11 @@ def survey(
         shown = (not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)) and (
             not classes or isinstance(module, classes)
         )
-        specs.append(_spec(name, module, leaf=leaf, shown=shown))
+        alike = (type(module), not module._modules, not module._parameters)
+        traits = known.get(alike)
+        if traits is None:
+            traits = known[alike] = _traits(module)
+        specs.append(_spec(name, module, traits, leaf=leaf, shown=shown))
     if (patterns or classes) and not any(spec.shown for spec in specs):
         raise UsageError(
             f"no module of the model matches the filter (only={only!r}, types={types!r})",
@@ -178,27 +184,56 @@ def named_parameters(root: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return list(found.values())
 
 
-def _spec(name: str, module: nn.Module, *, leaf: bool, shown: bool) -> Spec:
+class _Traits(NamedTuple):
+    """What the class of a module decides, and whether it holds children and parameters."""
+
+    kind: str
+    scripted: bool
+    activation: bool
+    non_negative: bool
+    bounded: bool
+    batch_first: bool | None
+    channels_first: bool
+    lazy: bool
+
+
+def _traits(module: nn.Module) -> _Traits:
     kind = type(module).__name__
-    batch_first = vars(module).get("batch_first", getattr(type(module), "batch_first", None))
-    return Spec(
-        name=name,
-        module=module,
-        kind=getattr(module, "original_name", kind) if isinstance(module, torch.jit.ScriptModule) else kind,
-        leaf=leaf,
-        shown=shown,
-        weighs=multiplies(module),
+    return _Traits(
+        kind=kind,
+        scripted=isinstance(module, torch.jit.ScriptModule),
         activation=is_activation(module),
         non_negative=isinstance(module, NON_NEGATIVE),
-        bounds=bounds_of(module),
-        axis=None if batch_first is None else int(not batch_first),
+        bounded=bounds_of(module) is not None,
+        batch_first=getattr(type(module), "batch_first", None),
         channels_first="1d" in kind,
         lazy=isinstance(module, LazyModuleMixin),
     )
 
 
+def _spec(name: str, module: nn.Module, traits: _Traits, *, leaf: bool, shown: bool) -> Spec:
+    kind, scripted, activation, non_negative, bounded, batch_first, channels_first, lazy = traits
+    batch_first = module.__dict__.get("batch_first", batch_first)
+    return Spec(
+        name,
+        module,
+        getattr(module, "original_name", kind) if scripted else kind,
+        leaf,
+        shown,
+        multiplies(module),
+        activation,
+        non_negative,
+        bounds_of(module) if bounded else None,
+        None if batch_first is None else int(not batch_first),
+        channels_first,
+        lazy,
+    )
+
+
 def multiplies(module: nn.Module) -> bool:
     """Whether it multiplies by a weight: it holds a parameter of two or more axes and does not just look it up."""
+    if not module._modules and not module._parameters:
+        return False
     if PACKED in module._modules:
         return True
     return not isinstance(module, LOOKUPS) and any(weight.dim() > 1 for weight in _own_parameters(module))

@@ -18,6 +18,7 @@ from sounding.probe.alignment import LastLayer, align
 from sounding.probe.calls import Call, Pass, Spec, named_parameters, survey
 from sounding.probe.forward import measure_output
 from sounding.probe.gradients import hook_gradient, log_norm
+from sounding.probe.hooks import ForwardHooks
 from sounding.probe.moments import TIERS, Tier, no_autocast
 from sounding.probe.outputs import main_tensor, sample_matrix, tensors_in, why_unmeasurable
 from sounding.probe.records import Report, Unmeasured
@@ -63,7 +64,7 @@ class Watched:
         self._specs: list[Spec] = survey(self._root, only=only, types=types)
         self._passes: list[Pass] = []
         self._last: LastLayer | None = None
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[RemovableHandle | ForwardHooks] = []
         self._plain: Any = None
         self._seeding = False
         self._seeds: list[Tensor] = []
@@ -110,9 +111,7 @@ class Watched:
     def _attach(self) -> None:
         begin = nn.Module.register_forward_pre_hook(self._root, self._begin, with_kwargs=True, prepend=True)
         self._handles += [begin, nn.Module.register_forward_hook(self._root, self._end)]
-        for spec in self._specs:
-            # Scripted modules refuse the method, though their call runs the hooks.
-            self._handles.append(nn.Module.register_forward_hook(spec.module, self._observer(spec)))
+        self._handles.append(ForwardHooks((spec.module, self._observer(spec)) for spec in self._specs))
         self._hook_weights()
 
     def _hook_weights(self, spec: Spec | None = None) -> None:
