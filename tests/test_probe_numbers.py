@@ -100,10 +100,12 @@ def test_a_nearly_collapsed_layer_keeps_its_digits(distance: float) -> None:
         assert 1 - value(report, "mean_cosine", "model") == pytest.approx(cosine, rel=1e-3)
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e20, 1e30])
-def test_squares_that_leave_float32_do_not_spoil_the_measures(scale: float) -> None:
-    """Activations and gradients of a vanishing or exploding network are float32, their squares are not."""
-    rows = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
+@pytest.mark.parametrize("width", [6, 20_000])
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e-12, 1e-9, 1e10, 1e14, 1e20, 1e30])
+def test_squares_that_leave_float32_do_not_spoil_the_measures(scale: float, width: int) -> None:
+    """Activations and gradients of a vanishing or exploding network are float32, their squares, and the squares of
+    their inner products, are not."""
+    rows = torch.randn(8, width, generator=torch.Generator().manual_seed(1))
     for tier in ("fast", "full"):
         plain = sounding.check(nn.Identity(), rows, tier=tier)
         scaled = sounding.check(nn.Identity(), rows * scale, tier=tier)

@@ -15,7 +15,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from sounding.probe.reductions import Summary, join, reduce_fast, reduce_spectrum, summarize, whole_gram_
+from sounding.probe.reductions import (
+    Summary,
+    join,
+    reduce_fast,
+    reduce_spectrum,
+    summarize,
+    summarize_rows,
+    whole_gram_,
+)
 from sounding.probe.spectra import Spectra
 
 Tier = Literal["fast", "full"]
@@ -25,9 +33,10 @@ FULL = ("numerical_rank", "soft_rank", "effective_rank", "isometry_gap", "condit
 CHUNK = 2**19  # entries of a large sample matrix centred at a time: 2 MiB, small against a cache and an activation
 BLOCK = {"cpu": 2**17, "cuda": 2**23}  # entries of sample matrices, or of their inner products, reduced together
 MOST = 256  # matrices in a block
+PIECES = 4  # so many times the Gram matrices that are kept at a time, where they are not decomposed
 SHAPES = 4  # blocks of different shapes filled at a time
-# Norms whose squares a type holds without overflowing and without losing the squares of small entries.
-SAFE = {torch.float32: (1e-15, 1e18), torch.float64: (1e-140, 1e150)}
+# Norms whose fourth powers, the squares of inner products, a type holds with room for those of small entries.
+SAFE = {torch.float32: (1e-7, 1e9), torch.float64: (1e-70, 1e75)}
 _NOTHING = nullcontext()
 
 
@@ -152,6 +161,8 @@ class Moments:
         n, d, dtype, device = key
         room = min(max(limit // max(n * n, n * d), 1), MOST)
         gram = torch.empty(room, n, n, dtype=dtype, device=device)
+        if d and self.tier == "fast":
+            room = min(room * PIECES, MOST)  # no Gram matrix is needed once its norms are known
         rows = torch.empty(room, n, d, dtype=dtype, device=device) if d else None
         block = self.blocks[key] = Block(gram, rows, (gram if rows is None else rows).unbind(0))
         return block
@@ -179,8 +190,7 @@ class Moments:
         mean = rows.mean(1)
         dead = (mean == 0).sum(1) if any(entry.count_dead for entry in entries) else None
         rows -= mean[:, None]
-        torch.bmm(rows, rows.mT, out=gram)
-        summary = summarize(gram, torch.bmm(mean[:, None], rows.mT)[:, 0], mean.square().sum(1), rows=rows)
+        summary = summarize_rows(rows, mean, block.gram)
         self.digests.append(Digest(entries, summary, self._decompose(gram, summary, rows=rows, mean=mean), dead))
 
     def _decompose(

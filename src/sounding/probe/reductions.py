@@ -45,20 +45,41 @@ class Summary:
         return _squares(self.distinct, self.cross, self.squared_mean)
 
 
-def summarize(gram: Tensor, cross: Tensor, squared_mean: Tensor, *, rows: Tensor | None = None) -> Summary:
-    """Summarize centred Gram matrices (calls, n, n); the centred rows (calls, n, d), where at hand, spare a product."""
+def summarize(gram: Tensor, cross: Tensor, squared_mean: Tensor) -> Summary:
+    """Summarize centred Gram matrices (calls, n, n)."""
     distinct = gram.diagonal(dim1=1, dim2=2).to(torch.float64, copy=True)  # the matrix may be overwritten
     cross, squared_mean = cross.double(), squared_mean.double()
-    inverse = _inverse(_squares(distinct, cross, squared_mean))
-    # The largest is taken out first: in float32 the inverse of a small length would overflow.
-    unit = inverse.amax(1, keepdim=True).clamp(min=TINY)
-    shares = (inverse / unit).to(gram.dtype)
-    if rows is not None:
-        turned = torch.bmm(shares[:, None], rows)[:, 0].double().square().sum(1)
-    else:  # a batched matrix-vector product is slower on a CPU
-        turned = ((gram * shares[:, None]).sum(2).double() * shares).sum(1)
+    shares, unit = _shares(distinct, cross, squared_mean, gram.dtype)
+    # a batched matrix-vector product is slower on a CPU
+    turned = ((gram * shares[:, None]).sum(2).double() * shares).sum(1)
     norm = torch.linalg.vector_norm(gram, dim=(1, 2)).double().square()
-    return Summary(distinct, cross, squared_mean, norm, turned * unit[:, 0].square())
+    return Summary(distinct, cross, squared_mean, norm, turned * unit)
+
+
+def summarize_rows(rows: Tensor, mean: Tensor, gram: Tensor) -> Summary:
+    """Summarize centred sample matrices (calls, n, d) and their mean samples (calls, d).
+
+    Their Gram matrices go through `gram`, (any number, n, n), so many at a time; the last ones stay there. That many
+    stay in a cache, while all other operations take the whole block: on matrices this small a call costs most.
+    """
+    norm = rows.new_empty(len(rows))
+    for piece, norms in zip(rows.split(len(gram)), norm.split(len(gram)), strict=True):
+        products = gram[: len(piece)]
+        torch.bmm(piece, piece.mT, out=products)
+        torch.linalg.vector_norm(products, dim=(1, 2), out=norms)
+    distinct = torch.linalg.vector_norm(rows, dim=2).double().square()
+    cross = torch.bmm(mean[:, None], rows.mT)[:, 0].double()
+    squared_mean = torch.linalg.vector_norm(mean, dim=1).double().square()
+    shares, unit = _shares(distinct, cross, squared_mean, rows.dtype)
+    turned = torch.linalg.vector_norm(torch.bmm(shares[:, None], rows)[:, 0], dim=1).double().square()
+    return Summary(distinct, cross, squared_mean, norm.double().square(), turned * unit)
+
+
+def _shares(distinct: Tensor, cross: Tensor, squared_mean: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """1/‖h_i‖ over the largest of them, and the square of that: in float32 the inverse of a small length overflows."""
+    inverse = _inverse(_squares(distinct, cross, squared_mean))
+    unit = inverse.amax(1, keepdim=True).clamp(min=TINY)
+    return (inverse / unit).to(dtype), unit[:, 0].square()
 
 
 def join(summaries: Sequence[Summary]) -> Summary:
