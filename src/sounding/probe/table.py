@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,8 +14,10 @@ from torch import nn
 from sounding.probe.calls import ROOT, Call, Pass, Spec, named_parameters
 from sounding.probe.growth import Growth, can_fit, fit_growth
 from sounding.probe.moments import FAST, FULL, Tier
+from sounding.probe.reading import WEIGHT_GRADIENT, Reading
+from sounding.probe.reading import Call as ReadCall
 from sounding.probe.records import Unmeasured
-from sounding.profile import Profile, Row
+from sounding.profile import Estimate, Profile, Row
 
 Parameters = Sequence[tuple[str, nn.Parameter]]
 NETWORK = "network"
@@ -26,6 +29,69 @@ LEAF_UNIT = "one call of a leaf module: fewer than 3 modules multiply by a weigh
 LOST = "none came back to its output, which is unused, detached, or a view changed in place"
 
 
+class Line(NamedTuple):
+    """A call with its measures, their standard errors where there were several passes, and its weights' gradients."""
+
+    layer: int
+    name: str
+    values: Mapping[str, float]
+    errors: Mapping[str, float | None]
+    weights: Sequence[tuple[str, float, float | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What some passes showed, call by call; rows are made of it when somebody asks for them.
+
+    Args:
+        lines: the input and the calls to show, in execution order.
+        network: the measures of the network as a whole.
+        settings: how the numbers came about.
+        source: of the rows.
+    """
+
+    lines: Sequence[Line]
+    network: Mapping[str, Estimate]
+    settings: Mapping[str, Any]
+    source: str
+
+    def __contains__(self, measure: str) -> bool:
+        if measure == WEIGHT_GRADIENT:
+            return any(line.weights for line in self.lines)
+        return measure in self.network or any(measure in line.values for line in self.lines)
+
+    def rows(self, chosen: Container[str] | None = None) -> tuple[Row, ...]:
+        """The rows of the measures chosen, or all."""
+        return tuple(row for row in self._rows() if chosen is None or row.measure in chosen)
+
+    def profile(self, chosen: Container[str] | None = None) -> Profile:
+        """The rows of the measures chosen, or all, with the settings."""
+        return Profile(self.rows(chosen), self.settings)
+
+    def reading(self) -> Reading:
+        """What `read` makes of the profile, at a third of the price."""
+        kinds, features, positions = (self.settings[key] for key in ("kinds", "features", "positions"))
+        calls = []
+        for layer, name, values, _, weights in self.lines:
+            place = str(layer)
+            cells = {**values, WEIGHT_GRADIENT: weights[0][1]} if weights else values
+            if cells:
+                known = kinds.get(place, ""), cells, features.get(place, 0), positions.get(place, 1)
+                calls.append(ReadCall(layer, name if values else "", *known))
+        first = calls.pop(0) if calls and calls[0].depth == 0 else ReadCall(0, INPUT, "", {})
+        return Reading(first, tuple(calls), self.network, {}, self.settings)
+
+    def _rows(self) -> Iterator[Row]:
+        source = self.source
+        for layer, name, values, errors, weights in self.lines:
+            for measure, value in values.items():
+                yield Row(layer, name, measure, value, errors.get(measure), source)
+            for weight, value, stderr in weights:
+                yield Row(layer, weight, WEIGHT_GRADIENT, value, stderr, source)
+        for measure, estimate in self.network.items():
+            yield Row(len(self.settings["kinds"]), NETWORK, measure, estimate.value, estimate.stderr, source)
+
+
 def tabulate(
     passes: Sequence[Pass],
     root: nn.Module,
@@ -34,28 +100,28 @@ def tabulate(
     tier: Tier,
     source: str,
     settings: Mapping[str, Any] | None = None,
-    parameters: Parameters | None = None,
 ) -> Profile:
-    """The profile of some passes: a row per call and measure, the mean over passes with its standard error.
+    """The profile of some passes: a row per call and measure, the mean over passes with its standard error."""
+    return collect(passes, named_parameters(root), tier=tier, source=source, settings=settings or {}).profile()
 
-    Whoever has the parameters of the model at hand spares the search for them.
-    """
-    parameters = named_parameters(root) if parameters is None else parameters
+
+def collect(
+    passes: Sequence[Pass], parameters: Parameters, *, tier: Tier, source: str, settings: Mapping[str, Any]
+) -> Table:
+    """The table of some passes over a model with these parameters."""
     for one in passes:
         one.moments.reduce()
     order = merge_order(passes)
     found = _by_name(passes)
     firsts = [found[name][0] for name in order]
-    places = {name: index for index, name in enumerate(order, start=1)}
-    rows = list(_row_values(0, INPUT, [_input_values(one) for one in passes], source))
-    weight_rows = _weight_rows(passes, parameters, places, source)
-    for name, first in zip(order, firsts, strict=True):
+    weights = _weight_norms(passes, parameters, {name: index for index, name in enumerate(order, start=1)})
+    lines = [_line(0, INPUT, [_input_values(one) for one in passes], ())]
+    for layer, (name, first) in enumerate(zip(order, firsts, strict=True), start=1):
         if first.spec.shown:
-            rows.extend(_row_values(places[name], name, [_values(call) for call in found[name]], source))
-            rows.extend(weight_rows.get(places[name], ()))
+            lines.append(_line(layer, name, [_values(call) for call in found[name]], weights.get(layer, ())))
     growth, unit = fit(passes, firsts)
-    rows.extend(_network_rows(passes, len(order), growth, source))
-    return Profile(tuple(rows), _settings(passes, parameters, firsts, growth, unit, tier) | dict(settings or {}))
+    own = _settings(passes, parameters, firsts, growth, unit, tier)
+    return Table(lines, _network_values(passes, growth), {**own, **settings}, source)
 
 
 def merge_order(passes: Sequence[Pass]) -> list[str]:
@@ -215,15 +281,17 @@ def _input_values(one: Pass) -> dict[str, float]:
     return values
 
 
-def _row_values(layer: int, name: str, found: Sequence[Mapping[str, float]], source: str) -> Iterator[Row]:
+def _line(
+    layer: int, name: str, found: Sequence[dict[str, float]], weights: Sequence[tuple[str, float, float | None]]
+) -> Line:
+    """The measures of one call: their means over passes."""
     if len(found) == 1:
-        for measure, value in found[0].items():
-            yield Row(layer, name, measure, value, None, source)
-        return
+        return Line(layer, name, found[0], {}, weights)
+    means: dict[str, float] = {}
+    errors: dict[str, float | None] = {}
     for measure in dict.fromkeys(key for values in found for key in values):
-        column = [values[measure] for values in found if measure in values]
-        value, stderr = _mean(column)
-        yield Row(layer, name, measure, value, stderr, source)
+        means[measure], errors[measure] = _mean([values[measure] for values in found if measure in values])
+    return Line(layer, name, means, errors, weights)
 
 
 def _mean(column: Sequence[float]) -> tuple[float, float | None]:
@@ -235,9 +303,9 @@ def _mean(column: Sequence[float]) -> tuple[float, float | None]:
     return float(np.mean(column)), float(np.std(column, ddof=1)) / math.sqrt(len(column))
 
 
-def _weight_rows(
-    passes: Sequence[Pass], parameters: Parameters, places: Mapping[str, int], source: str
-) -> dict[int, list[Row]]:
+def _weight_norms(
+    passes: Sequence[Pass], parameters: Parameters, places: Mapping[str, int]
+) -> dict[int, list[tuple[str, float, float | None]]]:
     """Weight gradients, at the layer of the last call of the module that holds the weight."""
     layers: dict[str, int] = {}
     for one in passes:
@@ -245,27 +313,25 @@ def _weight_rows(
             layers[call.spec.name] = max(layers.get(call.spec.name, 0), places[call.name])
         for name, index in one.entered.items():
             layers[name] = places[one.calls[index].name]
-    rows: dict[int, list[Row]] = {}
+    norms: dict[int, list[tuple[str, float, float | None]]] = {}
     owners = set(layers)
     for name, _ in parameters:
         column = [one.weights[name] for one in passes if name in one.weights]
-        owner = _owner(name, owners)
-        if not column or owner is None:
-            continue
-        value, stderr = _mean(column)
-        layer = layers[owner]
-        rows.setdefault(layer, []).append(Row(layer, name, "weight_gradient_log_norm", value, stderr, source))
-    return rows
+        owner = _owner(name, owners) if column else None
+        if owner is not None:
+            norms.setdefault(layers[owner], []).append((name, *_mean(column)))
+    return norms
 
 
-def _network_rows(passes: Sequence[Pass], layer: int, growth: Growth | None, source: str) -> Iterator[Row]:
+def _network_values(passes: Sequence[Pass], growth: Growth | None) -> dict[str, Estimate]:
+    found: dict[str, Estimate] = {}
     if growth is not None:
-        yield Row(layer, NETWORK, "gradient_growth", growth.growth, growth.growth_stderr, source)
-        yield Row(layer, NETWORK, "gradient_log_rate", growth.log_rate, growth.log_rate_stderr, source)
+        found["gradient_growth"] = Estimate(growth.growth, growth.growth_stderr)
+        found["gradient_log_rate"] = Estimate(growth.log_rate, growth.log_rate_stderr)
     aligned = [one.alignment for one in passes if isinstance(one.alignment, float)]
     if aligned:
-        value, stderr = _mean(aligned)
-        yield Row(layer, NETWORK, "gradient_alignment", value, stderr, source)
+        found["gradient_alignment"] = Estimate(*_mean(aligned))
+    return found
 
 
 def _settings(

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from sounding.errors import UsageError
 from sounding.probe.records import Finding, Severity
-from sounding.profile import Profile, Row
+from sounding.probe.table import Table
+from sounding.profile import Row
 from sounding.train.monitor.selection import KNOWN
 
 Change = Literal["appeared", "worsened", "eased", "gone"]
@@ -58,14 +59,14 @@ class Changes:
         self._findings: dict[str, Finding] | None = None
         self._beyond: dict[tuple[str, str], frozenset[int]] = {}
 
-    def since(self, step: int, findings: Sequence[Finding], profile: Profile) -> tuple[Event, ...]:
+    def since(self, step: int, findings: Sequence[Finding], table: Table) -> tuple[Event, ...]:
         """The news of this step, findings first; the step is the new state to compare with."""
-        return (*self._of_findings(step, findings, profile), *self._of_limits(step, profile))
+        return (*self._of_findings(step, findings, table), *self._of_limits(step, table))
 
-    def _of_findings(self, step: int, findings: Sequence[Finding], profile: Profile) -> Iterator[Event]:
+    def _of_findings(self, step: int, findings: Sequence[Finding], table: Table) -> Iterator[Event]:
         before, first = self._findings or {}, self._findings is None
         now: dict[str, Finding] = {finding.kind: finding for finding in findings}
-        unseen = {kind: old for kind, old in before.items() if kind not in now and _is_blind(kind, now, profile)}
+        unseen = {kind: old for kind, old in before.items() if kind not in now and _is_blind(kind, now, table)}
         self._findings = unseen | now
         for kind, finding in now.items():
             old = before.get(kind)
@@ -82,10 +83,11 @@ class Changes:
             if kind not in now and kind not in unseen:
                 yield _event(step, "gone", finding, f"{kind} is gone, step {step}")
 
-    def _of_limits(self, step: int, profile: Profile) -> Iterator[Event]:
+    def _of_limits(self, step: int, table: Table) -> Iterator[Event]:
         for (measure, side), line in self._limits.items():
-            rows = [row for row in profile.rows if row.measure == measure]
-            crossed = [row for row in rows if (row.value < line if side == "below" else row.value > line)]
+            crossed = [
+                row for row in table.rows({measure}) if (row.value < line if side == "below" else row.value > line)
+            ]
             before = self._beyond.get((measure, side))
             self._beyond[measure, side] = frozenset(row.layer for row in crossed)
             fresh = [row for row in crossed if row.layer not in (before or ())]
@@ -96,7 +98,7 @@ class Changes:
                 yield Event(step, "gone", measure, "medium", None, None, text, {"limit": line})
 
 
-def _is_blind(kind: str, now: Mapping[str, Finding], profile: Profile) -> bool:
+def _is_blind(kind: str, now: Mapping[str, Finding], table: Table) -> bool:
     """Whether this step could not have shown a finding, so that its absence says nothing.
 
     Nothing can be read behind a NaN, and nothing about gradients where none came back (a step skipped for overflow).
@@ -104,7 +106,7 @@ def _is_blind(kind: str, now: Mapping[str, Finding], profile: Profile) -> bool:
     broken = now.get("non_finite")
     if broken is not None and broken.severity == "high":
         return True
-    return kind.startswith("gradient") and "gradient_log_norm" not in profile.measures
+    return kind.startswith("gradient") and "gradient_log_norm" not in table
 
 
 def _event(step: int, change: Change, finding: Finding, text: str) -> Event:

@@ -15,12 +15,12 @@ from sounding.errors import UsageError
 from sounding.probe.environment import describe_environment
 from sounding.probe.records import Report, Unmeasured
 from sounding.probe.thresholds import THRESHOLDS, Thresholds
-from sounding.probe.verdict import judge
+from sounding.probe.verdict import judge_reading
 from sounding.profile import Profile
 from sounding.train.monitor.changes import Changes, Event, Limits
 from sounding.train.monitor.schedules import Schedule, as_schedule
 from sounding.train.monitor.selection import Pick, choose_measures, choose_modules
-from sounding.train.monitor.sinks import Memory, Sink, Snapshot
+from sounding.train.monitor.sinks import Measured, Memory, Sink
 from sounding.train.monitor.window import Scaler, Window
 
 EVENTS = 1000  # news held in memory; a finding that comes and goes for ever must not fill it
@@ -221,13 +221,10 @@ class Monitor:
             self._warned = True
             return
         self._last, self._again = window, window.overflowed
-        profile = window.profile
-        verdict = judge(profile, thresholds=self._thresholds)
-        events = self._changes.since(window.step, verdict.findings, profile)
-        if self._measures is not None:
-            chosen = self._measures
-            profile = profile.where(lambda row: row.measure in chosen)
-        snapshot = Snapshot(window.step, profile, verdict, events)
+        table = window.table
+        verdict = judge_reading(table.reading(), thresholds=self._thresholds)
+        events = self._changes.since(window.step, verdict.findings, table)
+        snapshot = Measured(window.step, table, verdict, events, chosen=self._measures)
         self._memory.write(snapshot)
         self._events.extend(events)
         for sink in list(self._sinks):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 from sounding.errors import UsageError
 from sounding.probe.records import Verdict
+from sounding.probe.table import Table
 from sounding.profile import Profile
 from sounding.train.monitor.changes import Event
 from sounding.train.monitor.selection import is_network
@@ -41,6 +43,29 @@ class Snapshot:
             network = is_network(row.name)
             found[f"network/{row.measure}" if network else f"{row.measure}/{row.layer:04d}.{row.name}"] = row.value
         return found
+
+
+class Measured(Snapshot):
+    """A snapshot that makes its profile when it is first asked for: most steps are looked at by nobody.
+
+    Args:
+        step: its number.
+        table: what it showed.
+        verdict: on the whole table.
+        events: what is new.
+        chosen: the measures that the profile is to hold, None for all.
+    """
+
+    def __init__(
+        self, step: int, table: Table, verdict: Verdict, events: tuple[Event, ...], *, chosen: Container[str] | None
+    ) -> None:
+        vars(self).update(step=step, verdict=verdict, events=events, _made_of=(table, chosen))
+
+    @cached_property
+    def profile(self) -> Profile:
+        table, chosen = vars(self).pop("_made_of")
+        made: Profile = table.profile(chosen)
+        return made
 
 
 @runtime_checkable

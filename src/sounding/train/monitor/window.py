@@ -15,10 +15,9 @@ from sounding.probe.calls import Call, Pass, Spec
 from sounding.probe.gradients import hook_gradient, log_norm
 from sounding.probe.moments import Tier
 from sounding.probe.records import Unmeasured
-from sounding.probe.table import tabulate
+from sounding.probe.table import Table, collect
 from sounding.probe.units import bounds_of
 from sounding.probe.watch import Watched
-from sounding.profile import Profile
 from sounding.train.monitor.eager import eager_execution
 from sounding.train.monitor.selection import Modules
 from sounding.train.monitor.structure import Structure
@@ -99,20 +98,13 @@ class Window(Watched):
         eager_execution.release()
 
     @property
-    def profile(self) -> Profile:
+    def table(self) -> Table:
         """What the step showed; its source is the step."""
         settings: dict[str, Any] = {"step": self.step}
         if self._scale is not None:
             settings["loss_scale"] = self._scale
-        return tabulate(
-            self._passes,
-            self._root,
-            self._specs,
-            tier=self._tier,
-            source=self._source,
-            settings=settings,
-            parameters=self.structure.parameters,
-        )
+        parameters = self.structure.parameters
+        return collect(self._passes, parameters, tier=self._tier, source=self._source, settings=settings)
 
     @property
     def unmeasured(self) -> tuple[Unmeasured, ...]:
