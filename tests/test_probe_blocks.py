@@ -112,3 +112,15 @@ def test_threads_change_neither_eigenvalues_nor_torchs_own_number() -> None:
         spectra.close()
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("tier", ["fast", "full"])
+@pytest.mark.parametrize("width", [12, 9000])
+def test_samples_of_zero_have_no_direction(width: int, tier: moments.Tier) -> None:
+    """Centred they are as long as the mean sample, and rounding must not leave them a length of their own."""
+    generator = torch.Generator().manual_seed(2)
+    for level in (0.1, 1.0, 3.0, 5.0, 8.0):
+        rows = torch.randn(16, width, generator=generator) + level * torch.randn(width, generator=generator)
+        rows[3] = rows[10] = 0.0
+        (values,) = measure([rows], tier)
+        assert values["mean_cosine"] == pytest.approx(float(measures.mean_cosine(rows.double())), abs=1e-6)

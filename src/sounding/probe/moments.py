@@ -20,7 +20,7 @@ from sounding.probe.reductions import (
     join,
     reduce_fast,
     reduce_spectrum,
-    summarize,
+    summarize_gram,
     summarize_rows,
     whole_gram_,
 )
@@ -33,7 +33,6 @@ FULL = ("numerical_rank", "soft_rank", "effective_rank", "isometry_gap", "condit
 CHUNK = 2**19  # entries of a large sample matrix centred at a time: 2 MiB, small against a cache and an activation
 BLOCK = {"cpu": 2**17, "cuda": 2**23}  # entries of sample matrices, or of their inner products, reduced together
 MOST = 256  # matrices in a block
-PIECES = 4  # so many times the Gram matrices that are kept at a time, where they are not decomposed
 SHAPES = 4  # blocks of different shapes filled at a time
 # Norms whose fourth powers, the squares of inner products, a type holds with room for those of small entries.
 SAFE = {torch.float32: (1e-7, 1e9), torch.float64: (1e-70, 1e75)}
@@ -80,7 +79,7 @@ class Digest:
     entries: list[Entry]
     summary: Summary
     spectrum: Tensor | None
-    dead: Tensor | None
+    alive: Tensor | None
 
 
 Key = tuple[int, int, torch.dtype, torch.device]
@@ -161,8 +160,6 @@ class Moments:
         n, d, dtype, device = key
         room = min(max(limit // max(n * n, n * d), 1), MOST)
         gram = torch.empty(room, n, n, dtype=dtype, device=device)
-        if d and self.tier == "fast":
-            room = min(room * PIECES, MOST)  # no Gram matrix is needed once its norms are known
         rows = torch.empty(room, n, d, dtype=dtype, device=device) if d else None
         block = self.blocks[key] = Block(gram, rows, (gram if rows is None else rows).unbind(0))
         return block
@@ -182,16 +179,17 @@ class Moments:
             products, block.products = block.products, []
             cross = torch.stack([one.double() for one, _ in products])
             squared_mean = torch.stack([one.double() for _, one in products])
-            summary = summarize(gram, cross, squared_mean)
+            summary = summarize_gram(gram, cross, squared_mean)
             self.digests.append(Digest(entries, summary, self._decompose(gram, summary), None))
             return
         rows = block.rows[: len(entries)]
-        entries = _rescale_(rows, entries)
+        lengths = torch.linalg.vector_norm(rows, dim=2)
+        entries = _rescale_(rows, lengths, entries)
         mean = rows.mean(1)
-        dead = (mean == 0).sum(1) if any(entry.count_dead for entry in entries) else None
+        alive = torch.count_nonzero(mean, dim=1) if any(entry.count_dead for entry in entries) else None
         rows -= mean[:, None]
-        summary = summarize_rows(rows, mean, block.gram)
-        self.digests.append(Digest(entries, summary, self._decompose(gram, summary, rows=rows, mean=mean), dead))
+        summary = summarize_rows(rows, mean, lengths, gram)
+        self.digests.append(Digest(entries, summary, self._decompose(gram, summary, rows=rows, mean=mean), alive))
 
     def _decompose(
         self, gram: Tensor, summary: Summary, *, rows: Tensor | None = None, mean: Tensor | None = None
@@ -213,18 +211,21 @@ def _is_safe(norm: float, dtype: torch.dtype) -> bool:
     return low < norm < high
 
 
-def _rescale_(rows: Tensor, entries: list[Entry]) -> list[Entry]:
+def _rescale_(rows: Tensor, lengths: Tensor, entries: list[Entry]) -> list[Entry]:
     """Bring matrices whose squares leave the range of the type to another scale; one that is not finite becomes zero,
     and what is measured in its place is nobody's."""
-    kept = list(entries)
-    for index, norm in enumerate(torch.linalg.vector_norm(rows, dim=(1, 2)).tolist()):
-        if _is_safe(norm, rows.dtype):
+    low, high = SAFE[rows.dtype]
+    kept = entries
+    for index, norm in enumerate(torch.linalg.vector_norm(lengths, dim=1).tolist()):
+        if low < norm < high:
             continue
         if _find_scale(rows[index], entries[index], rows.dtype):
             rows[index] /= entries[index].scale
         else:
             rows[index] = 0.0
+            kept = [*kept]
             kept[index] = Entry({}, entries[index].features, entries[index].dtype, ignore, False)
+        torch.linalg.vector_norm(rows[index], dim=1, out=lengths[index])
     return kept
 
 
@@ -294,10 +295,10 @@ def _write_measures(digests: list[Digest]) -> None:
     _write(columns, entries)
     _write_spectra(entries, [digest.spectrum.cpu() for digest in digests if digest.spectrum is not None])
     for digest in digests:
-        if digest.dead is not None:
-            for entry, count in zip(digest.entries, digest.dead.tolist(), strict=True):
+        if digest.alive is not None:
+            for entry, count in zip(digest.entries, digest.alive.tolist(), strict=True):
                 if entry.count_dead:
-                    entry.values["dead_fraction"] = count / entry.features
+                    entry.values["dead_fraction"] = 1 - count / entry.features
 
 
 def _write_spectra(entries: list[Entry], spectra: list[Tensor]) -> None:

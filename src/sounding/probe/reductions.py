@@ -19,18 +19,19 @@ from sounding.measures import of_gram, of_spectrum
 from sounding.measures.inputs import small_gram
 
 TINY = 5e-324
+ROUNDINGS = 16  # a sum of squares this many times the rounding of its parts is not told from zero
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What is kept of some centred Gram matrices (calls, n, n): vectors and numbers in float64, never a matrix.
+    """What is kept of some centred Gram matrices (calls, n, n): vectors and numbers, never a matrix.
 
     Args:
         distinct: ‖c_i‖², (calls, n).
         cross: b_i, (calls, n).
         squared_mean: M, (calls,).
-        norm: ‖C‖_F², (calls,).
-        turned: ‖Σ_i c_i/‖h_i‖‖² over the samples that have a length, (calls,).
+        norm: ‖C‖_F, (calls,).
+        turned: ‖Σ_i c_i/‖h_i‖‖ over the samples that have a length, (calls,).
     """
 
     distinct: Tensor
@@ -39,68 +40,66 @@ class Summary:
     norm: Tensor
     turned: Tensor
 
-    @property
-    def squares(self) -> Tensor:
-        """‖h_i‖², (calls, n)."""
-        return _squares(self.distinct, self.cross, self.squared_mean)
 
+def summarize_rows(rows: Tensor, mean: Tensor, lengths: Tensor, gram: Tensor) -> Summary:
+    """Summarize centred sample matrices (calls, n, d), and put their Gram matrices (calls, n, n) into `gram`.
 
-def summarize(gram: Tensor, cross: Tensor, squared_mean: Tensor) -> Summary:
-    """Summarize centred Gram matrices (calls, n, n)."""
-    distinct = gram.diagonal(dim1=1, dim2=2).to(torch.float64, copy=True)  # the matrix may be overwritten
-    cross, squared_mean = cross.double(), squared_mean.double()
-    shares, unit = _shares(distinct, cross, squared_mean, gram.dtype)
-    # a batched matrix-vector product is slower on a CPU
-    turned = ((gram * shares[:, None]).sum(2).double() * shares).sum(1)
-    norm = torch.linalg.vector_norm(gram, dim=(1, 2)).double().square()
-    return Summary(distinct, cross, squared_mean, norm, turned * unit)
-
-
-def summarize_rows(rows: Tensor, mean: Tensor, gram: Tensor) -> Summary:
-    """Summarize centred sample matrices (calls, n, d) and their mean samples (calls, d).
-
-    Their Gram matrices go through `gram`, (any number, n, n), so many at a time; the last ones stay there. That many
-    stay in a cache, while all other operations take the whole block: on matrices this small a call costs most.
+    Args:
+        rows: the c_i.
+        mean: the mean samples (calls, d).
+        lengths: the ‖h_i‖ (calls, n).
+        gram: where the products go; nothing that is returned refers to it.
     """
-    norm = rows.new_empty(len(rows))
-    for piece, norms in zip(rows.split(len(gram)), norm.split(len(gram)), strict=True):
-        products = gram[: len(piece)]
-        torch.bmm(piece, piece.mT, out=products)
-        torch.linalg.vector_norm(products, dim=(1, 2), out=norms)
-    distinct = torch.linalg.vector_norm(rows, dim=2).double().square()
-    cross = torch.bmm(mean[:, None], rows.mT)[:, 0].double()
-    squared_mean = torch.linalg.vector_norm(mean, dim=1).double().square()
-    shares, unit = _shares(distinct, cross, squared_mean, rows.dtype)
-    turned = torch.linalg.vector_norm(torch.bmm(shares[:, None], rows)[:, 0], dim=1).double().square()
-    return Summary(distinct, cross, squared_mean, norm.double().square(), turned * unit)
+    turned_rows, mean_row = rows.mT, mean[:, None]
+    torch.bmm(rows, turned_rows, out=gram)
+    distinct = gram.diagonal(dim1=1, dim2=2).clone()
+    cross = torch.bmm(mean_row, turned_rows)[:, 0]
+    squared_mean = torch.linalg.vector_norm(mean, dim=1).square_()
+    inverse = lengths.reciprocal()
+    if not lengths.all():
+        # A sample of zero has c_i = −h̄; rounding would leave it a length.
+        zero = lengths == 0
+        inverse.masked_fill_(zero, 0.0)
+        distinct = torch.where(zero, squared_mean[:, None], distinct)
+        cross = torch.where(zero, -squared_mean[:, None], cross)
+    turned = torch.linalg.vector_norm(torch.bmm(inverse[:, None], rows), dim=(1, 2))
+    return Summary(distinct, cross, squared_mean, torch.linalg.vector_norm(gram, dim=(1, 2)), turned)
 
 
-def _shares(distinct: Tensor, cross: Tensor, squared_mean: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """1/‖h_i‖ over the largest of them, and the square of that: in float32 the inverse of a small length overflows."""
+def summarize_gram(gram: Tensor, cross: Tensor, squared_mean: Tensor) -> Summary:
+    """Summarize centred Gram matrices (calls, n, n) whose samples are not at hand."""
+    distinct = gram.diagonal(dim1=1, dim2=2).to(torch.float64, copy=True)  # the matrix may be overwritten
+    squared_mean, level = squared_mean.double(), squared_mean.double()[:, None]
+    cross = cross.double()
+    # A sample of zero has c_i = −h̄; rounding would leave it a length.
+    zero = distinct + 2 * cross + level <= ROUNDINGS * torch.finfo(gram.dtype).eps * (distinct + level)
+    distinct, cross = torch.where(zero, level, distinct), torch.where(zero, -level, cross)
     inverse = _inverse(_squares(distinct, cross, squared_mean))
+    # The largest is taken out first: in float32 the inverse of a small length would overflow.
     unit = inverse.amax(1, keepdim=True).clamp(min=TINY)
-    return (inverse / unit).to(dtype), unit[:, 0].square()
+    shares = (inverse / unit).to(gram.dtype)
+    # A batched matrix-vector product is slower on a CPU.
+    turned = ((gram * shares[:, None]).sum(2).double() * shares).sum(1).clamp(min=0).sqrt() * unit[:, 0]
+    return Summary(distinct, cross, squared_mean, torch.linalg.vector_norm(gram, dim=(1, 2)), turned)
 
 
 def join(summaries: Sequence[Summary]) -> Summary:
-    """One summary of the calls of several."""
-    if len(summaries) == 1:
-        return summaries[0]
+    """One summary, in float64, of the calls of several."""
     return Summary(
-        torch.cat([one.distinct for one in summaries]),
-        torch.cat([one.cross for one in summaries]),
-        torch.cat([one.squared_mean for one in summaries]),
-        torch.cat([one.norm for one in summaries]),
-        torch.cat([one.turned for one in summaries]),
+        torch.cat([one.distinct for one in summaries]).double(),
+        torch.cat([one.cross for one in summaries]).double(),
+        torch.cat([one.squared_mean for one in summaries]).double(),
+        torch.cat([one.norm for one in summaries]).double(),
+        torch.cat([one.turned for one in summaries]).double(),
     )
 
 
 def reduce_fast(summary: Summary) -> dict[str, Tensor]:
     """The measures that need no spectrum; `mean_square` is that of a row."""
     n = summary.distinct.shape[1]
-    squares = summary.squares
+    squares = _squares(summary.distinct, summary.cross, summary.squared_mean)
     trace = squares.sum(1)
-    norm = summary.norm + 2 * n * summary.cross.square().sum(1) + n * n * summary.squared_mean.square()
+    norm = summary.norm.square() + 2 * n * summary.cross.square().sum(1) + n * n * summary.squared_mean.square()
     alive = trace > 0
     ratio = torch.where(alive, (trace.square() / norm.clamp(min=TINY)).clamp(1, n), 0.0)
     largest = 1 - 1 / n
@@ -118,7 +117,9 @@ def _mean_cosines(summary: Summary, squares: Tensor) -> Tensor:
     """(Σ_ij ⟨h_i, h_j⟩/(‖h_i‖‖h_j‖) − k)/(k(k − 1)) over the k samples that have a length."""
     inverse = _inverse(squares)
     total = inverse.sum(1)
-    whole = summary.turned + 2 * total * (inverse * summary.cross).sum(1) + total.square() * summary.squared_mean
+    whole = (
+        summary.turned.square() + 2 * total * (inverse * summary.cross).sum(1) + total.square() * summary.squared_mean
+    )
     count = (squares > 0).sum(1)
     pairs = (count * (count - 1)).clamp(min=1)
     return torch.where(count > 1, (whole - count) / pairs, 0.0).clamp(-1, 1)
