@@ -36,7 +36,7 @@ def plain_profile(shares: list[float], *, at_input: float = 0.9, shortest: int |
 @settings(max_examples=60, deadline=None)
 def test_the_collapse_is_dated_and_graded_by_the_layers_behind_it(above: list[float], below: int, share: float) -> None:
     findings = judge(plain_profile([*above, *[share] * below])).findings
-    if below >= 27:
+    if below >= 30:
         assert (findings[0].severity, findings[0].depth) == ("high", len(above) + 1)
         assert findings[0].evidence["collapsed_layers"] == below
     else:
@@ -45,9 +45,17 @@ def test_the_collapse_is_dated_and_graded_by_the_layers_behind_it(above: list[fl
 
 
 def test_a_way_around_the_collapsed_layers_takes_more_to_be_fatal() -> None:
-    assert not judge(plain_profile([0.05] * 40)).healthy
-    assert judge(plain_profile([0.05] * 40, shortest=3)).healthy
-    assert not judge(plain_profile([0.001] * 40, shortest=3)).healthy
+    """There what differs is learned 1/share times more slowly: a warning from 1% on, fatal from 0.01% on."""
+    assert severities(plain_profile([0.05] * 40)) == {"rank_collapse": "high"}
+    assert severities(plain_profile([0.05] * 40, shortest=3)) == {}
+    assert severities(plain_profile([0.001] * 40, shortest=3)) == {"rank_collapse": "medium"}
+    assert severities(plain_profile([5e-5] * 40, shortest=3)) == {"rank_collapse": "high"}
+
+
+def test_samples_that_are_the_same_up_to_rounding_are_fatal_at_any_depth() -> None:
+    assert severities(plain_profile([0.6, 1e-14, 1e-15])) == {"rank_collapse": "high"}
+    assert severities(plain_profile([0.6, 0.5, 1e-15])) == {}  # a head of zeros with a bias
+    assert "rank_collapse" not in severities(plain_profile([1e-14] * 3, at_input=1e-14))
 
 
 def test_inputs_that_are_alike_already_do_not_accuse_the_network() -> None:
@@ -76,10 +84,15 @@ def test_a_rate_is_fatal_from_sixteen_depth_scales_on(rate: float, sign: float) 
 
 
 def test_noise_softens_a_rate_near_the_line() -> None:
-    """17 depth scales: fatal when the rate is known to 1%, a warning when it is known to 10%, nothing at 100%."""
+    """17 depth scales: vanishing is fatal when the rate is known to 1%, a warning at 10%, nothing at 100%.
+
+    Explosion, which no optimizer outlives, is fatal at 10% too, and a warning at 20%.
+    """
     rate = 17 / 39
-    assert severities(growth_profile(rate, 0.01 * rate)) == {"gradient_explosion": "high"}
-    assert severities(growth_profile(rate, 0.1 * rate)) == {"gradient_explosion": "medium"}
+    assert severities(growth_profile(-rate, 0.01 * rate)) == {"gradient_vanishing": "high"}
+    assert severities(growth_profile(-rate, 0.1 * rate)) == {"gradient_vanishing": "medium"}
+    assert severities(growth_profile(rate, 0.1 * rate)) == {"gradient_explosion": "high"}
+    assert severities(growth_profile(rate, 0.2 * rate)) == {"gradient_explosion": "medium"}
     assert severities(growth_profile(rate, rate)) == {}
     assert severities(growth_profile(11 / 39, 1e-6)) == {}
 

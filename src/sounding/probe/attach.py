@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sounding.activations import resolve
-from sounding.probe.gaussian import Moments, gaussian_moments
+from sounding.probe.gaussian import Moments, gaussian_moments, uncorrelated_shares
 from sounding.probe.reading import NETWORK, Call, Reading, add_theory, read
 from sounding.probe.stack import Block, Stack, find_stack
 from sounding.profile import Profile, Row
@@ -20,6 +20,7 @@ SOURCE = "theory"
 DEPTH_SCALES = 16.0
 SPREAD = 0.05  # scales and shifts that differ more than this between units are not one batch norm of theory
 SMALLEST_BATCH = 4
+CORRELATED = 0.75  # mean cosine of inputs from which on their own likeness hides what layers lose
 NEGLIGIBLE_EPS = 1e-3  # of the variance that batch norm divides by
 WIDTH_BIAS = 0.08  # of the batch norm growth, times batch/width: 0.5% at a batch of 64 and width 1000
 
@@ -54,7 +55,7 @@ def _predict(model: nn.Module, reading: Reading) -> tuple[list[Row], dict[str, A
     rows, note = _predict_normalized(found, reading) if found.normalized else _predict_vanilla(found, reading)
     if not rows:
         return [], {"applied": False, "note": note}
-    return rows, {
+    told: dict[str, Any] = {
         "applied": True,
         "note": note,
         "activation": found.activation,
@@ -63,6 +64,16 @@ def _predict(model: nn.Module, reading: Reading) -> tuple[list[Row], dict[str, A
         "layers": len(found.blocks),
         "width": found.width,
     }
+    if not found.normalized and reading.input.get("mean_cosine") > CORRELATED:
+        told["uncorrelated_shares"] = _foresee(found)
+    return rows, told
+
+
+def _foresee(stack: Stack) -> list[float]:
+    """What the stack would leave of uncorrelated samples: inputs that are alike cannot show what its layers lose."""
+    first = stack.blocks[0].linear.get("mean_square")
+    layers = [_second_moments(block.weights) for block in stack.blocks[1:]]
+    return list(uncorrelated_shares(resolve(stack.activation), first, layers))
 
 
 def _predict_vanilla(stack: Stack, reading: Reading) -> tuple[list[Row], str]:

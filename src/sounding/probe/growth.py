@@ -12,11 +12,13 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from statistics import median
 
 import numpy as np
 
 LEVEL = 0.95
 NOISE = np.concatenate([[0.0], np.logspace(-1.5, 3, 28)])  # variance of layer noise over that of the walk's steps
+BREAK, BREAK_DEVIATIONS = 2.0, 6.0
 EVIDENCE = 1.92  # log-likelihood below the best that is still plausible: half the 95% point of χ²₁
 
 
@@ -53,7 +55,7 @@ def fit_growth(
     not read as growth. Differences of neighbours have the covariance σ²(1 + q·T), T the tridiagonal (−1, 2, −1), which
     the sine transform makes diagonal; q is the least that the restricted likelihood finds plausible, mostly zero, the
     pure random walk. With more than one repeat the fit is of their mean and the scatter of their own
-    drifts is added to the variance.
+    drifts is added to the variance. A break (`find_breaks`) is a jump between groups, no part of the drift.
 
     Args:
         log_norms: (repeats, layers). The longest run of layers with finite values in every repeat is fitted.
@@ -71,9 +73,11 @@ def fit_growth(
     depth = run.stop - run.start
     if depth < 3:
         return None
-    frame = _frame(tuple(groups[run]) if groups is not None else (0,) * depth)
     steps = [[this - following for this, following in pairwise(curve[run])] for curve in log_norms]
-    choice, drift, stderr = _solve(frame, steps[0] if len(steps) == 1 else np.mean(steps, axis=0))
+    mean = steps[0] if len(steps) == 1 else np.mean(steps, axis=0)
+    labels: Sequence[Hashable] = groups[run] if groups is not None else (0,) * depth
+    frame = _frame(_split(labels, find_breaks(mean)))
+    choice, drift, stderr = _solve(frame, mean)
     if len(steps) > 1:
         own = np.array(steps) @ frame.basis @ frame.solvers[choice, 0]
         stderr = math.hypot(stderr, float(np.std(own, ddof=1)) / math.sqrt(len(own)))
@@ -82,6 +86,36 @@ def fit_growth(
     growth = bounded_exp(2 * drift)
     interval = (bounded_exp(2 * (drift - half)), bounded_exp(2 * (drift + half)))
     return Growth(drift, stderr, growth, 2 * growth * stderr, interval, depth, degrees, frame.grouped)
+
+
+def find_breaks(steps: Sequence[float] | np.ndarray) -> list[int]:
+    """The steps that are no part of a walk: single layers that multiply the gradient as no other does.
+
+    A batch norm behind inputs in raw units divides by their scale, a layer whose weights have the wrong scale
+    multiplies by it. One such step in sixty would be a third of the drift and all of its error. A step counts that is
+    off the median by over 6 robust standard deviations (1.4826 times the median deviation), in a Gaussian walk once in
+    5·10⁸ steps, and by more than the factor e² of the norm that weight layers of different shape differ by.
+
+    >>> find_breaks([0.1, 0.2, 0.1, 6.9, 0.0, 0.1])
+    [3]
+    >>> find_breaks([0.1, 1.2, -1.1, 2.9, 0.0, -2.1])
+    []
+    """
+    if len(steps) < 4:
+        return []
+    middle = median(steps)
+    if max(steps) - middle <= BREAK and middle - min(steps) <= BREAK:
+        return []
+    apart = [abs(step - middle) for step in steps]
+    line = max(BREAK_DEVIATIONS * 1.4826 * median(apart), BREAK)
+    return [index for index, distance in enumerate(apart) if distance > line]
+
+
+def _split(labels: Sequence[Hashable], breaks: Sequence[int]) -> tuple[Hashable, ...]:
+    """Layers on the two sides of a break belong to different groups."""
+    if not breaks:
+        return tuple(labels)
+    return tuple((label, sum(index > end for end in breaks)) for index, label in enumerate(labels))
 
 
 def can_fit(log_norms: Sequence[Sequence[float]]) -> bool:

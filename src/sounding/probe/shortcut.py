@@ -17,6 +17,7 @@ SIGNAL_OPERAND = {
     "EmbeddingBackward0": 0,
     "CheckpointFunctionBackward": 0,
 }
+BATCHED = "BmmBackward0"  # einsum; by weights where one side depends on parameters alone, by scores otherwise
 RECURRENT = ("Lstm", "Gru", "Rnn")
 LEAF = "torch::autograd::AccumulateGrad"
 
@@ -89,6 +90,8 @@ def _depth(kind: str, operands: list[Any], depths: dict[Any, int | None]) -> int
     """
     position = SIGNAL_OPERAND.get(kind)
     cost = 1 if position is not None or any(cell in kind for cell in RECURRENT) else 0
+    if kind == BATCHED and any(child is not None and depths.get(child) is None for child in operands):
+        cost = 1
     if position is not None and position < len(operands):
         through = depths.get(operands[position])
         if through is not None:

@@ -61,7 +61,12 @@ def _summarize(reading: Reading, findings: tuple[Finding, ...], *, healthy: bool
         return "Nothing was measured, so nothing can be said."
     depth = reading.depth
     if not findings:
-        return f"Healthy: {_survival(reading)}."
+        unseen = _unseen(reading)
+        return (
+            f"Healthy as far as was seen: {_survival(reading)}; {unseen}."
+            if unseen
+            else f"Healthy: {_survival(reading)}."
+        )
     told = [finding for finding in findings if finding.severity == findings[0].severity]
     phrases = "; ".join(dict.fromkeys(_phrase(finding, depth) for finding in told))
     if not healthy:
@@ -84,9 +89,18 @@ def _survival(reading: Reading) -> str:
     if lost:
         told += f", the gradient those it came back to ({len(gradients) - lost} of {len(gradients)})"
     return told + (
-        f"; the gradient is exactly zero at {silent} of them, which weights of zero behind them explain"
-        if silent
-        else ""
+        f"; the gradient is exactly zero at {silent} of them, behind which weights or units are zero" if silent else ""
+    )
+
+
+def _unseen(reading: Reading) -> str:
+    """What the autograd graph shows beyond the calls that were measured; attention has two products to a call."""
+    shortest = reading.settings.get("shortest_depth") or 0
+    if shortest <= 2 * max(reading.depth, 1):
+        return ""
+    return (
+        f"{shortest - reading.depth} more multiplications by weights ran outside of modules, or inside one that is "
+        "measured as a whole, and were not judged"
     )
 
 
@@ -99,7 +113,10 @@ def _phrase(finding: Finding, depth: int) -> str:
             )
         case "gradient_explosion" | "gradient_vanishing":
             if "growth" not in evidence:
-                return "no gradient reaches any weight"
+                return f"no gradient reaches any weight: it ends at {where}"
+            if "jump" in evidence:
+                power = math.log10(evidence["jump"]) if evidence["jump"] > 0 else -math.inf
+                return f"{where} alone multiplies gradients by ×10^{power:.0f} on their way to the input (squared norm)"
             does = "grow" if finding.kind == "gradient_explosion" else "shrink"
             limit = f"{evidence['fatal_depth']:.0f} layers"
             fatal = f"fatal from about {limit} on" if finding.severity == "high" else f"near the limit of about {limit}"
@@ -113,12 +130,18 @@ def _phrase(finding: Finding, depth: int) -> str:
             if finding.severity == "high":
                 return "all samples of the batch lie along one direction"
             repeated = evidence.get("repeated_fraction", 0.0)
-            return f"{repeated:.0%} of the samples are repeated" if repeated else "the samples are linearly dependent"
+            if repeated:
+                return f"{repeated:.0%} of the samples are repeated"
+            parallel = "share_outside" in evidence
+            return "the inputs are nearly parallel" if parallel else "the samples are linearly dependent"
         case "batch_too_small":
             return "the batch is too small"
         case "dead_units":
             return f"{evidence['dead_fraction']:.0%} of the units of {where} are dead"
         case "saturation":
-            return f"{evidence['saturated_fraction']:.0%} of the units of {where} are saturated"
+            share, layers = f"{evidence['saturated_fraction']:.0%}", evidence["layers"]
+            if layers > 1:
+                return f"the units of {layers:.0f} layers are saturated, {share} of them at {where}"
+            return f"{share} of the units of {where} are saturated"
         case "non_finite":
             return f"NaN or infinity appears at {where}"

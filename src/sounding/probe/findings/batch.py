@@ -5,20 +5,27 @@ from __future__ import annotations
 import math
 
 from sounding.activations import resolve
+from sounding.probe.findings.collapse import share_outside
 from sounding.probe.reading import Call, Reading
 from sounding.probe.records import Finding, Severity
 from sounding.probe.thresholds import Thresholds
 from sounding.theory.homogeneous import homogeneous_batchnorm
 
 ROUNDING = 1e-6
+DEGENERATE_REMEDIES = ("use a batch of different samples", "remove duplicates, or shuffle before batching")
+PARALLEL_REMEDIES = (
+    "subtract the mean of the data from the inputs, and divide each feature by its standard deviation",
+    "let the network begin with batch norm",
+)
 
 
 def find_degenerate_batch(reading: Reading, thresholds: Thresholds) -> list[Finding]:
-    """Repeated or linearly dependent samples at the input.
+    """Repeated, linearly dependent or nearly parallel samples at the input.
 
     More samples than features are dependent always and say nothing; then only repetition counts. A batch of rank k
     stays of rank k or less through every linear layer, whatever the weights (rank2020), so a dependent batch limits
-    what the check can see; a batch of one direction makes it blind, which is of high severity.
+    what the check can see; a batch of one direction makes it blind, which is of high severity. Where one direction
+    holds 99% of the signal (data in raw units, without its mean subtracted) what differs is learned last.
     """
     source, samples = reading.input, reading.samples
     if samples < 2 or not source.values:
@@ -30,6 +37,8 @@ def find_degenerate_batch(reading: Reading, thresholds: Thresholds) -> list[Find
     alike = repeated > 1 - 1.5 / samples or (distinct < ROUNDING and not differing)
     alike = alike or (distinct >= ROUNDING and ratio < 1 + ROUNDING and features > 1)
     dependent = samples <= features / 2 and rank < samples  # nearer to d, blank features alone make samples dependent
+    left = share_outside(ratio)
+    parallel = left < thresholds.parallel and features > 1
     severity: Severity | None = None
     if alike:
         severity = "high"
@@ -37,25 +46,28 @@ def find_degenerate_batch(reading: Reading, thresholds: Thresholds) -> list[Find
         severity = "medium"
     elif repeated > 0 or dependent:
         severity = "low"
-    if severity is None:
+    if severity is None and not parallel:
         return []
+    why, remedies = _why_parallel(samples, left), PARALLEL_REMEDIES
+    if severity is not None:
+        why, remedies = _why_degenerate(samples, rank=rank, repeated=repeated, alike=alike), DEGENERATE_REMEDIES
     evidence = {
         "samples": float(samples),
         "numerical_rank": rank,
         "repeated_fraction": repeated,
         "distinct_share": distinct,
         "participation_ratio": ratio,
-    }
+    } | ({"share_outside": left} if severity is None else {})
     return [
         Finding(
             kind="degenerate_batch",
-            severity=severity,
+            severity=severity or "low",
             layer=source.name,
             depth=0,
             evidence={key: value for key, value in evidence.items() if math.isfinite(value)},
-            why=_why_degenerate(samples, rank=rank, repeated=repeated, alike=alike),
+            why=why,
             seed="rank2020",
-            remedies=("use a batch of different samples", "remove duplicates, or shuffle before batching"),
+            remedies=remedies,
         )
     ]
 
@@ -122,6 +134,13 @@ def _why_degenerate(samples: int, *, rank: float, repeated: float, alike: bool) 
     else:
         what = f"The {samples} samples span only {rank:.0f} directions"
     return f"{what}; a batch of rank k stays of rank k or less through every linear layer (rank2020)."
+
+
+def _why_parallel(samples: int, left: float) -> str:
+    return (
+        f"Only {left:.1g} of the inputs lies outside one direction that all {samples} samples share: what differs is "
+        "learned after what they have in common, about that factor more slowly (rank2020)."
+    )
 
 
 def _why_small(values: int) -> str:

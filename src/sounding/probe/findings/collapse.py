@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from sounding.probe.reading import Call, Reading
 from sounding.probe.records import Finding, Severity
 from sounding.probe.thresholds import Thresholds
 
 ROUNDING = 1e-16
+ADD_BATCHNORM = "sounding repair TARGET --method add_batchnorm: normalize between linear map and activation"
 
 
 def share_outside(participation_ratio: float) -> float:
@@ -24,6 +27,25 @@ def share_outside(participation_ratio: float) -> float:
     return 1 - max(participation_ratio, 1.0) ** -0.5 if math.isfinite(participation_ratio) else math.nan
 
 
+@dataclass(frozen=True)
+class _Collapse:
+    """A collapse as the lines see it.
+
+    Args:
+        first: the index of the first collapsed weight layer.
+        line: the share below which it is.
+        severity: how bad.
+        foreseen: how many layers theory collapses whatever comes in, where that decided.
+        identical: whether nothing is left beyond rounding.
+    """
+
+    first: int
+    line: float
+    severity: Severity
+    foreseen: int = 0
+    identical: bool = False
+
+
 def find_rank_collapse(reading: Reading, thresholds: Thresholds) -> list[Finding]:
     """The last weight layers carry their batch along one direction (rank2020, Lemma 3 and figure 1).
 
@@ -32,47 +54,82 @@ def find_rank_collapse(reading: Reading, thresholds: Thresholds) -> list[Finding
     batch: a healthy network of 10 layers can end in one, a network of 50 has dozens. Theory gives the scale: for ReLU
     the share outside falls as (2/(0.30 (ℓ + ℓ₀)))², ℓ₀ = 6.7 for uncorrelated inputs (thesis2024, (5.9) sharpened),
     below 0.1 from layer 14 on.
+
+    Inputs that are alike already leave little to lose: ℓ₀ is 86 at a share of 0.006, and over seeds the layers of a
+    narrow network wander by more than 50 of them take. There theory says what the same stack does to uncorrelated
+    samples, where it describes the network; else only what was lost against the input counts.
     """
     at_input = share_outside(reading.input.get("participation_ratio"))
     if reading.samples == 1 or at_input == 0.0:
         return []
-    line = thresholds.bypassed if reading.has_shortcuts else thresholds.outside
-    if math.isfinite(at_input):
-        line = min(line, thresholds.of_input * at_input)
     layers, shares = _shares(reading, thresholds)
-    first = _first_collapsed(shares, line)
-    severity = _severity(shares[first:], line, thresholds) if first is not None else None
-    if first is None or severity is None:
+    collapse = _judge(reading, shares, at_input, thresholds)
+    if collapse is None:
         return []
-    count = len(layers) - first
-    start = layers[first]
+    first, start = collapse.first, layers[collapse.first]
     order = reading.order(start)
+    evidence = {
+        "share_outside_at_layer": shares[first],
+        "share_outside_at_last": shares[-1],
+        "share_outside_at_input": at_input,
+        "line": collapse.line,
+        "participation_ratio_at_last": layers[-1].get("participation_ratio"),
+        "mean_cosine_at_last": layers[-1].get("mean_cosine"),
+        "weight_layer": float(order),
+        "collapsed_layers": float(len(layers) - first),
+    }
+    if collapse.foreseen:
+        evidence["collapsed_layers_uncorrelated"] = float(collapse.foreseen)
     known = f", {at_input:.2g} at the input" if math.isfinite(at_input) else ""
     return [
         Finding(
             kind="rank_collapse",
-            severity=severity,
+            severity=collapse.severity,
             layer=start.name,
             depth=start.depth,
-            evidence={
-                "share_outside_at_layer": shares[first],
-                "share_outside_at_last": shares[-1],
-                "share_outside_at_input": at_input,
-                "line": line,
-                "participation_ratio_at_last": layers[-1].get("participation_ratio"),
-                "mean_cosine_at_last": layers[-1].get("mean_cosine"),
-                "weight_layer": float(order),
-                "collapsed_layers": float(count),
-            },
+            evidence=evidence,
             why=(
-                f"From weight layer {order} of {reading.depth} on, under {line:.1%} of the signal lies "
-                f"outside one direction ({shares[-1]:.2g} at the last{known}): products of random layers without "
-                "normalization collapse to rank one with depth (rank2020)."
+                f"From weight layer {order} of {reading.depth} on, under {collapse.line:.2g} of the signal lies "
+                f"outside one direction ({shares[-1]:.2g} at the last{known}): {_reason(reading, collapse)} (rank2020)."
             ),
             seed="rank2020",
-            remedies=_remedies(reading),
+            remedies=_remedies(reading, collapse),
         )
     ]
+
+
+def _judge(reading: Reading, shares: list[float], at_input: float, thresholds: Thresholds) -> _Collapse | None:
+    """Where the collapse begins and how bad it is, None without one."""
+    fatal = thresholds.bypassed if reading.has_shortcuts else thresholds.outside
+    warning = thresholds.bypassed_warning if reading.has_shortcuts else thresholds.outside
+    if math.isfinite(at_input):
+        fatal, warning = (min(line, thresholds.of_input * at_input) for line in (fatal, warning))
+    first = _first_collapsed(shares, fatal)
+    identical = sum(share < thresholds.identical for share in shares[-2:]) == 2 and not at_input < thresholds.identical
+    if first is not None and (identical or len(shares) - first >= thresholds.collapsed_layers):
+        return _Collapse(first, fatal, "high", identical=identical)
+    whole = _first_collapsed(shares, thresholds.outside)
+    foreseen = _foresee(reading, thresholds)
+    if whole is not None and foreseen and len(shares) - whole >= thresholds.collapsed_layers:
+        return _Collapse(whole, thresholds.outside, "high", foreseen=foreseen)
+    first = _first_collapsed(shares, warning)
+    if first is None:
+        return None
+    steep = sum(share < thresholds.steep * warning for share in shares[first:])
+    if len(shares) - first >= thresholds.collapsed_warning or steep >= thresholds.steep_layers:
+        return _Collapse(first, warning, "medium")
+    return None
+
+
+def _foresee(reading: Reading, thresholds: Thresholds) -> int:
+    """How many layers of the stack would be collapsed for uncorrelated inputs; 0 where that is not fatal or unknown."""
+    theory = reading.settings.get("theory")
+    shares = theory.get("uncorrelated_shares") if isinstance(theory, Mapping) else None
+    if not shares or reading.has_shortcuts:
+        return 0
+    first = _first_collapsed([float(share) for share in shares], thresholds.outside)
+    count = len(shares) - first if first is not None else 0
+    return count if count >= thresholds.foreseen_layers else 0
 
 
 def find_gradient_alignment(reading: Reading, thresholds: Thresholds) -> list[Finding]:
@@ -100,13 +157,24 @@ def find_gradient_alignment(reading: Reading, thresholds: Thresholds) -> list[Fi
             evidence={"gradient_alignment": alignment.value, "line": line},
             why=(
                 f"The gradients of different samples at the last layer have a mean cosine of {alignment.value:.4f}: "
-                "when representations collapse, the direction of the gradient no longer depends on the sample, "
-                "directional gradient vanishing (rank2020)."
+                + (
+                    "when representations collapse, the direction of the gradient no longer depends on the sample, "
+                    if collapse
+                    else "what the samples share outweighs what differs, and a step moves their outputs alike, "
+                )
+                + "directional gradient vanishing (rank2020)."
             ),
             seed="rank2020",
-            remedies=_remedies(reading),
+            remedies=collapse[0].remedies if collapse else _alike_remedies(reading),
         )
     ]
+
+
+def _alike_remedies(reading: Reading) -> tuple[str, ...]:
+    """Where nothing collapses: what is common to all samples comes from the data or from biases."""
+    measured = math.isfinite(reading.input.get("participation_ratio"))
+    centre = ("subtract the mean of the data from the inputs",) if measured else ()
+    return (*centre, "start biases at zero: what they add is the same for all samples", ADD_BATCHNORM)
 
 
 def _shares(reading: Reading, thresholds: Thresholds) -> tuple[list[Call], list[float]]:
@@ -145,23 +213,39 @@ def _first_collapsed(shares: list[float], line: float) -> int | None:
     return first
 
 
-def _severity(shares: list[float], line: float, thresholds: Thresholds) -> Severity | None:
-    if len(shares) >= thresholds.collapsed_layers:
-        return "high"
-    steep = sum(share < thresholds.steep * line for share in shares)
-    if len(shares) >= thresholds.collapsed_warning or steep >= thresholds.steep_layers:
-        return "medium"
-    return None
+def _reason(reading: Reading, collapse: _Collapse) -> str:
+    if collapse.identical:
+        return "the samples are the same up to rounding, and no layer behind can tell them apart again"
+    if collapse.foreseen:
+        return (
+            "the inputs are nearly parallel, and the network does not pull them apart; theory has it collapse "
+            f"unrelated inputs as well, over its last {collapse.foreseen} layers"
+        )
+    if reading.has_shortcuts:
+        return (
+            "residual connections lead around these layers, but what differs between samples is learned more slowly "
+            "than what they share, by about this factor"
+        )
+    if any("BatchNorm" in call.kind for call in reading.calls):
+        return "what batch normalization pulls apart, the layers between bring together again"
+    return "products of random layers without batch normalization collapse to rank one with depth"
 
 
-def _remedies(reading: Reading) -> tuple[str, ...]:
+def _remedies(reading: Reading, collapse: _Collapse) -> tuple[str, ...]:
     cures = (
         "sounding repair TARGET --method raise_rank: pre-train the weights to raise the rank (rank2020, Algorithm 1)",
         "sounding repair TARGET --method orthogonalize: orthogonalize layer by layer, then check the gradients again",
     )
-    if any(call.normalizes for call in reading.calls):
+    if collapse.identical:
+        return ("look for weights that all start equal, and for biases that drown the signal", *cures)
+    if collapse.foreseen:
+        return ("subtract the mean of the data from the inputs: they are nearly parallel", ADD_BATCHNORM, *cures)
+    if reading.has_shortcuts:
         return (
+            "start biases at zero: what they add is the same for all samples",
+            "sounding repair TARGET --method zero_residual: residual branches that start at zero",
             *cures,
-            "make it shallower" if reading.has_shortcuts else "make it shallower, or add residual connections",
         )
-    return ("sounding repair TARGET --method add_batchnorm: normalize between linear map and activation", *cures)
+    if any("BatchNorm" in call.kind for call in reading.calls):
+        return (*cures, "make it shallower, or add residual connections")
+    return (ADD_BATCHNORM, *cures)

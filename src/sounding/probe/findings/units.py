@@ -8,6 +8,7 @@ from sounding.probe.reading import Call, Reading
 from sounding.probe.records import Finding, Severity
 from sounding.probe.thresholds import Thresholds
 
+ROUNDING = 1e-7
 RECTIFIERS = ("ReLU", "relu", "Threshold", "shrink", "swish", "Swish", "igmoid", "Act")
 
 
@@ -52,26 +53,38 @@ def find_dead_units(reading: Reading, thresholds: Thresholds) -> list[Finding]:
 def find_saturation(reading: Reading, thresholds: Thresholds) -> list[Finding]:
     """Units on the flat part of a bounded activation, where the derivative vanishes.
 
-    Only in front of a weight layer: the output of a trained classifier saturates because it is sure.
+    Only in front of a weight layer: the output of a trained classifier saturates because it is sure. One layer blocks
+    where 90% of its units are flat. Layers with fewer block together: of all paths through them the share Π(1 − p_ℓ)
+    meets no flat unit, and below e⁻⁸ tanh networks of 5 and 8 layers and any gain stop to train (docs/verdict.md).
     """
     last = max((call.depth for call in reading.weight_layers), default=0)
     found = _worst(reading, "saturated_fraction", before=last)
     if found is None:
         return []
     share = found.get("saturated_fraction")
-    if share < 0.5:
+    if share < thresholds.flat:
         return []
-    severity: Severity = "high" if share >= thresholds.saturated and not reading.has_shortcuts else "medium"
+    flat = [call.get("saturated_fraction") for call in reading.calls if call.depth < last]
+    closed = sum(-math.log(max(1 - p, ROUNDING)) for p in flat if p >= thresholds.flat)
+    blocked = share >= thresholds.saturated or closed >= thresholds.paths
+    severity: Severity = "high" if blocked and not reading.has_shortcuts else "medium"
+    layers = sum(p >= thresholds.flat for p in flat)
+    together = f", and {math.exp(-closed):.1g} of all paths through {layers} layers meet none" if layers > 1 else ""
     return [
         Finding(
             kind="saturation",
             severity=severity,
             layer=found.name,
             depth=found.depth,
-            evidence={"saturated_fraction": share, "line": thresholds.saturated},
+            evidence={
+                "saturated_fraction": share,
+                "line": thresholds.saturated,
+                "layers": float(layers),
+                "free_paths": math.exp(-closed),
+            },
             why=(
                 f"{share:.0%} of the units sit where the activation is flat, so the gradient is multiplied by nearly "
-                "zero there; the gain that reaches the activation is too large (thesis2024, section 6.4)."
+                f"zero there{together}; the gain that reaches the activation is too large (thesis2024, section 6.4)."
             ),
             seed="thesis2024",
             remedies=(
