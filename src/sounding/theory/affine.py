@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +31,11 @@ class Affine:
         """φ at x = 0."""
         return float(self.value(np.array([self.shift]))[0])
 
+    @cached_property
+    def kept(self) -> dict[float, Any]:
+        """What was computed of this activation for a batch size and serves every law of it."""
+        return {}
+
     def rise(self, y: Array) -> Array:
         """φ at y less its level: without it, a large φ(β) would drown how φ varies over the batch."""
         return self.value(y) - self.level
@@ -45,6 +51,10 @@ class Affine:
         if phi.length < 0.7 * abs(self.scale):
             lines.append((phi.center - self.shift) / self.scale)
         return tuple(lines)
+
+    def kinks_within(self, reach: float) -> int:
+        """How many kinks of φ lie at |x| < reach."""
+        return sum(abs(k - self.shift) < reach * abs(self.scale) for k in self.activation.kinks)
 
     def place(self, x: Array, distance: Array, kink: Array) -> Array:
         """y = scale·x + shift, from the kink of x it is next to where there is one: exact around a kink at y = 0."""

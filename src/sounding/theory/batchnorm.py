@@ -30,9 +30,8 @@ from sounding.theory.moments import (
     GaussianMoments,
     LineMoments,
     PairMoments,
+    finite_moments,
     gaussian_moments,
-    line_moments,
-    pair_moments,
 )
 from sounding.theory.normalized import NormalizedLaw
 from sounding.theory.quadrature import check_batch_size
@@ -290,8 +289,7 @@ def _at_fixed_point(affine: Affine, law: NormalizedLaw, tolerance: float) -> tup
         if math.isinf(law.batch_size):
             line, line_error = gaussian_moments(affine, law, tolerance=tolerance)
         else:
-            line, line_error = line_moments(affine, law, tolerance=tolerance)
-            pair, pair_error = pair_moments(affine, law, tolerance=tolerance)
+            line, line_error, pair, pair_error = finite_moments(affine, law, tolerance=tolerance)
         found = _assemble(line, pair, law, affine.level)
         image, slope = found["fixed_point"].mu, found["forward_eigenvalues"].G
         near = abs(image - law.mu) <= _DRIFT * law.mu or not abs(image - law.mu) < 0.1 * abs(1 - slope) * law.mu
@@ -362,18 +360,12 @@ def _propagate(
     base = _numbers(found)
     total = np.zeros_like(base)
 
-    noise = 2 * affine.slope_noise(law.spread)
-
-    def size_of(record: Any, errors: Any, name: str) -> float:
-        relative = noise if "slope" in name else 0.0
-        return float(getattr(errors, name) + relative * abs(getattr(record, name)))
-
     for field in fields(line):
-        moved = replace(line, **{field.name: getattr(line, field.name) + size_of(line, line_error, field.name)})
+        moved = replace(line, **{field.name: getattr(line, field.name) + getattr(line_error, field.name)})
         total += np.abs(_numbers(_assemble(moved, pair, law, affine.level)) - base)
     if pair is not None:
         for field in fields(pair):
-            shifted = replace(pair, **{field.name: getattr(pair, field.name) + size_of(pair, pair_error, field.name)})
+            shifted = replace(pair, **{field.name: getattr(pair, field.name) + getattr(pair_error, field.name)})
             total += np.abs(_numbers(_assemble(line, shifted, law, affine.level)) - base)
     # the solved μ, to which every number responds with a factor of order one over 1 − λ_G
     drift = abs(law.mu - found["fixed_point"].mu) if law.eps > 0 else 0.0

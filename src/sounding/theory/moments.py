@@ -18,9 +18,12 @@ from sounding.activations.activation import Array
 from sounding.errors import NumericalError
 from sounding.theory.affine import Affine
 from sounding.theory.arc_cosine import homogeneous_spread
+from sounding.theory.circle import Circles, circle_sums
+from sounding.theory.expansion import line_sums, pair_sums
 from sounding.theory.means import line_means, pair_means
 from sounding.theory.normalized import NormalizedLaw
 from sounding.theory.series import pair_series
+from sounding.theory.tabulated import tabulate
 
 GRADING = 8
 # x₁ = T cos ψ carries a rounding of 1e-16, which a kink like |x|^−0.4 in φ′ raises to about 1e-10
@@ -100,19 +103,35 @@ def line_moments(affine: Affine, law: NormalizedLaw, *, tolerance: float = 1e-12
         rows = (phi * w0, square * w0, square * w1, square * x2 * w1, slope * (1.0 - x2 / width) * h)
         return np.stack([*rows, slope2 * r2, slope2 * x2 * r2, slope2 * x2 * x2 * r2, slope2 * x2 * r4])
 
-    return _pack(LineMoments, *_line(affine, law, integrands, tolerance))
+    return _pack(LineMoments, *_line(affine, law, integrands, tolerance), affine.slope_noise(law.spread))
 
 
-def pair_moments(affine: Affine, law: NormalizedLaw, *, tolerance: float = 1e-12) -> tuple[PairMoments, PairMoments]:
-    """All two-coordinate expectations, and their errors; finite batches.
+def finite_moments(
+    affine: Affine, law: NormalizedLaw, *, tolerance: float = 1e-12
+) -> tuple[LineMoments, LineMoments, PairMoments, PairMoments]:
+    """All expectations of one coordinate and their errors, of two and theirs; finite batches.
 
-    By the series of `sounding.theory.series`, or over the plane where that would be too long.
+    From one table (`sounding.theory.expansion`) where polynomials of moderate degree tell what two coordinates know of
+    each other; by the series of `sounding.theory.series` for fractional powers; else over the plane of two coordinates.
     """
     allowed = _pair_tolerance(affine, law, tolerance)
-    found = pair_series(affine, law, PAIRS, tolerance=allowed)
+    if affine.kink_power == 0:
+        tabled = pair_sums(affine, law, PAIRS, tolerance=max(tolerance, affine.noise(law.spread)))
+        if tabled is not None:
+            pairs, table = tabled
+            return (
+                *_pack(LineMoments, *line_sums(table, law)),
+                *_pack(PairMoments, pairs.values, pairs.errors),
+            )
+        rings = circle_sums(_circles(affine, law.batch_size), law, tuple(p for _, _, p in PAIRS), tolerance=tolerance)
+        if rings is not None:
+            table = tabulate(affine, law, degree=0, tolerance=tolerance)
+            return *_pack(LineMoments, *line_sums(table, law)), *_pack(PairMoments, rings.values, rings.errors)
+    line = line_moments(affine, law, tolerance=tolerance)
+    found = pair_series(affine, law, PAIRS, tolerance=allowed) if affine.kink_power else None
     if found is not None:
-        return _pack(PairMoments, found.values, found.errors)
-    return planar_pair_moments(affine, law, tolerance=tolerance)
+        return *line, *_pack(PairMoments, found.values, found.errors, affine.slope_noise(law.spread))
+    return *line, *planar_pair_moments(affine, law, tolerance=tolerance)
 
 
 def planar_pair_moments(
@@ -132,7 +151,7 @@ def planar_pair_moments(
         quartic = law.eps * law.radial_weight(angle, -2) if law.eps > 0 else np.zeros_like(angle)
         return np.stack([one, square, square, square, inverse, inverse, inverse, inverse, inverse, quartic])
 
-    return _pack(PairMoments, *_pair(affine, law, integrands, weight, tolerance))
+    return _pack(PairMoments, *_pair(affine, law, integrands, weight, tolerance), affine.slope_noise(law.spread))
 
 
 def gaussian_moments(
@@ -146,7 +165,7 @@ def gaussian_moments(
         rows = (phi, phi * phi, phi * z, phi * z * z, (phi * z) ** 2, slope, slope * slope)
         return np.stack(rows) * law.line_weight(x, 0.0)
 
-    return _pack(GaussianMoments, *_line(affine, law, integrands, tolerance))
+    return _pack(GaussianMoments, *_line(affine, law, integrands, tolerance), affine.slope_noise(law.spread))
 
 
 def batch_spread(affine: Affine, law: NormalizedLaw, *, tolerance: float = 1e-12, checked: bool = True) -> float:
@@ -161,8 +180,19 @@ def batch_spread(affine: Affine, law: NormalizedLaw, *, tolerance: float = 1e-12
         if sized.slopes is not None:
             return homogeneous_spread(phi.degree, sized.slopes, batch_size=law.batch_size, ratio=law.eps / law.mu)
     if math.isfinite(law.batch_size):
-        allowed = _pair_tolerance(affine, law, tolerance)
-        found = pair_series(affine, law, ((0, 0, 0),), tolerance=allowed, checked=checked)
+        if affine.kink_power == 0:
+            wanted = max(tolerance, affine.noise(law.spread))
+            tabled = pair_sums(affine, law, ((0, 0, 0),), tolerance=wanted, checked=checked)
+            found = tabled[0] if tabled is not None else None
+            rings = None
+            if found is None:
+                rings = circle_sums(_circles(affine, law.batch_size), law, (0,) * len(PAIRS), tolerance=wanted)
+            if rings is not None:
+                table = tabulate(affine, law, degree=0, tolerance=wanted)
+                return float(line_sums(table, law)[0][1] - rings.values[0])
+        else:
+            allowed = _pair_tolerance(affine, law, tolerance)
+            found = pair_series(affine, law, ((0, 0, 0),), tolerance=allowed, checked=checked)
         if found is not None:
             return float(found.scales[0] - found.values[0])
 
@@ -179,6 +209,13 @@ def batch_spread(affine: Affine, law: NormalizedLaw, *, tolerance: float = 1e-12
         return float(square - mean**2)
     (product,), _ = _pair(affine, law, products, lambda angle: law.radial_weight(angle, 0), tolerance)
     return float(square - product)
+
+
+def _circles(affine: Affine, batch_size: float) -> Circles:
+    """The circles of this activation and batch size, made once: every law asks for the same ones."""
+    if batch_size not in affine.kept:
+        affine.kept[batch_size] = Circles(affine, batch_size, tuple((i, j) for i, j, _ in PAIRS))
+    return affine.kept[batch_size]  # type: ignore[no-any-return]
 
 
 def _line(
@@ -250,8 +287,10 @@ def _pair_tolerance(affine: Affine, law: NormalizedLaw, tolerance: float) -> flo
     return max(_tolerance(affine, law, tolerance), STEEP_TOLERANCE if affine.kink_power < 0 else 0.0)
 
 
-def _pack(kind: type[Record], values: Array, errors: Array) -> tuple[Record, Record]:
+def _pack(kind: type[Record], values: Array, errors: Array, noise: float = 0.0) -> tuple[Record, Record]:
+    """The record and that of its errors, to which slopes known with a relative error of `noise` add theirs."""
     names = [field.name for field in fields(kind)]
+    errors = errors + np.array([2 * noise if "slope" in name else 0.0 for name in names]) * np.abs(values)
     return (
         kind(**dict(zip(names, map(float, values), strict=True))),
         kind(**dict(zip(names, map(float, errors), strict=True))),

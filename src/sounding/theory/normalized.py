@@ -51,20 +51,24 @@ class NormalizedLaw:
         width = self.batch_size * self.eps / self.mu if math.isfinite(self.batch_size) else 0.0
         return tuple(self.support * math.sqrt(1.0 - width * step) for step in (1, 8, 64) if 0 < width * step < 0.5)
 
-    def line_weight(self, x: Array, power: float) -> Array:
-        """The density of x₁ times the mean of s^(2·power) given x₁."""
+    def line_weight(self, x: Array, power: float, *, rest: Array | None = None) -> Array:
+        """The density of x₁ times the mean of s^(2·power) given x₁.
+
+        `rest` is 1 − x²/(B − 1) where it is known to more digits than that difference has.
+        """
         size, mu, eps = self.batch_size, self.mu, self.eps
         if math.isinf(size):
             variance = mu / (mu + eps)
             return math.pow(mu + eps, power) * np.exp(-0.5 * x * x / variance) / math.sqrt(2 * math.pi * variance)
         tau = x * x / (size - 1.0)
-        rest = np.maximum(1.0 - tau, 0.0)
+        rest = np.maximum(1.0 - tau, 0.0) if rest is None else rest
         norm = 1.0 / math.sqrt(2 * math.pi * mu * (size - 1.0)) * math.pow(size, -power)
         if eps == 0:
             mean = math.pow(mu, power + 0.5) * _chi_square_mean(size - 2.0, power)
             return np.asarray(norm * mean * rest ** (0.5 * (size - 4.0)))
         with np.errstate(divide="ignore", invalid="ignore"):
-            decay = np.exp(-0.5 * size * eps / mu * tau / rest + (0.5 * (size - 5.0) - power) * np.log1p(-tau))
+            logarithm = np.where(tau < 0.5, np.log1p(-tau), np.log(rest))
+            decay = np.exp(-0.5 * size * eps / mu * tau / rest + (0.5 * (size - 5.0) - power) * logarithm)
         decay = np.where(rest > 0, decay, 0.0)
         return np.asarray(norm * decay) * _power_mean(size - 2.0, mu * rest, size * eps, power + 0.5)
 

@@ -107,13 +107,16 @@ def radial_rule(law: NormalizedLaw, step: float) -> tuple[Array, Array, Array]:
         return np.ones(1), np.full(1, math.nan), np.ones(1)
     degrees = law.batch_size - 1.0
     center, spacing = 0.5 * math.log(degrees), step * min(0.13, 0.45 / math.sqrt(degrees))
-    lowest = -min(14.0, 41.0 / degrees + 9.0 / math.sqrt(degrees))
+    size = law.batch_size
+    # small radii have little mass, but s^−2 and eps·s^−4 are large there, down to r² = B·eps
+    bottom = 0.5 * math.log(size * law.eps / law.mu) - center - 6.0
+    lowest = -min(max(14.0, -bottom), 41.0 / degrees + 9.0 / math.sqrt(degrees) - min(bottom, 0.0))
     offsets = spacing * np.arange(math.floor(lowest / spacing), math.ceil(2.0 / spacing) + 1)
     log_density = degrees * (offsets - 0.5 * np.expm1(2 * offsets))
-    keep = log_density > -40.0
+    inverse = law.mu / (law.mu * np.exp(2 * (center + offsets)) / size + law.eps)
+    keep = log_density + np.log1p(inverse * (1.0 + inverse * law.eps / law.mu)) > -40.0
     weight = np.exp(log_density[keep])
     square = law.mu * np.exp(2 * (center + offsets[keep]))
-    size = law.batch_size
     return np.sqrt(square / (square + size * law.eps)), square / size + law.eps, weight / weight.sum()
 
 

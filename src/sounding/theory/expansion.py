@@ -1,0 +1,337 @@
+"""Moments of one and two coordinates of a batch-normalized neuron, from one table of an activation.
+
+One coordinate is a sum over the table's nodes. Two coordinates see each other only through polynomials of low degree:
+at eps = 0
+
+    E f(x₁) g(x₂) = Σ_k f_k g_k P_k(ρ₀),  ρ₀ = −1/(B−1)
+
+with the Gegenbauer coefficients of f and g (meanfield2019, Theorem 9). At eps > 0 the same holds on the sphere of every
+radius. There f and g are replaced by their projections on the polynomials that are orthonormal under the law of x₁,
+which leaves the moments as they are once the degree is high enough: then the activation itself is needed at no other
+radius, and sixty radii cost sums over some hundred nodes of polynomials. How much is left out is bounded by
+max|P_k(ρ₀)|·‖f − Σ‖·‖g − Σ‖ and, at eps > 0, measured by a lower degree. Where the degree would be too high (kinks in
+batches below some sixteen, fast oscillations at eps > 0) the answer is None.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy.linalg import eigh_tridiagonal
+
+from sounding.activations.activation import Array
+from sounding.theory.affine import Affine
+from sounding.theory.normalized import NormalizedLaw
+from sounding.theory.series import PairSeries, radial_rule, second_coordinates
+from sounding.theory.tabulated import Table, tabulate
+
+MOST_TERMS, MOST_TERMS_WITH_EPS = 2400, 192
+_FIRST_TERMS = 32
+_SLACK = 50.0
+_LOWER = 0.8  # of the degree: where the difference is taken
+_BLOCK = 32
+
+
+def line_sums(table: Table, law: NormalizedLaw) -> tuple[Array, Array]:
+    """The nine fields of `LineMoments` and their errors."""
+    width = law.batch_size - 1.0
+    x2 = table.x * table.x
+    rest = table.cosine**2
+    w1, w0, h, r2 = (law.line_weight(table.x, power, rest=rest) * table.step for power in (1.0, 0.0, -0.5, -1.0))
+    r4 = law.eps * law.line_weight(table.x, -2.0, rest=rest) * table.step if law.eps > 0 else np.zeros_like(x2)
+    weights = np.stack([w0, w0, w1, x2 * w1, (1.0 - x2 / width) * h, r2, x2 * r2, x2 * x2 * r2, x2 * r4])
+    phi, slope, e, d = table.rise, table.slope, table.rise_error, table.slope_error
+    square, slope2 = phi * phi, slope * slope
+    square_error, slope2_error = (2 * np.abs(phi) + e) * e, (2 * np.abs(slope) + d) * d
+    values, errors, sizes = np.empty(9), np.empty(9), np.empty(9)
+    fields = (
+        [(phi, e)] + [(square, square_error)] * 3 + [(slope, d)] + [(slope2, slope2_error)] * 4
+    )  # fmt: skip
+    for index, ((field, error), weight) in enumerate(zip(fields, weights, strict=True)):
+        values[index], errors[index], sizes[index] = weight @ field, weight @ error, weight @ np.abs(field)
+    missing = abs(float(w0.sum()) - 1.0)
+    return values, errors + (missing + 1e-15) * sizes
+
+
+def pair_sums(
+    affine: Affine,
+    law: NormalizedLaw,
+    wanted: tuple[tuple[int, int, int], ...],
+    *,
+    tolerance: float,
+    checked: bool = True,
+) -> tuple[PairSeries, Table] | None:
+    """E s^(2p) f_i(x₁) f_j(x₂) for each (i, j, p), f = φ, xφ, x²φ, D, xD, x²D, x³D; p = −2 carries a factor eps.
+
+    Each to `tolerance` relative to its Cauchy–Schwarz bound, and the table; or None where that takes too many terms.
+    Without `checked` the errors are not measured.
+    """
+    limit = MOST_TERMS if law.eps == 0 else MOST_TERMS_WITH_EPS
+    _, envelope = _tabulated(law.batch_size)
+    # the coefficients of a bend fall like 1/k or faster
+    bent = envelope[:limit] / np.arange(1, limit + 1)
+    if affine.kinks_within(law.support) and not bool((bent < 0.5 * tolerance).any()):
+        return None
+    small = np.flatnonzero(envelope < 0.5 * tolerance)
+    limit = min(limit, int(small[0]) + 2) if small.size else limit
+    terms = min(limit, _FIRST_TERMS)
+    while True:
+        table = tabulate(affine, law, degree=terms, tolerance=tolerance)
+        projection = _Projection.of(table, law, terms)
+        needed = projection.needed(wanted, envelope, tolerance)
+        enough = needed <= terms
+        if terms == limit and not enough:
+            # a little less is better than another method
+            enough = projection.needed(wanted, envelope, _SLACK * tolerance) <= terms
+            tolerance *= _SLACK
+        if enough:
+            found = projection.sums(wanted, tolerance, float(envelope[terms - 1]), checked=checked)
+            if found is not None:
+                return found, table
+            needed = 1.5 * terms
+        if terms == limit or needed > 3 * limit:
+            return None
+        terms = min(max(int(needed), terms + 16), limit)
+
+
+@lru_cache(maxsize=16)
+def _tabulated(batch_size: float) -> tuple[Array, Array]:
+    """P_k(−1/(B−1)), and a bound on it and on those that follow; they oscillate with a period of about 4."""
+    second = second_coordinates(batch_size, MOST_TERMS + 16)
+    envelope = np.lib.stride_tricks.sliding_window_view(np.abs(second), 8)[: MOST_TERMS + 8].max(axis=1)
+    second.setflags(write=False)
+    envelope.setflags(write=False)
+    return second, envelope
+
+
+def _steps(batch_size: float, terms: int) -> Array:
+    """t p_k = step_k p_{k+1} + step_{k−1} p_{k−1} for the orthonormal polynomials of one coordinate of S^(B−2)."""
+    index, k = 0.5 * (batch_size - 3.0), np.arange(1.0, terms + 1.0)
+    return np.sqrt(k * (k + 2 * index - 1) / (4 * (k + index) * (k + index - 1)))
+
+
+@dataclass(frozen=True)
+class _Projection:
+    """Coefficients (2, terms) of φ and D in the polynomials orthonormal under the law of x₁, with their recurrence.
+
+    `norms` (7,) are E f² of φ, xφ, x²φ, D, xD, x²D, x³D, `rests` (7,) what the terms leave of them; `noise` (2,) is the
+    mean square of the table's errors.
+    """
+
+    law: NormalizedLaw
+    table: Table
+    weight: Array
+    coefficients: Array
+    steps: Array
+    norms: Array
+    rests: Array
+    noise: tuple[float, float]
+
+    @classmethod
+    def of(cls, table: Table, law: NormalizedLaw, terms: int) -> _Projection:
+        weight = law.line_weight(table.x, 0.0, rest=table.cosine**2) * table.step
+        rows = np.stack([table.rise, table.slope]) * weight
+        if law.eps == 0:
+            steps = law.support * _steps(law.batch_size, terms + 4)
+            coefficients = _coefficients(rows, table.x, steps)
+        else:
+            coefficients, steps = _orthogonalized(rows, table.x, weight, terms + 4)
+        x2 = table.x * table.x
+        powers = np.stack([np.ones_like(x2), x2, x2 * x2, x2**3])
+        norms = (rows * np.stack([table.rise, table.slope])) @ powers.T
+        norms = np.array([*norms[0, :3], *norms[1]])
+        raised = _raised(coefficients[:, None], steps, np.ones(1), terms)[:, 0]
+        rests = np.sqrt(np.maximum(norms - (raised**2).sum(axis=1), 0.0))
+        noise = [math.sqrt(weight @ error**2) for error in (table.rise_error, table.slope_error)]
+        return cls(law, table, weight, coefficients[:, :terms], steps, np.sqrt(norms), rests, (noise[0], noise[1]))
+
+    def needed(self, wanted: tuple[tuple[int, int, int], ...], envelope: Array, tolerance: float) -> float:
+        """How many terms would do, judged by how fast the coefficients fall over the second half of those here.
+
+        On one sphere what is left out meets only itself; with eps > 0 it also meets what is kept.
+        """
+        count = self.coefficients.shape[1]
+        both = self.law.eps > 0
+        found = 0.0
+        for row in {i // 3 for pair in wanted for i in pair[:2]}:
+            norm = max(self.norms[0 if row == 0 else 3], 1e-300)
+            rest, half = (self._rest(min(row, 1), k) / norm for k in (count, count // 2))
+            goal = tolerance / max(float(envelope[count - 1]), 1e-300)
+            goal = max(goal if both else math.sqrt(goal), self.noise[min(row, 1)] / norm)
+            if rest <= goal:
+                found = max(found, float(count))
+                continue
+            rate = math.log(max(half / rest, 1.0 + 1e-9)) / (0.5 * count)
+            geometric = count + math.log(rest / goal) / rate
+            # or until P_k alone is small enough
+            enough = np.flatnonzero(envelope * rest ** (1 if both else 2) <= tolerance)
+            found = max(found, min(geometric, float(enough[0]) + 1 if enough.size else math.inf))
+        return found
+
+    def _rest(self, row: int, count: int) -> float:
+        """The norm of what the first `count` terms of φ (0) or D (1) leave out.
+
+        The difference of squares has no digits below 1e-7; there the last coefficients speak for those that follow.
+        """
+        norm, coefficients = float(self.norms[0 if row == 0 else 3]), self.coefficients[row]
+        rest = math.sqrt(max(norm**2 - float((coefficients[:count] ** 2).sum()), 0.0))
+        if rest > 1e-7 * norm:
+            return rest
+        beyond = coefficients[count:]
+        tail = 4 * float(np.abs(coefficients[max(count - 6, 0) : count]).max())
+        return math.hypot(float(np.linalg.norm(beyond)), tail)
+
+    def sums(
+        self, wanted: tuple[tuple[int, int, int], ...], tolerance: float, envelope: float, *, checked: bool
+    ) -> PairSeries | None:
+        """The series at every radius, with errors; None where a lower degree gives something else."""
+        scales, noise = self._scales(wanted)
+        step = 1.0 if tolerance > 1e-9 else 0.85
+        values = self._over_radii(self.coefficients, wanted, step)
+        left = self.rests / np.maximum(self.norms, 1e-300)
+        bounds = scales * np.array([envelope * left[i] * left[j] for i, j, _ in wanted])
+        if not checked:
+            return PairSeries(values, bounds, scales)
+        errors = bounds + noise + 1e-15 * scales
+        if self.law.eps > 0:
+            kept = self.coefficients.copy()
+            kept[:, int(_LOWER * kept.shape[1]) :] = 0.0
+            lower = np.abs(values - self._over_radii(kept, wanted, step)) / np.maximum(scales, 1e-300)
+            if bool((lower > tolerance**_LOWER).any()):
+                return None
+            coarser = np.abs(values - self._over_radii(self.coefficients, wanted, 1.3 * step))
+            while bool((coarser > (3 * tolerance) ** (1 / 1.3) * scales).any()):
+                step *= 0.6
+                if step < 0.2:
+                    return None
+                finer = self._over_radii(self.coefficients, wanted, step)
+                values, coarser = finer, np.abs(finer - values)
+            coarser = coarser / np.maximum(scales, 1e-300)
+            # both errors are exponential in the degree and in 1/step: a higher one raises them to a power
+            errors = errors + scales * (lower ** (1 / _LOWER) + 3 * coarser**1.3)
+        return PairSeries(values, errors, scales)
+
+    def _scales(self, wanted: tuple[tuple[int, int, int], ...]) -> tuple[Array, Array]:
+        """√(E s^(2p) f²·E s^(2p) g²) of each wanted, p = −1 for −2, and the part of the table's errors in it."""
+        law, table = self.law, self.table
+        weights = {0: self.weight}
+        # eps·s^−4 is at most s^−2, beside which it is added: its own bound may be smaller by orders
+        for power in {max(p, -1) for _, _, p in wanted} - {0}:
+            weights[power] = law.line_weight(table.x, float(power), rest=table.cosine**2) * table.step
+        x2 = table.x * table.x
+        cache: dict[tuple[int, int], tuple[float, float]] = {}
+
+        def size(index: int, power: int) -> tuple[float, float]:
+            if (index, power) not in cache:
+                field, error = (table.rise, table.rise_error) if index < 3 else (table.slope, table.slope_error)
+                weight = weights[power] * x2 ** (index if index < 3 else index - 3)
+                cache[index, power] = math.sqrt(weight @ field**2), math.sqrt(weight @ error**2)
+            return cache[index, power]
+
+        found, noise = np.zeros(len(wanted)), np.zeros(len(wanted))
+        for column, (i, j, p) in enumerate(wanted):
+            (f, f_error), (g, g_error) = size(i, max(p, -1)), size(j, max(p, -1))
+            found[column], noise[column] = f * g, f * g_error + g * f_error
+        return found, noise
+
+    def _over_radii(self, coefficients: Array, wanted: tuple[tuple[int, int, int], ...], step: float) -> Array:
+        law = self.law
+        terms = coefficients.shape[1]
+        second, _ = _tabulated(law.batch_size)
+        slopes = any(max(i, j) > 2 for i, j, _ in wanted)
+        if law.eps == 0:
+            padded = np.pad(coefficients, ((0, 0), (0, 4)))
+            raised = _raised(padded[: 1 + slopes, None], self.steps, np.ones(1), terms + 3, slopes=slopes)
+            size, mu = law.batch_size, law.mu
+            factors = {1: mu * (size - 1.0) / size, 0: 1.0, -1: size / (mu * (size - 3.0)), -2: 0.0}
+            return np.array([factors[p] * ((raised[i, 0] * raised[j, 0]) @ second[: terms + 3]) for i, j, p in wanted])
+        radius, square, chance = radial_rule(law, step)
+        nodes, transform, steps = _sphere(law.batch_size, terms + 4)
+        places = law.support * radius[:, None] * nodes
+        values = _evaluated(coefficients[: 1 + slopes], self.steps, places)
+        spherical = values @ transform
+        raised = _raised(spherical, steps, law.support * radius, terms + 3, slopes=slopes)
+        found = np.empty(len(wanted))
+        for column, (i, j, p) in enumerate(wanted):
+            factor = square ** float(p) * chance * (law.eps if p == -2 else 1.0)
+            found[column] = factor @ ((raised[i] * raised[j]) @ second[: terms + 3])
+        return found
+
+
+def _coefficients(rows: Array, x: Array, steps: Array) -> Array:
+    """Σ rows·p_k for k < steps.size, (rows, steps.size), by the recurrence of orthonormal polynomials."""
+    found = np.empty((len(rows), steps.size))
+    earlier, current = np.zeros_like(x), np.ones_like(x)
+    block = np.empty((_BLOCK, x.size))
+    for start in range(0, steps.size, _BLOCK):
+        stop = min(start + _BLOCK, steps.size)
+        for degree in range(start, stop):
+            block[degree - start] = current
+            back = steps[degree - 1] if degree else 0.0
+            earlier, current = current, (x * current - back * earlier) / steps[degree]
+        found[:, start:stop] = rows @ block[: stop - start].T
+    return found
+
+
+def _orthogonalized(rows: Array, x: Array, weight: Array, terms: int) -> tuple[Array, Array]:
+    """Coefficients, and the recurrence of the polynomials orthonormal under an even `weight` (Stieltjes)."""
+    steps = np.empty(terms)
+    found = np.empty((len(rows), terms))
+    earlier, current = np.zeros_like(x), np.full_like(x, 1.0 / math.sqrt(weight.sum()))
+    for degree in range(terms):
+        found[:, degree] = rows @ current
+        following = x * current - (steps[degree - 1] * earlier if degree else 0.0)
+        steps[degree] = math.sqrt(weight @ (following * following))
+        earlier, current = current, following / steps[degree]
+    return found, steps
+
+
+def _evaluated(coefficients: Array, steps: Array, places: Array) -> Array:
+    """Σ_k c_k p_k at `places`, (rows, *places.shape)."""
+    shape = places.shape
+    x = places.ravel()
+    found = np.zeros((len(coefficients), x.size))
+    # p_0 = 1: the law's weights add up to 1
+    earlier, current = np.zeros_like(x), np.ones_like(x)
+    for degree in range(coefficients.shape[1]):
+        for row in range(len(coefficients)):
+            found[row] += coefficients[row, degree] * current
+        back = steps[degree - 1] if degree else 0.0
+        earlier, current = current, (x * current - back * earlier) / steps[degree]
+    return found.reshape(-1, *shape)
+
+
+@lru_cache(maxsize=32)
+def _sphere(batch_size: float, terms: int) -> tuple[Array, Array, Array]:
+    """Gauss nodes of one coordinate of S^(B−2), the matrix from values to coefficients, the steps of the recurrence."""
+    steps = _steps(batch_size, terms)
+    nodes, vectors = eigh_tridiagonal(np.zeros(terms), steps[:-1])
+    # row k of the eigenvectors is p_k(t)·√weight
+    signed = vectors * np.sign(vectors[0])
+    transform = (signed * signed[0]).T
+    found: tuple[Array, Array, Array] = (np.asarray(nodes, dtype=np.float64), transform, steps)
+    for array in found:
+        array.setflags(write=False)
+    return found
+
+
+def _raised(coefficients: Array, steps: Array, reach: Array, terms: int, *, slopes: bool = True) -> Array:
+    """(7, radii, terms) of φ, xφ, x²φ, D, xD, x²D, x³D from (2, radii, more) of φ and D; or of φ alone.
+
+    x p_k = step_k p_{k+1} + step_{k−1} p_{k−1} multiplies a series by x; `reach` is x/t where the steps are those of t.
+    """
+    lists = []
+    for row, highest in zip(range(len(coefficients)), (2, 3), strict=False):
+        current = coefficients[row]
+        for power in range(highest + 1 if slopes else 1):
+            lists.append(current[:, :terms])
+            if power == highest:
+                break
+            more = np.zeros_like(current)
+            more[:, :-1] += steps[: current.shape[1] - 1] * current[:, 1:]
+            more[:, 1:] += steps[: current.shape[1] - 1] * current[:, :-1]
+            current = reach[:, None] * more
+    return np.stack(lists)

@@ -1,0 +1,256 @@
+"""One coordinate of a batch-normalized neuron on panels: values and slopes of an activation, each with its error.
+
+Panels lie in the angle a, x = √(B−1) sin a, in which the law of x is smooth up to the ends of its support. They end at
+kinks and are halved until a Legendre series of sixteen terms holds φ and D on each. Every moment is then a sum over one
+set of nodes, and a slope that is not given is the derivative of the series: it never reaches across a kink and follows
+the function's own scale. What a series leaves out, and rounding, is the error at each node.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sounding.activations.activation import Array
+from sounding.errors import NumericalError
+from sounding.theory.affine import Affine
+from sounding.theory.normalized import NormalizedLaw
+from sounding.theory.panels import legendre
+
+ORDER = 16
+MAX_NODES, MAX_NODES_WITH_EPS = 320_000, 48_000
+_MAX_ROUNDS = 44
+_NARROWEST = 1e-12
+_SCAN = 4097  # points on which the series are compared with φ, over the support and over |y| < 12: narrow features
+_SCANNED = 12.0
+_TURNS = 8.0  # radians of a polynomial that one panel resolves beside φ
+_SOFT_EDGES = (0.0, 1.0, 2.0, 3.25, 4.75, 6.5, 8.0, 9.5, 11.25, 13.0, 16.0, 20.0, 24.0, 28.0, 33.0, 38.0)
+_LARGEST = 1e120  # squares, times x⁶, must be numbers
+_ROUNDING = 4 * np.finfo(np.float64).eps
+
+
+@dataclass(frozen=True)
+class Table:
+    """Nodes in ascending order, (n,) each: x, cos a, dx, φ − φ(β) and D with their errors; `edges` in a."""
+
+    edges: Array
+    x: Array
+    cosine: Array
+    step: Array
+    rise: Array
+    slope: Array
+    rise_error: Array
+    slope_error: Array
+
+    def series(self) -> tuple[Array, Array]:
+        """Legendre coefficients of φ and D on each panel, (panels, ORDER)."""
+        to_series = _transforms()[0]
+        return self.rise.reshape(-1, ORDER) @ to_series.T, self.slope.reshape(-1, ORDER) @ to_series.T
+
+
+@lru_cache(maxsize=1)
+def _transforms() -> tuple[Array, Array, Array]:
+    """From values at the nodes: Legendre coefficients, slopes, and the norms of the rows of the latter."""
+    x, w = legendre(ORDER)
+    vandermonde = np.polynomial.legendre.legvander(x, ORDER - 1).astype(np.float64)
+    coefficients: Array = (vandermonde * w[:, None]).T * (np.arange(ORDER) + 0.5)[:, None]
+    derived = np.stack([np.polynomial.legendre.legval(x, np.polynomial.legendre.legder(row)) for row in np.eye(ORDER)])
+    slopes: Array = derived.T @ coefficients
+    return coefficients, slopes, np.sqrt((slopes**2).sum(axis=1))
+
+
+def outer_end(affine: Affine, law: NormalizedLaw) -> float:
+    """The |x| beyond which the integrands have become negligible on both sides, or the end of the support."""
+    reach, spread = law.support, law.spread
+    ends = [edge * spread for edge in _SOFT_EDGES[9:] if edge * spread < reach]
+    top = 0.0
+    for inner, outer in zip([0.0, *ends], [*ends, reach], strict=True):
+        x = np.linspace(inner, outer, 66)[1:-1]
+        x = np.concatenate([x, -x])
+        y = affine.scale * x + affine.shift
+        with np.errstate(all="ignore"):
+            rows = (affine.rise(y) ** 2 + affine.slope(y) ** 2) * (1 + x**4) * law.line_weight(x, 0.0)
+        size = float(np.max(rows, where=np.isfinite(rows), initial=0.0))
+        if inner > 0 and size <= 1e-19 * top:
+            return float(inner)
+        top = max(top, size)
+    return float(min(reach, _SOFT_EDGES[-1] * spread))
+
+
+def tabulate(affine: Affine, law: NormalizedLaw, *, degree: int, tolerance: float) -> Table:
+    """The table of φ(scale·x + shift) to `tolerance` in the mean square of the law, fit for polynomials of `degree`.
+
+    Where the panels run out the errors say so.
+    """
+    reach, end = law.support, outer_end(affine, law)
+    pending = _first_edges(affine, law, end, degree)
+    low, high = pending[:-1], pending[1:]
+    settled: list[_Panels] = []
+    limit = (MAX_NODES if law.eps == 0 else MAX_NODES_WITH_EPS) // ORDER
+    norms, count = np.zeros((2, 2)), 0
+    for _ in range(3):
+        for _ in range(_MAX_ROUNDS):
+            panels = _Panels.of(affine, law, low, high)
+            norms = np.maximum(norms, panels.totals() + sum(part.totals() for part in settled))
+            count = low.size + sum(part.low.size for part in settled)
+            bad = panels.unsettled(tolerance * np.stack([np.sqrt(norms[0] / count), norms[1] / count]))
+            if count + bad.sum() > limit:
+                bad = np.zeros_like(bad)
+            settled.append(panels.take(~bad))
+            if not bad.any():
+                break
+            middle = 0.5 * (low[bad] + high[bad])
+            low, high = np.concatenate([low[bad], middle]), np.concatenate([middle, high[bad]])
+        whole = _Panels.join(settled).ordered()
+        missed = whole.missed(affine, reach, end, tolerance * math.sqrt(norms[0, 0] / count))
+        if not missed.any() or 2 * count > limit:
+            break
+        settled = [whole.take(~missed)]
+        middle = 0.5 * (whole.low[missed] + whole.high[missed])
+        low, high = np.concatenate([whole.low[missed], middle]), np.concatenate([middle, whole.high[missed]])
+    return whole.table(reach)
+
+
+def _first_edges(affine: Affine, law: NormalizedLaw, end: float, degree: int) -> Array:
+    """Angles at the kinks, around the law's bulk and its layer at the end of the support, as dense as `degree` asks."""
+    reach, spread = law.support, law.spread
+    last = math.asin(min(end / reach, 1.0))
+    lines = np.array([(k - affine.shift) / affine.scale for k in affine.activation.kinks])
+    hard = np.arcsin(lines[np.abs(lines) < end] / reach)
+    soft = [math.asin(edge * spread / reach) for edge in _SOFT_EDGES if edge * spread < end]
+    if end == reach:
+        layer = math.sqrt(0.5 * law.batch_size * law.eps / law.mu)
+        scales = layer * 2.0 ** np.arange(-2.0, 12.0) if layer > 0 else np.array([0.25])
+        soft += [last - scale for scale in scales if scale < 0.4]
+    dense = math.ceil(2 * last * math.sqrt(degree * (degree + law.batch_size)) / spread / _TURNS) if degree else 0
+    if dense > 4:
+        inner = min(last, math.asin(min(_SOFT_EDGES[9] * spread / reach, 1.0)))
+        count = math.ceil(dense * inner / last)
+        soft += list(inner * np.arange(1, count // 2 + 1) / (count // 2 + 0.5))
+    return _joined(hard, np.array([sign * edge for edge in soft for sign in (-1, 1)]), last)
+
+
+def _joined(hard: Array, soft: Array, last: float) -> Array:
+    """Edges in order: −last, last, all of `hard`, and those of `soft` that keep some distance from the others."""
+    fixed = np.unique(np.concatenate([hard, [-last, last]]))
+    soft = np.unique(soft)
+    soft = soft[np.abs(soft) < last]
+    if hard.size:
+        place = np.clip(np.searchsorted(fixed, soft), 1, fixed.size - 1)
+        gap = np.minimum(soft - fixed[place - 1], fixed[place] - soft)
+        spacing = np.minimum(np.diff(soft, prepend=-last), np.diff(soft, append=last))
+        soft = soft[gap > 0.1 * np.minimum(spacing, 0.1 * last)]
+    return np.unique(np.concatenate([fixed, soft]))
+
+
+@dataclass(frozen=True)
+class _Panels:
+    """Panels with their values, (p, ORDER) each, and the mass (p,) of the law on them."""
+
+    low: Array
+    high: Array
+    rise: Array
+    slope: Array
+    rise_error: Array
+    slope_error: Array
+    truncated: Array
+    mass: Array
+
+    @classmethod
+    def of(cls, affine: Affine, law: NormalizedLaw, low: Array, high: Array) -> _Panels:
+        nodes, weights = legendre(ORDER)
+        to_series, to_slopes, amplified = _transforms()
+        half = 0.5 * (high - low)[:, None]
+        angle = 0.5 * (low + high)[:, None] + half * nodes
+        cosine = np.cos(angle)
+        x = law.support * np.sin(angle)
+        y = affine.scale * x + affine.shift
+        rise = affine.rise(y)
+        largest = np.abs(rise).max(axis=1, keepdims=True)
+        along = rise @ to_slopes.T / half  # d/da
+        # rounding of the values, and that of y times the slope
+        blur = np.abs(y).max(axis=1, keepdims=True) * np.abs(along / (affine.scale * law.support * cosine))
+        rounding = 0.25 * _ROUNDING * (np.abs(rise) + abs(affine.level) + blur)
+        series = rise @ to_series.T
+        left_out = np.abs(series[:, -2:]).max(axis=1, keepdims=True)
+        if affine.activation.derivative_error > 0:
+            slope = along / (law.support * cosine)
+            left_in_slope = left_out * ORDER / (half * law.support * cosine)
+            slope_rounding = rounding.max(axis=1, keepdims=True) * amplified / (half * law.support * cosine)
+        else:
+            slope = affine.slope(y)
+            left_in_slope = np.abs((slope @ to_series.T)[:, -2:]).max(axis=1, keepdims=True) + np.zeros_like(slope)
+            slope_rounding = 0.25 * _ROUNDING * np.abs(slope)
+        if not max(float(largest.max()), float(np.abs(slope).max())) < _LARGEST:  # also NaN
+            raise NumericalError(
+                f"the second moment of {affine.activation.name} or of its derivative at scale {affine.scale:g} is too "
+                "large for float64",
+                hint="a smaller scale",
+            )
+        mass = (1 + x * x) * law.line_weight(x, 0.0, rest=cosine**2) * half * weights * law.support * cosine
+        at_floor = (left_out <= 4 * rounding.max(axis=1, keepdims=True)) | (half < _NARROWEST)
+        return cls(
+            low, high, rise, slope, left_out + rounding, left_in_slope + slope_rounding,
+            np.stack([np.where(at_floor, 0.0, left_out) + np.zeros_like(rise), np.where(at_floor, 0.0, left_in_slope)]),
+            mass,
+        )  # fmt: skip
+
+    def totals(self) -> Array:
+        """∫ φ², ∫ D² and ∫ |φ|, ∫ |D| under the law, (2, 2)."""
+        squares = [(self.rise**2 * self.mass).sum(), (self.slope**2 * self.mass).sum()]
+        return np.array([squares, [(np.abs(self.rise) * self.mass).sum(), (np.abs(self.slope) * self.mass).sum()]])
+
+    def unsettled(self, allowed: Array) -> NDArray[np.bool_]:
+        """Panels on which what is left out has more than its share of the mean squares, or of the means."""
+        shares = np.sqrt((self.truncated**2 * self.mass).sum(axis=2))
+        means = (self.truncated * self.mass).sum(axis=2)
+        over = (shares > np.maximum(allowed[0], 1e-300)[:, None]) | (means > np.maximum(allowed[1], 1e-300)[:, None])
+        return np.asarray(over.any(axis=0))
+
+    def missed(self, affine: Affine, reach: float, end: float, allowed: float) -> NDArray[np.bool_]:
+        """Panels whose series is off between its nodes, on a scan of the support and of the activation's own scale."""
+        x = np.linspace(-end, end, _SCAN)
+        own = (np.linspace(-_SCANNED, _SCANNED, _SCAN) - affine.shift) / affine.scale
+        x = np.concatenate([x[1:-1], own[np.abs(own) < end]])
+        angle = np.arcsin(x / reach)
+        edges = np.append(self.low, self.high[-1])
+        panel = np.clip(np.searchsorted(edges, angle, side="right") - 1, 0, self.low.size - 1)
+        place = 2 * (angle - self.low[panel]) / (self.high[panel] - self.low[panel]) - 1
+        series = (self.rise @ _transforms()[0].T)[panel]
+        expected = np.einsum("ij,ij->i", series, np.polynomial.legendre.legvander(place, ORDER - 1))
+        off = np.abs(affine.rise(affine.scale * x + affine.shift) - expected)
+        weight = np.sqrt(self.mass.sum(axis=1))[panel]
+        far = (off * weight > 100 * allowed) & (off > 300 * self.rise_error.max(axis=1)[panel])
+        found = np.zeros(self.low.size, dtype=bool)
+        found[panel[far]] = True
+        return found & (self.high - self.low > 1e-6)
+
+    def take(self, mask: NDArray[np.bool_]) -> _Panels:
+        return _Panels(*(column[:, mask] if column.ndim == 3 else column[mask] for column in self._columns()))
+
+    def ordered(self) -> _Panels:
+        order = np.argsort(self.low)
+        return _Panels(*(column[:, order] if column.ndim == 3 else column[order] for column in self._columns()))
+
+    @classmethod
+    def join(cls, parts: list[_Panels]) -> _Panels:
+        columns = zip(*(part._columns() for part in parts), strict=True)
+        return cls(*(np.concatenate(column, axis=1 if column[0].ndim == 3 else 0) for column in columns))
+
+    def _columns(self) -> tuple[Array, ...]:
+        errors = (self.rise_error, self.slope_error, self.truncated)
+        return self.low, self.high, self.rise, self.slope, *errors, self.mass
+
+    def table(self, reach: float) -> Table:
+        nodes, weights = legendre(ORDER)
+        half = 0.5 * (self.high - self.low)[:, None]
+        angle = 0.5 * (self.low + self.high)[:, None] + half * nodes
+        cosine = np.cos(angle)
+        flat = (reach * np.sin(angle), cosine, half * weights * reach * cosine, self.rise, self.slope)
+        return Table(
+            np.append(self.low, self.high[-1]), *(a.ravel() for a in (*flat, self.rise_error, self.slope_error))
+        )
