@@ -11,6 +11,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parametrizations
 
+from sounding import watch
+from sounding.probe.moments import BLOCK, SHAPES, Tier
 from sounding.train.monitor import Monitor
 from sounding.train.monitor.structure import Structure
 
@@ -167,3 +169,41 @@ def test_a_step_leaves_nothing_for_the_next() -> None:
         monitor.step()
         assert list(monitor.profiles) == [0, 2]
     assert numbers(monitor.profiles[2]) == first
+
+
+@pytest.mark.parametrize("measures", ["fast", "full"])
+def test_batches_of_all_sizes_one_after_another(measures: Tier) -> None:
+    """Blocks are kept between steps: none may show what an earlier, larger or unfinished step left in it."""
+    model = network()
+    inputs, targets = batch(96)
+
+    def run(samples: int) -> None:
+        model.zero_grad()
+        cross_entropy(model(inputs[:samples]), targets[:samples]).backward()
+
+    sizes = (48, 7, 48, 2, 96, 13, 64, 48)
+    with Monitor(model, every=1, measures=measures) as monitor:
+        for step, samples in enumerate(sizes):
+            if step == 3:
+                with pytest.raises(RuntimeError):
+                    model[:3](torch.zeros(5, 3))
+            run(samples)
+            monitor.step()
+    for step, samples in enumerate(sizes):
+        with watch(model, tier=measures) as watched:
+            run(samples)
+        assert numbers(monitor.profiles[step]) == numbers(watched.profile)
+
+
+def test_what_is_kept_between_steps_is_bounded() -> None:
+    """At most four shapes, each of the size of a block, however many a run has seen."""
+    model = network()
+    inputs, targets = batch(96)
+    with Monitor(model, every=1) as monitor:
+        for samples in range(2, 40):
+            cross_entropy(model(inputs[:samples]), targets[:samples]).backward()
+            monitor.step()
+    blocks = monitor._blank._moments.blocks.values()
+    assert len(blocks) <= SHAPES
+    assert all(block.gram.numel() <= BLOCK["cpu"] and not block.entries for block in blocks)
+    assert not monitor._blank._passes

@@ -13,11 +13,13 @@ from torch.nn.parameter import is_lazy
 
 from sounding.probe.calls import Call, Pass, Spec
 from sounding.probe.gradients import hook_gradient, log_norm
+from sounding.probe.hooks import ForwardHooks
 from sounding.probe.moments import Tier
 from sounding.probe.records import Unmeasured
 from sounding.probe.table import Table, collect
 from sounding.probe.units import bounds_of
 from sounding.probe.watch import Watched
+from sounding.train.monitor.blocks import KeptMoments, Passes
 from sounding.train.monitor.eager import eager_execution
 from sounding.train.monitor.selection import Modules
 from sounding.train.monitor.structure import Structure
@@ -55,7 +57,7 @@ class Window(Watched):
     ) -> None:
         super().__init__(model, tier=tier, samples=samples, batch_axis=batch_axis)
         modules.mark_(self._specs)
-        self.structure = Structure(model)
+        self.structure, self._moments = Structure(model), KeptMoments(tier)
         self.step = 0
         self.overflowed = False
         self._scaler, self._reduced = scaler, reduced
@@ -77,6 +79,7 @@ class Window(Watched):
         vars(window).update(vars(self), step=step, _source=f"step {step}")
         for name, kind in self._collectors:
             setattr(window, name, kind())
+        window._passes = Passes(self._moments)
         for spec in self._movable:
             spec.bounds = bounds_of(spec.module)
         return window
@@ -146,8 +149,7 @@ class Window(Watched):
             nn.Module.register_forward_pre_hook(self._root, begin, with_kwargs=True, prepend=True),
             nn.Module.register_forward_hook(self._root, end),
         ]
-        for spec in self._specs:
-            self._handles.append(nn.Module.register_forward_hook(spec.module, self._observer(spec)))
+        self._handles.append(ForwardHooks((spec.module, _Observer(self, spec)) for spec in self._specs))
         self._hook_weights()
 
     def _hook_weights(self, spec: Spec | None = None) -> None:
@@ -179,9 +181,6 @@ class Window(Watched):
         if not self._resting:
             super()._end(module, args, output)
         self._inside = self._resting = False
-
-    def _observer(self, spec: Spec) -> Callable[[nn.Module, Any, Any], Any]:
-        return _Hook(super()._observer(spec))
 
     def _observe(self, spec: Spec, args: Any, output: Any) -> Any:
         if torch._C._current_graph_task_id() == -1 and not self._listens():
@@ -267,6 +266,18 @@ class _Hook:
 
     def __reduce__(self) -> Any:
         return _make_rest, ()
+
+
+class _Observer(_Hook):
+    """The hook of one module; without a function in between, since there may be thousands."""
+
+    __slots__ = ("spec", "window")
+
+    def __init__(self, window: Window, spec: Spec) -> None:
+        self.window, self.spec = window, spec
+
+    def __call__(self, _module: nn.Module, args: Any, output: Any) -> Any:
+        return self.window._observe(self.spec, args, output)
 
 
 def _make_rest() -> Callable[..., None]:

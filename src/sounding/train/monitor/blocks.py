@@ -1,0 +1,32 @@
+"""The blocks in which the forward measures of a step are reduced, kept from one measured step to the next."""
+
+from __future__ import annotations
+
+from sounding.probe.calls import Pass
+from sounding.probe.moments import Moments
+
+
+class KeptMoments(Moments):
+    """Moments for the passes of many steps, one after another.
+
+    To lay out a block takes as long as to measure a small network. A few megabytes of them stay where they are; on a
+    GPU, where they are hundreds and memory is scarce, they go.
+    """
+
+    def finish(self) -> None:
+        """Reduce what is left and let go of threads, and of memory that others may want."""
+        self.reduce()
+        self.blocks = {key: block for key, block in self.blocks.items() if key[3].type == "cpu"}
+        self.spectra.close()
+
+
+class Passes(list[Pass]):
+    """The passes of a step; each is measured by the same moments."""
+
+    def __init__(self, moments: KeptMoments) -> None:
+        super().__init__()
+        self._moments = moments
+
+    def append(self, one: Pass) -> None:
+        one.moments = self._moments
+        super().append(one)
