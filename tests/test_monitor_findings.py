@@ -241,3 +241,21 @@ def test_memory_stands_still() -> None:
     assert len(monitor.profiles) <= 9
     per_step = (sizes[2] - sizes[0]) / 96
     assert per_step < 200, sizes  # bytes; one number of a profile takes as much
+
+
+def test_a_layer_that_breaks_is_named() -> None:
+    """One layer of the wrong scale among others that keep the gradient: it is the place, and its factor the size."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(64, 64, bias=False) for _ in range(12)]
+    for layer in layers:
+        nn.init.orthogonal_(layer.weight)
+    model = nn.Sequential(*layers)
+    with Monitor(model, every=1) as monitor:
+        for step in range(2):
+            if step:
+                layers[7].weight.data.mul_(1e5)
+            (model(torch.randn(32, 64)) * torch.randn(32, 64)).mean().backward()
+            monitor.step()
+    (event,) = [event for event in monitor.findings if event.kind.startswith("gradient_e")]
+    assert event.text.startswith("gradients jump by ×")
+    assert event.text.endswith(" (squared norm) at layer 8 ('7'), step 1")

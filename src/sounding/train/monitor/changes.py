@@ -77,7 +77,9 @@ class Changes:
                 change = "worsened" if RANKS[finding.severity] > RANKS[old.severity] else "eased"
             said = _phrase(finding, first=first)
             note = "" if change == "appeared" else f" ({change}: {finding.severity} severity)"
-            where = "" if finding.kind in WHOLE else _where(finding.depth, finding.layer)
+            where = (
+                "" if finding.kind in WHOLE and "jump" not in finding.evidence else _where(finding.depth, finding.layer)
+            )
             yield _event(step, change, finding, f"{said}{where}, step {step}{note}")
         for kind, finding in before.items():
             if kind not in now and kind not in unseen:
@@ -132,6 +134,8 @@ def _phrase(finding: Finding, *, first: bool) -> str:
             # share_outside(r) = 1 − r^(−1/2) is below its line where the participation ratio r is below this
             line = (1 - evidence["line"]) ** -2 if "line" in evidence else 2.0
             return f"rank {'is' if first else 'fell'} below {line:.3g}"
+        case "gradient_explosion" | "gradient_vanishing" if "jump" in evidence:
+            return f"gradients jump by ×{evidence['jump']:.3g} (squared norm)"
         case "gradient_explosion" | "gradient_vanishing" if "growth" in evidence:
             verb = "grow" if finding.kind == "gradient_explosion" else "shrink"
             return f"gradients {verb} by ×{evidence['growth']:.3g} per weight layer (squared norm)"
