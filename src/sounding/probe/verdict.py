@@ -10,6 +10,7 @@ from sounding.probe.findings.batch import find_batch_too_small, find_degenerate_
 from sounding.probe.findings.collapse import find_gradient_alignment, find_rank_collapse
 from sounding.probe.findings.gradients import find_gradient_change
 from sounding.probe.findings.units import find_dead_units, find_non_finite, find_saturation
+from sounding.probe.findings.unseen import unseen_products
 from sounding.probe.reading import Reading, read
 from sounding.probe.records import Finding, Verdict
 from sounding.probe.thresholds import THRESHOLDS, Thresholds
@@ -61,12 +62,7 @@ def _summarize(reading: Reading, findings: tuple[Finding, ...], *, healthy: bool
         return "Nothing was measured, so nothing can be said."
     depth = reading.depth
     if not findings:
-        unseen = _unseen(reading)
-        return (
-            f"Healthy as far as was seen: {_survival(reading)}; {unseen}."
-            if unseen
-            else f"Healthy: {_survival(reading)}."
-        )
+        return f"Healthy: {_survival(reading)}."
     told = [finding for finding in findings if finding.severity == findings[0].severity]
     phrases = "; ".join(dict.fromkeys(_phrase(finding, depth) for finding in told))
     if not healthy:
@@ -80,6 +76,12 @@ def _survival(reading: Reading) -> str:
     if not depth:
         return "signal passes, and no layer multiplies by a weight, so there is no depth to survive"
     layers = "its one weight layer" if depth == 1 else f"all {depth} weight layers"
+    unseen = unseen_products(reading)
+    if unseen:
+        return (
+            f"signal and gradient survive {unseen + depth} multiplications by weights, judged by their ends: {unseen} "
+            "ran outside of modules, or inside one that is measured as a whole"
+        )
     gradients = [call.get("gradient_log_norm") for call in reading.weight_layers]
     lost = sum(math.isnan(gradient) for gradient in gradients)
     silent = sum(gradient == -math.inf for gradient in gradients)
@@ -93,21 +95,13 @@ def _survival(reading: Reading) -> str:
     )
 
 
-def _unseen(reading: Reading) -> str:
-    """What the autograd graph shows beyond the calls that were measured; attention has two products to a call."""
-    shortest = reading.settings.get("shortest_depth") or 0
-    if shortest <= 2 * max(reading.depth, 1):
-        return ""
-    return (
-        f"{shortest - reading.depth} more multiplications by weights ran outside of modules, or inside one that is "
-        "measured as a whole, and were not judged"
-    )
-
-
 def _phrase(finding: Finding, depth: int) -> str:
     evidence, where = finding.evidence, f"layer {finding.layer!r}"
     match finding.kind:
         case "rank_collapse":
+            if "unseen_products" in evidence:
+                products = evidence["unseen_products"] + depth
+                return f"representations are collapsed behind the {products:.0f} multiplications by weights"
             return (
                 f"representations collapse towards rank one by weight layer {evidence['weight_layer']:.0f} of {depth}"
             )
@@ -122,7 +116,7 @@ def _phrase(finding: Finding, depth: int) -> str:
             fatal = f"fatal from about {limit} on" if finding.severity == "high" else f"near the limit of about {limit}"
             return (
                 f"gradients {does} by ×{evidence['growth']:.3g} per weight layer towards the input (squared norm), "
-                f"{fatal}, and there are {depth}"
+                f"{fatal}, and there are {evidence['weight_layers']:.0f}"
             )
         case "gradient_alignment":
             return "all samples ask for the same update"

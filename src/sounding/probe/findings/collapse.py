@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sounding.probe.findings.unseen import unseen_collapsed, unseen_products
 from sounding.probe.reading import Call, Reading
 from sounding.probe.records import Finding, Severity
 from sounding.probe.thresholds import Thresholds
@@ -78,6 +79,9 @@ def find_rank_collapse(reading: Reading, thresholds: Thresholds) -> list[Finding
         "weight_layer": float(order),
         "collapsed_layers": float(len(layers) - first),
     }
+    unseen = unseen_products(reading)
+    if unseen:
+        evidence["unseen_products"] = float(unseen)
     if collapse.foreseen:
         evidence["collapsed_layers_uncorrelated"] = float(collapse.foreseen)
     known = f", {at_input:.2g} at the input" if math.isfinite(at_input) else ""
@@ -89,7 +93,7 @@ def find_rank_collapse(reading: Reading, thresholds: Thresholds) -> list[Finding
             depth=start.depth,
             evidence=evidence,
             why=(
-                f"From weight layer {order} of {reading.depth} on, under {collapse.line:.2g} of the signal lies "
+                f"{_where(reading, order, unseen)}, under {collapse.line:.2g} of the signal lies "
                 f"outside one direction ({shares[-1]:.2g} at the last{known}): {_reason(reading, collapse)} (rank2020)."
             ),
             seed="rank2020",
@@ -104,9 +108,10 @@ def _judge(reading: Reading, shares: list[float], at_input: float, thresholds: T
     warning = thresholds.bypassed_warning if reading.has_shortcuts else thresholds.outside
     if math.isfinite(at_input):
         fatal, warning = (min(line, thresholds.of_input * at_input) for line in (fatal, warning))
+    unseen = unseen_collapsed(reading)
     first = _first_collapsed(shares, fatal)
     identical = sum(share < thresholds.identical for share in shares[-2:]) == 2 and not at_input < thresholds.identical
-    if first is not None and (identical or len(shares) - first >= thresholds.collapsed_layers):
+    if first is not None and (identical or len(shares) - first + unseen >= thresholds.collapsed_layers):
         return _Collapse(first, fatal, "high", identical=identical)
     whole = _first_collapsed(shares, thresholds.outside)
     foreseen = _foresee(reading, thresholds)
@@ -116,7 +121,7 @@ def _judge(reading: Reading, shares: list[float], at_input: float, thresholds: T
     if first is None:
         return None
     steep = sum(share < thresholds.steep * warning for share in shares[first:])
-    if len(shares) - first >= thresholds.collapsed_warning or steep >= thresholds.steep_layers:
+    if len(shares) - first + unseen >= thresholds.collapsed_warning or steep >= thresholds.steep_layers:
         return _Collapse(first, warning, "medium")
     return None
 
@@ -211,6 +216,12 @@ def _first_collapsed(shares: list[float], line: float) -> int | None:
         if shares[index] < line and total / behind < math.log(line):
             first = index
     return first
+
+
+def _where(reading: Reading, order: int, unseen: int) -> str:
+    if unseen:
+        return f"Behind {unseen + reading.depth} multiplications by weights, {unseen} of them out of sight"
+    return f"From weight layer {order} of {reading.depth} on"
 
 
 def _reason(reading: Reading, collapse: _Collapse) -> str:

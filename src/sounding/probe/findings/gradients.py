@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
+from sounding.probe.findings.unseen import unseen_products
 from sounding.probe.growth import bounded_exp, find_breaks, student_quantile
 from sounding.probe.reading import WEIGHT_GRADIENT, Call, Reading
 from sounding.probe.records import Finding, Severity
@@ -24,6 +25,7 @@ class _Change:
         slowest: the end of the interval at 99% that is nearer to no change.
         steps: how many weight layers it is multiplied through.
         seen: the most that was seen between the last layers and the first.
+        layers: how many there are.
         jump: what one layer alone changes beyond the rate, in the direction of the change; 0 without such a layer.
         broken: that layer.
     """
@@ -34,6 +36,7 @@ class _Change:
     slowest: float
     steps: int
     seen: float
+    layers: int
     jump: float = 0.0
     broken: Call | None = None
 
@@ -99,6 +102,8 @@ def _measure(reading: Reading, thresholds: Thresholds) -> _Change | None:
     """The fitted rate, and the layer that breaks it if there is one."""
     growth = reading.network.get("gradient_growth")
     steps = reading.depth - 1
+    if growth is None and unseen_products(reading):
+        return _measure_ends(reading)
     if growth is None or steps < 1 or not math.isfinite(growth.value) or growth.value <= 0:
         return None
     rate = math.log(growth.value)
@@ -106,7 +111,18 @@ def _measure(reading: Reading, thresholds: Thresholds) -> _Change | None:
     jump, broken = _largest_break(reading, rate)
     explodes = jump > 0 if broken is not None else rate > 0
     slowest = rate + _widening(reading) * ((low if explodes else high) - rate)
-    return _Change(rate, low, high, slowest, steps, _seen_change(reading, explodes=explodes), jump, broken)
+    seen = _seen_change(reading, explodes=explodes)
+    return _Change(rate, low, high, slowest, steps, seen, reading.depth, jump, broken)
+
+
+def _measure_ends(reading: Reading) -> _Change | None:
+    """Where no layers in between can be seen: from the gradient at the output and at the input, as one rate."""
+    products = unseen_products(reading) + reading.depth
+    total = 2 * (reading.input.get("gradient_log_norm") - reading.calls[-1].get("gradient_log_norm"))
+    if not math.isfinite(total) or total == 0:
+        return None
+    rate = total / products
+    return _Change(rate, rate, rate, rate, products, abs(total), products)
 
 
 def _largest_break(reading: Reading, rate: float) -> tuple[float, Call | None]:
@@ -222,7 +238,7 @@ def _evidence(reading: Reading, change: _Change, broken: Call | None, thresholds
         "growth": bounded_exp(change.rate),
         "growth_low": bounded_exp(change.low),
         "growth_high": bounded_exp(change.high),
-        "weight_layers": float(change.steps + 1),
+        "weight_layers": float(change.layers),
         "depth_scale": 1 / abs(change.rate) if change.rate else math.inf,
         "depth_scales": change.scales if broken is not None else abs(change.rate) * change.steps,
         "fatal_depth": line / abs(change.rate) if change.rate else math.inf,
@@ -240,11 +256,12 @@ def _evidence(reading: Reading, change: _Change, broken: Call | None, thresholds
 
 def _why(change: _Change, *, within: str, thresholds: Thresholds) -> str:
     low, growth, high = (bounded_exp(value) for value in (change.low, change.rate, change.high))
+    interval = f" ({low:.3g} to {high:.3g})" if low < high else ""
     fatal = thresholds.depth_scales / abs(change.rate)
     return (
-        f"The squared gradient norm changes by ×{growth:.3g} ({low:.3g} to {high:.3g}) "
+        f"The squared gradient norm changes by ×{growth:.3g}{interval} "
         f"per weight layer towards the input, ×10^{change.rate * change.steps / math.log(10):.0f} over "
-        f"{change.steps + 1} layers: {within} the {fatal:.0f} layers ({thresholds.depth_scales:.0f} depth scales) to "
+        f"{change.layers} layers: {within} the {fatal:.0f} layers ({thresholds.depth_scales:.0f} depth scales) to "
         "which such a network trains (meanfield2019)."
     )
 
