@@ -3,8 +3,8 @@
     python bench/verdict_foreign.py            # all of them (a quarter of an hour on one core)
     python bench/verdict_foreign.py GPT tanh   # those with such a word in their name
 
-Prints the Markdown table of docs/verdict.md: accuracy of the last 30 of 300 steps at batch 64, best of three rates for SGD
-with momentum and of two for Adam.
+Prints the Markdown table of docs/verdict.md: accuracy of the last 30 of 300 steps at batch 64, best of three rates for
+SGD with momentum and of two for Adam.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class Recurrent(nn.Module):
 
 
 HEALTHY: dict[str, tuple[Build, Inputs]] = {
-    "He ReLU of 30 layers, narrow": (lambda: mlp(30, 32, initialize=he), digits),
+    "He ReLU of 30 layers": (lambda: mlp(30, 64, initialize=he), digits),
     "He ReLU of 10 layers, bright pixels": (lambda: mlp(10, 64, initialize=he), bright_digits),
     "orthogonal tanh of 50 layers, bright pixels": (
         lambda: mlp(50, 64, activation=nn.Tanh, initialize=nn.init.orthogonal_),

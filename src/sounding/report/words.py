@@ -150,6 +150,17 @@ EVIDENCE = {
     "fatal_depth_high": "… at most",
     "depth_scale": "depth scale, in layers",
     "depth_scales": "depth scales spanned",
+    "jump": "factor of this layer alone",
+    "weight_layer": "weight layer, from the input",
+    "unseen_products": "multiplications out of sight",
+    "collapsed_layers": "collapsed weight layers",
+    "collapsed_layers_uncorrelated": "… for unrelated inputs, in theory",
+    "free_paths": "paths without a flat unit",
+    "share_outside": "outside one direction",
+    "share_outside_at_layer": "outside one direction, at this layer",
+    "share_outside_at_last": "… at the last",
+    "share_outside_at_input": "… at the input",
+    "line": "the line",
 }
 
 

@@ -37,14 +37,14 @@ class _Collapse:
         line: the share below which it is.
         severity: how bad.
         foreseen: how many layers theory collapses whatever comes in, where that decided.
-        identical: whether nothing is left beyond rounding.
+        abrupt: whether one or two layers alone left nothing beyond rounding.
     """
 
     first: int
     line: float
     severity: Severity
     foreseen: int = 0
-    identical: bool = False
+    abrupt: bool = False
 
 
 def find_rank_collapse(reading: Reading, thresholds: Thresholds) -> list[Finding]:
@@ -112,7 +112,7 @@ def _judge(reading: Reading, shares: list[float], at_input: float, thresholds: T
     first = _first_collapsed(shares, fatal)
     identical = sum(share < thresholds.identical for share in shares[-2:]) == 2 and not at_input < thresholds.identical
     if first is not None and (identical or len(shares) - first + unseen >= thresholds.collapsed_layers):
-        return _Collapse(first, fatal, "high", identical=identical)
+        return _Collapse(first, fatal, "high", abrupt=identical and _is_abrupt([1.0, 1.0, *shares], thresholds))
     whole = _first_collapsed(shares, thresholds.outside)
     foreseen = _foresee(reading, thresholds)
     if whole is not None and foreseen and len(shares) - whole >= thresholds.collapsed_layers:
@@ -124,6 +124,14 @@ def _judge(reading: Reading, shares: list[float], at_input: float, thresholds: T
     if len(shares) - first + unseen >= thresholds.collapsed_warning or steep >= thresholds.steep_layers:
         return _Collapse(first, warning, "medium")
     return None
+
+
+def _is_abrupt(shares: list[float], thresholds: Thresholds) -> bool:
+    """Whether what is left falls from visible to rounding within two layers, not by a factor per layer."""
+    return any(
+        after < thresholds.identical and before > math.sqrt(thresholds.identical)
+        for before, after in zip(shares, shares[2:], strict=False)
+    )
 
 
 def _foresee(reading: Reading, thresholds: Thresholds) -> int:
@@ -225,7 +233,7 @@ def _where(reading: Reading, order: int, unseen: int) -> str:
 
 
 def _reason(reading: Reading, collapse: _Collapse) -> str:
-    if collapse.identical:
+    if collapse.abrupt:
         return "the samples are the same up to rounding, and no layer behind can tell them apart again"
     if collapse.foreseen:
         return (
@@ -247,7 +255,7 @@ def _remedies(reading: Reading, collapse: _Collapse) -> tuple[str, ...]:
         "sounding repair TARGET --method raise_rank: pre-train the weights to raise the rank (rank2020, Algorithm 1)",
         "sounding repair TARGET --method orthogonalize: orthogonalize layer by layer, then check the gradients again",
     )
-    if collapse.identical:
+    if collapse.abrupt:
         return ("look for weights that all start equal, and for biases that drown the signal", *cures)
     if collapse.foreseen:
         return ("subtract the mean of the data from the inputs: they are nearly parallel", ADD_BATCHNORM, *cures)

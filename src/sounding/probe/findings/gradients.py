@@ -222,7 +222,7 @@ def _finding(reading: Reading, change: _Change, *, severity: Severity, threshold
         depth=layer.depth if layer else None,
         evidence=_evidence(reading, change, broken, thresholds),
         why=(
-            _why_broken(reading, change, broken)
+            _why_broken(reading, change, broken, thresholds)
             if broken is not None
             else _why(change, within="beyond" if severity == "high" else "close to", thresholds=thresholds)
         ),
@@ -232,22 +232,28 @@ def _finding(reading: Reading, change: _Change, *, severity: Severity, threshold
 
 
 def _evidence(reading: Reading, change: _Change, broken: Call | None, thresholds: Thresholds) -> dict[str, float]:
-    slow, fast = sorted((abs(change.low), abs(change.high)))
-    line = thresholds.depth_scales
     evidence = {
         "growth": bounded_exp(change.rate),
         "growth_low": bounded_exp(change.low),
         "growth_high": bounded_exp(change.high),
         "weight_layers": float(change.layers),
-        "depth_scale": 1 / abs(change.rate) if change.rate else math.inf,
-        "depth_scales": change.scales if broken is not None else abs(change.rate) * change.steps,
-        "fatal_depth": line / abs(change.rate) if change.rate else math.inf,
-        "fatal_depth_low": line / fast if fast else math.inf,
-        "fatal_depth_high": line / slow if change.low * change.high > 0 else math.inf,
-        "overflow_depth": FLOAT32_RANGE / abs(change.rate) if change.rate else math.inf,
     }
-    if broken is not None:
-        evidence |= {"jump": bounded_exp(change.jump), "weight_layer": float(reading.order(broken))}
+    if broken is not None:  # what the other layers do would be fatal nowhere
+        return evidence | {
+            "depth_scales": change.scales,
+            "jump": bounded_exp(change.jump),
+            "weight_layer": float(reading.order(broken)),
+        }
+    slow, fast = sorted((abs(change.low), abs(change.high)))
+    line = thresholds.depth_scales
+    evidence |= {
+        "depth_scale": 1 / abs(change.rate),
+        "depth_scales": abs(change.rate) * change.steps,
+        "fatal_depth": line / abs(change.rate),
+        "fatal_depth_low": line / fast,
+        "fatal_depth_high": line / slow if change.low * change.high > 0 else math.inf,
+        "overflow_depth": FLOAT32_RANGE / abs(change.rate),
+    }
     predicted = reading.predicted.get("gradient_growth")
     if predicted is not None:
         evidence |= {"growth_predicted": predicted.value, "growth_predicted_error": predicted.stderr or 0.0}
@@ -266,13 +272,12 @@ def _why(change: _Change, *, within: str, thresholds: Thresholds) -> str:
     )
 
 
-def _why_broken(reading: Reading, change: _Change, broken: Call) -> str:
-    does = "arrives larger" if change.explodes else "fades"
+def _why_broken(reading: Reading, change: _Change, broken: Call, thresholds: Thresholds) -> str:
     return (
         f"Weight layer {reading.order(broken)} of {reading.depth}, {broken.name!r}, alone multiplies the squared "
         f"gradient norm by ×10^{change.jump / math.log(10):.0f} on its way to the input, where the other layers take "
-        f"×{bounded_exp(change.rate):.3g} each: the gradient {does} at all layers before it as behind "
-        f"{abs(change.jump):.0f} depth scales (meanfield2019)."
+        f"×{bounded_exp(change.rate):.3g} each: for the layers before it that is {abs(change.jump):.0f} depth scales, "
+        f"and networks train to {thresholds.depth_scales:.0f} (meanfield2019)."
     )
 
 
@@ -317,8 +322,15 @@ def _remedies(reading: Reading, *, explodes: bool) -> tuple[str, ...]:
             "sounding repair TARGET --method add_batchnorm",
             "clip gradients adaptively (sounding.repair.AdaptiveClipping)",
         )
-    return (
-        "sounding repair TARGET --method he: variance 2/fan_in for ReLU, where PyTorch's default is 1/(3 fan_in)",
-        "sounding repair TARGET --method haar: orthogonal weights of gain 1",
-        "sounding repair TARGET --method add_batchnorm",
-    )
+    kinds = {call.kind for call in reading.calls}
+    orthogonal = "sounding repair TARGET --method haar: orthogonal weights of gain 1"
+    if "Sigmoid" in kinds:
+        first = ("put tanh or ReLU in place of the sigmoid, whose slope is at most 1/4", orthogonal)
+    elif "Tanh" in kinds:
+        first = (orthogonal, "sounding repair TARGET --method shape_activations: gains that fall with depth")
+    else:
+        first = (
+            "sounding repair TARGET --method he: variance 2/fan_in for ReLU, where PyTorch's default is 1/(3 fan_in)",
+            orthogonal,
+        )
+    return (*first, "sounding repair TARGET --method add_batchnorm")
