@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from sounding.probe.calls import Call, Pass
+from sounding.probe.moments import no_autocast
 from sounding.probe.outputs import positions_per_sample, sample_matrix, token_stack
 from sounding.probe.reductions import token_ratio
 from sounding.probe.units import dead_fraction, saturated_fraction
@@ -49,4 +50,5 @@ def measure_output(one: Pass, call: Call, tensor: Tensor, *, axis: int, limit: i
         call.values["saturated_fraction"] = saturated_fraction(matrix, spec.bounds)
     tokens = None if plain else token_stack(tensor, batch_size, first=first)
     if tokens is not None:
-        call.values["token_participation_ratio"] = token_ratio(tokens)
+        with no_autocast(tokens):
+            call.values["token_participation_ratio"] = token_ratio(tokens)

@@ -41,7 +41,7 @@ _NOTHING = nullcontext()
 
 def no_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
     """Measures multiply in their own precision, also inside a model under autocast."""
-    kind = tensor.device.type
+    kind = "cpu" if tensor.is_cpu else tensor.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _NOTHING
 
 
@@ -96,6 +96,7 @@ class Moments:
 
     tier: Tier
     blocks: dict[Key, Block] = field(default_factory=dict)
+    known: dict[tuple[torch.Size, torch.dtype, torch.device], Block] = field(default_factory=dict)
     digests: list[Digest] = field(default_factory=list)
     spectra: Spectra = field(default_factory=Spectra)
 
@@ -118,21 +119,21 @@ class Moments:
         Returns:
             The mean sample of a large matrix; None of a small one, which is not looked at yet.
         """
-        n, d = samples.shape
         kind = samples.dtype
-        dtype = torch.float64 if self.tier == "full" or kind == torch.float64 else torch.float32
-        limit = BLOCK.get(samples.device.type, BLOCK["cpu"])
-        small = 2 * n * d <= limit
-        key = (n, d if small else 0, dtype, samples.device)
-        block = self.blocks.get(key) or self._open(key, limit)
-        entry = Entry(values, d, kind, spoil, count_dead)
+        key = (samples.shape, kind, samples.device)
+        block = self.known.get(key)
+        if block is None:
+            block = self.known[key] = self._find(samples)
+        entries, slots = block.entries, block.slots
+        entry = Entry(values, samples.shape[1], kind, spoil, count_dead)
         mean = None
-        if small:
-            block.slots[len(block.entries)].copy_(samples)
-            block.entries.append(entry)
+        if block.rows is not None:
+            slots[len(entries)].copy_(samples)
+            entries.append(entry)
         else:
-            mean = _multiply(samples, entry, block)
-        if len(block.entries) == len(block.slots):
+            with no_autocast(samples):
+                mean = _multiply(samples, entry, block)
+        if len(entries) == len(slots):
             self._digest(block)
         return mean
 
@@ -147,17 +148,32 @@ class Moments:
             _write_measures(digests)
         self.digests = []
 
-    def finish(self) -> None:
-        """Reduce what is left and let go of memory and threads."""
-        self.reduce()
-        self.blocks = {}
+    def release(self) -> None:
+        """Let go of the matrices, of memory and threads; the measures can wait until somebody reads them."""
+        self._digest_all()
+        self.blocks, self.known = {}, {}
         self.spectra.close()
+
+    def finish(self) -> None:
+        """Let go of everything, and turn what was taken in into measures."""
+        self.release()
+        self.reduce()
+
+    def _find(self, samples: Tensor) -> Block:
+        """The block of matrices of this kind; one block takes the inner products of all large matrices."""
+        n, d = samples.shape
+        dtype = torch.float64 if self.tier == "full" or samples.dtype == torch.float64 else torch.float32
+        limit = BLOCK.get(samples.device.type, BLOCK["cpu"])
+        key = (n, d if 2 * n * d <= limit else 0, dtype, samples.device)
+        return self.blocks.get(key) or self._open(key, limit)
 
     def _open(self, key: Key, limit: int) -> Block:
         if len(self.blocks) == SHAPES:
             self._digest_all()
-            self.blocks = {}
+            self.blocks, self.known = {}, {}
         n, d, dtype, device = key
+        if self.tier == "fast" and device.type == "cpu":
+            limit *= 2  # float32 takes half the bytes, and fewer blocks take less time
         room = min(max(limit // max(n * n, n * d), 1), MOST)
         gram = torch.empty(room, n, n, dtype=dtype, device=device)
         rows = torch.empty(room, n, d, dtype=dtype, device=device) if d else None
@@ -166,14 +182,16 @@ class Moments:
 
     def _digest_all(self) -> None:
         for block in self.blocks.values():
-            with no_autocast(block.gram):
-                self._digest(block)
+            self._digest(block)
 
     def _digest(self, block: Block) -> None:
         """Sum the matrices of a block up, and make it empty."""
+        if block.entries:
+            with no_autocast(block.gram):
+                self._summarize(block)
+
+    def _summarize(self, block: Block) -> None:
         entries, block.entries = block.entries, []
-        if not entries:
-            return
         gram = block.gram[: len(entries)]
         if block.rows is None:
             products, block.products = block.products, []

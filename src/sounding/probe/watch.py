@@ -19,7 +19,7 @@ from sounding.probe.calls import Call, Pass, Spec, named_parameters, survey
 from sounding.probe.forward import measure_output
 from sounding.probe.gradients import hook_gradient, log_norm
 from sounding.probe.hooks import ForwardHooks
-from sounding.probe.moments import TIERS, Tier, no_autocast
+from sounding.probe.moments import TIERS, Tier
 from sounding.probe.outputs import main_tensor, sample_matrix, tensors_in, why_unmeasurable
 from sounding.probe.records import Report, Unmeasured
 from sounding.probe.repeats import repeated_fraction
@@ -29,6 +29,7 @@ from sounding.probe.table import list_unmeasured, tabulate
 from sounding.profile import Profile
 
 SAMPLES: dict[Tier, int] = {"fast": 64, "full": 512}
+_graph_task = torch._C._current_graph_task_id  # -1 outside a backward pass
 
 
 class Watched:
@@ -132,11 +133,11 @@ class Watched:
             self._plain.__exit__(None, None, None)
             self._plain = None
         for one in self._passes:
-            one.moments.finish()
+            one.moments.release()
 
     def _begin(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A forward pass of the model starts: find the batch size and measure the input."""
-        if torch._C._current_graph_task_id() != -1:
+        if _graph_task() != -1:
             return
         if self._passes:
             self._passes[-1].moments.finish()
@@ -157,14 +158,13 @@ class Watched:
             matrix = sample_matrix(first.detach(), one.batch_size, first=axis, limit=self._samples)
             if matrix is not None:
                 one.samples, one.input_features = matrix.shape
-                with no_autocast(matrix):
-                    one.moments.add(matrix, one.input)
+                one.moments.add(matrix, one.input)
             if first.requires_grad:
                 self._handles.append(hook_gradient(first, lambda g: setattr(one, "input_gradient", log_norm(g))))
 
     def _end(self, _module: nn.Module, _args: Any, output: Any) -> None:
         """A forward pass of the model ends: its graph tells how many weight layers there is no way around."""
-        if self._passes and torch._C._current_graph_task_id() == -1:
+        if self._passes and _graph_task() == -1:
             self._passes[-1].shortest = shortest_depth(tensor for _, tensor in tensors_in(output))
 
     def _observer(self, spec: Spec) -> Callable[[nn.Module, Any, Any], Any]:
@@ -175,12 +175,13 @@ class Watched:
 
     def _observe(self, spec: Spec, args: Any, output: Any) -> Any:
         tensor = output if isinstance(output, Tensor) else main_tensor(output)
-        if torch._C._current_graph_task_id() != -1:
+        if _graph_task() != -1:
             return self._observe_again(spec, tensor, output)
         if not self._passes:
             self._passes.append(Pass(self._tier, training=self._root.training))
         one = self._passes[-1]
-        if tensor is not None and not spec.leaf and self._is_last(one, tensor):
+        before = None if tensor is None or one.last is None else _unchanged(one.last, tensor)
+        if before is not None and not spec.leaf:
             # A container that returns what its last child returned has nothing of its own to show.
             one.entered[spec.name] = len(one.calls) - 1
             return None
@@ -192,10 +193,10 @@ class Watched:
             call.reason = f"it returned {type(output).__name__}, which holds no tensor"
             return None
         call.shape = tuple(tensor.shape)
-        seeded = self._seed(tensor, output)
-        tensor = tensor if seeded is None else seeded
-        if one.last is not None and self._is_last(one, tensor) and (one.last[2].features or not spec.shown):
-            before = one.last[2]
+        seeded = self._seed(tensor, output) if self._seeding else None
+        if seeded is not None:
+            tensor, before = seeded, None
+        if before is not None and (before.features or not spec.shown):
             call.same_as, call.features, call.positions = before.same_as or before, before.features, before.positions
         elif spec.shown or spec.weighs:
             self._measure(one, call, args, output, tensor)
@@ -203,20 +204,10 @@ class Watched:
             one.last = (weakref.ref(tensor), tensor._version, call)
         return seeded
 
-    def _is_last(self, one: Pass, tensor: Tensor) -> bool:
-        """Whether a tensor is, unchanged, what the previous call returned (identity, dropout at rest)."""
-        return (
-            one.last is not None
-            and one.last[0]() is tensor
-            and not tensor.is_inference()
-            and one.last[1] == tensor._version
-        )
-
     def _seed(self, tensor: Tensor, output: Any) -> Tensor | None:
         """Let gradients start where nothing before asks for one (a frozen embedding), so that they can be measured."""
         if (
-            not self._seeding
-            or tensor.requires_grad
+            tensor.requires_grad
             or output is not tensor
             or not torch.is_grad_enabled()
             or not tensor.is_floating_point()
@@ -238,8 +229,7 @@ class Watched:
         if spec.shown:
             if one.batch_size is None:
                 one.batch_size = int(tensor.shape[0]) if tensor.dim() else 1
-            with no_autocast(tensor):
-                measure_output(one, call, tensor.detach(), axis=self._axis, limit=self._samples)
+            measure_output(one, call, tensor.detach(), axis=self._axis, limit=self._samples)
         if tensor.requires_grad and not tensor.is_inference():
             call.hooked = True
             if spec.weighs:
@@ -286,7 +276,7 @@ class Watched:
         gradients only here."""
         if tensor is None or not self._passes:
             return None
-        seeded = self._seed(tensor, output)
+        seeded = self._seed(tensor, output) if self._seeding else None
         tensor = tensor if seeded is None else seeded
         one = self._passes[-1]
         waiting = [call for call in one.calls if call.spec is spec and not call.hooked and call.gradient is None]
@@ -335,6 +325,14 @@ def watch(
     (1, 2)
     """
     return Watched(model, tier=tier, only=only, types=types, samples=samples, batch_axis=batch_axis)
+
+
+def _unchanged(last: tuple[weakref.ref[Tensor], int, Call], tensor: Tensor) -> Call | None:
+    """The previous call, if what it returned is this tensor, unchanged (identity, dropout at rest)."""
+    reference, version, call = last
+    if reference() is not tensor or tensor.is_inference() or version != tensor._version:
+        return None
+    return call
 
 
 def _guess_axis(root: nn.Module) -> int:
