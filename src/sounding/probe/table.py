@@ -339,7 +339,8 @@ def _settings(
 ) -> dict[str, Any]:
     batch_size = next((one.batch_size for one in passes if one.batch_size is not None), None)
     inner = next((one.samples for one in passes if one.samples), batch_size)
-    features = {str(index): call.features for index, call in enumerate(firsts, start=1) if call.features}
+    numbered = [(str(index), call) for index, call in enumerate(firsts, start=1)]
+    features = {index: call.features for index, call in numbered if call.features}
     width = next((one.input_features for one in passes if one.input_features), 0)
     settings: dict[str, Any] = {
         "batch_size": batch_size,
@@ -347,11 +348,11 @@ def _settings(
         "repeats": len(passes),
         "mode": "train" if passes and passes[0].training else "eval",
         "tier": tier,
-        "kinds": {str(index): call.spec.kind for index, call in enumerate(firsts, start=1)},
+        "kinds": {index: call.spec.kind for index, call in numbered},
         "weight_layers": [index for index, call in enumerate(firsts, start=1) if call.spec.weighs],
         "shortest_depth": next((one.shortest for one in passes if one.shortest is not None), None),
         "features": ({"0": width} if width else {}) | features,
-        "positions": {str(index): call.positions for index, call in enumerate(firsts, start=1) if call.features},
+        "positions": {index: call.positions for index, call in numbered if call.features},
         "parameters": sum(parameter.numel() for _, parameter in parameters),
         "layer_unit": unit,
         "partial": False,

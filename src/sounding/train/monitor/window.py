@@ -312,6 +312,8 @@ def _broken(value: float) -> bool:
 
 def _join(passes: Sequence[Pass], *, shift: float) -> None:
     """Move the gradients of every call to those of the joined batch, keeping the passes' scatter for the errors."""
+    if len(passes) == 1 and not shift:
+        return
     found: dict[str, list[Call]] = {}
     for one in passes:
         if one.input_gradient is not None:
