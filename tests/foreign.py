@@ -121,6 +121,30 @@ class LanguageModel(nn.Module):
         return self.head(self.norm(x))  # type: ignore[no-any-return]
 
 
+class Biased(nn.Module):
+    """Pre-norm residual blocks whose biases, the same for all samples, add up beside the signal."""
+
+    def __init__(self, bias: float, *, blocks: int = 16, width: int = 64) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(64, width), nn.Linear(width, 10)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+            for _ in range(blocks)
+        )
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.05)
+                nn.init.zeros_(module.bias)
+        for block in self.blocks:
+            nn.init.normal_(block[-1].bias, std=bias)  # type: ignore[index]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(functional.relu(x))  # type: ignore[no-any-return]
+
+
 class Recurrent(nn.Module):
     """Stacked recurrent layers behind an embedding."""
 
@@ -141,11 +165,13 @@ HEALTHY: dict[str, tuple[Build, Inputs]] = {
         bright_digits,
     ),
     "tanh of gain 3, 8 layers": (lambda: mlp(8, 64, activation=nn.Tanh, initialize=gained(3.0)), digits),
+    "tanh of gain 5, 8 layers": (lambda: mlp(8, 64, activation=nn.Tanh, initialize=gained(5.0)), digits),
     "hard tanh with batch norm": (lambda: mlp(20, 64, activation=nn.Hardtanh, normalization=nn.BatchNorm1d), digits),
     "one layer of a thousandth": (lambda: break_layer(mlp(8, 64, initialize=he), 3, 1e-3), digits),
     "group norm": (lambda: mlp(10, 64, normalization=lambda width: nn.GroupNorm(4, width)), digits),
     "convolutions of 15 layers with batch norm": (lambda: conv_net(15), images),
     "residual of 110 layers": (lambda: networks.resnet((18, 18, 18)), images),
+    "residual with biases of 1": (lambda: Biased(1.0), digits),
     "GPT of 12 blocks": (lambda: LanguageModel(12), tokens),
     "GRU": (lambda: Recurrent(nn.GRU, 3), tokens),
     "pre-norm of 12 blocks": (lambda: networks.Transformer(12), rows),
@@ -158,6 +184,7 @@ ILL: dict[str, tuple[str, Build, Inputs]] = {
         lambda: mlp(8, 64, normalization=nn.BatchNorm1d, initialize=equal),
         digits,
     ),
+    "residual with biases of 30": ("rank_collapse", lambda: Biased(30.0), digits),
     "functional ReLU of 60 layers": ("rank_collapse", lambda: FunctionalStack(60), digits),
     "convolutions of 60 layers with batch norm": ("gradient_explosion", lambda: conv_net(60), images),
     "tanh of 100 layers with batch norm": (

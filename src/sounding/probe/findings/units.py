@@ -55,7 +55,8 @@ def find_saturation(reading: Reading, thresholds: Thresholds) -> list[Finding]:
 
     Only in front of a weight layer: the output of a trained classifier saturates because it is sure. One layer blocks
     where 90% of its units are flat. Layers with fewer block together: of all paths through them the share Π(1 − p_ℓ)
-    meets no flat unit, and below e⁻⁸ tanh networks of 5 and 8 layers and any gain stop to train (docs/verdict.md).
+    meets no flat unit. Tanh networks of 8 layers have e⁻⁵ at a gain of 5, and train; e⁻¹¹ at 11, and do not
+    (docs/verdict.md).
     """
     last = max((call.depth for call in reading.weight_layers), default=0)
     found = _worst(reading, "saturated_fraction", before=last)
