@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vector_norm
 from torch.utils.hooks import RemovableHandle
 
 NORM_BLOCK, NORM_ROW = 2**16, 2**12
@@ -16,7 +17,12 @@ SAFE_NORM = (1e-12, 1e18)  # in float32 the squares of smaller or larger gradien
 
 
 def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
-    """Call `hook` with the gradient of the loss with respect to the tensor as it is now, before any change in place.
+    """Call `hook` with the gradient of the loss with respect to the tensor as it is now, before any change in place."""
+    return cast(RemovableHandle, cast(Any, tensor).register_hook(receiver(hook)))
+
+
+def receiver(hook: Callable[[Tensor], None]) -> Callable[[Tensor | None], None]:
+    """What torch may call with a gradient in the place of `hook`.
 
     Behind an operation without a derivative (a quantized layer) torch passes None, and nothing came back. A gradient
     that is itself differentiable (a gradient penalty) comes detached: what is measured must not enter the user's graph.
@@ -26,7 +32,7 @@ def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], None]) -> RemovableHa
         if gradient is not None:
             hook(gradient.detach() if gradient.requires_grad else gradient)
 
-    return cast(RemovableHandle, cast(Any, tensor).register_hook(receive))
+    return receive
 
 
 def log_norm(gradient: Tensor) -> float:
@@ -37,20 +43,20 @@ def log_norm(gradient: Tensor) -> float:
     """
     if gradient.is_sparse:
         gradient = gradient.coalesce().values()
-    if gradient.dtype in (torch.float16, torch.bfloat16):
+    if gradient.dtype is not torch.float32 and gradient.dtype in (torch.float16, torch.bfloat16):
         gradient = gradient.float()
-    norm = float(torch.linalg.vector_norm(gradient) if gradient.numel() <= NORM_BLOCK else _blockwise_norm(gradient))
-    low, high = SAFE_NORM
-    if not low < norm < high:
-        norm = float(torch.linalg.vector_norm(gradient, dtype=torch.promote_types(gradient.dtype, torch.float64)))
+    norm = (vector_norm(gradient) if gradient.numel() <= NORM_BLOCK else _blockwise_norm(gradient)).item()
+    if SAFE_NORM[0] < norm < SAFE_NORM[1]:
+        return math.log(norm)
+    norm = vector_norm(gradient, dtype=torch.promote_types(gradient.dtype, torch.float64)).item()
     return math.log(norm) if 0 < norm < math.inf else -math.inf if norm == 0 else norm
 
 
 def _blockwise_norm(gradient: Tensor) -> Tensor:
     flat = gradient.reshape(-1)
     whole = flat.numel() // NORM_ROW * NORM_ROW
-    rows = torch.linalg.vector_norm(flat[:whole].view(-1, NORM_ROW), dim=1)
-    norm: Tensor = torch.linalg.vector_norm(torch.cat([rows, torch.linalg.vector_norm(flat[whole:])[None]]).double())
+    rows = vector_norm(flat[:whole].view(-1, NORM_ROW), dim=1)
+    norm: Tensor = vector_norm(torch.cat([rows, vector_norm(flat[whole:])[None]]).double())
     return norm
 
 

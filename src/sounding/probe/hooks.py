@@ -1,37 +1,63 @@
-"""Forward hooks on every module of a model at once."""
+"""Hooks on everything a watch listens to, at the cost of the hooks alone."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-Hook = Callable[[nn.Module, Any, Any], Any]
+Hook = Callable[..., Any]
+PLAIN = (Tensor, nn.Parameter)  # subclasses may store their hooks elsewhere
 
 
-class ForwardHooks:
-    """A forward hook on each of many modules, under one number that torch hands out, and one way to take them off.
+class Hooks:
+    """Hooks on modules and tensors under one number that torch hands out, and one way to take them off.
 
-    `register_forward_hook` makes a handle for each, which takes as long as the call that the hook sees. What it stores
-    is the same; scripted modules refuse the method, though their call runs the hooks.
+    Torch's own methods make a handle for each hook, which takes longer than the hook. What they store is stored here,
+    where they store it.
     """
 
-    def __init__(self, hooks: Iterable[tuple[nn.Module, Hook]]) -> None:
+    def __init__(self) -> None:
         self._number = RemovableHandle(OrderedDict()).id
         self._stores: list[dict[int, Any]] = []
-        try:
-            for module, hook in hooks:
-                self._stores.append(module._forward_hooks)
-                module._forward_hooks[self._number] = hook
-        except BaseException:
-            self.remove()
-            raise
+        self._handles: list[RemovableHandle] = []
+
+    def on_call(self, module: nn.Module, hook: Hook) -> None:
+        """Call it after the module's forward method; scripted modules refuse torch's method, and still run the hook."""
+        store: dict[int, Any] = module._forward_hooks
+        store[self._number] = hook
+        self._stores.append(store)
+
+    def on_weight(self, weight: Tensor, hook: Hook) -> None:
+        """Call it with the gradient of a tensor where gradients end."""
+        held: Any = weight
+        if type(weight) not in PLAIN:
+            self._handles.append(held.register_hook(hook))
+            return
+        if held._backward_hooks is None:
+            held._backward_hooks = OrderedDict()
+        store: dict[int, Any] = held._backward_hooks
+        store[self._number] = hook
+        self._stores.append(store)
+
+    def on_output(self, output: Tensor, hook: Hook) -> None:
+        """Call it with the gradient of what an operation gave, as it is now; it goes with the graph it hangs on."""
+        held: Any = output
+        node = held.grad_fn
+        if held._backward_hooks is not None or node is None or type(output) not in PLAIN:
+            held.register_hook(hook)
+            return
+        store = held._backward_hooks = OrderedDict()
+        store[self._number] = hook
+        node._register_hook_dict(output)
 
     def remove(self) -> None:
-        """Take them off; again does nothing."""
+        """Take off those on modules and weights; again does nothing."""
         for store in self._stores:
             store.pop(self._number, None)
-        self._stores = []
+        for handle in self._handles:
+            handle.remove()
+        self._stores, self._handles = [], []

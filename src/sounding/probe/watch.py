@@ -17,8 +17,8 @@ from sounding.errors import UsageError
 from sounding.probe.alignment import LastLayer, align
 from sounding.probe.calls import Call, Pass, Spec, named_parameters, survey
 from sounding.probe.forward import measure_output
-from sounding.probe.gradients import hook_gradient, log_norm
-from sounding.probe.hooks import ForwardHooks
+from sounding.probe.gradients import hook_gradient, log_norm, receiver
+from sounding.probe.hooks import Hooks
 from sounding.probe.moments import TIERS, Tier
 from sounding.probe.outputs import main_tensor, sample_matrix, tensors_in, why_unmeasurable
 from sounding.probe.records import Report, Unmeasured
@@ -65,7 +65,8 @@ class Watched:
         self._specs: list[Spec] = survey(self._root, only=only, types=types)
         self._passes: list[Pass] = []
         self._last: LastLayer | None = None
-        self._handles: list[RemovableHandle | ForwardHooks] = []
+        self._handles: list[RemovableHandle | Hooks] = []
+        self._hooks: Hooks | None = None
         self._plain: Any = None
         self._seeding = False
         self._seeds: list[Tensor] = []
@@ -112,8 +113,17 @@ class Watched:
     def _attach(self) -> None:
         begin = nn.Module.register_forward_pre_hook(self._root, self._begin, with_kwargs=True, prepend=True)
         self._handles += [begin, nn.Module.register_forward_hook(self._root, self._end)]
-        self._handles.append(ForwardHooks((spec.module, self._observer(spec)) for spec in self._specs))
+        hooks = self._listen()
+        for spec in self._specs:
+            hooks.on_call(spec.module, self._observer(spec))
         self._hook_weights()
+
+    def _listen(self) -> Hooks:
+        """The hooks of this block, which come off with it."""
+        if self._hooks is None:
+            self._hooks = Hooks()
+            self._handles.append(self._hooks)
+        return self._hooks
 
     def _hook_weights(self, spec: Spec | None = None) -> None:
         """Hook every weight, or those of one module; a check reads them off the backward pass that it runs itself."""
@@ -122,13 +132,13 @@ class Watched:
         chosen = None if spec is None else {id(weight) for weight in spec.module.parameters()}
         for name, weight in named_parameters(self._root):
             if weight.requires_grad and not is_lazy(weight) and (chosen is None or id(weight) in chosen):
-                self._handles.append(hook_gradient(weight, self._weight_hook(name, weight)))
+                self._listen().on_weight(weight, receiver(self._weight_hook(name, weight)))
 
     def _detach(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._last = None
+        self._hooks = self._last = None
         if self._plain is not None:
             self._plain.__exit__(None, None, None)
             self._plain = None
@@ -234,7 +244,7 @@ class Watched:
             call.hooked = True
             if spec.weighs:
                 self._last = self._last_layer(one, call, args)
-            hook_gradient(tensor, self._gradient_hook(one, call))
+            self._listen().on_output(tensor, receiver(self._gradient_hook(one, call)))
 
     def _last_layer(self, one: Pass, call: Call, args: Any) -> LastLayer | None:
         received = args[0] if args and isinstance(args[0], Tensor) else None
@@ -283,7 +293,7 @@ class Watched:
         if waiting and tensor.requires_grad and tensor.is_floating_point():
             call = waiting[0] if len(waiting) == 1 else self._closest(one, waiting, tensor)
             call.hooked = True
-            hook_gradient(tensor, self._gradient_hook(one, call))
+            self._listen().on_output(tensor, receiver(self._gradient_hook(one, call)))
         return seeded
 
     def _closest(self, one: Pass, waiting: list[Call], tensor: Tensor) -> Call:

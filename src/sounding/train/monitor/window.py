@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sounding.probe.calls import Call, Pass, Spec
-from sounding.probe.gradients import hook_gradient, log_norm
-from sounding.probe.hooks import ForwardHooks
+from sounding.probe.gradients import log_norm, receiver
 from sounding.probe.moments import Tier
 from sounding.probe.records import Unmeasured
 from sounding.probe.table import Table, collect
@@ -149,7 +148,9 @@ class Window(Watched):
             nn.Module.register_forward_pre_hook(self._root, begin, with_kwargs=True, prepend=True),
             nn.Module.register_forward_hook(self._root, end),
         ]
-        self._handles.append(ForwardHooks((spec.module, _Observer(self, spec)) for spec in self._specs))
+        hooks = self._listen()
+        for spec in self._specs:
+            hooks.on_call(spec.module, _Observer(self, spec))
         self._hook_weights()
 
     def _hook_weights(self, spec: Spec | None = None) -> None:
@@ -158,7 +159,7 @@ class Window(Watched):
             return
         for name, weight in self.structure.parameters:
             if weight.requires_grad and not is_lazy(weight):
-                self._handles.append(hook_gradient(weight, self._weight_hook(name, weight)))
+                self._listen().on_weight(weight, receiver(self._weight_hook(name, weight)))
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch._C._current_graph_task_id() != -1:
