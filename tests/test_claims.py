@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +287,17 @@ def test_committed_verdicts_follow_from_committed_numbers(claim_id: str) -> None
         assert result.statement == ROWS[claim_id].statement
         assert result.verdict in VERDICTS
         assert plain(ROWS[claim_id].settings[scale].values) == dict(result.settings)
+
+
+@needs_results
+@pytest.mark.parametrize("claim_id", ROWS)
+def test_committed_figures_name_the_verdict(claim_id: str) -> None:
+    """A result that was judged again has its figure's title too."""
+    for scale, result in read_results(COMMITTED)[claim_id].items():
+        drawn = COMMITTED / claim_id / scale / "figure.svg"
+        if drawn.exists():
+            words = " ".join(re.sub(r"<[^>]*>", " ", drawn.read_text(encoding="utf-8")).split())
+            assert f"{result.place}: {result.verdict}" in words.replace("&apos;", "'")
 
 
 @needs_results

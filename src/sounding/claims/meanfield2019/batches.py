@@ -11,7 +11,7 @@ import numpy as np
 
 from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
 from sounding.claims.meanfield2019.networks import settle
-from sounding.claims.number import Number, exact, mean_of
+from sounding.claims.number import DRAWN, Number, exact, mean_of
 from sounding.claims.picture import Panel, Picture, Series
 
 NAMED = ["relu", "leaky_relu:0.1", "tanh", "sigmoid"]
@@ -48,7 +48,7 @@ def measure_scope(values: Mapping[str, Any], context: Context) -> Outcome:
     shown = layers % max(1, values["depth"] // 15) == 0
     paths = [
         Series(f"{name}, B = {size}", layers[shown], path.mean(0)[shown],
-               error=2.58 * path.std(0)[shown] / math.sqrt(len(path)))
+               error=DRAWN * path.std(0)[shown] / math.sqrt(len(path)))
         for (name, size), path in uneven.items()
     ]  # fmt: skip
     limit = Series("1", [sizes[0], sizes[-1]], [1, 1], role="bound")

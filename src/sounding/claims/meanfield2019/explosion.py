@@ -10,7 +10,7 @@ import numpy as np
 
 from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
 from sounding.claims.meanfield2019.networks import pull_gradients
-from sounding.claims.number import Number, estimate, exact, mean_of
+from sounding.claims.number import DRAWN, Number, estimate, exact, mean_of
 from sounding.claims.picture import Panel, Picture, Series
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def measure_weight_gradients(values: Mapping[str, Any], context: Context) -> Out
     mean = logs.mean(0) - logs.mean(0)[-1]
     line = (depth - 1 - np.arange(depth)) * math.log(theory.gradient_growth)
     series = (
-        Series("weight gradients", np.arange(1, depth + 1), mean, error=2.58 * logs.std(0) / math.sqrt(len(logs))),
+        Series("weight gradients", np.arange(1, depth + 1), mean, error=DRAWN * logs.std(0) / math.sqrt(len(logs))),
         Series("weight gradients (λ_G per layer)", np.arange(1, depth + 1), line, role="theory"),
     )
     panels = (

@@ -10,7 +10,7 @@ import numpy as np
 
 from sounding.claims.claim import Claim, Context, Expectation, Outcome, Setting
 from sounding.claims.meanfield2019.networks import pull_gradients, settle
-from sounding.claims.number import Number, exact, mean_of
+from sounding.claims.number import DRAWN, Number, exact, mean_of
 from sounding.claims.picture import Map, Panel, Picture, Series
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def measure_gradient_norms(values: Mapping[str, Any], context: Context) -> Outco
         rows = [row for row in found.profile if row.measure == "gradient_log_norm"]
         shown = [row for row in rows if row.layer % max(1, depth // 20) == 0]
         layers = [depth - row.layer for row in shown]
-        error = [2 * 2.58 * (row.stderr or 0.0) for row in shown]
+        error = [2 * DRAWN * (row.stderr or 0.0) for row in shown]
         series.append(Series(f"B = {size}", layers, [2 * row.value for row in shown], error=error))
         series.append(Series(f"B = {size} (ln λ_G per layer)", [0, depth], [0, depth * theory], role="theory"))
     panel = Panel("layers back from the output", "ln of the squared gradient norm", series)

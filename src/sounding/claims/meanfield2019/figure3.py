@@ -13,7 +13,7 @@ import numpy as np
 
 from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
 from sounding.claims.meanfield2019.sampled import Array
-from sounding.claims.number import Number, mean_of
+from sounding.claims.number import DRAWN, Number, mean_of
 from sounding.claims.picture import Panel, Picture, Series
 
 PARTS = {
@@ -115,7 +115,7 @@ def _draw(logs: Array, depth: int, part: str, rate: float) -> Panel:
     for step in (0, 1, 2, 10):
         if step < logs.shape[1]:
             relative = logs[:, step] - logs[:, step, -1:]
-            error = 2.58 * relative.std(0) / math.sqrt(len(relative))
+            error = DRAWN * relative.std(0) / math.sqrt(len(relative))
             series.append(Series(f"step {step}", layers[shown], relative.mean(0)[shown], error=error[shown]))
     if part != "weights":
         series.append(Series("step 0 (½ ln λ_G per layer)", [2, depth], [(depth - 2) * rate, 0.0], role="theory"))

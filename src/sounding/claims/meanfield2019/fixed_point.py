@@ -10,7 +10,7 @@ import numpy as np
 
 from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
 from sounding.claims.meanfield2019.sampled import Array, draw_covariance, largest_deviation, normalized_batches
-from sounding.claims.number import estimate, exact
+from sounding.claims.number import DRAWN, estimate, exact
 from sounding.claims.picture import Panel, Picture, Series
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def measure_fixed_point(values: Mapping[str, Any], context: Context) -> Outcome:
         series = []
         for name in values["activations"]:
             series.append(
-                Series(name, values["batch_sizes"], drawn[name][part], error=2.58 * np.array(drawn[name][2 + part]))
+                Series(name, values["batch_sizes"], drawn[name][part], error=DRAWN * np.array(drawn[name][2 + part]))
             )
             series.append(Series(f"{name} (Theorem 4)", values["batch_sizes"], formula[name][part], role="theory"))
         panels.append(Panel("batch size B", label, series, x_scale="log"))
@@ -96,11 +96,11 @@ def measure_relu_point(values: Mapping[str, Any], context: Context) -> Outcome:
     }
     panels = (
         Panel("batch size B", "variance q", (
-            Series("networks", sizes, q, error=2.58 * dq),
+            Series("networks", sizes, q, error=DRAWN * dq),
             Series("networks (Theorem 5: ½)", sizes, 0 * q + 0.5, role="theory"),
         ), x_scale="log"),
         Panel("batch size B", "correlation c of two samples", (
-            Series("networks", sizes, c, error=2.58 * dc),
+            Series("networks", sizes, c, error=DRAWN * dc),
             Series("networks (Theorem 5: J(−1/(B−1)))", sizes, theory, role="theory"),
         ), x_scale="log"),
     )  # fmt: skip

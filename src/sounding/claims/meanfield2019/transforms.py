@@ -10,7 +10,7 @@ import numpy as np
 
 from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
 from sounding.claims.meanfield2019.sampled import Array, draw_covariance, largest_deviation, sample_map
-from sounding.claims.number import exact
+from sounding.claims.number import DRAWN, exact
 from sounding.claims.picture import Panel, Picture, Series
 
 _CASES = [["relu", 6], ["leaky_relu:0.2", 5], ["relu_power:2", 6], ["identity", 8]]
@@ -46,8 +46,9 @@ def measure_fourier(values: Mapping[str, Any], context: Context) -> Outcome:
         measured, error = sample_map(name, sigma, samples=values["samples"], context=context, offset=100 + place)
         numbers[f"largest_deviation_{name}"] = largest_deviation(computed, measured, error)
         series.append(_entries(name, computed, measured, error))
-    printed = fourier_map(_ANALYTIC["identity"], sigma, inverted=False)
-    numbers["printed_trace_over_batch_size"] = exact(float(np.trace(printed)) / size, error=0.02)
+    printed, finer = (fourier_map(_ANALYTIC["identity"], sigma, inverted=False, steps=n) for n in (2001, 4001))
+    error = 2 * abs(float(np.trace(printed - finer))) / size
+    numbers["printed_trace_over_batch_size"] = exact(float(np.trace(finer)) / size, error=error)
     panel = Panel(
         "entry of V(Σ), Fourier integral with the inverse", "entry of V(Σ), sampled", (*series, _diagonal(series))
     )
@@ -62,7 +63,7 @@ ComplexMap = Callable[[np.ndarray], np.ndarray]
 _ANALYTIC: dict[str, ComplexMap] = {}
 
 
-def fourier_map(gaussian_map: ComplexMap, sigma: Array, *, inverted: bool = True) -> Array:
+def fourier_map(gaussian_map: ComplexMap, sigma: Array, *, inverted: bool = True, steps: int = 2001) -> Array:
     """(12): ∫dr² ∫dλ/2π e^{iλr²} V_φ(C(λ)/r²)/√det(I + 2iλGΣ/B), C = G(Σ⁻¹ + 2iλG/B)⁻¹G or, as printed, its inverse.
 
     The singularities in λ lie on the imaginary axis from iB/(2s) on, s the largest eigenvalue of GΣG. The contour is
@@ -74,8 +75,8 @@ def fourier_map(gaussian_map: ComplexMap, sigma: Array, *, inverted: bool = True
     values, vectors = np.linalg.eigh(center(sigma))
     values, vectors = values[1:], vectors[:, 1:]
     centre, height = float(values.sum()) / size, 0.45 * size / float(values[-1])
-    steps, step = np.linspace(0.0, 9.0, 2001, retstep=True)
-    u, bend = np.sinh(steps), np.cosh(steps)
+    places, step = np.linspace(0.0, 9.0, steps, retstep=True)
+    u, bend = np.sinh(places), np.cosh(places)
     lambdas = u / centre + 1j * height * (1 - 1 / bend)
     jacobian = bend / centre + 1j * height * u / bend**2
     jacobian[0] *= 0.5
@@ -111,7 +112,7 @@ _ANALYTIC.update({"identity": lambda s: s, "sin": _sine, "hermite:3": _hermite})
 
 def _entries(label: str, computed: Array, measured: Array, error: Array) -> Series:
     upper = np.triu_indices(len(computed))
-    return Series(label, computed[upper], measured[upper], error=2.58 * error[upper])
+    return Series(label, computed[upper], measured[upper], error=DRAWN * error[upper])
 
 
 def _diagonal(series: list[Series]) -> Series:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sounding.claims.claim import Claim, Context, Expectation, Outcome, Scale, Setting
+from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Scale, Setting
 from sounding.claims.number import Number, estimate
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.rank2020.invariant import averages_of, log_slope, measured, name_of, number_of
@@ -123,6 +123,8 @@ def _fig3a_settings(measure: str, label: str, caption: str, *, dtype_note: str) 
     common = {"measure": measure, "label": label, "caption": caption, "weights": "gaussian"}
     quick = {"widths": [8, 16, 32, 64], "depth": 4000, "burn_in": 2000, "every": 10, "runs": 4}
     full = {"widths": [8, 16, 32, 64, 128, 256], "depth": 30000, "burn_in": 20000, "every": 10, "runs": 100}
+    if measure == "numerical_rank":  # singular values of 100 matrices at a time are what such a look costs
+        full["every"] = 200
     return {
         "quick": Setting(
             {**common, **quick, "residuals": [0.1, 1.0, math.inf]},
@@ -175,12 +177,26 @@ CLAIMS: tuple[Claim, ...] = (
             dtype_note="",
         ),
         measure=measure_fig3a,
+        correction=Correction(
+            "The rank is at least √d at every γ, and grows like √d or faster where the chain has forgotten its start. "
+            "At γ = 0.01 that takes more than 30 000 layers: the narrow networks still hold directions that they lose "
+            "later, which flattens the curve.",
+            (
+                Expectation("smallest_rank_over_sqrt_width", "at least √d", low=1.0),
+                *(
+                    Expectation(f"exponent_at_gamma_{gamma}", f"order √d or more at γ = {gamma}", low=0.45)
+                    for gamma in ("0.1", "1", "inf")
+                ),
+            ),
+        ),
         paper="as figure 3a; the caption says soft rank",
         released="torch.matrix_rank for some widths and #{σ > 1e-9} for others",
         note="In exact arithmetic every state has rank d, since the weights are invertible almost surely. The plotted "
         "number counts the directions that have not fallen below rounding. It is no artefact of precision: the others "
         "fall exponentially, and float32 and float64 leave the same number (difference_between_precisions). So the "
-        "invariant law that a long chain shows is carried by matrices of rank about 1.7√d.",
+        "invariant law that a long chain shows is carried by matrices of rank about 1.7√d. At γ = 0.01 and width 8 "
+        "eight chains have 7.2 ± 0.1 (standard error) over layers 20 000 to 30 000 and 5.5 ± 0.05 over the last third "
+        "of 300 000, as of a million (CPU, simulate with these settings).",
     ),
     Claim(
         id="rank2020-fig3b",

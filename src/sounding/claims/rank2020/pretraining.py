@@ -374,7 +374,7 @@ CLAIMS: tuple[Claim, ...] = (
                     "rate": 0.01,
                     "steps": 9375,
                     "evaluations": 5,
-                    "runs": 5,
+                    "runs": 20,
                     "target": 20.0,
                 },
                 "5 epochs of the program's 15",

@@ -132,7 +132,7 @@ def measure_attractor(values: Mapping[str, Any], context: Context) -> Outcome:
     numbers = {
         "fewest_attracting": exact(min(counts)),
         "most_attracting": exact(max(counts)),
-        "lowest_attracting": exact(min(places), error=1e-3),
+        "lowest_attracting": exact(min(places), error=float(fine[1] - fine[0])),
         "farthest_end": exact(float(max(ends)), error=1e-9),
     }
     rho = np.linspace(-1, 1, 31)

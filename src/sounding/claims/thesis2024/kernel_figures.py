@@ -49,8 +49,10 @@ def local_rate(one: CorrelationMap, start: float) -> Number:
     """The factor per layer of |ρ_ℓ − ρ*|, where it is between 1e-4 and 1e-7: small, and far above rounding."""
     far = distance_of(one, start, 2000)
     inside = np.flatnonzero((far < 1e-4) & (far > 1e-7))
-    ratio = (far[inside[-1]] / far[inside[0]]) ** (1 / (inside[-1] - inside[0]))
-    return exact(float(ratio), error=1e-3 * float(ratio))
+    first, middle, last = inside[0], inside[len(inside) // 2], inside[-1]
+    early, late = ((far[b] / far[a]) ** (1 / (b - a)) for a, b in ((first, middle), (middle, last)))
+    # the local factor tends to its limit: the later half is nearer than the two halves are to each other
+    return exact(float(late), error=abs(float(late - early)))
 
 
 def exponent(one: CorrelationMap, start: float) -> Number:

@@ -177,7 +177,7 @@ QUICK: dict[str, Any] = {
 
 
 def _settings(data: str, parts: tuple[str, ...]) -> dict[Any, Setting]:
-    """quick on digits, the others on the data set; a hundred classes need longer, deep networks small steps."""
+    """quick on digits, the others on the data set; a hundred classes need longer."""
     real = {**QUICK, "data": data, "width": 100, "batch_size": 100, "parts": parts}
 
     def reduced(depths: tuple[int, int], steps: int, rate: float, seeds: int) -> Setting:
@@ -194,10 +194,7 @@ def _settings(data: str, parts: tuple[str, ...]) -> dict[Any, Setting]:
         ),
         "standard": reduced((5, 15), 1500 if data == "cifar-100" else 600, 0.1, 4),
     }
-    if data == "cifar-10":
-        settings["paper"] = reduced((10, 100), 1500, 0.1, 5)
-    elif data != "cifar-100":
-        settings["paper"] = reduced((10, 50), 1000, 0.03, 5)
+    settings["paper"] = reduced((10, 100), 1500, 0.1, 15)
     return settings
 
 
