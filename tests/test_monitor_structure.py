@@ -205,5 +205,5 @@ def test_what_is_kept_between_steps_is_bounded() -> None:
             monitor.step()
     blocks = monitor._blank._moments.blocks.values()
     assert len(blocks) <= SHAPES
-    assert all(block.gram.numel() <= BLOCK["cpu"] and not block.entries for block in blocks)
+    assert all(block.gram.numel() <= 2 * BLOCK["cpu"] and not block.entries for block in blocks)
     assert not monitor._blank._passes

@@ -13,10 +13,11 @@ class KeptMoments(Moments):
     GPU, where they are hundreds and memory is scarce, they go.
     """
 
-    def finish(self) -> None:
-        """Reduce what is left and let go of threads, and of memory that others may want."""
-        self.reduce()
+    def release(self) -> None:
+        """Let go of the matrices and of threads, and of memory that others may want."""
+        self._digest_all()
         self.blocks = {key: block for key, block in self.blocks.items() if key[3].type == "cpu"}
+        self.known = {key: block for key, block in self.known.items() if key[2].type == "cpu"}
         self.spectra.close()
 
 
