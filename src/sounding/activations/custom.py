@@ -17,7 +17,7 @@ from sounding.activations.kinks import find_kinks
 from sounding.errors import UsageError
 
 PROBE = 8.0  # a callable must be finite on [−PROBE, PROBE]
-MANY_KINKS = 64
+MANY_KINKS, MANY_JUMPS = 1000, 64  # rounding in float32 makes jumps
 SEARCHED = 12.0  # kinks are searched for on [−SEARCHED, SEARCHED]
 
 
@@ -174,14 +174,15 @@ def _places(f: Callable[[Array], Array], given: Any, label: str) -> tuple[float,
         if not np.isfinite(places).all():
             raise UsageError(f"kinks of activation {label!r} must be finite numbers, got {given!r}")
         return places
-    found = tuple(kink.place for kink in find_kinks(f, reach=SEARCHED))
-    if len(found) > MANY_KINKS:
+    found = find_kinks(f, reach=SEARCHED)
+    jumps = sum(kink.exponent < 0.3 for kink in found)
+    if len(found) > MANY_KINKS or jumps > MANY_JUMPS:
         raise UsageError(
-            f"activation {label!r} has {len(found)} places on [−12, 12] where it is not smooth, expected at most "
-            f"{MANY_KINKS}",
+            f"activation {label!r} has {len(found)} places on [−12, 12] where it is not smooth, {jumps} of them jumps, "
+            f"expected at most {MANY_KINKS} and {MANY_JUMPS}",
             hint="computing it in float64 throughout, or giving its kinks",
         )
-    return found
+    return tuple(kink.place for kink in found)
 
 
 def _through_tensors(function: Callable[..., Any]) -> Callable[[Array], Any]:

@@ -15,6 +15,7 @@ ORDER = 5  # differences of fifth order: h⁵ on a smooth function, h^p on |x �
 SMOOTH = 3.5  # an exponent below this is a kink: jumps 0, |x| 1, x|x| 2, x²|x| 3
 CELLS = 4801  # an odd number of cells, so that 0 is never a node and a kink there is straddled
 LEVELS = 34
+MANY, FINER = 128, 16  # up to so many kinks, a grid so many times finer looks for others next to them
 
 
 class Kink(NamedTuple):
@@ -48,11 +49,33 @@ def find_kinks(function: Callable[[Array], Array], *, reach: float = 12.0) -> tu
     chosen = [i for i in _local_maxima(differences, width=ORDER) if differences[i] > 4 * floor[i]]
     if not chosen:
         return ()
+    found = [kink for kink in _narrow(function, grid[chosen], grid[np.array(chosen) + ORDER]) if kink is not None]
+    if 1 < len(found) <= MANY:
+        found += _beside(function, found, 2 * reach / cells)
     kinks: list[Kink] = []
-    for kink in _narrow(function, grid[chosen], grid[np.array(chosen) + ORDER]):
-        if kink is not None and (not kinks or kink.place - kinks[-1].place > 1e-6):
+    for kink in sorted(found):
+        if not kinks or kink.place - kinks[-1].place > 1e-6:
             kinks.append(kink)
     return tuple(kinks)
+
+
+def _beside(function: Callable[[Array], Array], kinks: list[Kink], cell: float) -> list[Kink]:
+    """Kinks within a few cells of another, which hides them on the grid: the same search on a finer one around each."""
+    fine = cell / FINER
+    places = np.array([kink.place for kink in kinks])
+    x: Array = places[:, None] + fine * (np.arange(2 * (ORDER + 2) * FINER) - (ORDER + 2) * FINER + 0.5)
+    with np.errstate(all="ignore"):
+        y = function(x.ravel()).reshape(x.shape)
+        differences = np.abs(np.diff(y, ORDER, axis=1))
+        floor = _rounding(y)
+    starts = []
+    for row, size in enumerate(differences):
+        peaks = [i for i in _local_maxima(size, width=ORDER) if size[i] > 16 * floor[row, i]]
+        starts += [x[row, i] for i in peaks if abs(x[row, i] + 0.5 * ORDER * fine - places[row]) > ORDER * fine]
+    if not starts:
+        return []
+    low = np.array(starts)
+    return [kink for kink in _narrow(function, low, low + ORDER * fine) if kink is not None]
 
 
 def kink_exponent(function: Callable[[Array], Array], place: float) -> float:

@@ -26,8 +26,8 @@ from sounding.theory.panels import legendre
 from sounding.theory.series import PairSeries
 
 ORDER = 32
-_FIRST, _MOST = 40, 1800  # samples of half a circle; beyond, the function is steep rather than oscillating
-_MAX_SAMPLES = 4_000_000
+_FIRST, _MOST = 40, 1000  # samples of half a circle; beyond, the function is steep rather than oscillating
+_MAX_SAMPLES = 3_000_000
 _MAX_ROUNDS = 14
 _CHUNK = 400_000
 
@@ -87,7 +87,7 @@ class Circles:
             count = next_fast_len(count, real=True)
             series = self._series(radius, count)
             size = np.abs(series).max(axis=1)
-            floor = np.maximum(self._floor(radius, size), 1e-15 * size)
+            floor = np.maximum(self._floor(radius, series), 1e-15 * size)
             significant = np.abs(series) > floor[:, None]
             last = int(np.flatnonzero(significant.any(axis=0))[-1]) if significant.any() else 0
             tail = np.abs(series[:, -6:]).max(axis=1)
@@ -111,12 +111,13 @@ class Circles:
         series[:, 0] *= 0.5
         return series
 
-    def _floor(self, radius: Array, size: Array) -> Array:
-        """Rounding of the coefficients: of the values, and of y times the slope, averaged over the samples."""
-        phi, eps = self.affine, np.finfo(np.float64).eps
-        steep = float(np.abs(phi.slope(phi.scale * np.linspace(-1, 1, 65) * radius.max() + phi.shift)).max())
-        blur = (abs(phi.shift) / abs(phi.scale) + radius) * steep
-        return np.asarray(eps * (size + abs(phi.level) + 0.5 * blur))
+    def _floor(self, radius: Array, series: Array) -> Array:
+        """Rounding of the coefficients: of the values, and of y times the slope."""
+        phi = self.affine
+        steep = np.abs(series) @ np.arange(series.shape[1]) / radius
+        blur = (abs(phi.shift / phi.scale) + radius) * steep
+        size = np.abs(series).max(axis=1)
+        return np.asarray(np.finfo(np.float64).eps * (size + abs(phi.level) + 0.5 * blur))
 
     def _products(self, radius: Array, series: Array, error: Array) -> tuple[Array, Array]:
         turns = np.cos(np.arange(series.shape[1] + 4) * math.acos(-1.0 / (self.batch_size - 1.0)))
@@ -188,7 +189,7 @@ def circle_sums(
         size = np.abs(rows).sum(axis=2)
         beside = totals[2] + size.sum(axis=1)
         allowed = tolerance * np.maximum(beside, 1e-300)
-        tail = _tail(rows / weights, weights)
+        tail = _missed(rows)
         rounding = noise * np.abs(weight).sum(axis=2)
         error = tail + rounding
         bad = (tail > np.maximum(0.02 * allowed[:, None], rounding)).any(axis=0) & (high - low > 1e-9)
@@ -224,8 +225,13 @@ def _weights(law: NormalizedLaw, chi: Array, powers: tuple[int, ...]) -> Array:
     return np.stack([made[power] for power in powers])
 
 
-def _tail(rows: Array, weights: Array) -> Array:
-    """What a Legendre series of the integrand leaves out of the integral, from its last coefficients."""
+def _missed(rows: Array) -> Array:
+    """The error of Gauss's rule on each panel, from the last Legendre coefficients of the integrand.
+
+    The rule of n nodes is exact up to the degree 2n − 1, and coefficients fall geometrically: c_{2n} ≈ c_n²/c_0.
+    """
     nodes, _ = legendre(ORDER)
-    last = np.polynomial.legendre.legvander(nodes, ORDER - 1)[:, -3:] * weights[:, None] * (np.arange(ORDER)[-3:] + 0.5)
-    return np.asarray(np.abs(rows @ last).max(axis=2))
+    last = np.polynomial.legendre.legvander(nodes, ORDER - 1)[:, -3:] * (2.0 * np.arange(ORDER)[-3:] + 1.0)
+    tail = np.abs(rows @ last).max(axis=2)
+    size = np.maximum(np.abs(rows).sum(axis=2), 1e-300)
+    return np.asarray(tail * np.minimum(1.0, 10.0 * tail / size))

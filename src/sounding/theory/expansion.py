@@ -28,9 +28,10 @@ from sounding.theory.normalized import NormalizedLaw
 from sounding.theory.series import PairSeries, radial_rule, second_coordinates
 from sounding.theory.tabulated import Table, tabulate
 
-MOST_TERMS, MOST_TERMS_WITH_EPS = 2400, 192
+MOST_TERMS, MOST_TERMS_WITH_EPS = 2400, 256
 _FIRST_TERMS = 32
 _SLACK = 50.0
+_MOST_WORK = 2e7  # nodes times terms
 _LOWER = 0.8  # of the degree: where the difference is taken
 _BLOCK = 32
 
@@ -39,9 +40,8 @@ def line_sums(table: Table, law: NormalizedLaw) -> tuple[Array, Array]:
     """The nine fields of `LineMoments` and their errors."""
     width = law.batch_size - 1.0
     x2 = table.x * table.x
-    rest = table.cosine**2
-    w1, w0, h, r2 = (law.line_weight(table.x, power, rest=rest) * table.step for power in (1.0, 0.0, -0.5, -1.0))
-    r4 = law.eps * law.line_weight(table.x, -2.0, rest=rest) * table.step if law.eps > 0 else np.zeros_like(x2)
+    w1, w0, h, r2 = (table.weight(law, power) for power in (1.0, 0.0, -0.5, -1.0))
+    r4 = law.eps * table.weight(law, -2.0) if law.eps > 0 else np.zeros_like(x2)
     weights = np.stack([w0, w0, w1, x2 * w1, (1.0 - x2 / width) * h, r2, x2 * r2, x2 * x2 * r2, x2 * r4])
     phi, slope, e, d = table.rise, table.slope, table.rise_error, table.slope_error
     square, slope2 = phi * phi, slope * slope
@@ -63,23 +63,29 @@ def pair_sums(
     *,
     tolerance: float,
     checked: bool = True,
+    bounded: bool = False,
 ) -> tuple[PairSeries, Table] | None:
     """E s^(2p) f_i(x₁) f_j(x₂) for each (i, j, p), f = φ, xφ, x²φ, D, xD, x²D, x³D; p = −2 carries a factor eps.
 
     Each to `tolerance` relative to its Cauchy–Schwarz bound, and the table; or None where that takes too many terms.
-    Without `checked` the errors are not measured.
+    Without `checked` the errors are not measured; `bounded` takes all terms there may be and says what they leave.
     """
     limit = MOST_TERMS if law.eps == 0 else MOST_TERMS_WITH_EPS
     _, envelope = _tabulated(law.batch_size)
     # the coefficients of a bend fall like 1/k or faster
     bent = envelope[:limit] / np.arange(1, limit + 1)
-    if affine.kinks_within(law.support) and not bool((bent < 0.5 * tolerance).any()):
+    if not bounded and affine.kinks_within(law.support) and not bool((bent < 0.5 * tolerance).any()):
         return None
     small = np.flatnonzero(envelope < 0.5 * tolerance)
-    limit = min(limit, int(small[0]) + 2) if small.size else limit
-    terms = min(limit, _FIRST_TERMS)
+    if law.eps == 0 and small.size:
+        limit = min(limit, int(small[0]) + 2)
+    terms = limit if bounded else min(limit, _FIRST_TERMS, int(small[0]) + 2 if small.size else limit)
     while True:
         table = tabulate(affine, law, degree=terms, tolerance=tolerance)
+        if table.x.size * terms > _MOST_WORK:
+            if not bounded:
+                return None
+            terms = max(64, int(_MOST_WORK / table.x.size))
         projection = _Projection.of(table, law, terms)
         needed = projection.needed(wanted, envelope, tolerance)
         enough = needed <= terms
@@ -87,8 +93,8 @@ def pair_sums(
             # a little less is better than another method
             enough = projection.needed(wanted, envelope, _SLACK * tolerance) <= terms
             tolerance *= _SLACK
-        if enough:
-            found = projection.sums(wanted, tolerance, float(envelope[terms - 1]), checked=checked)
+        if enough or bounded:
+            found = projection.sums(wanted, tolerance, float(envelope[terms - 1]), checked=checked, bounded=bounded)
             if found is not None:
                 return found, table
             needed = 1.5 * terms
@@ -132,7 +138,7 @@ class _Projection:
 
     @classmethod
     def of(cls, table: Table, law: NormalizedLaw, terms: int) -> _Projection:
-        weight = law.line_weight(table.x, 0.0, rest=table.cosine**2) * table.step
+        weight = table.weight(law, 0.0)
         rows = np.stack([table.rise, table.slope]) * weight
         if law.eps == 0:
             steps = law.support * _steps(law.batch_size, terms + 4)
@@ -185,29 +191,35 @@ class _Projection:
         return math.hypot(float(np.linalg.norm(beyond)), tail)
 
     def sums(
-        self, wanted: tuple[tuple[int, int, int], ...], tolerance: float, envelope: float, *, checked: bool
+        self,
+        wanted: tuple[tuple[int, int, int], ...],
+        tolerance: float,
+        envelope: float,
+        *,
+        checked: bool,
+        bounded: bool,
     ) -> PairSeries | None:
-        """The series at every radius, with errors; None where a lower degree gives something else."""
+        """The series at every radius, with errors; None where a lower degree gives something else, unless `bounded`."""
         scales, noise = self._scales(wanted)
         step = 1.0 if tolerance > 1e-9 else 0.85
-        values = self._over_radii(self.coefficients, wanted, step)
+        values, less = self._over_radii(wanted, step)
         left = self.rests / np.maximum(self.norms, 1e-300)
         bounds = scales * np.array([envelope * left[i] * left[j] for i, j, _ in wanted])
         if not checked:
             return PairSeries(values, bounds, scales)
         errors = bounds + noise + 1e-15 * scales
         if self.law.eps > 0:
-            kept = self.coefficients.copy()
-            kept[:, int(_LOWER * kept.shape[1]) :] = 0.0
-            lower = np.abs(values - self._over_radii(kept, wanted, step)) / np.maximum(scales, 1e-300)
+            lower = np.abs(values - less) / np.maximum(scales, 1e-300)
+            if bounded:
+                return PairSeries(values, errors + 3 * scales * lower, scales)
             if bool((lower > tolerance**_LOWER).any()):
                 return None
-            coarser = np.abs(values - self._over_radii(self.coefficients, wanted, 1.3 * step))
+            coarser = np.abs(values - self._over_radii(wanted, 1.3 * step)[0])
             while bool((coarser > (3 * tolerance) ** (1 / 1.3) * scales).any()):
                 step *= 0.6
                 if step < 0.2:
                     return None
-                finer = self._over_radii(self.coefficients, wanted, step)
+                finer = self._over_radii(wanted, step)[0]
                 values, coarser = finer, np.abs(finer - values)
             coarser = coarser / np.maximum(scales, 1e-300)
             # both errors are exponential in the degree and in 1/step: a higher one raises them to a power
@@ -220,7 +232,7 @@ class _Projection:
         weights = {0: self.weight}
         # eps·s^−4 is at most s^−2, beside which it is added: its own bound may be smaller by orders
         for power in {max(p, -1) for _, _, p in wanted} - {0}:
-            weights[power] = law.line_weight(table.x, float(power), rest=table.cosine**2) * table.step
+            weights[power] = table.weight(law, float(power))
         x2 = table.x * table.x
         cache: dict[tuple[int, int], tuple[float, float]] = {}
 
@@ -237,8 +249,9 @@ class _Projection:
             found[column], noise[column] = f * g, f * g_error + g * f_error
         return found, noise
 
-    def _over_radii(self, coefficients: Array, wanted: tuple[tuple[int, int, int], ...], step: float) -> Array:
-        law = self.law
+    def _over_radii(self, wanted: tuple[tuple[int, int, int], ...], step: float) -> tuple[Array, Array]:
+        """The moments, and with eps > 0 those of the same with fewer terms."""
+        law, coefficients = self.law, self.coefficients
         terms = coefficients.shape[1]
         second, _ = _tabulated(law.batch_size)
         slopes = any(max(i, j) > 2 for i, j, _ in wanted)
@@ -247,18 +260,20 @@ class _Projection:
             raised = _raised(padded[: 1 + slopes, None], self.steps, np.ones(1), terms + 3, slopes=slopes)
             size, mu = law.batch_size, law.mu
             factors = {1: mu * (size - 1.0) / size, 0: 1.0, -1: size / (mu * (size - 3.0)), -2: 0.0}
-            return np.array([factors[p] * ((raised[i, 0] * raised[j, 0]) @ second[: terms + 3]) for i, j, p in wanted])
+            sums = [factors[p] * float((raised[i, 0] * raised[j, 0]) @ second[: terms + 3]) for i, j, p in wanted]
+            return np.array(sums), np.array(sums)
         radius, square, chance = radial_rule(law, step)
-        nodes, transform, steps = _sphere(law.batch_size, terms + 4)
-        places = law.support * radius[:, None] * nodes
-        values = _evaluated(coefficients[: 1 + slopes], self.steps, places)
-        spherical = values @ transform
-        raised = _raised(spherical, steps, law.support * radius, terms + 3, slopes=slopes)
-        found = np.empty(len(wanted))
-        for column, (i, j, p) in enumerate(wanted):
-            factor = square ** float(p) * chance * (law.eps if p == -2 else 1.0)
-            found[column] = factor @ ((raised[i] * raised[j]) @ second[: terms + 3])
-        return found
+        nodes, transform, steps = _sphere(law.batch_size, terms + 4 + terms % 2)
+        half = nodes.size // 2
+        places = law.support * radius[:, None] * nodes[half:]
+        found = np.empty((2, len(wanted)))
+        for row, parts in enumerate(_evaluated(coefficients[: 1 + slopes], self.steps, places, int(_LOWER * terms))):
+            values = np.concatenate([(parts[0] - parts[1])[..., ::-1], parts[0] + parts[1]], axis=-1)
+            raised = _raised(values @ transform, steps, law.support * radius, terms + 3, slopes=slopes)
+            for column, (i, j, p) in enumerate(wanted):
+                factor = square ** float(p) * chance * (law.eps if p == -2 else 1.0)
+                found[row, column] = factor @ ((raised[i] * raised[j]) @ second[: terms + 3])
+        return found[0], found[1]
 
 
 def _coefficients(rows: Array, x: Array, steps: Array) -> Array:
@@ -289,19 +304,27 @@ def _orthogonalized(rows: Array, x: Array, weight: Array, terms: int) -> tuple[A
     return found, steps
 
 
-def _evaluated(coefficients: Array, steps: Array, places: Array) -> Array:
-    """Σ_k c_k p_k at `places`, (rows, *places.shape)."""
-    shape = places.shape
+def _evaluated(coefficients: Array, steps: Array, places: Array, fewer: int) -> tuple[Array, Array]:
+    """Σ_k c_k p_k at `places`, even and odd part apart, (2, rows, *places.shape); and the same with `fewer` terms."""
     x = places.ravel()
-    found = np.zeros((len(coefficients), x.size))
+    found = np.zeros((2, len(coefficients), x.size))
+    less = found
     # p_0 = 1: the law's weights add up to 1
-    earlier, current = np.zeros_like(x), np.ones_like(x)
+    earlier, current, scratch = np.zeros_like(x), np.ones_like(x), np.empty_like(x)
     for degree in range(coefficients.shape[1]):
+        if degree == fewer:
+            less = found.copy()
         for row in range(len(coefficients)):
-            found[row] += coefficients[row, degree] * current
-        back = steps[degree - 1] if degree else 0.0
-        earlier, current = current, (x * current - back * earlier) / steps[degree]
-    return found.reshape(-1, *shape)
+            np.multiply(current, coefficients[row, degree], out=scratch)
+            found[degree % 2, row] += scratch
+        np.multiply(x, current, out=scratch)
+        if degree:
+            earlier *= steps[degree - 1]
+            scratch -= earlier
+        scratch /= steps[degree]
+        earlier, current, scratch = current, scratch, earlier
+    shape = (2, len(coefficients), *places.shape)
+    return found.reshape(shape), less.reshape(shape)
 
 
 @lru_cache(maxsize=32)

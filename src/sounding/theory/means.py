@@ -95,6 +95,7 @@ def pair_means(
     edges: Sequence[float] = (),
     placed: Placed | None = None,
     radial_argument: bool = False,
+    most: int | None = None,
     tolerance: float = 1e-12,
     what: str = "the integrand",
 ) -> AdaptedCells:
@@ -103,13 +104,14 @@ def pair_means(
     The radial variable v is the angle χ with T = √(B−1) sin χ on the sphere and T itself for a Gaussian; the default
     weight is the law of T: (B−3) cos^(B−4)χ sin χ, and T exp(−T²/2). `spread` is the scale of x₁ under the weight.
     `symmetric` says that f(x₁, x₂) = f(x₂, x₁); `grading` above 1 suits fractional powers at the kinks;
-    `edges` are further radii to cut at; `placed` and `radial_argument` are those of `integrate_cells`.
+    `edges` are further radii to cut at; `placed`, `radial_argument` and `most` are those of `integrate_cells`.
     """
     results: list[AdaptedCells] = []
     radius, variable, default = radial_law(batch_size)
     reach = math.sqrt(batch_size - 1) if math.isfinite(batch_size) else math.inf
     turns = math.pi if symmetric else 2 * math.pi
     soft = (*(edge * spread for edge in _SOFT_EDGES[1:]), *edges)
+    limits = {} if most is None else {"most": most}
     inner = 0.0
     for outer in _outer_ends(reach / spread):
         # the end of the support itself, since the arcsine makes 1e-8 of a rounding there
@@ -119,7 +121,7 @@ def pair_means(
         beside = np.sum([result.magnitudes for result in results], axis=0) if results else 0.0
         found = integrate_cells(
             lambda *arguments: f(*arguments) / turns, radial, cells, angle, tolerance=tolerance, what=what,
-            beside=beside, placed=placed, radial_argument=radial_argument,
+            beside=beside, placed=placed, radial_argument=radial_argument, **limits,
         )  # fmt: skip
         total = beside if results else found.magnitudes
         share = found.magnitudes / np.maximum(total, 1e-300)

@@ -21,13 +21,18 @@ from sounding.theory.arc_cosine import homogeneous_spread
 from sounding.theory.circle import Circles, circle_sums
 from sounding.theory.expansion import line_sums, pair_sums
 from sounding.theory.means import line_means, pair_means
+from sounding.theory.nested import nested_sums
 from sounding.theory.normalized import NormalizedLaw
-from sounding.theory.series import pair_series
-from sounding.theory.tabulated import tabulate
+from sounding.theory.series import PairSeries, pair_series
+from sounding.theory.tabulated import Table, tabulate
 
 GRADING = 8
 # x₁ = T cos ψ carries a rounding of 1e-16, which a kink like |x|^−0.4 in φ′ raises to about 1e-10
 STEEP_TOLERANCE = 1e-9
+NESTED_TOLERANCE = 1e-11  # below, square roots and layers take the nested integral twice the time
+FEW_KINKS, FEW_PANELS = 3, 64  # with so many, cells in the plane are faster than nested panels
+MOST_CELLS, ENOUGH = 1_000, 1e-8
+ROUGH = 1e-9
 MOST_KINKS = 20  # the plane of two samples is cut into some ten cells for each pair of kinks
 USELESS = 1e-5  # a larger share of error would pose as a prediction
 # of each field of `PairMoments`: which of φ, xφ, x²φ, D, xD, x²D, x³D meet, and the power of s²
@@ -114,21 +119,12 @@ def finite_moments(
     From one table (`sounding.theory.expansion`) where polynomials of moderate degree tell what two coordinates know of
     each other; by the series of `sounding.theory.series` for fractional powers; else over the plane of two coordinates.
     """
-    allowed = _pair_tolerance(affine, law, tolerance)
     if affine.kink_power == 0:
-        tabled = pair_sums(affine, law, PAIRS, tolerance=max(tolerance, affine.noise(law.spread)))
-        if tabled is not None:
-            pairs, table = tabled
-            return (
-                *_pack(LineMoments, *line_sums(table, law)),
-                *_pack(PairMoments, pairs.values, pairs.errors),
-            )
-        rings = circle_sums(_circles(affine, law.batch_size), law, tuple(p for _, _, p in PAIRS), tolerance=tolerance)
-        if rings is not None:
-            table = tabulate(affine, law, degree=0, tolerance=tolerance)
-            return *_pack(LineMoments, *line_sums(table, law)), *_pack(PairMoments, rings.values, rings.errors)
+        pairs, table = _tabled(affine, law, tolerance, alone=False)
+        return *_pack(LineMoments, *line_sums(table, law)), *_pack(PairMoments, pairs.values, pairs.errors)
+    allowed = _pair_tolerance(affine, law, tolerance)
     line = line_moments(affine, law, tolerance=tolerance)
-    found = pair_series(affine, law, PAIRS, tolerance=allowed) if affine.kink_power else None
+    found = pair_series(affine, law, PAIRS, tolerance=allowed)
     if found is not None:
         return *line, *_pack(PairMoments, found.values, found.errors, affine.slope_noise(law.spread))
     return *line, *planar_pair_moments(affine, law, tolerance=tolerance)
@@ -137,7 +133,22 @@ def finite_moments(
 def planar_pair_moments(
     affine: Affine, law: NormalizedLaw, *, tolerance: float = 1e-12
 ) -> tuple[PairMoments, PairMoments]:
-    """The same by cells in the plane of two coordinates: the second method, and the one for small kinked batches."""
+    """The same by cells in the plane of two coordinates: the second method, and the first for few kinks."""
+    found = _cells(affine, law, tolerance, alone=False)
+    return _pack(PairMoments, found.values, found.errors, affine.slope_noise(law.spread))
+
+
+def _cells(affine: Affine, law: NormalizedLaw, tolerance: float, *, alone: bool, most: int | None = None) -> PairSeries:
+    """The pair moments, or E φφ alone, by cells in the plane."""
+    if alone:
+        return _pair(
+            affine,
+            law,
+            lambda x1, x2, y1, y2: affine.rise(y1) * affine.rise(y2),
+            lambda angle: law.radial_weight(angle, 0),
+            tolerance,
+            most,
+        )
 
     def integrands(x1: Array, x2: Array, y1: Array, y2: Array) -> Array:
         phi, slope = affine.rise(y1) * affine.rise(y2), affine.slope(y1) * affine.slope(y2)
@@ -151,7 +162,7 @@ def planar_pair_moments(
         quartic = law.eps * law.radial_weight(angle, -2) if law.eps > 0 else np.zeros_like(angle)
         return np.stack([one, square, square, square, inverse, inverse, inverse, inverse, inverse, quartic])
 
-    return _pack(PairMoments, *_pair(affine, law, integrands, weight, tolerance), affine.slope_noise(law.spread))
+    return _pair(affine, law, integrands, weight, tolerance, most)
 
 
 def gaussian_moments(
@@ -181,18 +192,10 @@ def batch_spread(affine: Affine, law: NormalizedLaw, *, tolerance: float = 1e-12
             return homogeneous_spread(phi.degree, sized.slopes, batch_size=law.batch_size, ratio=law.eps / law.mu)
     if math.isfinite(law.batch_size):
         if affine.kink_power == 0:
-            wanted = max(tolerance, affine.noise(law.spread))
-            tabled = pair_sums(affine, law, ((0, 0, 0),), tolerance=wanted, checked=checked)
-            found = tabled[0] if tabled is not None else None
-            rings = None
-            if found is None:
-                rings = circle_sums(_circles(affine, law.batch_size), law, (0,) * len(PAIRS), tolerance=wanted)
-            if rings is not None:
-                table = tabulate(affine, law, degree=0, tolerance=wanted)
-                return float(line_sums(table, law)[0][1] - rings.values[0])
-        else:
-            allowed = _pair_tolerance(affine, law, tolerance)
-            found = pair_series(affine, law, ((0, 0, 0),), tolerance=allowed, checked=checked)
+            pairs, table = _tabled(affine, law, tolerance, alone=True, checked=checked)
+            return float(line_sums(table, law)[0][1] - pairs.values[0])
+        allowed = _pair_tolerance(affine, law, tolerance)
+        found = pair_series(affine, law, ((0, 0, 0),), tolerance=allowed, checked=checked)
         if found is not None:
             return float(found.scales[0] - found.values[0])
 
@@ -201,21 +204,50 @@ def batch_spread(affine: Affine, law: NormalizedLaw, *, tolerance: float = 1e-12
         weight = law.line_weight((y - affine.shift) / affine.scale, 0.0)
         return np.stack([phi * phi * weight, phi * weight])
 
-    def products(x1: Array, x2: Array, y1: Array, y2: Array) -> Array:
-        return affine.rise(y1) * affine.rise(y2)
-
     (square, mean), _ = _line(affine, law, squares, tolerance)
     if math.isinf(law.batch_size):
         return float(square - mean**2)
-    (product,), _ = _pair(affine, law, products, lambda angle: law.radial_weight(angle, 0), tolerance)
-    return float(square - product)
+    return float(square - _cells(affine, law, tolerance, alone=True).values[0])
 
 
-def _circles(affine: Affine, batch_size: float) -> Circles:
-    """The circles of this activation and batch size, made once: every law asks for the same ones."""
-    if batch_size not in affine.kept:
-        affine.kept[batch_size] = Circles(affine, batch_size, tuple((i, j) for i, j, _ in PAIRS))
-    return affine.kept[batch_size]  # type: ignore[no-any-return]
+def _tabled(
+    affine: Affine, law: NormalizedLaw, tolerance: float, *, alone: bool, checked: bool = True
+) -> tuple[PairSeries, Table]:
+    """The pair moments, or E φφ alone, and the table of one coordinate; for activations without fractional powers.
+
+    By polynomials; where they would be of too high a degree, on circles for waves and nested for kinks and steep
+    slopes; where there are too many of those, by as many polynomials as time allows, with what they leave as error.
+    """
+    wanted = PAIRS[:1] if alone else PAIRS
+    allowed = max(tolerance, affine.noise(law.spread))
+    key = ("polynomials", law.batch_size, tolerance < ROUGH)
+    if affine.kept.get(key, True):
+        found = pair_sums(affine, law, wanted, tolerance=allowed, checked=checked)
+        if found is not None:
+            return found
+        affine.kept[key] = False  # nor at the next law of the same activation and batch
+    kinks = affine.kinks_within(law.support)
+    table = tabulate(affine, law, degree=16 if kinks > FEW_KINKS else 0, tolerance=allowed)
+    circles = affine.kept.setdefault(
+        ("circles", law.batch_size), Circles(affine, law.batch_size, tuple((i, j) for i, j, _ in PAIRS))
+    )
+    rings = circle_sums(circles, law, tuple(p for _, _, p in PAIRS), tolerance=allowed)
+    if rings is not None:
+        return rings, table
+    cells, key = None, ("cells", law.batch_size, tolerance < ROUGH)
+    if kinks <= FEW_KINKS and table.edges.size < FEW_PANELS and affine.kept.get(key, True):
+        cells = _cells(affine, law, tolerance, alone=alone, most=MOST_CELLS)
+        if bool((cells.errors <= max(ENOUGH, tolerance) * cells.scales).all()):
+            return cells, table
+        affine.kept[key] = False
+    nested = nested_sums(affine, law, table, tolerance=max(allowed, NESTED_TOLERANCE), slopes=not alone)
+    tried = [found for found in (cells, nested) if found is not None]
+    if tried:
+        return min(tried, key=lambda found: float((found.errors / np.maximum(found.scales, 1e-300)).max())), table
+    found = pair_sums(affine, law, wanted, tolerance=allowed, checked=not alone, bounded=True)
+    if found is None:
+        raise NumericalError(f"the pair moments of {affine.activation.name} could not be computed")
+    return found
 
 
 def _line(
@@ -242,7 +274,8 @@ def _pair(
     integrands: Callable[[Array, Array, Array, Array], Array],
     weight: Callable[[Array], Array],
     tolerance: float,
-) -> tuple[Array, Array]:
+    most: int | None,
+) -> PairSeries:
     lines, power = affine.kinks(), affine.kink_power
     inside = sum(abs(line) < law.support for line in lines)
     if inside > MOST_KINKS:
@@ -266,17 +299,18 @@ def _pair(
         grading=1 if power == 0 else GRADING,
         edges=law.layer,
         placed=affine.place if power else None,
+        most=most,
         tolerance=_pair_tolerance(affine, law, tolerance),
         what=f"the second moment of {affine.activation.name} or of its derivative",
     )
     worst = float((found.errors / np.maximum(found.magnitudes, 1e-300)).max())
-    if worst > USELESS:
+    if worst > USELESS and most is None:
         raise NumericalError(
             f"{affine.activation.name} at scale {affine.scale:g} varies too fast for the integrals over two samples of "
             f"a batch of {law.batch_size:g}: they are off by {worst:.1g} of themselves",
             hint="a smaller scale or a larger batch",
         )
-    return found.values, found.errors
+    return PairSeries(found.values, found.errors, found.magnitudes)
 
 
 def _tolerance(affine: Affine, law: NormalizedLaw, tolerance: float) -> float:

@@ -95,6 +95,10 @@ class NormalizedLaw:
             decay = np.exp(-0.5 * b / mu * (sine / cosine) ** 2 + exponent * np.log(np.abs(cosine)))
         return np.asarray(np.where(rest > 1e-30, decay, 0.0) * sine / mu * size**-power * mean)
 
+    def inverse_mean(self, rest: Array) -> Array:
+        """E[(μ·rest·χ²_{B−3} + B·eps)^−1] over an array of rest in (0, 1], eps > 0."""
+        return _power_mean(self.batch_size - 3.0, self.mu * rest, self.batch_size * self.eps, -1.0)
+
 
 def _chi_square_mean(degrees: float, power: float) -> float:
     """E[(χ²_m)^(k + 1/2)] for k in {1, 0, −1/2, −1}, without the cancellation of two lgamma."""
@@ -110,6 +114,17 @@ def _power_mean(degrees: float, a: Array, b: float, power: float) -> Array:
     """
     if power == 0:
         return np.ones_like(a)
+    if a.size > _LARGE:
+        pieces = _power_quintics(degrees, power)
+        with np.errstate(divide="ignore"):
+            place = np.clip((np.log(b / np.maximum(a, 1e-300)) - _LOG_LOW) / _KNOT, 0.0, len(pieces) - 1e-9)
+        index = place.astype(np.int64)
+        place -= index
+        chosen = pieces[index]
+        total = chosen[..., 5]
+        for column in range(4, -1, -1):
+            total = total * place + chosen[..., column]
+        return np.asarray((a * degrees + b) ** power * total)
     coefficients = _power_series(degrees, power)
     with np.errstate(divide="ignore"):
         place = np.clip((np.log(b / np.maximum(a, 1e-300)) - _LOG_LOW) / _PIECE, 0.0, coefficients.shape[1] - 1e-9)
@@ -122,6 +137,7 @@ def _power_mean(degrees: float, a: Array, b: float, power: float) -> Array:
 
 
 _LOG_LOW, _LOG_HIGH, _PIECE, _DEGREE = math.log(1e-18), math.log(1e14), 2.0, 17
+_KNOT, _LARGE = 0.015, 2000
 
 
 @lru_cache(maxsize=128)
@@ -149,6 +165,19 @@ def _half_power(base: Array, power: float) -> Array:
     if power > 0:
         return root if power == 0.5 else base * root
     return 1.0 / root if power == -0.5 else 1.0 / (base * root)
+
+
+@lru_cache(maxsize=64)
+def _power_quintics(degrees: float, power: float) -> Array:
+    """(pieces, 6), for large arrays: quintics in the distance from a knot through the series' values at six knots."""
+    ratio = np.exp(-np.arange(_LOG_LOW - 2 * _KNOT, _LOG_HIGH + 3 * _KNOT, _KNOT))
+    values = np.concatenate(
+        [_power_mean(degrees, part, 1.0, power) / (part * degrees + 1.0) ** power for part in np.array_split(ratio, 8)]
+    )
+    windows = np.lib.stride_tricks.sliding_window_view(values, 6)
+    pieces: Array = windows @ np.linalg.inv(np.vander(np.arange(-2.0, 4.0), increasing=True)).T
+    pieces.setflags(write=False)
+    return pieces
 
 
 @lru_cache(maxsize=64)

@@ -209,12 +209,13 @@ def integrate_cells(
     beside: Array | float = 0.0,
     placed: Placed | None = None,
     radial_argument: bool = False,
+    most: int = _MAX_CELLS,
 ) -> AdaptedCells:
     """∫∫ weight(v) f(x₁, x₂) dv dψ over the cells for f returning (m, n), each to `tolerance` relative to ∫∫|·|.
 
     `beside` is what other cells hold of ∫∫|·|; without it the noise of a negligible block would be refined. With
     `placed`, f takes (x₁, x₂, y₁, y₂), y from the distance to the kink: needed where a power of it is integrated; with
-    `radial_argument` the radial variable follows.
+    `radial_argument` the radial variable follows. About `most` cells are cut; what they leave is in the errors.
 
     The error is the sum over cells of the difference between the tensor rules of order 9 and 14. A failing cell is cut
     across the direction in which its Legendre coefficients decay more slowly.
@@ -230,7 +231,7 @@ def integrate_cells(
         allowed = tolerance * np.maximum(total, np.finfo(float).tiny)
         count = size + sum(part[0] for part in done)
         good = (error <= np.maximum(allowed[:, None] / (2 * count), 4e-16 * total[:, None])).all(axis=0)
-        last = round_number == _MAX_ROUNDS - 1 or count > _MAX_CELLS or bool((error.sum(axis=1) <= 0.5 * allowed).all())
+        last = round_number == _MAX_ROUNDS - 1 or count > most or bool((error.sum(axis=1) <= 0.5 * allowed).all())
         if last:
             good = np.ones_like(good)
         done.append((int(good.sum()), value[:, good], error[:, good], magnitude[:, good]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +22,14 @@ from sounding.theory.normalized import NormalizedLaw
 from sounding.theory.panels import legendre
 
 ORDER = 16
-MAX_NODES, MAX_NODES_WITH_EPS = 320_000, 48_000
+MAX_NODES, MAX_NODES_WITH_EPS = 200_000, 64_000
 _MAX_ROUNDS = 44
 _NARROWEST = 1e-12
 _SCAN = 4097  # points on which the series are compared with φ, over the support and over |y| < 12: narrow features
 _SCANNED = 12.0
 _TURNS = 8.0  # radians of a polynomial that one panel resolves beside φ
 _SOFT_EDGES = (0.0, 1.0, 2.0, 3.25, 4.75, 6.5, 8.0, 9.5, 11.25, 13.0, 16.0, 20.0, 24.0, 28.0, 33.0, 38.0)
+_USELESS = 0.1
 _LARGEST = 1e120  # squares, times x⁶, must be numbers
 _ROUNDING = 4 * np.finfo(np.float64).eps
 
@@ -45,6 +46,16 @@ class Table:
     slope: Array
     rise_error: Array
     slope_error: Array
+
+    @cached_property
+    def _weights(self) -> dict[float, Array]:
+        return {}
+
+    def weight(self, law: NormalizedLaw, power: float) -> Array:
+        """The law's density times the mean of s^(2·power), and dx, at each node; of the law it was made for."""
+        if power not in self._weights:
+            self._weights[power] = law.line_weight(self.x, power, rest=self.cosine**2) * self.step
+        return self._weights[power]
 
     def series(self) -> tuple[Array, Array]:
         """Legendre coefficients of φ and D on each panel, (panels, ORDER)."""
@@ -87,20 +98,23 @@ def tabulate(affine: Affine, law: NormalizedLaw, *, degree: int, tolerance: floa
     Where the panels run out the errors say so.
     """
     reach, end = law.support, outer_end(affine, law)
-    pending = _first_edges(affine, law, end, degree)
+    pending = _first_edges(affine, law, end)
     low, high = pending[:-1], pending[1:]
     settled: list[_Panels] = []
     limit = (MAX_NODES if law.eps == 0 else MAX_NODES_WITH_EPS) // ORDER
-    norms, count = np.zeros((2, 2)), 0
+    norms = np.zeros((2, 2))
     for _ in range(3):
+        held = np.sum([part.totals() for part in settled], axis=0) if settled else np.zeros((2, 2))
+        kept = sum(part.low.size for part in settled)
         for _ in range(_MAX_ROUNDS):
             panels = _Panels.of(affine, law, low, high)
-            norms = np.maximum(norms, panels.totals() + sum(part.totals() for part in settled))
-            count = low.size + sum(part.low.size for part in settled)
+            norms = np.maximum(norms, panels.totals() + held)
+            count = low.size + kept
             bad = panels.unsettled(tolerance * np.stack([np.sqrt(norms[0] / count), norms[1] / count]))
             if count + bad.sum() > limit:
                 bad = np.zeros_like(bad)
             settled.append(panels.take(~bad))
+            held, kept = held + settled[-1].totals(), kept + settled[-1].low.size
             if not bad.any():
                 break
             middle = 0.5 * (low[bad] + high[bad])
@@ -112,26 +126,42 @@ def tabulate(affine: Affine, law: NormalizedLaw, *, degree: int, tolerance: floa
         settled = [whole.take(~missed)]
         middle = 0.5 * (whole.low[missed] + whole.high[missed])
         low, high = np.concatenate([whole.low[missed], middle]), np.concatenate([middle, whole.high[missed]])
-    return whole.table(reach)
+    if float(whole.totals(errors=True)[0, 0]) > _USELESS**2 * norms[0, 0] and 2 * count > limit:
+        raise NumericalError(
+            f"{affine.activation.name} at scale {affine.scale:g} varies too fast: {count} panels do not hold it",
+            hint="a smaller scale",
+        )
+    return whole.table(reach, _further_edges(law, end, degree))
 
 
-def _first_edges(affine: Affine, law: NormalizedLaw, end: float, degree: int) -> Array:
-    """Angles at the kinks, around the law's bulk and its layer at the end of the support, as dense as `degree` asks."""
+def _first_edges(affine: Affine, law: NormalizedLaw, end: float) -> Array:
+    """Angles at the kinks and around the law's bulk."""
     reach, spread = law.support, law.spread
-    last = math.asin(min(end / reach, 1.0))
     lines = np.array([(k - affine.shift) / affine.scale for k in affine.activation.kinks])
     hard = np.arcsin(lines[np.abs(lines) < end] / reach)
     soft = [math.asin(edge * spread / reach) for edge in _SOFT_EDGES if edge * spread < end]
+    last = math.asin(min(end / reach, 1.0))
     if end == reach:
+        soft.append(last - 0.25)
+    return _joined(hard, np.array([sign * edge for edge in soft for sign in (-1, 1)]), last)
+
+
+def _further_edges(law: NormalizedLaw, end: float, degree: int) -> Array:
+    """Where not φ but a polynomial of `degree`, or the law in its layer at the end of the support, asks for panels."""
+    reach, spread = law.support, law.spread
+    last = math.asin(min(end / reach, 1.0))
+    edges: list[float] = []
+    if end == reach and law.eps > 0:
         layer = math.sqrt(0.5 * law.batch_size * law.eps / law.mu)
-        scales = layer * 2.0 ** np.arange(-2.0, 12.0) if layer > 0 else np.array([0.25])
-        soft += [last - scale for scale in scales if scale < 0.4]
+        # below 1e-7 the layer holds nothing
+        scales = max(layer, 1e-7) * 2.0 ** np.arange(-2.0, 24.0)
+        edges += [last - scale for scale in scales if scale < 0.4]
     dense = math.ceil(2 * last * math.sqrt(degree * (degree + law.batch_size)) / spread / _TURNS) if degree else 0
     if dense > 4:
         inner = min(last, math.asin(min(_SOFT_EDGES[9] * spread / reach, 1.0)))
         count = math.ceil(dense * inner / last)
-        soft += list(inner * np.arange(1, count // 2 + 1) / (count // 2 + 0.5))
-    return _joined(hard, np.array([sign * edge for edge in soft for sign in (-1, 1)]), last)
+        edges += list(inner * np.arange(1, count // 2 + 1) / (count // 2 + 0.5))
+    return np.array([sign * edge for edge in edges for sign in (-1, 1)])
 
 
 def _joined(hard: Array, soft: Array, last: float) -> Array:
@@ -173,7 +203,8 @@ class _Panels:
         largest = np.abs(rise).max(axis=1, keepdims=True)
         along = rise @ to_slopes.T / half  # d/da
         # rounding of the values, and that of y times the slope
-        blur = np.abs(y).max(axis=1, keepdims=True) * np.abs(along / (affine.scale * law.support * cosine))
+        summed = np.abs(affine.scale * x) + abs(affine.shift)
+        blur = summed * np.abs(along / (affine.scale * law.support * cosine))
         rounding = 0.25 * _ROUNDING * (np.abs(rise) + abs(affine.level) + blur)
         series = rise @ to_series.T
         left_out = np.abs(series[:, -2:]).max(axis=1, keepdims=True)
@@ -192,17 +223,18 @@ class _Panels:
                 hint="a smaller scale",
             )
         mass = (1 + x * x) * law.line_weight(x, 0.0, rest=cosine**2) * half * weights * law.support * cosine
-        at_floor = (left_out <= 4 * rounding.max(axis=1, keepdims=True)) | (half < _NARROWEST)
+        at_floor = (left_out <= 16 * rounding.max(axis=1, keepdims=True)) | (half < _NARROWEST)
         return cls(
             low, high, rise, slope, left_out + rounding, left_in_slope + slope_rounding,
             np.stack([np.where(at_floor, 0.0, left_out) + np.zeros_like(rise), np.where(at_floor, 0.0, left_in_slope)]),
             mass,
         )  # fmt: skip
 
-    def totals(self) -> Array:
-        """∫ φ², ∫ D² and ∫ |φ|, ∫ |D| under the law, (2, 2)."""
-        squares = [(self.rise**2 * self.mass).sum(), (self.slope**2 * self.mass).sum()]
-        return np.array([squares, [(np.abs(self.rise) * self.mass).sum(), (np.abs(self.slope) * self.mass).sum()]])
+    def totals(self, *, errors: bool = False) -> Array:
+        """∫ φ², ∫ D² and ∫ |φ|, ∫ |D| under the law, (2, 2); or those of their errors."""
+        rise, slope = (self.rise_error, self.slope_error) if errors else (self.rise, self.slope)
+        squares = [(rise**2 * self.mass).sum(), (slope**2 * self.mass).sum()]
+        return np.array([squares, [(np.abs(rise) * self.mass).sum(), (np.abs(slope) * self.mass).sum()]])
 
     def unsettled(self, allowed: Array) -> NDArray[np.bool_]:
         """Panels on which what is left out has more than its share of the mean squares, or of the means."""
@@ -245,12 +277,26 @@ class _Panels:
         errors = (self.rise_error, self.slope_error, self.truncated)
         return self.low, self.high, self.rise, self.slope, *errors, self.mass
 
-    def table(self, reach: float) -> Table:
+    def table(self, reach: float, further: Array) -> Table:
+        """The table, cut at `further` edges too, where the series are evaluated instead of φ."""
         nodes, weights = legendre(ORDER)
-        half = 0.5 * (self.high - self.low)[:, None]
-        angle = 0.5 * (self.low + self.high)[:, None] + half * nodes
+        to_series = _transforms()[0]
+        own = np.append(self.low, self.high[-1])
+        edges = _joined(own[1:-1], further, float(own[-1]))
+        parent = np.clip(np.searchsorted(own, 0.5 * (edges[1:] + edges[:-1])) - 1, 0, self.low.size - 1)
+        half = 0.5 * np.diff(edges)[:, None]
+        angle = 0.5 * (edges[1:] + edges[:-1])[:, None] + half * nodes
+        columns = [column[parent] for column in (self.rise, self.slope, self.rise_error, self.slope_error)]
+        cut = np.flatnonzero(np.diff(edges) < 0.999 * (self.high - self.low)[parent])
+        if cut.size:
+            low, high = self.low[parent[cut], None], self.high[parent[cut], None]
+            place = 2.0 * (angle[cut] - low) / (high - low) - 1.0
+            basis = np.polynomial.legendre.legvander(np.clip(place, -1.0, 1.0), ORDER - 1)
+            nearest = np.clip(np.searchsorted(nodes, place), 0, ORDER - 1)
+            for column, values in enumerate((self.rise, self.slope)):
+                columns[column][cut] = np.einsum("pnk,pk->pn", basis, (values @ to_series.T)[parent[cut]])
+                errors = columns[column + 2]
+                errors[cut] = 1.5 * np.take_along_axis(errors[cut], nearest, axis=1)
         cosine = np.cos(angle)
-        flat = (reach * np.sin(angle), cosine, half * weights * reach * cosine, self.rise, self.slope)
-        return Table(
-            np.append(self.low, self.high[-1]), *(a.ravel() for a in (*flat, self.rise_error, self.slope_error))
-        )
+        flat = (reach * np.sin(angle), cosine, half * weights * reach * cosine, *columns)
+        return Table(edges, *(a.ravel() for a in flat))
