@@ -63,10 +63,12 @@ def break_layer(model: nn.Sequential, position: int, factor: float) -> nn.Sequen
 
 
 def conv_net(depth: int, *, channels: int = 16, normalized: bool = True) -> nn.Sequential:
-    """A plain stack of 3×3 convolutions, one of stride 2, pooled over positions."""
+    """A plain stack of 3×3 convolutions, one of stride 2, pooled over positions; He's weights without batch norm."""
     layers: list[nn.Module] = []
     for index in range(depth - 1):
-        layers.append(nn.Conv2d(channels if index else 1, channels, 3, 2 if index == 2 else 1, 1))
+        layers.append(nn.Conv2d(channels if index else 1, channels, 3, 2 if index == 2 else 1, 1, bias=normalized))
+        if not normalized:
+            he(layers[-1].weight)  # type: ignore[arg-type]
         layers += [nn.BatchNorm2d(channels), nn.ReLU()] if normalized else [nn.ReLU()]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
 
@@ -186,6 +188,7 @@ ILL: dict[str, tuple[str, Build, Inputs]] = {
     ),
     "residual with biases of 30": ("rank_collapse", lambda: Biased(30.0), digits),
     "functional ReLU of 60 layers": ("rank_collapse", lambda: FunctionalStack(60), digits),
+    "convolutions of 60 layers": ("rank_collapse", lambda: conv_net(60, normalized=False), images),
     "convolutions of 60 layers with batch norm": ("gradient_explosion", lambda: conv_net(60), images),
     "tanh of 100 layers with batch norm": (
         "gradient_explosion",

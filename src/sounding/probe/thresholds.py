@@ -20,6 +20,7 @@ class Thresholds:
         bypassed: the share that counts instead where residual connections lead around the collapsed layers. What
             differs between samples is then still learned, 1/share times more slowly than what they have in common.
         bypassed_warning: from this share on that is worth a warning.
+        pooled: a deep stack over positions is collapsed with less than this share left where its positions are pooled.
         identical: with less than this share left, at the last two layers, samples are the same up to rounding.
         collapsed_layers: a network is collapsed when at least this many of its last weight layers are.
         foreseen_layers: inputs that are alike already do not show what layers lose; there the network is collapsed when
@@ -51,6 +52,7 @@ class Thresholds:
     of_input: float = 0.5
     bypassed: float = 1e-4
     bypassed_warning: float = 0.01
+    pooled: float = 0.01
     identical: float = 1e-12
     collapsed_layers: int = 30
     foreseen_layers: int = 24

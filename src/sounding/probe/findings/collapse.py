@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from sounding.probe.findings.unseen import unseen_collapsed, unseen_products
+from sounding.probe.findings.unseen import COLLAPSE_BEGINS, unseen_collapsed, unseen_products
 from sounding.probe.reading import Call, Reading
 from sounding.probe.records import Finding, Severity
 from sounding.probe.thresholds import Thresholds
@@ -38,6 +38,7 @@ class _Collapse:
         severity: how bad.
         foreseen: how many layers theory collapses whatever comes in, where that decided.
         abrupt: whether one or two layers alone left nothing beyond rounding.
+        pooled: whether it shows only where positions are pooled.
     """
 
     first: int
@@ -45,6 +46,7 @@ class _Collapse:
     severity: Severity
     foreseen: int = 0
     abrupt: bool = False
+    pooled: bool = False
 
 
 def find_rank_collapse(reading: Reading, thresholds: Thresholds) -> list[Finding]:
@@ -65,6 +67,9 @@ def find_rank_collapse(reading: Reading, thresholds: Thresholds) -> list[Finding
         return []
     layers, shares = _shares(reading, thresholds)
     collapse = _judge(reading, shares, at_input, thresholds)
+    if not (collapse and collapse.severity == "high") and _collapses_pooled(reading, layers, shares, thresholds):
+        shown = collapse or _Collapse(len(shares) - 1, thresholds.pooled, "high")
+        collapse = replace(shown, severity="high", pooled=True)
     if collapse is None:
         return []
     first, start = collapse.first, layers[collapse.first]
@@ -124,6 +129,23 @@ def _judge(reading: Reading, shares: list[float], at_input: float, thresholds: T
     if len(shares) - first + unseen >= thresholds.collapsed_warning or steep >= thresholds.steep_layers:
         return _Collapse(first, warning, "medium")
     return None
+
+
+def _collapses_pooled(reading: Reading, layers: list[Call], shares: list[float], thresholds: Thresholds) -> bool:
+    """Whether a deep stack over positions turns out to be collapsed where they are pooled.
+
+    Convolutions bring the channels of all samples and positions to one direction as linear layers do, and keep a map of
+    amplitudes over positions, which smooths out far more slowly and counts as difference until it is pooled. A
+    collapse that shows there has been one since layer 14 (thesis2024, (5.9) sharpened).
+    """
+    if reading.has_shortcuts or len(shares) - COLLAPSE_BEGINS < thresholds.collapsed_layers or layers[-1].positions > 1:
+        return False
+    quarter = [share for layer, share in zip(layers, shares, strict=True) if layer.positions > 1][-len(shares) // 4 :]
+    if not quarter or not shares[-1] < thresholds.pooled:
+        return False
+    at_input = share_outside(reading.input.get("participation_ratio"))
+    mean = sum(math.log(max(share, ROUNDING)) for share in quarter) / len(quarter)
+    return math.isnan(at_input) or mean < math.log(thresholds.of_input * at_input)
 
 
 def _is_abrupt(shares: list[float], thresholds: Thresholds) -> bool:
@@ -235,6 +257,11 @@ def _where(reading: Reading, order: int, unseen: int) -> str:
 def _reason(reading: Reading, collapse: _Collapse) -> str:
     if collapse.abrupt:
         return "the samples are the same up to rounding, and no layer behind can tell them apart again"
+    if collapse.pooled:
+        return (
+            "the convolutions before keep where a sample is bright after they lost what it shows; products of random "
+            "layers without batch normalization collapse to rank one with depth"
+        )
     if collapse.foreseen:
         return (
             "the inputs are nearly parallel, and the network does not pull them apart; theory has it collapse "
