@@ -153,13 +153,16 @@ def named_modules(root: nn.Module) -> list[tuple[str, nn.Module]]:
         name, module = stack.pop()
         if id(module) in found:
             continue
+        children = module._modules
+        if not children:
+            found[id(module)] = (name, module)
+            continue
         inner = unwrap(module)
         if inner is not module:
             stack.append((name, inner))
             continue
         found[id(module)] = (name, module)
-        children = module._modules
-        if children and not is_opaque(module):
+        if not is_opaque(module):
             prefix = f"{name}." if name else ""
             stack.extend(
                 (prefix + key, child)

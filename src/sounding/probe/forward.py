@@ -22,32 +22,31 @@ def measure_output(one: Pass, call: Call, tensor: Tensor, *, axis: int, limit: i
         axis: the axis of the samples in the model's inputs, preferred where a size is ambiguous.
         limit: at most so many samples.
     """
-    spec, batch_size = call.spec, one.batch_size or 1
+    spec, shape, batch_size = call.spec, call.shape, one.batch_size or 1
     first = axis if spec.axis is None else spec.axis
-    plain = len(call.shape) == 2 and call.shape[0] == batch_size and first == 0
-    matrix: Tensor | None
-    if plain:  # the common case is spared the search for its axes
-        matrix = tensor if batch_size <= limit else tensor[:limit]
-    else:
+    plain = len(shape) == 2 and shape[0] == batch_size and first == 0
+    matrix: Tensor | None = tensor
+    if not plain:  # the common case is spared the search for its axes
         matrix = sample_matrix(tensor, batch_size, first=first, limit=limit)
         call.positions = positions_per_sample(tensor, batch_size, first=first, channels_first=spec.channels_first)
     if matrix is None:
-        call.reason = f"its output of shape {call.shape} has no axis of the batch size {batch_size}"
+        call.reason = f"its output of shape {shape} has no axis of the batch size {batch_size}"
         call.values["mean_square"] = float(torch.linalg.vector_norm(tensor.double()).square()) / tensor.numel()
         return
-    one.samples, call.features = matrix.shape
+    one.samples = batch_size if batch_size <= limit else limit
+    call.features = shape[1] if plain else matrix.shape[1]
     units = max(call.features // max(call.positions, 1), 1) if spec.activation else 0
     vectors = spec.non_negative and units == call.features
-    mean = one.moments.add(matrix, call.values, spoil=call.spoil, count_dead=vectors)
+    mean = one.moments.add(matrix, call.values, spoil=call.spoil, count_dead=vectors, limit=limit)
     if call.reason is not None:
         return
     if units and not (vectors and mean is None):
         trailing = tensor.dim() == 3 and not spec.channels_first
         call.values["dead_fraction"] = dead_fraction(
-            matrix, mean if spec.non_negative else None, units=units, trailing=trailing
+            matrix[:limit], mean if spec.non_negative else None, units=units, trailing=trailing
         )
     if spec.bounds is not None:
-        call.values["saturated_fraction"] = saturated_fraction(matrix, spec.bounds)
+        call.values["saturated_fraction"] = saturated_fraction(matrix[:limit], spec.bounds)
     tokens = None if plain else token_stack(tensor, batch_size, first=first)
     if tokens is not None:
         with no_autocast(tokens):

@@ -96,7 +96,7 @@ class Moments:
 
     tier: Tier
     blocks: dict[Key, Block] = field(default_factory=dict)
-    known: dict[tuple[torch.Size, torch.dtype, torch.device], Block] = field(default_factory=dict)
+    known: dict[Any, tuple[Block, int, bool]] = field(default_factory=dict)
     digests: list[Digest] = field(default_factory=list)
     spectra: Spectra = field(default_factory=Spectra)
 
@@ -107,6 +107,7 @@ class Moments:
         *,
         spoil: Callable[[], None] = ignore,
         count_dead: bool = False,
+        limit: int | None = None,
     ) -> Tensor | None:
         """Take a sample matrix (n, d); its measures appear in `values` after `reduce`.
 
@@ -115,24 +116,30 @@ class Moments:
             values: where the measures go; only the fraction of non-finite entries, when there are any.
             spoil: called when there are.
             count_dead: of a small matrix of non-negative outputs, write the fraction of features that are always zero.
+            limit: take at most so many samples, the first ones.
 
         Returns:
             The mean sample of a large matrix; None of a small one, which is not looked at yet.
         """
         kind = samples.dtype
-        key = (samples.shape, kind, samples.device)
-        block = self.known.get(key)
-        if block is None:
-            block = self.known[key] = self._find(samples)
+        shape = samples.shape
+        key = (shape, kind, samples.device, type(samples), limit)
+        found = self.known.get(key)
+        if found is None:
+            found = self.known[key] = self._find(samples, limit)
+        block, taken, direct = found
         entries, slots = block.entries, block.slots
-        entry = Entry(values, samples.shape[1], kind, spoil, count_dead)
+        entry = Entry(values, shape[1], kind, spoil, count_dead)
         mean = None
-        if block.rows is not None:
-            slots[len(entries)].copy_(samples)
-            entries.append(entry)
-        else:
+        if block.rows is None:
             with no_autocast(samples):
-                mean = _multiply(samples, entry, block)
+                mean = _multiply(samples[:taken], entry, block)
+        else:
+            if direct:  # a view of the first samples would take as long as the copy
+                torch.narrow_copy(samples, 0, 0, taken, out=slots[len(entries)])
+            else:
+                slots[len(entries)].copy_(samples[:taken])
+            entries.append(entry)
         if len(entries) == len(slots):
             self._digest(block)
         return mean
@@ -159,13 +166,18 @@ class Moments:
         self.release()
         self.reduce()
 
-    def _find(self, samples: Tensor) -> Block:
-        """The block of matrices of this kind; one block takes the inner products of all large matrices."""
+    def _find(self, samples: Tensor, limit: int | None) -> tuple[Block, int, bool]:
+        """The block of matrices of this kind, how many samples it takes, and whether it holds them as they are.
+
+        One block takes the inner products of all large matrices.
+        """
         n, d = samples.shape
+        taken = n if limit is None else min(n, limit)
         dtype = torch.float64 if self.tier == "full" or samples.dtype == torch.float64 else torch.float32
-        limit = BLOCK.get(samples.device.type, BLOCK["cpu"])
-        key = (n, d if 2 * n * d <= limit else 0, dtype, samples.device)
-        return self.blocks.get(key) or self._open(key, limit)
+        entries = BLOCK.get(samples.device.type, BLOCK["cpu"])
+        key = (taken, d if 2 * taken * d <= entries else 0, dtype, samples.device)
+        block = self.blocks.get(key) or self._open(key, entries)
+        return block, taken, samples.is_cpu and samples.dtype == dtype and type(samples) is Tensor
 
     def _open(self, key: Key, limit: int) -> Block:
         if len(self.blocks) == SHAPES:
@@ -316,7 +328,7 @@ def _write_measures(digests: list[Digest]) -> None:
         if digest.alive is not None:
             for entry, count in zip(digest.entries, digest.alive.tolist(), strict=True):
                 if entry.count_dead:
-                    entry.values["dead_fraction"] = 1 - count / entry.features
+                    entry.values["dead_fraction"] = (entry.features - count) / entry.features
 
 
 def _write_spectra(entries: list[Entry], spectra: list[Tensor]) -> None:
