@@ -62,11 +62,11 @@ def break_layer(model: nn.Sequential, position: int, factor: float) -> nn.Sequen
     return model
 
 
-def conv_net(depth: int, *, channels: int = 16, normalized: bool = True) -> nn.Sequential:
-    """A plain stack of 3×3 convolutions, one of stride 2, pooled over positions; He's weights without batch norm."""
+def conv_net(depth: int, *, channels: int = 8, normalized: bool = True) -> nn.Sequential:
+    """A plain stack of 3×3 convolutions, pooled over positions; He's weights where there is no batch norm."""
     layers: list[nn.Module] = []
     for index in range(depth - 1):
-        layers.append(nn.Conv2d(channels if index else 1, channels, 3, 2 if index == 2 else 1, 1, bias=normalized))
+        layers.append(nn.Conv2d(channels if index else 1, channels, 3, padding=1, bias=normalized))
         if not normalized:
             he(layers[-1].weight)  # type: ignore[arg-type]
         layers += [nn.BatchNorm2d(channels), nn.ReLU()] if normalized else [nn.ReLU()]
