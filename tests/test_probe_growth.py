@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import astuple
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from tests.tolerance import TOLERANCE
 from torch import nn
 
 import sounding
+from sounding.probe import growth
 from sounding.probe.growth import fit_growth
 
 
@@ -135,3 +137,23 @@ def test_the_growth_of_a_relu_network_is_that_of_its_weights() -> None:
     spread = float(np.std(rates, ddof=1))
     assert abs(np.mean(rates) - expected) < TOLERANCE.standard_errors * spread / math.sqrt(30) + 2 / width
     assert 0.5 < float(np.sqrt(np.mean(np.square(errors)))) / spread < 2.0
+
+
+@pytest.mark.parametrize("depth", [3, 4, 5, 9])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_few_layers_and_many_are_fitted_alike(depth: int, grouped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain Python for a handful of layers, numpy for more: one fit."""
+    rng = np.random.default_rng(depth)
+    curves = [walk(rng, depth, drift=0.3, step=0.4, noise=0.2) for _ in range(20)]
+    groups = [index % 2 for index in range(depth)] if grouped else None
+    fits = {}
+    for few in (0, 100):
+        monkeypatch.setattr(growth, "FEW", few)
+        growth._frame.cache_clear()
+        fits[few] = [fit_growth([curve], groups) for curve in curves]
+    growth._frame.cache_clear()
+    for one, other in zip(fits[0], fits[100], strict=True):
+        assert one is not None
+        assert other is not None
+        assert astuple(one)[:4] == pytest.approx(astuple(other)[:4], rel=TOLERANCE.two_routes)
+        assert one.interval == pytest.approx(other.interval, rel=TOLERANCE.two_routes)

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from operator import mul
 from statistics import median
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy as np
 LEVEL = 0.95
 NOISE = np.concatenate([[0.0], np.logspace(-1.5, 3, 28)])  # variance of layer noise over that of the walk's steps
 BREAK, BREAK_DEVIATIONS = 2.0, 6.0
+FEW = 3  # differences that plain Python takes less time for
 EVIDENCE = 1.92  # log-likelihood below the best that is still plausible: half the 95% point of χ²₁
 
 
@@ -79,7 +81,7 @@ def fit_growth(
     frame = _frame(_split(labels, find_breaks(mean)))
     choice, drift, stderr = _solve(frame, mean)
     if len(steps) > 1:
-        own = np.array(steps) @ frame.basis @ frame.solvers[choice, 0]
+        own = np.array(steps) @ frame.drifts[choice]
         stderr = math.hypot(stderr, float(np.std(own, ddof=1)) / math.sqrt(len(own)))
     degrees = frame.degrees
     half = student_quantile(0.5 + level / 2, degrees) * stderr
@@ -151,6 +153,9 @@ class _Frame:
         basis: that transform, which is its own transpose.
         weights: inverse variances of the rotated differences, up to a factor, one row per amount of noise.
         solvers: from rotated differences to the least squares solution, (noise, columns, differences).
+        drifts: from the differences themselves to the drift, (noise, differences).
+        forms: from them to the weighted residuals, where they are few: (noise, rows, differences), as few rows as there
+            are degrees of freedom; empty where they are many.
         variances: of the drift, over the scatter of the differences, one per amount of noise.
         penalties: the part of the restricted likelihood that does not depend on the data.
         degrees: degrees of freedom.
@@ -161,6 +166,8 @@ class _Frame:
     basis: np.ndarray
     weights: np.ndarray
     solvers: np.ndarray
+    drifts: list[list[float]]
+    forms: list[list[list[float]]]
     variances: list[float]
     penalties: list[float]
     degrees: int
@@ -179,8 +186,14 @@ def _frame(labels: tuple[Hashable, ...]) -> _Frame:
     inverses = np.linalg.inv(normal)
     solvers = inverses @ (weights[:, :, None] * rotated).transpose(0, 2, 1)
     penalties = np.log(weights).sum(axis=1) - np.linalg.slogdet(normal)[1]
-    variances, degrees = inverses[:, 0, 0].tolist(), max(size - columns, 1)
-    return _Frame(rotated, basis, weights, solvers, variances, penalties.tolist(), degrees, grouped)
+    drifts, variances = (solvers[:, 0] @ basis).tolist(), inverses[:, 0, 0].tolist()
+    forms: list[list[list[float]]] = []
+    if size <= FEW:
+        residuals = np.sqrt(weights)[:, :, None] * (np.eye(size) - rotated @ solvers) @ basis
+        _, sizes, directions = np.linalg.svd(residuals)
+        forms = (sizes[:, :, None] * directions)[:, : size - columns].tolist()
+    degrees = max(size - columns, 1)
+    return _Frame(rotated, basis, weights, solvers, drifts, forms, variances, penalties.tolist(), degrees, grouped)
 
 
 def _design(labels: tuple[Hashable, ...]) -> tuple[np.ndarray, bool]:
@@ -207,23 +220,33 @@ def _solve(frame: _Frame, steps: Sequence[float] | np.ndarray) -> tuple[int, flo
     """Weighted least squares: which amount of noise to believe in, the drift and its standard error.
 
     The least amount that is plausible, judged by the restricted likelihood: noise explains scatter away, so too much of
-    it makes too sure, too little only too modest. In the midst of a training loop, where nothing of numpy is in the
-    processor's cache, an operation costs more than a loop over the amounts of noise.
+    it makes too sure, too little only too modest.
     """
-    rotated = frame.basis.dot(steps)
-    solutions = frame.solvers.dot(rotated)
-    residuals = rotated - solutions.dot(frame.design.T)
-    residuals *= residuals
-    residuals *= frame.weights
-    scatter: list[float] = residuals.sum(axis=1).tolist()
+    scatter = _scatter(frame, steps)
     choice = 0
     if min(scatter) > 0:
-        freedom = len(rotated) - frame.design.shape[1]
+        freedom = len(steps) - frame.design.shape[1]
         scores = [penalty - freedom * math.log(one) for penalty, one in zip(frame.penalties, scatter, strict=True)]
         plausible = max(scores) - 2 * EVIDENCE
         choice = next(index for index, score in enumerate(scores) if score >= plausible)
     variance = scatter[choice] / frame.degrees * frame.variances[choice]
-    return choice, float(solutions[choice, 0]), math.sqrt(max(variance, 0.0))
+    return choice, float(sum(map(mul, frame.drifts[choice], steps))), math.sqrt(max(variance, 0.0))
+
+
+def _scatter(frame: _Frame, steps: Sequence[float] | np.ndarray) -> list[float]:
+    """The weighted sum of squared residuals at every amount of noise.
+
+    In the midst of a training loop, where nothing of numpy is in the processor's cache, a single operation takes longer
+    than all the arithmetic of a network of few layers.
+    """
+    if frame.forms:
+        return [sum(sum(map(mul, row, steps)) ** 2 for row in form) for form in frame.forms]
+    rotated = frame.basis.dot(steps)
+    residuals = rotated - frame.solvers.dot(rotated).dot(frame.design.T)
+    residuals *= residuals
+    residuals *= frame.weights
+    scatter: list[float] = residuals.sum(axis=1).tolist()
+    return scatter
 
 
 @lru_cache(maxsize=256)  # scipy takes longer for one quantile than a pass takes for a layer
