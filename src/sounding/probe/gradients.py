@@ -16,31 +16,23 @@ NORM_BLOCK, NORM_ROW = 2**16, 2**12
 SAFE_NORM = (1e-12, 1e18)  # in float32 the squares of smaller or larger gradients are lost
 
 
-def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
-    """Call `hook` with the gradient of the loss with respect to the tensor as it is now, before any change in place."""
-    return cast(RemovableHandle, cast(Any, tensor).register_hook(receiver(hook)))
+def hook_gradient(tensor: Tensor, hook: Callable[[Tensor | None], None]) -> RemovableHandle:
+    """Call `hook` with the gradient of the loss with respect to the tensor as it is now, before any change in place.
 
-
-def receiver(hook: Callable[[Tensor], None]) -> Callable[[Tensor | None], None]:
-    """What torch may call with a gradient in the place of `hook`.
-
-    Behind an operation without a derivative (a quantized layer) torch passes None, and nothing came back. A gradient
-    that is itself differentiable (a gradient penalty) comes detached: what is measured must not enter the user's graph.
+    Behind an operation without a derivative (a quantized layer) torch passes None: nothing came back.
     """
-
-    def receive(gradient: Tensor | None) -> None:
-        if gradient is not None:
-            hook(gradient.detach() if gradient.requires_grad else gradient)
-
-    return receive
+    return cast(RemovableHandle, cast(Any, tensor).register_hook(hook))
 
 
 def log_norm(gradient: Tensor) -> float:
     """ln‖gradient‖ without overflow or underflow; −∞ for zero, NaN or ∞ for what is not finite.
 
     Large ones in blocks whose norms are added in float64: one float32 sum over millions of entries is off in the fourth
-    digit.
+    digit. One that is itself differentiable (a gradient penalty) is read detached: what is measured must not enter the
+    user's graph.
     """
+    if gradient.requires_grad:
+        gradient = gradient.detach()
     if gradient.is_sparse:
         gradient = gradient.coalesce().values()
     if gradient.dtype is not torch.float32 and gradient.dtype in (torch.float16, torch.bfloat16):

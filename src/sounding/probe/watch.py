@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -17,7 +18,7 @@ from sounding.errors import UsageError
 from sounding.probe.alignment import LastLayer, align
 from sounding.probe.calls import Call, Pass, Spec, named_parameters, survey
 from sounding.probe.forward import measure_output
-from sounding.probe.gradients import hook_gradient, log_norm, receiver
+from sounding.probe.gradients import hook_gradient, log_norm
 from sounding.probe.hooks import Hooks
 from sounding.probe.moments import TIERS, Tier
 from sounding.probe.outputs import main_tensor, sample_matrix, tensors_in, why_unmeasurable
@@ -132,7 +133,7 @@ class Watched:
         chosen = None if spec is None else {id(weight) for weight in spec.module.parameters()}
         for name, weight in named_parameters(self._root):
             if weight.requires_grad and not is_lazy(weight) and (chosen is None or id(weight) in chosen):
-                self._listen().on_weight(weight, receiver(self._weight_hook(name, weight)))
+                self._listen().on_weight(weight, partial(self._take_weight_gradient, name, weight))
 
     def _detach(self) -> None:
         for handle in self._handles:
@@ -170,7 +171,7 @@ class Watched:
                 one.samples, one.input_features = matrix.shape
                 one.moments.add(matrix, one.input)
             if first.requires_grad:
-                self._handles.append(hook_gradient(first, lambda g: setattr(one, "input_gradient", log_norm(g))))
+                self._handles.append(hook_gradient(first, partial(_take_input_gradient, one)))
 
     def _end(self, _module: nn.Module, _args: Any, output: Any) -> None:
         """A forward pass of the model ends: its graph tells how many weight layers there is no way around."""
@@ -244,7 +245,7 @@ class Watched:
             call.hooked = True
             if spec.weighs:
                 self._last = self._last_layer(one, call, args)
-            self._listen().on_output(tensor, receiver(self._gradient_hook(one, call)))
+            self._listen().on_output(tensor, partial(self._take_gradient, one, call))
 
     def _last_layer(self, one: Pass, call: Call, args: Any) -> LastLayer | None:
         received = args[0] if args and isinstance(args[0], Tensor) else None
@@ -254,32 +255,28 @@ class Watched:
         axis = self._axis if spec.axis is None else spec.axis
         return LastLayer(call, received, received._version, one.batch_size, axis)
 
-    def _gradient_hook(self, one: Pass, call: Call) -> Callable[[Tensor], None]:
-        """It goes with the graph it hangs on, so it need not be taken off; after the block it rests."""
+    def _take_gradient(self, one: Pass, call: Call, gradient: Tensor | None) -> None:
+        """A gradient came back to what a call returned; None does behind an operation without a derivative.
 
-        def measure(gradient: Tensor) -> None:
-            if not self._handles:
-                return
-            call.gradient = log_norm(gradient)
-            last = self._last
-            if last is not None and last.call is call:
-                one.alignment = align(last, gradient, limit=self._samples)
-                self._last = None
+        The hook goes with the graph it hangs on, so it need not be taken off; after the block it rests.
+        """
+        if gradient is None or not self._handles:
+            return
+        call.gradient = log_norm(gradient)
+        last = self._last
+        if last is not None and last.call is call:
+            one.alignment = align(last, gradient.detach(), limit=self._samples)
+            self._last = None
 
-        return measure
-
-    def _weight_hook(self, name: str, weight: nn.Parameter) -> Callable[[Tensor], None]:
-        def measure(gradient: Tensor) -> None:
-            if not self._passes:
-                return
-            one = self._passes[-1]
-            if name in one.weights or name in one.split:
-                one.weights.pop(name, None)  # norms of parts do not add up to the norm of the whole
-                one.split.add(name)
-            else:
-                one.weights[name] = log_norm(gradient)
-
-        return measure
+    def _take_weight_gradient(self, name: str, _weight: nn.Parameter, gradient: Tensor | None) -> None:
+        if gradient is None or not self._passes:
+            return
+        one = self._passes[-1]
+        if name in one.weights or name in one.split:
+            one.weights.pop(name, None)  # norms of parts do not add up to the norm of the whole
+            one.split.add(name)
+        else:
+            one.weights[name] = log_norm(gradient)
 
     def _observe_again(self, spec: Spec, tensor: Tensor | None, output: Any) -> Any:
         """A checkpointed block runs again during the backward pass: not another call, but the reentrant kind has its
@@ -293,7 +290,7 @@ class Watched:
         if waiting and tensor.requires_grad and tensor.is_floating_point():
             call = waiting[0] if len(waiting) == 1 else self._closest(one, waiting, tensor)
             call.hooked = True
-            self._listen().on_output(tensor, receiver(self._gradient_hook(one, call)))
+            self._listen().on_output(tensor, partial(self._take_gradient, one, call))
         return seeded
 
     def _closest(self, one: Pass, waiting: list[Call], tensor: Tensor) -> Call:
@@ -335,6 +332,11 @@ def watch(
     (1, 2)
     """
     return Watched(model, tier=tier, only=only, types=types, samples=samples, batch_axis=batch_axis)
+
+
+def _take_input_gradient(one: Pass, gradient: Tensor | None) -> None:
+    if gradient is not None:
+        one.input_gradient = log_norm(gradient)
 
 
 def _unchanged(last: tuple[weakref.ref[Tensor], int, Call], tensor: Tensor) -> Call | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sounding.probe.calls import Call, Pass, Spec
-from sounding.probe.gradients import log_norm, receiver
+from sounding.probe.gradients import log_norm
 from sounding.probe.moments import Tier
 from sounding.probe.records import Unmeasured
 from sounding.probe.table import Table, collect
@@ -159,7 +160,7 @@ class Window(Watched):
             return
         for name, weight in self.structure.parameters:
             if weight.requires_grad and not is_lazy(weight):
-                self._listen().on_weight(weight, receiver(self._weight_hook(name, weight)))
+                self._listen().on_weight(weight, partial(self._take_weight_gradient, name, weight))
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch._C._current_graph_task_id() != -1:
@@ -201,34 +202,26 @@ class Window(Watched):
             self._returned = False
         return True
 
-    def _gradient_hook(self, one: Pass, call: Call) -> Callable[[Tensor], None]:
-        first = super()._gradient_hook(one, call)
+    def _take_gradient(self, one: Pass, call: Call, gradient: Tensor | None) -> None:
+        if gradient is None or not self._handles:
+            return
+        self._note_backward()
+        if call.gradient is None and id(call) not in self._parts:
+            super()._take_gradient(one, call, gradient)
+        else:
+            call.gradient = None
+            self._parts.add(id(call))
 
-        def measure(gradient: Tensor) -> None:
-            if not self._handles:
-                return
-            self._note_backward()
-            if call.gradient is None and id(call) not in self._parts:
-                first(gradient)
-            else:
-                call.gradient = None
-                self._parts.add(id(call))
-
-        return measure
-
-    def _weight_hook(self, name: str, weight: nn.Parameter) -> Callable[[Tensor], None]:
-        def measure(gradient: Tensor) -> None:
-            if not self._handles:
-                return
-            self._note_backward()
-            self._sums[name] = log_norm(_plus(weight.grad, gradient))
-            if self._reduced:
-                self._touched[name] = weight
-                if not self._queued:
-                    self._queued = True
-                    _when_backward_ends(self._wait_for_others)
-
-        return measure
+    def _take_weight_gradient(self, name: str, weight: nn.Parameter, gradient: Tensor | None) -> None:
+        if gradient is None or not self._handles:
+            return
+        self._note_backward()
+        self._sums[name] = log_norm(_plus(weight.grad, gradient))
+        if self._reduced:
+            self._touched[name] = weight
+            if not self._queued:
+                self._queued = True
+                _when_backward_ends(self._wait_for_others)
 
     def _wait_for_others(self) -> None:
         """The processes average their gradients in a callback of their own, which was queued after this one."""
