@@ -57,6 +57,13 @@ def vgg() -> tuple[nn.Module, Tensor]:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(1024, 10)), torch.randn(32, 3, 32, 32)
 
 
+def transformer() -> tuple[nn.Module, Tensor]:
+    """Two encoder layers of width 64 with 4 heads over 32 positions, batch 16."""
+    layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True, norm_first=True)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    return nn.Sequential(encoder, nn.Flatten(), nn.Linear(32 * 64, 10)), torch.randn(16, 32, 64)
+
+
 def _mlp(inputs: int, width: int, depth: int) -> nn.Module:
     layers: list[nn.Module] = []
     for layer in range(depth):
@@ -70,6 +77,7 @@ NETWORKS: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor]], int]] = {
     "small": (small, 20),
     "deep": (deep, 6),
     "vgg": (vgg, 4),
+    "transformer": (transformer, 8),
 }
 
 
@@ -142,13 +150,13 @@ def main() -> None:
     torch.manual_seed(0)
     logging.getLogger("sounding.monitor").setLevel(logging.ERROR)  # what it finds is not the point here
     print(f"every={EVERY}, torch {torch.__version__}, {options.threads} threads")
-    print(f"{'network':<10}{'step':>11}{'monitor':>11}{'+ JSON':>11}   limit {LIMIT:.0%}")
+    print(f"{'network':<13}{'step':>11}{'monitor':>11}{'+ JSON':>11}   limit {LIMIT:.0%}")
     with tempfile.TemporaryDirectory() as folder:
         for name in [options.only] if options.only else list(NETWORKS):
             best = measure_time(name, options.rounds or NETWORKS[name][1], Path(folder))
             memory, json = (best[kind] / best["none"] - 1 for kind in ("memory", "json"))
             met = "met" if memory < LIMIT else "missed"
-            print(f"{name:<10}{best['none'] * 1e3:>8.3f} ms{memory:>+11.1%}{json:>+11.1%}   {met}")
+            print(f"{name:<13}{best['none'] * 1e3:>8.3f} ms{memory:>+11.1%}{json:>+11.1%}   {met}")
         print("resident memory, every step measured and written:")
         for done, size in measure_memory(Path(folder)):
             print(f"  {done:>5} steps  {size:8.1f} MiB")
