@@ -122,6 +122,24 @@ def test_weights_outside_of_modules_are_judged_by_their_ends(layers: int) -> Non
     assert math.isclose(find(growing, "gradient_explosion").evidence["growth"], 2.0, rel_tol=0.1)
 
 
+class Listed(nn.Module):
+    """Nothing but a list of weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(64, 64) * math.sqrt(2 / 64) for _ in range(60))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight in self.weights:
+            x = functional.relu(x @ weight)
+        return x
+
+
+def test_a_list_of_weights_belongs_to_the_module_that_holds_it() -> None:
+    finding = find(look(Listed, spread_inputs), "rank_collapse")
+    assert (finding.severity, finding.layer, finding.evidence["unseen_products"]) == ("high", "model", 59)
+
+
 def test_scripted_modules_are_judged_by_their_ends() -> None:
     with networks.seeded(0), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit itself, which people still hand in

@@ -121,7 +121,7 @@ def survey(
     known: dict[tuple[type[nn.Module], bool, bool], _Traits] = {}
     for full, module in named_modules(root):
         leaf = not module._modules or is_opaque(module)
-        if not (leaf or module._parameters) or isinstance(module, CONTAINERS):
+        if not (leaf or module._parameters or _lists(module)) or isinstance(module, CONTAINERS):
             continue
         name = full or ROOT
         shown = (not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)) and (
@@ -243,12 +243,18 @@ def multiplies(module: nn.Module) -> bool:
 
 
 def _own_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """Parameters held directly, by a parametrization, or (scripts, attention) by children that are never called."""
+    """Parameters held directly, in a list, by a parametrization, or by children that are never called (scripts)."""
     if not module._modules:
         held = module._parameters.values()
         return [weight for weight in held if weight is not None and not is_lazy(weight)] if module._parameters else []
     opaque = is_opaque(module) or isinstance(module, nn.MultiheadAttention)
-    return [weight for weight in module.parameters(recurse=opaque) if not is_lazy(weight)]
+    listed = [weight for child in _lists(module) for weight in child.parameters()]
+    return [weight for weight in (*module.parameters(recurse=opaque), *listed) if not is_lazy(weight)]
+
+
+def _lists(module: nn.Module) -> list[nn.Module]:
+    """Children that only hold parameters for it, and are never called."""
+    return [child for child in module._modules.values() if isinstance(child, nn.ParameterList | nn.ParameterDict)]
 
 
 def _as_patterns(only: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -284,6 +284,8 @@ def _remedies(reading: Reading, collapse: _Collapse) -> tuple[str, ...]:
     )
     if collapse.abrupt:
         return ("look for weights that all start equal, and for biases that drown the signal", *cures)
+    if unseen_products(reading):
+        return ("give each weight a module (nn.Linear), so that every layer can be measured and repaired", *cures)
     if collapse.foreseen:
         return ("subtract the mean of the data from the inputs: they are nearly parallel", ADD_BATCHNORM, *cures)
     if reading.has_shortcuts:

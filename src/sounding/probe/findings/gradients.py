@@ -102,7 +102,7 @@ def _measure(reading: Reading, thresholds: Thresholds) -> _Change | None:
     """The fitted rate, and the layer that breaks it if there is one."""
     growth = reading.network.get("gradient_growth")
     steps = reading.depth - 1
-    if growth is None and unseen_products(reading):
+    if growth is None and reading.calls and unseen_products(reading):
         return _measure_ends(reading)
     if growth is None or steps < 1 or not math.isfinite(growth.value) or growth.value <= 0:
         return None
