@@ -120,17 +120,20 @@ def survey(
     specs: list[Spec] = []
     known: dict[tuple[type[nn.Module], bool, bool], _Traits] = {}
     for full, module in named_modules(root):
-        leaf = not module._modules or is_opaque(module)
-        if not (leaf or module._parameters or _lists(module)) or isinstance(module, CONTAINERS):
+        children, held = module._modules, module._parameters
+        leaf = not children or is_opaque(module)
+        if not (leaf or held):
+            continue
+        alike = (type(module), not children, not held)
+        traits = known.get(alike)
+        if traits is None:
+            traits = known[alike] = _traits(module)
+        if traits.container:
             continue
         name = full or ROOT
         shown = (not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)) and (
             not classes or isinstance(module, classes)
         )
-        alike = (type(module), not module._modules, not module._parameters)
-        traits = known.get(alike)
-        if traits is None:
-            traits = known[alike] = _traits(module)
         specs.append(_spec(name, module, traits, leaf=leaf, shown=shown))
     if (patterns or classes) and not any(spec.shown for spec in specs):
         raise UsageError(
@@ -176,6 +179,8 @@ def named_parameters(root: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Every parameter once (a tied one under its first name), named like its module in `named_modules`."""
     found: dict[int, tuple[str, nn.Parameter]] = {}
     for prefix, module in named_modules(root):
+        if not module._parameters and not module._modules:
+            continue
         scripted = isinstance(module, torch.jit.ScriptModule)
         held = list(module.named_parameters()) if scripted else list(module._parameters.items())
         if not scripted and PARAMETRIZATIONS in module._modules:
@@ -190,6 +195,7 @@ def named_parameters(root: nn.Module) -> list[tuple[str, nn.Parameter]]:
 class _Traits(NamedTuple):
     """What the class of a module decides, and whether it holds children and parameters."""
 
+    container: bool
     kind: str
     scripted: bool
     activation: bool
@@ -203,6 +209,7 @@ class _Traits(NamedTuple):
 def _traits(module: nn.Module) -> _Traits:
     kind = type(module).__name__
     return _Traits(
+        container=isinstance(module, CONTAINERS),
         kind=kind,
         scripted=isinstance(module, torch.jit.ScriptModule),
         activation=is_activation(module),
@@ -215,7 +222,7 @@ def _traits(module: nn.Module) -> _Traits:
 
 
 def _spec(name: str, module: nn.Module, traits: _Traits, *, leaf: bool, shown: bool) -> Spec:
-    kind, scripted, activation, non_negative, bounded, batch_first, channels_first, lazy = traits
+    _, kind, scripted, activation, non_negative, bounded, batch_first, channels_first, lazy = traits
     batch_first = module.__dict__.get("batch_first", batch_first)
     return Spec(
         name,
@@ -235,7 +242,10 @@ def _spec(name: str, module: nn.Module, traits: _Traits, *, leaf: bool, shown: b
 
 def multiplies(module: nn.Module) -> bool:
     """Whether it multiplies by a weight: it holds a parameter of two or more axes and does not just look it up."""
-    if not module._modules and not module._parameters:
+    if not module._modules:
+        for weight in module._parameters.values():
+            if weight is not None and not is_lazy(weight) and weight.dim() > 1:
+                return not isinstance(module, LOOKUPS)
         return False
     if PACKED in module._modules:
         return True
@@ -243,18 +253,9 @@ def multiplies(module: nn.Module) -> bool:
 
 
 def _own_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """Parameters held directly, in a list, by a parametrization, or by children that are never called (scripts)."""
-    if not module._modules:
-        held = module._parameters.values()
-        return [weight for weight in held if weight is not None and not is_lazy(weight)] if module._parameters else []
+    """Parameters held directly, by a parametrization, or (scripts, attention) by children that are never called."""
     opaque = is_opaque(module) or isinstance(module, nn.MultiheadAttention)
-    listed = [weight for child in _lists(module) for weight in child.parameters()]
-    return [weight for weight in (*module.parameters(recurse=opaque), *listed) if not is_lazy(weight)]
-
-
-def _lists(module: nn.Module) -> list[nn.Module]:
-    """Children that only hold parameters for it, and are never called."""
-    return [child for child in module._modules.values() if isinstance(child, nn.ParameterList | nn.ParameterDict)]
+    return [weight for weight in module.parameters(recurse=opaque) if not is_lazy(weight)]
 
 
 def _as_patterns(only: str | Sequence[str] | None) -> tuple[str, ...]:
