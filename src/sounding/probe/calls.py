@@ -122,7 +122,7 @@ def survey(
     for full, module in named_modules(root):
         children, held = module._modules, module._parameters
         leaf = not children or is_opaque(module)
-        if not (leaf or held):
+        if not (leaf or held or _lists(module)):
             continue
         alike = (type(module), not children, not held)
         traits = known.get(alike)
@@ -253,9 +253,15 @@ def multiplies(module: nn.Module) -> bool:
 
 
 def _own_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """Parameters held directly, by a parametrization, or (scripts, attention) by children that are never called."""
+    """Parameters held directly, in a list, by a parametrization, or by children that are never called (scripts)."""
     opaque = is_opaque(module) or isinstance(module, nn.MultiheadAttention)
-    return [weight for weight in module.parameters(recurse=opaque) if not is_lazy(weight)]
+    listed = [weight for child in _lists(module) for weight in child.parameters()]
+    return [weight for weight in (*module.parameters(recurse=opaque), *listed) if not is_lazy(weight)]
+
+
+def _lists(module: nn.Module) -> list[nn.Module]:
+    """Children that only hold parameters for it, and are never called."""
+    return [child for child in module._modules.values() if isinstance(child, nn.ParameterList | nn.ParameterDict)]
 
 
 def _as_patterns(only: str | Sequence[str] | None) -> tuple[str, ...]:
