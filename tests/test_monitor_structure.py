@@ -207,3 +207,15 @@ def test_what_is_kept_between_steps_is_bounded() -> None:
     assert len(blocks) <= SHAPES
     assert all(block.gram.numel() <= 2 * BLOCK["cpu"] and not block.entries for block in blocks)
     assert not monitor._blank._passes
+
+
+def test_lengths_that_never_come_again_are_forgotten() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+    with Monitor(model, every=1) as monitor:
+        for length in range(200, 230):
+            model(torch.randn(8, length, 64)).mean().backward()
+            monitor.step()
+    moments = monitor._blank._moments
+    assert not moments.known
+    assert not moments.digests
+    assert len(moments.blocks) <= SHAPES
