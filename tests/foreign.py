@@ -62,7 +62,7 @@ def break_layer(model: nn.Sequential, position: int, factor: float) -> nn.Sequen
     return model
 
 
-def conv_net(depth: int, *, channels: int = 8, normalized: bool = True) -> nn.Sequential:
+def conv_net(depth: int, *, channels: int = 16, normalized: bool = True) -> nn.Sequential:
     """A plain stack of 3×3 convolutions, pooled over positions; He's weights where there is no batch norm."""
     layers: list[nn.Module] = []
     for index in range(depth - 1):
