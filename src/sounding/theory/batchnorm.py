@@ -292,7 +292,9 @@ def _at_fixed_point(affine: Affine, law: NormalizedLaw, tolerance: float) -> tup
             line, line_error, pair, pair_error = finite_moments(affine, law, tolerance=tolerance)
         found = _assemble(line, pair, law, affine.level)
         image, slope = found["fixed_point"].mu, found["forward_eigenvalues"].G
-        near = abs(image - law.mu) <= _DRIFT * law.mu or not abs(image - law.mu) < 0.1 * abs(1 - slope) * law.mu
+        known = line_error.square + (pair_error.product if pair_error is not None else 0.0)
+        off = abs(image - law.mu)
+        near = off <= max(_DRIFT * law.mu, known) or not off < 0.1 * abs(1 - slope) * law.mu
         if attempt or law.eps == 0 or near:
             break
         law = NormalizedLaw(law.batch_size, law.mu + (image - law.mu) / (1 - slope), law.eps)

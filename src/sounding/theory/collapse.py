@@ -147,13 +147,15 @@ def _polish(excess: Callable[..., float], start: float, at_start: float, slope: 
     A step below `enough` is made on trust: the slope is known to a thousandth or better.
     """
     x, y = start, at_start
-    for tolerance, enough in ((_ROUGH, 1e-5), (1e-12, 1e-7)):
+    for tolerance, enough, most in ((_ROUGH, 1e-5, 12), (1e-12, 1e-7, 3)):
         if tolerance != _ROUGH:
             y = excess(x, tolerance)
-        for _ in range(12):
+        last = math.inf
+        for _ in range(most):
             step = -y / slope
-            if abs(step) < enough:
+            if abs(step) < enough or abs(step) > 0.5 * last:  # the second: rounding, not the function, is left
                 break
+            last = abs(step)
             value = excess(x + step, tolerance)
             if abs(step) > 1e-3 * enough:
                 slope = (value - y) / step

@@ -80,6 +80,8 @@ def pair_sums(
     if law.eps == 0 and small.size:
         limit = min(limit, int(small[0]) + 2)
     terms = limit if bounded else min(limit, _FIRST_TERMS, int(small[0]) + 2 if small.size else limit)
+    key = ("terms", law.batch_size, tolerance)
+    terms = min(limit, affine.kept.get(key, terms))  # what the last law of this activation and batch needed
     while True:
         table = tabulate(affine, law, degree=terms, tolerance=tolerance)
         if table.x.size * terms > _MOST_WORK:
@@ -96,6 +98,7 @@ def pair_sums(
         if enough or bounded:
             found = projection.sums(wanted, tolerance, float(envelope[terms - 1]), checked=checked, bounded=bounded)
             if found is not None:
+                affine.kept[key] = terms
                 return found, table
             needed = 1.5 * terms
         if terms == limit or needed > 3 * limit:

@@ -30,8 +30,8 @@ GRADING = 8
 # x₁ = T cos ψ carries a rounding of 1e-16, which a kink like |x|^−0.4 in φ′ raises to about 1e-10
 STEEP_TOLERANCE = 1e-9
 NESTED_TOLERANCE = 1e-11  # below, square roots and layers take the nested integral twice the time
-FEW_KINKS, FEW_PANELS = 3, 64  # with so many, cells in the plane are faster than nested panels
-MOST_CELLS, ENOUGH = 1_000, 1e-8
+FEW_KINKS, FEW_PANELS = 10, 64  # with so many, cells in the plane are faster than nested panels
+MOST_CELLS, ENOUGH = 2_000, 1e-8
 ROUGH = 1e-9
 MOST_KINKS = 20  # the plane of two samples is cut into some ten cells for each pair of kinks
 USELESS = 1e-5  # a larger share of error would pose as a prediction
@@ -138,8 +138,16 @@ def planar_pair_moments(
     return _pack(PairMoments, found.values, found.errors, affine.slope_noise(law.spread))
 
 
-def _cells(affine: Affine, law: NormalizedLaw, tolerance: float, *, alone: bool, most: int | None = None) -> PairSeries:
-    """The pair moments, or E φφ alone, by cells in the plane."""
+def _cells(
+    affine: Affine,
+    law: NormalizedLaw,
+    tolerance: float,
+    *,
+    alone: bool,
+    most: int | None = None,
+    table: Table | None = None,
+) -> PairSeries:
+    """The pair moments, or E φφ alone, by cells in the plane; slopes that are not given come from the table."""
     if alone:
         return _pair(
             affine,
@@ -151,7 +159,11 @@ def _cells(affine: Affine, law: NormalizedLaw, tolerance: float, *, alone: bool,
         )
 
     def integrands(x1: Array, x2: Array, y1: Array, y2: Array) -> Array:
-        phi, slope = affine.rise(y1) * affine.rise(y2), affine.slope(y1) * affine.slope(y2)
+        phi = affine.rise(y1) * affine.rise(y2)
+        if table is None or affine.activation.derivative_error == 0:
+            slope = affine.slope(y1) * affine.slope(y2)
+        else:
+            slope = table.slope_at(x1, law.support) * table.slope_at(x2, law.support)
         xx, half = x1 * x2, 0.5 * (x1 * x1 + x2 * x2)
         forward = (phi, phi, phi * xx, phi * half)
         backward = (slope, slope * xx, slope * half, slope * xx * xx, slope * xx * half, slope * xx)
@@ -236,7 +248,7 @@ def _tabled(
         return rings, table
     cells, key = None, ("cells", law.batch_size, tolerance < ROUGH)
     if kinks <= FEW_KINKS and table.edges.size < FEW_PANELS and affine.kept.get(key, True):
-        cells = _cells(affine, law, tolerance, alone=alone, most=MOST_CELLS)
+        cells = _cells(affine, law, tolerance, alone=alone, most=MOST_CELLS, table=table)
         if bool((cells.errors <= max(ENOUGH, tolerance) * cells.scales).all()):
             return cells, table
         affine.kept[key] = False

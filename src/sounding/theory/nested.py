@@ -29,12 +29,11 @@ from sounding.theory.series import PairSeries
 from sounding.theory.tabulated import ORDER, Table
 
 _NEAR = 0.8  # of its width: how near the end of the chord a panel may come before it gets nodes of its own
-_OWN = 20  # of them
+_OWN, _OWN_AMONG_MANY = 20, 12  # of them
 _BLOCK = 60_000
-_FIRST_PAIRS, _MAX_PAIRS = 700_000, 1_000_000
+_PAIRS, _EXACT_PAIRS, _ROUGH_PAIRS = 700_000, 1_500_000, 200_000  # of nodes: with eps, without, and for a first look
 # nodes of outer and inner panels: many panels are narrow ones
 _ORDERS = ((16, 16), (12, 10), (10, 8), (8, 8), (8, 6), (6, 6), (6, 5), (5, 4), (4, 4), (4, 3))
-_ROUGH_ORDERS = ((10, 8), (8, 6), (6, 5), (5, 4), (4, 4), (4, 3))
 _MAX_ROUNDS = 9
 _STEEP = 64
 # inner kinds: index of φ, xφ, x²φ, D, xD, x²D, x³D and power of s²; of each wanted pair the outer index and the kind
@@ -170,7 +169,7 @@ class Nested:
         middle = 0.5 * (low + high)
         node, panel = np.concatenate([node, node[wide]]), np.concatenate([panel, panel[wide]])
         low, high = np.concatenate([low, middle[wide]]), np.concatenate([np.where(wide, middle, high), high[wide]])
-        nodes, weights = legendre(_OWN)
+        nodes, weights = legendre(_OWN if self.order == ORDER else _OWN_AMONG_MANY)
         half = 0.5 * (high - low)[:, None]
         b = 0.5 * (high + low)[:, None] + half * nodes
         t = shift[node, None] + stretch[node, None] * np.sin(b)
@@ -198,13 +197,11 @@ def nested_sums(
 ) -> PairSeries | None:
     """The ten pair moments (or E φφ alone), their errors and ∫|·|; None where it would take too many pairs of nodes."""
     edges = _outer_edges(affine, law, table)
-    chosen = [
-        (outer, inner)
-        for outer, inner in (_ORDERS if tolerance < 1e-9 else _ROUGH_ORDERS)
-        if (edges.size - 1) * outer * (table.edges.size - 1) * inner <= _FIRST_PAIRS
-    ]
-    if not chosen:
+    most = _ROUGH_PAIRS if tolerance > 1e-9 else _PAIRS if law.eps > 0 else _EXACT_PAIRS
+    panels = (edges.size - 1) * (table.edges.size - 1)
+    if panels * _ORDERS[-1][0] * _ORDERS[-1][1] > _EXACT_PAIRS:
         return None
+    chosen = [pair for pair in _ORDERS if panels * pair[0] * pair[1] <= most] or [_ORDERS[-1]]
     order = chosen[0][0]
     whole = Nested(affine, law, table, slopes, chosen[0][1])
     low, high = edges[:-1], edges[1:]
@@ -228,7 +225,7 @@ def nested_sums(
         tail, size = _missed(shaped, order), np.abs(shaped).sum(axis=2)
         allowed = tolerance * np.maximum(totals[2] + size.sum(axis=1), 1e-300)
         bad = (tail > 0.1 * allowed[:, None]).any(axis=0) & (high - low > 1e-9)
-        if attempt == _MAX_ROUNDS - 1 or spent + 2 * bad.sum() * order * whole.inner[0].size > _MAX_PAIRS:
+        if attempt == _MAX_ROUNDS - 1 or spent + 2 * bad.sum() * order * whole.inner[0].size > 1.4 * most:
             bad[:] = False
         totals += np.stack([part[:, ~bad].sum(axis=1) for part in (shaped.sum(axis=2), tail + missed, size)])
         if not bad.any():

@@ -24,7 +24,7 @@ from sounding.theory.panels import legendre
 ORDER = 16
 MAX_NODES, MAX_NODES_WITH_EPS = 200_000, 64_000
 _MAX_ROUNDS = 44
-_NARROWEST = 1e-12
+_NARROWEST, _TELLING = 1e-11, 1e-9
 _SCAN = 4097  # points on which the series are compared with φ, over the support and over |y| < 12: narrow features
 _SCANNED = 12.0
 _TURNS = 8.0  # radians of a polynomial that one panel resolves beside φ
@@ -56,6 +56,20 @@ class Table:
         if power not in self._weights:
             self._weights[power] = law.line_weight(self.x, power, rest=self.cosine**2) * self.step
         return self._weights[power]
+
+    def slope_at(self, x: Array, reach: float) -> Array:
+        """D at any |x| within the table, from the series of its panel; x is √(B−1)·sin a with √(B−1) = reach."""
+        angle = np.arcsin(np.clip(x / reach, -1.0, 1.0))
+        panel = np.clip(np.searchsorted(self.edges, angle, side="right") - 1, 0, self.edges.size - 2)
+        low, high = self.edges[panel], self.edges[panel + 1]
+        u = np.clip(2.0 * (angle - low) / (high - low) - 1.0, -1.0, 1.0)
+        columns = np.ascontiguousarray(self.series()[1].T)
+        # Clenshaw's rule for Legendre series
+        later, last = np.zeros_like(u), np.zeros_like(u)
+        for k in range(ORDER - 1, -1, -1):
+            front, back = (2 * k + 1) / (k + 1), (k + 1) / (k + 2)
+            later, last = columns[k][panel] + front * u * later - back * last, later
+        return later
 
     def series(self) -> tuple[Array, Array]:
         """Legendre coefficients of φ and D on each panel, (panels, ORDER)."""
@@ -126,6 +140,7 @@ def tabulate(affine: Affine, law: NormalizedLaw, *, degree: int, tolerance: floa
         settled = [whole.take(~missed)]
         middle = 0.5 * (whole.low[missed] + whole.high[missed])
         low, high = np.concatenate([whole.low[missed], middle]), np.concatenate([middle, whole.high[missed]])
+    _remember(affine, whole, reach)
     if float(whole.totals(errors=True)[0, 0]) > _USELESS**2 * norms[0, 0] and 2 * count > limit:
         raise NumericalError(
             f"{affine.activation.name} at scale {affine.scale:g} varies too fast: {count} panels do not hold it",
@@ -134,10 +149,20 @@ def tabulate(affine: Affine, law: NormalizedLaw, *, degree: int, tolerance: floa
     return whole.table(reach, _further_edges(law, end, degree))
 
 
+def _remember(affine: Affine, panels: _Panels, reach: float) -> None:
+    """Keep where panels became very narrow, at kinks that the search did not see: the next table begins there."""
+    narrow = panels.high - panels.low < _TELLING
+    for angle in 0.5 * (panels.low + panels.high)[narrow]:
+        x, known = reach * math.sin(angle), affine.kept.setdefault("breaks", [])
+        if len(known) < 64 and all(abs(x - other) > 1e-7 * reach for other in known):
+            known.append(x)
+
+
 def _first_edges(affine: Affine, law: NormalizedLaw, end: float) -> Array:
     """Angles at the kinks and around the law's bulk."""
     reach, spread = law.support, law.spread
     lines = np.array([(k - affine.shift) / affine.scale for k in affine.activation.kinks])
+    lines = np.concatenate([lines, affine.kept.get("breaks", [])])
     hard = np.arcsin(lines[np.abs(lines) < end] / reach)
     soft = [math.asin(edge * spread / reach) for edge in _SOFT_EDGES if edge * spread < end]
     last = math.asin(min(end / reach, 1.0))
