@@ -42,7 +42,9 @@ def measure(given: list[Tensor], tier: moments.Tier = "full") -> list[dict[str, 
 
 
 @pytest.mark.parametrize("tier", ["fast", "full"])
-@pytest.mark.parametrize("shapes", [[(8, 5), (8, 12), (6, 30), (8, 8), (3, 4), (8, 40)], [(8, 12)]])
+@pytest.mark.parametrize(
+    "shapes", [[(8, 5), (8, 12), (6, 30), (8, 8), (3, 4), (8, 40)], [(8, 12)], [(8, 12), (8, 7), (8, 2), (8, 12)]]
+)
 @pytest.mark.parametrize("limit", [2**8, 2**10, 2**17])
 def test_blocks_of_any_size_and_shape_give_what_each_matrix_gives(
     limit: int, shapes: list[tuple[int, int]], tier: moments.Tier, monkeypatch: pytest.MonkeyPatch
@@ -59,8 +61,12 @@ def test_blocks_of_any_size_and_shape_give_what_each_matrix_gives(
 
 
 @pytest.mark.parametrize("tier", ["fast", "full"])
-def test_what_is_not_finite_or_far_off_scale_spoils_nothing_beside_it(tier: moments.Tier) -> None:
-    given = matrices(9, [(8, 6)])
+@pytest.mark.parametrize("shapes", [[(8, 6)], [(8, 9), (8, 6)]])
+def test_what_is_not_finite_or_far_off_scale_spoils_nothing_beside_it(
+    shapes: list[tuple[int, int]], tier: moments.Tier
+) -> None:
+    """A narrow matrix in a block of wider ones counts its own entries."""
+    given = matrices(9, shapes)
     alone = measure(given, tier)
     spoiled = [rows.clone() for rows in given]
     spoiled[3][2, 1] = math.nan

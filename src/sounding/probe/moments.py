@@ -33,6 +33,7 @@ FULL = ("numerical_rank", "soft_rank", "effective_rank", "isometry_gap", "condit
 CHUNK = 2**19  # entries of a large sample matrix centred at a time: 2 MiB, small against a cache and an activation
 BLOCK = {"cpu": 2**17, "cuda": 2**23}  # entries of sample matrices, or of their inner products, reduced together
 MOST = 256  # matrices in a block
+NARROW = 2**13  # entries of a matrix that takes less time than its share of a block's operations
 SHAPES = 4  # blocks of different shapes filled at a time
 # Norms whose fourth powers, the squares of inner products, a type holds with room for those of small entries.
 SAFE = {torch.float32: (1e-7, 1e9), torch.float64: (1e-70, 1e75)}
@@ -138,7 +139,7 @@ class Moments:
             if direct:  # a view of the first samples would take as long as the copy
                 torch.narrow_copy(samples, 0, 0, taken, out=slots[len(entries)])
             else:
-                slots[len(entries)].copy_(samples[:taken])
+                _put(slots[len(entries)], samples[:taken])
             entries.append(entry)
         if len(entries) == len(slots):
             self._digest(block)
@@ -176,8 +177,18 @@ class Moments:
         dtype = torch.float64 if self.tier == "full" or samples.dtype == torch.float64 else torch.float32
         entries = BLOCK.get(samples.device.type, BLOCK["cpu"])
         key = (taken, d if 2 * taken * d <= entries else 0, dtype, samples.device)
-        block = self.blocks.get(key) or self._open(key, entries)
-        return block, taken, samples.is_cpu and samples.dtype == dtype and type(samples) is Tensor
+        block = self.blocks.get(key) or self._wider(key) or self._open(key, entries)
+        held = block.rows is not None and block.rows.shape[2] == d and samples.dtype == dtype
+        return block, taken, held and samples.is_cpu and type(samples) is Tensor
+
+    def _wider(self, key: Key) -> Block | None:
+        """A block of wider matrices that are small themselves: zeros beside a matrix leave its inner products alone,
+        and cost less than one more block to sum up."""
+        n, d, dtype, device = key
+        for (samples, width, *others), block in self.blocks.items():
+            if samples == n and others == [dtype, device] and 0 < d < width and n * width <= NARROW:
+                return block
+        return None
 
     def _open(self, key: Key, limit: int) -> Block:
         if len(self.blocks) == SHAPES:
@@ -236,6 +247,14 @@ class Moments:
         return torch.nn.functional.pad(found, (0, n - found.shape[1]))
 
 
+def _put(slot: Tensor, samples: Tensor) -> None:
+    width = samples.shape[1]
+    if width < slot.shape[1]:
+        slot[:, width:] = 0.0
+        slot = slot[:, :width]
+    slot.copy_(samples)
+
+
 def _is_safe(norm: float, dtype: torch.dtype) -> bool:
     low, high = SAFE[dtype]
     return low < norm < high
@@ -249,7 +268,7 @@ def _rescale_(rows: Tensor, lengths: Tensor, entries: list[Entry]) -> list[Entry
     for index, norm in enumerate(torch.linalg.vector_norm(lengths, dim=1).tolist()):
         if low < norm < high:
             continue
-        if _find_scale(rows[index], entries[index], rows.dtype):
+        if _find_scale(rows[index, :, : entries[index].features], entries[index], rows.dtype):
             rows[index] /= entries[index].scale
         else:
             rows[index] = 0.0
