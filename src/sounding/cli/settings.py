@@ -82,9 +82,12 @@ def input_gram(file: Path | None, *, batch_size: int | None, correlation: float 
 
 
 def parse_numbers(option: str, text: str, *, kind: type) -> list[Any]:
-    """Comma-separated numbers of a kind, as `--lr 0.01,0.1`."""
+    """Comma-separated numbers of a kind, at least one, as `--lr 0.01,0.1` or `--residual 1,inf`."""
     try:
-        return [kind(part) for part in text.split(",") if part.strip()]
+        found = [kind(part) for part in text.split(",") if part.strip()]
     except ValueError:
+        found = []
+    if not found:
         words = "whole numbers" if kind is int else "numbers"
-        raise UsageError(f"{option} takes {words}, comma-separated, got {text!r}") from None
+        raise UsageError(f"{option} takes {words}, comma-separated, got {text!r}")
+    return found

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sounding.cli.output import console, print_json
+from sounding.cli.settings import parse_numbers
 from sounding.errors import ExitCode, InterruptedRun, UsageError
 
 if TYPE_CHECKING:
@@ -79,9 +80,9 @@ def simulate(
     \b
     Exit codes: 0 done, 2 wrong usage, 3 numerical failure, 130 interrupted (what was measured is printed).
     """
-    widths = _numbers("--width", width, kind=int)
-    residuals = _numbers("--residual", residual, kind=float)
-    sizes = list(widths) if batch_size == "width" else _numbers("--batch-size", batch_size, kind=int)
+    widths = parse_numbers("--width", width, kind=int)
+    residuals = parse_numbers("--residual", residual, kind=float)
+    sizes = list(widths) if batch_size == "width" else parse_numbers("--batch-size", batch_size, kind=int)
     if error is not None and not error > 0:
         raise UsageError(f"--error must be positive, got {error}")
     if measures is not None:
@@ -143,15 +144,6 @@ def _run(
             **options,
         ),
     )
-
-
-def _numbers(option: str, text: str, *, kind: type) -> list[Any]:
-    """Comma-separated numbers of a kind."""
-    try:
-        return [kind(part) for part in text.split(",")]
-    except ValueError:
-        words = "whole numbers" if kind is int else "numbers or inf"
-        raise UsageError(f"{option} takes {words}, comma-separated, got {text!r}") from None
 
 
 def _check_activation_name(name: str) -> None:
