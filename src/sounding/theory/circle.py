@@ -26,8 +26,8 @@ from sounding.theory.panels import legendre
 from sounding.theory.series import PairSeries
 
 ORDER = 32
-_FIRST, _MOST = 40, 1000  # samples of half a circle; beyond, the function is steep rather than oscillating
-_MAX_SAMPLES = 3_000_000
+_FIRST, _MOST = 40, 760  # samples of half a circle; beyond, the function is steep rather than oscillating
+_MAX_SAMPLES = 3_500_000
 _MAX_ROUNDS = 14
 _CHUNK = 400_000
 
@@ -54,7 +54,7 @@ class Circles:
         if self.affine.kinks_within(reach):
             return False
         series = self._series(np.array([reach]), _MOST)[0]
-        return bool(np.abs(series[-_MOST // 12 :]).max() <= 1e-13 * np.abs(series).max())
+        return bool(np.abs(series[-_MOST // 16 :]).max() <= 1e-13 * np.abs(series).max())
 
     def means(self, low: Array, high: Array) -> tuple[Array, Array]:
         """(pairs, panels, ORDER) and errors (pairs, panels)."""
@@ -92,9 +92,9 @@ class Circles:
             last = int(np.flatnonzero(significant.any(axis=0))[-1]) if significant.any() else 0
             tail = np.abs(series[:, -6:]).max(axis=1)
             over = tail > floor
-            if last < count - 6 or not over.any() or 1.4 * count > _MOST:
+            if last < count - 6 or not over.any() or count >= _MOST:
                 break
-            count = int(1.4 * count)
+            count = min(int(1.4 * count), _MOST)
         self.needed.append((math.sin(panels[-1][1]), max(int(1.04 * last) + 16, _FIRST)))
         series[~significant] = 0.0
         means, errors = self._products(radius, series[:, : last + 1], np.where(over, tail, 0.0) + floor)

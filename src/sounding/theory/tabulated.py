@@ -141,9 +141,10 @@ def tabulate(affine: Affine, law: NormalizedLaw, *, degree: int, tolerance: floa
         middle = 0.5 * (whole.low[missed] + whole.high[missed])
         low, high = np.concatenate([whole.low[missed], middle]), np.concatenate([middle, whole.high[missed]])
     _remember(affine, whole, reach)
-    if float(whole.totals(errors=True)[0, 0]) > _USELESS**2 * norms[0, 0] and 2 * count > limit:
+    if 2 * count > limit and bool((whole.totals(errors=True)[0] > _USELESS**2 * norms[0]).any()):
         raise NumericalError(
-            f"{affine.activation.name} at scale {affine.scale:g} varies too fast: {count} panels do not hold it",
+            f"{affine.activation.name} at scale {affine.scale:g} varies too fast: {count} panels do not hold it or its "
+            "slope, whose second moment may be infinite",
             hint="a smaller scale",
         )
     return whole.table(reach, _further_edges(law, end, degree))
