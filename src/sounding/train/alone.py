@@ -13,13 +13,14 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sounding.repair.clipping import AdaptiveClipping
-from sounding.train.checkpoint import Checkpoint, Keeper
+from sounding.train.checkpoint import Checkpoint
 from sounding.train.evaluate import Scores, as_values, check_outputs, evaluate_part
 from sounding.train.history import History
 from sounding.train.journal import TOLD_EVERY, Journal, ProgressCall, deferred_interrupt
+from sounding.train.opening import open_training
 from sounding.train.recipe import Recipe, Statistics
-from sounding.train.record import check_device, check_network, check_rates, check_recipe, describe_run, fingerprint
-from sounding.train.samples import Data, Samples, Stream, take_samples
+from sounding.train.record import check_rates
+from sounding.train.samples import Data, Samples, Stream
 
 
 def train_(
@@ -67,24 +68,19 @@ def train_(
     >>> history.final(0).test_accuracy > 0.8
     True
     """
-    check_recipe(recipe)
     (rate,) = check_rates([learning_rate])
-    home, dtype = check_network(network)
-    place = check_device(device, home)
-    samples = take_samples(data, recipe, device=place, dtype=dtype)
-    told = ({"learning_rate": rate, **(settings or {})},)
-    record = describe_run(
+    samples, stream, journal, keeper, record, place = open_training(
         [network],
-        samples,
+        data,
+        kind="alone",
+        runs=({"learning_rate": rate, **(settings or {})},),
         recipe=recipe,
-        settings=told,
         generator=generator,
-        device=place,
+        device=device,
         measure_at=measure_at,
-    ) | {"kind": "alone"}
-    stream = Stream(samples, recipe, generator)
-    journal = Journal(recipe, samples, stream, settings=told, measure_at=measure_at, progress=progress)
-    keeper = Keeper(checkpoint, fingerprint(record))
+        checkpoint=checkpoint,
+        progress=progress,
+    )
     network.to(place)
     training = network.training
     check_outputs(_evaluating(network, samples.prepare(samples.train[0][:2]), recipe.statistics), samples, recipe.loss)

@@ -17,10 +17,11 @@ from sounding.train.group import Group
 from sounding.train.history import History
 from sounding.train.journal import TOLD_EVERY, Journal, ProgressCall, deferred_interrupt
 from sounding.train.layers import NotReadable
+from sounding.train.opening import open_training
 from sounding.train.products import Products
 from sounding.train.recipe import Recipe
-from sounding.train.record import check_device, check_network, check_rates, check_recipe, describe_run, fingerprint
-from sounding.train.samples import Data, Samples, Stream, take_samples
+from sounding.train.record import check_rates
+from sounding.train.samples import Data, Samples, Stream
 from sounding.train.stack import Stack, check_alike
 from sounding.train.vmapped import Vmapped
 
@@ -81,25 +82,20 @@ def train_together_(
     >>> history.final(0).train_loss > history.final(1).train_loss
     True
     """
-    check_recipe(recipe)
     networks, rates = list(networks), check_rates(learning_rates)
-    told = _check_runs(networks, rates, settings)
-    homes = [check_network(network) for network in networks]
-    place, dtype = check_device(device, homes[0][0]), homes[0][1]
-    check_alike(networks)
-    samples = take_samples(data, recipe, device=place, dtype=dtype)
-    record = describe_run(
+    samples, stream, journal, keeper, record, place = open_training(
         networks,
-        samples,
+        data,
+        kind="together",
+        runs=_check_runs(networks, rates, settings),
         recipe=recipe,
-        settings=told,
         generator=generator,
-        device=place,
+        device=device,
         measure_at=measure_at,
-    ) | {"kind": "together"}
-    stream = Stream(samples, recipe, generator)
-    journal = Journal(recipe, samples, stream, settings=told, measure_at=measure_at, progress=progress)
-    keeper = Keeper(checkpoint, fingerprint(record))
+        checkpoint=checkpoint,
+        progress=progress,
+    )
+    check_alike(networks)
     size = _group_size(networks[0], recipe, samples, place) if group_size is None else group_size
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise UsageError(f"group_size must be a positive whole number, got {group_size!r}")
