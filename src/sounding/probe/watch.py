@@ -245,7 +245,7 @@ class Watched:
             call.hooked = True
             if spec.weighs:
                 self._last = self._last_layer(one, call, args)
-            self._listen().on_output(tensor, partial(self._take_gradient, one, call))
+            (self._hooks or self._listen()).on_output(tensor, partial(self._take_gradient, one, call))
 
     def _last_layer(self, one: Pass, call: Call, args: Any) -> LastLayer | None:
         received = args[0] if args and isinstance(args[0], Tensor) else None
@@ -290,7 +290,7 @@ class Watched:
         if waiting and tensor.requires_grad and tensor.is_floating_point():
             call = waiting[0] if len(waiting) == 1 else self._closest(one, waiting, tensor)
             call.hooked = True
-            self._listen().on_output(tensor, partial(self._take_gradient, one, call))
+            (self._hooks or self._listen()).on_output(tensor, partial(self._take_gradient, one, call))
         return seeded
 
     def _closest(self, one: Pass, waiting: list[Call], tensor: Tensor) -> Call:
