@@ -2,12 +2,13 @@
 
     python bench/predict.py                   the table; ends with 1 if a prediction takes 0.2 s or more
     python bench/predict.py --eps 1e-5        the same with eps > 0
+    python bench/predict.py --callables       Python functions alone: waves, many kinks, steep and narrow ones
     python bench/predict.py --json            one JSON object
 
-Time is the best of the rounds after one warm-up call, one thread. Monte Carlo draws batches with numpy and averages the
-growth's own estimator, |A|²/(B−1); its time at the prediction's error is extrapolated from a measured standard error by
-1/√n, since nobody could wait for it: the ratio is that time over the prediction's. Beside it the same at an error of
-1e-6, six digits.
+Time is the best of the rounds after one warm-up call, one thread; that of a callable includes the search for its kinks.
+Monte Carlo draws batches with numpy and averages the growth's own estimator, |A|²/(B−1); its time at the prediction's
+error is extrapolated from a measured standard error by 1/√n, since nobody could wait for it: the ratio is that time
+over the prediction's. Beside it the same at an error of 1e-6, six digits.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -46,37 +49,113 @@ WORST = (
 )
 
 
+def triangle(x: np.ndarray) -> np.ndarray:
+    """A triangle wave of period 1."""
+    return np.abs((x + 0.25) % 1.0 - 0.5) * 4 - 1
+
+
+KNOTS, BENDS = np.random.default_rng(7).uniform(-4, 4, 50), np.random.default_rng(8).normal(size=50)
+
+
+def broken_line(x: np.ndarray) -> np.ndarray:
+    """Fifty bends at random places of [−4, 4]."""
+    return np.asarray(0.1 * sum(bend * np.maximum(x - knot, 0) for knot, bend in zip(KNOTS, BENDS, strict=True)))
+
+
+# name, function, and batch size, eps, scale, shift: what a sweep over 49 functions found slowest, and the everyday ones
+CALLABLES: tuple[tuple[str, Callable[[np.ndarray], np.ndarray], tuple[tuple[int, float, float, float], ...]], ...] = (
+    ("cos 10x", lambda x: np.cos(10 * x), ((4, 0.1, 20, 0), (8, 0.1, 20, 0), (16, 0.1, 20, 0.5), (1024, 1e-3, 20, 0))),
+    ("x + sin²5x/5", lambda x: x + np.sin(5 * x) ** 2 / 5, ((4, 0.1, 20, 0), (4, 1.0, 3, 0.5), (1024, 0.1, 20, 0))),
+    ("sin x²", lambda x: np.sin(x * x), ((4, 0.1, 3, 0), (64, 0.1, 3, 0))),
+    ("sin exp x", lambda x: np.sin(np.exp(np.minimum(x, 30))), ((4, 0.1, 1, 0), (256, 0.1, 1, 0.5))),
+    ("|sin x|", lambda x: np.abs(np.sin(x)), ((4, 0.1, 3, 0), (16, 0.1, 20, 0), (16, 0.0, 20, 0))),
+    ("|sin 3x|", lambda x: np.abs(np.sin(3 * x)), ((4, 0.1, 1, 0), (4, 0, 20, 0), (64, 0.1, 20, 0), (1024, 1, 20, 0))),
+    ("max(sin 5x, 0)", lambda x: np.maximum(np.sin(5 * x), 0), ((8, 0.1, 1, 0), (64, 0.1, 3, 0))),
+    ("triangle", triangle, ((5, 0.1, 3, 0), (5, 0.1, 20, 0), (64, 0.1, 20, 0), (256, 1e-3, 20, -3))),
+    ("50 bends", broken_line, ((5, 0.1, 1, 0), (4, 0.0, 3, 0), (64, 0.1, 1, 0))),
+    ("tanh 50x", lambda x: np.tanh(50 * x), ((5, 0.01, 3, 0.5), (16, 0.1, 20, 2), (256, 0.1, 1, 0))),
+    ("tanh 1000x", lambda x: np.tanh(1000 * x), ((4, 0.0, 1, 0.5), (64, 0.1, 0.3, 0))),
+    ("softplus 100x", lambda x: np.logaddexp(0, 100 * x) / 100, ((5, 1.0, 3, 0.5), (64, 0.1, 1, 0))),
+    ("exp(−50(x−1)²)", lambda x: np.exp(-50 * (x - 1) ** 2), ((8, 1e-3, 1, 0), (256, 0.1, 1, 0.5))),
+    ("hat", lambda x: np.maximum(1 - np.abs(x), 0), ((4, 1e-5, 3, 0), (64, 0.1, 1, 0.5))),
+    ("x⁹/1000 − x⁵/10 + x", lambda x: x**9 / 1000 - x**5 / 10 + x, ((4, 0.1, 20, 2), (1024, 0.1, 1, 0))),
+    ("cosh 0.3x", lambda x: np.cosh(0.3 * x), ((4, 0.1, 20, 0), (1024, 0.1, 3, 0))),
+)  # fmt: skip
+
+
 def seconds(
-    name: str, size: int, eps: float, rounds: int, scale: float = 1.0, shift: float = 0.0
+    activation: str | Callable[[np.ndarray], np.ndarray],
+    size: int,
+    eps: float,
+    rounds: int,
+    scale: float = 1.0,
+    shift: float = 0.0,
 ) -> tuple[float, BatchNormPrediction]:
     """The best time of a prediction, and the prediction."""
-    prediction = batchnorm(name, batch_size=size, eps=eps, scale=scale, shift=shift)
+    prediction = batchnorm(activation, batch_size=size, eps=eps, scale=scale, shift=shift)
     best = float("inf")
     for _ in range(rounds):
-        start = time.perf_counter()
-        batchnorm(name, batch_size=size, eps=eps, scale=scale, shift=shift)
-        best = min(best, time.perf_counter() - start)
+        start = time.process_time()
+        batchnorm(activation, batch_size=size, eps=eps, scale=scale, shift=shift)
+        best = min(best, time.process_time() - start)
     return best, prediction
 
 
 def sampled_growth(
-    phi: Activation, size: int, mu: float, eps: float, samples: int, generator: np.random.Generator
+    phi: Activation,
+    size: int,
+    mu: float,
+    eps: float,
+    samples: int,
+    generator: np.random.Generator,
+    scale: float = 1.0,
+    shift: float = 0.0,
 ) -> tuple[float, float, float]:
     """Growth by plain Monte Carlo over batches: value, standard error, seconds."""
-    start = time.perf_counter()
+    start = time.process_time()
     h = generator.standard_normal((samples, size)) * np.sqrt(mu)
     u = h - h.mean(axis=1, keepdims=True)
     square = (u**2).mean(axis=1)
     s = np.sqrt(square + eps)
     x = u / s[:, None]
-    slope = phi.derivative(x)
+    slope = scale * phi.derivative(scale * x + shift)
     rho = square / s**2
     slopes = (slope**2).sum(axis=1)
     dot = (slope * x).sum(axis=1)
     norm = slopes * (1 - 1 / size) - (2 - rho) * (slope**2 * x**2).sum(axis=1) / size
     norm -= (slopes - (slope.sum(axis=1) ** 2 + (2 - rho) * dot**2) / size) / size
     values = norm / (s**2 * (size - 1))
-    return float(values.mean()), float(values.std() / np.sqrt(samples)), time.perf_counter() - start
+    return float(values.mean()), float(values.std() / np.sqrt(samples)), time.process_time() - start
+
+
+def measure(
+    name: str,
+    activation: str | Callable[[np.ndarray], np.ndarray],
+    setting: tuple[int, float, float, float],
+    options: argparse.Namespace,
+    generator: np.random.Generator,
+) -> dict[str, Any]:
+    """One row: time, growth, error, and what Monte Carlo would take."""
+    size, eps, scale, shift = setting
+    spent, found = seconds(activation, size, eps, options.rounds, scale, shift)
+    row: dict[str, Any] = {"activation": name, "batch_size": size, "eps": eps, "scale": scale, "shift": shift,
+                           "seconds": spent, "growth": found.gradient_growth, "error": found.error}  # fmt: skip
+    if size >= 8 and not found.collapsed:  # below, the squared inverse norm has no variance
+        draws = max(1000, options.samples * 32 // max(size, 32))
+        phi, mu = resolve(activation), found.fixed_point.mu
+        _, stderr, drawn = sampled_growth(phi, size, mu, eps, draws, generator, scale, shift)
+        relative = stderr / max(found.gradient_growth, 1.0)
+        row["monte_carlo_seconds"] = drawn * (relative / max(found.error, 1e-12)) ** 2
+        row["ratio"] = row["monte_carlo_seconds"] / spent
+        row["six_digits_ratio"] = drawn * (relative / 1e-6) ** 2 / spent
+    if not options.json:
+        ratios = f"×{row['ratio']:.0e}, at 1e-6 ×{row['six_digits_ratio']:.0e}" if "ratio" in row else "-"
+        where = f"   eps {eps:g}, scale {scale:g}, shift {shift:g}" if (eps, scale, shift) != (0.0, 1.0, 0.0) else ""
+        print(
+            f"{name:<22}B={size:<6}{1e3 * spent:8.1f} ms   growth {found.gradient_growth:<12.8g}"
+            f"error {found.error:.0e}   Monte Carlo {ratios}{where}"
+        )
+    return row
 
 
 def main() -> int:
@@ -85,40 +164,16 @@ def main() -> int:
     parser.add_argument("--eps", type=float, default=0.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--samples", type=int, default=20_000)
+    parser.add_argument("--callables", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     generator = np.random.default_rng(0)
-    rows = []
-    for name in ACTIVATIONS:
-        for size in SIZES:
-            spent, found = seconds(name, size, options.eps, options.rounds)
-            row = {"activation": name, "batch_size": size, "seconds": spent, "growth": found.gradient_growth,
-                   "error": found.error}  # fmt: skip
-            if size >= 8 and not found.collapsed:  # below, the squared inverse norm has no variance
-                draws = max(1000, options.samples * 32 // max(size, 32))
-                _, stderr, drawn = sampled_growth(
-                    resolve(name), size, found.fixed_point.mu, options.eps, draws, generator
-                )
-                wanted = max(found.error, 1e-12)
-                row["monte_carlo_seconds"] = drawn * (stderr / wanted) ** 2
-                row["ratio"] = row["monte_carlo_seconds"] / spent
-                row["six_digits_ratio"] = drawn * (stderr / 1e-6) ** 2 / spent
-            rows.append(row)
-            if not options.json:
-                ratios = f"×{row['ratio']:.0e}, at 1e-6 ×{row['six_digits_ratio']:.0e}" if "ratio" in row else "-"
-                print(
-                    f"{name:<16}B={size:<6}{1e3 * spent:8.1f} ms   growth {found.gradient_growth:<12.8g}"
-                    f"error {found.error:.0e}   Monte Carlo {ratios}"
-                )
-    for name, size, eps, scale, shift in WORST:
-        spent, found = seconds(name, size, eps, options.rounds, scale, shift)
-        rows.append({"activation": name, "batch_size": size, "eps": eps, "scale": scale, "shift": shift,
-                     "seconds": spent, "growth": found.gradient_growth, "error": found.error})  # fmt: skip
-        if not options.json:
-            print(
-                f"{name:<16}B={size:<6}{1e3 * spent:8.1f} ms   growth {found.gradient_growth:<12.8g}"
-                f"error {found.error:.0e}   eps {eps:g}, scale {scale:g}, shift {shift:g}"
-            )
+    wanted: list[tuple[str, str | Callable[[np.ndarray], np.ndarray], tuple[int, float, float, float]]] = []
+    if not options.callables:
+        wanted += [(name, name, (size, options.eps, 1.0, 0.0)) for name in ACTIVATIONS for size in SIZES]
+        wanted += [(name, name, setting) for name, *setting in WORST]  # type: ignore[misc]
+    wanted += [(name, function, setting) for name, function, settings in CALLABLES for setting in settings]
+    rows = [measure(name, function, setting, options, generator) for name, function, setting in wanted]
     slowest = max(rows, key=lambda row: row["seconds"])
     kept = slowest["seconds"] < LIMIT
     if options.json:

@@ -29,6 +29,7 @@ ORDER = 32
 _FIRST, _MOST = 40, 760  # samples of half a circle; beyond, the function is steep rather than oscillating
 _MAX_SAMPLES = 3_500_000
 _MAX_ROUNDS = 14
+_TURNS = 40.0  # radians that a panel of this order resolves
 _CHUNK = 400_000
 
 
@@ -48,13 +49,15 @@ class Circles:
     samples: int = 0
 
     @cached_property
-    def suitable(self) -> bool:
-        """Whether a circle of the largest radius can be sampled, and no kink lies within it."""
+    def most(self) -> int:
+        """How many terms the largest circle has; 0 where it cannot be sampled, or where a kink lies within it."""
         reach = math.sqrt(self.batch_size - 1.0)
         if self.affine.kinks_within(reach):
-            return False
-        series = self._series(np.array([reach]), _MOST)[0]
-        return bool(np.abs(series[-_MOST // 16 :]).max() <= 1e-13 * np.abs(series).max())
+            return 0
+        series = np.abs(self._series(np.array([reach]), _MOST)[0])
+        if series[-_MOST // 16 :].max() > 1e-13 * series.max():
+            return 0
+        return int(np.flatnonzero(series > 1e-14 * series.max())[-1]) + 1
 
     def means(self, low: Array, high: Array) -> tuple[Array, Array]:
         """(pairs, panels, ORDER) and errors (pairs, panels)."""
@@ -172,9 +175,9 @@ def circle_sums(
 
     None where φ has kinks, is too steep for its circles, or where panels or samples run out. `scales` are ∫ |·|.
     """
-    if not circles.suitable:
+    if not circles.most:
         return None
-    edges = _first_edges()
+    edges = _first_edges(law, circles.most)
     low, high = edges[:-1], edges[1:]
     _, weights = legendre(ORDER)
     totals = np.zeros((3, len(powers)))
@@ -203,10 +206,15 @@ def circle_sums(
     return None
 
 
-def _first_edges() -> Array:
-    """The same angles for every law of a batch size, so that panels are shared: geometric towards both ends."""
-    ladder = 0.25 * math.pi * 0.5 ** np.arange(0.0, 14.0)
-    return np.unique(np.concatenate([[0.0], ladder, 0.5 * math.pi - ladder, [0.5 * math.pi]]))
+def _first_edges(law: NormalizedLaw, terms: int) -> Array:
+    """Angles that laws of a batch size share: dyadic, as dense as the terms ask, geometric towards ends that matter."""
+    half = 0.25 * math.pi
+    pieces = 2 ** math.ceil(math.log2(max(4.0, 2.0 * terms / _TURNS)))
+    width = math.sqrt(0.5 * law.batch_size * law.eps / law.mu)
+    inner = math.ceil(math.log2(1.0 / min(law.spread, 1.0))) + 2
+    outer = min(math.ceil(math.log2(1.0 / min(width, 1.0))) + 2, 16) if width > 0 else 1
+    ladders = [half * 0.5 ** np.arange(float(inner)), 2 * half - half * 0.5 ** np.arange(float(outer))]
+    return np.unique(np.concatenate([2 * half * np.arange(pieces + 1) / pieces, *ladders]))
 
 
 def _nodes(low: Array, high: Array) -> Array:
