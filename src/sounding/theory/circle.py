@@ -76,9 +76,9 @@ class Circles:
 
     def _expected(self, chi: float) -> int:
         """How many samples a circle of this radius will need, from those that were: about as the radius grows."""
-        if not self.needed:
-            return _FIRST
-        return int(min(max(count * max(math.sin(chi) / sine, 0.6) for sine, count in self.needed[-3:]), _MOST))
+        sine = math.sin(chi)
+        known = self.needed[-3:] or [(1.0, int(1.04 * self.most) + 16)]
+        return int(min(max(_FIRST, *(1.02 * count * sine / at + 16.0 for at, count in known)), _MOST))
 
     def _fill(self, panels: list[tuple[float, float]], count: int) -> None:
         """Compute panels with as many samples as their series need."""
