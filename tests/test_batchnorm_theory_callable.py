@@ -259,3 +259,11 @@ def test_a_spike_between_the_nodes_of_a_panel_is_seen():
     # uniform x₁ on [−√3, √3]: E D² = 1000·(4/3)/(2√3), and E D₁² (B−1−x₁²) weighs it at x₁ = −0.5
     leading = (3 - 0.25) * 1000 * (4 / 3) / (2 * math.sqrt(3)) / found.fixed_point.mu
     assert found.gradient_growth == pytest.approx(leading, rel=2e-3)
+
+
+def test_a_large_error_is_printed_with_the_prediction():
+    """Sixty-six kinks within reach of a batch of 4 leave an error that a reader must see."""
+    wild = batchnorm(CALLABLES["folded wave"][0], batch_size=4, scale=20.0)
+    assert wild.error > 1e-4
+    assert "off by up to" in str(wild)
+    assert "off by" not in str(batchnorm("relu", batch_size=4))

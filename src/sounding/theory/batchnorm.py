@@ -39,6 +39,7 @@ from sounding.theory.quadrature import check_batch_size
 __all__ = ["BatchNormPrediction", "CrossBatch", "FixedPoint", "batchnorm", "critical_eps", "depth_scale"]
 
 DEPTH_SCALES = 16.0
+_LARGE = 1e-4  # an error that a reader must be told of
 _FARTHEST = 8.0  # standard deviations within which kinks matter
 _DRIFT = 1e-10  # of μ against its image, relative: what the solution may leave without another step
 ActivationLike = str | Activation | Callable[..., Any]
@@ -173,6 +174,11 @@ class BatchNormPrediction:
             f"(squared norm), depth scale {self.depth_scale:.3g}, trainable to {deep}\n"
             f"  fixed point  variance {self.fixed_point.variance:.4f}  correlation {self.fixed_point.correlation:.4f}  "
             f"{'collapsed, ' if self.collapsed else ''}{state}"
+            + (
+                f"\n  off by up to {self.error:.1g} (of each number, or absolutely below 1)"
+                if self.error > _LARGE
+                else ""
+            )
         )
 
     __repr__ = __str__
