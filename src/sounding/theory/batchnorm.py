@@ -300,7 +300,7 @@ def _at_fixed_point(affine: Affine, law: NormalizedLaw, tolerance: float) -> tup
         image, slope = found["fixed_point"].mu, found["forward_eigenvalues"].G
         known = line_error.square + (pair_error.product if pair_error is not None else 0.0)
         off = abs(image - law.mu)
-        near = off <= max(_DRIFT * law.mu, known) or not off < 0.1 * abs(1 - slope) * law.mu
+        near = off <= max(_DRIFT * law.mu, 3 * known) or not off < 0.1 * abs(1 - slope) * law.mu
         if attempt or law.eps == 0 or near:
             break
         law = NormalizedLaw(law.batch_size, law.mu + (image - law.mu) / (1 - slope), law.eps)

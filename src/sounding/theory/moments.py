@@ -32,7 +32,7 @@ STEEP_TOLERANCE = 1e-9
 NESTED_TOLERANCE = 1e-11  # below, square roots and layers take the nested integral twice the time
 FEW_KINKS, FEW_PANELS = 10, 64  # with so many, cells in the plane are faster than nested panels
 MOST_CELLS, ENOUGH = 2_000, 1e-8
-ROUGH = 1e-9
+ROUGH, CALLABLE_TOLERANCE = 1e-9, 1e-10
 MOST_KINKS = 20  # the plane of two samples is cut into some ten cells for each pair of kinks
 USELESS = 1e-5  # a larger share of error would pose as a prediction
 # of each field of `PairMoments`: which of φ, xφ, x²φ, D, xD, x²D, x³D meet, and the power of s²
@@ -248,7 +248,9 @@ def _tabled(
         return rings, table
     cells, key = None, ("cells", law.batch_size, tolerance < ROUGH)
     if kinks <= FEW_KINKS and table.edges.size < FEW_PANELS and affine.kept.get(key, True):
-        cells = _cells(affine, law, tolerance, alone=alone, most=MOST_CELLS, table=table)
+        # ten digits of a callable: two more would take twice the cells
+        steep = CALLABLE_TOLERANCE if affine.activation.derivative_error > 0 else 0.0
+        cells = _cells(affine, law, max(tolerance, steep), alone=alone, most=MOST_CELLS, table=table)
         if bool((cells.errors <= max(ENOUGH, tolerance) * cells.scales).all()):
             return cells, table
         affine.kept[key] = False
