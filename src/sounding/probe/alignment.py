@@ -13,6 +13,7 @@ from sounding.probe.calls import Call
 from sounding.probe.outputs import sample_axis
 
 OUTPUTS = 64  # rows of the weight looked at, evenly spread; a vocabulary has too many
+BROKEN = "the gradients of the last layer are not finite"
 SEQUENCES = 32  # samples looked at where each has many positions
 
 
@@ -47,29 +48,44 @@ def align(last: LastLayer, gradient: Tensor, *, limit: int) -> float | str:
         return f"the last weight layer {name!r} is a {type(module).__name__}; alignment is defined for a linear layer"
     if last.received._version != last.version:
         return f"the input of {name!r} was changed in place after it was used"
-    inputs = _positions(last.received.detach(), last)
+    received = last.received.detach()
+    if (
+        received.dim() == gradient.dim() == 2
+        and len(received) == len(gradient) == last.batch_size > 1
+        and not last.axis
+    ):
+        score = _of_vectors(*_first(received, gradient, limit))  # the common case is spared the search for its axes
+        return score if math.isfinite(score) else BROKEN
+    inputs = _positions(received, last)
     deltas = _positions(gradient, last)
     if inputs is None or deltas is None or inputs.shape[:2] != deltas.shape[:2]:
         return f"the last weight layer {name!r} has no axis of the batch size {last.batch_size}"
     keep = limit if inputs.shape[1] == 1 else min(limit, SEQUENCES)
-    inputs, deltas = inputs[:keep].double(), deltas[:keep].double()
+    inputs, deltas = _first(inputs, deltas, keep)
     if len(inputs) < 2:
         return "alignment between samples needs at least 2 of them"
-    if deltas.shape[2] > OUTPUTS:
-        rows = torch.linspace(0, deltas.shape[2] - 1, OUTPUTS, device=deltas.device).round().long()
-        deltas = deltas[:, :, rows]
     score = _of_vectors(inputs[:, 0], deltas[:, 0]) if inputs.shape[1] == 1 else _of_sequences(inputs, deltas)
-    return score if math.isfinite(score) else "the gradients of the last layer are not finite"
+    return score if math.isfinite(score) else BROKEN
+
+
+def _first(inputs: Tensor, deltas: Tensor, keep: int) -> tuple[Tensor, Tensor]:
+    """The first samples, in float64, with as many rows of the weight as are looked at."""
+    if len(inputs) > keep:
+        inputs, deltas = inputs[:keep], deltas[:keep]
+    if deltas.shape[-1] > OUTPUTS:
+        rows = torch.linspace(0, deltas.shape[-1] - 1, OUTPUTS, device=deltas.device).round().long()
+        deltas = deltas[..., rows]
+    return inputs.double(), deltas.double()
 
 
 def _of_vectors(inputs: Tensor, deltas: Tensor) -> float:
     """One position: row k compares the inputs of the samples it has a gradient for. (n, features), (n, rows)."""
     lengths = torch.linalg.vector_norm(inputs, dim=1)
-    directions = inputs / torch.where(lengths > 0, lengths, 1.0)[:, None]
-    smallest, largest = torch.aminmax(deltas.abs())
-    if smallest.item() > 0 and math.isfinite(largest.item()) and lengths.min().item() > 0:
+    if deltas.all() and deltas.sum().isfinite() and (lengths > 0).all():
         n = len(inputs)  # every row compares all samples, the rule outside dead units
-        return float((directions @ directions.mT).abs().sum() - n) / (n * (n - 1))
+        directions = inputs / lengths[:, None]
+        return (float(torch.linalg.vector_norm(directions @ directions.mT, 1)) - n) / (n * (n - 1))
+    directions = inputs / torch.where(lengths > 0, lengths, 1.0)[:, None]
     present = ((deltas != 0) & (lengths > 0)[:, None]).double()
     count = present.sum(0)
     together = (present * ((directions @ directions.mT).abs() @ present)).sum(0) - count

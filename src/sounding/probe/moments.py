@@ -7,11 +7,12 @@ per call costs more than its arithmetic. Large ones are multiplied where they ar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -339,8 +340,7 @@ def _write_measures(digests: list[Digest]) -> None:
     """The measures of calls with one number of samples, into their records."""
     entries = [entry for digest in digests for entry in digest.entries]
     columns = reduce_fast(join([digest.summary for digest in digests]))
-    sizes = torch.tensor([entry.scale**2 / entry.features for entry in entries], dtype=torch.float64)
-    columns["mean_square"] = columns["mean_square"].cpu() * sizes
+    columns["mean_square"] *= [entry.scale**2 / entry.features for entry in entries]
     _write(columns, entries)
     _write_spectra(entries, [digest.spectrum.cpu() for digest in digests if digest.spectrum is not None])
     for digest in digests:
@@ -365,7 +365,7 @@ def _write_spectra(entries: list[Entry], spectra: list[Tensor]) -> None:
         )
 
 
-def _write(columns: dict[str, Tensor], entries: list[Entry]) -> None:
+def _write(columns: Mapping[str, Tensor | np.ndarray], entries: list[Entry]) -> None:
     for name, column in columns.items():
         for entry, value in zip(entries, column.tolist(), strict=True):
             entry.values[name] = value
