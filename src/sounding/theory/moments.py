@@ -243,17 +243,21 @@ def _tabled(
     circles = affine.kept.setdefault(
         ("circles", law.batch_size), Circles(affine, law.batch_size, tuple((i, j) for i, j, _ in PAIRS))
     )
-    rings = circle_sums(circles, law, tuple(p for _, _, p in PAIRS), tolerance=allowed)
-    if rings is not None:
-        return rings, table
     cells, key = None, ("cells", law.batch_size, tolerance < ROUGH)
-    if kinks <= FEW_KINKS and table.edges.size < FEW_PANELS and affine.kept.get(key, True):
+    few = kinks <= FEW_KINKS and table.edges.size < FEW_PANELS and affine.kept.get(key, True)
+    if not (few and affine.activation.derivative_error == 0):  # where slopes are given, few cells are faster
+        rings = circle_sums(circles, law, tuple(p for _, _, p in PAIRS), tolerance=allowed)
+        if rings is not None:
+            return rings, table
+    if few:
         # ten digits of a callable: two more would take twice the cells
         steep = CALLABLE_TOLERANCE if affine.activation.derivative_error > 0 else 0.0
         cells = _cells(affine, law, max(tolerance, steep), alone=alone, most=MOST_CELLS, table=table)
         if bool((cells.errors <= max(ENOUGH, tolerance) * cells.scales).all()):
             return cells, table
         affine.kept[key] = False
+        if affine.activation.derivative_error == 0:
+            return _tabled(affine, law, tolerance, alone=alone, checked=checked)
     nested = nested_sums(affine, law, table, tolerance=max(allowed, NESTED_TOLERANCE), slopes=not alone)
     tried = [found for found in (cells, nested) if found is not None]
     if tried:
