@@ -3,9 +3,10 @@
     python bench/probe.py                     all three networks, every tier
     python bench/probe.py --only mlp --rounds 20
 
-Plain, fast and full (a pass under `sounding.watch` of that tier) and check (full, with theory beside it and a verdict)
-take turns, so that a busy machine slows them alike; the ratio is of the best rounds. Memory is the peak resident size
-of a fresh process that does nothing else, and beside it the same less what the process held before its first pass.
+Plain, fast and full (a pass under `sounding.watch` of that tier), read (fast, and its profile asked for) and check
+(full, with theory beside it and a verdict) take turns, so that a busy machine slows them alike; the ratio is of the
+best rounds. Memory is the peak resident size of a fresh process that does nothing else, and beside it the same less
+what the process held before its first pass.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch.nn import functional
 import sounding
 
 BATCH = 128
-TIERS = ("plain", "fast", "full", "check")
+TIERS = ("plain", "fast", "read", "full", "check")
 LIMITS = {"mlp": {"fast": 2.0, "full": 8.0}, "vgg19": {"fast": 2.0, "full": 2.0}, "transformer": {"fast": 2.0}}
 MEMORY = 1.3
 
@@ -89,9 +90,15 @@ def passes(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Calla
 
         return one
 
+    def read() -> object:
+        with sounding.watch(model) as kept:
+            plain()
+        return kept.profile
+
     return {
         "plain": plain,
         "fast": watched("fast"),
+        "read": read,
         "full": watched("full"),
         "check": lambda: sounding.check(model, inputs, targets),
     }

@@ -98,7 +98,7 @@ class Profile:
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", tuple(_as_row(row) for row in self.rows))
+        object.__setattr__(self, "rows", tuple(map(_as_row, self.rows)))
         object.__setattr__(self, "settings", MappingProxyType(dict(self.settings)))
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -78,19 +79,26 @@ def _first(inputs: Tensor, deltas: Tensor, keep: int) -> tuple[Tensor, Tensor]:
     return inputs.double(), deltas.double()
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _of_vectors(inputs: Tensor, deltas: Tensor) -> float:
-    """One position: row k compares the inputs of the samples it has a gradient for. (n, features), (n, rows)."""
-    lengths = torch.linalg.vector_norm(inputs, dim=1)
-    if deltas.all() and deltas.sum().isfinite() and (lengths > 0).all():
-        n = len(inputs)  # every row compares all samples, the rule outside dead units
-        directions = inputs / lengths[:, None]
-        return (float(torch.linalg.vector_norm(directions @ directions.mT, 1)) - n) / (n * (n - 1))
-    directions = inputs / torch.where(lengths > 0, lengths, 1.0)[:, None]
-    present = ((deltas != 0) & (lengths > 0)[:, None]).double()
-    count = present.sum(0)
-    together = (present * ((directions @ directions.mT).abs() @ present)).sum(0) - count
-    scores = together / (count * (count - 1)).clamp(min=1)
-    return _mean_over_rows(scores, count > 1, deltas)
+    """One position: row k compares the inputs of the samples it has a gradient for. (n, features), (n, rows).
+
+    In numpy: between the steps of a training loop a small operation of torch costs several times as much.
+    """
+    x, d = inputs.cpu().numpy(), deltas.cpu().numpy()
+    products = x @ x.T
+    lengths = np.sqrt(products.diagonal())
+    seen = lengths > 0
+    inverse = seen / np.where(seen, lengths, 1.0)
+    np.abs(products, out=products)
+    if seen.all() and d.all() and math.isfinite(d.sum()):
+        n = len(x)  # every row compares all samples, the rule outside dead units
+        return (float(inverse @ products @ inverse) - n) / (n * (n - 1))
+    cosines = inverse[:, None] * products * inverse
+    present = ((d != 0) & seen[:, None]).astype(np.float64)
+    count = present.sum(axis=0)
+    together = (present * (cosines @ present)).sum(axis=0) - count
+    return _mean_over_rows(together / np.maximum(count * (count - 1), 1), count > 1, d)
 
 
 def _of_sequences(inputs: Tensor, deltas: Tensor) -> float:
@@ -98,14 +106,15 @@ def _of_sequences(inputs: Tensor, deltas: Tensor) -> float:
     peak = deltas.abs().amax()
     contributions = torch.einsum("ntd,ntk->knd", inputs, deltas / torch.where(peak > 0, peak, 1.0))
     alive = contributions.any(dim=2).sum(dim=1) > 1
-    return _mean_over_rows(gradient_alignment(contributions), alive, deltas)
+    scores = gradient_alignment(contributions)
+    return _mean_over_rows(scores.cpu().numpy(), alive.cpu().numpy(), deltas.cpu().numpy())
 
 
-def _mean_over_rows(scores: Tensor, alive: Tensor, deltas: Tensor) -> float:
+def _mean_over_rows(scores: np.ndarray, alive: np.ndarray, deltas: np.ndarray) -> float:
     """Rows that fewer than two samples have a gradient for (dead units) say nothing; 0 when all are such."""
-    if not bool(torch.isfinite(deltas).all()):
+    if not np.isfinite(deltas).all():
         return math.nan
-    return float(scores[alive].mean()) if bool(alive.any()) else 0.0
+    return float(scores[alive].mean()) if alive.any() else 0.0
 
 
 def _positions(tensor: Tensor, last: LastLayer) -> Tensor | None:

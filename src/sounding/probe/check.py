@@ -17,7 +17,7 @@ from sounding.probe.losses import Loss, evaluate_loss, loss_name
 from sounding.probe.moments import Tier
 from sounding.probe.records import Report
 from sounding.probe.state import MODES, Mode, all_modules, all_tensors, materializable, preserve, set_mode, unwrap
-from sounding.probe.table import list_unmeasured, tabulate
+from sounding.probe.table import list_unmeasured
 from sounding.probe.watch import Watched
 
 ONE_VALUE = "more than 1 value per channel"  # what torch says when batch norm has nothing to take a variance over
@@ -124,10 +124,7 @@ class _Checked(Watched):
         from sounding.probe.attach import attach_and_read
         from sounding.probe.verdict import judge_reading
 
-        measured = tabulate(
-            self._passes, self._root, self._specs, tier=self._tier, source=self._source, settings=settings
-        )
-        profile, reading = attach_and_read(self._root, measured)
+        profile, reading = attach_and_read(self._root, self._table(settings).profile())
         unmeasured = list_unmeasured(self._passes, self._root, self._specs)
         return Report(profile, judge_reading(reading), unmeasured, describe_environment(self._root))
 

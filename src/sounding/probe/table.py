@@ -62,7 +62,8 @@ class Table:
 
     def rows(self, chosen: Container[str] | None = None) -> tuple[Row, ...]:
         """The rows of the measures chosen, or all."""
-        return tuple(row for row in self._rows() if chosen is None or row.measure in chosen)
+        rows = self._rows()
+        return tuple(rows) if chosen is None else tuple(row for row in rows if row.measure in chosen)
 
     def profile(self, chosen: Container[str] | None = None) -> Profile:
         """The rows of the measures chosen, or all, with the settings."""
@@ -81,28 +82,14 @@ class Table:
         first = calls.pop(0) if calls and calls[0].depth == 0 else ReadCall(0, INPUT, "", {})
         return Reading(first, tuple(calls), self.network, {}, self.settings)
 
-    def _rows(self) -> Iterator[Row]:
-        source = self.source
+    def _rows(self) -> list[Row]:
+        source, rows = self.source, list[Row]()
         for layer, name, values, errors, weights in self.lines:
-            for measure, value in values.items():
-                yield Row(layer, name, measure, value, errors.get(measure), source)
-            for weight, value, stderr in weights:
-                yield Row(layer, weight, WEIGHT_GRADIENT, value, stderr, source)
-        for measure, estimate in self.network.items():
-            yield Row(len(self.settings["kinds"]), NETWORK, measure, estimate.value, estimate.stderr, source)
-
-
-def tabulate(
-    passes: Sequence[Pass],
-    root: nn.Module,
-    specs: Sequence[Spec],
-    *,
-    tier: Tier,
-    source: str,
-    settings: Mapping[str, Any] | None = None,
-) -> Profile:
-    """The profile of some passes: a row per call and measure, the mean over passes with its standard error."""
-    return collect(passes, named_parameters(root), tier=tier, source=source, settings=settings or {}).profile()
+            rows += [Row(layer, name, measure, value, errors.get(measure), source) for measure, value in values.items()]
+            rows += [Row(layer, weight, WEIGHT_GRADIENT, value, stderr, source) for weight, value, stderr in weights]
+        last = len(self.settings["kinds"])
+        rows += [Row(last, NETWORK, measure, e.value, e.stderr, source) for measure, e in self.network.items()]
+        return rows
 
 
 def collect(
@@ -239,10 +226,11 @@ def _weight_gaps(passes: Sequence[Pass], root: nn.Module, specs: Sequence[Spec])
 
 def _owner(name: str, candidates: set[str]) -> str | None:
     """The nearest enclosing module among the candidates."""
-    parts = name.split(".")
-    for end in range(len(parts) - 1, 0, -1):
-        if ".".join(parts[:end]) in candidates:
-            return ".".join(parts[:end])
+    outer = name.rpartition(".")[0]
+    while outer:
+        if outer in candidates:
+            return outer
+        outer = outer.rpartition(".")[0]
     return ROOT if ROOT in candidates else None
 
 

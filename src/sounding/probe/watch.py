@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -26,7 +26,7 @@ from sounding.probe.records import Report, Unmeasured
 from sounding.probe.repeats import repeated_fraction
 from sounding.probe.shortcut import shortest_depth
 from sounding.probe.state import plain_execution, unwrap
-from sounding.probe.table import list_unmeasured, tabulate
+from sounding.probe.table import Table, collect, list_unmeasured
 from sounding.profile import Profile
 
 SAMPLES: dict[Tier, int] = {"fast": 64, "full": 512}
@@ -64,6 +64,7 @@ class Watched:
         self._only, self._types = only, types
         self._axis = _guess_axis(self._root) if batch_axis is None else batch_axis
         self._specs: list[Spec] = survey(self._root, only=only, types=types)
+        self._parameters: list[tuple[str, nn.Parameter]] = []
         self._passes: list[Pass] = []
         self._last: LastLayer | None = None
         self._handles: list[RemovableHandle | Hooks] = []
@@ -94,7 +95,7 @@ class Watched:
     @property
     def profile(self) -> Profile:
         """What was measured so far, averaged over the forward passes seen."""
-        return tabulate(self._passes, self._root, self._specs, tier=self._tier, source=self._source)
+        return self._table({}).profile()
 
     @property
     def unmeasured(self) -> tuple[Unmeasured, ...]:
@@ -110,6 +111,10 @@ class Watched:
 
         profile = attach(self._root, self.profile)
         return Report(profile, judge(profile), self.unmeasured, describe_environment(self._root))
+
+    def _table(self, settings: Mapping[str, Any]) -> Table:
+        parameters = self._parameters or named_parameters(self._root)
+        return collect(self._passes, parameters, tier=self._tier, source=self._source, settings=settings)
 
     def _attach(self) -> None:
         begin = nn.Module.register_forward_pre_hook(self._root, self._begin, with_kwargs=True, prepend=True)
@@ -131,7 +136,8 @@ class Watched:
         if self._seeding:
             return
         chosen = None if spec is None else {id(weight) for weight in spec.module.parameters()}
-        for name, weight in named_parameters(self._root):
+        self._parameters = named_parameters(self._root)
+        for name, weight in self._parameters:
             if weight.requires_grad and not is_lazy(weight) and (chosen is None or id(weight) in chosen):
                 self._listen().on_weight(weight, partial(self._take_weight_gradient, name, weight))
 

@@ -184,6 +184,10 @@ class Monitor:
         return Report(latest.profile, latest.verdict, self.unmeasured, describe_environment(self._model))
 
     def _advance(self) -> None:
+        if self._window is None and self._running:  # most steps by far
+            self._step += 1
+            self._open_if_due()
+            return
         if not self._running:
             raise UsageError(
                 "expected a monitor that is running, got a step before start() or after stop()",
