@@ -267,3 +267,9 @@ def test_a_large_error_is_printed_with_the_prediction():
     assert wild.error > 1e-4
     assert "off by up to" in str(wild)
     assert "off by" not in str(batchnorm("relu", batch_size=4))
+
+
+def test_a_second_moment_below_float64_is_said() -> None:
+    """μ² would be 0: a narrow bump far from the batch."""
+    with pytest.raises(NumericalError, match="too small for float64"):
+        batchnorm(lambda x: np.exp(-5000 * (x - 1) ** 2), batch_size=8, scale=0.3, shift=2.0)

@@ -243,6 +243,11 @@ def batchnorm(
             f"the second moment of {affine.activation.name} at scale {scale:g} is too large for float64",
             hint="a smaller scale",
         )
+    if 0 < mu < 1e-150 and effective == 0:
+        raise NumericalError(
+            f"the second moment of {affine.activation.name} at shift {shift:g} is too small for float64",
+            hint="a multiple of the activation: without eps its size does not matter",
+        )
     if mu <= 1e-15 * affine.level**2 and effective == 0:
         raise NumericalError(
             f"{affine.activation.name} is constant on the batch: batch normalization has nothing to normalize",
