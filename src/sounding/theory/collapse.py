@@ -125,7 +125,7 @@ def solve_spread(affine: Affine, batch_size: float, eps: float) -> float:
     at_high = excess(high)
     if at_high > -0.2:
         return eps * math.exp(_polish(excess, high, at_high, -1.0))
-    previous = high
+    previous, at_previous = high, at_high
     bottom = _LOWEST_RATIO if eps < collapse_rates(affine, batch_size).forward.G else _LOWEST_JUMP
     for step in (0.3, 0.7, 1.2, 2, 3, 4, 5, 6, 8, 10, 12, 14, 17, 20):
         low = high - step
@@ -133,11 +133,16 @@ def solve_spread(affine: Affine, batch_size: float, eps: float) -> float:
             break
         at_low = excess(low)
         if at_low >= 0:
-            root = brentq(excess, low, previous, xtol=1e-2)
-            at_root = excess(root)
-            slope = (at_root - excess(root - 1e-2)) / 1e-2
+            if step < 1.5:  # near enough for a straight line
+                root = previous - at_previous * (previous - low) / (at_previous - at_low)
+                at_root = excess(root)
+                slope = (at_previous - at_root) / (previous - root)
+            else:
+                root = brentq(excess, low, previous, xtol=1e-2)
+                at_root = excess(root)
+                slope = (at_root - excess(root - 1e-2)) / 1e-2
             return eps * math.exp(_polish(excess, root, at_root, slope))
-        previous = low
+        previous, at_previous = low, at_low
     return 0.0
 
 
