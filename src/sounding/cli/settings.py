@@ -84,10 +84,7 @@ def input_gram(file: Path | None, *, batch_size: int | None, correlation: float 
 def parse_numbers(option: str, text: str, *, kind: type) -> list[Any]:
     """Comma-separated numbers of a kind, at least one, as `--lr 0.01,0.1` or `--residual 1,inf`."""
     try:
-        found = [kind(part) for part in text.split(",") if part.strip()]
+        return [kind(part) for part in text.split(",")]
     except ValueError:
-        found = []
-    if not found:
         words = "whole numbers" if kind is int else "numbers"
-        raise UsageError(f"{option} takes {words}, comma-separated, got {text!r}")
-    return found
+        raise UsageError(f"{option} takes {words}, comma-separated, got {text!r}") from None

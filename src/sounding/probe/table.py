@@ -83,7 +83,8 @@ class Table:
         return Reading(first, tuple(calls), self.network, {}, self.settings)
 
     def _rows(self) -> list[Row]:
-        source, rows = self.source, list[Row]()
+        source = self.source
+        rows: list[Row] = []
         for layer, name, values, errors, weights in self.lines:
             rows += [Row(layer, name, measure, value, errors.get(measure), source) for measure, value in values.items()]
             rows += [Row(layer, weight, WEIGHT_GRADIENT, value, stderr, source) for weight, value, stderr in weights]

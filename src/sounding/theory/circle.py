@@ -22,7 +22,7 @@ from scipy.fft import dct, next_fast_len
 from sounding.activations.activation import Array
 from sounding.theory.affine import Affine
 from sounding.theory.normalized import NormalizedLaw
-from sounding.theory.panels import legendre
+from sounding.theory.panels import gauss_error, legendre
 from sounding.theory.series import PairSeries
 
 ORDER = 32
@@ -192,7 +192,7 @@ def circle_sums(
         size = np.abs(rows).sum(axis=2)
         beside = totals[2] + size.sum(axis=1)
         allowed = tolerance * np.maximum(beside, 1e-300)
-        tail = _missed(rows)
+        tail = gauss_error(rows, order=ORDER, terms=3, doubt=10.0)
         rounding = noise * np.abs(weight).sum(axis=2)
         error = tail + rounding
         bad = (tail > np.maximum(0.02 * allowed[:, None], rounding)).any(axis=0) & (high - low > 1e-9)
@@ -231,15 +231,3 @@ def _weights(law: NormalizedLaw, chi: Array, powers: tuple[int, ...]) -> Array:
         else:
             made[power] = law.radial_weight(chi, power)
     return np.stack([made[power] for power in powers])
-
-
-def _missed(rows: Array) -> Array:
-    """The error of Gauss's rule on each panel, from the last Legendre coefficients of the integrand.
-
-    The rule of n nodes is exact up to the degree 2n − 1, and coefficients fall geometrically: c_{2n} ≈ c_n²/c_0.
-    """
-    nodes, _ = legendre(ORDER)
-    last = np.polynomial.legendre.legvander(nodes, ORDER - 1)[:, -3:] * (2.0 * np.arange(ORDER)[-3:] + 1.0)
-    tail = np.abs(rows @ last).max(axis=2)
-    size = np.maximum(np.abs(rows).sum(axis=2), 1e-300)
-    return np.asarray(tail * np.minimum(1.0, 10.0 * tail / size))

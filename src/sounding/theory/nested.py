@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from sounding.activations.activation import Array
 from sounding.theory.affine import Affine
 from sounding.theory.normalized import NormalizedLaw
-from sounding.theory.panels import legendre
+from sounding.theory.panels import gauss_error, legendre
 from sounding.theory.series import PairSeries
 from sounding.theory.tabulated import ORDER, Table
 
@@ -222,7 +222,7 @@ def nested_sums(
         rows = np.stack([outer[k] * sums[kind] * step for k, (_, kind) in enumerate(pairs)])
         missed = (np.abs(rows) * (off + whole.coarse())).reshape(len(pairs), -1, order).sum(axis=2)
         shaped = rows.reshape(len(pairs), -1, order)
-        tail, size = _missed(shaped, order), np.abs(shaped).sum(axis=2)
+        tail, size = gauss_error(shaped, order=order, terms=2, doubt=300.0), np.abs(shaped).sum(axis=2)
         allowed = tolerance * np.maximum(totals[2] + size.sum(axis=1), 1e-300)
         bad = (tail > 0.1 * allowed[:, None]).any(axis=0) & (high - low > 1e-9)
         if attempt == _MAX_ROUNDS - 1 or spent + 2 * bad.sum() * order * whole.inner[0].size > 1.4 * most:
@@ -256,15 +256,3 @@ def _outer_nodes(low: Array, high: Array, order: int) -> tuple[Array, Array]:
     u = 0.5 + 0.5 * nodes
     width = (high - low)[:, None]
     return low[:, None] + width * u * u * (3.0 - 2.0 * u), width * 3.0 * u * (1.0 - u) * weights
-
-
-def _missed(shaped: Array, order: int) -> Array:
-    """The error of Gauss's rule on each panel, from the last Legendre coefficients of the integrand.
-
-    The rule of n nodes is exact up to the degree 2n − 1, and coefficients fall geometrically: c_{2n} ≈ c_n²/c_0.
-    """
-    nodes, _ = legendre(order)
-    last = np.polynomial.legendre.legvander(nodes, order - 1)[:, -2:] * (2.0 * np.arange(order)[-2:] + 1.0)
-    tail = np.abs(shaped @ last).max(axis=2)
-    size = np.maximum(np.abs(shaped).sum(axis=2), 1e-300)
-    return np.asarray(tail * np.minimum(1.0, 300.0 * tail / size))

@@ -220,3 +220,21 @@ def _series(f: Callable[[Array], Array], ladder: Panels, what: str) -> tuple[Arr
         )
     tail = rungs[:, 2] * ratio / (1.0 - ratio)
     return tail, np.abs(tail) * (np.abs(ratio - earlier) / (1.0 - ratio) + 1e-14)
+
+
+def gauss_error(rows: Array, *, order: int, terms: int, doubt: float) -> Array:
+    """The error of Gauss's rule on each panel, from the last Legendre coefficients of the weighted integrand.
+
+    The rule of n nodes is exact up to the degree 2n − 1, and coefficients fall geometrically: c_{2n} ≈ c_n²/c_0.
+
+    Args:
+        rows: (integrands, panels, nodes), each value times its weight.
+        order: the number of nodes.
+        terms: how many of the last coefficients are looked at.
+        doubt: a factor on c_n²/c_0.
+    """
+    nodes, _ = legendre(order)
+    last = np.polynomial.legendre.legvander(nodes, order - 1)[:, -terms:] * (2.0 * np.arange(order)[-terms:] + 1.0)
+    tail = np.abs(rows @ last).max(axis=2)
+    size = np.maximum(np.abs(rows).sum(axis=2), 1e-300)
+    return np.asarray(tail * np.minimum(1.0, doubt * tail / size))

@@ -28,6 +28,7 @@ from sounding.theory.affine import Affine
 from sounding.theory.means import half_gamma_ratio
 from sounding.theory.normalized import NormalizedLaw
 from sounding.theory.panels import legendre
+from sounding.theory.tabulated import SOFT_EDGES, outer_end
 
 ORDERS = (10, 14)
 _GRADED_ORDERS = (40, 56)
@@ -37,7 +38,6 @@ _MAX_WORK, _MAX_GRADED_WORK = 4e7, 3e7  # beyond, the plane is as fast; for frac
 _MAX_PANELS = 2_000
 # with a radius to integrate over, the plane's cells are faster for kinked activations that need no more edges than this
 _FEW_EDGES = 20
-_SOFT_EDGES = (0.0, 1.0, 2.0, 3.25, 4.75, 6.5, 8.0, 9.5, 11.25, 13.0, 16.0, 20.0, 24.0, 28.0, 33.0, 38.0)
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ def find_edges(affine: Affine, law: NormalizedLaw, *, tolerance: float, slopes: 
     reach, spread = law.support, law.spread
     kinks = {k: (k - affine.shift) / affine.scale for k in affine.activation.kinks}
     inside = {x: k for k, x in kinks.items() if abs(x) < reach}
-    end = _outer_end(affine, law)
-    soft = [sign * edge * spread for edge in _SOFT_EDGES for sign in (1, -1) if edge * spread < end]
+    end = outer_end(affine, law)
+    soft = [sign * edge * spread for edge in SOFT_EDGES for sign in (1, -1) if edge * spread < end]
     if affine.activation.length < 0.7 * abs(affine.scale):
         soft.append((affine.activation.center - affine.shift) / affine.scale)
     gap = 1e-3 * min(spread, end)
@@ -146,24 +146,6 @@ def find_edges(affine: Affine, law: NormalizedLaw, *, tolerance: float, slopes: 
         near = np.abs(x - place) < 1e-9 * reach
         x[near], y[near] = place, kink
     return Edges(x, y, bool(inside), affine.kink_power != 0)
-
-
-def _outer_end(affine: Affine, law: NormalizedLaw) -> float:
-    """Where the integrands have become negligible on both sides, or the end of the support."""
-    reach, spread = law.support, law.spread
-    ends = [edge * spread for edge in _SOFT_EDGES[9:] if edge * spread < reach]
-    top = 0.0
-    for inner, outer in zip([0.0, *ends], [*ends, reach], strict=True):
-        x = np.linspace(inner, outer, 66)[1:-1]
-        x = np.concatenate([x, -x])
-        y = affine.scale * x + affine.shift
-        with np.errstate(all="ignore"):
-            rows = (affine.rise(y) ** 2 + affine.slope(y) ** 2) * (1 + x**4) * law.line_weight(x, 0.0)
-        size = float(np.nanmax(rows))
-        if inner > 0 and size <= 1e-19 * top:
-            return float(inner)
-        top = max(top, size)
-    return float(min(reach, _SOFT_EDGES[-1] * spread))
 
 
 def _settle(

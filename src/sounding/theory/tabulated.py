@@ -28,7 +28,7 @@ _NARROWEST, _TELLING = 1e-11, 1e-9
 _SCAN = 4097  # points on which the series are compared with φ, over the support and over |y| < 12: narrow features
 _SCANNED = 12.0
 _TURNS = 8.0  # radians of a polynomial that one panel resolves beside φ
-_SOFT_EDGES = (0.0, 1.0, 2.0, 3.25, 4.75, 6.5, 8.0, 9.5, 11.25, 13.0, 16.0, 20.0, 24.0, 28.0, 33.0, 38.0)
+SOFT_EDGES = (0.0, 1.0, 2.0, 3.25, 4.75, 6.5, 8.0, 9.5, 11.25, 13.0, 16.0, 20.0, 24.0, 28.0, 33.0, 38.0)
 _USELESS = 0.1
 _LARGEST = 1e120  # squares, times x⁶, must be numbers
 _ROUNDING = 4 * np.finfo(np.float64).eps
@@ -91,7 +91,7 @@ def _transforms() -> tuple[Array, Array, Array]:
 def outer_end(affine: Affine, law: NormalizedLaw) -> float:
     """The |x| beyond which the integrands have become negligible on both sides, or the end of the support."""
     reach, spread = law.support, law.spread
-    ends = [edge * spread for edge in _SOFT_EDGES[9:] if edge * spread < reach]
+    ends = [edge * spread for edge in SOFT_EDGES[9:] if edge * spread < reach]
     top = 0.0
     for inner, outer in zip([0.0, *ends], [*ends, reach], strict=True):
         x = np.linspace(inner, outer, 66)[1:-1]
@@ -103,7 +103,7 @@ def outer_end(affine: Affine, law: NormalizedLaw) -> float:
         if inner > 0 and size <= 1e-19 * top:
             return float(inner)
         top = max(top, size)
-    return float(min(reach, _SOFT_EDGES[-1] * spread))
+    return float(min(reach, SOFT_EDGES[-1] * spread))
 
 
 def tabulate(affine: Affine, law: NormalizedLaw, *, degree: int, tolerance: float) -> Table:
@@ -165,7 +165,7 @@ def _first_edges(affine: Affine, law: NormalizedLaw, end: float) -> Array:
     lines = np.array([(k - affine.shift) / affine.scale for k in affine.activation.kinks])
     lines = np.concatenate([lines, affine.kept.get("breaks", [])])
     hard = np.arcsin(lines[np.abs(lines) < end] / reach)
-    soft = [math.asin(edge * spread / reach) for edge in _SOFT_EDGES if edge * spread < end]
+    soft = [math.asin(edge * spread / reach) for edge in SOFT_EDGES if edge * spread < end]
     last = math.asin(min(end / reach, 1.0))
     if end == reach:
         soft.append(last - 0.25)
@@ -184,7 +184,7 @@ def _further_edges(law: NormalizedLaw, end: float, degree: int) -> Array:
         edges += [last - scale for scale in scales if scale < 0.4]
     dense = math.ceil(2 * last * math.sqrt(degree * (degree + law.batch_size)) / spread / _TURNS) if degree else 0
     if dense > 4:
-        inner = min(last, math.asin(min(_SOFT_EDGES[9] * spread / reach, 1.0)))
+        inner = min(last, math.asin(min(SOFT_EDGES[9] * spread / reach, 1.0)))
         count = math.ceil(dense * inner / last)
         edges += list(inner * np.arange(1, count // 2 + 1) / (count // 2 + 0.5))
     return np.array([sign * edge for edge in edges for sign in (-1, 1)])
