@@ -83,7 +83,7 @@ def test_a_wrong_statement_does_not_hold(claim_id: str, values: dict[str, object
 def test_lemma7_would_notice_a_wrong_coefficient(monkeypatch: pytest.MonkeyPatch) -> None:
     from sounding.theory.bounds import rank2020
 
-    claim = _small("rank2020-lemma7", batches=20, draws=2000, strengths=[0.02])
+    claim = _small("rank2020-lemma7", batches=40, draws=2000, strengths=[0.02])
     assert _verdict(claim) == "holds"
     right = rank2020.lemma_7
 
@@ -119,6 +119,49 @@ def test_welch_interval_is_scipys() -> None:
     expected = stats.ttest_ind(a, b, equal_var=False).confidence_interval(0.99)
     np.testing.assert_allclose([found.low, found.high], [expected.low, expected.high], rtol=1e-12)
     assert difference(np.ones(3), np.zeros(3)).low == 1.0
+
+
+def test_a_contrast_counts_the_spread_of_every_group() -> None:
+    from scipy import stats
+
+    from sounding.claims.rank2020.perceptrons import contrast
+
+    steady, spread = np.array([1.0, 1.0, 1.0]), np.array([0.0, 1.0, 5.0])
+    found = contrast([spread, steady], [steady, spread])
+    assert found.value == pytest.approx(0.0, abs=1e-12)
+    half = stats.t.ppf(0.995, 4) * math.sqrt(2 * spread.var(ddof=1) / 3)
+    assert found.high == pytest.approx(half, rel=1e-12)
+
+
+def test_lemma1_would_notice_one_batch_below_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sounding import measures
+
+    claim = _small("rank2020-lemma1", largest=8)
+    assert _verdict(claim) == "holds"
+    right = measures.participation_ratio
+
+    def one_too_large(batches: torch.Tensor) -> torch.Tensor:
+        ratio = right(batches).clone()
+        ratio[:1] *= 8.0 if batches.shape[-1] == 8 else 1.0
+        return ratio
+
+    monkeypatch.setattr(measures, "participation_ratio", one_too_large)
+    assert _verdict(claim) == "does not hold"
+
+
+def test_images_are_looked_at_while_one_training_runs() -> None:
+    from sounding.claims.rank2020.images import train_kind
+
+    values = dict(find_claim("rank2020-fig5").settings["quick"].values)
+    del values["kinds"]
+    values |= {"width": 2, "runs": 2, "rank_batch": 16, "every": 2, "steps": {"standard": 6, "one-sided": 2}}
+    settings = json.dumps(values, sort_keys=True)
+    standard, broken = (train_kind(kind, settings, "cpu", 0) for kind in ("standard", "one-sided"))
+    assert standard.accuracy.shape == (2, 3)
+    assert standard.ratio.shape == (2, 4)
+    assert broken.accuracy.shape == (2, 1)
+    assert not np.array_equal(standard.ratio[:, 0], standard.ratio[:, -1]), "looks must see the training network"
+    assert not torch.backends.cudnn.benchmark
 
 
 def test_growth_exponent_of_known_powers() -> None:

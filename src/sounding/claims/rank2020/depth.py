@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Scale, Setting
-from sounding.claims.number import DRAWN, Number, exact, mean_of
+from sounding.claims.number import DRAWN, Number, estimate, exact, mean_of
 from sounding.claims.picture import Panel, Picture, Series
 
 if TYPE_CHECKING:
@@ -121,12 +121,11 @@ def measure_cor15(values: Mapping[str, Any], context: Context) -> Outcome:
     rank = [full.value("numerical_rank", layer=layer) for layer in full.layers if layer]
     soft = [near.value("soft_rank", layer=layer) for layer in (1, values["soft_depth"])]
     bound = math.sqrt((1 - values["regularity"]) * width)
-    lowest = min(rank, key=lambda e: e.value - 2.6 * (e.stderr or 0.0))
+    over = [_of_runs(e.value / bound, (e.stderr or 0.0) / bound, values["runs"]) for e in rank]
+    error = math.hypot(*(e.stderr or 0.0 for e in soft))
     numbers = {
-        "smallest_rank_over_bound": _as_number(lowest.value / bound, (lowest.stderr or 0.0) / bound),
-        "increase_of_soft_rank": _as_number(
-            soft[-1].value - soft[0].value, math.hypot(soft[-1].stderr or 0.0, soft[0].stderr or 0.0)
-        ),
+        "smallest_rank_over_bound": min(over, key=lambda n: n.low),
+        "increase_of_soft_rank": _of_runs(soft[-1].value - soft[0].value, error, values["runs"]),
     }
 
     def curve(label: str, profile: Profile, name: str) -> Series:
@@ -166,10 +165,9 @@ def measure_cor15(values: Mapping[str, Any], context: Context) -> Outcome:
     return Outcome(numbers, Picture(panels, caption))
 
 
-def _as_number(value: float, stderr: float) -> Number:
-    from sounding.claims.number import estimate
-
-    return exact(value) if stderr == 0 else estimate(value, stderr)
+def _of_runs(value: float, stderr: float, runs: int) -> Number:
+    """Student's interval of a mean over runs; all runs alike is exact."""
+    return exact(value) if stderr == 0 else estimate(value, stderr, samples=runs)
 
 
 def _fig2(activation: str, caption: str) -> dict[str, Any]:

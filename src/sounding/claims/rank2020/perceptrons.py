@@ -121,13 +121,19 @@ def over_runs(values: Array) -> Number:
 
 def difference(first: Array, second: Array) -> Number:
     """The difference of two means over independent runs, with Welch's interval at the level of the ledger."""
+    return contrast([first], [second])
+
+
+def contrast(added: Sequence[Array], subtracted: Sequence[Array]) -> Number:
+    """Means over independent runs, added and subtracted: every group's spread counts, its degrees as Welch has them."""
     from scipy import stats
 
-    a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-    value = float(a.mean() - b.mean())
-    parts = np.array([a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)])
+    groups = [np.asarray(group, dtype=np.float64) for group in (*added, *subtracted)]
+    means = [float(group.mean()) for group in groups]
+    value = sum(means[: len(added)]) - sum(means[len(added) :])
+    parts = np.array([group.var(ddof=1) / len(group) for group in groups])
     if not parts.sum() > 0:
         return exact(value)
-    freedom = parts.sum() ** 2 / np.sum(parts**2 / (len(a) - 1, len(b) - 1))
+    freedom = parts.sum() ** 2 / np.sum(parts**2 / [len(group) - 1 for group in groups])
     half = float(stats.t.ppf((1 + LEVEL) / 2, freedom)) * math.sqrt(float(parts.sum()))
-    return Number(value, value - half, value + half, len(a) + len(b))
+    return Number(value, value - half, value + half, sum(len(group) for group in groups))

@@ -1,0 +1,176 @@
+"""Training VGG-19 and ResNet-50 run by run, with looks at the last hidden layer: what figures 5, 7, 10 and 13 share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sounding.claims.claim import Context
+from sounding.claims.rank2020.perceptrons import Array
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from sounding.train import Progress
+
+
+@dataclass(frozen=True)
+class Runs:
+    """(runs, evaluations) of training accuracy, and (runs, evaluations + 1) of what the last hidden layer shows."""
+
+    accuracy: Array
+    rank: Array
+    ratio: Array
+    alignment: Array
+
+
+def make_network(kind: str, values: Mapping[str, Any], channels: int, generator: torch.Generator) -> nn.Module:
+    """A network with PyTorch's start, or with weights from U[0, 2/√fan_in] for the one-sided kind."""
+    import torch
+    from torch import nn
+
+    from sounding.models import build
+
+    options: dict[str, Any] = {"norm": "none"} if kind.startswith("plain") else {"norm": "batch", "momentum": 1.0}
+    if kind == "uncentred":
+        options["centring"] = False
+    if values["network"] == "vgg19":
+        options["dropout"] = values["dropout"]
+    network = build(
+        values["network"],
+        shape=(channels, values["side"], values["side"]),
+        width=values["width"],
+        generator=generator,
+        **options,
+    )
+    if kind == "one-sided":
+        with torch.no_grad():
+            for module in network.modules():
+                if isinstance(module, nn.Conv2d | nn.Linear):
+                    fan_in = module.weight[0].numel()
+                    module.weight.uniform_(0, 2 / fan_in**0.5, generator=generator)
+    return network
+
+
+def look_times(kind: str, values: Mapping[str, Any]) -> list[int]:
+    """The SGD steps after which a network is looked at; those that do not learn get fewer."""
+    family = "plain" if kind.startswith("plain") else kind
+    every = values["plain_every"] if family == "plain" else values["every"]
+    return list(range(every, values["steps"][family] + 1, every))
+
+
+def load_images(kind: str, values: Mapping[str, Any], context: Context) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normalized square training images and labels; random pixels under the same labels for the kind that says so."""
+    import torch
+
+    from sounding.data import load_dataset, normalize
+    from sounding.data.resize import fit_images
+
+    dataset = load_dataset(values["dataset"], device=context.device)
+    images = dataset.train_inputs
+    if images.shape[-1] != values["side"]:
+        images = fit_images(images, (images.shape[1], values["side"], values["side"]), source=values["dataset"])
+    if kind.endswith("random images"):
+        generator = context.generator(77, device=context.device)
+        images = torch.rand(images.shape, generator=generator, device=images.device)
+    return normalize(dataset, images), dataset.train_labels
+
+
+def see_last_hidden(network: nn.Module, images: torch.Tensor) -> tuple[float, float, float]:
+    """Rank, r and alignment of what the readout receives.
+
+    The gradient of a sample's loss in a row of the readout is a multiple of that sample's hidden features, so the mean
+    absolute cosine between features is the alignment of the gradients (proposition 19).
+    """
+    import torch
+    from torch import nn
+
+    from sounding.measures import gradient_alignment, numerical_rank, participation_ratio
+
+    readout = [module for module in network.modules() if isinstance(module, nn.Linear)][-1]
+    kept: list[torch.Tensor] = []
+    hook = readout.register_forward_pre_hook(lambda _, arguments: kept.append(arguments[0]))
+    network.train()
+    for module in network.modules():
+        if isinstance(module, nn.Dropout):
+            module.eval()
+    with torch.no_grad():
+        network(images)
+    hook.remove()
+    network.train()
+    features = kept[0].flatten(1)
+    return tuple(float(f(features)) for f in (numerical_rank, participation_ratio, gradient_alignment))  # type: ignore[return-value]
+
+
+@lru_cache(maxsize=16)
+def train_kind(kind: str, settings: str, device: str, random_seed: int) -> Runs:
+    """Train the runs of one kind by plain SGD, looking at the last hidden layer on the way; figures share it."""
+    values, context = json.loads(settings), Context(device=device, random_seed=random_seed)
+    data = load_images(kind, values, context)
+    accuracy, seen = [], []
+    with fast_convolutions(device):
+        for run in range(values["runs"]):
+            scores, looks = _train_once(kind, values, data, context, run)
+            accuracy.append(scores)
+            seen.append(looks)
+    rank, ratio, alignment = np.moveaxis(np.array(seen), -1, 0)
+    return Runs(np.array(accuracy), rank, ratio, alignment)
+
+
+@contextmanager
+def fast_convolutions(device: str) -> Iterator[None]:
+    """On a GPU, let cuDNN time its algorithms for each shape once, and put the choice back as it was."""
+    import torch
+
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = before or device.startswith("cuda")
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+def _train_once(
+    kind: str, values: Mapping[str, Any], data: tuple[torch.Tensor, torch.Tensor], context: Context, run: int
+) -> tuple[list[float], list[tuple[float, float, float]]]:
+    """Training accuracy between looks, and the looks, the first of which is before training."""
+    import torch
+
+    from sounding.train import Recipe, train_
+
+    images, device = data[0], context.device
+    network = make_network(kind, values, images.shape[1], context.generator(run)).to(device)
+    if device.startswith("cuda"):  # the layout that tensor cores take
+        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    times = look_times(kind, values)
+    recipe = Recipe(batch_size=values["batch_size"], steps=times[-1], evaluate=tuple(times), train_metrics="seen")
+    rate = values["plain_rate"] if kind.startswith("plain") else values["rate"]
+    rate = 100 * rate if kind.endswith("100 times the rate") else rate
+    looks = [see_last_hidden(network, images[: values["rank_batch"]])]
+
+    def look(now: Progress) -> None:
+        if now.step in times:
+            looks.append(see_last_hidden(network, images[: values["rank_batch"]]))
+
+    # dropout draws from torch's own generator: lend it a seed and put it back
+    with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
+        torch.manual_seed(int(torch.randint(2**31, (), generator=context.generator(200 + run))))
+        history = train_(
+            network,
+            data,
+            learning_rate=rate,
+            recipe=recipe,
+            generator=context.generator(100 + run, device=device),
+            device=device,
+            progress=look,
+        )
+    found = [point.train_accuracy for point in history.curve(0)]
+    # a run that diverged has learned nothing
+    return [0.1 if value is None or not np.isfinite(value) else value for value in found], looks
