@@ -414,7 +414,8 @@ CLAIMS: tuple[Claim, ...] = (
         "parameter, scale and shift included, to U(0, 0.1); 1 run",
         note="Plain networks start from He weights with zero biases: with PyTorch's biases r at depth 32 is 1 "
         "to 15 digits "
-        "and no gradient is left to raise it. Steps are those of sounding.repair.raise_rank_ on fresh batches of 64.",
+        "and no gradient is left to raise it. He weights train without help, only later, which is why a lead in the "
+        "mean over training need not last. Steps are those of sounding.repair.raise_rank_ on fresh batches of 64.",
     ),
     _compared_claim(
         "fig11",
