@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sounding.claims.claim import Claim, Context, Expectation, Outcome, Scale, Setting
-from sounding.claims.number import Number, estimate, slope_of
+from sounding.claims.number import Number, estimate
 from sounding.claims.picture import Panel, Picture, Series
 
 if TYPE_CHECKING:
     from sounding.chain import Simulation
     from sounding.profile import Estimate
 
+GROUPS = 32
+"""Behind a simulation's standard error there are so many runs or more, or about so many batches of layers."""
 MEASURES = ("participation_ratio", "soft_rank", "frobenius_squared", "regularity")
 
 
@@ -77,7 +79,7 @@ def averages_of(
 
 def number_of(average: Estimate, *, scale: float = 1.0) -> Number:
     """The average of a simulation, times a known factor."""
-    return estimate(scale * average.value, abs(scale) * (average.stderr or 0.0))
+    return estimate(scale * average.value, abs(scale) * (average.stderr or 0.0), samples=GROUPS)
 
 
 def half_width(average: Estimate, *, scale: float = 1.0) -> float:
@@ -89,7 +91,8 @@ def half_width(average: Estimate, *, scale: float = 1.0) -> float:
 def share_of(average: Estimate, reference: float, *, relative_error: float = 0.0) -> Number:
     """average / reference, where the reference was measured too, with that relative standard error."""
     value = average.value / reference
-    return estimate(value, abs(value) * math.hypot((average.stderr or 0.0) / average.value, relative_error))
+    error = abs(value) * math.hypot((average.stderr or 0.0) / average.value, relative_error)
+    return estimate(value, error, samples=GROUPS)
 
 
 def relative_error(average: Estimate) -> float:
@@ -99,9 +102,9 @@ def relative_error(average: Estimate) -> float:
 
 def log_slope(widths: Sequence[int], averages: Sequence[Estimate]) -> Number:
     """The mean exponent of a power law, from the narrowest width to the widest."""
-    ends = (averages[0], averages[-1])
-    logs = [math.log(average.value) for average in ends]
-    return slope_of(np.log([widths[0], widths[-1]]), logs, stderr=[relative_error(average) for average in ends])
+    ends, span = (averages[0], averages[-1]), math.log(widths[-1] / widths[0])
+    error = math.hypot(*(relative_error(average) for average in ends))
+    return estimate(math.log(ends[1].value / ends[0].value) / span, error / span, samples=GROUPS)
 
 
 def name_of(gamma: float) -> str:
@@ -232,7 +235,8 @@ def measure_fig8(values: Mapping[str, Any], context: Context) -> Outcome:
     alphas = [average["regularity"] for average in found]
     wide = [number_of(a) for d, a in zip(widths, alphas, strict=True) if d > 10]
     falls = [
-        estimate(a.value - b.value, math.hypot(a.stderr or 0.0, b.stderr or 0.0)) for a, b in itertools.pairwise(alphas)
+        estimate(a.value - b.value, math.hypot(a.stderr or 0.0, b.stderr or 0.0), samples=GROUPS)
+        for a, b in itertools.pairwise(alphas)
     ]
     numbers = {
         "largest_regularity_above_width_10": max(wide, key=lambda n: n.high),
@@ -276,13 +280,13 @@ _INVARIANT: dict[Scale, Setting] = {
         {
             "widths": [8, 16, 32, 64],
             "residuals": [0.03],
-            "depth": 12000,
+            "depth": 6000,
             "burn_in": 4000,
             "every": 20,
-            "runs": 6,
+            "runs": 32,
             "weights": "uniform",
         },
-        "four widths, 48 000 chain-layers each after the burn-in",
+        "four widths, 64 000 chain-layers each after the burn-in",
     ),
     "standard": Setting(
         {
