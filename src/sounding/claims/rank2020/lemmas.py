@@ -238,7 +238,7 @@ CLAIMS: tuple[Claim, ...] = (
             Expectation("mean_of_m12", "0 for two different features", low=-0.03, high=0.03),
             Expectation("mean_of_m12_one_sided_weights", "without the symmetry it is not 0", low=0.1),
         ),
-        settings={"quick": Setting({"width": 8, "strength": 0.3, "depth": 300, "runs": 8000})},
+        settings={"quick": Setting({"width": 8, "strength": 0.3, "depth": 300, "runs": 20000})},
         measure=measure_lemma4,
         paper="a lemma; no experiment",
         note="Uniqueness matters: from an input of rank one M stays ±1 for ever (lemma 6), and its mean with it.",
