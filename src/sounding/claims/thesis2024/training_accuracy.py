@@ -194,7 +194,8 @@ def _settings(data: str, parts: tuple[str, ...]) -> dict[Any, Setting]:
         ),
         "standard": reduced((5, 15), 1500 if data == "cifar-100" else 600, 0.1, 4),
     }
-    settings["paper"] = reduced((10, 100), 1500, 0.1, 15)
+    # at 0.1 linear networks of 100 layers are unstable on MNIST
+    settings["paper"] = reduced((10, 100), 1500, 0.02 if data == "mnist" else 0.1, 15)
     return settings
 
 
@@ -248,8 +249,8 @@ CLAIMS: tuple[Claim, ...] = (
         "mnist",
         "MNIST",
         ("train", "test"),
-        note=" At rate 0.1 linear networks of 100 layers are unstable on MNIST, which is why depth matters here: after "
-        "1500 steps at 0.02 they fit 0.87 of the training samples and those of 10 layers 0.90 (2 seeds, CPU).",
+        note=" At rate 0.1 linear networks of 100 layers are unstable on MNIST, and depth then matters (on an H200 "
+        "they ended 0.15 below those of 10 layers); at 0.02 they are not, which is the rate here.",
     ),
     _claim("C.6", "fashion-mnist", "Fashion-MNIST", ("train", "test")),
     _claim("C.7", "cifar-100", "CIFAR-100", ("train", "test")),

@@ -7,8 +7,9 @@ gives ‖Δ‖_F²/d; a smaller gap shows a bias towards orthogonal matrices, th
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -50,18 +51,23 @@ class Deep:
     accuracy: Array
 
 
-def train_deep(values: Mapping[str, Any], context: Context, *, activation: str, depth: int, rate: float) -> Deep:
-    """Networks of one depth, trained; rows that show the same training share it."""
+def train_deep(values: Mapping[str, Any], context: Context, *, activation: str, depth: int) -> dict[float, Deep]:
+    """Networks of one depth, trained, by learning rate; rows that show the same training share it.
+
+    The deepest of the first activation, of figure 6.6, are trained at both rates: in one stack that costs little more.
+    """
+    both = activation == values["activations"][0] and depth == max(values["depths"])
+    rates = (values["learning_rate"], values["larger_rate"]) if both else (values["learning_rate"],)
     names = ("data", "width", "batch_size", "steps", "seeds", "exponent")
     given = tuple(values[name] for name in names)
-    return _train(activation, depth, rate, *given, device=context.device, random_seed=context.random_seed)
+    return _train(activation, depth, rates, *given, device=context.device, random_seed=context.random_seed)
 
 
 @cache
 def _train(
     activation: str,
     depth: int,
-    rate: float,
+    rates: tuple[float, ...],
     data: str,
     width: int,
     batch_size: int,
@@ -71,43 +77,47 @@ def _train(
     *,
     device: str,
     random_seed: int,
-) -> Deep:
+) -> dict[float, Deep]:
     from sounding.data import load_dataset
     from sounding.data.dataset import batches
     from sounding.train import Recipe, train_together_
 
     context = Context(device=device, random_seed=random_seed)
     dataset = load_dataset(data, device=device)
+    dataset = replace(dataset, test_inputs=dataset.test_inputs[:0], test_labels=dataset.test_labels[:0])
     inputs, labels = next(batches(dataset, batch_size, generator=context.generator(5, device=device)))
-    networks = shaped_networks(
+    first = shaped_networks(
         dataset, depth, width=width, activation=activation, exponent=exponent, seeds=seeds, context=context
     )
-    for network in networks:
+    for network in first:
         network.to(device)
-    old = [square_weights(network) for network in networks]
-    before = [gradient_norms(network, inputs, labels) for network in networks]
+    old = [square_weights(network) for network in first]
+    before = [gradient_norms(network, inputs, labels) for network in first]
+    networks = [*first, *(copy.deepcopy(network) for _ in rates[1:] for network in first)]
     recipe = Recipe(
         batch_size=batch_size, steps=steps, evaluate=(steps - max(1, steps // 10), steps), train_metrics="seen"
     )
     history = train_together_(
         networks,
         dataset,
-        learning_rates=[rate] * seeds,
+        learning_rates=[rate for rate in rates for _ in range(seeds)],
         recipe=recipe,
         generator=context.generator(7, device=device),
         device=device,
     )
-    new = [square_weights(network) for network in networks]
-    after = [gradient_norms(network, inputs, labels) for network in networks]
-    gaps = [weight_gaps(weights) for weights in new]
-    steps_taken = [(w - v).square().sum(dim=(-2, -1)) / width for w, v in zip(new, old, strict=True)]
-    return Deep(
-        gaps=_rows(gaps),
-        unbiased=_rows(steps_taken),
-        before=_rows(before),
-        after=_rows(after),
-        accuracy=np.array([history.final(seed).train_accuracy for seed in range(seeds)], dtype=np.float64),
-    )
+    accuracy = [history.final(run).train_accuracy for run in range(len(networks))]
+    found = {}
+    for place, rate in enumerate(rates):
+        runs = slice(place * seeds, (place + 1) * seeds)
+        new = [square_weights(network) for network in networks[runs]]
+        found[rate] = Deep(
+            gaps=_rows([weight_gaps(weights) for weights in new]),
+            unbiased=_rows([(w - v).square().sum(dim=(-2, -1)) / width for w, v in zip(new, old, strict=True)]),
+            before=_rows(before),
+            after=_rows([gradient_norms(network, inputs, labels) for network in networks[runs]]),
+            accuracy=np.array(accuracy[runs], dtype=np.float64),
+        )
+    return found
 
 
 def _rows(tensors: list[torch.Tensor]) -> Array:
@@ -141,8 +151,6 @@ def weight_gaps(weights: torch.Tensor) -> torch.Tensor:
 
 def gradient_norms(network: Mlp, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """‖∂loss/∂W_ℓ‖_F of the square layers on a batch; running statistics are left as they are."""
-    import copy
-
     import torch
 
     network = copy.deepcopy(network).train()
@@ -160,8 +168,8 @@ def middle(rows: Array) -> Array:
 def measure_bias(values: Mapping[str, Any], context: Context) -> Outcome:
     """Figure 6.6: gaps and gradients over the layers of the deepest network."""
     depth, activation = max(values["depths"]), values["activations"][0]
-    found = train_deep(values, context, activation=activation, depth=depth, rate=values["learning_rate"])
-    longer = train_deep(values, context, activation=activation, depth=depth, rate=values["larger_rate"])
+    both = train_deep(values, context, activation=activation, depth=depth)
+    found, longer = both[values["learning_rate"]], both[values["larger_rate"]]
     last = found.gaps[:, -max(1, found.gaps.shape[1] // 20) :].mean(axis=1)
     numbers = {
         "middle_gap": mean_of(middle(found.gaps)),
@@ -207,7 +215,7 @@ def measure_depths(values: Mapping[str, Any], context: Context) -> Outcome:
     panels = []
     for activation in values["activations"]:
         made = {
-            depth: train_deep(values, context, activation=activation, depth=depth, rate=values["learning_rate"])
+            depth: train_deep(values, context, activation=activation, depth=depth)[values["learning_rate"]]
             for depth in values["depths"]
         }
         shallow, deep = made[min(made)], made[max(made)]
