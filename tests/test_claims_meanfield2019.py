@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,19 +12,24 @@ import torch
 
 from sounding.claims.claim import Claim, Context, Correction, Expectation, judge
 from sounding.claims.meanfield2019 import CLAIMS
+from sounding.claims.meanfield2019.apart import OwnBatches, OwnOrders, find_accuracies, train_apart
 from sounding.claims.meanfield2019.explosion import explosion_rate, relu_rate, series_coefficient
+from sounding.claims.meanfield2019.field import map_relu, spread_paths
 from sounding.claims.meanfield2019.figure5 import _gain
 from sounding.claims.meanfield2019.fixed_point import relu_correlation, spherical_integrals
 from sounding.claims.meanfield2019.linear import project_spectrum
-from sounding.claims.meanfield2019.subbatches import SubBatchNorm
-from sounding.claims.meanfield2019.trainable import judge_cells
-from sounding.predict import batchnorm
+from sounding.claims.meanfield2019.sampled import draw_covariance
+from sounding.claims.meanfield2019.trainable import draw_networks, judge_cells
+from sounding.claims.meanfield2019.transforms import _ANALYTIC, fourier_map, linear_trace
+from sounding.data import load_dataset, normalize
+from sounding.predict import batchnorm, covariance_map
+from sounding.train import Recipe, train_together_
 
 ROWS = {claim.id: claim for claim in CLAIMS}
 
 
-def verdict_of(claim: Claim) -> str:
-    return judge(claim, claim.measure(claim.settings["quick"].values, Context()).numbers)
+def verdict_of(claim: Claim, **smaller: Any) -> str:
+    return judge(claim, claim.measure({**claim.settings["quick"].values, **smaller}, Context()).numbers)
 
 
 def test_every_place_of_the_issue_has_a_row() -> None:
@@ -57,8 +63,7 @@ def test_a_wrong_theorem_does_not_hold() -> None:
 def test_a_wrong_rate_does_not_hold() -> None:
     claim = ROWS["meanfield2019-corB.12"]
     rate = Expectation("rate_over_claim_C3", "C/(C+1) per layer", low=0.50, high=0.60)
-    assert verdict_of(claim) == "holds"
-    assert verdict_of(dataclasses.replace(claim, expectations=(rate,))) == "does not hold"
+    assert verdict_of(dataclasses.replace(claim, expectations=(rate,)), starts=2) == "does not hold"
 
 
 def test_a_wrong_figure_does_not_hold() -> None:
@@ -71,7 +76,8 @@ def test_a_wrong_figure_does_not_hold() -> None:
 
 def test_a_wrong_observation_does_not_hold() -> None:
     claim = ROWS["meanfield2019-scope-bsb1"]
-    values = {**claim.settings["quick"].values, "width": 60, "depth": 6, "runs": 2, "large": 24, "field_layers": 3}
+    values = {**claim.settings["quick"].values, "width": 60, "depth": 6, "runs": 2, "large": 24, "field_layers": 3,
+              "field_starts": 4}  # fmt: skip
     numbers = claim.measure(values, Context()).numbers
     always = Expectation("gelu_repels_from_batch_size", "GELU's fixed point attracts up to a batch of 100", low=100)
     assert judge(dataclasses.replace(claim, expectations=(always,), correction=None), numbers) == "does not hold"
@@ -110,12 +116,71 @@ def test_projection_of_a_spectrum() -> None:
     assert project_spectrum(np.array([9.0, 1.0])) == pytest.approx([0.75, 0.25], abs=1e-6)
 
 
+def test_the_trace_without_activation_is_that_of_the_whole_map() -> None:
+    sigma = draw_covariance(6, torch.Generator().manual_seed(0))
+    for inverted in (True, False):
+        whole = fourier_map(_ANALYTIC["identity"], sigma, inverted=inverted)
+        assert linear_trace(sigma, inverted=inverted, steps=2001) == pytest.approx(np.trace(whole), rel=1e-9)
+    assert linear_trace(sigma) == pytest.approx(6.0, rel=1e-4)
+
+
+@pytest.mark.parametrize("size", [5, 20, 60])
+def test_the_map_of_many_covariances_is_that_of_each(size: int) -> None:
+    starts = [draw_covariance(size, torch.Generator().manual_seed(seed)) for seed in range(3)]
+    mapped = map_relu(torch.from_numpy(np.array(starts))).numpy()
+    for start, found in zip(starts, mapped, strict=True):
+        exact = covariance_map("relu", start).covariance
+        assert np.abs(found - exact).max() < 1e-6 * np.abs(exact).max()
+
+
+def test_spread_near_the_fixed_point_falls_by_its_eigenvalue() -> None:
+    path = spread_paths(24, sigma=0.01, starts=2, layers=12, context=Context(), offset=0)
+    assert path[:, 12] / path[:, 11] == pytest.approx(batchnorm("relu", batch_size=24).forward_eigenvalues.L, abs=2e-3)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rmsprop"])
+def test_runs_with_batches_of_their_own_go_the_way_of_each_alone(optimizer: Any) -> None:
+    data = load_dataset("digits")
+    norms = [{"eps": 1e-3, "scale": 1.0, "shift": 0.0}, {"eps": 0.5, "scale": 1.0, "shift": 1.0}]
+    values = {"width": 16, "activation": "relu"}
+    recipe = Recipe(optimizer=optimizer, batch_size=32, steps=50, statistics="batch", evaluate="end")
+    rate = 0.1 if optimizer == "sgd" else 1e-3
+
+    def draw(seeds: list[int]) -> Any:
+        return draw_networks(norms, values, data, Context(), depth=3, offsets=seeds)
+
+    inputs, tests = (normalize(data, part).flatten(1) for part in (data.train_inputs, data.test_inputs))
+    generators = [torch.Generator().manual_seed(seed) for seed in (7, 8)]
+    stream = OwnOrders(inputs, data.train_labels, batch_size=32, generators=generators, copies=2)
+    stack = OwnBatches(draw([1, 2]), torch.device("cpu"), statistics_over=None)
+    group = train_apart(stack, stream, learning_rate=rate, steps=50, recipe=recipe, device=torch.device("cpu"))
+    together = find_accuracies(group, tests, data.test_labels, batch_size=32)
+    for place, (seed, order) in enumerate(((1, 7), (2, 8))):
+        history = train_together_(
+            draw([seed]), data, learning_rates=[rate] * 2, recipe=recipe, generator=torch.Generator().manual_seed(order)
+        )
+        alone = [history.final(run).test_accuracy for run in range(2)]
+        assert together[2 * place : 2 * place + 2] == pytest.approx(alone, abs=0.006)
+
+
 def test_sub_batches_are_normalized_by_themselves() -> None:
-    batch = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)) * 4 + 1
-    split = SubBatchNorm(4, eps=1e-3)(batch)
-    alone = torch.nn.BatchNorm1d(3, eps=1e-3, affine=False)
-    assert torch.allclose(split, torch.cat([alone(part) for part in batch.split(4)]), atol=1e-5)
-    assert torch.allclose(SubBatchNorm(5, eps=1e-3)(batch), alone(batch), atol=1e-5)
+    data = load_dataset("digits")
+    network = draw_networks([{"eps": 1e-3}], {"width": 8, "activation": "relu"}, data, Context(), depth=2, offsets=[0])
+    batch = normalize(data, data.train_inputs[:12]).flatten(1)
+    stack = OwnBatches(network, torch.device("cpu"), statistics_over=4)
+    parts = torch.cat([network[0](part) for part in batch.split(4)])
+    assert torch.allclose(stack.run(batch, "batch")[0][0], parts, atol=1e-5)
+    assert torch.allclose(stack.run(batch[None], "batch")[0][0], parts, atol=1e-5)
+    assert torch.allclose(stack.run(batch[:10], "batch")[0][0], network[0](batch[:10]), atol=1e-5)
+
+
+def test_cells_whose_seeds_disagree_have_a_wider_share() -> None:
+    depths, allowed = [10, 80], [30.0] * 6
+    half = np.array([[[0.9, 0.9, 0.9, 0.9 if d <= 30 else 0.1] for _ in allowed] for d in depths])
+    found = judge_cells(half, depths, allowed, chance=0.1)["share_on_right_side"]
+    assert found.value == pytest.approx(0.625)
+    assert found.low < 0.625 - 0.25
+    assert found.high == 1.0
 
 
 def test_cells_on_both_sides_of_the_boundary() -> None:

@@ -26,11 +26,12 @@ class Scores(NamedTuple):
 def sample_losses(outputs: Tensor, targets: Tensor, loss: Loss) -> Tensor:
     """The loss of each run on each sample, (runs, samples), of outputs (runs, samples, values).
 
-    Cross-entropy is log Σ_k exp(z_k) − z_y; "mse" is the mean over the outputs of (z − t)², with one-hot t for labels.
+    Cross-entropy is log Σ_k exp(z_k) − z_y, with labels (samples,) or, where every run has its own, (runs, samples);
+    "mse" is the mean over the outputs of (z − t)², with one-hot t for labels.
     """
     if loss == "cross-entropy":
-        wanted = targets.expand(len(outputs), *targets.shape)
-        flat = functional.cross_entropy(outputs.flatten(0, 1), wanted.flatten(0, 1), reduction="none")
+        wanted = targets.expand(outputs.shape[:2])
+        flat = functional.cross_entropy(outputs.flatten(0, 1), wanted.flatten(), reduction="none")
         return flat.view(outputs.shape[:2])
     return (outputs - as_values(targets, outputs)).square().mean(dim=-1)
 

@@ -53,8 +53,8 @@ class Products(Stack):
 
     def run(self, inputs: Tensor, statistics: Statistics) -> tuple[Tensor, dict[str, Tensor]]:
         """Outputs, and new running statistics."""
-        rows = inputs.flatten(start_dim=1)
-        x = rows.expand(self.runs, *rows.shape)
+        x = self._rows(inputs)
+        samples = x.shape[1]
         seen: Seen = {}
         branches: list[Tensor] = []
         for step, numbers in self._layers if statistics == "batch" else self._steps:
@@ -76,7 +76,12 @@ class Products(Stack):
                     branches.append(x)
                 case _:
                     x = branches.pop() + _times(x, numbers["strength"])
-        return x, self._remember(seen, len(rows)) if seen else {}
+        return x, self._remember(seen, samples) if seen else {}
+
+    def _rows(self, inputs: Tensor) -> Tensor:
+        """Inputs as (runs, samples, features)."""
+        rows = inputs.flatten(start_dim=1)
+        return rows.expand(self.runs, *rows.shape)
 
     def _whole_layer(self, step: Step, numbers: dict[str, Number], x: Tensor, seen: Seen) -> Tensor:
         _check_count(x.shape[1])

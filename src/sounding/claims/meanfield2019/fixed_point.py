@@ -90,8 +90,8 @@ def measure_relu_point(values: Mapping[str, Any], context: Context) -> Outcome:
     exact_point = 0.5 * ((1 - relu_correlation(size)) * np.eye(size) + relu_correlation(size))
     at_q, at_c = int(np.abs(q - 0.5).argmax()), int(np.abs(c - theory).argmax())
     numbers = {
-        "largest_deviation_variance": estimate(abs(q[at_q] - 0.5), dq[at_q]),
-        "largest_deviation_correlation": estimate(abs(c[at_c] - theory[at_c]), dc[at_c]),
+        "largest_deviation_variance": estimate(abs(q[at_q] - 0.5), dq[at_q], samples=values["runs"]),
+        "largest_deviation_correlation": estimate(abs(c[at_c] - theory[at_c]), dc[at_c], samples=values["runs"]),
         "largest_distance_of_limits": exact(max(float(np.abs(s - exact_point).max()) for s in limits), error=1e-8),
     }
     panels = (

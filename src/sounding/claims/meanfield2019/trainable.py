@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +13,11 @@ from sounding.claims.claim import Context, Expectation
 from sounding.claims.meanfield2019.sampled import Array
 from sounding.claims.number import Number, fraction_of, mean_of
 from sounding.claims.picture import Map, Panel, Series
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from sounding.data import Dataset
 
 CLEARLY_DEEPER = 1.5
 """Between 16ξ and so many times 16ξ a network is neither called inside nor outside: the boundary is not sharp."""
@@ -29,56 +35,77 @@ def train_cells(
     """Test accuracies (depths, norms, seeds): networks of one depth, one for each norm and seed, trained as one.
 
     `norms` are eps, scale and shift of every batch norm of a network, all constant. The learning rate is
-    `rate` × batch size, or `learning_rate`.
+    `rate` × batch size, or `learning_rate`. A seed has weights and an order of the samples of its own, which are the
+    same for all norms: near the deepest that train, the order alone moves the accuracy as much as the weights do. Of
+    `seeds` so many are trained `at_once`, all by default.
     """
     import torch
 
-    from sounding.data import load_dataset
-    from sounding.models import Mlp
-    from sounding.train import Recipe, train_together_
+    from sounding.claims.meanfield2019.apart import OwnBatches, OwnOrders, find_accuracies, train_apart
+    from sounding.data import load_dataset, normalize
+    from sounding.train import Recipe
 
-    data = load_dataset(values["data"], device=context.device)
-    recipe = Recipe(
-        optimizer=values.get("optimizer", "sgd"),
-        batch_size=batch_size,
-        epochs=values.get("epochs"),
-        steps=values.get("steps"),
-        evaluate="end",
-        statistics="batch",
-        train_metrics="seen",
-    )
+    data, device = load_dataset(values["data"], device=context.device), torch.device(context.device)
+    inputs, tests = (normalize(data, part).flatten(1) for part in (data.train_inputs, data.test_inputs))
+    recipe = Recipe(optimizer=values.get("optimizer", "sgd"), batch_size=batch_size, steps=1, statistics="batch")
     rate = values.get("learning_rate") or values["rate"] * batch_size
+    every = range(values["seeds"])
+    at_once = values.get("at_once", len(every))
     found = []
     for place, depth in enumerate(values["depths"]):
-        networks: list[torch.nn.Module] = []
-        for seed in range(values["seeds"]):
-            for norm in norms:
-                made = Mlp(
-                    math.prod(data.shape),
-                    data.classes,
-                    depth=depth,
-                    width=values["width"],
-                    activation=values["activation"],
-                    norm="batch",
-                    bias=False,
-                    init="lecun",
-                    generator=context.generator(1000 * offset + 100 * place + seed),
-                    **norm,  # type: ignore[arg-type]
-                )
-                networks.append(hold_norms(split_batches(made, values.get("statistics_over"))))
-        history = train_together_(
-            networks,
-            data,
-            learning_rates=[rate] * len(networks),
-            recipe=recipe,
-            generator=context.generator(offset),
-            device=context.device,
-        )
-        final = [history.final(run).test_accuracy for run in range(len(networks))]
+        accuracies: list[float] = []
+        for start in range(0, len(every), at_once):
+            offsets = [1000 * offset + 100 * place + seed for seed in every[start : start + at_once]]
+            stack = OwnBatches(
+                draw_networks(norms, values, data, context, depth=depth, offsets=offsets),
+                device,
+                statistics_over=values.get("statistics_over"),
+            )
+            stream = OwnOrders(
+                inputs,
+                data.train_labels,
+                batch_size=batch_size,
+                generators=[context.generator(50 + one) for one in offsets],
+                copies=len(norms),
+            )
+            steps = values.get("steps") or values["epochs"] * stream.per_epoch
+            group = train_apart(stack, stream, learning_rate=rate, steps=steps, recipe=recipe, device=device)
+            accuracies += find_accuracies(group, tests, data.test_labels, batch_size=batch_size)
         # a run that left the finite numbers has learned nothing
-        filled = [1 / data.classes if a is None or math.isnan(a) else a for a in final]
-        found.append(np.array(filled).reshape(values["seeds"], len(norms)).T)
+        filled = np.nan_to_num(accuracies, nan=1 / data.classes)
+        found.append(filled.reshape(len(every), len(norms)).T)
     return np.array(found)
+
+
+def draw_networks(
+    norms: Sequence[Mapping[str, float]],
+    values: Mapping[str, Any],
+    data: Dataset,
+    context: Context,
+    *,
+    depth: int,
+    offsets: Sequence[int],
+) -> list[nn.Module]:
+    """A network for each offset and norm, with weights drawn on the device: the same for all norms."""
+    import torch
+
+    from sounding.models import Mlp
+    from sounding.models.initial import initialize_
+
+    layers: dict[str, Any] = {"depth": depth, "width": values["width"], "activation": values["activation"]}
+    patterns = [
+        hold_norms(
+            Mlp(math.prod(data.shape), data.classes, norm="batch", bias=False, init="lecun",
+                generator=torch.Generator(), **layers, **norm)
+        ).to(context.device)
+        for norm in norms
+    ]  # fmt: skip
+    networks: list[nn.Module] = []
+    for offset in offsets:
+        for pattern in patterns:
+            networks.append(copy.deepcopy(pattern))
+            initialize_(networks[-1], "lecun", context.generator(offset, device=context.device))
+    return networks
 
 
 def hold_norms(network: Any) -> Any:
@@ -89,21 +116,6 @@ def hold_norms(network: Any) -> Any:
         if isinstance(module, torch.nn.BatchNorm1d):
             for parameter in module.parameters():
                 parameter.requires_grad = False
-    return network
-
-
-def split_batches(network: Any, size: int | None) -> Any:
-    """The network with batch statistics over sub-batches of `size` samples; unchanged for None."""
-    if size is None:
-        return network
-    import torch
-
-    from sounding.claims.meanfield2019.subbatches import SubBatchNorm
-
-    for module in list(network.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, torch.nn.BatchNorm1d):
-                setattr(module, name, SubBatchNorm(size, eps=child.eps))
     return network
 
 
@@ -125,11 +137,17 @@ def judge_cells(
     seeds = range(score.shape[2])
     within, left = ([_mean(score[..., s][side[..., s]]) for s in seeds] for side in (inside, beyond))
     return {
-        "share_on_right_side": fraction_of(int(right.sum()), right.size),
+        "share_on_right_side": _widest(fraction_of(int(right.sum()), right.size), mean_of(right.mean((0, 1)))),
         "gap_across_boundary": mean_of(np.array(within) - np.array(left)),
         "score_beyond": mean_of(left),
         "best_accuracy": mean_of(accuracy.max((0, 1))),
     }
+
+
+def _widest(first: Number, second: Number) -> Number:
+    """The first share with the interval that covers both: runs of one seed need not be independent of each other."""
+    low, high = min(first.low, second.low), max(first.high, second.high)
+    return Number(first.value, max(0.0, low), min(1.0, high), first.samples)
 
 
 def _mean(values: Array) -> float:

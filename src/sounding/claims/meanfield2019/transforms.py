@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
 from sounding.claims.meanfield2019.sampled import Array, draw_covariance, largest_deviation, sample_map
-from sounding.claims.number import DRAWN, exact
+from sounding.claims.number import DRAWN, fraction_of, mean_of
 from sounding.claims.picture import Panel, Picture, Series
 
+TRACE_TOLERANCE = 0.01
 _CASES = [["relu", 6], ["leaky_relu:0.2", 5], ["relu_power:2", 6], ["identity", 8]]
 
 
@@ -46,15 +47,22 @@ def measure_fourier(values: Mapping[str, Any], context: Context) -> Outcome:
         measured, error = sample_map(name, sigma, samples=values["samples"], context=context, offset=100 + place)
         numbers[f"largest_deviation_{name}"] = largest_deviation(computed, measured, error)
         series.append(_entries(name, computed, measured, error))
-    printed, finer = (fourier_map(_ANALYTIC["identity"], sigma, inverted=False, steps=n) for n in (2001, 4001))
-    error = 2 * abs(float(np.trace(printed - finer))) / size
-    numbers["printed_trace_over_batch_size"] = exact(float(np.trace(finer)) / size, error=error)
+    draws = [draw_covariance(size, context.generator(1000 + draw)) for draw in range(values["draws"])]
+    traces = {
+        reading: np.array([linear_trace(drawn, inverted=reading == "inverted") / size for drawn in draws])
+        for reading in ("printed", "inverted")
+    }
+    for reading, found in traces.items():
+        right = int((np.abs(found - 1) < TRACE_TOLERANCE).sum())
+        numbers[f"share_of_right_traces_{reading}"] = fraction_of(right, len(draws))
+    numbers["log_printed_trace_over_batch_size"] = mean_of(np.log(traces["printed"]))
     panel = Panel(
         "entry of V(Σ), Fourier integral with the inverse", "entry of V(Σ), sampled", (*series, _diagonal(series))
     )
     caption = (
         f"B = {size}: the double integral of Theorem 3 with (Σ⁻¹ + 2iλG/B)⁻¹ gives every entry. As printed, without "
-        f"the inverse, a linear network would have a trace of {np.trace(printed):.3g} where batch norm gives {size}."
+        f"the inverse, a linear network would have a trace of {size * float(traces['printed'].min()):.3g} to "
+        f"{size * float(traces['printed'].max()):.3g} where batch norm gives {size}."
     )
     return Outcome(numbers, Picture((panel,), caption))
 
@@ -69,29 +77,47 @@ def fourier_map(gaussian_map: ComplexMap, sigma: Array, *, inverted: bool = True
     The singularities in λ lie on the imaginary axis from iB/(2s) on, s the largest eigenvalue of GΣG. The contour is
     lifted towards them away from 0, where e^{iλr²} then decays; the half with Re λ < 0 is the complex conjugate.
     """
-    from sounding.theory.covariance_map import center
-
-    size = len(sigma)
-    values, vectors = np.linalg.eigh(center(sigma))
-    values, vectors = values[1:], vectors[:, 1:]
-    centre, height = float(values.sum()) / size, 0.45 * size / float(values[-1])
-    places, step = np.linspace(0.0, 9.0, steps, retstep=True)
-    u, bend = np.sinh(places), np.cosh(places)
-    lambdas = u / centre + 1j * height * (1 - 1 / bend)
-    jacobian = bend / centre + 1j * height * u / bend**2
-    jacobian[0] *= 0.5
-    factors = 1 + 2j * lambdas[:, None] * values / size
-    amount = np.prod(factors**-0.5, axis=1) * jacobian * step / math.pi
-    spectrum = values / factors if inverted else 1 / values + 2j * lambdas[:, None] / size
-    matrices = np.einsum("ik,lk,jk->lij", vectors, spectrum, vectors)
-    total = np.zeros((size, size))
-    grid, weights = np.polynomial.legendre.leggauss(40)
-    for low, high in ((-6.0, -2.0), (-2.0, 0.0), (0.0, 1.2), (1.2, 2.7)):
-        for x, w in zip(0.5 * (high - low) * (grid + 1) + low, 0.5 * (high - low) * weights, strict=True):
-            square = centre * math.exp(x)
-            mapped = np.einsum("l,lij->ij", amount * np.exp(1j * lambdas * square), gaussian_map(matrices / square))
-            total += w * square * mapped.real
+    contour = _Contour(sigma, inverted=inverted, steps=steps)
+    matrices = np.einsum("ik,lk,jk->lij", contour.vectors, contour.spectrum, contour.vectors)
+    total = np.zeros_like(sigma)
+    for square, weight, amount in contour.radii():
+        total += weight * np.einsum("l,lij->ij", amount, gaussian_map(matrices / square)).real
     return total
+
+
+def linear_trace(sigma: Array, *, inverted: bool = True, steps: int = 4001) -> float:
+    """The trace of `fourier_map` without activation, where V_φ(C) = C: B if the formula is right."""
+    contour = _Contour(sigma, inverted=inverted, steps=steps)
+    sums = contour.spectrum.sum(1)
+    return float(sum(weight * (amount @ sums).real / square for square, weight, amount in contour.radii()))
+
+
+class _Contour:
+    """The eigenvectors of GΣG, the eigenvalues of C(λ) along the contour, and the nodes in r²."""
+
+    def __init__(self, sigma: Array, *, inverted: bool, steps: int) -> None:
+        from sounding.theory.covariance_map import center
+
+        size = len(sigma)
+        values, vectors = np.linalg.eigh(center(sigma))
+        values, self.vectors = values[1:], vectors[:, 1:]
+        self._centre, height = float(values.sum()) / size, 0.45 * size / float(values[-1])
+        places, step = np.linspace(0.0, 9.0, steps, retstep=True)
+        u, bend = np.sinh(places), np.cosh(places)
+        self._lambdas = u / self._centre + 1j * height * (1 - 1 / bend)
+        jacobian = bend / self._centre + 1j * height * u / bend**2
+        jacobian[0] *= 0.5
+        factors = 1 + 2j * self._lambdas[:, None] * values / size
+        self._amount = np.prod(factors**-0.5, axis=1) * jacobian * step / math.pi
+        self.spectrum = values / factors if inverted else 1 / values + 2j * self._lambdas[:, None] / size
+
+    def radii(self) -> Iterator[tuple[float, float, np.ndarray]]:
+        """r², its weight, and the weights along the contour."""
+        grid, weights = np.polynomial.legendre.leggauss(40)
+        for low, high in ((-6.0, -2.0), (-2.0, 0.0), (0.0, 1.2), (1.2, 2.7)):
+            for x, w in zip(0.5 * (high - low) * (grid + 1) + low, 0.5 * (high - low) * weights, strict=True):
+                square = self._centre * math.exp(x)
+                yield square, w * square, self._amount * np.exp(1j * self._lambdas * square)
 
 
 def _sine(s: np.ndarray) -> np.ndarray:
@@ -150,22 +176,24 @@ CLAIMS: tuple[Claim, ...] = (
         "Gaussian map at the complex covariance G(Σ⁻¹ + 2iλG/B)G/r² (as printed, without an inverse).",
         expectations=(
             Expectation(
-                "printed_trace_over_batch_size",
-                "batch norm without activation fixes the trace of the covariance to B",
-                low=0.99,
-                high=1.01,
+                "share_of_right_traces_printed",
+                "batch norm without activation fixes the trace of the covariance to B, from any: within 1%",
+                low=0.8,
             ),
         ),
         correction=Correction(
             "The argument of the Gaussian map is G(Σ⁻¹ + 2iλG/B)⁻¹G/r²; eq. 36 of the appendix has the inverse.",
-            tuple(
-                Expectation(f"largest_deviation_{name}", "the integral equals the sampled map within 2%", high=0.02)
-                for name in _ANALYTIC
+            (
+                *(
+                    Expectation(f"largest_deviation_{name}", "the integral equals the sampled map within 2%", high=0.02)
+                    for name in _ANALYTIC
+                ),
+                Expectation("share_of_right_traces_inverted", "with the inverse the trace is B, within 1%", low=0.8),
             ),
         ),
         settings={
-            "quick": Setting({"batch_size": 8, "samples": 400_000}),
-            "standard": Setting({"batch_size": 8, "samples": 4_000_000}),
+            "quick": Setting({"batch_size": 8, "samples": 400_000, "draws": 30}),
+            "standard": Setting({"batch_size": 8, "samples": 4_000_000, "draws": 30}),
         },
         measure=measure_fourier,
         paper="a theorem; no experiment",
