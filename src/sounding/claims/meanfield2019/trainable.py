@@ -92,14 +92,12 @@ def draw_networks(
     from sounding.models import Mlp
     from sounding.models.initial import initialize_
 
-    layers: dict[str, Any] = {"depth": depth, "width": values["width"], "activation": values["activation"]}
-    patterns = [
-        hold_norms(
-            Mlp(math.prod(data.shape), data.classes, norm="batch", bias=False, init="lecun",
-                generator=torch.Generator(), **layers, **norm)
-        ).to(context.device)
-        for norm in norms
-    ]  # fmt: skip
+    patterns = []
+    for norm in norms:
+        options: dict[str, Any] = {key: values[key] for key in ("width", "activation")} | dict(norm)
+        made = Mlp(math.prod(data.shape), data.classes, depth=depth, norm="batch", bias=False, init="lecun",
+                   generator=torch.Generator(), **options)  # fmt: skip
+        patterns.append(hold_norms(made).to(context.device))
     networks: list[nn.Module] = []
     for offset in offsets:
         for pattern in patterns:
