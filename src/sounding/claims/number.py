@@ -15,6 +15,9 @@ from sounding.errors import UsageError
 LEVEL = 0.99
 """Confidence of every interval in the ledger: with some hundreds of numbers, 95% would accuse a dozen by chance."""
 
+GROUPS = 8
+"""Groups of drawn cases whose extremes enclose the median one at that level."""
+
 DRAWN = 2.576
 """Half width of a drawn interval at that level, in standard errors."""
 
@@ -23,7 +26,8 @@ DRAWN = 2.576
 class Number:
     """A value with the interval [low, high] that holds the true one, at the level of the ledger (99%).
 
-    Made by `exact`, `estimate`, `mean_of`, `fraction_of` or `slope_of`, so that every interval has a stated origin.
+    Made by `exact`, `estimate`, `mean_of`, `extreme_of`, `fraction_of` or `slope_of`, so that every interval has a
+    stated origin.
     """
 
     value: float
@@ -61,6 +65,21 @@ def mean_of(samples: ArrayLike) -> Number:
     if len(values) < 2:
         raise UsageError(f"an interval needs at least 2 samples, got {len(values)}")
     return estimate(float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values)), samples=len(values))
+
+
+def extreme_of(extremes: ArrayLike) -> Number:
+    """The largest or smallest of some drawn cases, given that of each of k ≥ 8 groups of as many: their median.
+
+    The interval reaches from the least to the greatest. It misses the median of all such groups with probability
+    2^(1 − k), below 1%, whatever their law, and no case that was drawn lies beyond it.
+
+    >>> extreme_of([0.2, 0.5, 0.4, 0.3, 0.6, 0.4, 0.1, 0.4])
+    Number(value=0.4, low=0.1, high=0.6, samples=8)
+    """
+    values = np.asarray(extremes, dtype=np.float64).ravel()
+    if len(values) < GROUPS:
+        raise UsageError(f"the interval of an extreme needs at least {GROUPS} groups of cases, got {len(values)}")
+    return Number(float(np.median(values)), float(values.min()), float(values.max()), len(values))
 
 
 def ratio_of(first: Number, second: Number) -> Number:

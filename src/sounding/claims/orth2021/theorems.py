@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
-from sounding.claims.number import DRAWN, exact, fraction_of, slope_of
+from sounding.claims.number import DRAWN, estimate, fraction_of, slope_of
 from sounding.claims.orth2021 import spectra
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.theory.bounds import orth2021 as bounds
@@ -25,8 +25,8 @@ def measure_lemma2(values: Mapping[str, Any], context: Context) -> Outcome:
     distance = np.array([np.sum((np.sqrt(s) - len(s) ** -0.5) ** 2) for s in drawn])
     gaps = np.array([spectra.gap(s) for s in drawn])
     numbers = {
-        "largest_share_of_bound": exact(float(np.max(distance / (2 * sizes * gaps))), error=spectra.ROUNDING),
-        "largest_share_of_second_order": exact(float(np.max(distance / (sizes * gaps**2))), error=spectra.ROUNDING),
+        "largest_share_of_bound": spectra.largest_of_groups(distance / (2 * sizes * gaps)),
+        "largest_share_of_second_order": spectra.largest_of_groups(distance / (sizes * gaps**2)),
     }
     line = np.array([1e-4, 60.0])
     panel = Panel(
@@ -66,13 +66,13 @@ def measure_corollary3(values: Mapping[str, Any], context: Context) -> Outcome:
         bound = bounds.corollary_3(
             width, values["batch_size"], depth=values["depth"], smallest_singular_value=sigma**2, version="printed"
         )
-        shares.append((radius.value + 3 * (radius.stderr or 0.0)) ** 2 / bound.value)
+        shares.append(estimate(radius.value**2 / bound.value, 2 * radius.value * (radius.stderr or 0.0) / bound.value))
         radii.append(radius.value)
         errors.append(radius.stderr or 0.0)
     widths = np.array(values["widths"])
     slope = slope_of(np.log(widths), np.log(radii), stderr=list(np.array(errors) / np.array(radii)))
     numbers = {
-        "largest_share_of_bound": exact(max(shares), error=spectra.ROUNDING),
+        "largest_share_of_bound": max(shares, key=lambda share: share.high),
         "slope_of_radius": slope,
     }
     panel = Panel(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
-from sounding.claims.number import Number, exact, mean_of
+from sounding.claims.number import LEVEL, Number, exact, mean_of
 from sounding.claims.picture import Panel, Picture, Series
 
 if TYPE_CHECKING:
@@ -77,6 +77,17 @@ def _over_batches(values: Array) -> Number:
     return exact(float(values[0])) if np.ptp(values) == 0 else mean_of(values)
 
 
+def _scatter(values: Array) -> Number:
+    """The standard deviation over batches, with the interval of a Gaussian law's."""
+    from scipy import stats
+
+    value, freedom = float(values.std(ddof=1)), len(values) - 1
+    ends = [
+        value * float(np.sqrt(freedom / stats.chi2.ppf(tail, freedom))) for tail in ((1 + LEVEL) / 2, (1 - LEVEL) / 2)
+    ]
+    return Number(value, ends[0], ends[1], len(values))
+
+
 def _against_table(numbers: Mapping[str, Number]) -> dict[str, Number]:
     """What the statement and its correction name: the cell that is farthest from the table, or from n."""
 
@@ -129,7 +140,7 @@ def measure_cosines(values: Mapping[str, Any], context: Context) -> Outcome:
         context.progress((place + 1) / len(values["sets"]))
     numbers = {f"cosine_{name}": _over_batches(found) for name, found in raw.items()}
     numbers |= {f"cosine_normalized_{name}": _over_batches(found) for name, found in centred.items()}
-    numbers |= {f"scatter_of_one_batch_{name}": exact(float(found.std(ddof=1))) for name, found in raw.items()}
+    numbers |= {f"scatter_of_one_batch_{name}": _scatter(found) for name, found in raw.items()}
     known = {name: PRINTED_COSINES[name] for name in values["sets"] if name in PRINTED_COSINES}
     places = list(range(len(values["sets"])))
     series = [_drawn("raw pixels", places, raw), _drawn("normalized pixels", places, centred)]

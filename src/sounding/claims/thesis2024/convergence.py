@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
-from sounding.claims.number import Number, exact, slope_of
+from sounding.claims.number import GROUPS, Number, exact, extreme_of, slope_of
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.correlation_maps import (
     Array,
@@ -56,11 +56,11 @@ def measure_contraction(values: Mapping[str, Any], context: Context) -> Outcome:
     named = len(maps) - values["random"]
     numbers: dict[str, Number] = {}
     for version, found in ratios.items():
-        numbers[f"largest_over_{version}"] = exact(float(found.max()), error=1e-9)
+        numbers[f"largest_over_{version}"] = _over_groups(found, named, np.max)
         for one, ratio in zip(maps[:named], found, strict=False):
             numbers[f"{version}: {one.name}"] = exact(float(ratio), error=1e-9)
     if values["case"] == 1:
-        numbers["smallest_slope_at_one"] = exact(min(one.slope_one for one in maps), error=1e-9)
+        numbers["smallest_slope_at_one"] = _over_groups(np.array([one.slope_one for one in maps]), named, np.min)
     if values["case"] == 3:
         numbers["relu_exponent"] = _algebraic_exponent(map_of("relu"))
     path, deviation = draw_path(values, context)
@@ -75,6 +75,12 @@ def measure_contraction(values: Mapping[str, Any], context: Context) -> Outcome:
         title=f"{named} activations, {values['random']} random maps",
     )  # fmt: skip
     return Outcome(numbers, Picture((path, others), values["caption"]))
+
+
+def _over_groups(found: Array, named: int, extreme: Callable[[Array], Any]) -> Number:
+    """The extreme of the named activations' maps and an eighth of the random ones."""
+    parts = np.array_split(found[named:], GROUPS)
+    return extreme_of([extreme(np.concatenate([found[:named], part])) for part in parts])
 
 
 def _thinned(ratios: Array) -> Array:
