@@ -340,7 +340,7 @@ CLAIMS: tuple[Claim, ...] = (
             Expectation("largest_eigenvalue", "it lies below 1: likeness is lost", high=1.0),
         ),
         settings={
-            "quick": Setting({**_PAIRS, "width": 400, "depth": 8, "runs": 40, "window": [0, 3]}),
+            "quick": Setting({**_PAIRS, "width": 400, "depth": 8, "runs": 120, "window": [0, 3]}),
             "paper": Setting({**_PAIRS, "width": 1000, "depth": 12, "runs": 60, "window": [1, 4]}),
         },
         measure=measure_cross_rate,

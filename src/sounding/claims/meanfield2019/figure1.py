@@ -219,8 +219,8 @@ CLAIMS: tuple[Claim, ...] = (
         ),
         settings={
             "quick": Setting(
-                {"batch_sizes": [10, 24, 64], "width": 500, "depth": 6, "runs": 48},
-                "48 networks of width 500 instead of 200 of width 1000",
+                {"batch_sizes": [10, 24, 64], "width": 500, "depth": 6, "runs": 160},
+                "160 networks of width 500 instead of 200 of width 1000",
             ),
             "paper": Setting(
                 {"batch_sizes": [8, 10, 16, 24, 32, 48, 64, 96, 128], "width": 1000, "depth": 10, "runs": 200}

@@ -47,8 +47,8 @@ _OURS = (
     "The rate times the number of steps is the seed's. Accuracy is taken with the statistics of test batches of size B."
 )
 _INDEPENDENT = (
-    " Every seed of ours has weights and an order of the samples of its own; an earlier run at paper scale, with 3 seeds "
-    "that shared one order, left (c) and (d) open."
+    " Every seed of ours has weights and an order of the samples of its own; an earlier run at paper scale, with 3 "
+    "seeds that shared one order, left (c) and (d) open."
 )
 
 _TRIED = (

@@ -124,7 +124,7 @@ def _draw(logs: Array, depth: int, part: str, rate: float) -> Panel:
 
 _COMMON = {"eps": 1e-3, "steps": 10}
 _QUICK = {**_COMMON, "data": "digits", "width": 128, "batch_size": 64, "depths": [16, 64], "runs": 10, "rate": 1e-3}
-_PAPER = {**_COMMON, "data": "mnist", "width": 384, "batch_size": 128, "depths": [16, 32, 64], "runs": 10, "rate": 1e-3}
+_PAPER = {**_COMMON, "data": "mnist", "width": 384, "batch_size": 128, "depths": [16, 32, 64], "runs": 24, "rate": 1e-3}
 _EXPLOSION = Expectation(
     "slope_before_over_theory", "explosion at ½ ln λ_G per layer before learning", low=0.85, high=1.15
 )

@@ -43,8 +43,9 @@ _QUICK = {"data": "digits", "width": 64, "batch_size": 16, "seeds": 6, "steps": 
 _PAPER = {"data": "mnist", "width": 384, "batch_size": 128, "at_once": 8, "epochs": 1, "rate": 1e-4, "eps": 1e-3,
           "depths": [10, 30, 60, 160]}  # fmt: skip
 _NOTE = (
-    "Batch size, width and rate of figure 4 are not given; we take those of figure 2. Every seed has weights and an order "
-    "of the samples of its own; an earlier run at paper scale, with 8 seeds that shared one order, left (d) open. "
+    "Batch size, width and rate of figure 4 are not given; we take those of figure 2. Every seed has weights and an "
+    "order of the samples of its own; an earlier run at paper scale, with 8 seeds that shared one order, left (d) "
+    "open. "
 )
 
 _TRIED = (

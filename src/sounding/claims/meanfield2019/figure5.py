@@ -176,9 +176,9 @@ def _row(number: int, other: str, statement: str) -> Claim:
         "the other half, so that a maximum over more of them is no gain by itself. Of three quick grids tried, the "
         "first "
         "(eps 0.5, rates 0.02 and 0.1) had eps behind by 0.09 to 0.16 and β ahead by 0.10, both beyond chance; the "
-        "others, of which the last is kept, are undecided. An earlier run at paper scale (8 seeds that shared one order "
-        "of the samples, 130 steps) left the gain of eps open; now every seed has an order of its own, and early is the "
-        "end of the first epoch, the seed's first.",
+        "others, of which the last is kept, are undecided. An earlier run at paper scale (8 seeds that shared one "
+        "order of the samples, 130 steps) left the gain of eps open; now every seed has an order of its own, and early "
+        "is the end of the first epoch, where the figures begin.",
     )
 
 
