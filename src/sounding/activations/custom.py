@@ -84,7 +84,9 @@ def widened(activation: Activation, reach: float) -> Activation:
     """
     if reach <= activation.kinks_within:
         return activation
-    places = tuple(kink.place for kink in find_kinks(activation.function, reach=reach))
+    known = activation.kinks_within
+    further = (kink.place for kink in find_kinks(activation.function, reach=reach, beyond=known))
+    places = tuple(sorted({*activation.kinks, *further}))
     if places == activation.kinks:
         return replace(activation, kinks_within=reach)
     slope, error = activation.derivative, activation.derivative_error

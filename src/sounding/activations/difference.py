@@ -40,11 +40,13 @@ def difference(function: Callable[[Array], Array], kinks: tuple[float, ...]) -> 
 
 def _stencil(function: Callable[[Array], Array], kinks: tuple[float, ...], step: float) -> Callable[[Array], Array]:
     edges = np.array([-math.inf, *kinks, math.inf])
+    room = np.diff(edges) / (2 * MARGIN + 1)
 
     def derivative(x: Array) -> Array:
         x = np.asarray(x, dtype=np.float64)
-        h = step * np.maximum(1.0, np.abs(x) / 16)  # far out, a fixed step would drown in the rounding of x
         piece = np.searchsorted(edges, x, side="right") - 1
+        # far out, a fixed step would drown in the rounding of x; between kinks, a wider one would reach across
+        h = np.minimum(step * np.maximum(1.0, np.abs(x) / 16), room[piece])
         centre = np.minimum(np.maximum(x, edges[piece] + MARGIN * h), edges[piece + 1] - MARGIN * h)
         offset = (x - centre) / h
         moved = np.flatnonzero(offset)

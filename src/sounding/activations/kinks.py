@@ -16,6 +16,7 @@ SMOOTH = 3.5  # an exponent below this is a kink: jumps 0, |x| 1, x|x| 2, x²|x|
 CELLS = 4801  # an odd number of cells, so that 0 is never a node and a kink there is straddled
 LEVELS = 34
 MANY, FINER = 128, 16  # up to so many kinks, a grid so many times finer looks for others next to them
+EARLY, FAST = 3, 16.0  # among many, what has shrunk so fast for so many halvings is let go
 
 
 class Kink(NamedTuple):
@@ -25,8 +26,10 @@ class Kink(NamedTuple):
     exponent: float
 
 
-def find_kinks(function: Callable[[Array], Array], *, reach: float = 12.0) -> tuple[Kink, ...]:
-    """The kinks of `function` on [−reach, reach], in ascending order.
+def find_kinks(
+    function: Callable[[Array], Array], *, reach: float = 12.0, beyond: float = 0.0
+) -> tuple[Kink, ...]:
+    """The kinks of `function` on [−reach, reach], in ascending order; those at |x| ≥ `beyond` alone.
 
     A fifth difference with step h shrinks like h⁵ where the function is smooth and like h^p next to a kink of exponent
     p. Local maxima of the fifth differences on a grid are narrowed by halving until they drown in rounding; the
@@ -46,14 +49,18 @@ def find_kinks(function: Callable[[Array], Array], *, reach: float = 12.0) -> tu
         y = function(grid)
         differences = np.abs(np.diff(y, ORDER))
         floor = _rounding(y)
-    chosen = [i for i in _local_maxima(differences, width=ORDER) if differences[i] > 4 * floor[i]]
-    if not chosen:
+    peaks = _local_maxima(differences, width=ORDER)
+    ends = np.maximum(np.abs(grid[peaks]), np.abs(grid[peaks + ORDER]))
+    chosen = peaks[(differences[peaks] > 4 * floor[peaks]) & (ends >= beyond)]
+    if not chosen.size:
         return ()
-    found = [kink for kink in _narrow(function, grid[chosen], grid[np.array(chosen) + ORDER]) if kink is not None]
+    found = _narrow(function, grid[chosen], grid[chosen + ORDER])
     if 1 < len(found) <= MANY:
         found += _beside(function, found, 2 * reach / cells)
     kinks: list[Kink] = []
     for kink in sorted(found):
+        if abs(kink.place) < beyond:
+            continue
         if not kinks or kink.place - kinks[-1].place > 1e-6:
             kinks.append(kink)
     return tuple(kinks)
@@ -70,12 +77,11 @@ def _beside(function: Callable[[Array], Array], kinks: list[Kink], cell: float) 
         floor = _rounding(y)
     starts = []
     for row, size in enumerate(differences):
-        peaks = [i for i in _local_maxima(size, width=ORDER) if size[i] > 16 * floor[row, i]]
-        starts += [x[row, i] for i in peaks if abs(x[row, i] + 0.5 * ORDER * fine - places[row]) > ORDER * fine]
-    if not starts:
-        return []
-    low = np.array(starts)
-    return [kink for kink in _narrow(function, low, low + ORDER * fine) if kink is not None]
+        peaks = _local_maxima(size, width=ORDER)
+        far = np.abs(x[row, peaks] + 0.5 * ORDER * fine - places[row]) > ORDER * fine
+        starts.append(x[row, peaks[far & (size[peaks] > 16 * floor[row, peaks])]])
+    low = np.concatenate(starts)
+    return _narrow(function, low, low + ORDER * fine) if low.size else []
 
 
 def kink_exponent(function: Callable[[Array], Array], place: float) -> float:
@@ -106,19 +112,26 @@ def kink_exponent(function: Callable[[Array], Array], place: float) -> float:
 
 def _rounding(y: Array) -> Array:
     """How large a fifth difference of pure rounding error may be, for each window of ORDER + 1 values."""
-    windows = np.lib.stride_tricks.sliding_window_view(np.abs(y), ORDER + 1, axis=-1)
-    floor: Array = 2.0**ORDER * np.finfo(np.float64).eps * windows.max(axis=-1) + np.finfo(np.float64).tiny
+    size, last = np.abs(y), y.shape[-1] - ORDER
+    largest = size[..., :last].copy()
+    for offset in range(1, ORDER + 1):
+        np.maximum(largest, size[..., offset : last + offset], out=largest)
+    floor: Array = 2.0**ORDER * np.finfo(np.float64).eps * largest + np.finfo(np.float64).tiny
     return floor
 
 
-def _local_maxima(values: Array, *, width: int) -> list[int]:
+def _local_maxima(values: Array, *, width: int) -> NDArray[np.int64]:
     """The positions that are the first maximum of the values within ±width."""
     padded = np.pad(np.nan_to_num(values, nan=0.0, posinf=0.0), width, constant_values=-1.0)
-    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * width + 1)
-    return [int(i) for i in np.flatnonzero(np.argmax(windows, axis=-1) == width)]
+    centre = padded[width:-width]
+    first = np.ones(centre.size, dtype=bool)
+    for offset in range(1, width + 1):
+        first &= centre > padded[width - offset : -width - offset]
+        first &= centre >= padded[width + offset : padded.size - width + offset]
+    return np.flatnonzero(first)
 
 
-def _narrow(function: Callable[[Array], Array], low: Array, high: Array) -> list[Kink | None]:
+def _narrow(function: Callable[[Array], Array], low: Array, high: Array) -> list[Kink]:
     """Halve the step around the largest fifth difference; the rate at which it shrinks tells kink from smooth.
 
     All brackets at once: a wave has hundreds of candidates, and a call of the function costs more than its arithmetic.
@@ -134,38 +147,42 @@ def _narrow(function: Callable[[Array], Array], low: Array, high: Array) -> list
         x: Array = start[active, None] - 2 * width + width * np.arange(2.0 * ORDER + 5)
         with np.errstate(all="ignore"):
             y = function(x.ravel()).reshape(x.shape)
-            differences = np.abs(np.diff(y, ORDER, axis=1))
+            steps = np.diff(y, axis=1)
+            differences = np.abs(np.diff(steps, ORDER - 1, axis=1))
             # the abscissae are rounded as well: their error times the slope is an error of the values
-            blur = np.finfo(np.float64).eps * reach[active] * np.abs(np.diff(y, axis=1)).max(axis=1) / step[active]
+            blur = np.finfo(np.float64).eps * reach[active] * np.abs(steps).max(axis=1) / step[active]
         best = np.argmax(differences, axis=1)
         rows = np.arange(active.size)
-        clear = differences[rows, best] > 8 * (_rounding(y)[rows, best] + 2.0**ORDER * blur)
+        size = differences[rows, best]
+        rounding = _rounding(y[rows[:, None], best[:, None] + np.arange(ORDER + 1)])[:, 0]
+        clear = size > 8 * (rounding + 2.0**ORDER * blur)
+        if level >= EARLY and active.size > MANY:
+            clear &= history[level - 2, active] < FAST * history[level - 1, active]
         active, kept = active[clear], rows[clear]
-        history[level, active] = differences[kept, best[kept]]
+        history[level, active] = size[kept]
         counts[active] += 1
         start[active] = x[kept, best[kept]]
         if not active.size:
             break
-    found: list[Kink | None] = []
-    for column, count in enumerate(counts):
-        exponent = _exponent(history[:count, column])
-        place = float(start[column] + ORDER * step[column] / 2)
-        smooth = exponent is None or exponent >= SMOOTH
-        found.append(None if smooth else Kink(_snapped(place, float(ORDER * step[column])), max(exponent or 0.0, 0.0)))
-    return found
+    exponents, width = _exponents(history, counts), ORDER * step
+    return [
+        Kink(_snapped(float(start[i] + 0.5 * width[i]), float(width[i])), max(float(exponents[i]), 0.0))
+        for i in np.flatnonzero(exponents < SMOOTH)
+    ]
 
 
-def _exponent(history: Array) -> float | None:
-    """The rate of the halvings, or None of too few.
+def _exponents(history: Array, counts: NDArray[np.int64]) -> Array:
+    """The rates of the halvings, infinite of too few.
 
     The last few levels are touched by rounding, the first see the function's shape: both are skipped where there are
     many, and a line fitted to the rest, since where in its stencil a kink lies changes a difference by a factor of 2.
     """
-    if history.size < 6:
-        return None
-    tail = history[history.size // 4 : -3] if history.size >= 16 else history[-6:]
-    places = np.arange(tail.size) - 0.5 * (tail.size - 1)
-    return -float(places @ np.log2(tail) / (places @ places))
+    first, last = np.where(counts >= 16, counts // 4, counts - 6), np.where(counts >= 16, counts - 3, counts)
+    level = np.arange(len(history))[:, None]
+    used = (level >= first) & (level < last)
+    places = np.where(used, level - 0.5 * (first + last - 1), 0.0)
+    logs = np.log2(np.where(used & (history > 0), history, 1.0))
+    return np.where(counts >= 6, -(places * logs).sum(axis=0) / np.maximum((places**2).sum(axis=0), 1.0), math.inf)
 
 
 def _snapped(place: float, width: float) -> float:

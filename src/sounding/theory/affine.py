@@ -36,6 +36,11 @@ class Affine:
         """What was computed of this activation for a batch size and serves every law of it."""
         return {}
 
+    @cached_property
+    def slopes(self) -> tuple[float, float] | None:
+        """Those of φ(scale·x) where it is positively homogeneous and nothing shifts it."""
+        return self.activation.scaled(self.scale).slopes if self.shift == 0 else None
+
     def rise(self, y: Array) -> Array:
         """φ at y less its level: without it, a large φ(β) would drown how φ varies over the batch."""
         return self.value(y) - self.level
@@ -75,7 +80,9 @@ class Affine:
         near, far = slopes[..., 0], slopes[..., 1]
         there = (near > 1e-12) & (far > 1e-12)
         powers = np.log(far[there] / near[there]) / math.log(4.0)
-        return float(min(powers[np.abs(powers - np.round(powers)) > 1e-3], default=0.0))
+        # beyond the last kink found lies one that was not, and differences reach across it
+        blurred = 0.0 if self.activation.derivative_error == 0 else 0.02
+        return float(min(powers[np.abs(powers - np.round(powers)) > 1e-3 + blurred], default=0.0))
 
     def noise(self, spread: float) -> float:
         """Rounding of φ(y) − φ(β) relative to its size over x of about `spread`: no quadrature converges below it."""

@@ -19,7 +19,7 @@ from sounding.activations.custom import widened
 from sounding.errors import NumericalError, UsageError
 from sounding.profile import Profile, Row
 from sounding.theory.affine import Affine
-from sounding.theory.collapse import CriticalEps, collapse_rates, find_critical_eps, solve_spread
+from sounding.theory.collapse import CriticalEps, collapse_rates, find_critical_eps, require_slope, solve_spread
 from sounding.theory.eigenvalues import (
     Eigenvalues,
     backward_eigenvalues,
@@ -30,6 +30,7 @@ from sounding.theory.moments import (
     GaussianMoments,
     LineMoments,
     PairMoments,
+    at_spread,
     finite_moments,
     gaussian_moments,
 )
@@ -40,7 +41,7 @@ __all__ = ["BatchNormPrediction", "CrossBatch", "FixedPoint", "batchnorm", "crit
 
 DEPTH_SCALES = 16.0
 _LARGE = 1e-4  # an error that a reader must be told of
-_FARTHEST = 8.0  # standard deviations within which kinks matter
+_FARTHEST = 10.5  # standard deviations within which kinks matter: the root of what lies beyond is 1e-12
 _DRIFT = 1e-10  # of μ against its image, relative: what the solution may leave without another step
 ActivationLike = str | Activation | Callable[..., Any]
 
@@ -237,22 +238,7 @@ def batchnorm(
         "shift": float(shift),
         "weight_std": float(weight_std),
     }
-    mu = solve_spread(affine, size, effective)
-    if not mu < 1e150:
-        raise NumericalError(
-            f"the second moment of {affine.activation.name} at scale {scale:g} is too large for float64",
-            hint="a smaller scale",
-        )
-    if 0 < mu < 1e-150 and effective == 0:
-        raise NumericalError(
-            f"the second moment of {affine.activation.name} at shift {shift:g} is too small for float64",
-            hint="a multiple of the activation: without eps its size does not matter",
-        )
-    if mu <= 1e-15 * affine.level**2 and effective == 0:
-        raise NumericalError(
-            f"{affine.activation.name} is constant on the batch: batch normalization has nothing to normalize",
-            hint="another shift or activation",
-        )
+    mu = solve_spread(affine, size, effective) if effective > 0 else 1.0
     if mu <= 0:
         return BatchNormPrediction(**described, **_collapsed(affine, size, effective))
     found, error = _at_fixed_point(affine, NormalizedLaw(size, mu, effective), tolerance)
@@ -292,7 +278,11 @@ def _check(
 
 
 def _at_fixed_point(affine: Affine, law: NormalizedLaw, tolerance: float) -> tuple[dict[str, Any], float]:
-    """Everything reported and its error, at a μ that one Newton step with λ_G improves where it misses its image."""
+    """Everything reported and its error, at a μ that one Newton step with λ_G improves where it misses its image.
+
+    Without eps the map of μ is constant, and so is the law of x: the moments at any μ give those at the fixed point.
+    """
+    _require_representable(affine, law.mu, law.eps)
     line: LineMoments | GaussianMoments
     line_error: LineMoments | GaussianMoments
     pair, pair_error = None, None
@@ -301,6 +291,12 @@ def _at_fixed_point(affine: Affine, law: NormalizedLaw, tolerance: float) -> tup
             line, line_error = gaussian_moments(affine, law, tolerance=tolerance)
         else:
             line, line_error, pair, pair_error = finite_moments(affine, law, tolerance=tolerance)
+        if law.eps == 0:
+            mu = line.square - (pair.product if pair is not None else line.mean**2)
+            _require_representable(affine, mu, law.eps)
+            law = NormalizedLaw(law.batch_size, mu, 0.0)
+            if pair is not None:
+                line, line_error, pair, pair_error = (at_spread(m, mu) for m in (line, line_error, pair, pair_error))
         found = _assemble(line, pair, law, affine.level)
         image, slope = found["fixed_point"].mu, found["forward_eigenvalues"].G
         known = line_error.square + (pair_error.product if pair_error is not None else 0.0)
@@ -310,6 +306,26 @@ def _at_fixed_point(affine: Affine, law: NormalizedLaw, tolerance: float) -> tup
             break
         law = NormalizedLaw(law.batch_size, law.mu + (image - law.mu) / (1 - slope), law.eps)
     return found, _propagate(found, line, pair, line_error, pair_error, law, affine)
+
+
+def _require_representable(affine: Affine, mu: float, eps: float) -> None:
+    """Raise where μ or its square is no number of float64, or φ is constant on the batch."""
+    name = affine.activation.name
+    if not mu < 1e150:
+        raise NumericalError(
+            f"the second moment of {name} at scale {affine.scale:g} is too large for float64",
+            hint="a smaller scale",
+        )
+    if 0 < mu < 1e-150 and eps == 0:
+        raise NumericalError(
+            f"the second moment of {name} at shift {affine.shift:g} is too small for float64",
+            hint="a multiple of the activation: without eps its size does not matter",
+        )
+    if mu <= 1e-15 * affine.level**2 and eps == 0:
+        raise NumericalError(
+            f"{name} is constant on the batch: batch normalization has nothing to normalize",
+            hint="another shift or activation",
+        )
 
 
 def _assemble(
@@ -341,6 +357,7 @@ def _attracting(forward: Eigenvalues) -> bool:
 
 
 def _collapsed(affine: Affine, size: float, eps: float) -> dict[str, Any]:
+    require_slope(affine)
     rates = collapse_rates(affine, size)
     height = float(affine.value(np.array([affine.shift]))[0]) ** 2
     forward, backward = (Eigenvalues(e.G / eps, e.L / eps, e.M / eps) for e in (rates.forward, rates.backward))

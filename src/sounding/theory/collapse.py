@@ -15,20 +15,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 
+from sounding.errors import NumericalError
 from sounding.theory.affine import Affine
 from sounding.theory.arc_cosine import arc_cosine
 from sounding.theory.eigenvalues import Eigenvalues
 from sounding.theory.homogeneous import kernel
-from sounding.theory.moments import batch_spread
+from sounding.theory.moments import batch_spread, spread_with_error
 from sounding.theory.normalized import NormalizedLaw
+from sounding.theory.sketch import Sketch
 
 _LOWEST_RATIO, _LOWEST_JUMP = 1e-7, 1e-3
-_ROUGH = 1e-7
+_SCANNED, _NEAR = 0.25, 1e-3  # steps in ln η: of the scan, and for a slope
+_TRUSTED, _MOST_STEPS = 5e-10, 4
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,23 @@ def one_sided_slopes(affine: Affine) -> tuple[float, float]:
         else:
             sides.append(2 * near - far)
     return sides[0], sides[1]
+
+
+def require_slope(affine: Affine) -> None:
+    """Raise where φ has no slope at x = 0 though differences give one, as for x sin(1/x), whose is 0 by symmetry."""
+    phi, beta = affine.activation, affine.shift
+    slopes = [slope / affine.scale for slope in one_sided_slopes(affine)]
+    if phi.derivative_error == 0 or slopes[0] != slopes[1]:
+        return
+    steps = np.outer([1e-7, 1.7e-7, 2.9e-7, -1e-7, -1.7e-7, -2.9e-7], [1.0, 2.0]) * max(1.0, abs(beta))
+    quotients = affine.rise(beta + steps) / steps
+    found = 2 * quotients[:, 0] - quotients[:, 1]
+    noise = 1e-7 * (1.0 + abs(affine.level)) + 1e-2 * max(abs(slopes[0]), float(np.abs(found).max()))
+    if float(np.abs(found - slopes[0]).max()) > noise:
+        raise NumericalError(
+            f"{phi.name} varies too fast at x = {beta:g}, to which the batch collapses: it has no slope there",
+            hint="another shift",
+        )
 
 
 def collapse_rates(affine: Affine, batch_size: float) -> CollapseRates:
@@ -103,70 +122,60 @@ def _backward(square: float, both: float, share: float) -> Eigenvalues:
 
 
 def solve_spread(affine: Affine, batch_size: float, eps: float) -> float:
-    """The largest fixed point μ = F(μ/eps), or 0 where none is positive.
+    """The largest fixed point μ = F(μ/eps), eps > 0, or 0 where none is positive.
 
-    It is the one reached from above, from inputs of large variance. F is scanned downwards from its value at eps = 0
-    until it crosses, and the crossing is refined; the scan ends at η = 1e-7, or at 1e-3 where μ = 0 is stable and only
-    a jump could leave a fixed point above it.
+    It is the one reached from above, from inputs of large variance. A sketch of F, on circles that serve every η, is
+    scanned downwards until it crosses; the crossing is refined with F itself, unless the sketch is exact. The scan ends
+    at η = 1e-7, or at 1e-3 where μ = 0 is stable and only a jump could leave a fixed point above it.
     """
-    exact = NormalizedLaw(batch_size, 1.0, 0.0)
-    top = batch_spread(affine, exact, tolerance=1e-12 if eps == 0 else _ROUGH, checked=eps == 0)
-    if eps == 0 or top <= 0:
-        return max(top, 0.0)
+    rough, highest, exact = _rough_map(affine, batch_size)
+    if not 0 < highest < math.inf:
+        return max(highest, 0.0)
 
-    @cache
-    def excess(log_ratio: float, tolerance: float = _ROUGH) -> float:
-        law = NormalizedLaw(batch_size, math.exp(log_ratio), 1.0)
-        checked = tolerance < _ROUGH and not affine.activation.kinks  # smooth series are short
-        value = batch_spread(affine, law, tolerance=tolerance, checked=checked)
+    def excess(log_ratio: float) -> float:
+        value = rough(NormalizedLaw(batch_size, math.exp(log_ratio), 1.0))
         return math.log(max(value, 1e-300)) - log_ratio - math.log(eps)
 
-    high = math.log(top / eps)
-    at_high = excess(high)
-    if at_high > -0.2:
-        return eps * math.exp(_polish(excess, high, at_high, -1.0))
-    previous, at_previous = high, at_high
-    bottom = _LOWEST_RATIO if eps < collapse_rates(affine, batch_size).forward.G else _LOWEST_JUMP
-    for step in (0.3, 0.7, 1.2, 2, 3, 4, 5, 6, 8, 10, 12, 14, 17, 20):
-        low = high - step
-        if low < math.log(bottom):
-            break
-        at_low = excess(low)
-        if at_low >= 0:
-            if step < 1.5:  # near enough for a straight line
-                root = previous - at_previous * (previous - low) / (at_previous - at_low)
-                at_root = excess(root)
-                slope = (at_previous - at_root) / (previous - root)
-            else:
-                root = brentq(excess, low, previous, xtol=1e-2)
-                at_root = excess(root)
-                slope = (at_root - excess(root - 1e-2)) / 1e-2
-            return eps * math.exp(_polish(excess, root, at_root, slope))
-        previous, at_previous = low, at_low
+    high = math.log(highest / eps) + 1e-9
+    bottom = math.log(_LOWEST_RATIO if eps < collapse_rates(affine, batch_size).forward.G else _LOWEST_JUMP)
+    while high > bottom:
+        low = high - _SCANNED
+        if excess(low) >= 0:
+            root = brentq(excess, low, high, xtol=1e-13)
+            slope = (excess(root + _NEAR) - excess(root - _NEAR)) / (2 * _NEAR)
+            return eps * math.exp(root if exact else _polish(affine, batch_size, eps, root, slope))
+        high = low
     return 0.0
 
 
-def _polish(excess: Callable[..., float], start: float, at_start: float, slope: float) -> float:
-    """The root next to `start` by the secant rule, roughly first and then to the last digits.
+def _rough_map(affine: Affine, batch_size: float) -> tuple[Callable[[NormalizedLaw], float], float, bool]:
+    """F to some digits, a bound on it, and whether they are all."""
+    if math.isinf(batch_size) or affine.slopes is not None:
+        laws = [NormalizedLaw(batch_size, 10.0**power, 1.0) for power in np.arange(-3.0, 4.0)]
+        highest = max(batch_spread(affine, law) for law in [*laws, NormalizedLaw(batch_size, 1.0, 0.0)])
+        return lambda law: batch_spread(affine, law), 1.2 * highest, True
+    sketch = Sketch.of(affine, batch_size)
+    return sketch.spread, sketch.highest(), sketch.resolved
 
-    A step below `enough` is made on trust: the slope is known to a thousandth or better.
+
+def _polish(affine: Affine, batch_size: float, eps: float, root: float, slope: float) -> float:
+    """The root of F itself next to that of its sketch, whose slope serves until there are two values of F.
+
+    The sketch's slope is off by about as much as its root.
     """
-    x, y = start, at_start
-    for tolerance, enough, most in ((_ROUGH, 1e-5, 12), (1e-12, 1e-7, 3)):
-        if tolerance != _ROUGH:
-            y = excess(x, tolerance)
-        last = math.inf
-        for _ in range(most):
-            step = -y / slope
-            if abs(step) < enough or abs(step) > 0.5 * last:  # the second: rounding, not the function, is left
-                break
-            last = abs(step)
-            value = excess(x + step, tolerance)
-            if abs(step) > 1e-3 * enough:
-                slope = (value - y) / step
-            x, y = x + step, value
-        x -= y / slope
-    return x
+    step = before = math.nan
+    for _ in range(_MOST_STEPS):
+        value, error = spread_with_error(affine, NormalizedLaw(batch_size, math.exp(root), 1.0), checked=False)
+        off = math.log(max(value, 1e-300)) - root - math.log(eps)
+        if math.isfinite(step):
+            slope = (off - before) / step
+        last, step, before = step, -off / slope, off
+        root += step
+        # what a step leaves: its square, and less where F hardly depends on η; or rounding, where steps stop to shrink
+        left = 5.0 * step**2 * min(1.0, 3.0 * abs(1.0 + slope))
+        if left < _TRUSTED or abs(step) * value < error or abs(step) > 0.5 * abs(last):
+            break
+    return root
 
 
 @dataclass(frozen=True)

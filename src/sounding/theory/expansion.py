@@ -31,7 +31,7 @@ from sounding.theory.tabulated import Table, tabulate
 MOST_TERMS, MOST_TERMS_WITH_EPS = 2400, 256
 _FIRST_TERMS = 32
 _SLACK = 50.0
-_MOST_WORK = 2e7  # nodes times terms
+_MOST_WORK, _LITTLE_WORK = 2e7, 4e6  # nodes times terms; the second where a bound is far anyway and nothing is checked
 _LOWER = 0.8  # of the degree: where the difference is taken
 _BLOCK = 32
 
@@ -81,13 +81,15 @@ def pair_sums(
         limit = min(limit, int(small[0]) + 2)
     terms = limit if bounded else min(limit, _FIRST_TERMS, int(small[0]) + 2 if small.size else limit)
     key = ("terms", law.batch_size, tolerance)
-    terms = min(limit, affine.kept.get(key, terms))  # what the last law of this activation and batch needed
+    if not bounded:
+        terms = min(limit, affine.kept.get(key, terms))  # what the last law of this activation and batch needed
     while True:
         table = tabulate(affine, law, degree=terms, tolerance=tolerance)
-        if table.x.size * terms > _MOST_WORK:
+        most = _LITTLE_WORK if bounded and not checked else _MOST_WORK
+        if table.x.size * terms > most:
             if not bounded:
                 return None
-            terms = max(64, int(_MOST_WORK / table.x.size))
+            terms = max(64, int(most / table.x.size))
         projection = _Projection.of(table, law, terms)
         needed = projection.needed(wanted, envelope, tolerance)
         enough = needed <= terms
@@ -98,7 +100,8 @@ def pair_sums(
         if enough or bounded:
             found = projection.sums(wanted, tolerance, float(envelope[terms - 1]), checked=checked, bounded=bounded)
             if found is not None:
-                affine.kept[key] = terms
+                if not bounded:
+                    affine.kept[key] = terms
                 return found, table
             needed = 1.5 * terms
         if terms == limit or needed > 3 * limit:

@@ -14,7 +14,7 @@ import numpy as np
 from sounding.activations.activation import Array
 from sounding.errors import NumericalError, UsageError
 from sounding.theory.panels import Adapted, Panels, end_panel, integrate, interval
-from sounding.theory.polar import AdaptedCells, Placed, Radial, build_cells, integrate_cells
+from sounding.theory.polar import AdaptedCells, Placed, Radial, Rings, build_cells, integrate_cells
 
 Function = Callable[[Array], Array]
 JointFunction = Callable[..., Array]
@@ -93,9 +93,11 @@ def pair_means(
     symmetric: bool = False,
     grading: int = 1,
     edges: Sequence[float] = (),
+    rows: tuple[int, ...] = (0,),
     placed: Placed | None = None,
     radial_argument: bool = False,
     most: int | None = None,
+    floor: Array | float = 0.0,
     tolerance: float = 1e-12,
     what: str = "the integrand",
 ) -> AdaptedCells:
@@ -104,7 +106,8 @@ def pair_means(
     The radial variable v is the angle χ with T = √(B−1) sin χ on the sphere and T itself for a Gaussian; the default
     weight is the law of T: (B−3) cos^(B−4)χ sin χ, and T exp(−T²/2). `spread` is the scale of x₁ under the weight.
     `symmetric` says that f(x₁, x₂) = f(x₂, x₁); `grading` above 1 suits fractional powers at the kinks;
-    `edges` are further radii to cut at; `placed`, `radial_argument` and `most` are those of `integrate_cells`.
+    `edges` are further radii to cut at; `rows` those of f that the weights meet, in their order; `placed`,
+    `radial_argument`, `most` and `floor` are those of `integrate_cells`.
     """
     results: list[AdaptedCells] = []
     radius, variable, default = radial_law(batch_size)
@@ -112,16 +115,17 @@ def pair_means(
     turns = math.pi if symmetric else 2 * math.pi
     soft = (*(edge * spread for edge in _SOFT_EDGES[1:]), *edges)
     limits = {} if most is None else {"most": most}
+    law = weight or default
     inner = 0.0
     for outer in _outer_ends(reach / spread):
         # the end of the support itself, since the arcsine makes 1e-8 of a rounding there
         end = reach if outer >= reach / spread else outer * spread
-        radial = Radial(variable(inner * spread), variable(end), radius, variable, weight or default, soft)
+        radial = Radial(variable(inner * spread), variable(end), radius, variable, lambda v: law(v) / turns, soft, rows)
         cells = build_cells(radial, angle, kinks=kinks, symmetric=symmetric, grading=grading)
         beside = np.sum([result.magnitudes for result in results], axis=0) if results else 0.0
         found = integrate_cells(
-            lambda *arguments: f(*arguments) / turns, radial, cells, angle, tolerance=tolerance, what=what,
-            beside=beside, placed=placed, radial_argument=radial_argument, **limits,
+            f, radial, cells, angle, tolerance=tolerance, what=what,
+            beside=beside, placed=placed, radial_argument=radial_argument, floor=floor, **limits,
         )  # fmt: skip
         total = beside if results else found.magnitudes
         share = found.magnitudes / np.maximum(total, 1e-300)
@@ -132,12 +136,8 @@ def pair_means(
     else:
         if math.isinf(reach) and bool((share > tolerance).any()):
             raise NumericalError(f"the expectation of {what} does not exist: it grows faster than the Gaussian decays")
-    return AdaptedCells(
-        np.sum([result.values for result in results], axis=0),
-        np.sum([result.errors for result in results], axis=0),
-        np.sum([result.magnitudes for result in results], axis=0),
-        sum(result.evaluations for result in results),
-    )
+    rings, evaluations = Rings.join([result.rings for result in results]), sum(result.evaluations for result in results)
+    return AdaptedCells.of(rings, lambda v: law(v) / turns, evaluations=evaluations)
 
 
 def _outer_ends(support: float) -> list[float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 import numpy as np
@@ -23,6 +23,7 @@ from sounding.theory.expansion import line_sums, pair_sums
 from sounding.theory.means import line_means, pair_means
 from sounding.theory.nested import nested_sums
 from sounding.theory.normalized import NormalizedLaw
+from sounding.theory.polar import AdaptedCells
 from sounding.theory.series import PairSeries, pair_series
 from sounding.theory.tabulated import Table, tabulate
 
@@ -31,8 +32,8 @@ GRADING = 8
 STEEP_TOLERANCE = 1e-9
 NESTED_TOLERANCE = 1e-11  # below, square roots and layers take the nested integral twice the time
 FEW_KINKS, FEW_PANELS = 10, 64  # with so many, cells in the plane are faster than nested panels
-MOST_CELLS, ENOUGH = 2_000, 1e-8
-ROUGH, CALLABLE_TOLERANCE = 1e-9, 1e-10
+MOST_CELLS, ENOUGH = 700, 1e-6
+ROUGH, CALLABLE_TOLERANCE = 1e-9, 2e-11
 MOST_KINKS = 20  # the plane of two samples is cut into some ten cells for each pair of kinks
 USELESS = 1e-5  # a larger share of error would pose as a prediction
 # of each field of `PairMoments`: which of φ, xφ, x²φ, D, xD, x²D, x³D meet, and the power of s²
@@ -48,7 +49,11 @@ PAIRS = (
     (6, 4, -1),
     (4, 4, -2),
 )
+BESIDE = 1e-3  # of the moments of one coordinate: what is smaller counts as if it were as large
+BOUNDS = (1, 2, 3, 3, 5, 6, 6, 7, 7, 6)  # the field of `LineMoments` that bounds each by Cauchy and Schwarz
+ROWS = (0, 0, 1, 2, 3, 4, 5, 6, 7, 4)  # of the integrands of cells, for each field
 Record = TypeVar("Record", "LineMoments", "PairMoments", "GaussianMoments")
+Moments = TypeVar("Moments", "LineMoments", "PairMoments")
 
 
 @dataclass(frozen=True)
@@ -130,11 +135,19 @@ def finite_moments(
     return *line, *planar_pair_moments(affine, law, tolerance=tolerance)
 
 
+def at_spread(moments: Moments, mu: float) -> Moments:
+    """Moments of a finite batch at eps = 0 and μ = 1, at another μ: x knows nothing of μ, and s² is proportional to it."""
+    powers = {"s2": 1.0, "r2": -1.0, "r4": -1.0}
+    factors = {"slope": -0.5} if isinstance(moments, LineMoments) else {}
+    factors |= {name: powers[name[:2]] for name in (f.name for f in fields(moments)) if name[:2] in powers}
+    return replace(moments, **{name: getattr(moments, name) * mu**power for name, power in factors.items()})
+
+
 def planar_pair_moments(
     affine: Affine, law: NormalizedLaw, *, tolerance: float = 1e-12
 ) -> tuple[PairMoments, PairMoments]:
     """The same by cells in the plane of two coordinates: the second method, and the first for few kinks."""
-    found = _cells(affine, law, tolerance, alone=False)
+    found = _cells(affine, law, tolerance)
     return _pack(PairMoments, found.values, found.errors, affine.slope_noise(law.spread))
 
 
@@ -143,20 +156,30 @@ def _cells(
     law: NormalizedLaw,
     tolerance: float,
     *,
-    alone: bool,
     most: int | None = None,
     table: Table | None = None,
+    floor: Array | float = 0.0,
 ) -> PairSeries:
-    """The pair moments, or E φφ alone, by cells in the plane; slopes that are not given come from the table."""
-    if alone:
-        return _pair(
-            affine,
-            law,
-            lambda x1, x2, y1, y2: affine.rise(y1) * affine.rise(y2),
-            lambda angle: law.radial_weight(angle, 0),
-            tolerance,
-            most,
-        )
+    """The pair moments by cells in the plane, or by those of another law where they are as good for this one.
+
+    Slopes that are not given come from the table. Nothing is refined below an error of `floor`. `scales` are ∫|·|, or a
+    share of the moments of one coordinate to which these are added, where that is larger.
+    """
+
+    def weight(angle: Array) -> Array:
+        one, square, inverse = (law.radial_weight(angle, power) for power in (0, 1, -1))
+        quartic = law.eps * law.radial_weight(angle, -2) if law.eps > 0 else np.zeros_like(angle)
+        weights = [one, square, square, square, inverse, inverse, inverse, inverse, inverse, quartic]
+        return np.stack(weights) / math.pi  # half a turn: the pair is symmetric
+
+    bound = np.zeros(len(PAIRS)) if table is None else BESIDE * _beside(table, law)
+    key = ("rings", law.batch_size, tolerance, most)
+    if key in affine.kept:
+        rings, worst = affine.kept[key]
+        again = AdaptedCells.of(rings, weight)
+        sizes = np.maximum(again.magnitudes, bound)
+        if bool((again.errors <= 2 * worst * sizes).all()):
+            return PairSeries(again.values, again.errors, sizes)
 
     def integrands(x1: Array, x2: Array, y1: Array, y2: Array) -> Array:
         phi = affine.rise(y1) * affine.rise(y2)
@@ -165,16 +188,15 @@ def _cells(
         else:
             slope = table.slope_at(x1, law.support) * table.slope_at(x2, law.support)
         xx, half = x1 * x2, 0.5 * (x1 * x1 + x2 * x2)
-        forward = (phi, phi, phi * xx, phi * half)
-        backward = (slope, slope * xx, slope * half, slope * xx * xx, slope * xx * half, slope * xx)
-        return np.stack([*forward, *backward])
+        once = slope * xx
+        return np.stack([phi, phi * xx, phi * half, slope, once, slope * half, once * xx, once * half])
 
-    def weight(angle: Array) -> Array:
-        one, square, inverse = (law.radial_weight(angle, power) for power in (0, 1, -1))
-        quartic = law.eps * law.radial_weight(angle, -2) if law.eps > 0 else np.zeros_like(angle)
-        return np.stack([one, square, square, square, inverse, inverse, inverse, inverse, inverse, quartic])
-
-    return _pair(affine, law, integrands, weight, tolerance, most)
+    steep = [] if table is None or affine.activation.derivative_error == 0 else table.steep_places(law.support)
+    allowed = _pair_tolerance(affine, law, tolerance) if table is None else tolerance
+    found = _pair(affine, law, integrands, weight, allowed, most, steep, np.maximum(floor, allowed * bound))
+    sizes = np.maximum(found.magnitudes, bound)
+    affine.kept[key] = found.rings, float((found.errors / np.maximum(sizes, 1e-300)).max())
+    return PairSeries(found.values, found.errors, sizes)
 
 
 def gaussian_moments(
@@ -191,35 +213,42 @@ def gaussian_moments(
     return _pack(GaussianMoments, *_line(affine, law, integrands, tolerance), affine.slope_noise(law.spread))
 
 
-def batch_spread(affine: Affine, law: NormalizedLaw, *, tolerance: float = 1e-12, checked: bool = True) -> float:
-    """E φ(x₁)² − E φ(x₁)φ(x₂): the forward map of μ (meanfield2019, Theorem 4), at any eps.
+def batch_spread(affine: Affine, law: NormalizedLaw, *, tolerance: float = 1e-12) -> float:
+    """E φ(x₁)² − E φ(x₁)φ(x₂): the forward map of μ (meanfield2019, Theorem 4), at any eps."""
+    return spread_with_error(affine, law, tolerance=tolerance)[0]
+
+
+def spread_with_error(
+    affine: Affine, law: NormalizedLaw, *, tolerance: float = 1e-12, checked: bool = True
+) -> tuple[float, float]:
+    """`batch_spread` and its error.
 
     Without `checked` a series is summed once, which takes a third of the time, for callers that check the result.
     """
-
-    phi = affine.activation
-    if phi.degree is not None and phi.slopes is not None and affine.shift == 0 and math.isfinite(law.batch_size):
-        sized = phi.scaled(affine.scale)
-        if sized.slopes is not None:
-            return homogeneous_spread(phi.degree, sized.slopes, batch_size=law.batch_size, ratio=law.eps / law.mu)
+    degree, slopes = affine.activation.degree, affine.slopes
+    if degree is not None and slopes is not None and math.isfinite(law.batch_size):
+        found = homogeneous_spread(degree, slopes, batch_size=law.batch_size, ratio=law.eps / law.mu)
+        return found, 1e-14 * found
     if math.isfinite(law.batch_size):
         if affine.kink_power == 0:
             pairs, table = _tabled(affine, law, tolerance, alone=True, checked=checked)
-            return float(line_sums(table, law)[0][1] - pairs.values[0])
+            values, errors = line_sums(table, law)
+            return float(values[1] - pairs.values[0]), float(errors[1] + pairs.errors[0])
         allowed = _pair_tolerance(affine, law, tolerance)
-        found = pair_series(affine, law, ((0, 0, 0),), tolerance=allowed, checked=checked)
-        if found is not None:
-            return float(found.scales[0] - found.values[0])
+        series = pair_series(affine, law, ((0, 0, 0),), tolerance=allowed, checked=checked)
+        if series is not None:
+            return float(series.scales[0] - series.values[0]), float(series.errors[0])
 
     def squares(y: Array) -> Array:
         phi = affine.rise(y)
         weight = law.line_weight((y - affine.shift) / affine.scale, 0.0)
         return np.stack([phi * phi * weight, phi * weight])
 
-    (square, mean), _ = _line(affine, law, squares, tolerance)
+    (square, mean), (square_error, mean_error) = _line(affine, law, squares, tolerance)
     if math.isinf(law.batch_size):
-        return float(square - mean**2)
-    return float(square - _cells(affine, law, tolerance, alone=True).values[0])
+        return float(square - mean**2), float(square_error + 2 * abs(mean) * mean_error)
+    cells = _cells(affine, law, tolerance)
+    return float(square - cells.values[0]), float(square_error + cells.errors[0])
 
 
 def _tabled(
@@ -245,27 +274,51 @@ def _tabled(
     )
     cells, key = None, ("cells", law.batch_size, tolerance < ROUGH)
     few = kinks <= FEW_KINKS and table.edges.size < FEW_PANELS and affine.kept.get(key, True)
-    if not (few and affine.activation.derivative_error == 0):  # where slopes are given, few cells are faster
-        rings = circle_sums(circles, law, tuple(p for _, _, p in PAIRS), tolerance=allowed)
-        if rings is not None:
-            return rings, table
+    waves = circle_sums(circles, law, tuple(p for _, _, p in PAIRS), tolerance=allowed)
+    if waves is not None:
+        return waves, table
     if few:
         # ten digits of a callable: two more would take twice the cells
         steep = CALLABLE_TOLERANCE if affine.activation.derivative_error > 0 else 0.0
-        cells = _cells(affine, law, max(tolerance, steep), alone=alone, most=MOST_CELLS, table=table)
-        if bool((cells.errors <= max(ENOUGH, tolerance) * cells.scales).all()):
+        noise = _table_noise(table, law)
+        cells = _cells(affine, law, max(allowed, steep), most=MOST_CELLS, table=table, floor=noise)
+        enough = bool((cells.errors <= max(ENOUGH, tolerance) * cells.scales).all())
+        cells = PairSeries(cells.values, cells.errors + noise, cells.scales)
+        if enough:
             return cells, table
         affine.kept[key] = False
-        if affine.activation.derivative_error == 0:
-            return _tabled(affine, law, tolerance, alone=alone, checked=checked)
     nested = nested_sums(affine, law, table, tolerance=max(allowed, NESTED_TOLERANCE), slopes=not alone)
     tried = [found for found in (cells, nested) if found is not None]
     if tried:
-        return min(tried, key=lambda found: float((found.errors / np.maximum(found.scales, 1e-300)).max())), table
+        best = min(tried, key=lambda found: float((found.errors / np.maximum(found.scales, 1e-300)).max()))
+        return best, table
     found = pair_sums(affine, law, wanted, tolerance=allowed, checked=not alone, bounded=True)
     if found is None:
         raise NumericalError(f"the pair moments of {affine.activation.name} could not be computed")
     return found
+
+
+def _beside(table: Table, law: NormalizedLaw) -> Array:
+    """The moments of one coordinate to which those of two are added in every eigenvalue."""
+    line = line_sums(table, law)[0]
+    return np.where(np.arange(len(PAIRS)) < 4, line[list(BOUNDS)], np.maximum(line[list(BOUNDS)], line[5]))
+
+
+def _table_noise(table: Table, law: NormalizedLaw) -> Array:
+    """The part of the table's errors in each pair moment, twice what it would be of two independent coordinates."""
+    parts = ((table.rise, table.rise_error), (table.slope, table.slope_error))
+    size = np.abs(table.x)
+
+    def mean(field: Array, index: int, power: int) -> float:
+        if power == -2 and law.eps == 0:
+            return 0.0
+        weight = table.weight(law, float(power)) * (law.eps if power == -2 else 1.0)
+        return float(weight @ (np.abs(field) * size ** (index if index < 3 else index - 3)) / math.sqrt(weight.sum()))
+
+    return np.array([
+        2 * sum(mean(parts[f > 2][0], f, power) * mean(parts[g > 2][1], g, power) for f, g in ((i, j), (j, i)))
+        for i, j, power in PAIRS
+    ])  # fmt: skip
 
 
 def _line(
@@ -293,8 +346,11 @@ def _pair(
     weight: Callable[[Array], Array],
     tolerance: float,
     most: int | None,
-) -> PairSeries:
+    steep: list[float],
+    floor: Array,
+) -> AdaptedCells:
     lines, power = affine.kinks(), affine.kink_power
+    lines += tuple(x for x in steep if all(abs(x - line) > 1e-3 * law.spread for line in lines))
     inside = sum(abs(line) < law.support for line in lines)
     if inside > MOST_KINKS:
         raise NumericalError(
@@ -311,14 +367,16 @@ def _pair(
         batch_size=law.batch_size,
         angle=math.acos(-1.0 / (law.batch_size - 1.0)),
         kinks=(lines, lines),
-        weight=weight,
+        weight=lambda angle: math.pi * weight(angle),
         spread=law.spread,
         symmetric=True,
         grading=1 if power == 0 else GRADING,
         edges=law.layer,
+        rows=ROWS,
         placed=affine.place if power else None,
         most=most,
-        tolerance=_pair_tolerance(affine, law, tolerance),
+        floor=floor,
+        tolerance=tolerance,
         what=f"the second moment of {affine.activation.name} or of its derivative",
     )
     worst = float((found.errors / np.maximum(found.magnitudes, 1e-300)).max())
@@ -328,7 +386,7 @@ def _pair(
             f"a batch of {law.batch_size:g}: they are off by {worst:.1g} of themselves",
             hint="a smaller scale or a larger batch",
         )
-    return PairSeries(found.values, found.errors, found.magnitudes)
+    return found
 
 
 def _tolerance(affine: Affine, law: NormalizedLaw, tolerance: float) -> float:

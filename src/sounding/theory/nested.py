@@ -34,6 +34,9 @@ _BLOCK = 60_000
 _PAIRS, _EXACT_PAIRS, _ROUGH_PAIRS = 700_000, 1_500_000, 200_000  # of nodes: with eps, without, and for a first look
 # nodes of outer and inner panels: many panels are narrow ones
 _ORDERS = ((16, 16), (12, 10), (10, 8), (8, 8), (8, 6), (6, 6), (6, 5), (5, 4), (4, 4), (4, 3))
+_NONE = (0.0,) * 4
+# pairs of panels beyond which polynomials leave less: from a batch of 8 on they converge faster
+_MOST_PANELS, _FEWER_PANELS, _LARGE_BATCH = 25_000, 4_000, 8.0
 _MAX_ROUNDS = 9
 _STEEP = 64
 # inner kinds: index of φ, xφ, x²φ, D, xD, x²D, x³D and power of s²; of each wanted pair the outer index and the kind
@@ -73,26 +76,38 @@ class Nested:
         step = half * weights * self.law.support * np.cos(angle)
         return np.sin(angle).ravel(), step.ravel(), rise.ravel(), slope.ravel()
 
-    def density(self, rest: Array) -> dict[int, Array]:
-        """Densities of x₁ and x₂ at 1 − τ = rest, times the mean of s^(2p) there, for each power asked for."""
+    def parts(self, rest: Array, inside: NDArray[np.bool_] | None = None) -> list[Array]:
+        """What the densities are made of at 1 − τ = rest: e^(…)·rest^(…), and with eps that over rest and its square.
+
+        With eps and D the last is the part that carries the mean of s^−4. All are 0 off `inside`.
+        """
         law = self.law
-        size, mu, m = law.batch_size, law.mu, law.batch_size - 3.0
+        logarithm = np.log(rest)
+        exponent = 0.5 * (law.batch_size - 5.0) * logarithm
+        if law.eps > 0:
+            inverse = 1.0 / rest
+            exponent += 0.5 * law.batch_size * law.eps / law.mu * (1.0 - inverse)
+        base = np.exp(exponent, out=exponent)
+        if inside is not None:
+            base *= inside
+        if law.eps == 0:
+            return [base]
+        over = base * inverse
+        if not self.slopes:
+            return [base, over]
+        return [base, over, over * inverse, base * rest * law.inverse_mean(rest, logarithm=logarithm)]
+
+    @cached_property
+    def mixture(self) -> dict[int, tuple[float, ...]]:
+        """How much of each of `parts` makes the density of x₁ and x₂ times the mean of s^(2p), for each p."""
+        law, size, mu, m = self.law, self.law.batch_size, self.law.mu, self.law.batch_size - 3.0
         front = 1.0 / (math.pi * (size - 1.0) * self.across)
         if law.eps == 0:
-            base = front * 0.5 * m * np.exp(0.5 * (size - 5.0) * np.log(rest))
-            found = {0: base}
-            if self.slopes:
-                found |= {1: base * (mu * (size - 1.0) / size), -1: base * (size / (mu * m)), -2: np.zeros_like(rest)}
-            return found
-        b, inverse = size * law.eps, 1.0 / rest
-        base = np.exp(0.5 * b / mu * (1.0 - inverse) + 0.5 * (size - 5.0) * np.log(rest)) * (front / (2.0 * mu))
-        over, a = base * inverse, mu * rest
-        found = {0: over * (a * m + b)}
-        if self.slopes:
-            found[1] = over * inverse * (a * a * (m * (m + 2) / size) + a * (2 * b * m / size) + b * b / size)
-            found[-1] = base * size
-            found[-2] = law.eps * size**2 * base * rest * law.inverse_mean(rest)
-        return found
+            once = 0.5 * front * m
+            return {0: (once,), 1: (once * mu * (size - 1.0) / size,), -1: (once * size / (mu * m),), -2: (0.0,)}
+        b, front = size * law.eps, front / (2.0 * mu)
+        square = (front * mu**2 * m * (m + 2) / size, front * 2 * mu * b * m / size, front * b * b / size)
+        return {0: (front * mu * m, front * b), 1: square, -1: (front * size,), -2: (0.0, 0.0, 0.0, front * law.eps * size**2)}
 
     def coarse(self) -> float:
         """What fewer inner nodes than the table's leave out, relative: its coefficients from that order on, squared."""
@@ -130,9 +145,11 @@ class Nested:
             v = (place[kept] - shift) / stretch
             mask = np.repeat(inside[:, some[0] : some[-1] + 1], self.order, axis=1)
             rest = np.where(mask, cosine[part, None] ** 2 * (1.0 - v * v), 1.0)
-            weights = self.density(rest)
-            for index, power in self._powers():
-                found[index, part] = (np.where(mask, weights[power], 0.0) @ columns[index][kept, None])[:, 0]
+            for number, matrix in enumerate(self.parts(rest, mask)):
+                shares = np.array([(*self.mixture[power], *_NONE)[number] for _, power in self._powers()])
+                used = np.flatnonzero(shares)
+                if used.size:
+                    found[used, part] += (matrix @ (columns[kept, used] * shares[used])).T
         self._near_ends(np.concatenate(lists), sine, cosine, found)
         exact = self.law.line_weight(self.law.support * sine, 0.0, rest=cosine**2)
         off = np.abs(found[-1] - exact) / np.maximum(exact, 1e-300)
@@ -142,11 +159,11 @@ class Nested:
         kinds = len(_KINDS) if self.slopes else 1
         return [*((index, _KINDS[index][1]) for index in range(kinds)), (kinds, 0)]
 
-    def _columns(self, x: Array, step: Array, rise: Array, slope: Array) -> list[Array]:
-        """g·dx of every kind, and dx itself for the density."""
+    def _columns(self, x: Array, step: Array, rise: Array, slope: Array) -> Array:
+        """g·dx of every kind, and dx itself for the density, along the last axis."""
         fields = {0: rise, 1: x * rise, 3: slope, 4: x * slope, 5: x * x * slope}
         kinds = _KINDS if self.slopes else _KINDS[:1]
-        return [*(fields[index] * step for index, _ in kinds), step]
+        return np.stack([*(fields[index] * step for index, _ in kinds), step], axis=-1)
 
     def _near_ends(self, jobs: NDArray[np.int64], sine: Array, cosine: Array, found: Array) -> None:
         """Add panels that come near an end of the chord: nodes in b, v = sin b, cut where a small eps has its layer."""
@@ -175,10 +192,10 @@ class Nested:
         t = shift[node, None] + stretch[node, None] * np.sin(b)
         step = self.law.support * stretch[node, None] * np.cos(b) * half * weights
         rise, slope = self._values(t, panel)
-        weights_by_power = self.density(cosine[node, None] ** 2 * np.maximum(np.cos(b) ** 2, 1e-30))
         columns = self._columns(self.law.support * t, step, rise, slope)
+        made = [(part[:, None] @ columns)[:, 0] for part in self.parts(cosine[node, None] ** 2 * np.maximum(np.cos(b) ** 2, 1e-30))]
         for index, power in self._powers():
-            sums = (columns[index] * weights_by_power[power]).sum(axis=1)
+            sums = sum(share * part[:, index] for share, part in zip(self.mixture[power], made, strict=False))
             found[index] += np.bincount(node, weights=sums, minlength=sine.size)
 
     def _values(self, t: Array, panel: NDArray[np.int64]) -> tuple[Array, Array]:
@@ -199,7 +216,7 @@ def nested_sums(
     edges = _outer_edges(affine, law, table)
     most = _ROUGH_PAIRS if tolerance > 1e-9 else _PAIRS if law.eps > 0 else _EXACT_PAIRS
     panels = (edges.size - 1) * (table.edges.size - 1)
-    if panels * _ORDERS[-1][0] * _ORDERS[-1][1] > _EXACT_PAIRS:
+    if panels > (_MOST_PANELS if law.batch_size < _LARGE_BATCH else _FEWER_PANELS):
         return None
     chosen = [pair for pair in _ORDERS if panels * pair[0] * pair[1] <= most] or [_ORDERS[-1]]
     order = chosen[0][0]

@@ -47,9 +47,13 @@ class NormalizedLaw:
 
     @property
     def layer(self) -> tuple[float, ...]:
-        """Radii around which the weight of a small eps falls to 0, next to the edge of the sphere."""
+        """Radii around which the weight of a small eps falls to 0, next to the edge of the sphere, and on its way there.
+
+        The fall leaves a tail of eps/μ over the distance from the edge, to which no panel of any width is blind.
+        """
         width = self.batch_size * self.eps / self.mu if math.isfinite(self.batch_size) else 0.0
-        return tuple(self.support * math.sqrt(1.0 - width * step) for step in (1, 8, 64) if 0 < width * step < 0.5)
+        steps = (1.0, 8.0, *(64.0 ** np.arange(1.0, 8.0)))
+        return tuple(self.support * math.sqrt(1.0 - width * step) for step in steps if _THINNEST < width * step < 0.5)
 
     def line_weight(self, x: Array, power: float, *, rest: Array | None = None) -> Array:
         """The density of x₁ times the mean of s^(2·power) given x₁.
@@ -95,9 +99,10 @@ class NormalizedLaw:
             decay = np.exp(-0.5 * b / mu * (sine / cosine) ** 2 + exponent * np.log(np.abs(cosine)))
         return np.asarray(np.where(rest > 1e-30, decay, 0.0) * sine / mu * size**-power * mean)
 
-    def inverse_mean(self, rest: Array) -> Array:
-        """E[(μ·rest·χ²_{B−3} + B·eps)^−1] over an array of rest in (0, 1], eps > 0."""
-        return _power_mean(self.batch_size - 3.0, self.mu * rest, self.batch_size * self.eps, -1.0)
+    def inverse_mean(self, rest: Array, *, logarithm: Array) -> Array:
+        """E[(μ·rest·χ²_{B−3} + B·eps)^−1] over an array of rest in (0, 1], eps > 0, whose logarithm is known."""
+        degrees, b = self.batch_size - 3.0, self.batch_size * self.eps
+        return _interpolated_mean(degrees, -1.0, math.log(b / self.mu) - logarithm) / (degrees * self.mu * rest + b)
 
 
 def _chi_square_mean(degrees: float, power: float) -> float:
@@ -115,16 +120,9 @@ def _power_mean(degrees: float, a: Array, b: float, power: float) -> Array:
     if power == 0:
         return np.ones_like(a)
     if a.size > _LARGE:
-        pieces = _power_quintics(degrees, power)
         with np.errstate(divide="ignore"):
-            place = np.clip((np.log(b / np.maximum(a, 1e-300)) - _LOG_LOW) / _KNOT, 0.0, len(pieces) - 1e-9)
-        index = place.astype(np.int64)
-        place -= index
-        chosen = pieces[index]
-        total = chosen[..., 5]
-        for column in range(4, -1, -1):
-            total = total * place + chosen[..., column]
-        return np.asarray((a * degrees + b) ** power * total)
+            logarithm = np.log(b / np.maximum(a, 1e-300))
+        return np.asarray((a * degrees + b) ** power * _interpolated_mean(degrees, power, logarithm))
     coefficients = _power_series(degrees, power)
     with np.errstate(divide="ignore"):
         place = np.clip((np.log(b / np.maximum(a, 1e-300)) - _LOG_LOW) / _PIECE, 0.0, coefficients.shape[1] - 1e-9)
@@ -136,8 +134,22 @@ def _power_mean(degrees: float, a: Array, b: float, power: float) -> Array:
     return np.asarray((a * degrees + b) ** power * (coefficients[0][piece] + t * later - last))
 
 
+def _interpolated_mean(degrees: float, power: float, logarithm: Array) -> Array:
+    """E[(aχ²_m + b)^power]/(am + b)^power at ln(b/a), for large arrays."""
+    pieces = _power_quintics(degrees, power)
+    place = np.clip((logarithm - _LOG_LOW) * (1.0 / _KNOT), 0.0, pieces.shape[1] - 1e-9)
+    index = place.astype(np.int64)
+    place -= index
+    total = pieces[5].take(index)
+    for row in pieces[4::-1]:
+        total *= place
+        total += row.take(index)
+    return total
+
+
 _LOG_LOW, _LOG_HIGH, _PIECE, _DEGREE = math.log(1e-18), math.log(1e14), 2.0, 17
 _KNOT, _LARGE = 0.015, 2000
+_THINNEST = 1e-13
 
 
 @lru_cache(maxsize=128)
@@ -169,13 +181,13 @@ def _half_power(base: Array, power: float) -> Array:
 
 @lru_cache(maxsize=64)
 def _power_quintics(degrees: float, power: float) -> Array:
-    """(pieces, 6), for large arrays: quintics in the distance from a knot through the series' values at six knots."""
+    """(6, pieces): quintics in the distance from a knot through the series' values at six knots."""
     ratio = np.exp(-np.arange(_LOG_LOW - 2 * _KNOT, _LOG_HIGH + 3 * _KNOT, _KNOT))
     values = np.concatenate(
         [_power_mean(degrees, part, 1.0, power) / (part * degrees + 1.0) ** power for part in np.array_split(ratio, 8)]
     )
     windows = np.lib.stride_tricks.sliding_window_view(values, 6)
-    pieces: Array = windows @ np.linalg.inv(np.vander(np.arange(-2.0, 4.0), increasing=True)).T
+    pieces: Array = np.linalg.inv(np.vander(np.arange(-2.0, 4.0), increasing=True)) @ windows.T
     pieces.setflags(write=False)
     return pieces
 

@@ -233,8 +233,15 @@ def gauss_error(rows: Array, *, order: int, terms: int, doubt: float) -> Array:
         terms: how many of the last coefficients are looked at.
         doubt: a factor on c_n²/c_0.
     """
-    nodes, _ = legendre(order)
-    last = np.polynomial.legendre.legvander(nodes, order - 1)[:, -terms:] * (2.0 * np.arange(order)[-terms:] + 1.0)
-    tail = np.abs(rows @ last).max(axis=2)
+    tail = np.abs(rows @ coefficients(order)[:, -terms:]).max(axis=2)
     size = np.maximum(np.abs(rows).sum(axis=2), 1e-300)
     return np.asarray(tail * np.minimum(1.0, doubt * tail / size))
+
+
+@lru_cache(maxsize=16)
+def coefficients(order: int) -> Array:
+    """(order, order): from values times Gauss's weights to twice the Legendre coefficients."""
+    nodes, _ = legendre(order)
+    found: Array = np.polynomial.legendre.legvander(nodes, order - 1) * (2.0 * np.arange(order) + 1.0)
+    found.setflags(write=False)
+    return found

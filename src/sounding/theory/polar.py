@@ -3,7 +3,8 @@
 Two coordinates with correlation cos ω of a rotation-invariant law are x₁ = T cos ψ and x₂ = T cos(ψ − ω), with ψ
 uniform and independent of the radius T. A kink of the integrand at x₁ = k is the curve ψ = ±arccos(k/T). Cells lie
 between two neighbouring curves and between two radii at which the order of the curves changes, so the integrand is
-smooth on each; they are cut until two orders agree.
+smooth on each; they are cut until the last Legendre coefficients say that Gauss's rule is exact enough. Only the weight
+of the radius knows the law of T: means over the angle are kept with their radii, and serve another law at no cost.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from scipy.special import beta, betainc
 
 from sounding.activations.activation import Array
 from sounding.errors import NumericalError
-from sounding.theory.panels import legendre
+from sounding.theory.panels import coefficients, legendre
 
-ORDERS, GRADED_ORDERS = (9, 14), (14, 20)
+ORDER, GRADED_ORDER = 14, 20
 _MAX_ROUNDS = 40
 _MAX_CELLS = 12_000
 _CHUNK = 1_000
+_TERMS, _DOUBT = 3, 2.0
+_HAIR, _OUTSIDE, _EXPLAINED = 1e-5, 0.02, 100.0
+_ONE_SIDED, _NEAR = 8.0, 0.2  # a cell that is steep at one end is cut near it
 
 PairFunction = Callable[..., Array]
 # y of a coordinate from x, its distance from the kink that bounds the cell, and that kink (NaN where none does)
@@ -45,17 +49,21 @@ class Cells:
 
     ORIGIN, WIDTH, POWER, W0, W1, Q0, Q1, K0, S0, O0, K1, S1, O1 = range(13)
 
-    def orders(self) -> tuple[int, int]:
-        """The two orders that are compared."""
-        return ORDERS if self.grading == 1 else GRADED_ORDERS
+    @property
+    def order(self) -> int:
+        """Nodes in each direction."""
+        return ORDER if self.grading == 1 else GRADED_ORDER
 
     def column(self, index: int) -> Array:
         """One column, shaped to broadcast over (cells, radial nodes, angular nodes)."""
         return self.table[:, index, None, None]
 
-    def nodes(self, order: int, radius: Callable[[Array], Array]) -> tuple[Array, Array, Array]:
-        """Radial variable (cells, n, 1), angles (cells, n, n) and weights (cells, n, n) of a tensor rule."""
-        x, w = legendre(order)
+    def nodes(self, radius: Callable[[Array], Array]) -> tuple[Array, Array, Array, Array]:
+        """Radial variable (cells, n, 1), angles (cells, n, m), weights of radius (cells, n, 1) and angle (cells, n, m).
+
+        m is n + 2 without grading: nodes at the curves have no weight.
+        """
+        x, w = legendre(self.order)
         unit, weight = 0.5 + 0.5 * x, 0.5 * w
         w0, w1, q0, q1 = (self.column(i) for i in (self.W0, self.W1, self.Q0, self.Q1))
         u, radial_weight = w0 + (w1 - w0) * unit[None, :, None], (w1 - w0) * weight[None, :, None]
@@ -65,18 +73,21 @@ class Cells:
         radial_weight = radial_weight * self.column(self.WIDTH) * power * u ** (power - 1.0)
         reach = np.maximum(radius(variable), np.finfo(float).tiny)
         below, above = (self._curve(reach, *columns) for columns in ((7, 8, 9), (10, 11, 12)))
+        if self.grading == 1:
+            # two more, of no weight, at the curves: what lies beyond the last node is seen there
+            unit, weight = np.concatenate([[_HAIR], unit, [1.0 - _HAIR]]), np.pad(weight, 1)
         q, angular_weight = q0 + (q1 - q0) * unit[None, None, :], (q1 - q0) * weight[None, None, :]
         q, angular_weight = _grade(q, angular_weight, self.grading)
         angle = below + (above - below) * q
-        return variable, angle, radial_weight * (above - below) * angular_weight
+        return variable, angle, radial_weight, (above - below) * angular_weight
 
-    def beside_kinks(self, order: int, reach: Array, coordinates: Sequence[float]) -> list[tuple[Array, Array]]:
+    def beside_kinks(self, reach: Array, coordinates: Sequence[float]) -> list[tuple[Array, Array]]:
         """For each coordinate T cos(ψ − c): how far it is from the kink bounding its cell, and that kink (else NaN).
 
         (cells, n, n) each. The difference of two cosines is taken as a product, so that the distance keeps its digits
         where the coordinate itself has lost them.
         """
-        x, _ = legendre(order)
+        x, _ = legendre(self.order)
         q0, q1 = self.column(self.Q0), self.column(self.Q1)
         unit = (0.5 + 0.5 * x)[None, None, :]
         forth, _ = _grade(q0 + (q1 - q0) * unit, unit, self.grading)
@@ -110,20 +121,63 @@ def _grade(t: Array, weight: Array, power: int) -> tuple[Array, Array]:
 
 
 @dataclass(frozen=True)
+class Rings:
+    """Integrals over the angle at the radial nodes of cells, times the radial rule but not the law's weight.
+
+    `variable` is (cells, n); `values`, `sizes` (of the integrand's absolute value) and `errors` are (m, cells, n).
+    `place` (cells,) is where in its angular range a cell had best be cut; `rows` says which of the m each weight meets.
+    """
+
+    variable: Array
+    values: Array
+    sizes: Array
+    errors: Array
+    place: Array
+    rows: tuple[int, ...]
+
+    @classmethod
+    def join(cls, parts: Sequence[Rings]) -> Rings:
+        """The cells of all parts."""
+        stacks = zip(*((part.values, part.sizes, part.errors) for part in parts), strict=True)
+        variable, place = (np.concatenate([getattr(part, name) for part in parts]) for name in ("variable", "place"))
+        return cls(variable, *(np.concatenate(stack, axis=1) for stack in stacks), place, parts[0].rows)
+
+    def take(self, mask: NDArray[np.bool_]) -> Rings:
+        """Some of the cells."""
+        stacks = (stack[:, mask] for stack in (self.values, self.sizes, self.errors))
+        return Rings(self.variable[mask], *stacks, self.place[mask], self.rows)
+
+    def under(self, weight: Callable[[Array], Array]) -> tuple[Array, Array, Array, Array]:
+        """Values, errors from the angle, errors from the radius and ∫∫|·| of each cell under a law, (m, cells) each."""
+        law, picked = weight(self.variable), list(self.rows)
+        rows = self.values[picked] * law
+        along_angle, size = ((stack[picked] * law).sum(axis=2) for stack in (self.errors, self.sizes))
+        return rows.sum(axis=2), along_angle, _rule_error(rows @ _readings(rows.shape[2])[:, 1:]), size
+
+
+@dataclass(frozen=True)
 class AdaptedCells:
-    """Values, errors and ∫∫|·| (m,) of an adaptive integration."""
+    """Values, errors and ∫∫|·| (m,) of an adaptive integration, and the rings for other laws."""
 
     values: Array
     errors: Array
     magnitudes: Array
     evaluations: int
+    rings: Rings
+
+    @classmethod
+    def of(cls, rings: Rings, weight: Callable[[Array], Array], *, evaluations: int = 0) -> AdaptedCells:
+        """Under a law of the radius."""
+        values, along_angle, along_radius, sizes = (cells.sum(axis=1) for cells in rings.under(weight))
+        return cls(values, along_angle + along_radius + 2e-16 * sizes, sizes, evaluations, rings)
 
 
 @dataclass(frozen=True)
 class Radial:
     """A radial law: the variable's range, the radius T as a function of it and back, the weight, and soft edges in T.
 
-    `weight` maps an array of any shape to one of the same shape, or to a stack of them, one for each integrand.
+    `weight` maps an array of any shape to one of the same shape, or to a stack of them, of which each meets one of the
+    `rows` of the integrand.
     """
 
     start: float
@@ -132,6 +186,7 @@ class Radial:
     variable: Callable[[float], float]
     weight: Callable[[Array], Array]
     edges: tuple[float, ...]
+    rows: tuple[int, ...] = (0,)
 
 
 def build_cells(
@@ -210,113 +265,128 @@ def integrate_cells(
     placed: Placed | None = None,
     radial_argument: bool = False,
     most: int = _MAX_CELLS,
+    floor: Array | float = 0.0,
 ) -> AdaptedCells:
     """∫∫ weight(v) f(x₁, x₂) dv dψ over the cells for f returning (m, n), each to `tolerance` relative to ∫∫|·|.
 
     `beside` is what other cells hold of ∫∫|·|; without it the noise of a negligible block would be refined. With
     `placed`, f takes (x₁, x₂, y₁, y₂), y from the distance to the kink: needed where a power of it is integrated; with
-    `radial_argument` the radial variable follows. About `most` cells are cut; what they leave is in the errors.
+    `radial_argument` the radial variable follows. About `most` cells are cut; what they leave is in the errors. `floor`
+    is an error that f itself makes.
 
-    The error is the sum over cells of the difference between the tensor rules of order 9 and 14. A failing cell is cut
-    across the direction in which its Legendre coefficients decay more slowly.
+    The error of a cell is that of Gauss's rule in either direction. A failing cell is cut across the worse one.
     """
-    done: list[tuple[int, Array, Array, Array]] = []
+    done: list[Rings] = []
     settled: Array | float = beside
-    evaluations = 0
+    count, evaluations, spent = 0, 0, 0.0
     for round_number in range(_MAX_ROUNDS):
-        value, error, magnitude, slow = _in_chunks(f, radial, cells, angle, what, placed, radial_argument)
-        size = cells.table.shape[0]
-        evaluations += size * sum(order**2 for order in cells.orders())
+        rings = _in_chunks(f, radial, cells, angle, what, placed, radial_argument)
+        evaluations += rings.variable.size * cells.order
+        _, along_angle, along_radius, magnitude = rings.under(radial.weight)
+        error = along_angle + along_radius
         total = settled + magnitude.sum(axis=1)
-        allowed = tolerance * np.maximum(total, np.finfo(float).tiny)
-        count = size + sum(part[0] for part in done)
-        good = (error <= np.maximum(allowed[:, None] / (2 * count), 4e-16 * total[:, None])).all(axis=0)
-        last = round_number == _MAX_ROUNDS - 1 or count > most or bool((error.sum(axis=1) <= 0.5 * allowed).all())
-        if last:
+        allowed = np.maximum(tolerance * np.maximum(total, np.finfo(float).tiny), floor)
+        whole = count + len(cells.table)
+        share = (np.where(error <= 4e-16 * total[:, None], 0.0, error) / allowed[:, None]).max(axis=0)
+        order = np.argsort(share)
+        good = np.zeros(share.size, dtype=bool)
+        good[order] = np.cumsum(share[order]) <= 0.5 * (1.0 - spent)  # the largest errors alone are worth a cut
+        if round_number == _MAX_ROUNDS - 1 or whole > most:
             good = np.ones_like(good)
-        done.append((int(good.sum()), value[:, good], error[:, good], magnitude[:, good]))
+        spent += float(share[good].sum())
+        done.append(rings.take(good))
+        count += int(good.sum())
         settled = settled + magnitude[:, good].sum(axis=1)
         if good.all():
             break
-        cells = _cut(cells.table[~good], slow[~good], cells.grading)
-    blocks = [part[1:] for part in done]
-    values, errors, magnitudes = (np.sum([part[i].sum(axis=1) for part in blocks], axis=0) for i in range(3))
-    return AdaptedCells(values, errors + 2e-16 * magnitudes, magnitudes, evaluations)
+        scale = total[:, None] + np.finfo(float).tiny
+        worse = (along_angle / scale).sum(axis=0) >= (along_radius / scale).sum(axis=0)
+        cells = _cut(cells.table[~good], worse[~good], rings.place[~good], cells.grading)
+    return AdaptedCells.of(Rings.join(done), radial.weight, evaluations=evaluations)
 
 
 def _in_chunks(
     f: PairFunction, radial: Radial, cells: Cells, angle: float, what: str, placed: Placed | None, radial_argument: bool
-) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
+) -> Rings:
     """`_evaluate` on at most a thousand cells at a time, which bounds the memory."""
-    parts = [
-        _evaluate(
-            f, radial, Cells(cells.table[start : start + _CHUNK], cells.grading), angle, what, placed, radial_argument
-        )
-        for start in range(0, cells.table.shape[0], _CHUNK)
-    ]
-    if len(parts) == 1:
-        return parts[0]
-    value, error, magnitude, slow = (np.concatenate(column, axis=-1) for column in zip(*parts, strict=True))
-    return value, error, magnitude, slow
+    chunks = (Cells(cells.table[start : start + _CHUNK], cells.grading) for start in range(0, len(cells.table), _CHUNK))
+    return Rings.join([_evaluate(f, radial, chunk, angle, what, placed, radial_argument) for chunk in chunks])
 
 
 def _evaluate(
     f: PairFunction, radial: Radial, cells: Cells, angle: float, what: str, placed: Placed | None, radial_argument: bool
-) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
-    blocks = []
-    for order in cells.orders():
-        variable, psi, weight = cells.nodes(order, radial.radius)
-        reach = radial.radius(variable)
-        x1, x2 = reach * np.cos(psi), reach * np.cos(psi - angle)
-        arguments = [x1.ravel(), x2.ravel()]
-        if placed is not None:
-            beside = cells.beside_kinks(order, reach, (0.0, angle))
-            arguments += [placed(x, *place).ravel() for x, place in zip((x1, x2), beside, strict=True)]
-        if radial_argument:
-            arguments.append(np.broadcast_to(variable, psi.shape).ravel())
-        with np.errstate(all="ignore"):
-            values = np.atleast_2d(f(*arguments)).reshape(-1, *psi.shape) * radial.weight(variable)
-        finite = np.isfinite(values).all(axis=0).ravel()
-        if not finite.all():
-            where = int(np.flatnonzero(~finite)[0])
-            raise NumericalError(
-                f"{what} is not finite at x = ({x1.ravel()[where]:.6g}, {x2.ravel()[where]:.6g}), so its expectation "
-                "does not exist in float64",
-                hint="an activation with a finite second moment",
-            )
-        blocks.append(values * weight)
-    low, high = (block.sum(axis=(2, 3)) for block in blocks)
-    return high, np.abs(high - low), np.abs(blocks[1]).sum(axis=(2, 3)), _slow_in_angle(blocks[1])
+) -> Rings:
+    variable, psi, radial_weight, angular_weight = cells.nodes(radial.radius)
+    reach = radial.radius(variable)
+    x1, x2 = reach * np.cos(psi), reach * np.cos(psi - angle)
+    arguments = [x1.ravel(), x2.ravel()]
+    if placed is not None:
+        beside = cells.beside_kinks(reach, (0.0, angle))
+        arguments += [placed(x, *place).ravel() for x, place in zip((x1, x2), beside, strict=True)]
+    if radial_argument:
+        arguments.append(np.broadcast_to(variable, psi.shape).ravel())
+    with np.errstate(all="ignore"):
+        found = np.atleast_2d(f(*arguments)).reshape(-1, *psi.shape)
+        ends = found[..., [0, -1]] if cells.grading == 1 else None
+        found *= angular_weight
+        sizes = np.abs(found).sum(axis=3)
+    if not np.isfinite(sizes).all():
+        where = int(np.flatnonzero(~np.isfinite(found).all(axis=0).ravel())[0])
+        raise NumericalError(
+            f"{what} is not finite at x = ({x1.ravel()[where]:.6g}, {x2.ravel()[where]:.6g}), so its expectation "
+            "does not exist in float64",
+            hint="an activation with a finite second moment",
+        )
+    read = _readings(cells.order)
+    if ends is None:
+        found = found @ read
+    else:
+        found = found @ np.pad(np.concatenate([read, _to_ends(cells.order)], axis=1), ((1, 1), (0, 0)))
+    last = 1 + 2 * _TERMS
+    errors = _rule_error(found[..., 1:last])
+    step = radial_weight[..., 0]
+    place = np.full(len(step), 0.5)
+    if ends is not None:
+        off = np.abs(found[..., last:] - ends * angular_weight.sum(axis=2)[..., None] / 2)
+        # beyond the last node lies a layer where that is not the polynomial's own doing
+        tail = np.abs(found[..., last - _TERMS : last]).max(axis=3)
+        errors += _OUTSIDE * np.maximum(off.sum(axis=3) - _EXPLAINED * tail, 0.0)
+        whole = np.maximum(sizes.sum(axis=(1, 2)), 1e-300)
+        start, stop = (off.sum(axis=2) / whole[:, None, None]).sum(axis=0).T
+        place[start > _ONE_SIDED * stop], place[stop > _ONE_SIDED * start] = _NEAR, 1.0 - _NEAR
+    return Rings(variable[..., 0], found[..., 0] * step, sizes * step, errors * step, place, radial.rows)
 
 
-def _slow_in_angle(shaped: Array) -> NDArray[np.bool_]:
-    """Per cell, whether the integrand's Legendre coefficients decay more slowly in the angle than in the radius.
+def _rule_error(read: Array) -> Array:
+    """The error of Gauss's rule from the middle coefficients of the integrand and the last ones.
 
-    The integrand includes the cell's width between its curves, which depends on the radius: where a function is
-    constant, that alone is left to resolve, and no cut of the angle would.
+    The rule of n nodes errs by about c_2n. Where coefficients fall as a power, c_2n/c_n = c_n/c_{n/2}; where they fall
+    geometrically it is less.
     """
-    _, w = legendre(shaped.shape[-1])
-    smooth = shaped / (w[:, None] * w)
-    tail = _coefficients(shaped.shape[-1])[-3:]
-    along_radius = np.abs(np.einsum("kr,mcrq->mckq", tail, smooth)).sum(axis=(2, 3))
-    along_angle = np.abs(np.einsum("kq,mcrq->mckr", tail, smooth)).sum(axis=(2, 3))
-    scale = np.abs(smooth).sum(axis=(1, 2, 3))[:, None] + np.finfo(float).tiny
-    return np.asarray((along_angle / scale).sum(axis=0) >= (along_radius / scale).sum(axis=0))
+    middle, tail = (np.abs(part).max(axis=-1) for part in (read[..., :_TERMS], read[..., _TERMS:]))
+    return np.asarray(tail * np.minimum(1.0, _DOUBT * tail / np.maximum(middle, 1e-300)))
 
 
 @lru_cache(maxsize=4)
-def _coefficients(order: int) -> Array:
-    """The matrix from values at Gauss–Legendre nodes to Legendre coefficients."""
-    x, w = legendre(order)
-    matrix: Array = (np.polynomial.legendre.legvander(x, order - 1) * w[:, None]).T
-    return matrix * (2 * np.arange(order) + 1)[:, None] / 2
+def _readings(order: int) -> Array:
+    """From values times Gauss's weights: the sum, and twice the Legendre coefficients in the middle and at the end."""
+    series, start = coefficients(order), (order - _TERMS) // 2
+    return np.concatenate([np.ones((order, 1)), series[:, start : start + _TERMS], series[:, -_TERMS:]], axis=1)
 
 
-def _cut(table: Array, in_angle: NDArray[np.bool_], grading: int) -> Cells:
+@lru_cache(maxsize=4)
+def _to_ends(order: int) -> Array:
+    """From values times Gauss's weights on [−1, 1]: what the polynomial through them is a hair off the ends."""
+    places = np.array([2 * _HAIR - 1.0, 1.0 - 2 * _HAIR])
+    return np.asarray(0.5 * coefficients(order) @ np.polynomial.legendre.legvander(places, order - 1).T)
+
+
+def _cut(table: Array, in_angle: NDArray[np.bool_], place: Array, grading: int) -> Cells:
     pieces = []
     for mask, low, high in ((in_angle, Cells.Q0, Cells.Q1), (~in_angle, Cells.W0, Cells.W1)):
         part = table[mask]
-        middle = 0.5 * (part[:, low] + part[:, high])
+        share = place[mask] if low == Cells.Q0 else 0.5
+        middle = part[:, low] + share * (part[:, high] - part[:, low])
         for column, other in ((low, high), (high, low)):
             piece = part.copy()
             piece[:, other] = middle

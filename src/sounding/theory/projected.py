@@ -244,6 +244,7 @@ def _over_plane(
         kinks=(lines[0], lines[1]),
         weight=lambda chi: np.sin(chi) * np.cos(chi),
         spread=min(max(spreads), 1.0),
+        rows=(0, 1),
         radial_argument=True,
         tolerance=tolerance,
         what=f"activation {phi.name!r}",

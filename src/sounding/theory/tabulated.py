@@ -30,6 +30,8 @@ _SCANNED = 12.0
 _TURNS = 8.0  # radians of a polynomial that one panel resolves beside φ
 SOFT_EDGES = (0.0, 1.0, 2.0, 3.25, 4.75, 6.5, 8.0, 9.5, 11.25, 13.0, 16.0, 20.0, 24.0, 28.0, 33.0, 38.0)
 _USELESS = 0.1
+_STEEP = 8.0
+_SAME = 0.1  # as a ratio of μ/eps
 _LARGEST = 1e120  # squares, times x⁶, must be numbers
 _ROUNDING = 4 * np.finfo(np.float64).eps
 
@@ -63,18 +65,47 @@ class Table:
         panel = np.clip(np.searchsorted(self.edges, angle, side="right") - 1, 0, self.edges.size - 2)
         low, high = self.edges[panel], self.edges[panel + 1]
         u = np.clip(2.0 * (angle - low) / (high - low) - 1.0, -1.0, 1.0)
-        columns = np.ascontiguousarray(self.series()[1].T)
-        # Clenshaw's rule for Legendre series
+        columns, needed = self._slope_series
+        # Clenshaw's rule for Legendre series; places with many terms first, since most need few
+        terms = needed[panel]
+        order = np.argsort(-terms, kind="stable")
+        u, panel, counts = u[order], panel[order], np.searchsorted(-terms[order], -np.arange(ORDER))
         later, last = np.zeros_like(u), np.zeros_like(u)
-        for k in range(ORDER - 1, -1, -1):
-            front, back = (2 * k + 1) / (k + 1), (k + 1) / (k + 2)
-            later, last = columns[k][panel] + front * u * later - back * last, later
-        return later
+        for k in range(int(terms.max(initial=0)) - 1, -1, -1):
+            front, back, some = (2 * k + 1) / (k + 1), (k + 1) / (k + 2), slice(0, counts[k])
+            fresh = columns[k].take(panel[some]) + front * u[some] * later[some] - back * last[some]
+            last[some], later[some] = later[some], fresh
+        found = np.empty_like(later)
+        found[order] = later
+        return found
+
+    @cached_property
+    def _slope_series(self) -> tuple[Array, NDArray[np.int16]]:
+        """Legendre coefficients of D, (ORDER, panels), and how many of them are more than rounding."""
+        columns = np.ascontiguousarray(self.series()[1].T)
+        large = np.abs(columns) > 1e-17 * np.abs(columns).max()
+        return columns, np.where(large.any(axis=0), ORDER - large[::-1].argmax(axis=0), 0).astype(np.int16)
+
+    def steep_places(self, reach: float) -> list[float]:
+        """x where panels are narrow beside their neighbours: φ bends or rises there over a short distance."""
+        width = np.diff(self.edges)
+        found = []
+        for start, stop in _runs(width < width.max() / _STEEP):
+            for first, last in _runs(width[start:stop] < 1.5 * width[start:stop].min()):
+                found.append(0.5 * float(self.edges[start + first] + self.edges[start + last]))
+        # next to the end of the support it is the law that is steep
+        return [reach * math.sin(angle) for angle in found if abs(angle) < self.edges[-1] - 0.3]
 
     def series(self) -> tuple[Array, Array]:
         """Legendre coefficients of φ and D on each panel, (panels, ORDER)."""
         to_series = _transforms()[0]
         return self.rise.reshape(-1, ORDER) @ to_series.T, self.slope.reshape(-1, ORDER) @ to_series.T
+
+
+def _runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Where each run of true entries starts, and where the next entry is false."""
+    turns = np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8))
+    return list(zip(np.flatnonzero(turns == 1).tolist(), np.flatnonzero(turns == -1).tolist(), strict=True))
 
 
 @lru_cache(maxsize=1)
@@ -109,9 +140,23 @@ def outer_end(affine: Affine, law: NormalizedLaw) -> float:
 def tabulate(affine: Affine, law: NormalizedLaw, *, degree: int, tolerance: float) -> Table:
     """The table of φ(scale·x + shift) to `tolerance` in the mean square of the law, fit for polynomials of `degree`.
 
-    Where the panels run out the errors say so.
+    Where the panels run out the errors say so. Panels are kept for laws of almost the same x, as met on the way to a
+    fixed point.
     """
-    reach, end = law.support, outer_end(affine, law)
+    key = ("panels", law.batch_size, tolerance)
+    settled, panels, end = affine.kept.get(key, (None, None, 0.0))
+    if panels is None or not math.isclose(settled.mu * law.eps, law.mu * settled.eps, rel_tol=_SAME):
+        end = outer_end(affine, law)
+        panels = _settled(affine, law, end, tolerance)
+        if _remember(affine, panels, law.support):
+            panels = _settled(affine, law, end, tolerance)
+        affine.kept[key] = law, panels, end
+    return panels.table(law.support, _further_edges(law, end, degree))
+
+
+def _settled(affine: Affine, law: NormalizedLaw, end: float, tolerance: float) -> _Panels:
+    """Panels halved until each holds its share, in ascending order."""
+    reach = law.support
     pending = _first_edges(affine, law, end)
     low, high = pending[:-1], pending[1:]
     settled: list[_Panels] = []
@@ -140,23 +185,25 @@ def tabulate(affine: Affine, law: NormalizedLaw, *, degree: int, tolerance: floa
         settled = [whole.take(~missed)]
         middle = 0.5 * (whole.low[missed] + whole.high[missed])
         low, high = np.concatenate([whole.low[missed], middle]), np.concatenate([middle, whole.high[missed]])
-    _remember(affine, whole, reach)
     if 2 * count > limit and bool((whole.totals(errors=True)[0] > _USELESS**2 * norms[0]).any()):
         raise NumericalError(
             f"{affine.activation.name} at scale {affine.scale:g} varies too fast: {count} panels do not hold it or its "
             "slope, whose second moment may be infinite",
             hint="a smaller scale",
         )
-    return whole.table(reach, _further_edges(law, end, degree))
+    return whole
 
 
-def _remember(affine: Affine, panels: _Panels, reach: float) -> None:
-    """Keep where panels became very narrow, at kinks that the search did not see: the next table begins there."""
+def _remember(affine: Affine, panels: _Panels, reach: float) -> bool:
+    """Keep where panels became very narrow, at kinks that the search did not see, for tables to begin there; if new."""
     narrow = panels.high - panels.low < _TELLING
+    known = affine.kept.setdefault("breaks", [])
+    before = len(known)
     for angle in 0.5 * (panels.low + panels.high)[narrow]:
-        x, known = reach * math.sin(angle), affine.kept.setdefault("breaks", [])
+        x = reach * math.sin(angle)
         if len(known) < 64 and all(abs(x - other) > 1e-7 * reach for other in known):
             known.append(x)
+    return len(known) > before
 
 
 def _first_edges(affine: Affine, law: NormalizedLaw, end: float) -> Array:
