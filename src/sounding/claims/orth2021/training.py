@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -187,27 +187,34 @@ def final_losses(
 
 def over_depth(values: Mapping[str, Any], variant: str, context: Context) -> Curves:
     """Losses at the end by depth; rows that show the same training share it."""
-    names = ("data", "width", "batch_size", "rates", "seeds", "init_samples", "epochs", "precision", "depths")
+    names = ("data", "width", "batch_size", "rates", "seeds", "init_samples", "epochs", "precision")
     given = tuple((n, tuple(values[n]) if isinstance(values[n], list) else values[n]) for n in names)
-    return _over_depth(given, variant, device=context.device, random_seed=context.random_seed)
+    deepest, place = max(values["depths"]), {"device": context.device, "random_seed": context.random_seed}
+    return {depth: _losses(given, variant, depth, deepest, **place) for depth in values["depths"]}
+
+
+@lru_cache(maxsize=1)
+def _deepest(
+    given: tuple[tuple[str, Any], ...], variant: str, depth: int, *, device: str, random_seed: int
+) -> list[Mlp]:
+    values, context = dict(given), Context(device=device, random_seed=random_seed)
+    networks = draw_networks(values, depth, context)
+    change_weights_(networks, values, variant, context)
+    return networks
 
 
 @cache
-def _over_depth(given: tuple[tuple[str, Any], ...], variant: str, *, device: str, random_seed: int) -> Curves:
+def _losses(
+    given: tuple[tuple[str, Any], ...], variant: str, depth: int, deepest: int, *, device: str, random_seed: int
+) -> NDArray[np.float64]:
+    """A layer is set from those before it, so the deepest networks hold the layers of all."""
     values, context = dict(given), Context(device=device, random_seed=random_seed)
-    depths = sorted(values["depths"])
     clipping = float(variant.split(":")[1]) if variant.startswith("clipping") else None
-    # each layer is set from those before it, so the deepest network holds the layers of all
-    deepest = draw_networks(values, depths[-1], context)
-    change_weights_(deepest, values, variant, context)
-    found: Curves = {}
-    for depth in depths:
-        networks = deepest
-        if depth < depths[-1]:
-            drawn = draw_networks(values, depth, context)
-            networks = [shorten(deep, shallow) for deep, shallow in zip(deepest, drawn, strict=True)]
-        found[depth] = final_losses(networks, values, clipping, context)
-    return found
+    networks = _deepest(given, variant, deepest, device=device, random_seed=random_seed)
+    if depth < deepest:
+        drawn = draw_networks(values, depth, context)
+        networks = [shorten(deep, shallow) for deep, shallow in zip(networks, drawn, strict=True)]
+    return final_losses(networks, values, clipping, context)
 
 
 def draw_curves(label: str, curves: Curves) -> Series:
