@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -63,9 +64,9 @@ def orthogonalize_printed_(network: nn.Module, inputs: torch.Tensor, generator: 
     orthogonalize_(network, inputs, include=equal, frame="slice", generator=generator)
 
     def set_scale(module: nn.Module, arguments: Any, output: torch.Tensor) -> torch.Tensor:
-        size = output.norm()
-        module.get_parameter("weight").div_(size)
-        return output / size
+        scaled: torch.Tensor = output / output.norm()
+        module.get_parameter("weight").div_(output.norm())
+        return scaled
 
     handles = [network.get_submodule(name).register_forward_hook(set_scale) for name in equal]
     try:
@@ -97,13 +98,13 @@ def draw_variants(values: Mapping[str, Any], context: Context) -> dict[tuple[int
     depths = sorted(values["depths"])
     found: dict[tuple[int, str], list[nn.Module]] = {(d, v): [] for d in depths for v in ("xavier", "iterative")}
     for seed in range(values["seeds"]):
-        deepest = draw_network(values, depths[-1], seed, context)
+        drawn = {depth: draw_network(values, depth, seed, context) for depth in depths}
+        deepest = copy.deepcopy(drawn[depths[-1]])
         orthogonalize_printed_(deepest, inputs, context.generator(50 + seed))
-        for depth in depths:
-            found[depth, "xavier"].append(draw_network(values, depth, seed, context))
+        for depth, network in drawn.items():
+            found[depth, "xavier"].append(network)
             shorter = depth < depths[-1]
-            changed = _shorten(deepest, draw_network(values, depth, seed, context)) if shorter else deepest
-            found[depth, "iterative"].append(changed)
+            found[depth, "iterative"].append(_shorten(deepest, copy.deepcopy(network)) if shorter else deepest)
         context.progress((seed + 1) / values["seeds"] / 2)
     return found
 
