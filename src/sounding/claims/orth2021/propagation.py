@@ -145,10 +145,15 @@ def measure_figure5(values: Mapping[str, Any], context: Context) -> Outcome:
             numbers[f"{key}_late_drift"] = _drift(gaps)
             numbers[f"{key}_angles_change"] = mean_of(angles[:, -1] - angles[:, 0])
             numbers[f"{key}_angles_late_drift"] = _drift(angles)
-            layers = np.arange(gaps.shape[1])
+            layers = np.unique([*range(min(6, gaps.shape[1])), *range(6, gaps.shape[1], 3), gaps.shape[1] - 1])
             shown = (("", gaps), (", angles alone", angles)) if norm else (("", gaps),)
             series += [
-                Series(f"{label}{what}", layers, c.mean(0), error=DRAWN * c.std(0, ddof=1) / math.sqrt(len(c)))
+                Series(
+                    f"{label}{what}",
+                    layers,
+                    c.mean(0)[layers],
+                    error=DRAWN * c.std(0, ddof=1)[layers] / math.sqrt(len(c)),
+                )
                 for what, c in shown
             ]
             context.progress((2 * place + norm + 1) / 4)
