@@ -170,7 +170,7 @@ QUICK: dict[str, Any] = {
     "batch_size": 50,
     "steps": 300,
     "learning_rate": 0.1,
-    "seeds": 8,
+    "seeds": 16,
     "exponent": 0.4,
     "looks": 4,
 }
