@@ -42,6 +42,7 @@ from sounding.claims import (
     read_results,
     slope_of,
 )
+from sounding.claims.claim import Context
 from sounding.claims.registry import shipped_verdicts
 from sounding.claims.result import Result, fingerprint_of, plain
 from sounding.cli import cli
