@@ -3,6 +3,7 @@
     python bench/predict.py                   the table; ends with 1 if a prediction takes 0.2 s or more
     python bench/predict.py --eps 1e-5        the same with eps > 0
     python bench/predict.py --callables       Python functions alone: waves, many kinks, steep and narrow ones
+    python bench/predict.py --wild 12         every function of bench/callables.py at so many random settings
     python bench/predict.py --json            one JSON object
 
 Time is the best of the rounds after one warm-up call, one thread; that of a callable includes the search for its kinks.
@@ -24,8 +25,10 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
+from callables import OTHERS, WILD, settings
 
 from sounding.activations import Activation, resolve
+from sounding.errors import SoundingError
 from sounding.theory.batchnorm import BatchNormPrediction, batchnorm
 
 LIMIT = 0.2
@@ -49,38 +52,25 @@ WORST = (
 )
 
 
-def triangle(x: np.ndarray) -> np.ndarray:
-    """A triangle wave of period 1."""
-    return np.abs((x + 0.25) % 1.0 - 0.5) * 4 - 1
-
-
-KNOTS, BENDS = np.random.default_rng(7).uniform(-4, 4, 50), np.random.default_rng(8).normal(size=50)
-
-
-def broken_line(x: np.ndarray) -> np.ndarray:
-    """Fifty bends at random places of [−4, 4]."""
-    return np.asarray(0.1 * sum(bend * np.maximum(x - knot, 0) for knot, bend in zip(KNOTS, BENDS, strict=True)))
-
-
-# name, function, and batch size, eps, scale, shift: what a sweep over 49 functions found slowest, and the everyday ones
-CALLABLES: tuple[tuple[str, Callable[[np.ndarray], np.ndarray], tuple[tuple[int, float, float, float], ...]], ...] = (
-    ("cos 10x", lambda x: np.cos(10 * x), ((4, 0.1, 20, 0), (8, 0.1, 20, 0), (16, 0.1, 20, 0.5), (1024, 1e-3, 20, 0))),
-    ("x + sin²5x/5", lambda x: x + np.sin(5 * x) ** 2 / 5, ((4, 0.1, 20, 0), (4, 1.0, 3, 0.5), (1024, 0.1, 20, 0))),
-    ("sin x²", lambda x: np.sin(x * x), ((4, 0.1, 3, 0), (64, 0.1, 3, 0))),
-    ("sin exp x", lambda x: np.sin(np.exp(np.minimum(x, 30))), ((4, 0.1, 1, 0), (256, 0.1, 1, 0.5))),
-    ("|sin x|", lambda x: np.abs(np.sin(x)), ((4, 0.1, 3, 0), (16, 0.1, 20, 0), (16, 0.0, 20, 0))),
-    ("|sin 3x|", lambda x: np.abs(np.sin(3 * x)), ((4, 0.1, 1, 0), (4, 0, 20, 0), (64, 0.1, 20, 0), (1024, 1, 20, 0))),
-    ("max(sin 5x, 0)", lambda x: np.maximum(np.sin(5 * x), 0), ((8, 0.1, 1, 0), (64, 0.1, 3, 0))),
-    ("triangle", triangle, ((5, 0.1, 3, 0), (5, 0.1, 20, 0), (64, 0.1, 20, 0), (256, 1e-3, 20, -3))),
-    ("50 bends", broken_line, ((5, 0.1, 1, 0), (4, 0.0, 3, 0), (64, 0.1, 1, 0))),
-    ("tanh 50x", lambda x: np.tanh(50 * x), ((5, 0.01, 3, 0.5), (16, 0.1, 20, 2), (256, 0.1, 1, 0))),
-    ("tanh 1000x", lambda x: np.tanh(1000 * x), ((4, 0.0, 1, 0.5), (64, 0.1, 0.3, 0))),
-    ("softplus 100x", lambda x: np.logaddexp(0, 100 * x) / 100, ((5, 1.0, 3, 0.5), (64, 0.1, 1, 0))),
-    ("exp(−50(x−1)²)", lambda x: np.exp(-50 * (x - 1) ** 2), ((8, 1e-3, 1, 0), (256, 0.1, 1, 0.5))),
-    ("hat", lambda x: np.maximum(1 - np.abs(x), 0), ((4, 1e-5, 3, 0), (64, 0.1, 1, 0.5))),
-    ("x⁹/1000 − x⁵/10 + x", lambda x: x**9 / 1000 - x**5 / 10 + x, ((4, 0.1, 20, 2), (1024, 0.1, 1, 0))),
-    ("cosh 0.3x", lambda x: np.cosh(0.3 * x), ((4, 0.1, 20, 0), (1024, 0.1, 3, 0))),
-)  # fmt: skip
+# batch size, eps, scale, shift of callables: the everyday ones, and what a sweep found slowest
+SETTINGS: dict[str, tuple[tuple[int, float, float, float], ...]] = {
+    "cos 10x": ((4, 0.1, 20, 0), (8, 0.1, 20, 0), (16, 0.1, 20, 0.5), (1024, 1e-3, 20, 0)),
+    "x + sin²5x/5": ((4, 0.1, 20, 0), (4, 1.0, 3, 0.5), (1024, 0.1, 20, 0)),
+    "sin x²": ((4, 0.1, 3, 0), (64, 0.1, 3, 0)),
+    "sin exp x": ((4, 0.1, 1, 0), (256, 0.1, 1, 0.5)),
+    "|sin x|": ((4, 0.1, 3, 0), (16, 0.1, 20, 0), (16, 0.0, 20, 0)),
+    "|sin 3x|": ((4, 0.1, 1, 0), (4, 0, 20, 0), (64, 0.1, 20, 0), (1024, 1, 20, 0)),
+    "max(sin 5x, 0)": ((8, 0.1, 1, 0), (64, 0.1, 3, 0)),
+    "triangle": ((5, 0.1, 3, 0), (5, 0.1, 20, 0), (64, 0.1, 20, 0), (256, 1e-3, 20, -3)),
+    "50 bends": ((5, 0.1, 1, 0), (4, 0.0, 3, 0), (64, 0.1, 1, 0)),
+    "tanh 50x": ((5, 0.01, 3, 0.5), (16, 0.1, 20, 2), (256, 0.1, 1, 0)),
+    "tanh 1000x": ((4, 0.0, 1, 0.5), (64, 0.1, 0.3, 0)),
+    "softplus 100x": ((5, 1.0, 3, 0.5), (64, 0.1, 1, 0)),
+    "exp(−50(x−1)²)": ((8, 1e-3, 1, 0), (256, 0.1, 1, 0.5)),
+    "hat": ((4, 1e-5, 3, 0), (64, 0.1, 1, 0.5)),
+    "x⁹/1000 − x⁵/10 + x": ((4, 0.1, 20, 2), (1024, 0.1, 1, 0)),
+    "cosh 0.3x": ((4, 0.1, 20, 0), (1024, 0.1, 3, 0)),
+}
 
 
 def seconds(
@@ -158,6 +148,33 @@ def measure(
     return row
 
 
+def sweep(count: int, options: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
+    """A row for each function and random setting, without Monte Carlo, and how many were refused: jumps, no moments."""
+    generator = np.random.default_rng(options.seed)
+    rows, refused = [], 0
+    for name, function in {**WILD, **OTHERS}.items():
+        for size, eps, scale, shift in settings(count, generator):
+            try:
+                spent, found = seconds(function, size, eps, 2, scale, shift)
+            except SoundingError:
+                refused += 1
+                continue
+            rows.append({"activation": name, "batch_size": size, "eps": eps, "scale": scale, "shift": shift,
+                         "seconds": spent, "growth": found.gradient_growth, "error": found.error})  # fmt: skip
+    return rows, refused
+
+
+def summarize(rows: list[dict[str, Any]], refused: int) -> None:
+    """The slowest ten, how many are above the limit, and how the errors lie."""
+    for row in sorted(rows, key=lambda row: -row["seconds"])[:10]:
+        where = f"B={row['batch_size']}, eps {row['eps']:g}, scale {row['scale']:g}, shift {row['shift']:g}"
+        print(f"{row['activation']:<24}{1e3 * row['seconds']:8.1f} ms   error {row['error']:.0e}   {where}")
+    errors = np.array([row["error"] for row in rows])
+    above = sum(row["seconds"] >= LIMIT for row in rows)
+    shares = ", ".join(f"{100 * (errors < bound).mean():.0f}% below {bound:.0e}" for bound in (1e-9, 1e-6, 1e-4))
+    print(f"{len(rows)} settings, {refused} refused; {above} at {LIMIT} s or more; errors: {shares}")
+
+
 def main() -> int:
     """Measure, print, and say whether every prediction kept the limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -165,15 +182,22 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--samples", type=int, default=20_000)
     parser.add_argument("--callables", action="store_true")
+    parser.add_argument("--wild", type=int, default=0, metavar="N")
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     generator = np.random.default_rng(0)
     wanted: list[tuple[str, str | Callable[[np.ndarray], np.ndarray], tuple[int, float, float, float]]] = []
-    if not options.callables:
+    if not options.callables and not options.wild:
         wanted += [(name, name, (size, options.eps, 1.0, 0.0)) for name in ACTIVATIONS for size in SIZES]
         wanted += [(name, name, setting) for name, *setting in WORST]  # type: ignore[misc]
-    wanted += [(name, function, setting) for name, function, settings in CALLABLES for setting in settings]
+    if not options.wild:
+        wanted += [(name, WILD[name], setting) for name, chosen in SETTINGS.items() for setting in chosen]
     rows = [measure(name, function, setting, options, generator) for name, function, setting in wanted]
+    if options.wild:
+        rows, refused = sweep(options.wild, options)
+        if not options.json:
+            summarize(rows, refused)
     slowest = max(rows, key=lambda row: row["seconds"])
     kept = slowest["seconds"] < LIMIT
     if options.json:

@@ -27,7 +27,7 @@ def difference(function: Callable[[Array], Array], kinks: tuple[float, ...]) -> 
     gaps = np.diff([-math.inf, *kinks, math.inf])
     widest = min(STEPS[0], gaps.min() / 16)
     steps = [step for step in STEPS if step <= widest] or [widest]
-    sample = np.linspace(-8.0, 8.0, 1603)
+    sample = np.linspace(-8.0, 8.0, 803)
     for kink in kinks:
         sample = sample[np.abs(sample - kink) > 1e-3]  # roots have no slope at their kink
     trials = [_stencil(function, kinks, step)(sample) for step in [*steps, steps[-1] / 2]]

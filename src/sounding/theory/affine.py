@@ -49,11 +49,11 @@ class Affine:
         """dφ/dx at y = scale·x + shift."""
         return self.scale * self.activation.derivative(y)
 
-    def kinks(self) -> tuple[float, ...]:
-        """Kinks in x; the centre of a function much narrower than x counts as one, so that panels end there."""
+    def kinks(self, *, centred: bool = True) -> tuple[float, ...]:
+        """Kinks in x; `centred`, the centre of a function much narrower than x is one, so that panels end there."""
         phi = self.activation
         lines = [(k - self.shift) / self.scale for k in phi.kinks]
-        if phi.length < 0.7 * abs(self.scale):
+        if centred and phi.length < 0.7 * abs(self.scale):
             lines.append((phi.center - self.shift) / self.scale)
         return tuple(lines)
 
@@ -78,11 +78,12 @@ class Affine:
         steps = np.array([1e-7, 4e-7, -1e-7, -4e-7]) * np.maximum(1.0, np.abs(kinks))[:, None]
         slopes = np.abs(self.activation.derivative((kinks[:, None] + steps).ravel())).reshape(-1, 2, 2)
         near, far = slopes[..., 0], slopes[..., 1]
-        there = (near > 1e-12) & (far > 1e-12)
+        # slopes by differences are rounding on a flat side, and beyond the last kink reach across one not looked for
+        known = self.activation.derivative_error == 0
+        least, blurred = (1e-12, 1e-3) if known else (1e-6 * float(slopes.max()), 2e-2)
+        there = (near > least) & (far > least)
         powers = np.log(far[there] / near[there]) / math.log(4.0)
-        # beyond the last kink found lies one that was not, and differences reach across it
-        blurred = 0.0 if self.activation.derivative_error == 0 else 0.02
-        return float(min(powers[np.abs(powers - np.round(powers)) > 1e-3 + blurred], default=0.0))
+        return float(min(powers[np.abs(powers - np.round(powers)) > blurred], default=0.0))
 
     def noise(self, spread: float) -> float:
         """Rounding of φ(y) − φ(β) relative to its size over x of about `spread`: no quadrature converges below it."""
@@ -120,7 +121,8 @@ class Affine:
         rises = np.abs(sides - phi(kinks)[:, None, None])
         near, far = rises[..., 0], rises[..., 1]
         # beside a side that rises, a flat one shows only how well the kink is known
-        steep = (near > 0.0105 * far) & (far > 1e-3 * far.max(axis=1, keepdims=True)) & (far > 0)
+        seen = far > 1e-12 * (1.0 + np.abs(sides).max(axis=(1, 2), keepdims=True)[..., 0])
+        steep = (near > 0.0105 * far) & (far > 1e-3 * far.max(axis=1, keepdims=True)) & seen
         for kink in kinks[steep.any(axis=1)]:
             raise UsageError(
                 f"{phi.name} has an infinite slope at x = {kink:.6g}, which differences cannot give",

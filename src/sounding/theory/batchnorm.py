@@ -289,14 +289,17 @@ def _at_fixed_point(affine: Affine, law: NormalizedLaw, tolerance: float) -> tup
     for attempt in range(2):
         if math.isinf(law.batch_size):
             line, line_error = gaussian_moments(affine, law, tolerance=tolerance)
+            mu = line.square - line.mean**2
         else:
             line, line_error, pair, pair_error = finite_moments(affine, law, tolerance=tolerance)
+            mu = line.square - pair.product
         if law.eps == 0:
-            mu = line.square - (pair.product if pair is not None else line.mean**2)
             _require_representable(affine, mu, law.eps)
             law = NormalizedLaw(law.batch_size, mu, 0.0)
-            if pair is not None:
-                line, line_error, pair, pair_error = (at_spread(m, mu) for m in (line, line_error, pair, pair_error))
+            if isinstance(line, LineMoments) and isinstance(line_error, LineMoments):
+                line, line_error = at_spread(line, mu), at_spread(line_error, mu)
+            if pair is not None and pair_error is not None:
+                pair, pair_error = at_spread(pair, mu), at_spread(pair_error, mu)
         found = _assemble(line, pair, law, affine.level)
         image, slope = found["fixed_point"].mu, found["forward_eigenvalues"].G
         known = line_error.square + (pair_error.product if pair_error is not None else 0.0)

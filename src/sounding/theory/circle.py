@@ -27,7 +27,7 @@ from sounding.theory.series import PairSeries
 
 ORDER = 32
 _FIRST, _MOST = 40, 760  # samples of half a circle; beyond, the function is steep rather than oscillating
-_MAX_SAMPLES = 3_500_000
+_MAX_SAMPLES = 1_400_000
 _MAX_ROUNDS = 14
 _TURNS = 40.0  # radians that a panel of this order resolves
 _CHUNK = 400_000
@@ -57,7 +57,8 @@ class Circles:
         series = np.abs(self._series(np.array([reach]), _MOST)[0])
         if series[-_MOST // 16 :].max() > 1e-13 * series.max():
             return 0
-        return int(np.flatnonzero(series > 1e-14 * series.max())[-1]) + 1
+        terms = int(np.flatnonzero(series > 1e-14 * series.max())[-1]) + 1
+        return terms if terms < _MOST else 0
 
     def means(self, low: Array, high: Array) -> tuple[Array, Array]:
         """(pairs, panels, ORDER) and errors (pairs, panels)."""
@@ -117,7 +118,7 @@ class Circles:
     def _floor(self, radius: Array, series: Array) -> Array:
         """Rounding of the coefficients: of the values, and of y times the slope."""
         phi = self.affine
-        steep = np.abs(series) @ np.arange(series.shape[1]) / radius
+        steep = np.sqrt((series * series) @ np.arange(series.shape[1]) ** 2.0) / radius
         blur = (abs(phi.shift / phi.scale) + radius) * steep
         size = np.abs(series).max(axis=1)
         return np.asarray(np.finfo(np.float64).eps * (size + abs(phi.level) + 0.5 * blur))

@@ -93,6 +93,7 @@ def pair_means(
     symmetric: bool = False,
     grading: int = 1,
     edges: Sequence[float] = (),
+    firm: tuple[float, ...] = (),
     rows: tuple[int, ...] = (0,),
     placed: Placed | None = None,
     radial_argument: bool = False,
@@ -106,7 +107,7 @@ def pair_means(
     The radial variable v is the angle χ with T = √(B−1) sin χ on the sphere and T itself for a Gaussian; the default
     weight is the law of T: (B−3) cos^(B−4)χ sin χ, and T exp(−T²/2). `spread` is the scale of x₁ under the weight.
     `symmetric` says that f(x₁, x₂) = f(x₂, x₁); `grading` above 1 suits fractional powers at the kinks;
-    `edges` are further radii to cut at; `rows` those of f that the weights meet, in their order; `placed`,
+    `edges` and `firm` are further radii to cut at; `rows` those of f that the weights meet, in their order; `placed`,
     `radial_argument`, `most` and `floor` are those of `integrate_cells`.
     """
     results: list[AdaptedCells] = []
@@ -120,7 +121,9 @@ def pair_means(
     for outer in _outer_ends(reach / spread):
         # the end of the support itself, since the arcsine makes 1e-8 of a rounding there
         end = reach if outer >= reach / spread else outer * spread
-        radial = Radial(variable(inner * spread), variable(end), radius, variable, lambda v: law(v) / turns, soft, rows)
+        radial = Radial(
+            variable(inner * spread), variable(end), radius, variable, lambda v: law(v) / turns, soft, firm, rows
+        )
         cells = build_cells(radial, angle, kinks=kinks, symmetric=symmetric, grading=grading)
         beside = np.sum([result.magnitudes for result in results], axis=0) if results else 0.0
         found = integrate_cells(

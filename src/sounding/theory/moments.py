@@ -23,16 +23,17 @@ from sounding.theory.expansion import line_sums, pair_sums
 from sounding.theory.means import line_means, pair_means
 from sounding.theory.nested import nested_sums
 from sounding.theory.normalized import NormalizedLaw
-from sounding.theory.polar import AdaptedCells
+from sounding.theory.polar import AdaptedCells, crossings
 from sounding.theory.series import PairSeries, pair_series
 from sounding.theory.tabulated import Table, tabulate
 
 GRADING = 8
 # x₁ = T cos ψ carries a rounding of 1e-16, which a kink like |x|^−0.4 in φ′ raises to about 1e-10
-STEEP_TOLERANCE = 1e-9
+STEEP_TOLERANCE = 3e-10
 NESTED_TOLERANCE = 1e-11  # below, square roots and layers take the nested integral twice the time
 FEW_KINKS, FEW_PANELS = 10, 64  # with so many, cells in the plane are faster than nested panels
-MOST_CELLS, ENOUGH = 700, 1e-6
+MANY_WAVES = 200  # on the largest circle
+MOST_CELLS, ENOUGH = 600, 1e-6
 ROUGH, CALLABLE_TOLERANCE = 1e-9, 2e-11
 MOST_KINKS = 20  # the plane of two samples is cut into some ten cells for each pair of kinks
 USELESS = 1e-5  # a larger share of error would pose as a prediction
@@ -50,6 +51,7 @@ PAIRS = (
     (4, 4, -2),
 )
 BESIDE = 1e-3  # of the moments of one coordinate: what is smaller counts as if it were as large
+PEAK = 4.0  # widths of a steep place
 BOUNDS = (1, 2, 3, 3, 5, 6, 6, 7, 7, 6)  # the field of `LineMoments` that bounds each by Cauchy and Schwarz
 ROWS = (0, 0, 1, 2, 3, 4, 5, 6, 7, 4)  # of the integrands of cells, for each field
 Record = TypeVar("Record", "LineMoments", "PairMoments", "GaussianMoments")
@@ -136,7 +138,7 @@ def finite_moments(
 
 
 def at_spread(moments: Moments, mu: float) -> Moments:
-    """Moments of a finite batch at eps = 0 and μ = 1, at another μ: x knows nothing of μ, and s² is proportional to it."""
+    """Moments of a finite batch at eps = 0 and μ = 1, at another μ, which x does not know and s² is proportional to."""
     powers = {"s2": 1.0, "r2": -1.0, "r4": -1.0}
     factors = {"slope": -0.5} if isinstance(moments, LineMoments) else {}
     factors |= {name: powers[name[:2]] for name in (f.name for f in fields(moments)) if name[:2] in powers}
@@ -191,7 +193,7 @@ def _cells(
         once = slope * xx
         return np.stack([phi, phi * xx, phi * half, slope, once, slope * half, once * xx, once * half])
 
-    steep = [] if table is None or affine.activation.derivative_error == 0 else table.steep_places(law.support)
+    steep = [] if table is None else table.steep_places(law.support)
     allowed = _pair_tolerance(affine, law, tolerance) if table is None else tolerance
     found = _pair(affine, law, integrands, weight, allowed, most, steep, np.maximum(floor, allowed * bound))
     sizes = np.maximum(found.magnitudes, bound)
@@ -274,14 +276,15 @@ def _tabled(
     )
     cells, key = None, ("cells", law.batch_size, tolerance < ROUGH)
     few = kinks <= FEW_KINKS and table.edges.size < FEW_PANELS and affine.kept.get(key, True)
-    waves = circle_sums(circles, law, tuple(p for _, _, p in PAIRS), tolerance=allowed)
-    if waves is not None:
-        return waves, table
+    if not (few and circles.most > MANY_WAVES):  # else cells are faster
+        waves = circle_sums(circles, law, tuple(p for _, _, p in PAIRS), tolerance=allowed)
+        if waves is not None:
+            return waves, table
     if few:
         # ten digits of a callable: two more would take twice the cells
         steep = CALLABLE_TOLERANCE if affine.activation.derivative_error > 0 else 0.0
         noise = _table_noise(table, law)
-        cells = _cells(affine, law, max(allowed, steep), most=MOST_CELLS, table=table, floor=noise)
+        cells = _cells(affine, law, max(allowed, steep), most=MOST_CELLS, table=table, floor=5 * noise)
         enough = bool((cells.errors <= max(ENOUGH, tolerance) * cells.scales).all())
         cells = PairSeries(cells.values, cells.errors + noise, cells.scales)
         if enough:
@@ -346,11 +349,12 @@ def _pair(
     weight: Callable[[Array], Array],
     tolerance: float,
     most: int | None,
-    steep: list[float],
+    steep: list[tuple[float, float]],
     floor: Array,
 ) -> AdaptedCells:
-    lines, power = affine.kinks(), affine.kink_power
-    lines += tuple(x for x in steep if all(abs(x - line) > 1e-3 * law.spread for line in lines))
+    power = affine.kink_power
+    lines = affine.kinks(centred=not steep)
+    lines += tuple(x for x, width in steep if all(abs(x - line) > max(width, 1e-3 * law.spread) for line in lines))
     inside = sum(abs(line) < law.support for line in lines)
     if inside > MOST_KINKS:
         raise NumericalError(
@@ -362,16 +366,18 @@ def _pair(
     def plain(x1: Array, x2: Array) -> Array:
         return integrands(x1, x2, affine.scale * x1 + affine.shift, affine.scale * x2 + affine.shift)
 
+    rho = -1.0 / (law.batch_size - 1.0)
     found = pair_means(
         integrands if power else plain,
         batch_size=law.batch_size,
-        angle=math.acos(-1.0 / (law.batch_size - 1.0)),
+        angle=math.acos(rho),
         kinks=(lines, lines),
         weight=lambda angle: math.pi * weight(angle),
         spread=law.spread,
         symmetric=True,
         grading=1 if power == 0 else GRADING,
         edges=law.layer,
+        firm=_peaks(steep, rho),
         rows=ROWS,
         placed=affine.place if power else None,
         most=most,
@@ -387,6 +393,16 @@ def _pair(
             hint="a smaller scale or a larger batch",
         )
     return found
+
+
+def _peaks(steep: list[tuple[float, float]], rho: float) -> tuple[float, ...]:
+    """Radii around those where steep places of x₁ and x₂ meet: there D(x₁)D(x₂) has a peak that few nodes would see."""
+    found = []
+    for x, width in steep:
+        for other, beside in steep:
+            reach = PEAK * max(width, beside)
+            found += [radius + sign * reach for radius in crossings(((x,), (other,)), rho)[2:] for sign in (1, -1)]
+    return tuple(found)
 
 
 def _tolerance(affine: Affine, law: NormalizedLaw, tolerance: float) -> float:

@@ -34,6 +34,7 @@ _BLOCK = 60_000
 _PAIRS, _EXACT_PAIRS, _ROUGH_PAIRS = 700_000, 1_500_000, 200_000  # of nodes: with eps, without, and for a first look
 # nodes of outer and inner panels: many panels are narrow ones
 _ORDERS = ((16, 16), (12, 10), (10, 8), (8, 8), (8, 6), (6, 6), (6, 5), (5, 4), (4, 4), (4, 3))
+_FURTHER = (1.0, 1.4)  # as much of them where panels are halved: for E φφ alone, and for all
 _NONE = (0.0,) * 4
 # pairs of panels beyond which polynomials leave less: from a batch of 8 on they converge faster
 _MOST_PANELS, _FEWER_PANELS, _LARGE_BATCH = 25_000, 4_000, 8.0
@@ -107,7 +108,12 @@ class Nested:
             return {0: (once,), 1: (once * mu * (size - 1.0) / size,), -1: (once * size / (mu * m),), -2: (0.0,)}
         b, front = size * law.eps, front / (2.0 * mu)
         square = (front * mu**2 * m * (m + 2) / size, front * 2 * mu * b * m / size, front * b * b / size)
-        return {0: (front * mu * m, front * b), 1: square, -1: (front * size,), -2: (0.0, 0.0, 0.0, front * law.eps * size**2)}
+        return {
+            0: (front * mu * m, front * b),
+            1: square,
+            -1: (front * size,),
+            -2: (0.0, 0.0, 0.0, front * law.eps * size**2),
+        }
 
     def coarse(self) -> float:
         """What fewer inner nodes than the table's leave out, relative: its coefficients from that order on, squared."""
@@ -193,7 +199,10 @@ class Nested:
         step = self.law.support * stretch[node, None] * np.cos(b) * half * weights
         rise, slope = self._values(t, panel)
         columns = self._columns(self.law.support * t, step, rise, slope)
-        made = [(part[:, None] @ columns)[:, 0] for part in self.parts(cosine[node, None] ** 2 * np.maximum(np.cos(b) ** 2, 1e-30))]
+        made = [
+            (part[:, None] @ columns)[:, 0]
+            for part in self.parts(cosine[node, None] ** 2 * np.maximum(np.cos(b) ** 2, 1e-30))
+        ]
         for index, power in self._powers():
             sums = sum(share * part[:, index] for share, part in zip(self.mixture[power], made, strict=False))
             found[index] += np.bincount(node, weights=sums, minlength=sine.size)
@@ -242,7 +251,7 @@ def nested_sums(
         tail, size = gauss_error(shaped, order=order, terms=2, doubt=300.0), np.abs(shaped).sum(axis=2)
         allowed = tolerance * np.maximum(totals[2] + size.sum(axis=1), 1e-300)
         bad = (tail > 0.1 * allowed[:, None]).any(axis=0) & (high - low > 1e-9)
-        if attempt == _MAX_ROUNDS - 1 or spent + 2 * bad.sum() * order * whole.inner[0].size > 1.4 * most:
+        if attempt == _MAX_ROUNDS - 1 or spent + 2 * bad.sum() * order * whole.inner[0].size > _FURTHER[slopes] * most:
             bad[:] = False
         totals += np.stack([part[:, ~bad].sum(axis=1) for part in (shaped.sum(axis=2), tail + missed, size)])
         if not bad.any():

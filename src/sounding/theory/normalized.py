@@ -47,9 +47,9 @@ class NormalizedLaw:
 
     @property
     def layer(self) -> tuple[float, ...]:
-        """Radii around which the weight of a small eps falls to 0, next to the edge of the sphere, and on its way there.
+        """Radii around which the weight of a small eps falls to 0 next to the edge of the sphere, and on its way there.
 
-        The fall leaves a tail of eps/μ over the distance from the edge, to which no panel of any width is blind.
+        The fall has a tail of eps/μ over the distance from the edge, which nodes far from the edge would not see.
         """
         width = self.batch_size * self.eps / self.mu if math.isfinite(self.batch_size) else 0.0
         steps = (1.0, 8.0, *(64.0 ** np.arange(1.0, 8.0)))
@@ -140,7 +140,7 @@ def _interpolated_mean(degrees: float, power: float, logarithm: Array) -> Array:
     place = np.clip((logarithm - _LOG_LOW) * (1.0 / _KNOT), 0.0, pieces.shape[1] - 1e-9)
     index = place.astype(np.int64)
     place -= index
-    total = pieces[5].take(index)
+    total: Array = pieces[5].take(index)
     for row in pieces[4::-1]:
         total *= place
         total += row.take(index)

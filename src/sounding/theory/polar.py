@@ -138,14 +138,16 @@ class Rings:
     @classmethod
     def join(cls, parts: Sequence[Rings]) -> Rings:
         """The cells of all parts."""
-        stacks = zip(*((part.values, part.sizes, part.errors) for part in parts), strict=True)
+        values, sizes, errors = (
+            np.concatenate([getattr(part, name) for part in parts], axis=1) for name in ("values", "sizes", "errors")
+        )
         variable, place = (np.concatenate([getattr(part, name) for part in parts]) for name in ("variable", "place"))
-        return cls(variable, *(np.concatenate(stack, axis=1) for stack in stacks), place, parts[0].rows)
+        return cls(variable, values, sizes, errors, place, parts[0].rows)
 
     def take(self, mask: NDArray[np.bool_]) -> Rings:
         """Some of the cells."""
-        stacks = (stack[:, mask] for stack in (self.values, self.sizes, self.errors))
-        return Rings(self.variable[mask], *stacks, self.place[mask], self.rows)
+        values, sizes, errors = (stack[:, mask] for stack in (self.values, self.sizes, self.errors))
+        return Rings(self.variable[mask], values, sizes, errors, self.place[mask], self.rows)
 
     def under(self, weight: Callable[[Array], Array]) -> tuple[Array, Array, Array, Array]:
         """Values, errors from the angle, errors from the radius and ∫∫|·| of each cell under a law, (m, cells) each."""
@@ -174,7 +176,9 @@ class AdaptedCells:
 
 @dataclass(frozen=True)
 class Radial:
-    """A radial law: the variable's range, the radius T as a function of it and back, the weight, and soft edges in T.
+    """A radial law: the variable's range, the radius T as a function of it and back, the weight, and edges in T.
+
+    The soft `edges` give way to kinks nearby, the `firm` ones do not.
 
     `weight` maps an array of any shape to one of the same shape, or to a stack of them, of which each meets one of the
     `rows` of the integrand.
@@ -186,6 +190,7 @@ class Radial:
     variable: Callable[[float], float]
     weight: Callable[[Array], Array]
     edges: tuple[float, ...]
+    firm: tuple[float, ...] = ()
     rows: tuple[int, ...] = (0,)
 
 
@@ -201,12 +206,15 @@ def build_cells(
     curves = [
         (k, s, o) for lines, o in zip(kinks, (0.0, angle), strict=True) for k in sorted(set(lines)) for s in (1, -1)
     ]
-    hard = {abs(k) for lines in kinks for k in lines} | set(_crossings(kinks, math.cos(angle)))
+    hard = {abs(k) for lines in kinks for k in lines} | set(crossings(kinks, math.cos(angle)))
     bottom, top = (float(radial.radius(np.array(limit))) for limit in (radial.start, radial.end))
     hard = {radius for radius in hard if bottom < radius < top}
     soft = {e for e in radial.edges if bottom < e < top and all(abs(e - h) > 0.05 * max(e, 0.1) for h in hard)}
-    cuts = sorted({radial.start, radial.end, *(radial.variable(radius) for radius in hard | soft)})
+    firm = {e for e in radial.firm if bottom < e < top}
+    cuts = sorted({radial.start, radial.end, *(radial.variable(radius) for radius in hard | soft | firm)})
     sharp = {radial.variable(radius) for radius in hard}
+    if any(abs(k) < 1e-9 * top for lines in kinks for k in lines):
+        sharp.add(radial.start)  # curves that start together
     rows: list[list[float]] = []
     for low, high in pairwise(cuts):
         if high - low <= 1e-15 * radial.end:
@@ -241,7 +249,7 @@ def _slots(
     return [(below, above) for below, above in pairwise(ordered) if above[3] - below[3] > 1e-14]
 
 
-def _crossings(kinks: tuple[Sequence[float], Sequence[float]], correlation: float) -> list[float]:
+def crossings(kinks: tuple[Sequence[float], Sequence[float]], correlation: float) -> list[float]:
     """Radii where a kink of x₁ meets one of x₂, T² = (k₁² − 2ρk₁k₂ + k₂²)/(1 − ρ²), or the mirror axis x₁ = x₂."""
     radii = [abs(k) / math.sqrt(0.5 * (1 + correlation)) for lines in kinks for k in lines if correlation > -1 + 1e-12]
     spread = 1.0 - correlation**2
@@ -299,8 +307,7 @@ def integrate_cells(
         settled = settled + magnitude[:, good].sum(axis=1)
         if good.all():
             break
-        scale = total[:, None] + np.finfo(float).tiny
-        worse = (along_angle / scale).sum(axis=0) >= (along_radius / scale).sum(axis=0)
+        worse = (along_angle / allowed[:, None]).sum(axis=0) >= (along_radius / allowed[:, None]).sum(axis=0)
         cells = _cut(cells.table[~good], worse[~good], rings.place[~good], cells.grading)
     return AdaptedCells.of(Rings.join(done), radial.weight, evaluations=evaluations)
 

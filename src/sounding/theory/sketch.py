@@ -23,10 +23,11 @@ from sounding.theory.normalized import NormalizedLaw
 from sounding.theory.panels import legendre
 
 _ORDER = 12
-_SAMPLES = 384  # of half a circle
+_SAMPLES, _FEW_SAMPLES, _SMALL = 384, 96, 0.3  # of half a circle, of one that is small, and its radius
 _WIDEST, _FAR_WIDEST = 0.5, 2.0  # panels in T, before and beyond where the law of a bounded φ ends
 _BULK = 9.0
 _SMALLEST = 1e-4  # radius, and distance from the last one in the angle
+_WEIGHTLESS = 1e-14
 _RESOLVED, _UNSEEN, _TYPICAL = 1e-13, 1e-6, 3.0
 
 
@@ -50,12 +51,11 @@ class Sketch:
         nodes, weights = legendre(_ORDER)
         half = 0.5 * np.diff(edges)[:, None]
         chi = 0.5 * (edges[1:] + edges[:-1])[:, None] + half * nodes
-        psi = math.pi * (np.arange(_SAMPLES) + 0.5) / _SAMPLES
-        y = affine.scale * reach * np.sin(chi)[..., None] * np.cos(psi) + affine.shift
-        with np.errstate(all="ignore"):
-            series = np.asarray(dct(affine.rise(y), type=2, axis=-1)) / _SAMPLES
-            means = 0.5 * (series * series) @ (1.0 - np.cos(math.acos(-1.0 / (batch_size - 1.0)) * np.arange(_SAMPLES)))
-        return cls(chi, half * weights, means, _resolved(np.abs(series), reach * np.sin(chi)))
+        radius, omega = reach * np.sin(chi), math.acos(-1.0 / (batch_size - 1.0))
+        small = int(np.searchsorted(radius[:, -1], _SMALL))
+        inner, _ = _means(affine, radius[:small], omega, _FEW_SAMPLES)
+        outer, series = _means(affine, radius[small:], omega, _SAMPLES)
+        return cls(chi, half * weights, np.concatenate([inner, outer]), _resolved(np.abs(series), radius[small:]))
 
     def spread(self, law: NormalizedLaw) -> float:
         """F at one law."""
@@ -64,6 +64,14 @@ class Sketch:
     def highest(self) -> float:
         """No F is larger."""
         return float(self.means.max())
+
+
+def _means(affine: Affine, radius: Array, omega: float, samples: int) -> tuple[Array, Array]:
+    """m at each radius, and the cosine coefficients (…, samples)."""
+    y = affine.scale * radius[..., None] * np.cos(math.pi * (np.arange(samples) + 0.5) / samples) + affine.shift
+    with np.errstate(all="ignore"):
+        series = np.asarray(dct(affine.rise(y), type=2, axis=-1)) / samples
+        return 0.5 * (series * series) @ (1.0 - np.cos(omega * np.arange(samples))), series
 
 
 def _resolved(series: Array, radius: Array) -> bool:
@@ -82,5 +90,5 @@ def _edges(reach: float) -> Array:
     halvings = 0.5 ** np.arange(math.ceil(-math.log2(_SMALLEST)))
     bulk, far = np.arange(1 + _WIDEST, _BULK, _WIDEST), np.arange(_BULK, reach, _FAR_WIDEST)
     radii = np.concatenate([halvings[::-1], bulk, far])
-    layer = 0.5 * (math.pi - halvings) if reach < _BULK else np.zeros(0)
+    layer = 0.5 * (math.pi - halvings[halvings ** (reach**2 - 2.0) > _WEIGHTLESS])
     return np.unique(np.concatenate([[0.0], np.arcsin(radii[radii < reach] / reach), layer, [0.5 * math.pi]]))

@@ -86,15 +86,17 @@ class Table:
         large = np.abs(columns) > 1e-17 * np.abs(columns).max()
         return columns, np.where(large.any(axis=0), ORDER - large[::-1].argmax(axis=0), 0).astype(np.int16)
 
-    def steep_places(self, reach: float) -> list[float]:
-        """x where panels are narrow beside their neighbours: φ bends or rises there over a short distance."""
+    def steep_places(self, reach: float) -> list[tuple[float, float]]:
+        """x where panels are narrow beside their neighbours: φ bends or rises there, over the distance that follows."""
         width = np.diff(self.edges)
         found = []
         for start, stop in _runs(width < width.max() / _STEEP):
             for first, last in _runs(width[start:stop] < 1.5 * width[start:stop].min()):
-                found.append(0.5 * float(self.edges[start + first] + self.edges[start + last]))
-        # next to the end of the support it is the law that is steep
-        return [reach * math.sin(angle) for angle in found if abs(angle) < self.edges[-1] - 0.3]
+                low, high = (float(self.edges[start + place]) for place in (first, last))
+                # next to the end of the support it is the law that is steep
+                if abs(low + high) < 2 * (self.edges[-1] - 0.3):
+                    found.append((reach * math.sin(0.5 * (low + high)), reach * (high - low)))
+        return found
 
     def series(self) -> tuple[Array, Array]:
         """Legendre coefficients of φ and D on each panel, (panels, ORDER)."""
@@ -151,7 +153,8 @@ def tabulate(affine: Affine, law: NormalizedLaw, *, degree: int, tolerance: floa
         if _remember(affine, panels, law.support):
             panels = _settled(affine, law, end, tolerance)
         affine.kept[key] = law, panels, end
-    return panels.table(law.support, _further_edges(law, end, degree))
+    table: Table = panels.table(law.support, _further_edges(law, end, degree))
+    return table
 
 
 def _settled(affine: Affine, law: NormalizedLaw, end: float, tolerance: float) -> _Panels:
