@@ -8,6 +8,7 @@ from dataclasses import astuple
 
 import numpy as np
 import pytest
+from bench.callables import OTHERS, WILD, settings, slope_of_broken_line, triangle
 from tests.tolerance import TOLERANCE, assert_within_standard_errors
 
 from sounding.activations import from_callable
@@ -18,46 +19,31 @@ from sounding.theory.affine import Affine
 from sounding.theory.batchnorm import batchnorm
 from sounding.theory.circle import Circles, circle_sums
 from sounding.theory.expansion import line_sums, pair_sums
-from sounding.theory.moments import PAIRS, planar_pair_moments
+from sounding.theory.moments import PAIRS, at_spread, batch_spread, finite_moments, planar_pair_moments
 from sounding.theory.nested import nested_sums
 from sounding.theory.normalized import NormalizedLaw
+from sounding.theory.sketch import Sketch
 from sounding.theory.tabulated import tabulate
 
 Array = np.ndarray
-KNOTS = np.sort(np.random.default_rng(7).uniform(-4.0, 4.0, 50))
-BENDS = np.random.default_rng(8).normal(size=50)
-
-
-def triangle(period: float) -> Callable[[Array], Array]:
-    return lambda x: np.abs((x / period + 0.25) % 1.0 - 0.5) * 4 - 1
-
-
-def broken_line(x: Array) -> Array:
-    """Fifty bends at random places."""
-    return 0.3 * x + 0.1 * sum(bend * np.maximum(x - knot, 0.0) for knot, bend in zip(KNOTS, BENDS, strict=True))
-
-
-def slope_of_broken_line(x: Array) -> Array:
-    return 0.3 + 0.1 * sum(bend * (x > knot) for knot, bend in zip(KNOTS, BENDS, strict=True))
-
 
 # what a user may bring, with its slope: waves, many kinks, steep and narrow functions, growing ones
 CALLABLES: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
-    "cos 10x": (lambda x: np.cos(10 * x), lambda x: -10 * np.sin(10 * x)),
-    "snake": (lambda x: x + np.sin(5 * x) ** 2 / 5, lambda x: 1 + np.sin(10 * x)),
-    "chirp": (lambda x: np.sin(x * x), lambda x: 2 * x * np.cos(x * x)),
-    "sin exp": (lambda x: np.sin(np.exp(np.minimum(x, 30))), lambda x: np.exp(x) * np.cos(np.exp(x))),
-    "rectified wave": (lambda x: np.maximum(np.sin(5 * x), 0), lambda x: 5 * np.cos(5 * x) * (np.sin(5 * x) > 0)),
-    "folded wave": (lambda x: np.abs(np.sin(3 * x)), lambda x: 3 * np.cos(3 * x) * np.sign(np.sin(3 * x))),
-    "triangle": (triangle(1.0), lambda x: 4 * np.sign((x + 0.25) % 1.0 - 0.5)),
-    "fine triangle": (triangle(0.3), lambda x: 4 / 0.3 * np.sign((x / 0.3 + 0.25) % 1.0 - 0.5)),
-    "broken line": (broken_line, slope_of_broken_line),
-    "hat": (lambda x: np.maximum(1 - np.abs(x), 0), lambda x: -np.sign(x) * (np.abs(x) < 1)),
-    "steep tanh": (lambda x: np.tanh(50 * x), lambda x: 50 / np.cosh(np.minimum(np.abs(50 * x), 300)) ** 2),
-    "sharp softplus": (lambda x: np.logaddexp(0, 100 * x) / 100, lambda x: 0.5 * (1 + np.tanh(50 * x))),
-    "narrow bump": (lambda x: np.exp(-50 * (x - 1) ** 2), lambda x: -100 * (x - 1) * np.exp(-50 * (x - 1) ** 2)),
-    "polynomial": (lambda x: x**9 / 1000 - x**5 / 10 + x, lambda x: 9 * x**8 / 1000 - x**4 / 2 + 1),
-    "cosh": (lambda x: np.cosh(0.3 * x), lambda x: 0.3 * np.sinh(0.3 * x)),
+    "cos 10x": (WILD["cos 10x"], lambda x: -10 * np.sin(10 * x)),
+    "snake": (WILD["x + sin²5x/5"], lambda x: 1 + np.sin(10 * x)),
+    "chirp": (WILD["sin x²"], lambda x: 2 * x * np.cos(x * x)),
+    "sin exp": (WILD["sin exp x"], lambda x: np.exp(x) * np.cos(np.exp(x))),
+    "rectified wave": (WILD["max(sin 5x, 0)"], lambda x: 5 * np.cos(5 * x) * (np.sin(5 * x) > 0)),
+    "folded wave": (WILD["|sin 3x|"], lambda x: 3 * np.cos(3 * x) * np.sign(np.sin(3 * x))),
+    "triangle": (WILD["triangle"], lambda x: 4 * np.sign((x + 0.25) % 1.0 - 0.5)),
+    "fine triangle": (WILD["fine triangle"], lambda x: 4 / 0.3 * np.sign((x / 0.3 + 0.25) % 1.0 - 0.5)),
+    "broken line": (WILD["50 bends"], slope_of_broken_line),
+    "hat": (WILD["hat"], lambda x: -np.sign(x) * (np.abs(x) < 1)),
+    "steep tanh": (WILD["tanh 50x"], lambda x: 50 / np.cosh(np.minimum(np.abs(50 * x), 300)) ** 2),
+    "sharp softplus": (WILD["softplus 100x"], lambda x: 0.5 * (1 + np.tanh(50 * x))),
+    "narrow bump": (WILD["exp(−50(x−1)²)"], lambda x: -100 * (x - 1) * np.exp(-50 * (x - 1) ** 2)),
+    "polynomial": (WILD["x⁹/1000 − x⁵/10 + x"], lambda x: 9 * x**8 / 1000 - x**4 / 2 + 1),
+    "cosh": (WILD["cosh 0.3x"], lambda x: 0.3 * np.sinh(0.3 * x)),
 }
 
 
@@ -273,3 +259,99 @@ def test_a_second_moment_below_float64_is_said() -> None:
     """μ² would be 0: a narrow bump far from the batch."""
     with pytest.raises(NumericalError, match="too small for float64"):
         batchnorm(lambda x: np.exp(-5000 * (x - 1) ** 2), batch_size=8, scale=0.3, shift=2.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "scale", "shift", "off"),
+    [
+        ("polynomial", 4, 1.0, 0.5, 1e-12),
+        ("cosh", 1024, 3.0, 0.0, 1e-12),
+        ("cos 10x", 8, 1.0, 0.3, 1e-6),
+        ("hat", 5, 3.0, 0.5, 1e-3),
+        ("sharp softplus", 16, 20.0, 2.0, 1e-4),
+    ],
+)
+def test_a_sketch_of_the_map_serves_every_law(name, size, scale, shift, off):
+    """One set of circles against F at laws from a nearly collapsed batch to one without eps."""
+    affine, _ = _law(name, size, 0.1, scale, shift)
+    sketch = Sketch.of(affine, float(size))
+    for law in (
+        *(NormalizedLaw(float(size), ratio, 1.0) for ratio in (1e-4, 0.1, 1e4)),
+        NormalizedLaw(float(size), 1.0, 0.0),
+    ):
+        assert sketch.spread(law) == pytest.approx(batch_spread(affine, law), rel=off)
+    assert sketch.resolved == (off == 1e-12)
+
+
+def test_the_largest_fixed_point_may_lie_above_the_map_without_eps():
+    """A bump off the batch's centre: with eps it varies more than without."""
+    found = batchnorm(WILD["bump"], batch_size=16, eps=1.0, scale=20.0, shift=2.0)
+    affine = Affine(widened(from_callable(WILD["bump"]), 100.0), 20.0, 2.0)
+    image = batch_spread(affine, NormalizedLaw(16.0, found.fixed_point.mu, 1.0))
+    assert image == pytest.approx(found.fixed_point.mu, rel=TOLERANCE.two_routes)
+    assert image > 4 * batch_spread(affine, NormalizedLaw(16.0, 1.0, 0.0))
+
+
+@pytest.mark.parametrize("size", [5, 6, 8])
+@pytest.mark.parametrize("places", [(0.0,), (0.9,), (-0.45, 0.7)])
+def test_two_steep_places_meet_in_a_peak(size, places):
+    """D(x₁)D(x₂) of Σ tanh λ(x − c) becomes 4 Σ δ(x₁ − c)δ(x₂ − c′): the density of two samples there, to 1/λ²."""
+    steepness, rho = 3000.0, -1.0 / (size - 1.0)
+    phi = from_callable(lambda x: sum(np.tanh(steepness * (x - place)) for place in places), name="steps")
+    affine = Affine(widened(phi, math.sqrt(size - 1.0)), 1.0, 0.0)
+    _, _, pair, error = finite_moments(affine, NormalizedLaw(float(size), 1.0, 0.0))
+    front = (size - 3.0) / (2 * math.pi * (size - 1.0) * math.sqrt(1 - rho**2))
+    expected = 0.0
+    for x in places:
+        for y in places:
+            square = (x * x - 2 * rho * x * y + y * y) / ((1 - rho**2) * (size - 1.0))
+            expected += 4 * front * (1 - square) ** (0.5 * (size - 5.0)) * size / (size - 3.0)
+    assert abs(pair.r2_slopes - expected) <= error.r2_slopes + 30 / steepness**2 * expected
+
+
+def test_moments_without_eps_follow_from_those_at_another_variance():
+    affine, _ = _law("hat", 8, 0.0, 1.0, 0.2)
+    one, other = (finite_moments(affine, NormalizedLaw(8.0, mu, 0.0)) for mu in (1.0, 0.3))
+    for index in (0, 2):
+        assert astuple(at_spread(one[index], 0.3)) == pytest.approx(astuple(other[index]), rel=1e-12, abs=1e-13)
+
+
+def test_a_wave_has_no_kinks_and_a_smooth_step_no_infinite_slope():
+    """Twelve waves of frequency up to 50 bend much within a cell of the search; smoothstep is flat beside its kinks."""
+    assert find_kinks(OTHERS["twelve waves 0"], reach=60.0) == ()
+    assert batchnorm(OTHERS["smoothstep"], batch_size=8, eps=0.01).error < TOLERANCE.two_routes
+
+
+def test_kinks_are_found_beyond_those_known():
+    everywhere = find_kinks(WILD["fine triangle"], reach=40.0)
+    further = find_kinks(WILD["fine triangle"], reach=40.0, beyond=12.0)
+    assert [kink.place for kink in further] == [kink.place for kink in everywhere if abs(kink.place) >= 12.0]
+    assert next(kink for kink in further if kink.place > 0).place == pytest.approx(12.075, abs=1e-9)
+
+
+def test_a_difference_stays_between_two_kinks_far_out():
+    """At 160 a step grows with x beyond half of the 0.15 between the kinks of a fine triangle."""
+    phi = widened(from_callable(WILD["fine triangle"]), 165.0)
+    x = 160.0 + 0.15 * np.arange(8) + 0.02
+    assert np.abs(phi.derivative(x)) == pytest.approx(4 / 0.3, rel=1e-6)
+
+
+def test_no_rates_where_a_collapsed_batch_finds_no_slope():
+    """x sin(1/x) at 0: by symmetry its differences there are 0."""
+    with pytest.raises(NumericalError, match="no slope there"):
+        batchnorm(WILD["x sin(1/x)"], batch_size=4, eps=0.1, scale=0.01)
+
+
+def test_every_callable_is_answered_or_refused():
+    """One random setting of each function of the bench: a prediction with an error, or why there is none."""
+    generator = np.random.default_rng(5)
+    for name, function in {**WILD, **OTHERS}.items():
+        [(size, eps, scale, shift)] = settings(1, generator)
+        try:
+            found = batchnorm(function, batch_size=size, eps=eps, scale=scale, shift=shift)
+        except (NumericalError, UsageError):
+            assert name in {"sawtooth", "floor", "round(4x)/4", "sign", "x sin(1/x)", "round(8x)/8", "x > 0", "exp"}, (
+                name
+            )
+        else:
+            assert math.isfinite(found.error), name

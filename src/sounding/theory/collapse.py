@@ -203,13 +203,17 @@ def find_critical_eps(affine: Affine, batch_size: float) -> CriticalEps:
     if math.isinf(linear):
         return CriticalEps(math.inf, True, math.inf, math.inf)
 
+    rough, _, _ = _rough_map(affine, batch_size)
+
     def ratio(log_eta: float) -> float:
         eta = math.exp(log_eta)
         return batch_spread(affine, NormalizedLaw(batch_size, eta, 1.0), tolerance=1e-11) / eta
 
     grid = np.linspace(math.log(1e-4), math.log(1e3), 33)
-    values = np.array([ratio(float(point)) for point in grid])
-    best = int(values.argmax())
+    sketched = [rough(NormalizedLaw(batch_size, math.exp(point), 1.0)) / math.exp(point) for point in grid]
+    # the sketch is good for finding the place, and may be off by more than what decides
+    values = {int(place): ratio(float(grid[place])) for place in np.argsort(sketched)[-3:]}
+    best = max(values, key=lambda place: values[place])
     if best == 0 or values[best] <= linear * (1 + 1e-9):
         return CriticalEps(linear, True, linear, rates.backward.G)
     bounds = (float(grid[best - 1]), float(grid[min(best + 1, grid.size - 1)]))
