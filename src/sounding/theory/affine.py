@@ -32,6 +32,12 @@ class Affine:
         return float(self.value(np.array([self.shift]))[0])
 
     @cached_property
+    def grain(self) -> float:
+        """Rounding of φ next to x = 0, by third differences of steps so small that φ is a line: its own and that of y."""
+        y = self.shift + 1e-9 * max(1.0, abs(self.shift)) * np.arange(64.0)
+        return float(np.median(np.abs(np.diff(self.value(y), 3))))
+
+    @cached_property
     def kept(self) -> dict[Any, Any]:
         """What was computed of this activation for a batch size and serves every law of it."""
         return {}

@@ -301,12 +301,19 @@ def _orthogonalized(rows: Array, x: Array, weight: Array, terms: int) -> tuple[A
     """Coefficients, and the recurrence of the polynomials orthonormal under an even `weight` (Stieltjes)."""
     steps = np.empty(terms)
     found = np.empty((len(rows), terms))
-    earlier, current = np.zeros_like(x), np.full_like(x, 1.0 / math.sqrt(weight.sum()))
+    # each polynomial times the root of the weight: its norm is then that of a vector
+    root = np.sqrt(weight)
+    rows = np.divide(rows, root, out=np.zeros_like(rows), where=root > 0)
+    earlier, current, following = np.zeros_like(x), root / math.sqrt(weight.sum()), np.empty_like(x)
     for degree in range(terms):
         found[:, degree] = rows @ current
-        following = x * current - (steps[degree - 1] * earlier if degree else 0.0)
-        steps[degree] = math.sqrt(weight @ (following * following))
-        earlier, current = current, following / steps[degree]
+        np.multiply(x, current, out=following)
+        if degree:
+            earlier *= steps[degree - 1]
+            following -= earlier
+        steps[degree] = math.sqrt(following @ following)
+        following /= steps[degree]
+        earlier, current, following = current, following, earlier
     return found, steps
 
 

@@ -281,7 +281,7 @@ class _Panels:
         # rounding of the values, and that of y times the slope
         summed = np.abs(affine.scale * x) + abs(affine.shift)
         blur = summed * np.abs(along / (affine.scale * law.support * cosine))
-        rounding = 0.25 * _ROUNDING * (np.abs(rise) + abs(affine.level) + blur)
+        rounding = 0.25 * _ROUNDING * (np.abs(rise) + abs(affine.level) + blur) + 0.25 * affine.grain
         series = rise @ to_series.T
         left_out = np.abs(series[:, -2:]).max(axis=1, keepdims=True)
         if affine.activation.derivative_error > 0:
