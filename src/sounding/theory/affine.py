@@ -33,7 +33,7 @@ class Affine:
 
     @cached_property
     def grain(self) -> float:
-        """Rounding of φ next to x = 0, by third differences of steps so small that φ is a line: its own and that of y."""
+        """Rounding of φ next to x = 0, its own and that of y: third differences of steps so small that φ is a line."""
         y = self.shift + 1e-9 * max(1.0, abs(self.shift)) * np.arange(64.0)
         return float(np.median(np.abs(np.diff(self.value(y), 3))))
 
