@@ -34,7 +34,7 @@ NESTED_TOLERANCE = 1e-11  # below, square roots and layers take the nested integ
 FEW_KINKS, FEW_PANELS = 7, 64  # with so many, cells in the plane are faster than nested panels
 MANY_WAVES = 200  # on the largest circle
 MOST_CELLS, ENOUGH = 600, 1e-6
-ROUGH, CALLABLE_TOLERANCE = 1e-9, 2e-11
+CALLABLE_TOLERANCE = 2e-11
 MOST_KINKS = 20  # the plane of two samples is cut into some ten cells for each pair of kinks
 USELESS = 1e-5  # a larger share of error would pose as a prediction
 # of each field of `PairMoments`: which of φ, xφ, x²φ, D, xD, x²D, x³D meet, and the power of s²
@@ -52,6 +52,7 @@ PAIRS = (
 )
 BESIDE = 1e-3  # of the moments of one coordinate: what is smaller counts as if it were as large
 PEAK = 4.0  # widths of a steep place
+NEAR = 0.5  # another law, as a ratio of μ/eps: cells that follow the edge of one are blind to that of a far one
 BOUNDS = (1, 2, 3, 3, 5, 6, 6, 7, 7, 6)  # the field of `LineMoments` that bounds each by Cauchy and Schwarz
 ROWS = (0, 0, 1, 2, 3, 4, 5, 6, 7, 4)  # of the integrands of cells, for each field
 Record = TypeVar("Record", "LineMoments", "PairMoments", "GaussianMoments")
@@ -176,8 +177,8 @@ def _cells(
 
     bound = np.zeros(len(PAIRS)) if table is None else BESIDE * _beside(table, law)
     key = ("rings", law.batch_size, tolerance, most)
-    if key in affine.kept:
-        rings, worst = affine.kept[key]
+    made, rings, worst = affine.kept.get(key, (law, None, 0.0))
+    if rings is not None and math.isclose(made.mu * law.eps, law.mu * made.eps, rel_tol=NEAR):
         again = AdaptedCells.of(rings, weight)
         sizes = np.maximum(again.magnitudes, bound)
         if bool((again.errors <= 2 * worst * sizes).all()):
@@ -197,7 +198,7 @@ def _cells(
     allowed = _pair_tolerance(affine, law, tolerance) if table is None else tolerance
     found = _pair(affine, law, integrands, weight, allowed, most, steep, np.maximum(floor, allowed * bound))
     sizes = np.maximum(found.magnitudes, bound)
-    affine.kept[key] = found.rings, float((found.errors / np.maximum(sizes, 1e-300)).max())
+    affine.kept[key] = law, found.rings, float((found.errors / np.maximum(sizes, 1e-300)).max())
     return PairSeries(found.values, found.errors, sizes)
 
 
@@ -263,7 +264,7 @@ def _tabled(
     """
     wanted = PAIRS[:1] if alone else PAIRS
     allowed = max(tolerance, affine.noise(law.spread))
-    key = ("polynomials", law.batch_size, tolerance < ROUGH)
+    key = ("polynomials", law.batch_size)
     if affine.kept.get(key, True):
         found = pair_sums(affine, law, wanted, tolerance=allowed, checked=checked)
         if found is not None:
@@ -274,7 +275,7 @@ def _tabled(
     circles = affine.kept.setdefault(
         ("circles", law.batch_size), Circles(affine, law.batch_size, tuple((i, j) for i, j, _ in PAIRS))
     )
-    cells, key = None, ("cells", law.batch_size, tolerance < ROUGH)
+    cells, key = None, ("cells", law.batch_size)
     few = kinks <= FEW_KINKS and table.edges.size < FEW_PANELS and affine.kept.get(key, True)
     if not (few and circles.most > MANY_WAVES):  # else cells are faster
         waves = circle_sums(circles, law, tuple(p for _, _, p in PAIRS), tolerance=allowed)

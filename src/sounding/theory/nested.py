@@ -31,7 +31,7 @@ from sounding.theory.tabulated import ORDER, Table
 _NEAR = 0.8  # of its width: how near the end of the chord a panel may come before it gets nodes of its own
 _OWN, _OWN_AMONG_MANY = 20, 12  # of them
 _BLOCK = 60_000
-_PAIRS, _EXACT_PAIRS, _ROUGH_PAIRS = 700_000, 1_500_000, 200_000  # of nodes: with eps, without, and for a first look
+_PAIRS, _EXACT_PAIRS = 700_000, 1_500_000  # of nodes, with eps and without
 # nodes of outer and inner panels: many panels are narrow ones
 _ORDERS = ((16, 16), (12, 10), (10, 8), (8, 8), (8, 6), (6, 6), (6, 5), (5, 4), (4, 4), (4, 3))
 _FURTHER = (1.0, 1.4)  # as much of them where panels are halved: for E φφ alone, and for all
@@ -223,7 +223,7 @@ def nested_sums(
 ) -> PairSeries | None:
     """The ten pair moments (or E φφ alone), their errors and ∫|·|; None where it would take too many pairs of nodes."""
     edges = _outer_edges(affine, law, table)
-    most = _ROUGH_PAIRS if tolerance > 1e-9 else _PAIRS if law.eps > 0 else _EXACT_PAIRS
+    most = _PAIRS if law.eps > 0 else _EXACT_PAIRS
     panels = (edges.size - 1) * (table.edges.size - 1)
     if panels > (_MOST_PANELS if law.batch_size < _LARGE_BATCH else _FEWER_PANELS):
         return None
