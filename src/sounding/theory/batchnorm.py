@@ -301,14 +301,17 @@ def _at_fixed_point(affine: Affine, law: NormalizedLaw, tolerance: float) -> tup
             if pair is not None and pair_error is not None:
                 pair, pair_error = at_spread(pair, mu), at_spread(pair_error, mu)
         found = _assemble(line, pair, law, affine.level)
+        error = _propagate(found, line, pair, line_error, pair_error, law, affine)
         image, slope = found["fixed_point"].mu, found["forward_eigenvalues"].G
         known = line_error.square + (pair_error.product if pair_error is not None else 0.0)
-        off = abs(image - law.mu)
+        off = abs(image - law.mu) if law.eps > 0 else 0.0
+        # the solved μ, to which every number responds with a factor of order one over 1 − λ_G
+        drift = 2 * off / (law.mu * max(abs(1.0 - slope), 1e-6))
         near = off <= max(_DRIFT * law.mu, 3 * known) or not off < 0.1 * abs(1 - slope) * law.mu
-        if attempt or law.eps == 0 or near:
+        if attempt or near or drift <= 0.1 * error:
             break
         law = NormalizedLaw(law.batch_size, law.mu + (image - law.mu) / (1 - slope), law.eps)
-    return found, _propagate(found, line, pair, line_error, pair_error, law, affine)
+    return found, error + drift
 
 
 def _require_representable(affine: Affine, mu: float, eps: float) -> None:
@@ -400,7 +403,4 @@ def _propagate(
         for field in fields(pair):
             shifted = replace(pair, **{field.name: getattr(pair, field.name) + getattr(pair_error, field.name)})
             total += np.abs(_numbers(_assemble(line, shifted, law, affine.level)) - base)
-    # the solved μ, to which every number responds with a factor of order one over 1 − λ_G
-    drift = abs(law.mu - found["fixed_point"].mu) if law.eps > 0 else 0.0
-    gap = max(abs(1.0 - found["forward_eigenvalues"].G), 1e-6)
-    return float((total / np.maximum(np.abs(base), 1.0)).max() + 2 * drift / (law.mu * gap))
+    return float((total / np.maximum(np.abs(base), 1.0)).max())

@@ -30,7 +30,7 @@ from sounding.theory.sketch import Sketch
 
 _LOWEST_RATIO, _LOWEST_JUMP = 1e-7, 1e-3
 _SCANNED, _NEAR = 0.25, 1e-3  # steps in ln η: of the scan, and for a slope
-_TRUSTED, _MOST_STEPS = 5e-10, 4
+_TRUSTED, _GOOD, _MOST_STEPS = 5e-10, 1e-8, 4  # what a first step may leave, and a later one
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def _polish(affine: Affine, batch_size: float, eps: float, root: float, slope: f
     The sketch's slope is off by about as much as its root.
     """
     step = before = math.nan
-    for _ in range(_MOST_STEPS):
+    for attempt in range(_MOST_STEPS):
         value, error = spread_with_error(affine, NormalizedLaw(batch_size, math.exp(root), 1.0), checked=False)
         off = math.log(max(value, 1e-300)) - root - math.log(eps)
         if math.isfinite(step):
@@ -173,7 +173,8 @@ def _polish(affine: Affine, batch_size: float, eps: float, root: float, slope: f
         root += step
         # what a step leaves: its square, and less where F hardly depends on η; or rounding, where steps stop to shrink
         left = 5.0 * step**2 * min(1.0, 3.0 * abs(1.0 + slope))
-        if left < _TRUSTED or abs(step) * value < error or abs(step) > 0.5 * abs(last):
+        enough = _TRUSTED if attempt == 0 else _GOOD
+        if left < enough or abs(step) * value < error or abs(step) > 0.5 * abs(last):
             break
     return root
 
