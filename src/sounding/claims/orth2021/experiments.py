@@ -113,6 +113,7 @@ CLAIMS: tuple[Claim, ...] = (
                 | {
                     "depths": [15, 45, 75],
                     "epochs": 10,
+                    "seeds": 10,
                     "variants": ["xavier", "iterative", "orthonormal", "released"],
                 },
                 reduction=SHORTER,
