@@ -33,7 +33,7 @@ STEEP_TOLERANCE = 3e-10
 NESTED_TOLERANCE = 1e-11  # below, square roots and layers take the nested integral twice the time
 FEW_KINKS, FEW_PANELS = 7, 64  # with so many, cells in the plane are faster than nested panels
 MANY_WAVES = 200  # on the largest circle
-MOST_CELLS, ENOUGH = 480, 1e-6
+MOST_CELLS, ENOUGH = 600, 1e-5
 CALLABLE_TOLERANCE = 2e-11
 MOST_KINKS = 20  # the plane of two samples is cut into some ten cells for each pair of kinks
 USELESS = 1e-5  # a larger share of error would pose as a prediction
@@ -165,8 +165,9 @@ def _cells(
 ) -> PairSeries:
     """The pair moments by cells in the plane, or by those of another law where they are as good for this one.
 
-    Slopes that are not given come from the table. Nothing is refined below an error of `floor`. `scales` are ∫|·|, or a
-    share of the moments of one coordinate to which these are added, where that is larger.
+    A callable without a derivative is read from the table, whatever its own cost. Nothing is refined below an error of
+    `floor`. `scales` are ∫|·|, or a share of the moments of one coordinate to which these are added, where that is
+    larger.
     """
 
     def weight(angle: Array) -> Array:
@@ -185,11 +186,10 @@ def _cells(
             return PairSeries(again.values, again.errors, sizes)
 
     def integrands(x1: Array, x2: Array, y1: Array, y2: Array) -> Array:
-        phi = affine.rise(y1) * affine.rise(y2)
         if table is None or affine.activation.derivative_error == 0:
-            slope = affine.slope(y1) * affine.slope(y2)
+            phi, slope = affine.rise(y1) * affine.rise(y2), affine.slope(y1) * affine.slope(y2)
         else:
-            slope = table.slope_at(x1, law.support) * table.slope_at(x2, law.support)
+            phi, slope = table.values_at(x1, law.support) * table.values_at(x2, law.support)
         xx, half = x1 * x2, 0.5 * (x1 * x1 + x2 * x2)
         once = slope * xx
         return np.stack([phi, phi * xx, phi * half, slope, once, slope * half, once * xx, once * half])

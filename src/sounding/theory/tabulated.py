@@ -59,31 +59,35 @@ class Table:
             self._weights[power] = law.line_weight(self.x, power, rest=self.cosine**2) * self.step
         return self._weights[power]
 
-    def slope_at(self, x: Array, reach: float) -> Array:
-        """D at any |x| within the table, from the series of its panel; x is √(B−1)·sin a with √(B−1) = reach."""
+    def values_at(self, x: Array, reach: float) -> Array:
+        """φ − φ(β) and D at any |x| within the table, (2, n), from its series; x = √(B−1)·sin a and √(B−1) = reach."""
         angle = np.arcsin(np.clip(x / reach, -1.0, 1.0))
         panel = np.clip(np.searchsorted(self.edges, angle, side="right") - 1, 0, self.edges.size - 2)
-        low, high = self.edges[panel], self.edges[panel + 1]
-        u = np.clip(2.0 * (angle - low) / (high - low) - 1.0, -1.0, 1.0)
-        columns, needed = self._slope_series
-        # Clenshaw's rule for Legendre series; places with many terms first, since most need few
+        columns, needed = self._columns
+        # places with many terms first, since many need few
         terms = needed[panel]
         order = np.argsort(-terms, kind="stable")
-        u, panel, counts = u[order], panel[order], np.searchsorted(-terms[order], -np.arange(ORDER))
-        later, last = np.zeros_like(u), np.zeros_like(u)
+        counts = np.searchsorted(-terms[order], -np.arange(ORDER))
+        angle, panel = angle[order], panel[order]
+        low, high = self.edges[panel], self.edges[panel + 1]
+        u = np.clip(2.0 * (angle - low) / (high - low) - 1.0, -1.0, 1.0)
+        # Clenshaw's rule for Legendre series
+        later, last = np.zeros((2, u.size)), np.zeros((2, u.size))
         for k in range(int(terms.max(initial=0)) - 1, -1, -1):
-            front, back, some = (2 * k + 1) / (k + 1), (k + 1) / (k + 2), slice(0, counts[k])
-            fresh = columns[k].take(panel[some]) + front * u[some] * later[some] - back * last[some]
-            last[some], later[some] = later[some], fresh
+            some = slice(0, counts[k])
+            fresh = columns[k].take(panel[some], axis=1)
+            fresh += ((2 * k + 1) / (k + 1)) * u[some] * later[:, some]
+            fresh -= ((k + 1) / (k + 2)) * last[:, some]
+            last[:, some], later[:, some] = later[:, some], fresh
         found = np.empty_like(later)
-        found[order] = later
+        found[:, order] = later
         return found
 
     @cached_property
-    def _slope_series(self) -> tuple[Array, NDArray[np.int16]]:
-        """Legendre coefficients of D, (ORDER, panels), and how many of them are more than rounding."""
-        columns = np.ascontiguousarray(self.series()[1].T)
-        large = np.abs(columns) > 1e-17 * np.abs(columns).max()
+    def _columns(self) -> tuple[Array, NDArray[np.int16]]:
+        """Legendre coefficients of φ and D, (ORDER, 2, panels), and how many of a panel's are more than rounding."""
+        columns = np.ascontiguousarray(np.stack(self.series()).transpose(2, 0, 1))
+        large = (np.abs(columns) > 1e-17 * np.abs(columns).max(axis=(0, 2), keepdims=True)).any(axis=1)
         return columns, np.where(large.any(axis=0), ORDER - large[::-1].argmax(axis=0), 0).astype(np.int16)
 
     def steep_places(self, reach: float) -> list[tuple[float, float]]:
