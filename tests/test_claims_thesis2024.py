@@ -13,6 +13,7 @@ import torch
 from sounding.claims import Claim
 from sounding.claims.claim import SCALES, Context, Expectation, Setting
 from sounding.claims.registry import claims_of, find_claim
+from sounding.claims.thesis2024 import haar_networks
 from sounding.claims.thesis2024.convergence import RATES
 from sounding.claims.thesis2024.correlation_maps import iterate, map_of, map_of_weights, random_maps, worst_over_bound
 from sounding.claims.thesis2024.gram_paths import distances, fixed_gram, stretched, walk_grams
@@ -130,6 +131,16 @@ def test_a_linear_network_without_norm_keeps_its_gram_matrix_on_average() -> Non
     found = walk_grams("identity", start, width=400, depth=3, runs=2000, context=CONTEXT, offset=0, norm="none")
     mean, error = found[:, -1].mean(0).numpy(), found[:, -1].std(0).numpy() / math.sqrt(2000)
     assert np.all(np.abs(mean - start) < 5 * error)
+
+
+def test_nearly_singular_draws_give_the_same_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All draws by QR, against Cholesky where it is safe; it fails on one of some 5000 draws of this width."""
+    frames = draw_haar(6000, 20, generator=torch.Generator().manual_seed(5))
+    monkeypatch.setattr(haar_networks, "NEARLY_SINGULAR", math.inf)
+    by_qr = draw_haar(6000, 20, generator=torch.Generator().manual_seed(5))
+    assert torch.allclose(frames, by_qr, atol=1e-9)
+    identity = torch.eye(20, dtype=frames.dtype)
+    assert torch.allclose(frames @ frames.mT, identity.expand_as(frames), atol=1e-12)
 
 
 def test_haar_matrices_are_orthogonal_and_unbiased() -> None:

@@ -423,7 +423,7 @@ CLAIMS: tuple[Claim, ...] = (
         "cifar-10",
         "The advantage of figure 4 shows in training accuracy and test loss as well.",
         ["train_accuracy", "test_loss"],
-        runs=24,
+        runs=12,
     ),
     _compared_claim(
         "fig12",

@@ -23,19 +23,28 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 CHUNK = 50
+NEARLY_SINGULAR = 1e-4
 KINDS = ("gaussian", "correlated")
 
 
 def draw_haar(count: int, width: int, *, generator: torch.Generator) -> torch.Tensor:
-    """Haar matrices by Cholesky, which a GPU batches well, made orthogonal to rounding by two steps of Newton's."""
+    """Haar matrices by Cholesky, which a GPU batches well, made orthogonal to rounding by two steps of Newton's.
+
+    Cholesky squares the condition, so draws that are close to singular take the QR decomposition: the same matrices.
+    """
     import torch
 
     shape = (count, width, width)
     normals = torch.randn(shape, generator=generator, dtype=torch.float64, device=generator.device)
-    lower = torch.linalg.cholesky(normals @ normals.mT)
+    lower, failed = torch.linalg.cholesky_ex(normals @ normals.mT)
+    pivots = lower.diagonal(dim1=-2, dim2=-1)
+    safe = (failed == 0) & (pivots.amin(-1) > NEARLY_SINGULAR * pivots.amax(-1))
     frames: torch.Tensor = torch.linalg.solve_triangular(lower, normals, upper=False)
     for _ in range(2):
         frames = 1.5 * frames - 0.5 * frames @ (frames.mT @ frames)
+    if not bool(safe.all()):
+        columns, upper = torch.linalg.qr(normals[~safe].mT)
+        frames[~safe] = (columns * upper.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]).mT
     return frames
 
 

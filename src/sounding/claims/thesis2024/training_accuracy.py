@@ -252,7 +252,14 @@ CLAIMS: tuple[Claim, ...] = (
         note=" At rate 0.1 linear networks of 100 layers are unstable on MNIST, and depth then matters (on an H200 "
         "they ended 0.15 below those of 10 layers); at 0.02 they are not, which is the rate here.",
     ),
-    _claim("C.6", "fashion-mnist", "Fashion-MNIST", ("train", "test")),
+    _claim(
+        "C.6",
+        "fashion-mnist",
+        "Fashion-MNIST",
+        ("train", "test"),
+        note=" At rate 0.1 linear networks of 100 layers ended 0.09 below those of 10 (15 seeds, an H200), near the "
+        "bound and to instability, which left the row open; here the rate is 0.02.",
+    ),
     _claim("C.7", "cifar-100", "CIFAR-100", ("train", "test")),
     _claim("C.8", "cifar-10", "CIFAR-10", ("train", "test")),
 )
