@@ -52,7 +52,9 @@ def write_totals(results: Iterable[Result]) -> str:
     """The totals in one sentence."""
     counted = count_verdicts(results)
     plural = {"holds": "hold", "holds with correction": "hold with correction", "does not hold": "do not hold"}
-    parts = ", ".join(f"{number} {plural.get(verdict, verdict)}" for verdict, number in counted.items())
+    parts = ", ".join(
+        f"{number} {verdict if number == 1 else plural.get(verdict, verdict)}" for verdict, number in counted.items()
+    )
     return f"{sum(counted.values())} statements: {parts}."
 
 
