@@ -55,7 +55,8 @@ def write_totals(results: Iterable[Result]) -> str:
     parts = ", ".join(
         f"{number} {verdict if number == 1 else plural.get(verdict, verdict)}" for verdict, number in counted.items()
     )
-    return f"{sum(counted.values())} statements: {parts}."
+    total = sum(counted.values())
+    return f"{total} statement{'' if total == 1 else 's'}: {parts}."
 
 
 def write_markdown(found: Mapping[str, Mapping[Scale, Result]], *, folder: str) -> str:
