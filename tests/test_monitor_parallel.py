@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 SCRIPT = """
-import json, sys
+import json, os, sys
 import torch, torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -41,7 +41,10 @@ with Monitor(wrapped, every=2, optimizer=optimizer) as monitor:
 rows = [[row.name, row.measure, row.value] for row in monitor.profiles[0]] if monitor.profiles else []
 with open(out, "w", encoding="utf-8") as file:
     json.dump({"steps": list(monitor.profiles), "rows": rows}, file)
+dist.barrier()
 dist.destroy_process_group()
+# the wrapper still holds the group, and gloo's threads now and then abort an interpreter that ends (pytorch#190489)
+os._exit(0)
 """
 
 
