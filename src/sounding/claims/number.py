@@ -55,7 +55,7 @@ def estimate(value: float, stderr: float, *, samples: int | None = None) -> Numb
 
     if samples is not None and samples < 2:
         raise UsageError(f"an interval needs at least 2 samples, got {samples}")
-    half = float(stats.norm.ppf((1 + LEVEL) / 2)) if samples is None else _student(samples - 1)
+    half = float(stats.norm.ppf((1 + LEVEL) / 2)) if samples is None else student(samples - 1)
     return Number(float(value), float(value - half * stderr), float(value + half * stderr), samples)
 
 
@@ -127,14 +127,15 @@ def slope_of(x: ArrayLike, y: ArrayLike, *, stderr: Sequence[float] | None = Non
         raise UsageError("the slope of points that lie on no line needs their stderr")
     if len(xs) > 2 and straight:
         scatter = ys - ys.mean() - value * centred
-        half = _student(len(xs) - 2) * math.sqrt(float(np.sum(scatter**2)) / (len(xs) - 2) / float(np.sum(centred**2)))
+        half = student(len(xs) - 2) * math.sqrt(float(np.sum(scatter**2)) / (len(xs) - 2) / float(np.sum(centred**2)))
     if stderr is not None:
         given = estimate(0.0, math.sqrt(float(np.sum((weight * np.asarray(stderr)) ** 2)))).high
         half = max(half, given)
     return Number(value, value - half, value + half, len(xs))
 
 
-def _student(freedom: int) -> float:
+def student(freedom: float) -> float:
+    """Student's quantile at the level of the ledger: half an interval, in standard errors."""
     from scipy import stats
 
     return float(stats.t.ppf((1 + LEVEL) / 2, freedom))

@@ -10,7 +10,7 @@ import numpy as np
 
 from sounding.claims.claim import Claim, Context, Expectation, Outcome, Setting
 from sounding.claims.meanfield2019.networks import pull_gradients, settle
-from sounding.claims.number import DRAWN, Number, exact, mean_of
+from sounding.claims.number import DRAWN, Number, exact, mean_of, student
 from sounding.claims.picture import Map, Panel, Picture, Series
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def measure_gradient_norms(values: Mapping[str, Any], context: Context) -> Outco
         )
         theory = math.log(batchnorm("relu", batch_size=size).gradient_growth)
         growth, rate = found.gradients["growth"], found.gradients["log_rate"]
-        half = _student(values["runs"]) * 2 * (rate.stderr or math.nan)
+        half = student(values["runs"] - 1) * 2 * (rate.stderr or math.nan)
         numbers[f"slope_over_theory_B{size}"] = exact(math.log(growth.value) / theory, error=half / theory)
         numbers["slope_over_theory_largest_batch"] = numbers[f"slope_over_theory_B{size}"]
         rows = [row for row in found.profile if row.measure == "gradient_log_norm"]
@@ -113,12 +113,6 @@ def measure_gradient_norms(values: Mapping[str, Any], context: Context) -> Outco
     panel = Panel("layers back from the output", "ln of the squared gradient norm", series)
     caption = f"ReLU networks of width {values['width']}: gradients grow with slope ln λ_G, more for small batches."
     return Outcome(numbers, Picture((panel,), caption))
-
-
-def _student(runs: int) -> float:
-    from scipy import stats
-
-    return float(stats.t.ppf(0.995, runs - 1))
 
 
 def measure_transition(values: Mapping[str, Any], context: Context) -> Outcome:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sounding.claims.claim import Context
-from sounding.claims.number import LEVEL, Number, exact, mean_of
+from sounding.claims.number import Number, exact, mean_of, student
 
 if TYPE_CHECKING:
     import torch
@@ -126,8 +126,6 @@ def difference(first: Array, second: Array) -> Number:
 
 def contrast(added: Sequence[Array], subtracted: Sequence[Array]) -> Number:
     """Means over independent runs, added and subtracted: every group's spread counts, its degrees as Welch has them."""
-    from scipy import stats
-
     groups = [np.asarray(group, dtype=np.float64) for group in (*added, *subtracted)]
     means = [float(group.mean()) for group in groups]
     value = sum(means[: len(added)]) - sum(means[len(added) :])
@@ -135,5 +133,5 @@ def contrast(added: Sequence[Array], subtracted: Sequence[Array]) -> Number:
     if not parts.sum() > 0:
         return exact(value)
     freedom = parts.sum() ** 2 / np.sum(parts**2 / [len(group) - 1 for group in groups])
-    half = float(stats.t.ppf((1 + LEVEL) / 2, freedom)) * math.sqrt(float(parts.sum()))
+    half = student(float(freedom)) * math.sqrt(float(parts.sum()))
     return Number(value, value - half, value + half, sum(len(group) for group in groups))
