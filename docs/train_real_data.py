@@ -58,7 +58,7 @@ def write_table(results: dict[str, Any]) -> str:
     """Markdown: one row for each group of each command."""
     rows = [
         f"Measured {results['date']} on {results['device']} by `python docs/train_real_data.py`; mean ± standard "
-        "deviation over the seeds at the best rate.",
+        "deviation over the seeds at the best rate; all share one order of the samples.",
         "",
         "| command | group | best rate | training accuracy | test accuracy | runs, seconds |",
         "|---|---|---|---|---|---|",

@@ -6,11 +6,13 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from sounding.models import Mlp
-from sounding.train import History, Recipe, train_, train_together_
+from sounding.train import History, Point, Recipe, train_, train_together_
+from tolerance import TOLERANCE
 
 
 def make_data(*, samples: int = 96, features: int = 6, classes: int = 3, seed: int = 0) -> tuple[Tensor, ...]:
@@ -57,15 +59,26 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def both(
-    networks: Sequence[nn.Module], data: Any, rates: Sequence[float], recipe: Recipe, **options: Any
+    networks: Sequence[nn.Module],
+    data: Any,
+    rates: Sequence[float],
+    recipe: Recipe,
+    *,
+    orders: Sequence[int] | None = None,
+    **options: Any,
 ) -> tuple[list[nn.Module], History, list[nn.Module], list[History]]:
-    """The same runs in a stack and one by one: networks and histories of either."""
+    """The same runs in a stack and one by one: networks and histories of either.
+
+    `orders` are the seeds of each run's own order of the samples; without them all share one.
+    """
     stacked = [copy.deepcopy(network) for network in networks]
     alone = [copy.deepcopy(network) for network in networks]
-    together = train_together_(stacked, data, learning_rates=rates, recipe=recipe, generator=seeded(), **options)
+    shared = {seed: seeded(seed) for seed in orders or ()}
+    generator = seeded() if orders is None else [shared[seed] for seed in orders]
+    together = train_together_(stacked, data, learning_rates=rates, recipe=recipe, generator=generator, **options)
     apart = [
-        train_(network, data, learning_rate=rate, recipe=recipe, generator=seeded())
-        for network, rate in zip(alone, rates, strict=True)
+        train_(network, data, learning_rate=rate, recipe=recipe, generator=seeded(seed))
+        for network, rate, seed in zip(alone, rates, orders or [0] * len(alone), strict=True)
     ]
     return stacked, together, alone, apart
 
@@ -80,3 +93,19 @@ def largest_difference(one: nn.Module, other: nn.Module) -> float:
         size = float(torch.linalg.vector_norm(theirs).clamp_min(1e-3))
         found = max(found, float(torch.linalg.vector_norm(mine - theirs)) / size)
     return found
+
+
+def numbers_of(point: Point) -> list[float]:
+    """All but the run, in which a stack and a run alone differ."""
+    return [-1.0 if value is None else value for value in point[1:]]
+
+
+def assert_same(
+    stacked: Sequence[nn.Module], together: History, alone: Sequence[nn.Module], apart: Sequence[History]
+) -> None:
+    """Weights, curves and divergence of a stack are those of the runs alone, to rounding."""
+    for run, (one, other) in enumerate(zip(stacked, alone, strict=True)):
+        assert largest_difference(one, other) < TOLERANCE.two_routes
+        for mine, theirs in zip(together.curve(run), apart[run].curve(0), strict=True):
+            assert numbers_of(mine) == pytest.approx(numbers_of(theirs), rel=TOLERANCE.two_routes)
+    assert together.diverged == tuple(history.diverged[0] for history in apart)

@@ -12,18 +12,17 @@ import torch
 
 from sounding.claims.claim import Claim, Context, Correction, Expectation, judge
 from sounding.claims.meanfield2019 import CLAIMS
-from sounding.claims.meanfield2019.apart import OwnBatches, OwnOrders, find_accuracies, train_apart
 from sounding.claims.meanfield2019.explosion import explosion_rate, relu_rate, series_coefficient
 from sounding.claims.meanfield2019.field import map_relu, spread_paths
 from sounding.claims.meanfield2019.figure5 import _gain
 from sounding.claims.meanfield2019.fixed_point import relu_correlation, spherical_integrals
 from sounding.claims.meanfield2019.linear import project_spectrum
+from sounding.claims.meanfield2019.parted import Parted
 from sounding.claims.meanfield2019.sampled import draw_covariance
 from sounding.claims.meanfield2019.trainable import draw_networks, judge_cells
 from sounding.claims.meanfield2019.transforms import _ANALYTIC, fourier_map, linear_trace
 from sounding.data import load_dataset, normalize
 from sounding.predict import batchnorm, covariance_map
-from sounding.train import Recipe, train_together_
 
 ROWS = {claim.id: claim for claim in CLAIMS}
 
@@ -138,39 +137,14 @@ def test_spread_near_the_fixed_point_falls_by_its_eigenvalue() -> None:
     assert path[:, 12] / path[:, 11] == pytest.approx(batchnorm("relu", batch_size=24).forward_eigenvalues.L, abs=2e-3)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "rmsprop"])
-def test_runs_with_batches_of_their_own_go_the_way_of_each_alone(optimizer: Any) -> None:
-    data = load_dataset("digits")
-    norms = [{"eps": 1e-3, "scale": 1.0, "shift": 0.0}, {"eps": 0.5, "scale": 1.0, "shift": 1.0}]
-    values = {"width": 16, "activation": "relu"}
-    recipe = Recipe(optimizer=optimizer, batch_size=32, steps=50, statistics="batch", evaluate="end")
-    rate = 0.1 if optimizer == "sgd" else 1e-3
-
-    def draw(seeds: list[int]) -> Any:
-        return draw_networks(norms, values, data, Context(), depth=3, offsets=seeds)
-
-    inputs, tests = (normalize(data, part).flatten(1) for part in (data.train_inputs, data.test_inputs))
-    generators = [torch.Generator().manual_seed(seed) for seed in (7, 8)]
-    stream = OwnOrders(inputs, data.train_labels, batch_size=32, generators=generators, copies=2)
-    stack = OwnBatches(draw([1, 2]), torch.device("cpu"), statistics_over=None)
-    group = train_apart(stack, stream, learning_rate=rate, steps=50, recipe=recipe, device=torch.device("cpu"))
-    together = find_accuracies(group, tests, data.test_labels, batch_size=32)
-    for place, (seed, order) in enumerate(((1, 7), (2, 8))):
-        history = train_together_(
-            draw([seed]), data, learning_rates=[rate] * 2, recipe=recipe, generator=torch.Generator().manual_seed(order)
-        )
-        alone = [history.final(run).test_accuracy for run in range(2)]
-        assert together[2 * place : 2 * place + 2] == pytest.approx(alone, abs=0.006)
-
-
 def test_sub_batches_are_normalized_by_themselves() -> None:
     data = load_dataset("digits")
     network = draw_networks([{"eps": 1e-3}], {"width": 8, "activation": "relu"}, data, Context(), depth=2, offsets=[0])
     batch = normalize(data, data.train_inputs[:12]).flatten(1)
-    stack = OwnBatches(network, torch.device("cpu"), statistics_over=4)
+    stack = Parted(network, torch.device("cpu"), statistics_over=4)
     parts = torch.cat([network[0](part) for part in batch.split(4)])
     assert torch.allclose(stack.run(batch, "batch")[0][0], parts, atol=1e-5)
-    assert torch.allclose(stack.run(batch[None], "batch")[0][0], parts, atol=1e-5)
+    assert torch.allclose(stack.run(batch[None], "batch", own=True)[0][0], parts, atol=1e-5)
     assert torch.allclose(stack.run(batch[:10], "batch")[0][0], network[0](batch[:10]), atol=1e-5)
 
 

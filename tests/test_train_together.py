@@ -9,27 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from runs import both, largest_difference, make_conv, make_data, make_images, make_mlp, seeded
+from runs import assert_same, both, largest_difference, make_conv, make_data, make_images, make_mlp, numbers_of, seeded
 from sounding.errors import UsageError
 from sounding.models import Transformer
 from sounding.repair import shape_activations_, swap_normalization_
-from sounding.train import Point, Recipe, Residual, train_, train_together_
+from sounding.train import Recipe, Residual, train_, train_together_
 from tolerance import TOLERANCE
 
 OPTIMIZERS = {"sgd": 0.1, "momentum": 0.05, "adam": 0.01, "rmsprop": 0.01}
-
-
-def numbers(point: Point) -> list[float]:
-    """All but the run, in which a stack and a run alone differ."""
-    return [-1.0 if value is None else value for value in point[1:]]
-
-
-def assert_same(stacked, together, alone, apart) -> None:
-    for run, (one, other) in enumerate(zip(stacked, alone, strict=True)):
-        assert largest_difference(one, other) < TOLERANCE.two_routes
-        for mine, theirs in zip(together.curve(run), apart[run].curve(0), strict=True):
-            assert numbers(mine) == pytest.approx(numbers(theirs), rel=TOLERANCE.two_routes)
-    assert together.diverged == tuple(history.diverged[0] for history in apart)
 
 
 @pytest.mark.parametrize("loss", ["cross-entropy", "mse"])
@@ -149,7 +136,7 @@ def test_both_ways_see_the_same_batches(sampling, metrics) -> None:
     for run in range(2):
         assert [point.step for point in together.curve(run)] == [0, 3, 11]
         for mine, theirs in zip(together.curve(run), apart[run].curve(0), strict=True):
-            assert numbers(mine) == pytest.approx(numbers(theirs), rel=TOLERANCE.two_routes, nan_ok=True)
+            assert numbers_of(mine) == pytest.approx(numbers_of(theirs), rel=TOLERANCE.two_routes, nan_ok=True)
         assert largest_difference(stacked[run], alone[run]) < TOLERANCE.two_routes
 
 

@@ -57,6 +57,7 @@ ONE_VALUE = ("depth", "width", "activation", "norm", "gain_exponent")
 @click.option("--measure-at", metavar="S,..", help="Steps after which every run is measured over depth.")
 @click.option("--choose-by", default="train_loss", show_default=True, help="How the best rate of a group is chosen.")
 @click.option("--data-seed", type=int, default=0, show_default=True, help="Of the order of the samples.")
+@click.option("--own-orders", is_flag=True, help="An order of the samples for every seed, as if trained alone.")
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:1.")
 @click.option(
     "--checkpoint", type=click.Path(path_type=Path), metavar="FILE", help="Where; by default in sounding-runs/."
@@ -71,8 +72,8 @@ def train(model: str, dataset: str, **options: Any) -> int:
     """Train networks on real data: seeds times learning rates times initializations, as one program.
 
     Options that take several values (--init he,haar --eps 1e-5,0.1 --lr 0.01,0.1) make a grid. All runs see the same
-    batches; one that diverges is recorded and disturbs no other. Ctrl-C keeps a checkpoint, and the same command goes
-    on from it.
+    batches, or with --own-orders those of one seed do; one that diverges is recorded and disturbs no other. Ctrl-C
+    keeps a checkpoint, and the same command goes on from it.
 
     \b
     Example: sounding train --depth 50 --norm batch --init haar --data fashion-mnist --lr 0.01,0.1 --seeds 5
@@ -173,11 +174,12 @@ def _run(grid: Grid, data: Any, recipe: Recipe, path: Path, options: Mapping[str
     from sounding.train import Checkpoint, train_together_
 
     steps = parse_numbers("--measure-at", options["measure_at"], kind=int) if options["measure_at"] else []
+    seed = options["data_seed"]
     with _display(grid, quiet=options["quiet"]) as progress:
         return train_together_(
             data=data,
             recipe=recipe,
-            generator=torch.Generator().manual_seed(options["data_seed"]),
+            generator=grid.orders(seed) if options["own_orders"] else torch.Generator().manual_seed(seed),
             device=options["device"],
             measure_at=steps,
             checkpoint=Checkpoint(path, seconds=options["checkpoint_seconds"]),

@@ -20,7 +20,7 @@ from sounding.train.journal import TOLD_EVERY, Journal, ProgressCall, deferred_i
 from sounding.train.opening import open_training
 from sounding.train.recipe import Recipe, Statistics
 from sounding.train.record import check_rates
-from sounding.train.samples import Data, Samples, Stream
+from sounding.train.samples import Data, Samples, Stream, Streams
 
 
 def train_(
@@ -243,7 +243,7 @@ def _restore(
     kept: dict[str, Any] | None,
     network: nn.Module,
     optimizer: torch.optim.Optimizer,
-    stream: Stream,
+    stream: Stream | Streams,
     journal: Journal,
     seen: _Seen,
 ) -> tuple[int, bool]:

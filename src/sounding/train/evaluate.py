@@ -26,8 +26,8 @@ class Scores(NamedTuple):
 def sample_losses(outputs: Tensor, targets: Tensor, loss: Loss) -> Tensor:
     """The loss of each run on each sample, (runs, samples), of outputs (runs, samples, values).
 
-    Cross-entropy is log Σ_k exp(z_k) − z_y, with labels (samples,) or, where every run has its own, (runs, samples);
-    "mse" is the mean over the outputs of (z − t)², with one-hot t for labels.
+    Targets are those of all runs, or have a first axis of runs. Cross-entropy is log Σ_k exp(z_k) − z_y; "mse" is the
+    mean over the outputs of (z − t)², with one-hot t for labels.
     """
     if loss == "cross-entropy":
         wanted = targets.expand(outputs.shape[:2])
@@ -40,7 +40,7 @@ def as_values(targets: Tensor, outputs: Tensor) -> Tensor:
     """Targets as numbers to compare outputs with; labels become one-hot rows."""
     if targets.is_floating_point():
         return targets
-    return (targets[:, None] == torch.arange(outputs.shape[-1], device=targets.device)).to(outputs.dtype)
+    return (targets[..., None] == torch.arange(outputs.shape[-1], device=targets.device)).to(outputs.dtype)
 
 
 def count_right(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -41,6 +42,20 @@ class Grid:
             "learning_rates": list(self.learning_rates),
             "settings": list(self.settings),
         }
+
+    def orders(self, random_seed: int = 0) -> list[torch.Generator]:
+        """Generators of the order of the samples, one a seed of the grid: runs of one seed see the same batches.
+
+        >>> grid = make_grid("mlp", learning_rates=[0.1, 1.0], seeds=2, depth=2)
+        >>> first, second, third, _ = grid.orders()
+        >>> first is second, second is third
+        (True, False)
+        """
+        found = {}
+        for seed in {entry["seed"] for entry in self.settings}:
+            mixed = np.random.SeedSequence([random_seed % 2**64, seed % 2**64]).generate_state(1, np.uint64)[0]
+            found[seed] = torch.Generator().manual_seed(int(mixed))
+        return [found[entry["seed"]] for entry in self.settings]
 
 
 def make_grid(

@@ -26,10 +26,13 @@ class Group:
         rates: one a run.
         recipe: of the training.
         device: of the stack.
+        own: every run has batches of its own, (runs, samples, ...).
     """
 
-    def __init__(self, stack: Stack, rates: list[float], recipe: Recipe, device: torch.device) -> None:
-        self.stack, self._recipe, self._device = stack, recipe, device
+    def __init__(
+        self, stack: Stack, rates: list[float], recipe: Recipe, device: torch.device, *, own: bool = False
+    ) -> None:
+        self.stack, self._recipe, self._device, self._own = stack, recipe, device, own
         count = stack.runs
         dtype = stack.parameters[0].dtype
         self._updates = Updates(stack.parameters, torch.tensor(rates, dtype=dtype, device=device), recipe)
@@ -58,7 +61,7 @@ class Group:
     def _take(self, inputs: Tensor, targets: Tensor) -> None:
         stack = self.stack
         with torch.enable_grad():
-            outputs, buffers = stack.run(inputs, "batch")
+            outputs, buffers = stack.run(inputs, "batch", own=self._own)
             losses = sample_losses(outputs, targets, self._recipe.loss).mean(dim=1)
             gradients = torch.autograd.grad(losses.sum(), stack.parameters)
         with torch.no_grad():

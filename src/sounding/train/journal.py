@@ -22,7 +22,7 @@ from sounding.profile import Profile, Row
 from sounding.train.evaluate import Scores, as_values
 from sounding.train.history import History, Point, source_of
 from sounding.train.recipe import Recipe, check_steps
-from sounding.train.samples import Samples, Stream
+from sounding.train.samples import Samples, Stream, Streams
 
 TOLD_EVERY = 100  # steps between two calls of `progress`, besides those at evaluations
 
@@ -56,7 +56,7 @@ class Journal:
         self,
         recipe: Recipe,
         samples: Samples,
-        stream: Stream,
+        stream: Stream | Streams,
         *,
         settings: Sequence[Mapping[str, Any]],
         measure_at: Sequence[int],
@@ -133,7 +133,7 @@ class Journal:
         self.diverged = list(history.diverged)
 
 
-def _evaluation_steps(recipe: Recipe, stream: Stream) -> frozenset[int]:
+def _evaluation_steps(recipe: Recipe, stream: Stream | Streams) -> frozenset[int]:
     if recipe.evaluate == "epoch":
         return frozenset([*range(stream.per_epoch, stream.steps + 1, stream.per_epoch), stream.steps])
     if recipe.evaluate == "end":

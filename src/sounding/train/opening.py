@@ -12,8 +12,8 @@ from torch import nn
 from sounding.train.checkpoint import Checkpoint, Keeper
 from sounding.train.journal import Journal, ProgressCall
 from sounding.train.recipe import Recipe
-from sounding.train.record import check_device, check_network, check_recipe, describe_run, fingerprint
-from sounding.train.samples import Data, Samples, Stream, take_samples
+from sounding.train.record import check_device, check_network, check_orders, check_recipe, describe_run, fingerprint
+from sounding.train.samples import Data, Orders, Samples, Stream, Streams, take_samples
 
 
 class Opening(NamedTuple):
@@ -29,7 +29,7 @@ class Opening(NamedTuple):
     """
 
     samples: Samples
-    stream: Stream
+    stream: Stream | Streams
     journal: Journal
     keeper: Keeper
     record: dict[str, Any]
@@ -43,7 +43,7 @@ def open_training(
     kind: Literal["alone", "together"],
     runs: Sequence[Mapping[str, Any]],
     recipe: Recipe,
-    generator: torch.Generator | None,
+    generator: Orders,
     device: torch.device | str | None,
     measure_at: Sequence[int],
     checkpoint: Checkpoint | str | Path | None,
@@ -57,13 +57,14 @@ def open_training(
         kind: which loop; a checkpoint of one is none of the other.
         runs: what tells each run from the others.
         recipe: everything else.
-        generator: of the order of the samples.
+        generator: of the order of the samples, or one a run.
         device: where to train, None is where the first network is.
         measure_at: steps after which a network is measured over depth.
         checkpoint: where to keep the state.
         progress: whom to tell.
     """
     check_recipe(recipe)
+    check_orders(generator, runs=None if kind == "alone" else len(networks))
     homes = [check_network(network) for network in networks]
     home, dtype = homes[0]
     place = check_device(device, home)
@@ -77,6 +78,10 @@ def open_training(
         device=place,
         measure_at=measure_at,
     ) | {"kind": kind}
-    stream = Stream(samples, recipe, generator)
+    stream: Stream | Streams
+    if generator is None or isinstance(generator, torch.Generator):
+        stream = Stream(samples, recipe, generator)
+    else:
+        stream = Streams(samples, recipe, generator)
     journal = Journal(recipe, samples, stream, settings=runs, measure_at=measure_at, progress=progress)
     return Opening(samples, stream, journal, Keeper(checkpoint, fingerprint(record)), record, place)

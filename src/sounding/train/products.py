@@ -51,9 +51,9 @@ class Products(Stack):
         }
         self._momentum = _pack([numbers["momentum"] for _, numbers in norms], self._sizes(), self.parameters[0])
 
-    def run(self, inputs: Tensor, statistics: Statistics) -> tuple[Tensor, dict[str, Tensor]]:
+    def run(self, inputs: Tensor, statistics: Statistics, *, own: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
         """Outputs, and new running statistics."""
-        x = self._rows(inputs)
+        x = inputs.flatten(2) if own else inputs.flatten(1).expand(self.runs, -1, -1)
         samples = x.shape[1]
         seen: Seen = {}
         branches: list[Tensor] = []
@@ -77,11 +77,6 @@ class Products(Stack):
                 case _:
                     x = branches.pop() + _times(x, numbers["strength"])
         return x, self._remember(seen, samples) if seen else {}
-
-    def _rows(self, inputs: Tensor) -> Tensor:
-        """Inputs as (runs, samples, features)."""
-        rows = inputs.flatten(start_dim=1)
-        return rows.expand(self.runs, *rows.shape)
 
     def _whole_layer(self, step: Step, numbers: dict[str, Number], x: Tensor, seen: Seen) -> Tensor:
         _check_count(x.shape[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import nn
 from sounding.errors import UsageError
 from sounding.probe.environment import describe_environment
 from sounding.train.recipe import Recipe, check_steps
-from sounding.train.samples import Samples, sum_tensors
+from sounding.train.samples import Orders, Samples, sum_tensors
 
 
 def describe_run(
@@ -21,14 +21,14 @@ def describe_run(
     *,
     recipe: Recipe,
     settings: Sequence[Mapping[str, Any]],
-    generator: torch.Generator | None,
+    generator: Orders,
     device: torch.device,
     measure_at: Iterable[int],
 ) -> dict[str, Any]:
     """Versions, seed, recipe, device, data and model, as plain JSON types.
 
     `seed` is the generator's initial seed, `generator` a sum of the state it had when training began, which differs if
-    it was used before; both None for torch's default generator.
+    it was used before; both None for torch's default generator, and lists where every run has a generator.
     """
     first = networks[0]
     about = describe_environment(first)
@@ -36,8 +36,8 @@ def describe_run(
         "versions": {name: about[name] for name in ("sounding", "torch", "python", "platform")},
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         "threads": about["threads"],
-        "seed": None if generator is None else generator.initial_seed(),
-        "generator": None if generator is None else sum_tensors([generator.get_state()])[:16],
+        "seed": _of_each(generator, torch.Generator.initial_seed),
+        "generator": _of_each(generator, lambda one: sum_tensors([one.get_state()])[:16]),
         "recipe": recipe.to_dict(),
         "runs": [dict(entry) for entry in settings],
         "data": samples.describe(),
@@ -50,6 +50,12 @@ def describe_run(
         },
         "measure_at": list(check_steps("measure_at", measure_at)),
     }
+
+
+def _of_each(generator: Orders, tell: Callable[[torch.Generator], Any]) -> Any:
+    if generator is None or isinstance(generator, torch.Generator):
+        return None if generator is None else tell(generator)
+    return [tell(one) for one in generator]
 
 
 def fingerprint(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,6 +89,20 @@ def check_recipe(recipe: Any) -> Recipe:
     if not isinstance(recipe, Recipe):
         raise UsageError(f"expected a Recipe, got {type(recipe).__name__}", hint="Recipe(optimizer='sgd', epochs=10)")
     return recipe
+
+
+def check_orders(generator: Any, *, runs: int | None) -> None:
+    """A generator or None, or, where there are several runs, a list of as many generators."""
+    if generator is None or isinstance(generator, torch.Generator):
+        return
+    several = runs is not None and isinstance(generator, Sequence)
+    if not several or not all(isinstance(one, torch.Generator) for one in generator):
+        expected = "a torch.Generator" if runs is None else "a torch.Generator, or a list of one for each network"
+        raise UsageError(
+            f"expected {expected}, got {type(generator).__name__}", hint="torch.Generator().manual_seed(0)"
+        )
+    if len(generator) != runs:
+        raise UsageError(f"expected one generator for each of {runs} networks, got {len(generator)}")
 
 
 def check_device(device: torch.device | str | None, default: torch.device) -> torch.device:

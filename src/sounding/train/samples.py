@@ -1,4 +1,4 @@
-"""The samples of a run on its device, and the one stream of batches that every run sees."""
+"""The samples of a run on its device, and the streams of batches: one that every run sees, or one of its own."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from sounding.errors import UsageError
 from sounding.train.recipe import Recipe
 
 Data = Dataset | Sequence[Tensor]
+Orders = torch.Generator | Sequence[torch.Generator] | None  # of all runs, of each, or torch's default one
 NORMALIZED_BYTES = 256 << 20  # up to so many are normalized once instead of batch by batch
 
 
@@ -181,3 +182,35 @@ class Stream:
         self._generator.set_state(state["generator"])
         if "augmenting" in state and self._augmenting is not None:
             self._augmenting.set_state(state["augmenting"])
+
+
+class Streams:
+    """Batches of many runs, (runs, samples, ...): one stream a generator, which the runs that share it see alike.
+
+    Args:
+        samples: on the device.
+        recipe: of the training.
+        generators: one a run.
+    """
+
+    def __init__(self, samples: Samples, recipe: Recipe, generators: Sequence[torch.Generator]) -> None:
+        apart = {id(generator): generator for generator in generators}
+        self._streams = [Stream(samples, recipe, generator) for generator in apart.values()]
+        places = {key: place for place, key in enumerate(apart)}
+        self._of_run = [places[id(generator)] for generator in generators]
+        self.per_epoch, self.steps = self._streams[0].per_epoch, self._streams[0].steps
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of every run's next step."""
+        batches = [stream.next() for stream in self._streams]
+        inputs, targets = (torch.stack([batches[place][part] for place in self._of_run]) for part in (0, 1))
+        return inputs, targets
+
+    def state(self) -> dict[str, Any]:
+        """Tensors and numbers for a checkpoint."""
+        return {"streams": [stream.state() for stream in self._streams]}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue where `state` was taken."""
+        for stream, kept in zip(self._streams, state["streams"], strict=True):
+            stream.load_state(kept)

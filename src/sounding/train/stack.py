@@ -47,12 +47,13 @@ class Stack(ABC):
         return [self.tensors[name] for name in self.tracked]
 
     @abstractmethod
-    def run(self, inputs: Tensor, statistics: Statistics) -> tuple[Tensor, dict[str, Tensor]]:
+    def run(self, inputs: Tensor, statistics: Statistics, *, own: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
         """Outputs (runs, samples, values), and what buffers become in training, by name; nothing is changed.
 
         Args:
-            inputs: (samples, ...), the same for all runs.
+            inputs: (samples, ...), the same for all runs, or (runs, samples, ...).
             statistics: of batch norm: "batch", as in training, or "running".
+            own: every run has inputs of its own.
         """
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Many networks trained as one program: one data stream, stacked parameters, a learning rate each."""
+"""Many networks trained as one program: stacked parameters, a learning rate each, one order of the samples or many."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sounding.train.opening import open_training
 from sounding.train.products import Products
 from sounding.train.recipe import Recipe
 from sounding.train.record import check_rates
-from sounding.train.samples import Data, Samples, Stream
+from sounding.train.samples import Data, Orders, Samples, Stream, Streams
 from sounding.train.stack import Stack, check_alike
 from sounding.train.vmapped import Vmapped
 
@@ -35,7 +35,7 @@ def train_together_(
     *,
     learning_rates: Sequence[float],
     recipe: Recipe,
-    generator: torch.Generator | None = None,
+    generator: Orders = None,
     device: torch.device | str | None = None,
     measure_at: Sequence[int] = (),
     checkpoint: Checkpoint | str | Path | None = None,
@@ -46,10 +46,12 @@ def train_together_(
 ) -> History:
     """Train networks of one architecture in place, run i being networks[i] with learning_rates[i].
 
-    Every run sees the same batches and goes the way it would go alone in `train_`, to rounding. A run whose loss is not
-    finite is masked: that step is not taken, its weights stay, no other run notices. Parameters are stacked:
-    perceptrons run as batched products, other architectures by `torch.func.vmap`. On a GPU the whole step is captured
-    as a graph.
+    Every run goes the way it would go alone in `train_`, to rounding. A run whose loss is not finite is masked: that
+    step is not taken, its weights stay, no other run notices. Parameters are stacked: perceptrons run as batched
+    products, other architectures by `torch.func.vmap`. On a GPU the whole step is captured as a graph.
+
+    With one generator all runs see the same batches. They then differ by their networks and rates alone, and an
+    interval over seeds leaves out what the order of the samples does. With a generator for each it is in.
 
     Args:
         networks: they may differ in weights and in numbers such as a norm's eps or a residual strength. They stay
@@ -57,7 +59,8 @@ def train_together_(
         data: a `Dataset`, a pair (inputs, targets), or four tensors with those of a test part.
         learning_rates: one a network, constant.
         recipe: everything else.
-        generator: of the order of the samples, crops and flips; None is torch's default generator.
+        generator: of the order of the samples, crops and flips; None is torch's default generator. A list has one a
+            run, and runs that are given the same generator see the same batches.
         device: where to train; None is where the first network is.
         measure_at: steps after which every run is measured over depth, one after the other.
         checkpoint: a path, or a `Checkpoint`; training continues from it if it is there.
@@ -101,7 +104,13 @@ def train_together_(
         raise UsageError(f"group_size must be a positive whole number, got {group_size!r}")
     starts = range(0, len(networks), size)
     groups = [
-        Group(_make_stack(networks[start : start + size], place, route), rates[start : start + size], recipe, place)
+        Group(
+            _make_stack(networks[start : start + size], place, route),
+            rates[start : start + size],
+            recipe,
+            place,
+            own=isinstance(stream, Streams),
+        )
         for start in starts
     ]
     check_outputs(groups[0].outputs(samples.prepare(samples.train[0][:2])), samples, recipe.loss)
@@ -130,7 +139,7 @@ class _Together:
         groups: list[Group],
         samples: Samples,
         recipe: Recipe,
-        stream: Stream,
+        stream: Stream | Streams,
         journal: Journal,
         keeper: Keeper,
     ) -> None:
@@ -153,9 +162,7 @@ class _Together:
                 if interrupted() or self._journal.stopped:
                     self.keep()
                     raise KeyboardInterrupt
-                inputs, targets = self._stream.next()
-                for group in self._groups:
-                    group.step(inputs, targets)
+                self._step_all()
                 self.step += 1
                 self._look()
                 if self._keeper.due():
@@ -163,6 +170,14 @@ class _Together:
         self._journal.diverged = [step for group in self._groups for step in group.diverged()]
         self.finished = True
         self.keep()
+
+    def _step_all(self) -> None:
+        inputs, targets = self._stream.next()
+        first, own = 0, isinstance(self._stream, Streams)
+        for group in self._groups:
+            runs = slice(first, first + group.stack.runs)
+            group.step(*((inputs[runs], targets[runs]) if own else (inputs, targets)))
+            first = runs.stop
 
     def keep(self) -> None:
         """Write the checkpoint."""

@@ -45,7 +45,7 @@ class Vmapped(Stack):
             self._places[key] = (modules[name], attribute)
             _open_(modules[name], attribute)
 
-    def run(self, inputs: Tensor, statistics: Statistics) -> tuple[Tensor, dict[str, Tensor]]:
+    def run(self, inputs: Tensor, statistics: Statistics, *, own: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
         """Outputs, and new buffers."""
         kept = {name: getattr(module, attribute) for name, (module, attribute) in self._places.items()}
         fixed = {name: tensor for name, tensor in self.tensors.items() if name not in self.tracked}
@@ -53,20 +53,21 @@ class Vmapped(Stack):
         self._skeleton.train(statistics == "batch")
 
         def one(
-            parameters: dict[str, Tensor], buffers: dict[str, Tensor], numbers: dict[str, Tensor]
+            parameters: dict[str, Tensor], buffers: dict[str, Tensor], numbers: dict[str, Tensor], rows: Tensor
         ) -> tuple[Tensor, dict[str, Tensor]]:
             for name, value in numbers.items():
                 module, attribute = self._places[name]
                 setattr(module, attribute, value)
             fresh = {name: buffer.clone() for name, buffer in buffers.items()}
-            outputs: Tensor = functional_call(self._skeleton, {**parameters, **fresh}, (inputs,))
+            outputs: Tensor = functional_call(self._skeleton, {**parameters, **fresh}, (rows,))
             return outputs, fresh
 
         try:
             with warnings.catch_warnings():
                 # torch tells that an operation has no batching rule and runs once a run: slower, not wrong
                 warnings.filterwarnings("ignore", message="There is a performance drop")
-                outputs, fresh = vmap(one, randomness="error")(fixed, buffers, self._varying)
+                every = vmap(one, in_dims=(0, 0, 0, 0 if own else None), randomness="error")
+                outputs, fresh = every(fixed, buffers, self._varying, inputs)
         except SoundingError:
             raise
         except (RuntimeError, TypeError, ValueError) as error:

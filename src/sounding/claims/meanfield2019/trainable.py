@@ -41,14 +41,27 @@ def train_cells(
     """
     import torch
 
-    from sounding.claims.meanfield2019.apart import OwnBatches, OwnOrders, find_accuracies, train_apart
+    from sounding.claims.meanfield2019.parted import Parted
     from sounding.data import load_dataset, normalize
     from sounding.train import Recipe
+    from sounding.train.evaluate import evaluate_part
+    from sounding.train.group import Group
+    from sounding.train.products import Products
+    from sounding.train.samples import Streams, take_samples
 
     data, device = load_dataset(values["data"], device=context.device), torch.device(context.device)
     inputs, tests = (normalize(data, part).flatten(1) for part in (data.train_inputs, data.test_inputs))
-    recipe = Recipe(optimizer=values.get("optimizer", "sgd"), batch_size=batch_size, steps=1, statistics="batch")
-    rate = values.get("learning_rate") or values["rate"] * batch_size
+    recipe = Recipe(
+        optimizer=values.get("optimizer", "sgd"),
+        batch_size=batch_size,
+        steps=values.get("steps"),
+        epochs=None if values.get("steps") else values["epochs"],
+        statistics="batch",
+    )
+    parts = (inputs, data.train_labels, tests, data.test_labels)
+    samples = take_samples(parts, recipe, device=device, dtype=inputs.dtype)
+    assert samples.test is not None
+    rate, part = values.get("learning_rate") or values["rate"] * batch_size, values.get("statistics_over")
     every = range(values["seeds"])
     at_once = values.get("at_once", len(every))
     found = []
@@ -56,21 +69,15 @@ def train_cells(
         accuracies: list[float] = []
         for start in range(0, len(every), at_once):
             offsets = [1000 * offset + 100 * place + seed for seed in every[start : start + at_once]]
-            stack = OwnBatches(
-                draw_networks(norms, values, data, context, depth=depth, offsets=offsets),
-                device,
-                statistics_over=values.get("statistics_over"),
-            )
-            stream = OwnOrders(
-                inputs,
-                data.train_labels,
-                batch_size=batch_size,
-                generators=[context.generator(50 + one) for one in offsets],
-                copies=len(norms),
-            )
-            steps = values.get("steps") or values["epochs"] * stream.per_epoch
-            group = train_apart(stack, stream, learning_rate=rate, steps=steps, recipe=recipe, device=device)
-            accuracies += find_accuracies(group, tests, data.test_labels, batch_size=batch_size)
+            networks = draw_networks(norms, values, data, context, depth=depth, offsets=offsets)
+            stack = Parted(networks, device, statistics_over=part) if part else Products(networks, device)
+            orders = [context.generator(50 + one) for one in offsets]
+            stream = Streams(samples, recipe, [order for order in orders for _ in norms])
+            group = Group(stack, [rate] * stack.runs, recipe, device, own=True)
+            for _ in range(stream.steps):
+                group.step(*stream.next())
+            right = evaluate_part(group.outputs, samples.test, samples, recipe).accuracy or []
+            accuracies += [math.nan if gone else share for share, gone in zip(right, group.diverged(), strict=True)]
         # a run that left the finite numbers has learned nothing
         filled = np.nan_to_num(accuracies, nan=1 / data.classes)
         found.append(filled.reshape(len(every), len(norms)).T)
