@@ -11,7 +11,7 @@ import numpy as np
 
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.orth2021.propagation import conv_stack
-from sounding.claims.orth2021.training import LABELS, difference_of, draw_curves, load
+from sounding.claims.orth2021.training import LABELS, difference_of, draw_curves, draw_inputs, draw_orders, load
 from sounding.claims.picture import Panel, Picture
 
 if TYPE_CHECKING:
@@ -91,15 +91,12 @@ def _shorten(deep: nn.Module, shallow: nn.Module) -> nn.Module:
 
 def draw_variants(values: Mapping[str, Any], context: Context) -> dict[tuple[int, str], list[nn.Module]]:
     """Networks by depth and variant, one a seed; each layer is set from those before, so depths share their layers."""
-    from sounding.data import normalize
-
-    data = load(values["data"], context.device)
-    inputs = normalize(data, data.part("train")[0][: values["init_samples"]])
     depths = sorted(values["depths"])
     found: dict[tuple[int, str], list[nn.Module]] = {(d, v): [] for d in depths for v in ("xavier", "iterative")}
     for seed in range(values["seeds"]):
         drawn = {depth: draw_network(values, depth, seed, context) for depth in depths}
         deepest = copy.deepcopy(drawn[depths[-1]])
+        inputs = draw_inputs(values, values["init_samples"], context.generator(2000 + seed), context)
         orthogonalize_printed_(deepest, inputs, context.generator(50 + seed))
         for depth, network in drawn.items():
             found[depth, "xavier"].append(network)
@@ -112,7 +109,10 @@ def draw_variants(values: Mapping[str, Any], context: Context) -> dict[tuple[int
 def _train(
     networks: list[nn.Module], values: Mapping[str, Any], marks: tuple[int, ...], context: Context
 ) -> NDArray[np.float64]:
-    """Training losses on the batches up to each mark, (networks, marks); a run that diverged counts as chance."""
+    """Training losses on the batches up to each mark, (networks, marks); a run that diverged counts as chance.
+
+    `networks` are those of every seed from Xavier's weights, then from orthogonalized ones.
+    """
     from sounding.train import Recipe, train_together_
 
     data = load(values["data"], context.device)
@@ -121,7 +121,7 @@ def _train(
         data,
         learning_rates=[values["rate"]] * len(networks),
         recipe=Recipe(batch_size=values["batch_size"], steps=values["steps"], evaluate=marks, train_metrics="seen"),
-        generator=context.generator(7),
+        generator=draw_orders(values["seeds"], context) * 2,
         device=context.device,
     )
     curves = np.array([[p.train_loss for p in history.curve(run)] for run in range(len(networks))])

@@ -21,7 +21,7 @@ CIFAR = {
     "width": 800,
     "batch_size": 500,
     "rates": [0.01],
-    "seeds": 4,
+    "seeds": 10,
     "init_samples": 2400,
     "precision": "high",
 }
@@ -103,6 +103,7 @@ CLAIMS: tuple[Claim, ...] = (
                     "depths": [15, 45],
                     "width": 200,
                     "batch_size": 100,
+                    "seeds": 4,
                     "epochs": 1,
                     "variants": ["xavier", "iterative", "orthonormal"],
                 },
@@ -113,7 +114,6 @@ CLAIMS: tuple[Claim, ...] = (
                 | {
                     "depths": [15, 45, 75],
                     "epochs": 10,
-                    "seeds": 10,
                     "variants": ["xavier", "iterative", "orthonormal", "released"],
                 },
                 reduction=SHORTER,
@@ -253,7 +253,7 @@ CLAIMS: tuple[Claim, ...] = (
                     "batch_size": 30,
                     "rate": 0.01,
                     "steps": 2000,
-                    "seeds": 6,
+                    "seeds": 18,
                     "init_samples": 256,
                     "plain": False,
                 },

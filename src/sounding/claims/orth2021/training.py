@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import DRAWN, Number, mean_of
+from sounding.claims.number import Number, mean_of
 from sounding.claims.picture import Panel, Picture, Series
 
 if TYPE_CHECKING:
@@ -59,12 +59,20 @@ def products(precision: str, device: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def correlation_of(x: Sequence[float], y: Sequence[float]) -> Number:
-    """Pearson's correlation with Fisher's interval."""
-    r = float(np.corrcoef(x, y)[0, 1])
-    half = DRAWN / math.sqrt(len(x) - 3)
-    z = math.atanh(min(max(r, -1 + 1e-12), 1 - 1e-12))
-    return Number(r, math.tanh(z - half), math.tanh(z + half), len(x))
+def jackknife_correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> Number:
+    """Pearson's correlation over all entries of (conditions, seeds); the interval is over seeds, which are independent.
+
+    Student's, of the pseudo-values of Fisher's z with one seed left out at a time.
+    """
+
+    def fisher(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+        return math.atanh(min(max(float(np.corrcoef(x.ravel(), y.ravel())[0, 1]), -1 + 1e-12), 1 - 1e-12))
+
+    count, whole = x.shape[1], fisher(x, y)
+    without = [fisher(np.delete(x, seed, axis=1), np.delete(y, seed, axis=1)) for seed in range(count)]
+    z = mean_of(count * whole - (count - 1) * np.array(without))
+    half = (z.high - z.low) / 2
+    return Number(math.tanh(whole), math.tanh(whole - half), math.tanh(whole + half), count)
 
 
 def difference_of(first: NDArray[np.float64], second: NDArray[np.float64]) -> Number:
@@ -97,13 +105,13 @@ def change_weights_(networks: Sequence[Mlp], values: Mapping[str, Any], variant:
     from sounding.repair import haar_, orthogonalize_
 
     outer = ["1.linear", "readout"]
-    inputs = load(values["data"], context.device).part("train")[0][: values["init_samples"]]
     for seed, network in enumerate(networks):
         generator = context.generator(1000 + seed, device=context.device)
         if variant in ("iterative", "orthonormal", "released"):
+            inputs = draw_inputs(values, values["init_samples"], context.generator(2000 + seed), context)
             orthogonalize_(
                 network,
-                _scaled(load(values["data"], context.device), inputs),
+                inputs,
                 exponent=-1.0 if variant == "released" else -0.5,
                 frame="haar" if variant == "orthonormal" else "slice",
                 exclude=outer,
@@ -138,10 +146,21 @@ def _print_scale_(network: nn.Module, samples: int) -> None:
         weight.div_(math.sqrt(2 * weight.shape[0] * samples))
 
 
-def _scaled(data: Dataset, inputs: torch.Tensor) -> torch.Tensor:
+def draw_inputs(values: Mapping[str, Any], count: int, generator: torch.Generator, context: Context) -> torch.Tensor:
+    """So many training samples by chance, normalized."""
+    import torch
+
     from sounding.data import normalize
 
-    return normalize(data, inputs)
+    data = load(values["data"], context.device)
+    samples = data.part("train")[0]
+    chosen = torch.randperm(len(samples), generator=generator)[:count]
+    return normalize(data, samples[chosen.to(samples.device)])
+
+
+def draw_orders(seeds: int, context: Context) -> list[torch.Generator]:
+    """Of the order of the samples, one a seed, the same whatever is trained."""
+    return [context.generator(5000 + seed, device=context.device) for seed in range(seeds)]
 
 
 def gap_of_last_layer(network: nn.Module, inputs: torch.Tensor) -> float:
@@ -155,6 +174,18 @@ def gap_of_last_layer(network: nn.Module, inputs: torch.Tensor) -> float:
         for layer in list(network.children())[:-1]:
             hidden = layer(hidden)
     return float(orthogonality_gap(hidden))
+
+
+def draw_batches(values: Mapping[str, Any], context: Context) -> list[torch.Tensor]:
+    """One a seed, to measure the gap on."""
+    offsets = range(3000, 3000 + values["seeds"])
+    return [draw_inputs(values, values["batch_size"], context.generator(offset), context) for offset in offsets]
+
+
+def gaps_of(networks: Sequence[nn.Module], batches: Sequence[torch.Tensor]) -> NDArray[np.float64]:
+    """V of what reaches each network's readout, on its own batch."""
+    pairs = zip(networks, batches, strict=True)
+    return np.array([gap_of_last_layer(network, batch) for network, batch in pairs])
 
 
 def final_losses(
@@ -177,7 +208,7 @@ def final_losses(
                 clipping_by="parameter",
                 evaluate="end",
             ),
-            generator=context.generator(5),
+            generator=draw_orders(len(networks), context) * len(rates),
             device=context.device,
         )
     losses = np.array([history.final(run).train_loss for run in range(len(runs))])
@@ -226,20 +257,15 @@ def draw_curves(label: str, curves: Curves) -> Series:
 
 def measure_figure3a(values: Mapping[str, Any], context: Context) -> Outcome:
     """The gap at initialization and the training loss at the end, over depth."""
-    data = load(values["data"], context.device)
-    inputs = _scaled(data, data.part("train")[0][: values["batch_size"]])
-    gaps: Curves = {}
-    for depth in values["depths"]:
-        networks = draw_networks(values, depth, context)
-        gaps[depth] = np.array([gap_of_last_layer(network, inputs) for network in networks])
+    batches = draw_batches(values, context)
+    gaps: Curves = {depth: gaps_of(draw_networks(values, depth, context), batches) for depth in values["depths"]}
     losses = over_depth(values, "xavier", context)
     shallow, deep = values["depths"][0], values["depths"][-1]
-    x = [float(v) for depth in values["depths"] for v in gaps[depth]]
-    y = [float(v) for depth in values["depths"] for v in losses[depth]]
+    rows = [np.array([curves[depth] for depth in values["depths"]]) for curves in (gaps, losses)]
     numbers = {
         "gap_rise": difference_of(gaps[deep], gaps[shallow]),
         "loss_rise": difference_of(losses[deep], losses[shallow]),
-        "correlation": correlation_of(x, y),
+        "correlation": jackknife_correlation(*rows),
     }
     panels = (
         Panel("depth, layers", "orthogonality gap V at initialization", (draw_curves("Xavier's weights", gaps),)),
@@ -253,10 +279,10 @@ def measure_figure3b(values: Mapping[str, Any], context: Context) -> Outcome:
     """The gap of the last layer and the training loss during training."""
     from sounding.train import Recipe, train_together_
 
-    data = load(values["data"], context.device)
-    inputs = _scaled(data, data.part("train")[0][: values["batch_size"]])
+    data, batches = load(values["data"], context.device), draw_batches(values, context)
     networks = draw_networks(values, values["depth"], context)
-    gaps = [[gap_of_last_layer(network, inputs) for network in networks]]
+    orders = draw_orders(len(networks), context)
+    gaps = [gaps_of(networks, batches)]
     losses: list[list[float]] = []
     for epoch in range(values["epochs"]):
         recipe = Recipe(batch_size=values["batch_size"], epochs=1, evaluate="end")
@@ -266,17 +292,17 @@ def measure_figure3b(values: Mapping[str, Any], context: Context) -> Outcome:
                 data,
                 learning_rates=[values["rates"][0]] * len(networks),
                 recipe=recipe,
-                generator=context.generator(100 + epoch),
+                generator=orders,
                 device=context.device,
             )
         losses.append([history.final(run).train_loss for run in range(len(networks))])
-        gaps.append([gap_of_last_layer(network, inputs) for network in networks])
+        gaps.append(gaps_of(networks, batches))
         context.progress((epoch + 1) / values["epochs"])
     v, loss = np.array(gaps), np.array(losses)
     numbers = {
         "gap_change": difference_of(v[-1], v[0]),
         "loss_change": difference_of(loss[-1], loss[0]),
-        "correlation_over_epochs": correlation_of(v[1:].mean(1).tolist(), loss.mean(1).tolist()),
+        "correlation_over_epochs": jackknife_correlation(v[1:], loss),
     }
     epochs = np.arange(len(v))
     panels = (

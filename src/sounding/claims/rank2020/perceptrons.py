@@ -64,10 +64,12 @@ def train_grid(
 ) -> Trained:
     """Train `runs` initializations at every rate together; the rate is chosen by the mean of the last training loss.
 
+    A run has weights and an order of the samples of its own, which are the same at all rates.
     Where every rate diverges, the smallest is reported, with its losses as they were before.
     """
     from sounding.train import choose_rates, train_together_
 
+    orders = [context.generator(1000 * offset + 500 + run, device=context.device) for run in range(runs)]
     networks, used = [], []
     for rate in rates:
         for run in range(runs):
@@ -78,7 +80,7 @@ def train_grid(
         tuple(data),
         learning_rates=used,
         recipe=recipe,
-        generator=context.generator(1000 * offset + 999, device=context.device),
+        generator=orders * len(rates),
         device=context.device,
     )
     choice = choose_rates(history, [0] * len(networks))[0]
@@ -100,6 +102,13 @@ def curves_of(history: History, runs: Sequence[int]) -> dict[str, Array]:
 def epochs_of(history: History) -> Array:
     """The epochs at which the runs were evaluated."""
     return np.array([point.epoch for point in history.curve(0)])
+
+
+def draw_samples(inputs: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
+    """Indices of so many samples, by chance."""
+    import torch
+
+    return torch.randperm(len(inputs), generator=generator)[:count].to(inputs.device)
 
 
 def last_hidden(network: Mlp, inputs: torch.Tensor) -> torch.Tensor:

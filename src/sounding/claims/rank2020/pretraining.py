@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from sounding.claims.rank2020.perceptrons import (
     contrast,
     curves_of,
     difference,
+    draw_samples,
     last_hidden,
     load_pixels,
     over_runs,
@@ -60,7 +61,7 @@ def compare_with_batch_norm(settings: str, device: str, random_seed: int) -> dic
             seed = generator.initial_seed()
             if seed not in raised:
                 network = Mlp(features, 10, depth=depth, width=width, generator=generator).to(device)
-                order = torch_generator(seed + 1)
+                order = torch_generator(seed + 250)
                 raise_rank_(network, data[0], batches=values["pretraining"], batch_size=64, generator=order)
                 raised[seed] = network
             return copy.deepcopy(raised[seed])
@@ -129,12 +130,11 @@ class Followed:
 def measure_fig6(values: Mapping[str, Any], context: Context) -> Outcome:
     """Training accuracy and r(H) through training, for three levels of pre-training and two starts of batch norm."""
     inputs, labels, *_ = load_pixels(values["dataset"], context)
-    plain = _follow(
-        [_plain(inputs, values, context, level) for level in (0, 25, 75)], (inputs, labels), values, context
-    )
-    normed = _follow(
-        [_normed(inputs, values, context, one_sided=flag) for flag in (False, True)], (inputs, labels), values, context
-    )
+    kinds = [_plain(inputs, values, context, level) for level in (0, 25, 75)]
+    starts = [_normed(inputs, values, context, one_sided=flag) for flag in (False, True)]
+    # the levels of a run are compared with each other, the starts of batch norm are independent
+    plain = _follow(kinds, (inputs, labels), values, context, orders=[*range(300, 300 + values["runs"])] * 3)
+    normed = _follow(starts, (inputs, labels), values, context, orders=range(400, 400 + 2 * values["normed_runs"]))
     found = dict(zip((*LEVELS, *NORMED), (*plain, *normed), strict=True))
     accuracy = {name: row.accuracy[:, -1] for name, row in found.items()}
     area = {name: row.accuracy.mean(axis=1) for name, row in found.items()}
@@ -222,9 +222,17 @@ def _normed(inputs: torch.Tensor, values: Mapping[str, Any], context: Context, *
 
 
 def _follow(
-    kinds: list[list[Mlp]], data: tuple[torch.Tensor, torch.Tensor], values: Mapping[str, Any], context: Context
+    kinds: list[list[Mlp]],
+    data: tuple[torch.Tensor, torch.Tensor],
+    values: Mapping[str, Any],
+    context: Context,
+    *,
+    orders: Sequence[int],
 ) -> list[Followed]:
-    """Train all networks of one architecture together, in parts; plain SGD has no state to lose between them."""
+    """Train all networks of one architecture together, in parts; plain SGD has no state to lose between them.
+
+    `orders` are the offsets of each network's generators: of its order of the samples, and of the batch for r.
+    """
     import torch
 
     from sounding.measures import participation_ratio
@@ -235,11 +243,12 @@ def _follow(
     recipe = Recipe(
         batch_size=values["batch_size"], steps=part, evaluate=(part,), train_metrics="seen", statistics="batch"
     )
-    batch = data[0][: values["rank_batch"]]
-    order = context.generator(300, device=context.device)
+    generators = {offset: context.generator(offset, device=context.device) for offset in orders}
+    chosen = {o: draw_samples(data[0], values["rank_batch"], context.generator(200 + o)) for o in orders}
 
     def ratios() -> list[float]:
-        stacked = torch.stack([last_hidden(network, batch) for network in networks])
+        pairs = zip(networks, orders, strict=True)
+        stacked = torch.stack([last_hidden(network, data[0][chosen[offset]]) for network, offset in pairs])
         return [float(value) for value in participation_ratio(stacked)]
 
     ratio, accuracy = [ratios()], []
@@ -249,7 +258,7 @@ def _follow(
             data,
             learning_rates=[values["rate"]] * len(networks),
             recipe=recipe,
-            generator=order,
+            generator=[generators[offset] for offset in orders],
             device=context.device,
         )
         accuracy.append(curves_of(history, range(len(networks)))["train_accuracy"][:, -1])
@@ -303,7 +312,7 @@ _COMPARED_NOTE = (
 )
 
 
-def _compared_claim(suffix: str, place: str, dataset: str, statement: str, shown: list[str], *, runs: int = 4) -> Claim:
+def _compared_claim(suffix: str, place: str, dataset: str, statement: str, shown: list[str], *, runs: int) -> Claim:
     why = "ahead of batch norm at the deepest network"
     expectations = [Expectation(f"{name}_advantage_at_deepest", why, low=0.0) for name in shown]
     expectations.append(
@@ -346,7 +355,7 @@ CLAIMS: tuple[Claim, ...] = (
         "batch-norm "
         "networks, and train faster when deep.",
         ["train_loss"],
-        runs=12,
+        runs=36,
     ),
     Claim(
         id="rank2020-fig6",
@@ -399,7 +408,7 @@ CLAIMS: tuple[Claim, ...] = (
                     "rate": 0.01,
                     "steps": 9375,
                     "evaluations": 5,
-                    "runs": 20,
+                    "runs": 30,
                     "normed_runs": 5,
                     "target": 20.0,
                 },
@@ -423,7 +432,7 @@ CLAIMS: tuple[Claim, ...] = (
         "cifar-10",
         "The advantage of figure 4 shows in training accuracy and test loss as well.",
         ["train_accuracy", "test_loss"],
-        runs=12,
+        runs=36,
     ),
     _compared_claim(
         "fig12",
@@ -431,5 +440,6 @@ CLAIMS: tuple[Claim, ...] = (
         "fashion-mnist",
         "The advantage of figure 4 shows on Fashion-MNIST as well.",
         ["train_loss"],
+        runs=12,
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from sounding.claims.claim import Claim, Context, Expectation, Outcome, Setting
 from sounding.claims.number import Number
 from sounding.claims.picture import Panel, Picture, Series
-from sounding.claims.rank2020.perceptrons import Trained, last_hidden, load_pixels, over_runs, train_grid
+from sounding.claims.rank2020.perceptrons import Trained, draw_samples, last_hidden, load_pixels, over_runs, train_grid
 
 if TYPE_CHECKING:
     import torch
@@ -53,11 +53,6 @@ def measure_fig1(values: Mapping[str, Any], context: Context) -> Outcome:
         sampling="replacement",
         statistics="batch",
     )
-    kept = values["evaluated"]
-    order = context.generator(5)
-    import torch
-
-    chosen = torch.randperm(len(inputs), generator=order)[:kept].to(inputs.device)
     ranks: dict[str, list[Number]] = {"none": [], "batch": []}
     scores: dict[str, list[Number]] = {"none": [], "batch": []}
     used: dict[str, list[float]] = {"none": [], "batch": []}
@@ -66,8 +61,11 @@ def measure_fig1(values: Mapping[str, Any], context: Context) -> Outcome:
             make = partial(make_fig1_network, features=inputs.shape[1], depth=depth, width=values["width"], norm=norm)
             offset = 2 * index + (norm == "batch")
             started = [make(context.generator(1000 * offset + run)) for run in range(values["runs"])]
-            batch = inputs[: values["rank_batch"]].cpu()
-            share = [float(numerical_rank(last_hidden(network, batch))) / values["width"] for network in started]
+            draws = [context.generator(1000 * offset + 700 + run) for run in range(values["runs"])]
+            share = []
+            for network, generator in zip(started, draws, strict=True):
+                batch = inputs[draw_samples(inputs, values["rank_batch"], generator)].cpu()
+                share.append(float(numerical_rank(last_hidden(network, batch))) / values["width"])
             ranks[norm].append(over_runs(np.array(share)))
             found = train_grid(
                 make,
@@ -78,7 +76,8 @@ def measure_fig1(values: Mapping[str, Any], context: Context) -> Outcome:
                 context=context,
                 offset=offset,
             )
-            scores[norm].append(over_runs(_accuracies(found, inputs[chosen], labels[chosen], values["batch_size"])))
+            accuracies = _accuracies(found, (inputs, labels), values, draws)
+            scores[norm].append(over_runs(accuracies))
             used[norm].append(found.rate)
             context.progress((index + 1 + (norm == "batch") * len(values["depths"])) / 2 / len(values["depths"]))
     numbers = {
@@ -111,19 +110,25 @@ def measure_fig1(values: Mapping[str, Any], context: Context) -> Outcome:
     return Outcome(numbers, Picture(panels, caption), f"Chosen learning rates by depth. {remarks}.")
 
 
-def _accuracies(found: Trained, inputs: torch.Tensor, labels: torch.Tensor, batch_size: int) -> np.ndarray[Any, Any]:
-    """Of each run, with statistics of batches of the training size, as released."""
+def _accuracies(
+    found: Trained,
+    data: tuple[torch.Tensor, torch.Tensor],
+    values: Mapping[str, Any],
+    generators: Sequence[torch.Generator],
+) -> np.ndarray[Any, Any]:
+    """Of each run on samples of its own, with statistics of batches of the training size, as released."""
     import torch
 
+    size = values["batch_size"]
+    count = values["evaluated"] // size * size
     result = []
-    for network in found.networks:
+    for network, generator in zip(found.networks, generators, strict=True):
+        chosen = draw_samples(data[0], count, generator)
+        inputs, labels = (part[chosen] for part in data)
         network.to(inputs.device)
-        right = 0
         with torch.no_grad():
-            for begin in range(0, len(inputs) - batch_size + 1, batch_size):
-                part = slice(begin, begin + batch_size)
-                right += int((network(inputs[part]).argmax(1) == labels[part]).sum())
-        result.append(right / (len(inputs) // batch_size * batch_size))
+            answers = torch.cat([network(part).argmax(1) for part in torch.split(inputs, size)])
+        result.append(float((answers == labels).double().mean()))
     return np.array(result)
 
 

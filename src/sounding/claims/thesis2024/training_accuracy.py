@@ -16,6 +16,8 @@ from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.gram_paths import points
 
 if TYPE_CHECKING:
+    import torch
+
     from sounding.data import Dataset
     from sounding.models import Mlp
 
@@ -56,6 +58,11 @@ def shaped_networks(
     ]
 
 
+def draw_orders(seeds: int, context: Context) -> list[torch.Generator]:
+    """Of the order of the samples, one a seed, the same for all depths and activations."""
+    return [context.generator(900_000 + seed, device=context.device) for seed in range(seeds)]
+
+
 @cache
 def _train(
     data: str,
@@ -73,7 +80,8 @@ def _train(
 ) -> Curves:
     """step, train and test accuracy, (seeds, looks) each, by activation and depth.
 
-    Training accuracy is that on the batches since the last look; networks of one seed start from the same weights.
+    Training accuracy is that on the batches since the last look; networks of one seed start from the same weights and
+    see the same batches.
     """
     from sounding.data import load_dataset
     from sounding.train import Recipe, train_together_
@@ -97,7 +105,7 @@ def _train(
                 dataset,
                 learning_rates=[learning_rate] * seeds,
                 recipe=recipe,
-                generator=context.generator(7, device=device),
+                generator=draw_orders(seeds, context),
                 device=device,
             )
             curves = [history.curve(seed) for seed in range(seeds)]

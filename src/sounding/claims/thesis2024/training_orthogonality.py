@@ -20,7 +20,7 @@ from sounding.claims.claim import Claim, Context, Expectation, Outcome, Setting
 from sounding.claims.number import Number, mean_of
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.gram_paths import points, thin
-from sounding.claims.thesis2024.training_accuracy import shaped_networks
+from sounding.claims.thesis2024.training_accuracy import draw_orders, shaped_networks
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +40,7 @@ class Deep:
     Attributes:
         gaps: isometry gaps of the weights after training.
         unbiased: ‖Δ‖_F²/d, the gap that a step of the same length without preferred direction makes.
-        before, after: Frobenius norms of the weights' gradients on one batch.
+        before, after: Frobenius norms of the weights' gradients on one batch, of each seed its own.
         accuracy: on the training batches of the last tenth, (seeds,).
     """
 
@@ -85,14 +85,15 @@ def _train(
     context = Context(device=device, random_seed=random_seed)
     dataset = load_dataset(data, device=device)
     dataset = replace(dataset, test_inputs=dataset.test_inputs[:0], test_labels=dataset.test_labels[:0])
-    inputs, labels = next(batches(dataset, batch_size, generator=context.generator(5, device=device)))
+    draws = [context.generator(910_000 + seed, device=device) for seed in range(seeds)]
+    measured = [next(batches(dataset, batch_size, generator=generator)) for generator in draws]
     first = shaped_networks(
         dataset, depth, width=width, activation=activation, exponent=exponent, seeds=seeds, context=context
     )
     for network in first:
         network.to(device)
     old = [square_weights(network) for network in first]
-    before = [gradient_norms(network, inputs, labels) for network in first]
+    before = [gradient_norms(network, *batch) for network, batch in zip(first, measured, strict=True)]
     networks = [*first, *(copy.deepcopy(network) for _ in rates[1:] for network in first)]
     recipe = Recipe(
         batch_size=batch_size, steps=steps, evaluate=(steps - max(1, steps // 10), steps), train_metrics="seen"
@@ -102,7 +103,7 @@ def _train(
         dataset,
         learning_rates=[rate for rate in rates for _ in range(seeds)],
         recipe=recipe,
-        generator=context.generator(7, device=device),
+        generator=draw_orders(seeds, context) * len(rates),
         device=device,
     )
     accuracy = [history.final(run).train_accuracy for run in range(len(networks))]
@@ -114,7 +115,7 @@ def _train(
             gaps=_rows([weight_gaps(weights) for weights in new]),
             unbiased=_rows([(w - v).square().sum(dim=(-2, -1)) / width for w, v in zip(new, old, strict=True)]),
             before=_rows(before),
-            after=_rows([gradient_norms(network, inputs, labels) for network in networks[runs]]),
+            after=_rows([gradient_norms(n, *batch) for n, batch in zip(networks[runs], measured, strict=True)]),
             accuracy=np.array(accuracy[runs], dtype=np.float64),
         )
     return found
@@ -222,7 +223,7 @@ def measure_depths(values: Mapping[str, Any], context: Context) -> Outcome:
         numbers[f"largest_middle_gap_{activation}"] = max(
             (mean_of(middle(found.gaps)) for found in made.values()), key=lambda number: number.high
         )
-        numbers[f"middle_gap_deep_over_shallow_{activation}"] = mean_of(middle(deep.gaps) / middle(shallow.gaps).mean())
+        numbers[f"middle_gap_deep_over_shallow_{activation}"] = mean_of(middle(deep.gaps) / middle(shallow.gaps))
         weakest = [mean_of(f.after.min(axis=1) / np.median(f.after, axis=1)) for f in made.values()]
         numbers[f"weakest_gradient_over_median_{activation}"] = min(weakest, key=lambda number: number.low)
         lasting = [mean_of(middle(f.after) / middle(f.before)) for f in made.values()]
