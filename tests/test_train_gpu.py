@@ -17,16 +17,18 @@ from tolerance import TOLERANCE
 pytestmark = pytest.mark.gpu
 
 
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "rmsprop"])
-def test_a_graph_goes_the_way_of_the_processor(optimizer: str) -> None:
+def test_a_graph_goes_the_way_of_the_processor(optimizer: str, own: bool) -> None:
     """float64 on both, so that only rounding differs; convolutions and perceptrons."""
     for make, data in ((make_mlp_without_bias, make_data()), (make_conv, make_images())):
         recipe = Recipe(optimizer=optimizer, batch_size=16, epochs=2, clipping=0.1, weight_decay=0.01)
         here = [make(seed) for seed in range(3)]
         there = [copy.deepcopy(network) for network in here]
         rates = [0.01, 0.02, 0.005]
-        mine = train_together_(here, data, learning_rates=rates, recipe=recipe, generator=seeded())
-        theirs = train_together_(there, data, learning_rates=rates, recipe=recipe, generator=seeded(), device="cuda")
+        orders = [[seeded(seed) for seed in range(3)] if own else seeded() for _ in range(2)]
+        mine = train_together_(here, data, learning_rates=rates, recipe=recipe, generator=orders[0])
+        theirs = train_together_(there, data, learning_rates=rates, recipe=recipe, generator=orders[1], device="cuda")
         assert theirs.record["device"] != mine.record["device"]
         for one, other in zip(here, there, strict=True):
             assert largest_difference(one, other) < TOLERANCE.six_digits
