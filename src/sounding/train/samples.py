@@ -143,17 +143,24 @@ class Stream:
 
     def next(self) -> tuple[Tensor, Tensor]:
         """Inputs and targets of the next step."""
+        chosen = self.choose()
+        return self.make_inputs(chosen), self._samples.train[1][chosen]
+
+    def choose(self) -> Tensor:
+        """Indices of the next step's samples."""
         inside = self._at % self.per_epoch
         if inside == 0:
             self._order = self._draw()
             self._here = self._order.to(self._device)
-        chosen = self._here[inside * self._recipe.batch_size : (inside + 1) * self._recipe.batch_size]
         self._at += 1
-        inputs, targets = self._samples.train
-        batch = inputs[chosen]
+        return self._here[inside * self._recipe.batch_size : (inside + 1) * self._recipe.batch_size]
+
+    def make_inputs(self, chosen: Tensor) -> Tensor:
+        """What the network gets of these samples."""
+        batch = self._samples.train[0][chosen]
         if self._recipe.augment is not None:
             batch = augment_images(batch, self._recipe.augment, generator=self._augmenting)
-        return self._samples.prepare(batch), targets[chosen]
+        return self._samples.prepare(batch)
 
     def _draw(self) -> Tensor:
         """Indices of one epoch's samples."""
@@ -197,14 +204,20 @@ class Streams:
         apart = {id(generator): generator for generator in generators}
         self._streams = [Stream(samples, recipe, generator) for generator in apart.values()]
         places = {key: place for place, key in enumerate(apart)}
-        self._of_run = [places[id(generator)] for generator in generators]
+        self._of_run = torch.tensor([places[id(generator)] for generator in generators], device=samples.train[0].device)
+        self._targets, self._augmented = samples.train[1], recipe.augment is not None
         self.per_epoch, self.steps = self._streams[0].per_epoch, self._streams[0].steps
 
     def next(self) -> tuple[Tensor, Tensor]:
         """Inputs and targets of every run's next step."""
-        batches = [stream.next() for stream in self._streams]
-        inputs, targets = (torch.stack([batches[place][part] for place in self._of_run]) for part in (0, 1))
-        return inputs, targets
+        chosen = torch.stack([stream.choose() for stream in self._streams])
+        if self._augmented:
+            pairs = zip(self._streams, chosen, strict=True)
+            inputs = torch.stack([stream.make_inputs(samples) for stream, samples in pairs])
+        else:  # nothing is drawn: all at once
+            rows = self._streams[0].make_inputs(chosen.flatten())
+            inputs = rows.reshape(*chosen.shape, *rows.shape[1:])
+        return inputs[self._of_run], self._targets[chosen[self._of_run]]
 
     def state(self) -> dict[str, Any]:
         """Tensors and numbers for a checkpoint."""

@@ -253,7 +253,7 @@ CLAIMS: tuple[Claim, ...] = (
                     "batch_size": 30,
                     "rate": 0.01,
                     "steps": 2000,
-                    "seeds": 18,
+                    "seeds": 6,
                     "init_samples": 256,
                     "plain": False,
                 },
