@@ -203,8 +203,8 @@ def _settings(data: str, parts: tuple[str, ...]) -> dict[Any, Setting]:
         "standard": reduced((5, 15), 1500 if data == "cifar-100" else 600, 0.1, 4),
     }
     # at 0.1 linear networks of 100 layers are unstable on MNIST, and near it on Fashion-MNIST
-    rate = 0.02 if data in ("mnist", "fashion-mnist") else 0.1
-    settings["paper"] = reduced((10, 100), 3000 if data == "cifar-10" else 1500, rate, 15)
+    rate, steps = (0.02, 1500) if data in ("mnist", "fashion-mnist") else (0.1, 3000)
+    settings["paper"] = reduced((10, 100), steps, rate, 6 if data == "cifar-100" else 15)
     return settings
 
 
