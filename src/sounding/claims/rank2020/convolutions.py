@@ -161,8 +161,8 @@ _RESNET_FULL = {
 
 
 CENTRING_NOTE = (
-    "The number of steps decides: in the first hundred, which quick scale shows, the uncentred network lags behind; "
-    "the seed shows 30 000."
+    "The uncentred network lags behind by 0.05 to 0.09 of training accuracy through all 2340 steps of paper scale, "
+    "and the lag does not shrink; the seed shows 30 000 steps."
 )
 
 
@@ -203,6 +203,13 @@ _RELEASED = (
     "ReLU, momentum 1; no training program"
 )
 
+_ONE_SIDED = (
+    Expectation("accuracy_standard_minus_one_sided", "the one-sided start is behind", low=0.1),
+    Expectation("accuracy_one_sided", "unable to fit: near chance, 0.1", high=0.3),
+    Expectation("rank_standard_minus_one_sided_at_start", "and starts at a lower rank", low=0.0),
+)
+_LAGGING = Expectation("accuracy_standard_minus_uncentred", "behind, but not far", low=SAME, high=0.15)
+
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="rank2020-fig5",
@@ -212,14 +219,14 @@ CLAIMS: tuple[Claim, ...] = (
         statement="VGG-19 with batch norm cannot fit CIFAR-10 from a uniform start on [0, 2/√d], which lowers "
         "its rank; "
         "without centring it trains as with it.",
-        expectations=(
-            Expectation("accuracy_standard_minus_one_sided", "the one-sided start is far behind", low=0.1),
-            Expectation("accuracy_one_sided", "unable to fit: near chance, 0.1", high=0.3),
-            Expectation("rank_standard_minus_one_sided_at_start", "and starts at a lower rank", low=0.0),
-            Expectation("accuracy_standard_minus_uncentred", "centring changes little", low=-0.15, high=0.15),
+        expectations=(*_ONE_SIDED, CENTRING[0]),
+        correction=Correction(
+            "From the one-sided start it cannot fit; without centring it can, but lags behind.",
+            (*_ONE_SIDED, _LAGGING),
         ),
         settings=vgg_settings(_BATCH_NORM),
         measure=measure_breaking,
+        note=CENTRING_NOTE,
         paper=_PAPER,
         released=_RELEASED,
     ),
@@ -266,12 +273,7 @@ CLAIMS: tuple[Claim, ...] = (
         kind="figure",
         statement="ResNet-50 with batch norm cannot fit CIFAR-10 from the one-sided start either; without centring it "
         "trains as with it.",
-        expectations=(
-            Expectation("accuracy_standard_minus_one_sided", "the one-sided start is behind", low=0.1),
-            Expectation("accuracy_one_sided", "unable to fit: near chance, 0.1", high=0.3),
-            Expectation("rank_standard_minus_one_sided_at_start", "and starts at a lower rank", low=0.0),
-            Expectation("accuracy_standard_minus_uncentred", "centring changes little", low=-0.15, high=0.15),
-        ),
+        expectations=(*_ONE_SIDED, CENTRING[0]),
         settings={
             "quick": Setting(
                 {**_QUICK, **_RESNET, "kinds": _BATCH_NORM},
