@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,13 @@ import pytest
 import torch
 
 from sounding.claims import Claim
-from sounding.claims.claim import SCALES, Context, Expectation, Setting
+from sounding.claims.claim import SCALES, Context, Expectation, Setting, judge
+from sounding.claims.number import Number
 from sounding.claims.registry import claims_of, find_claim
-from sounding.claims.thesis2024 import haar_networks
+from sounding.claims.thesis2024 import first_gradients, haar_networks
 from sounding.claims.thesis2024.convergence import RATES
 from sounding.claims.thesis2024.correlation_maps import iterate, map_of, map_of_weights, random_maps, worst_over_bound
+from sounding.claims.thesis2024.first_gradients import data_start
 from sounding.claims.thesis2024.gram_paths import distances, fixed_gram, stretched, walk_grams
 from sounding.claims.thesis2024.haar_networks import (
     build_trunk,
@@ -88,6 +91,52 @@ def shrunk(claim_id: str, **changes: object) -> Claim:
 def test_a_wrong_statement_does_not_hold(row: Claim, wrong: Expectation) -> None:
     false = dataclasses.replace(row, expectations=(wrong,), correction=None)
     assert reproduce(false).verdict == "does not hold"
+
+
+def judged(claim_id: str, numbers: Mapping[str, Number], **replaced: str) -> str:
+    """The verdict of the row's own bounds, with other numbers in the places of some."""
+    return judge(find_claim(claim_id), {**numbers, **{name: numbers[other] for name, other in replaced.items()}})
+
+
+def test_a_distance_that_grows_does_not_stay() -> None:
+    """Figure 3.1: the network without batch norm fails what "and then stays" asks of the one with it."""
+    found = reproduce(find_claim("thesis2024-fig3.1"))
+    assert found.verdict == "holds"
+    assert judged("thesis2024-fig3.1", found.numbers, batch_norm_late_growth="plain_late_growth") == "does not hold"
+
+
+def test_gaussian_weights_fail_theorem_6_5() -> None:
+    inputs = ((5, "gaussian"), (20, "gaussian"), (20, "correlated"))
+    found = reproduce(shrunk("thesis2024-thm6.5", inputs=inputs))
+    assert found.verdict == "holds"
+    for clause in ("depth_slope", "layer_growth"):
+        assert judged("thesis2024-thm6.5", found.numbers, **{clause: f"gaussian_{clause}"}) == "does not hold"
+
+
+def test_one_exploding_cell_fails_theorem_6_5(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fifteen quiet cells would hide it in a mean."""
+    real = first_gradients.measure_cell
+
+    def one_of_them(values: Any, context: Context, *, width: int, kind: str, law: str, offset: int) -> Any:
+        bad = (width, kind) == (20, "correlated")
+        return real(values, context, width=width, kind=kind, law="gaussian" if bad else law, offset=offset)
+
+    monkeypatch.setattr(first_gradients, "measure_cell", one_of_them)
+    row = shrunk("thesis2024-thm6.5", inputs=(*((5, "gaussian"),) * 15, (20, "correlated")), runs=20)
+    assert reproduce(row).verdict == "does not hold"
+
+
+@pytest.mark.parametrize("distinct", [None, 5])
+def test_every_run_has_a_batch_of_its_own(distinct: int | None) -> None:
+    values = {"data": "digits", "width": 10, "batch_size": 10, "runs": 3, "center": False}
+    generator = CONTEXT.generator(1)
+    start, labels, classes = data_start(values, CONTEXT, law="orthogonal", distinct=distinct, generator=generator)
+    assert start.shape == (3, 10, 10)
+    assert labels.shape == (3, 10)
+    assert classes == 10
+    assert not torch.equal(labels[0], labels[1])
+    if distinct:
+        assert torch.equal(labels[:, :5], labels[:, 5:])
 
 
 def test_printed_rates_fail_and_corrected_ones_do_not() -> None:

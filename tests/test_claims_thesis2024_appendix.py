@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from sounding.claims.claim import Claim, Context, Expectation, Setting
+from sounding.claims.claim import Claim, Context, Expectation, Setting, judge
+from sounding.claims.number import Number, mean_of, student
 from sounding.claims.registry import find_claim
-from sounding.claims.thesis2024.appendix_data import PRINTED_RANKS, draw_pixels
+from sounding.claims.thesis2024.appendix_data import PRINTED_COSINES, PRINTED_RANKS, _distance, draw_pixels
+from sounding.claims.thesis2024.appendix_explosion import _exponents, jackknife_ratio
 from sounding.claims.thesis2024.appendix_networks import (
     build_networks,
     constant,
+    draw_batches,
     every_layer_log_norms,
     first_layer_log_norms,
     gaps_at,
@@ -56,7 +59,7 @@ def test_gradients_are_those_of_autograd(activation: str, center: bool) -> None:
             product = state @ weight.mT
             product = product - product.mean(0) if center else product
             state = functions[activation](index**-0.3 * product / product.square().mean(0).sqrt())
-        loss = torch.nn.functional.cross_entropy(state @ heads[run], made.labels)
+        loss = torch.nn.functional.cross_entropy(state @ heads[run], made.labels[run])
         wanted[run] = [float(gradient.norm().log()) for gradient in torch.autograd.grad(loss, weights)]
     for found in (every_layer_log_norms, lambda networks: log_norms_at(networks, (4,), (1, 2, 3, 4))[..., 0].T):
         made.generator.set_state(before)
@@ -80,6 +83,81 @@ def test_gaps_leave_out_what_centring_takes() -> None:
     made = build_networks(SMALL, CONTEXT, activation="identity", gain=constant(1.0), depth=3, offset=1)
     assert np.all(np.isfinite(gaps_at(made, (3,))))
     assert float(isometry_gap(gram(made.states[3][0]))) == math.inf
+
+
+def test_every_run_has_its_batch_under_all_gains() -> None:
+    first, other = (
+        build_networks(SMALL, CONTEXT, activation=name, gain=constant(gain), depth=1, offset=offset)
+        for name, gain, offset in (("tanh", 1.0, 1), ("sin", 0.5, 2))
+    )
+    assert first.labels.shape == (3, 12)
+    assert torch.equal(first.labels, other.labels)
+    inputs, _, _ = draw_batches("digits", 12, 3, CONTEXT)
+    assert not torch.equal(inputs[0], inputs[1])
+
+
+def test_the_interval_of_a_ratio_has_the_spread_of_its_denominator() -> None:
+    """99% intervals of a ratio of means hold the true one in 99% of trials; divided by a fixed mean they do not."""
+    draws = np.random.default_rng(3)
+    missed = np.zeros(2)
+    for _ in range(1000):
+        top, bottom = draws.normal(1.0, 0.05, 12), draws.normal(2.0, 0.4, 12)
+        for place, number in enumerate((jackknife_ratio(top, bottom), mean_of(top / bottom.mean()))):
+            missed[place] += not number.low <= 0.5 <= number.high
+    assert missed[0] < 30
+    assert missed[1] > 200
+
+
+def test_the_halves_of_the_gains_share_a_point_and_the_linear_rate() -> None:
+    """The change of exponent scatters as its interval says where all errors come from the rate taken off."""
+    draws = np.random.default_rng(4)
+    gains = (0.25, 0.5, 1.0, 2.0)
+    found, halves = [], []
+    for _ in range(400):
+        rates = 0.1 * np.array(gains) ** 2 + draws.normal(0.0, 1e-3, (12, 1)) + draws.normal(0.0, 1e-4, (12, 4))
+        change = _exponents(gains, rates, slice(0, 3), slice(2, 4))["_change"]
+        found.append(change.value)
+        halves.append(change.high - change.value)
+    stated = np.mean(halves) / student(11)
+    assert 0.8 < stated / np.std(found) < 1.25
+
+
+@pytest.mark.parametrize(("power_law", "verdict"), [(True, "holds"), (False, "holds with correction")])
+def test_exponents_tell_one_power_law_from_two(power_law: bool, verdict: str) -> None:
+    row = find_claim("thesis2024-figC.1")
+    gains = np.array(row.settings["paper"].values["gains"])
+    rates = 0.1 * (gains**3 if power_law else gains**4 / (1 + gains**2))
+    excess = rates * np.random.default_rng(5).normal(1.0, 0.02, (10, len(gains)))
+    numbers = {
+        f"exponent_{name}{part}": number
+        for name in ("tanh", "sin")
+        for part, number in _exponents(list(gains), excess, slice(0, 4), slice(3, 6)).items()
+    }
+    assert judge(row, numbers) == verdict
+
+
+def test_a_rate_below_the_linear_one_leaves_the_exponent_open() -> None:
+    excess = np.array([[-0.1, 0.2, 0.3], [-0.2, 0.2, 0.3], [-0.1, 0.2, 0.4]])
+    assert math.isnan(_exponents((0.5, 1.0, 2.0), excess, slice(0, 2), slice(1, 3))["_lower"].value)
+
+
+def test_a_distance_begins_at_0_where_the_interval_holds_the_printed_value() -> None:
+    assert _distance(Number(3.0, 1.0, 5.0), 2.0) == Number(1.0, 0.0, 3.0)
+    assert _distance(Number(3.0, 2.5, 3.5), 2.0) == Number(1.0, 0.5, 1.5)
+    assert _distance(Number(3.0, 2.5, 3.5), 4.0) == Number(1.0, 0.5, 1.5)
+
+
+@pytest.mark.parametrize(("printed", "verdict"), [(0.69, "holds"), (0.67, "does not hold")])
+def test_a_cosine_is_judged_by_the_scatter_of_its_own_batches(
+    printed: float, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Digits have 0.688 with batches that scatter by 0.003; 0.67 is within 0.02 of that, but six scatters off."""
+    monkeypatch.setitem(PRINTED_COSINES, "digits", printed)
+    printed_row = dataclasses.replace(
+        find_claim("thesis2024-appC.4-cosines"),
+        expectations=(Expectation("excess_in_scatters_digits", "twice the scatter of one batch", high=2.0),),
+    )
+    assert reproduce(printed_row).verdict == verdict
 
 
 def test_weight_gaps_are_isometry_gaps() -> None:

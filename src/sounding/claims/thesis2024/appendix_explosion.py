@@ -1,18 +1,19 @@
 """Section 6.4 and appendix C.5 at initialization: gains in front of activations that keep gradients from exploding.
 
-Networks are φ(α_ℓ BN(HWᵀ)) with Haar weights on one batch of data; gradients are those of the weights.
+Networks are φ(α_ℓ BN(HWᵀ)) with Haar weights, every run on a batch of its own; gradients are those of the weights.
+A run keeps its batch under all gains and activations, so that numbers of several of them leave out whole runs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
-from sounding.claims.number import DRAWN, Number, mean_of, slope_of
+from sounding.claims.number import Number, estimate, mean_of
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.appendix_networks import (
     Array,
@@ -57,7 +58,7 @@ def measure_shaping(values: Mapping[str, Any], context: Context) -> Outcome:
             label = "gain 1" if name == "plain" else f"gain ℓ^−{values['exponent']:g}"
             series.append(points(label, depths, logs / math.log(10)))
             context.progress((2 * place + 1 + (name == "shaped")) / 4)
-        numbers[f"gap_{activation}_shaped_over_plain"] = mean_of(gaps["shaped"] / gaps["plain"].mean())
+        numbers[f"gap_{activation}_shaped_over_plain"] = jackknife_ratio(gaps["shaped"], gaps["plain"])
         panels.append(Panel("depth L", GRADIENT, series, title=activation))
     caption = (
         f"{values['data']}, width and batch {values['width']}, orthogonal weights, centred batch norm. With gain 1 the "
@@ -86,8 +87,10 @@ def bulk_rates(
 def measure_gain_law(values: Mapping[str, Any], context: Context) -> Outcome:
     """Figure C.1: the rate of explosion against the gain, and the exponent of its power law in two halves of gains."""
     gains = sorted(values["gains"])
-    floor = mean_of(bulk_rates(values, context, activation="identity", gain=1.0, offset=99)[1])
-    numbers: dict[str, Number] = {"linear_rate": floor}
+    half = len(gains) // 2
+    lower, upper = slice(0, half + 1), slice(half, len(gains))
+    floor = bulk_rates(values, context, activation="identity", gain=1.0, offset=99)[1]
+    numbers: dict[str, Number] = {"linear_rate": mean_of(floor)}
     panels = []
     for place, activation in enumerate(NONLINEAR):
         layers, bulk = [], []
@@ -96,28 +99,18 @@ def measure_gain_law(values: Mapping[str, Any], context: Context) -> Outcome:
             layers.append(at)
             bulk.append(whole)
             context.progress((place * len(gains) + index + 1) / (2 * len(gains)))
-        excess = [mean_of(rates - floor.value) for rates in bulk]
-        half = len(gains) // 2
-        lower, upper = _exponent(gains[: half + 1], excess[: half + 1]), _exponent(gains[half:], excess[half:])
-        c2 = _exponent(gains, excess)
         numbers |= {f"rate_{activation}_{gain:.3g}": mean_of(r) for gain, r in zip(gains, bulk, strict=True)}
-        numbers[f"exponent_{activation}"] = c2
-        numbers[f"exponent_{activation}_lower"] = lower
-        numbers[f"exponent_{activation}_upper"] = upper
-        spread = math.hypot(lower.high - lower.value, upper.high - upper.value)
-        change = lower.value - upper.value
-        numbers[f"exponent_{activation}_change"] = Number(change, change - spread, change + spread)
+        excess = np.stack(bulk, axis=1) - floor[:, None]
+        numbers |= {f"exponent_{activation}{name}": n for name, n in _exponents(gains, excess, lower, upper).items()}
         series = [
-            _clear_points(f"layer {layer}", gains, [mean_of(at[:, column] - floor.value) for at in layers])
+            _clear_points(f"layer {layer}", gains, [mean_of(at[:, column] - floor) for at in layers])
             for column, layer in enumerate(values["layers"])
         ]
-        series.append(_clear_points("bulk", gains, excess))
-        level = np.mean(
-            [math.log(e.value) - c2.value * math.log(g) for g, e in zip(gains, excess, strict=True) if e.value > 0]
-        )
-        series.append(
-            Series(f"c₁α^{c2.value:.2f}", gains, [math.exp(level) * g**c2.value for g in gains], role="paper")
-        )
+        series.append(_clear_points("bulk", gains, [mean_of(rates) for rates in excess.T]))
+        c2 = numbers[f"exponent_{activation}"].value
+        if math.isfinite(c2):
+            level = float(np.mean(np.log(excess.mean(0)) - c2 * np.log(gains)))
+            series.append(Series(f"c₁α^{c2:.2f}", gains, [math.exp(level) * g**c2 for g in gains], role="paper"))
         label = "R(α) − R(linear) [ln per layer]"
         panels.append(Panel("gain α", label, series, x_scale="log", y_scale="log", title=activation))
     caption = (
@@ -133,13 +126,37 @@ def _clear_points(label: str, gains: Sequence[float], rates: Sequence[Number]) -
     return Series(label, [g for g, _ in kept], [r.value for _, r in kept], error=[r.high - r.value for _, r in kept])
 
 
-def _exponent(gains: Sequence[float], rates: Sequence[Number]) -> Number:
-    """The slope of ln R on ln α over a window; the points are not taken to lie on a line."""
-    kept = [(math.log(g), r) for g, r in zip(gains, rates, strict=True) if r.value > 0]
-    if len(kept) < 2:
-        return Number(math.nan, math.nan, math.nan)
-    errors = [(r.high - r.value) / r.value / DRAWN for _, r in kept]
-    return slope_of([g for g, _ in kept], [math.log(r.value) for _, r in kept], stderr=errors, straight=False)
+def _exponents(gains: Sequence[float], excess: Array, lower: slice, upper: slice) -> dict[str, Number]:
+    """Slopes of ln R̄ on ln α, R̄ the mean of `excess` (runs, gains) over runs: of all gains and of two windows.
+
+    The points are not taken to lie on a line. The windows share a gain and all points share runs and the linear rate
+    taken off, so runs are left out of everything at once. NaN where a mean is not positive.
+    """
+    x = np.log(gains)
+
+    def exponent(rows: Array, window: slice) -> float:
+        means = rows.mean(axis=0)[window]
+        centred = x[window] - x[window].mean()
+        return float(centred @ np.log(means) / np.sum(centred**2)) if np.all(means > 0) else math.nan
+
+    return {
+        "": jackknife(lambda rows: exponent(rows, slice(None)), excess),
+        "_lower": jackknife(lambda rows: exponent(rows, lower), excess),
+        "_upper": jackknife(lambda rows: exponent(rows, upper), excess),
+        "_change": jackknife(lambda rows: exponent(rows, lower) - exponent(rows, upper), excess),
+    }
+
+
+def jackknife(statistic: Callable[[Array], float], rows: Array) -> Number:
+    """A function of independent runs, the first axis of `rows`, with Student's interval from leaving out one each."""
+    count = len(rows)
+    without = np.array([statistic(np.delete(rows, run, axis=0)) for run in range(count)])
+    return estimate(statistic(rows), math.sqrt(count - 1) * float(without.std()), samples=count)
+
+
+def jackknife_ratio(top: Array, bottom: Array) -> Number:
+    """The mean of `top` over that of `bottom`, of the same runs."""
+    return jackknife(lambda rows: float(rows[:, 0].mean() / rows[:, 1].mean()), np.stack([top, bottom], axis=1))
 
 
 def measure_gain_exponent(values: Mapping[str, Any], context: Context) -> Outcome:
@@ -166,9 +183,9 @@ def measure_gain_exponent(values: Mapping[str, Any], context: Context) -> Outcom
         mean = rates.mean(axis=2)
         numbers[f"{activation}_rate_without"] = mean_of(mean[0])
         numbers[f"{activation}_rate_with"] = mean_of(mean[-1])
-        numbers[f"{activation}_rate_left"] = mean_of(mean[-1] / mean[0].mean())
+        numbers[f"{activation}_rate_left"] = jackknife_ratio(mean[-1], mean[0])
         numbers[f"{activation}_fall"] = slopes(exponents, mean.T)
-        numbers[f"{activation}_change_with_depth"] = mean_of((rates[..., -1] - rates[..., 0]).mean(0) / mean[0].mean())
+        numbers[f"{activation}_change_with_depth"] = jackknife_ratio((rates[..., -1] - rates[..., 0]).mean(0), mean[0])
         series = [points(f"depth {depth}", exponents, rates[..., column].T) for column, depth in enumerate(depths)]
         panels.append(Panel("gain exponent", f"rate at layer {layer} [ln per layer]", series, title=activation))
     caption = (
@@ -246,7 +263,7 @@ GAIN_LAW = Claim(
                 **SMALL_BATCH,
                 "width": 24,
                 "batch_size": 24,
-                "runs": 24,
+                "runs": 48,
                 "depth": 320,
                 "margin": 70,
                 "layers": (80, 160),
@@ -257,7 +274,7 @@ GAIN_LAW = Claim(
         "paper": Setting(
             {
                 **BATCH,
-                "runs": 16,
+                "runs": 10,
                 "depth": 1000,
                 "margin": 300,
                 "layers": (100, 500, 800),
@@ -292,7 +309,7 @@ GAIN_EXPONENT = Claim(
         "quick": Setting(
             {
                 **SMALL_BATCH,
-                "runs": 12,
+                "runs": 20,
                 "layer": 10,
                 "depths": (60, 120, 200),
                 "exponents": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5),

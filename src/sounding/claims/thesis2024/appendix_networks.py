@@ -49,7 +49,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Networks:
-    """states[ℓ] (runs, n, d) after ℓ layers; layers[ℓ − 1] led there. The loss is that of `labels`."""
+    """states[ℓ] (runs, n, d) after ℓ layers; layers[ℓ − 1] led there. The loss is that of `labels` (runs, n)."""
 
     states: list[torch.Tensor]
     layers: list[Layer]
@@ -69,13 +69,17 @@ def build_networks(
     offset: int,
     center: bool = True,
 ) -> Networks:
-    """`runs` networks on one batch of data, behind an input layer with orthonormal columns and batch norm."""
+    """`runs` networks, each on a batch of its own, behind an input layer with orthonormal columns and batch norm.
+
+    A run has the same batch whatever the activation, the gains and `offset`: what differs between them is not the data.
+    """
     import torch
 
     generator = context.generator(offset, device=context.device)
     runs, width = values["runs"], values["width"]
-    inputs, labels, classes = _draw_batch(values["data"], values["batch_size"], context.device, context.random_seed)
-    first = torch.randn((runs, inputs.shape[1], width), generator=generator, dtype=torch.float64, device=context.device)
+    inputs, labels, classes = draw_batches(values["data"], values["batch_size"], runs, context)
+    shape = (runs, inputs.shape[2], width)
+    first = torch.randn(shape, generator=generator, dtype=torch.float64, device=context.device)
     start = _normalize(inputs @ torch.linalg.qr(first).Q, center=center)[0]
     states, layers = [start], list[Layer]()
     while len(layers) < depth:
@@ -87,17 +91,25 @@ def build_networks(
     return Networks(states, layers, center, labels, classes, generator)
 
 
+def draw_batches(data: str, size: int, runs: int, context: Context) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Flat normalized inputs (runs, size, features) of a batch for every run, their labels, the number of classes."""
+    return _draw_batches(data, size, runs, context.device, context.random_seed)
+
+
 @cache
-def _draw_batch(data: str, size: int, device: str, random_seed: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Flat normalized inputs of one batch, their labels, and the number of classes."""
+def _draw_batches(
+    data: str, size: int, runs: int, device: str, random_seed: int
+) -> tuple[torch.Tensor, torch.Tensor, int]:
     import torch
 
     from sounding.data import load_dataset
     from sounding.data.dataset import batches
 
     dataset = load_dataset(data)
-    inputs, labels = next(batches(dataset, size, generator=Context(random_seed=random_seed).generator(7)))
-    return inputs.flatten(1).to(device, torch.float64), labels.to(device), dataset.classes
+    generator = Context(random_seed=random_seed).generator(7)
+    drawn = [next(batches(dataset, size, generator=generator)) for _ in range(runs)]
+    inputs = torch.stack([batch.flatten(1) for batch, _ in drawn]).to(device, torch.float64)
+    return inputs, torch.stack([labels for _, labels in drawn]).to(device), dataset.classes
 
 
 def _normalize(product: torch.Tensor, *, center: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -61,7 +61,7 @@ def measure_centring(values: Mapping[str, Any], context: Context) -> Outcome:
     """Figure C.10: linear networks with centred batch norm and without centring, and the rates of narrow deep ones."""
     depths, narrow = np.array(values["depths"]), values["narrow"]
     numbers: dict[str, Number] = {}
-    series = []
+    rises, series = [], []
     for place, (name, center) in enumerate((("standard", True), ("simplified", False))):
         made = build_networks(
             values,
@@ -74,14 +74,12 @@ def measure_centring(values: Mapping[str, Any], context: Context) -> Outcome:
         )
         shown = first_layer_log_norms(made, values["depths"])
         rates = bulk_rates(narrow, context, activation="identity", gain=1.0, offset=10 + place, center=center)[1]
-        numbers[f"{name}_rise"] = mean_of(shown[:, -1] - shown[:, 0])
+        rises.append(shown[:, -1] - shown[:, 0])
+        numbers[f"{name}_rise"] = mean_of(rises[-1])
         numbers[f"{name}_growth_over_square_of_width"] = mean_of(rates * narrow["width"] ** 2)
         series.append(points(f"{name} batch norm", depths, shown / math.log(10)))
         context.progress((place + 1) / 2)
-    both = numbers["standard_rise"], numbers["simplified_rise"]
-    value = both[0].value - both[1].value
-    half = math.hypot(*(n.high - n.value for n in both))
-    numbers["difference_of_rises"] = Number(value, value - half, value + half)
+    numbers["difference_of_rises"] = mean_of(rises[0] - rises[1])
     panel = Panel("depth L", GRADIENT, series)
     caption = (
         f"{values['data']}, width and batch {values['width']}, linear networks with orthogonal weights: with and "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from sounding.claims.claim import Claim, Context, Expectation, Outcome, Setting
 from sounding.claims.number import Number, mean_of
 from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.thesis2024.appendix_networks import draw_batches
 from sounding.claims.thesis2024.gram_paths import points, slopes
 from sounding.claims.thesis2024.haar_networks import (
     KINDS,
@@ -31,32 +33,26 @@ DEPTHS = (5, 10, 20, 50, 100, 200, 500, 1000)
 def data_start(
     values: Mapping[str, Any], context: Context, *, law: str, distinct: int | None, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """A batch of real data behind an input layer and batch norm, (runs, n, d); its labels; the number of classes.
+    """A batch of real data for every run behind an input layer and batch norm, (runs, n, d); labels; classes.
 
     The input layer has the law of the others: orthonormal columns, or Gaussian entries. With `distinct` the batch
     repeats so many samples.
     """
     import torch
 
-    from sounding.data import load_dataset
-    from sounding.data.dataset import batches
-
     size, width, runs = values["batch_size"], values["width"], values["runs"]
-    data = load_dataset(values["data"])
-    inputs, labels = next(batches(data, distinct or size, generator=context.generator(7)))
-    flat = inputs.flatten(1).to(context.device, torch.float64)
-    labels = labels.to(context.device)
-    shape = (runs, flat.shape[1], width)
+    inputs, labels, classes = draw_batches(values["data"], distinct or size, runs, context)
+    shape = (runs, inputs.shape[2], width)
     weights = torch.randn(shape, generator=generator, dtype=torch.float64, device=context.device)
     if law == "orthogonal":
         weights = torch.linalg.qr(weights).Q
-    state = flat @ weights
+    state = inputs @ weights
     if distinct:
         again = torch.arange(size, device=context.device) % distinct
-        state, labels = state[:, again], labels[again]
+        state, labels = state[:, again], labels[:, again]
     if values["center"]:
         state = state - state.mean(dim=1, keepdim=True)
-    return state * (math.sqrt(size) / state.norm(dim=1, keepdim=True)), labels, data.classes
+    return state * (math.sqrt(size) / state.norm(dim=1, keepdim=True)), labels, classes
 
 
 def log_norms(
@@ -141,43 +137,74 @@ def measure_degenerate(values: Mapping[str, Any], context: Context) -> Outcome:
     return Outcome(numbers, Picture((panel,), caption))
 
 
-def measure_theorem_6_5(values: Mapping[str, Any], context: Context) -> Outcome:
-    """Gradients of every layer at any depth, features of norm 1, against the bound; Gaussian weights beside them."""
+@dataclass(frozen=True)
+class Cell:
+    """Networks of one width, input and law; every run has its own input. Arrays are over runs.
+
+    Attributes:
+        logs: ln of the first layer's gradient norm in the networks of each depth, (runs, depths).
+        depth_slope: its slope against depth.
+        layer_growth: that of ln‖∂L/∂W_ℓ‖ towards the input, per layer of the deepest network.
+        rise_over_bound: of ln‖∂L/∂W_ℓ‖ from the last layer to the largest, over the theorem's bound for the input.
+    """
+
+    logs: Array
+    depth_slope: Number
+    layer_growth: Number
+    rise_over_bound: Number
+
+
+def measure_cell(values: Mapping[str, Any], context: Context, *, width: int, kind: str, law: str, offset: int) -> Cell:
+    """Gradients of random networks on random inputs; slopes from the depth or layer `window` on."""
     import torch
 
     from sounding.measures import gram, isometry_gap
     from sounding.theory.bounds.thesis2024 import theorem_6_5
 
-    depths = np.array(values["depths"])
-    late = depths >= values["window"]
-    trends: dict[str, list[Array]] = {"orthogonal": [], "gaussian": []}
-    worst: list[Number] = []
+    depths, window = np.array(values["depths"]), values["window"]
+    generator = context.generator(offset, device=context.device)
+    start = torch.cat([square_inputs(kind, width, 1, generator=generator) for _ in range(values["runs"])])
+    labels = torch.arange(width, device=context.device) % 10
+    trunk = build_trunk(start, law=law, depth=int(depths[-1]), generator=generator, feature_norm=1.0)
+    logs = first_layer_log_norms(trunk, labels, values["depths"], classes=10, generator=generator)
+    layers = every_layer_log_norms(trunk, labels, classes=10, generator=generator)
+    gaps = isometry_gap(gram(start), tolerance=0.0).cpu().numpy()
+    # with a loss of slope s = 1 the bound limits the rise of the gradient from its last layer
+    bounds = np.array([theorem_6_5(width, input_gap=float(gap)).value for gap in gaps])
+    rise = (layers - layers[:, -1:]) / bounds[:, None]
+    return Cell(
+        logs=logs,
+        depth_slope=slopes(depths[depths >= window], logs[:, depths >= window]),
+        layer_growth=slopes(-np.arange(window, layers.shape[1] + 1), layers[:, window - 1 :]),
+        rise_over_bound=mean_of(rise[:, int(np.argmax(rise.mean(0)))]),
+    )
+
+
+def measure_theorem_6_5(values: Mapping[str, Any], context: Context) -> Outcome:
+    """Gradients at any depth and layer, features of norm 1: the worst cell, and Gaussian weights beside it."""
+    cells: dict[str, list[Cell]] = {"orthogonal": [], "gaussian": []}
     series = []
     for index, (width, kind) in enumerate(values["inputs"]):
-        for law, found in trends.items():
-            generator = context.generator(2 * index + (law == "gaussian"), device=context.device)
-            start = square_inputs(kind, width, values["runs"], generator=generator)
-            labels = torch.arange(width, device=context.device) % 10
-            trunk = build_trunk(start, law=law, depth=int(depths[-1]), generator=generator, feature_norm=1.0)
-            logs = first_layer_log_norms(trunk, labels, values["depths"], classes=10, generator=generator)
-            centred = depths[late] - depths[late].mean()
-            found.append(logs[:, late] @ centred / np.sum(centred**2))
-            series.append(points(f"{law}, d = {width}, {kind}", depths, logs / math.log(10)))
-            if law == "orthogonal":
-                layers = every_layer_log_norms(trunk, labels, classes=10, generator=generator)
-                gap = float(isometry_gap(gram(start[0]), tolerance=0.0))
-                # with a loss of slope s = 1 the bound limits the rise of the gradient from its last layer
-                bound = theorem_6_5(width, input_gap=gap).value
-                rise = layers - layers[:, -1:]
-                worst.append(scaled(mean_of(rise[:, int(np.argmax(rise.mean(0)))]), 1 / bound))
+        for law, made in cells.items():
+            if law == "gaussian" and width < values["wide"]:
+                continue
+            offset = 2 * index + (law == "gaussian")
+            cell = measure_cell(values, context, width=width, kind=kind, law=law, offset=offset)
+            made.append(cell)
+            series.append(points(f"{law}, d = {width}, {kind}", values["depths"], cell.logs / math.log(10)))
+        context.progress((index + 1) / len(values["inputs"]))
+    orthogonal, gaussian = cells.values()
     numbers = {
-        "depth_slope": mean_of(np.concatenate(trends["orthogonal"])),
-        "gaussian_depth_slope": mean_of(np.concatenate(trends["gaussian"])),
-        "largest_rise_over_bound": max(worst, key=lambda number: number.high),
+        "depth_slope": max((cell.depth_slope for cell in orthogonal), key=lambda number: number.high),
+        "layer_growth": max((cell.layer_growth for cell in orthogonal), key=lambda number: number.high),
+        "gaussian_depth_slope": min((cell.depth_slope for cell in gaussian), key=lambda number: number.low),
+        "gaussian_layer_growth": min((cell.layer_growth for cell in gaussian), key=lambda number: number.low),
+        "largest_rise_over_bound": max((cell.rise_over_bound for cell in orthogonal), key=lambda number: number.high),
     }
     panel = Panel("depth L", "log₁₀ of the first layer's gradient norm", series)
     caption = (
-        "With orthogonal weights depth does not enter; with Gaussian ones the gradient grows exponentially with it."
+        "With orthogonal weights depth does not enter, whatever width and input; with Gaussian ones "
+        f"(d ≥ {values['wide']}) the gradient grows exponentially with it."
     )
     return Outcome(numbers, Picture((panel,), caption))
 
@@ -235,14 +262,16 @@ CLAIMS: tuple[Claim, ...] = (
         statement="With Haar weights and a regular input batch E ln‖∂L/∂W_ℓ‖ is bounded by Cd⁵(ψ(X_0)³ + 1), whatever "
         "the depth and the layer.",
         expectations=(
-            Expectation("depth_slope", "the first layer's gradient does not grow with depth", high=0.001),
+            Expectation("depth_slope", "the first layer's gradient does not grow with depth, in any cell", high=0.001),
+            Expectation("layer_growth", "nor from layer to layer of a deep network, in any cell", high=0.001),
             Expectation("gaussian_depth_slope", "where Gaussian weights show that growth would be seen", low=0.003),
-            Expectation("largest_rise_over_bound", "no layer exceeds the bound with its constants", high=1.0),
+            Expectation("gaussian_layer_growth", "from layer to layer too", low=0.003),
         ),
         settings={
             "quick": Setting(
                 {
                     "inputs": tuple((d, k) for d in (5, 20) for k in KINDS),
+                    "wide": 20,
                     "depths": (10, 50, 100, 200, 400),
                     "window": 50,
                     "runs": 40,
@@ -251,16 +280,21 @@ CLAIMS: tuple[Claim, ...] = (
             "standard": Setting(
                 {
                     "inputs": tuple((d, k) for d in (5, 10, 20, 50) for k in KINDS),
+                    "wide": 20,
                     "depths": (10, 50, 100, 200, 400, 800, 1600),
                     "window": 200,
-                    "runs": 100,
+                    "runs": 40,
                 }
             ),
         },
         measure=measure_theorem_6_5,
         paper="a theorem; figure 6.3 illustrates it",
-        note="The printed L(X_ℓ) means L(X_L). The printed C is not given; the bound compared with is the corrected "
-        "one with every constant (sounding.theory.bounds).",
+        note="The printed L(X_ℓ) means L(X_L). What is judged is that depth and layer do not enter, in the worst cell "
+        "of a width and a kind of input, every run with an input of its own. The bound itself judges nothing: with "
+        "every constant of the corrected one (sounding.theory.bounds) it allows rises of 10⁵ to 10¹⁰ nats where a few "
+        "occur, and the printed C is not given; largest_rise_over_bound is shown beside. That Gaussian gradients grow "
+        "is the theory of wide networks (0.027 per layer at n = 20, 0.010 at 50), and widths from `wide` on serve for "
+        "the comparison; at d = 5 the theory does not apply and Gaussian gradients hardly grow.",
     ),
     Claim(
         id="thesis2024-fig6.3",
