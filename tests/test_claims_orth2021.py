@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from sounding.claims.claim import Context, judge
-from sounding.claims.number import extreme_of
-from sounding.claims.orth2021 import CLAIMS, convolutional, propagation, training
+from sounding.claims.number import Number, extreme_of, mean_of
+from sounding.claims.orth2021 import CLAIMS, chains, conjecture, convolutional, propagation, training
 from sounding.errors import UsageError
 from sounding.measures import orthogonality_gap
+from sounding.theory.bounds import orth2021 as bounds
 
 MLP = {
     "data": "digits", "width": 12, "batch_size": 50, "rates": [0.01], "seeds": 2, "init_samples": 200, "epochs": 1,
@@ -24,6 +25,9 @@ CONV = {
     "data": "digits", "depths": [3, 5], "width": 4, "batch_size": 30, "rate": 0.02, "steps": 10, "seeds": 2,
     "init_samples": 32, "plain": True,
 }  # fmt: skip
+
+
+ROWS = {claim.id: claim for claim in CLAIMS}
 
 
 def test_rows_are_complete() -> None:
@@ -140,3 +144,96 @@ def test_the_interval_of_an_extreme_holds_that_of_other_draws() -> None:
     assert missed <= 12  # 0.8% of 400 is 3
     with pytest.raises(UsageError, match="at least 8 groups"):
         extreme_of([1.0, 2.0])
+
+
+def draw_gaps(logs: np.ndarray) -> dict[str, Number]:
+    """What figure 2a judges of ln V, (narrow and wide, layers), with a little noise."""
+    noise = 1 + 0.01 * np.random.default_rng(0).standard_normal((2, 20, logs.shape[1]))
+    return chains.describe_gaps(np.exp(logs)[:, None] * noise, samples=4, width=512, spread=1e-6)
+
+
+def test_figure_2a_tells_a_line_from_saturation() -> None:
+    """R² of a line is above 0.95 for both; only the line falls over layers 1–5 and 15–20 as over all twenty."""
+    claim, layers = ROWS["orth2021-fig2a"], np.arange(51)
+    ends = np.log([[0.2], [0.05]])
+    line = np.maximum(ends / 20 * layers, ends)
+    assert judge(claim, draw_gaps(line)) == "holds"
+    saturated = draw_gaps(ends * np.clip((layers - 2.5) / 13, 0, 1))
+    assert saturated["straightness_first_20_wide"].low > 0.95
+    assert judge(dataclasses.replace(claim, correction=None), saturated) == "does not hold"
+    assert claim.expectations[5].judge(saturated["late_rate_wide"]) == "violated"
+
+
+def test_figure_2a_from_chains_needs_its_correction() -> None:
+    claim = ROWS["orth2021-fig2a"]
+    values = {**claim.settings["quick"].values, "runs": 200, "groups": 10}
+    numbers = claim.measure(values, Context(random_seed=1)).numbers
+    assert claim.correction is not None
+    assert judge(claim, numbers) == "holds with correction"
+    straight = [e for e in claim.expectations if "rate" in e.quantity]
+    assert "violated" in [e.judge(numbers[e.quantity]) for e in straight]
+    wrong = dataclasses.replace(claim.expectations[0], quantity="slope_6_to_12", high=chains.FASTEST)
+    assert wrong.judge(numbers["slope_6_to_12"]) == "violated", "the rate of the infinitely wide network"
+
+
+def test_a_jackknife_of_a_mean_is_that_mean() -> None:
+    samples = np.random.default_rng(1).standard_normal((1, 12, 3))
+    found, straight = chains.jackknife(samples, lambda mean: float(mean[0, 1])), mean_of(samples[0, :, 1])
+    assert (found.value, found.low, found.high) == pytest.approx((straight.value, straight.low, straight.high))
+
+
+def test_the_floor_of_the_gap_is_a_fixed_point_of_the_expected_spectrum() -> None:
+    """E‖G − I/n‖² = (1 − 1/d)·‖p(σ) − 1/n‖² + (1 − 1/n)/d after a layer, to first order in V at the floor."""
+    n, width = 4, 10**6
+    k = (n - 1) * (n + 2) / 2
+    mean_to_root = math.sqrt(2 / k) * math.gamma((k + 1) / 2) / math.gamma(k / 2)
+    gap = chains.predict_floor(n, width) / mean_to_root
+    spectrum = 1 / n + gap * np.array([1.0, -1.0, 1.0, -1.0]) / 2
+    after = bounds.expected_spectrum(np.sqrt(spectrum)) - 1 / n
+    assert (1 - 1 / width) * float(after @ after) + (1 - 1 / n) / width == pytest.approx(gap**2, rel=1e-4)
+
+
+def test_figure_6_compares_the_activations_it_names() -> None:
+    values = {"widths": [8, 16], "wide": 8, "batch_size": 3, "burn_in": 5, "layers": 10, "runs": 8, "gap": False}
+    named = values | {"activations": ["identity", "tanh"]}
+    alone = conjecture.measure_conjecture(named, Context()).numbers
+    beside = conjecture.measure_conjecture(named | {"beside": ["gelu"]}, Context()).numbers
+    joined = conjecture.measure_conjecture(values | {"activations": ["identity", "tanh", "gelu"]}, Context()).numbers
+    assert beside["largest_over_smallest_curve"] == alone["largest_over_smallest_curve"]
+    assert joined["largest_over_smallest_curve"].value > alone["largest_over_smallest_curve"].value
+    assert "slope_gelu" in beside
+
+
+def test_clipping_that_never_clips_alleviates_nothing() -> None:
+    """At so large a λ every run is the one without clipping, and that is no alleviation."""
+    claim = ROWS["orth2021-figA1-clipping"]
+    depths = [3, 5]
+    values = MLP | {"depths": depths, "variants": ["xavier", "clipping:0.001", "clipping:1000000"]}
+    found = training.train_variants(values, Context())
+    renamed = {
+        "xavier": found["xavier"],
+        "clipping:0.1": found["clipping:0.001"],
+        "clipping:1": found["clipping:1000000"],
+    }
+    numbers = training.compare_rises(renamed, depths)
+    assert numbers["changed_by_clipping_1_deep"].value == 0.0
+    assert numbers["changed_by_clipping_01_deep"].value == 1.0
+    assert claim.expectations[3].judge(numbers["rise_xavier_minus_clipping_1"]) == "violated"
+    assert judge(claim, numbers) == "does not hold"
+
+
+def test_clipping_that_stops_the_rise_alleviates_it() -> None:
+    claim = ROWS["orth2021-figA1-clipping"]
+    noise = 0.05 * np.random.default_rng(0).standard_normal((6, 24))
+    names = ("xavier", "clipping:0.1", "clipping:1")
+    found = {
+        name: {5: 0.5 + noise[i], 32: rise + 0.5 + noise[3 + i]}
+        for i, (name, rise) in enumerate(zip(names, (1.2, 0.5, 0.7), strict=True))
+    }
+    assert judge(claim, training.compare_rises(found, [5, 32])) == "holds"
+    wrong = {**found, "clipping:1": {5: found["xavier"][5], 32: found["xavier"][32] + 0.5}}
+    assert judge(claim, training.compare_rises(wrong, [5, 32])) == "does not hold"
+    slower = {**found, "clipping:1": {5: found["xavier"][5] + 1.0, 32: found["xavier"][32] + 0.1}}
+    numbers = training.compare_rises(slower, [5, 32])
+    assert numbers["rise_xavier_minus_clipping_1"].low > 0.5
+    assert judge(claim, numbers) == "does not hold", "the slowdown is less as the shallow network is slowed"

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from sounding.claims.claim import Claim
-from sounding.claims.orth2021 import chains, experiments, theorems
+from sounding.claims.orth2021 import chains, conjecture, experiments, theorems
 
-CLAIMS: tuple[Claim, ...] = chains.CLAIMS + experiments.CLAIMS + theorems.CLAIMS
+CLAIMS: tuple[Claim, ...] = chains.CLAIMS + conjecture.CLAIMS + experiments.CLAIMS + theorems.CLAIMS

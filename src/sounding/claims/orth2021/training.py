@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import Number, mean_of
+from sounding.claims.number import Number, fraction_of, mean_of
 from sounding.claims.picture import Panel, Picture, Series
 
 if TYPE_CHECKING:
@@ -313,27 +313,61 @@ def measure_figure3b(values: Mapping[str, Any], context: Context) -> Outcome:
     return Outcome(numbers, Picture(panels, caption))
 
 
+def train_variants(values: Mapping[str, Any], context: Context) -> dict[str, Curves]:
+    """Training losses at the end by depth, for each of the variants."""
+    found = {}
+    for index, variant in enumerate(values["variants"]):
+        found[variant] = over_depth(values, variant, context)
+        context.progress((index + 1) / len(values["variants"]))
+    return found
+
+
+def draw_variants(found: Mapping[str, Curves], values: Mapping[str, Any]) -> Picture:
+    """The training loss at the end over depth."""
+    drawn = [draw_curves(LABELS[variant], curves) for variant, curves in found.items()]
+    caption = f"Mean and 99% interval of {values['seeds']} seeds after {values['epochs']} epochs; lower is better."
+    return Picture((Panel("depth, layers", "training loss at the end", drawn),), caption)
+
+
 def measure_initializations(values: Mapping[str, Any], context: Context) -> Outcome:
     """The training loss at the end over depth, for several ways to start or to train."""
-    variants: Sequence[str] = values["variants"]
-    found = {}
-    for index, variant in enumerate(variants):
-        found[variant] = over_depth(values, variant, context)
-        context.progress((index + 1) / len(variants))
+    found = train_variants(values, context)
     shallow, deep = values["depths"][0], values["depths"][-1]
     numbers = {}
-    for variant in variants:
-        key = variant.replace(":", "_").replace(".", "")
-        numbers[f"rise_{key}"] = difference_of(found[variant][deep], found[variant][shallow])
+    for variant, curves in found.items():
+        key = key_of(variant)
+        numbers[f"rise_{key}"] = difference_of(curves[deep], curves[shallow])
         if variant != "iterative":
-            numbers[f"{key}_minus_iterative"] = difference_of(found[variant][deep], found["iterative"][deep])
+            numbers[f"{key}_minus_iterative"] = difference_of(curves[deep], found["iterative"][deep])
             numbers[f"rise_{key}_minus_iterative"] = difference_of(
-                found[variant][deep] - found[variant][shallow], found["iterative"][deep] - found["iterative"][shallow]
+                curves[deep] - curves[shallow], found["iterative"][deep] - found["iterative"][shallow]
             )
-    panel = Panel(
-        "depth, layers",
-        "training loss at the end",
-        [draw_curves(LABELS[variant], found[variant]) for variant in variants],
-    )
-    caption = f"Mean and 99% interval of {values['seeds']} seeds after {values['epochs']} epochs; lower is better."
-    return Outcome(numbers, Picture((panel,), caption))
+    return Outcome(numbers, draw_variants(found, values))
+
+
+def measure_clipping(values: Mapping[str, Any], context: Context) -> Outcome:
+    """How much less the training loss grows with depth when gradients are clipped; seeds share weights and order."""
+    found = train_variants(values, context)
+    return Outcome(compare_rises(found, values["depths"]), draw_variants(found, values))
+
+
+def compare_rises(found: Mapping[str, Curves], depths: Sequence[int]) -> dict[str, Number]:
+    """Rises with depth, Xavier's less each of the others', and the share of runs that clipping changed at all."""
+    plain = found["xavier"]
+    rises = {variant: curves[depths[-1]] - curves[depths[0]] for variant, curves in found.items()}
+    numbers = {f"rise_{key_of(variant)}": mean_of(rise) for variant, rise in rises.items()}
+    for variant, curves in found.items():
+        if variant == "xavier":
+            continue
+        key = key_of(variant)
+        numbers[f"rise_xavier_minus_{key}"] = difference_of(rises["xavier"], rises[variant])
+        for name, depth in (("shallow", depths[0]), ("deep", depths[-1])):
+            numbers[f"{key}_minus_xavier_{name}"] = difference_of(curves[depth], plain[depth])
+            changed = int(np.sum(curves[depth] != plain[depth]))
+            numbers[f"changed_by_{key}_{name}"] = fraction_of(changed, len(plain[depth]))
+    return numbers
+
+
+def key_of(variant: str) -> str:
+    """A variant as part of a number's name."""
+    return variant.replace(":", "_").replace(".", "")
