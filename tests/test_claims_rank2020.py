@@ -80,19 +80,90 @@ def test_a_wrong_statement_does_not_hold(claim_id: str, values: dict[str, object
     assert _verdict(claim) == "does not hold"
 
 
-def test_lemma7_would_notice_a_wrong_coefficient(monkeypatch: pytest.MonkeyPatch) -> None:
+LEMMA7 = {
+    "as printed": (2, -2, -8, 8),
+    "2d² left out": (0, -2, -8, 8),
+    "20d²": (20, -2, -8, 8),
+    "−2‖M‖² left out": (2, 0, -8, 8),
+    "−2‖M‖² with the other sign": (2, 2, -8, 8),
+    "−4 Tr M³": (2, -2, -4, 8),
+    "4 Tr diag(M²)²": (2, -2, -8, 4),
+    "2d² 5% too large": (2.1, -2, -8, 8),
+}
+
+
+@pytest.mark.parametrize("case", LEMMA7)
+def test_lemma7_would_notice_each_wrong_coefficient(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from sounding.theory.bounds import rank2020
 
-    claim = _small("rank2020-lemma7", batches=40, draws=2000, strengths=[0.02])
-    assert _verdict(claim) == "holds"
     right = rank2020.lemma_7
 
-    def doubled(features: object, *, step: float) -> object:
-        bound = right(features, step=step)  # type: ignore[arg-type]
-        return dataclasses.replace(bound, value=1.1 * bound.value)
+    def other(features: np.ndarray, *, step: float) -> object:
+        moment = features.T @ features / len(features)
+        square = moment @ moment
+        terms = (len(moment) ** 2, np.sum(moment**2), np.trace(square @ moment), np.sum(np.diag(square) ** 2))
+        value = step**2 * float(np.dot(LEMMA7[case], terms))
+        if case == "as printed":
+            assert value == pytest.approx(right(features, step=step).value, rel=1e-9, abs=1e-9)
+        return dataclasses.replace(right(features, step=step), value=value)
 
-    monkeypatch.setattr(rank2020, "lemma_7", doubled)
+    monkeypatch.setattr(rank2020, "lemma_7", other)
+    claim = _small("rank2020-lemma7", widths=[4, 8], draws=[8000, 3000], batches=24, strengths=[0.1, 0.03])
+    assert _verdict(claim) == ("holds" if case == "as printed" else "does not hold")
+
+
+def test_theorem5_would_notice_chains_that_collapse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the chains with batch norm lose it, the row must say no; a count above rounding still sees full rank."""
+    from sounding.claims.rank2020v1 import odd
+
+    right, counted = odd.follow_chain, []
+
+    def without_norm(*arguments: object, **options: object) -> np.ndarray:
+        if options["depth"] != 2:
+            last = {**options, "scaling": "frobenius", "layers": [options["depth"]]}
+            counted.append(right(arguments[0], odd.count_directions, **last).min())
+        return right(*arguments, **{**options, "scaling": "frobenius"})  # type: ignore[arg-type]
+
+    claim = _small("rank2020v1-thm5", width=4, activations=["tanh"], depth=4000, runs=8)
+    monkeypatch.setattr(odd, "follow_chain", without_norm)
     assert _verdict(claim) == "does not hold"
+    assert min(counted) >= 2
+
+
+def test_theorem5_says_nothing_where_nothing_could_fall() -> None:
+    """In too few layers for a collapse the row does not hold, whatever batch norm does."""
+    claim = _small("rank2020v1-thm5", depth=100, runs=12)
+    outcome = claim.measure(claim.settings["quick"].values, Context())
+    assert outcome.numbers["runs_that_come_near_rank_one"].value == 0
+    assert outcome.numbers["share_of_runs_raised_from_rank_one_in_two_layers"].value == 1
+    assert judge(claim, outcome.numbers) == "does not hold"
+
+
+def test_ratio_of_moments_is_the_participation_ratio() -> None:
+    from sounding.claims.rank2020v1.odd import ratio_of_moments
+    from sounding.measures import participation_ratio
+
+    states = torch.randn(5, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(ratio_of_moments(states), participation_ratio(states))
+
+
+@pytest.mark.parametrize("claim_id", ["rank2020-thm2", "rank2020-lemma13", "rank2020-fig8", "rank2020-fig9"])
+def test_rows_of_the_invariant_law_wait_until_it_is_reached(claim_id: str) -> None:
+    for scale, setting in find_claim(claim_id).settings.items():
+        values = setting.values
+        assert min(values["residuals"]) ** 2 * values["burn_in"] >= 20 - 1e-9, scale
+        assert values["depth"] > values["burn_in"]
+        assert min(width for width in values["widths"] if width > 10) == 11, "where the statement is tightest"
+        assert setting == find_claim("rank2020-thm2").settings[scale], "the rows share one simulation"
+
+
+def test_fig8_would_notice_a_limit_that_width_11_breaks() -> None:
+    """0.85 for d > 10 is true of wide networks only; the true limit is not refuted."""
+    claim = _small("rank2020-fig8", widths=[11, 64], residuals=[0.1], depth=3000, burn_in=2000, runs=8)
+    outcome = claim.measure(claim.settings["quick"].values, Context())
+    assert judge(claim, outcome.numbers) == "holds"
+    wrong = Expectation("largest_regularity_above_width_10", "wrong", high=0.85)
+    assert judge(dataclasses.replace(claim, expectations=(wrong,)), outcome.numbers) == "does not hold"
 
 
 def test_gaussian_products_have_the_known_exponent_gap() -> None:
