@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,3 +65,8 @@ def largest_deviation(computed: Array, measured: Array, error: Array) -> Number:
     gap = np.abs(computed - measured)
     at = int(gap.argmax())
     return estimate(float(gap.flat[at]) / unit, float(error.flat[at]) / unit)
+
+
+def widest(deviations: Sequence[Number]) -> Number:
+    """The largest of some deviations; each end of its interval is the largest of theirs."""
+    return Number(*(max(getattr(each, end) for each in deviations) for end in ("value", "low", "high")))
