@@ -283,7 +283,7 @@ CLAIMS: tuple[Claim, ...] = (
         ),
         settings={
             "quick": Setting(
-                {"widths": [4, 8, 16], "draws": [20000, 8000, 4000], "batches": 32, "strengths": [0.1, 0.05, 0.02]}
+                {"widths": [4, 8, 16], "draws": [60000, 10000, 4000], "batches": 32, "strengths": [0.1, 0.05, 0.02]}
             )
         },
         measure=measure_lemma7,
