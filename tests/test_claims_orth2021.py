@@ -178,7 +178,7 @@ def test_figure_2a_from_chains_needs_its_correction() -> None:
 
 def test_a_jackknife_of_a_mean_is_that_mean() -> None:
     samples = np.random.default_rng(1).standard_normal((1, 12, 3))
-    found, straight = chains.jackknife(samples, lambda mean: float(mean[0, 1])), mean_of(samples[0, :, 1])
+    found, straight = chains.over_groups(samples, lambda mean: float(mean[0, 1])), mean_of(samples[0, :, 1])
     assert (found.value, found.low, found.high) == pytest.approx((straight.value, straight.low, straight.high))
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from sounding.errors import UsageError
 
@@ -26,8 +26,8 @@ DRAWN = 2.576
 class Number:
     """A value with the interval [low, high] that holds the true one, at the level of the ledger (99%).
 
-    Made by `exact`, `estimate`, `mean_of`, `extreme_of`, `fraction_of` or `slope_of`, so that every interval has a
-    stated origin.
+    Made by `exact`, `estimate`, `mean_of`, `jackknife`, `extreme_of`, `fraction_of` or `slope_of`, so that every
+    interval has a stated origin.
     """
 
     value: float
@@ -65,6 +65,21 @@ def mean_of(samples: ArrayLike) -> Number:
     if len(values) < 2:
         raise UsageError(f"an interval needs at least 2 samples, got {len(values)}")
     return estimate(float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values)), samples=len(values))
+
+
+def jackknife(statistic: Callable[[NDArray[np.float64]], float], runs: ArrayLike) -> Number:
+    """A function of independent runs, the first axis, with Student's interval from leaving out one at a time.
+
+    The squared standard error is (n − 1)/n Σ (s₋ᵢ − s̄)², s₋ᵢ the statistic without run i; of a mean it is that of
+    `mean_of`.
+
+    >>> jackknife(lambda rows: float(rows.mean()), [1.0, 2.0, 4.0]) == mean_of([1.0, 2.0, 4.0])
+    True
+    """
+    rows = np.asarray(runs, dtype=np.float64)
+    count = len(rows)
+    without = np.array([statistic(np.delete(rows, run, axis=0)) for run in range(count)])
+    return estimate(statistic(rows), math.sqrt(count - 1) * float(without.std()), samples=count)
 
 
 def extreme_of(extremes: ArrayLike) -> Number:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
 from sounding.claims.meanfield2019.field import spread_paths
 from sounding.claims.meanfield2019.networks import settle
-from sounding.claims.number import DRAWN, Number, exact, fraction_of, mean_of
+from sounding.claims.number import DRAWN, Number, exact, fraction_of, jackknife, mean_of
 from sounding.claims.picture import Panel, Picture, Series
 
 NAMED = ["relu", "leaky_relu:0.1", "tanh", "sigmoid"]
@@ -198,9 +198,8 @@ def measure_cross_rate(values: Mapping[str, Any], context: Context) -> Outcome:
         forward = likeness[:, skip : skip + count]
         backward = pulled[:, ::-1][:, skip : skip + count]
         for way, rows in (("forward", forward), ("backward", backward)):
-            rate = (rows[:, -1].mean() / rows[:, 0].mean()) ** (1 / (count - 1))
-            halves = _jackknife(rows[:, 0], rows[:, -1], count - 1)
-            numbers[f"{way}_rate_over_theory_{name}"] = _scaled(rate, halves, eigenvalue)
+            rate = partial(_rate_over, unit=eigenvalue, steps=count - 1)
+            numbers[f"{way}_rate_over_theory_{name}"] = jackknife(rate, rows)
         layers = np.arange(1, depth + 1)
         line = eigenvalue ** (layers - 1.0)
         panels.append(Panel("layers travelled", f"likeness of two batches, {name}", (
@@ -212,18 +211,10 @@ def measure_cross_rate(values: Mapping[str, Any], context: Context) -> Outcome:
     return Outcome(numbers, Picture(panels, caption))
 
 
-def _jackknife(first: np.ndarray, last: np.ndarray, steps: int) -> np.ndarray:
-    """The rate (mean last/mean first)^(1/steps) with each run left out in turn."""
-    rest = (last.sum() - last) / (first.sum() - first)
-    return np.asarray(np.sign(rest) * np.abs(rest) ** (1 / steps))
-
-
-def _scaled(rate: float, left_out: np.ndarray, unit: float) -> Number:
-    from sounding.claims.number import estimate
-
-    runs = len(left_out)
-    error = math.sqrt((runs - 1) / runs * float(np.sum((left_out - left_out.mean()) ** 2)))
-    return estimate(rate / unit, error / unit, samples=runs)
+def _rate_over(rows: np.ndarray, *, unit: float, steps: int) -> float:
+    """The rate (mean last/mean first)^(1/steps) over runs, in units of `unit`."""
+    ratio = float(rows[:, -1].mean() / rows[:, 0].mean())
+    return math.copysign(abs(ratio) ** (1 / steps), ratio) / unit
 
 
 _PAIRS = {"activations": ["relu", "sigmoid"], "batch_sizes": [8, 16], "overlap": 0.25}

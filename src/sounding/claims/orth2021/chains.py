@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
-from sounding.claims.number import DRAWN, Number, estimate, slope_of, student
+from sounding.claims.number import DRAWN, Number, estimate, jackknife, slope_of, student
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.theory.bounds import orth2021 as bounds
 
@@ -99,16 +99,12 @@ def predict_floor(samples: int, width: int) -> float:
     return size * math.sqrt(2 / k) * math.gamma((k + 1) / 2) / math.gamma(k / 2)
 
 
-def jackknife(curves: NDArray[np.float64], function: Callable[[NDArray[np.float64]], float]) -> Number:
-    """A function of the mean curves (widths, layers) of (widths, groups, layers), one group left out at a time.
+def over_groups(curves: NDArray[np.float64], function: Callable[[NDArray[np.float64]], float]) -> Number:
+    """A function of the mean curves (widths, layers) of (widths, groups, layers).
 
-    The groups are independent, the layers of a chain are not: Student's interval of the pseudo-values, over groups.
+    The groups are independent, the layers of a chain are not: the interval is over groups.
     """
-    count = curves.shape[1]
-    whole = function(curves.mean(1))
-    without = np.array([function(np.delete(curves, group, axis=1).mean(1)) for group in range(count)])
-    pseudo = count * whole - (count - 1) * without
-    return estimate(whole, float(pseudo.std(ddof=1)) / math.sqrt(count), samples=count)
+    return jackknife(lambda groups: function(groups.mean(0)), np.moveaxis(curves, 1, 0))
 
 
 def _slope(gaps: NDArray[np.float64], first: int, last: int) -> float:
@@ -133,19 +129,19 @@ def describe_gaps(curves: NDArray[np.float64], *, samples: int, width: int, spre
     numbers = {}
     for index, name in enumerate(("narrow", "wide")):
         chosen = curves[index : index + 1]
-        numbers[f"slope_first_20_{name}"] = jackknife(chosen, lambda gaps: _slope(gaps[0], 1, 20))
-        numbers[f"early_rate_{name}"] = jackknife(chosen, lambda gaps: _share(gaps[0], 1, 5))
-        numbers[f"late_rate_{name}"] = jackknife(chosen, lambda gaps: _share(gaps[0], 15, 20))
-        numbers[f"straightness_first_20_{name}"] = jackknife(chosen, lambda gaps: _straightness(gaps[0]))
-        numbers[f"drift_after_half_{name}"] = jackknife(chosen, lambda gaps: _slope(gaps[0], half, depth))
-        numbers[f"plateau_{name}"] = jackknife(chosen, lambda gaps: float(gaps[0, 3] / theory[3]))
+        numbers[f"slope_first_20_{name}"] = over_groups(chosen, lambda gaps: _slope(gaps[0], 1, 20))
+        numbers[f"early_rate_{name}"] = over_groups(chosen, lambda gaps: _share(gaps[0], 1, 5))
+        numbers[f"late_rate_{name}"] = over_groups(chosen, lambda gaps: _share(gaps[0], 15, 20))
+        numbers[f"straightness_first_20_{name}"] = over_groups(chosen, lambda gaps: _straightness(gaps[0]))
+        numbers[f"drift_after_half_{name}"] = over_groups(chosen, lambda gaps: _slope(gaps[0], half, depth))
+        numbers[f"plateau_{name}"] = over_groups(chosen, lambda gaps: float(gaps[0, 3] / theory[3]))
     wide = curves[1:]
     return numbers | {
-        "floor_ratio": jackknife(curves, lambda gaps: float(gaps[0, half:].mean() / gaps[1, half:].mean())),
-        "slope_6_to_12": jackknife(wide, lambda gaps: _slope(gaps[0], 6, 12)),
-        "bend_at_9": jackknife(wide, lambda gaps: _slope(gaps[0], 9, 12) / _slope(gaps[0], 6, 9)),
-        "layers_17_to_20": jackknife(wide, lambda gaps: float(gaps[0, 17:21].mean() / gaps[0, half:].mean())),
-        "floor_over_theory": jackknife(wide, lambda gaps: float(gaps[0, half:].mean() / floor)),
+        "floor_ratio": over_groups(curves, lambda gaps: float(gaps[0, half:].mean() / gaps[1, half:].mean())),
+        "slope_6_to_12": over_groups(wide, lambda gaps: _slope(gaps[0], 6, 12)),
+        "bend_at_9": over_groups(wide, lambda gaps: _slope(gaps[0], 9, 12) / _slope(gaps[0], 6, 9)),
+        "layers_17_to_20": over_groups(wide, lambda gaps: float(gaps[0, 17:21].mean() / gaps[0, half:].mean())),
+        "floor_over_theory": over_groups(wide, lambda gaps: float(gaps[0, half:].mean() / floor)),
     }
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import Number, fraction_of, mean_of
+from sounding.claims.number import Number, fraction_of, jackknife, mean_of
 from sounding.claims.picture import Panel, Picture, Series
 
 if TYPE_CHECKING:
@@ -60,19 +60,17 @@ def products(precision: str, device: str) -> Iterator[None]:
 
 
 def jackknife_correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> Number:
-    """Pearson's correlation over all entries of (conditions, seeds); the interval is over seeds, which are independent.
+    """Pearson's correlation over all entries of (conditions, seeds), the interval over seeds, which are independent.
 
-    Student's, of the pseudo-values of Fisher's z with one seed left out at a time.
+    It is that of Fisher's z.
     """
 
-    def fisher(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-        return math.atanh(min(max(float(np.corrcoef(x.ravel(), y.ravel())[0, 1]), -1 + 1e-12), 1 - 1e-12))
+    def fisher(pairs: NDArray[np.float64]) -> float:
+        found = float(np.corrcoef(pairs[..., 0].ravel(), pairs[..., 1].ravel())[0, 1])
+        return math.atanh(min(max(found, -1 + 1e-12), 1 - 1e-12))
 
-    count, whole = x.shape[1], fisher(x, y)
-    without = [fisher(np.delete(x, seed, axis=1), np.delete(y, seed, axis=1)) for seed in range(count)]
-    z = mean_of(count * whole - (count - 1) * np.array(without))
-    half = (z.high - z.low) / 2
-    return Number(math.tanh(whole), math.tanh(whole - half), math.tanh(whole + half), count)
+    z = jackknife(fisher, np.stack([x.T, y.T], axis=-1))
+    return Number(math.tanh(z.value), math.tanh(z.low), math.tanh(z.high), z.samples)
 
 
 def difference_of(first: NDArray[np.float64], second: NDArray[np.float64]) -> Number:

@@ -7,13 +7,13 @@ A run keeps its batch under all gains and activations, so that numbers of severa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
-from sounding.claims.number import Number, estimate, mean_of
+from sounding.claims.number import Number, jackknife, mean_of
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.appendix_networks import (
     Array,
@@ -145,13 +145,6 @@ def _exponents(gains: Sequence[float], excess: Array, lower: slice, upper: slice
         "_upper": jackknife(lambda rows: exponent(rows, upper), excess),
         "_change": jackknife(lambda rows: exponent(rows, lower) - exponent(rows, upper), excess),
     }
-
-
-def jackknife(statistic: Callable[[Array], float], rows: Array) -> Number:
-    """A function of independent runs, the first axis of `rows`, with Student's interval from leaving out one each."""
-    count = len(rows)
-    without = np.array([statistic(np.delete(rows, run, axis=0)) for run in range(count)])
-    return estimate(statistic(rows), math.sqrt(count - 1) * float(without.std()), samples=count)
 
 
 def jackknife_ratio(top: Array, bottom: Array) -> Number:
