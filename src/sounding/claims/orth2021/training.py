@@ -323,7 +323,8 @@ def train_variants(values: Mapping[str, Any], context: Context) -> dict[str, Cur
 def draw_variants(found: Mapping[str, Curves], values: Mapping[str, Any]) -> Picture:
     """The training loss at the end over depth."""
     drawn = [draw_curves(LABELS[variant], curves) for variant, curves in found.items()]
-    caption = f"Mean and 99% interval of {values['seeds']} seeds after {values['epochs']} epochs; lower is better."
+    trained = "1 epoch" if values["epochs"] == 1 else f"{values['epochs']} epochs"
+    caption = f"Mean and 99% interval of {values['seeds']} seeds after {trained}; lower is better."
     return Picture((Panel("depth, layers", "training loss at the end", drawn),), caption)
 
 
