@@ -97,6 +97,12 @@ def extreme_of(extremes: ArrayLike) -> Number:
     return Number(float(np.median(values)), float(values.min()), float(values.max()), len(values))
 
 
+def scaled(number: Number, factor: float) -> Number:
+    """The number times a factor, its interval with it."""
+    ends = sorted((number.low * factor, number.high * factor))
+    return Number(number.value * factor, ends[0], ends[1], number.samples)
+
+
 def ratio_of(first: Number, second: Number) -> Number:
     """first/second of independent positive numbers: their relative half widths add in squares."""
     value = first.value / second.value

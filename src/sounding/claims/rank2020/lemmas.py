@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sounding.claims.claim import Claim, Context, Expectation, Outcome, Setting
-from sounding.claims.number import DRAWN, Number, estimate, exact, fraction_of, mean_of
+from sounding.claims.number import DRAWN, Number, estimate, exact, fraction_of, mean_of, scaled
 from sounding.claims.picture import Panel, Picture, Series
 
 if TYPE_CHECKING:
@@ -154,8 +154,8 @@ def measure_lemma7(values: Mapping[str, Any], context: Context) -> Outcome:
             squares[gamma] = ((found - predicted) ** 2 - error**2) / np.mean(predicted**2)
             misfits.append(_root_of(mean_of(squares[gamma])))
             numbers[f"misfit_at_width_{width}_gamma_{gamma:g}"] = misfits[-1]
-        rests.append(_scaled(misfits[-1], 1 / (smallest * math.sqrt(width))))
-        left.append(_scaled(_share_of_means(squares[smallest], squares[strengths[0]]), 1 / shrinking))
+        rests.append(scaled(misfits[-1], 1 / (smallest * math.sqrt(width))))
+        left.append(scaled(_share_of_means(squares[smallest], squares[strengths[0]]), 1 / shrinking))
         span = DRAWN * error / width**2
         points.append(Series(f"width {width}", predicted / width**2, found / width**2, error=span))
         spread = np.array([[n.value - n.low, n.high - n.value] for n in misfits]).T
@@ -213,11 +213,6 @@ def _root_of(square: Number) -> Number:
     """The root of a mean square that may lie below 0 once its noise is taken off."""
     value, low, high = (math.sqrt(max(end, 0.0)) for end in (square.value, square.low, square.high))
     return Number(value, low, high, square.samples)
-
-
-def _scaled(number: Number, factor: float) -> Number:
-    """A number times a known positive factor."""
-    return Number(factor * number.value, factor * number.low, factor * number.high, number.samples)
 
 
 def _square_norm(batch: torch.Tensor, step: torch.Tensor) -> torch.Tensor:

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
-from sounding.claims.number import LEVEL, Number, exact, mean_of
+from sounding.claims.number import LEVEL, Number, exact, mean_of, scaled
 from sounding.claims.picture import Panel, Picture, Series
-from sounding.claims.thesis2024.haar_networks import scaled
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sounding.claims.claim import Claim, Context, Expectation, Outcome, Setting
-from sounding.claims.number import Number, mean_of
+from sounding.claims.number import Number, mean_of, scaled
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.appendix_networks import draw_batches
 from sounding.claims.thesis2024.gram_paths import points, slopes
@@ -20,7 +20,6 @@ from sounding.claims.thesis2024.haar_networks import (
     build_trunk,
     every_layer_log_norms,
     first_layer_log_norms,
-    scaled,
     square_inputs,
 )
 

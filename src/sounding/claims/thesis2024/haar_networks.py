@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sounding.claims.claim import Context
-from sounding.claims.number import Number
 
 if TYPE_CHECKING:
     import torch
@@ -196,9 +195,3 @@ def square_inputs(kind: str, width: int, runs: int, *, generator: torch.Generato
         batch = batch + 2 * torch.randn(1, 1, width, generator=generator, **options)  # type: ignore[call-overload]
     one: torch.Tensor = batch / batch.norm(dim=1, keepdim=True)
     return one.expand(runs, width, width).contiguous()
-
-
-def scaled(number: Number, factor: float) -> Number:
-    """The number times a factor, its interval with it."""
-    ends = sorted((number.low * factor, number.high * factor))
-    return Number(number.value * factor, ends[0], ends[1], number.samples)

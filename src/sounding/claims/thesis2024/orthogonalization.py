@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from sounding.claims.claim import Claim, Context, Expectation, Outcome, Setting
-from sounding.claims.number import Number, mean_of
+from sounding.claims.number import Number, mean_of, scaled
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.gram_paths import points, slopes, thin
-from sounding.claims.thesis2024.haar_networks import KINDS, gaps_over_depth, scaled, square_inputs
+from sounding.claims.thesis2024.haar_networks import KINDS, gaps_over_depth, square_inputs
 
 RELEASED_CONSTANT = 0.015
 FIGURE_1 = {"widths": (50, 100), "depth": 100, "share": 0.005}
