@@ -235,6 +235,30 @@ def test_images_are_looked_at_while_one_training_runs() -> None:
     assert not torch.backends.cudnn.benchmark
 
 
+def test_runs_of_images_share_no_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights, batches, orders, dropout and random images are each run's and each kind's own."""
+    from sounding.claims.claim import Context
+    from sounding.claims.rank2020 import images
+
+    offsets: list[int] = []
+    usual = Context.generator
+
+    def note(self: Context, offset: int = 0, *, device: str = "cpu") -> torch.Generator:
+        offsets.append(offset)
+        return usual(self, offset, device=device)
+
+    monkeypatch.setattr(Context, "generator", note)
+    values = dict(find_claim("rank2020-fig10").settings["quick"].values)
+    values |= {"width": 2, "runs": 2, "rank_batch": 16, "every": 1, "plain_every": 1}
+    values["steps"] = {"standard": 1, "plain": 1}
+    kinds = values.pop("kinds")
+    settings = json.dumps(values, sort_keys=True)
+    for kind in kinds:
+        images.train_kind(kind, settings, "cpu", 11)
+    assert len(kinds) == 4
+    assert len(offsets) == len(set(offsets)) == 2 * 4 * 4 + 2
+
+
 def test_growth_exponent_of_known_powers() -> None:
     from sounding.claims.number import exact
     from sounding.claims.rank2020v1.odd import exponent_of_growth

@@ -5,20 +5,31 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sounding.claims.claim import Context
-from sounding.claims.rank2020.perceptrons import Array
+from sounding.claims.rank2020.perceptrons import Array, draw_samples
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from sounding.data import Dataset
     from sounding.train import Progress
+
+
+KINDS = {
+    "standard": "batch norm",
+    "one-sided": "batch norm, one-sided start",
+    "uncentred": "batch norm without centring",
+    "plain": "no norm",
+    "plain, 100 times the rate": "no norm, 100 × rate",
+    "plain, random images": "no norm, random images",
+}
 
 
 @dataclass(frozen=True)
@@ -66,19 +77,31 @@ def look_times(kind: str, values: Mapping[str, Any]) -> list[int]:
     return list(range(every, values["steps"][family] + 1, every))
 
 
-def load_images(kind: str, values: Mapping[str, Any], context: Context) -> tuple[torch.Tensor, torch.Tensor]:
-    """Normalized square training images and labels; random pixels under the same labels for the kind that says so."""
-    import torch
-
-    from sounding.data import load_dataset, normalize
+@lru_cache(maxsize=1)
+def load_square(name: str, side: int, device: str) -> Dataset:
+    """A data set with its training images resized to side × side."""
+    from sounding.data import load_dataset
     from sounding.data.resize import fit_images
 
-    dataset = load_dataset(values["dataset"], device=context.device)
+    dataset = load_dataset(name, device=device)
     images = dataset.train_inputs
-    if images.shape[-1] != values["side"]:
-        images = fit_images(images, (images.shape[1], values["side"], values["side"]), source=values["dataset"])
+    if images.shape[-1] == side:
+        return dataset
+    return replace(dataset, train_inputs=fit_images(images, (images.shape[1], side, side), source=name))
+
+
+def draw_images(
+    kind: str, values: Mapping[str, Any], context: Context, offset: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normalized training images and labels; random pixels under the same labels for the kind that says so."""
+    import torch
+
+    from sounding.data import normalize
+
+    dataset = load_square(values["dataset"], values["side"], context.device)
+    images = dataset.train_inputs
     if kind.endswith("random images"):
-        generator = context.generator(77, device=context.device)
+        generator = context.generator(offset, device=context.device)
         images = torch.rand(images.shape, generator=generator, device=images.device)
     return normalize(dataset, images), dataset.train_labels
 
@@ -111,13 +134,16 @@ def see_last_hidden(network: nn.Module, images: torch.Tensor) -> tuple[float, fl
 
 @lru_cache(maxsize=16)
 def train_kind(kind: str, settings: str, device: str, random_seed: int) -> Runs:
-    """Train the runs of one kind by plain SGD, looking at the last hidden layer on the way; figures share it."""
+    """Train the runs of one kind by plain SGD, looking at the last hidden layer on the way; figures share it.
+
+    Nothing that is drawn is shared by two runs or by two kinds.
+    """
     values, context = json.loads(settings), Context(device=device, random_seed=random_seed)
-    data = load_images(kind, values, context)
+    first = 1000 * list(KINDS).index(kind)
     accuracy, seen = [], []
     with fast_convolutions(device):
         for run in range(values["runs"]):
-            scores, looks = _train_once(kind, values, data, context, run)
+            scores, looks = _train_once(kind, values, context, first + run)
             accuracy.append(scores)
             seen.append(looks)
     rank, ratio, alignment = np.moveaxis(np.array(seen), -1, 0)
@@ -138,36 +164,37 @@ def fast_convolutions(device: str) -> Iterator[None]:
 
 
 def _train_once(
-    kind: str, values: Mapping[str, Any], data: tuple[torch.Tensor, torch.Tensor], context: Context, run: int
+    kind: str, values: Mapping[str, Any], context: Context, offset: int
 ) -> tuple[list[float], list[tuple[float, float, float]]]:
     """Training accuracy between looks, and the looks, the first of which is before training."""
     import torch
 
     from sounding.train import Recipe, train_
 
-    images, device = data[0], context.device
-    network = make_network(kind, values, images.shape[1], context.generator(run)).to(device)
+    data, device = draw_images(kind, values, context, offset + 400), context.device
+    network = make_network(kind, values, data[0].shape[1], context.generator(offset)).to(device)
     if device.startswith("cuda"):  # the layout that tensor cores take
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     times = look_times(kind, values)
     recipe = Recipe(batch_size=values["batch_size"], steps=times[-1], evaluate=tuple(times), train_metrics="seen")
     rate = values["plain_rate"] if kind.startswith("plain") else values["rate"]
     rate = 100 * rate if kind.endswith("100 times the rate") else rate
-    looks = [see_last_hidden(network, images[: values["rank_batch"]])]
+    batch = data[0][draw_samples(data[0], values["rank_batch"], context.generator(offset + 300))]
+    looks = [see_last_hidden(network, batch)]
 
     def look(now: Progress) -> None:
         if now.step in times:
-            looks.append(see_last_hidden(network, images[: values["rank_batch"]]))
+            looks.append(see_last_hidden(network, batch))
 
     # dropout draws from torch's own generator: lend it a seed and put it back
     with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
-        torch.manual_seed(int(torch.randint(2**31, (), generator=context.generator(200 + run))))
+        torch.manual_seed(int(torch.randint(2**31, (), generator=context.generator(offset + 200))))
         history = train_(
             network,
             data,
             learning_rate=rate,
             recipe=recipe,
-            generator=context.generator(100 + run, device=device),
+            generator=context.generator(offset + 100, device=device),
             device=device,
             progress=look,
         )
