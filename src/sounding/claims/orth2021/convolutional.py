@@ -91,18 +91,18 @@ def _shorten(deep: nn.Module, shallow: nn.Module) -> nn.Module:
 
 def draw_variants(values: Mapping[str, Any], context: Context) -> dict[tuple[int, str], list[nn.Module]]:
     """Networks by depth and variant, one a seed; each layer is set from those before, so depths share their layers."""
-    seeds: dict[int, int] = dict(zip(values["depths"], values["seeds"], strict=True))
-    found: dict[tuple[int, str], list[nn.Module]] = {(d, v): [] for d in seeds for v in ("xavier", "iterative")}
-    for seed in range(max(seeds.values())):
-        drawn = {depth: draw_network(values, depth, seed, context) for depth in seeds if seed < seeds[depth]}
-        deepest = copy.deepcopy(drawn[max(drawn)])
+    depths = sorted(values["depths"])
+    found: dict[tuple[int, str], list[nn.Module]] = {(d, v): [] for d in depths for v in ("xavier", "iterative")}
+    for seed in range(values["seeds"]):
+        drawn = {depth: draw_network(values, depth, seed, context) for depth in depths}
+        deepest = copy.deepcopy(drawn[depths[-1]])
         inputs = draw_inputs(values, values["init_samples"], context.generator(2000 + seed), context)
         orthogonalize_printed_(deepest, inputs, context.generator(50 + seed))
         for depth, network in drawn.items():
             found[depth, "xavier"].append(network)
-            shorter = depth < max(drawn)
+            shorter = depth < depths[-1]
             found[depth, "iterative"].append(_shorten(deepest, copy.deepcopy(network)) if shorter else deepest)
-        context.progress((seed + 1) / max(seeds.values()) / 2)
+        context.progress((seed + 1) / values["seeds"] / 2)
     return found
 
 
@@ -121,7 +121,7 @@ def _train(
         data,
         learning_rates=[values["rate"]] * len(networks),
         recipe=Recipe(batch_size=values["batch_size"], steps=values["steps"], evaluate=marks, train_metrics="seen"),
-        generator=draw_orders(len(networks) // 2, context) * 2,
+        generator=draw_orders(values["seeds"], context) * 2,
         device=context.device,
     )
     curves = np.array([[p.train_loss for p in history.curve(run)] for run in range(len(networks))])
@@ -131,12 +131,12 @@ def _train(
 def measure_figure7(values: Mapping[str, Any], context: Context) -> Outcome:
     """Training loss of convolutional networks of two depths, from Xavier's weights and from orthogonalized ones."""
     found = draw_variants(values, context)
-    steps = values["steps"]
+    steps, seeds = values["steps"], values["seeds"]
     marks = tuple(range(steps // 10, steps + 1, steps // 10))
     panels, numbers = [], {}
     for index, depth in enumerate(values["depths"]):
         curves = _train([*found[depth, "xavier"], *found[depth, "iterative"]], values, marks, context)
-        xavier, iterative = np.split(curves, 2)
+        xavier, iterative = curves[:seeds], curves[seeds:]
         label = "shallow" if depth == min(values["depths"]) else "deep"
         numbers[f"{label}_xavier_minus_iterative"] = difference_of(xavier[:, -1], iterative[:, -1])
         series = [
