@@ -200,9 +200,10 @@ CLAIMS: tuple[Claim, ...] = (
         measure=training.measure_clipping,
         paper=f"{PAPER}; clipping parameters 0.1 and 1",
         released=RELEASED,
-        note="The numbers changed_by_… are the shares of runs in which a gradient was ever clipped: all with λ = 0.1, "
-        "with λ = 1 few at small depth. Clipping at λ = 0.1 slows the shallow network, which alone makes the loss grow "
-        "less with depth; so the deep network is judged too. A weight counts with a norm of at least 10⁻³ here, 10⁻² "
+        note="The numbers changed_by_… are the shares of runs in which a gradient was ever clipped: all with λ = 0.1; "
+        "with λ = 1 few of the small networks, and nearly all at the paper's width, in their first steps. In small "
+        "networks clipping at λ = 0.1 slows the shallow one, which alone makes the loss grow less with depth; so the "
+        "deep network is judged too. A weight counts with a norm of at least 10⁻³ here, 10⁻² "
         "in (A.21); none is so small.",
     ),
     Claim(
