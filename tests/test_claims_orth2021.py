@@ -12,7 +12,7 @@ import torch
 
 from sounding.claims.claim import Context, judge
 from sounding.claims.number import Number, extreme_of, mean_of
-from sounding.claims.orth2021 import CLAIMS, chains, conjecture, convolutional, propagation, training
+from sounding.claims.orth2021 import CLAIMS, chains, conjecture, convolutional, propagation, spectra, training
 from sounding.errors import UsageError
 from sounding.measures import orthogonality_gap
 from sounding.theory.bounds import orth2021 as bounds
@@ -237,3 +237,17 @@ def test_clipping_that_stops_the_rise_alleviates_it() -> None:
     numbers = training.compare_rises(slower, [5, 32])
     assert numbers["rise_xavier_minus_clipping_1"].low > 0.5
     assert judge(claim, numbers) == "does not hold", "the slowdown is less as the shallow network is slowed"
+
+
+def test_corollary_3_fails_with_the_printed_alpha_over_many_layers() -> None:
+    """At few samples the bound is far away; in wide networks of many samples W₂² falls more slowly than it."""
+    row = ROWS["orth2021-cor3"]
+    few = {**row.settings["quick"].values, "widths": [16, 64, 256], "runs": 16, "infinite": [[4, 40]]}
+    numbers = row.measure(few, Context(random_seed=1)).numbers
+    assert numbers["largest_share_of_printed_bound"].high < 1
+    path, sigma = spectra.follow_wide(256, 800)
+    start, end = (float(np.sum((np.sqrt(e) - 1 / 16) ** 2)) for e in (path[0], path[-1]))
+    rate = (end / start) ** (1 / 800)
+    assert rate == pytest.approx((256 / 258) ** 2, rel=1e-3)
+    assert rate > 1 - 2 * sigma / 3, "slower than printed"
+    assert rate < (1 - 2 * 256 / 258 * sigma**2) ** 2, "faster than corrected"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from sounding.claims.claim import KINDS, Claim, Context, Expectation, judge
+from sounding.claims.claim import KINDS, Claim, Context, Expectation, Setting, judge
 from sounding.claims.registry import claims_of, find_claim
 from sounding.claims.result import plain
 
@@ -280,3 +281,18 @@ def test_row_gradients_of_the_readout_are_autograds() -> None:
         loss = torch.nn.functional.cross_entropy(hidden[sample : sample + 1] @ readout.mT, labels[sample : sample + 1])
         (gradient,) = torch.autograd.grad(loss, readout)
         torch.testing.assert_close(found[:, sample], gradient)
+
+
+def test_corollary_15_judges_the_exponent_and_the_soft_rank_at_every_layer() -> None:
+    """The rank grows faster than √d but not as d; the soft rank's bound fails at a layer, not on average."""
+    claim = find_claim("rank2020-cor15")
+    values = {**claim.settings["quick"].values, "widths": [16, 64], "regularities": [0.8779, 0.844], "runs": 12}
+    small = replace(claim, settings={"quick": Setting(values)})
+    steeper = replace(small, expectations=(replace(small.expectations[1], low=0.8),))
+    assert _verdict(small) == "holds"
+    assert _verdict(steeper) == "does not hold"
+    claim = find_claim("rank2020-cor15-assumption")
+    bound = replace(claim, expectations=claim.expectations[1:], correction=None)
+    assert _verdict(bound) == "does not hold"
+    assert claim.correction is not None
+    assert _verdict(replace(claim, expectations=claim.correction.expectations, correction=None)) == "holds"

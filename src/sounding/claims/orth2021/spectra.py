@@ -208,12 +208,8 @@ def measure_theorem1(values: Mapping[str, Any], context: Context) -> Outcome:
             continue
         series.append(Series(f"n = {n}, d = {width}", rows.layer[1:], rows.value[1:], error=rows.stderr[1:]))
     for n, layers in values["infinite"]:
-        eigenvalues = np.append(np.full(n - 1, (1 - 0.9 / n) / (n - 1)), 0.9 / n)
-        path = [eigenvalues]
-        for _ in range(layers):
-            path.append(np.sort(bounds.expected_spectrum(np.sqrt(path[-1])))[::-1])
+        path, sigma = follow_wide(n, layers)
         v = np.array([gap(e) for e in path])
-        sigma = math.sqrt(min(e[-1] for e in path))
         for version, kept in infinite.items():
             # a width at which the floor is below everything drawn: the chain is its mean field to 1/√d
             bound = bounds.theorem_1(10**24, n, depth=layers, smallest_singular_value=sigma, version=version)
@@ -233,6 +229,14 @@ def measure_theorem1(values: Mapping[str, Any], context: Context) -> Outcome:
         "per layer: slower than the printed bound with α = σ_n (dashed), below the bound with α = σ_n² (dotted)."
     )
     return Outcome(numbers, Picture((panel,), caption))
+
+
+def follow_wide(n: int, layers: int) -> tuple[list[NDArray[np.float64]], float]:
+    """The spectra of HᵀH over the layers of an infinitely wide chain, and the least σ_n; it starts at σ_n² = 0.9/n."""
+    path = [np.append(np.full(n - 1, (1 - 0.9 / n) / (n - 1)), 0.9 / n)]
+    for _ in range(layers):
+        path.append(np.sort(bounds.expected_spectrum(np.sqrt(path[-1])))[::-1])
+    return path, math.sqrt(min(e[-1] for e in path))
 
 
 def _smallest_singular_value(n: int, width: int, depth: int, generator: torch.Generator, context: Context) -> float:
