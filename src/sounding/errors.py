@@ -1,4 +1,4 @@
-"""The error family and the exit codes.
+"""The error family and the exit codes, and the one check that every edge needs.
 
 Every error a user can cause is a `SoundingError`: it says what was expected, what came, and what to try. The command
 line prints it as one sentence and ends with its `exit_code`; anything else that escapes is a defect of ours.
@@ -83,6 +83,17 @@ class InterruptedRun(SoundingError, KeyboardInterrupt):
     def __init__(self, message: str, *, partial: Any = None) -> None:
         super().__init__(message)
         self.partial = partial
+
+
+def require_device(name: str) -> str:
+    """The name of a device that is here; found out before the work."""
+    import torch
+
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"no device {name!r} here", hint="--device cpu") from error
+    return name
 
 
 def _restore(kind: type[SoundingError], args: tuple[Any, ...], state: dict[str, Any]) -> SoundingError:

@@ -21,9 +21,10 @@ import numpy as np
 from sounding.claims import Claim, Outcome, Picture, find_claim
 from sounding.claims.claim import SCALES, Context, Scale
 from sounding.claims.result import FILE, Result, describe_result, fingerprint_of, folder_of, read_result
-from sounding.errors import UsageError
+from sounding.errors import UsageError, require_device
 
 DIGITS = 8
+FILES = (FILE, "numbers.csv", "series.csv", "figure.svg", "figure.png")
 
 
 def reproduce(
@@ -41,21 +42,18 @@ def reproduce(
     Args:
         claim: an id such as "rank2020-fig3a", or a Claim of your own.
         scale: a claim without that scale is run at its next smaller one.
-        force: measure again although a result of the same settings is there.
+        force: measure again although a complete result of the same settings is there.
 
     >>> reproduce("rank2020-lemma1").verdict
     'holds'
     """
-    if scale not in SCALES:
-        raise UsageError(f"no scale {scale!r}", hint=f"one of {', '.join(SCALES)}")
+    require_run(scale=scale, out=out, device=device, random_seed=random_seed)
     row = find_claim(claim) if isinstance(claim, str) else claim
+    kept = None if force else find_kept(row, scale, out=out, device=device, random_seed=random_seed)
+    if kept is not None:
+        return kept
     used = row.scale_or_below(scale)
     context = Context(device=device, random_seed=random_seed, progress=progress or (lambda done: None))
-    folder = None if out is None else folder_of(Path(out), row.id, used)
-    if folder is not None and not force:
-        kept = read_result(folder)
-        if kept is not None and kept.fingerprint == fingerprint_of(row, used, context):
-            return kept
     started = time.perf_counter()
     outcome = row.measure(row.settings[used].values, context)
     result = describe_result(
@@ -68,9 +66,44 @@ def reproduce(
         seconds=time.perf_counter() - started,
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
     )
-    if folder is not None:
-        write_result(result, outcome, folder)
+    if out is not None:
+        write_result(result, outcome, folder_of(Path(out), row.id, used))
     return result
+
+
+def require_run(*, scale: Scale, out: str | Path | None, device: str, random_seed: int) -> None:
+    """UsageError unless such a run can be made and written; found out before the work."""
+    if scale not in SCALES:
+        raise UsageError(f"no scale {scale!r}", hint=f"one of {', '.join(SCALES)}")
+    if random_seed < 0:
+        raise UsageError(f"expected a random seed of at least 0, got {random_seed}")
+    require_device(device)
+    if out is None:
+        return
+    if not str(out):
+        raise UsageError("expected a folder for the results, got an empty name", hint="--out results")
+    try:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise UsageError(f"cannot write into {out}: {error.strerror or error}", hint="another --out") from error
+
+
+def find_kept(claim: Claim, scale: Scale, *, out: str | Path | None, device: str, random_seed: int) -> Result | None:
+    """The result of such a run that is there already; None where it is missing, damaged, incomplete or another's."""
+    used = claim.scale_or_below(scale)
+    if out is None:
+        return None
+    folder = folder_of(Path(out), claim.id, used)
+    if not all((folder / name).is_file() for name in FILES):
+        return None
+    try:
+        kept = read_result(folder)
+    except UsageError:
+        return None
+    wanted = fingerprint_of(claim, used, Context(device=device, random_seed=random_seed))
+    return kept if kept is not None and kept.fingerprint == wanted else None
 
 
 def write_result(result: Result, outcome: Outcome, folder: Path) -> None:

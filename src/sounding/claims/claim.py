@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -127,20 +127,29 @@ class Claim:
 
 
 def judge(claim: Claim, numbers: Mapping[str, Number]) -> Verdict:
-    """The verdict that follows from the numbers.
+    """The verdict that follows from the numbers."""
+    return judge_expectations(
+        claim.expectations, None if claim.correction is None else claim.correction.expectations, numbers
+    )
+
+
+def judge_expectations(
+    printed: Sequence[Expectation], corrected: Sequence[Expectation] | None, numbers: Mapping[str, Number]
+) -> Verdict:
+    """The verdict from the expectations of a statement and of its correction, None where it has none.
 
     holds: every expectation is met. does not hold: one is violated, and no correction is met. holds with correction:
     one is violated, and every expectation of the correction is met. not decided: nothing is violated, but an interval
     reaches over a bound; or the correction's does.
     """
-    printed = [expectation.judge(numbers.get(expectation.quantity)) for expectation in claim.expectations]
-    if all(status == "met" for status in printed):
+    found = [expectation.judge(numbers.get(expectation.quantity)) for expectation in printed]
+    if all(status == "met" for status in found):
         return "holds"
-    if "violated" not in printed:
+    if "violated" not in found:
         return "not decided at this scale"
-    if claim.correction is None:
+    if corrected is None:
         return "does not hold"
-    corrected = [expectation.judge(numbers.get(expectation.quantity)) for expectation in claim.correction.expectations]
-    if all(status == "met" for status in corrected):
+    found = [expectation.judge(numbers.get(expectation.quantity)) for expectation in corrected]
+    if all(status == "met" for status in found):
         return "holds with correction"
-    return "does not hold" if "violated" in corrected else "not decided at this scale"
+    return "does not hold" if "violated" in found else "not decided at this scale"

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import sounding
-from sounding.claims.claim import SCALES, Claim, Context, Scale, Verdict, judge
+from sounding.claims.claim import SCALES, Claim, Context, Expectation, Scale, Verdict, judge, judge_expectations
 from sounding.claims.number import Number
 from sounding.errors import UsageError
 
 SCHEMA = 1
 FILE = "result.json"
+AGAIN = "sounding reproduce ID --out DIR, which measures it again"
 
 
 @dataclass(frozen=True)
@@ -68,20 +69,25 @@ class Result:
         """The record of a result.json.
 
         Raises:
-            UsageError: no JSON, or of another schema.
+            UsageError: no JSON, of another schema, or with a verdict that its numbers do not give.
         """
         try:
             fields = json.loads(text)
             schema = fields.pop("schema")
+            if schema == SCHEMA:
+                fields.pop("command")
+                numbers = {n: {k: _number(v) for k, v in number.items()} for n, number in fields["numbers"].items()}
+                fields["numbers"] = {name: Number(**number) for name, number in numbers.items()}
+                fields["expectations"] = tuple(fields["expectations"])
+                result = cls(**fields)
+                verdict = _judge_again(result)
         except (ValueError, KeyError, AttributeError, TypeError):
-            raise UsageError(f"{source} is no result of a claim", hint="sounding reproduce ID") from None
+            raise UsageError(f"{source} is no result of a claim", hint=AGAIN) from None
         if schema != SCHEMA:
-            raise UsageError(f"{source} has schema {schema}, expected {SCHEMA}", hint="sounding reproduce ID")
-        fields.pop("command")
-        fields["expectations"] = tuple(fields["expectations"])
-        numbers = {name: {k: _number(v) for k, v in number.items()} for name, number in fields["numbers"].items()}
-        fields["numbers"] = {name: Number(**number) for name, number in numbers.items()}
-        return cls(**fields)
+            raise UsageError(f"{source} has schema {schema}, expected {SCHEMA}", hint=AGAIN)
+        if verdict != result.verdict:
+            raise UsageError(f"{source} says {result.verdict!r}, but its numbers give {verdict!r}", hint=AGAIN)
+        return result
 
 
 def describe_result(
@@ -140,16 +146,20 @@ def folder_of(out: Path, claim_id: str, scale: Scale) -> Path:
 
 
 def read_result(folder: Path) -> Result | None:
-    """The result in a folder, or None where there is none."""
+    """The result in a folder, or None where there is none.
+
+    Raises:
+        UsageError: what is there is damaged, or no result.
+    """
     path = folder / FILE
-    return Result.from_json(path.read_text("utf-8"), source=str(path)) if path.is_file() else None
+    return _read(path) if path.is_file() else None
 
 
 def read_results(out: Path) -> dict[str, dict[Scale, Result]]:
     """Every result below an output folder, by id and scale."""
     found: dict[str, dict[Scale, Result]] = {}
     for path in sorted(out.glob(f"*/*/{FILE}")):
-        result = Result.from_json(path.read_text("utf-8"), source=str(path))
+        result = _read(path)
         found.setdefault(result.id, {})[result.scale] = result
     return found
 
@@ -157,6 +167,18 @@ def read_results(out: Path) -> dict[str, dict[Scale, Result]]:
 def largest(results: Mapping[Scale, Result]) -> Result:
     """The result at the largest scale: the one the ledger quotes."""
     return results[max(results, key=SCALES.index)]
+
+
+def _read(path: Path) -> Result:
+    return Result.from_json(path.read_bytes().decode("utf-8", "replace"), source=str(path))
+
+
+def _judge_again(result: Result) -> Verdict:
+    """The verdict that the numbers and bounds of a result give."""
+    found: dict[str, list[Expectation]] = {"statement": [], "correction": []}
+    for e in result.expectations:
+        found[e["of"]].append(Expectation(e["quantity"], e["why"], low=float(e["low"]), high=float(e["high"])))
+    return judge_expectations(found["statement"], found["correction"] or None, result.numbers)
 
 
 def _versions() -> dict[str, str]:

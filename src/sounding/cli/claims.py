@@ -34,7 +34,7 @@ def claims() -> None:
 @results_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON array on stdout.")
 def list_(seed: str | None, results: Path | None, as_json: bool) -> None:
-    """Every row: id, paper, kind, statement, verdict, scale."""
+    """Every row with its verdict; --json has its paper, place and statement too."""
     from sounding.claims import all_claims, claims_of
 
     known = _known(results)

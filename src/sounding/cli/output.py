@@ -100,14 +100,3 @@ def require_writable(path: Path) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror or error}", hint="a folder of your own") from error
     if path.exists() and not os.access(path, os.W_OK):
         raise UsageError(f"cannot write {path}: the file is read-only", hint="another name")
-
-
-def require_device(name: str) -> str:
-    """The name of a device that is here; found out before the work."""
-    import torch
-
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"no device {name!r} here", hint="--device cpu") from error
-    return name

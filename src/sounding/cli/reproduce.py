@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.output import console, print_json, require_device
-from sounding.errors import ExitCode, SoundingError, UsageError
+from sounding.cli.output import console, print_json
+from sounding.errors import ExitCode, InterruptedRun, SoundingError, UsageError
 
 if TYPE_CHECKING:
     from sounding.claims import Claim, Result
@@ -27,7 +27,7 @@ OUT = "sounding-claims"
 @click.option("--all", "everything", is_flag=True, help="All rows.")
 @click.option("--scale", default="quick", show_default=True, help="quick, standard or paper; a row takes its nearest.")
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:1.")
-@click.option("--out", type=click.Path(path_type=Path), default=OUT, show_default=True, metavar="DIR",
+@click.option("--out", type=click.Path(), default=OUT, show_default=True, metavar="DIR",
               help="A folder per row and scale; what is there and fits is not run again.")  # fmt: skip
 @click.option("--random-seed", type=int, default=0, show_default=True, metavar="S", help="Of the random numbers.")
 @click.option("--jobs", type=int, default=1, show_default=True, metavar="J", help="Rows measured at a time (cpu).")
@@ -40,7 +40,7 @@ def reproduce(
     everything: bool,
     scale: Scale,
     device: str,
-    out: Path,
+    out: str,
     random_seed: int,
     jobs: int,
     force: bool,
@@ -56,15 +56,15 @@ def reproduce(
     Exit codes: 0 all rows were measured, whatever their verdicts; 2 wrong usage; 3 a row failed (the others are kept);
     130 interrupted.
     """
-    from sounding.claims.claim import SCALES
+    from sounding.reproduction import find_kept, require_run
 
     rows = _choose(ids, seeds, everything)
-    if scale not in SCALES:
-        raise UsageError(f"no scale {scale!r}", hint=f"one of {', '.join(SCALES)}")
-    require_device(device)
     if jobs < 1:
         raise UsageError(f"--jobs must be at least 1, got {jobs}")
-    options = {"scale": scale, "out": out, "device": device, "random_seed": random_seed, "force": force}
+    place: dict[str, Any] = {"out": out, "device": device, "random_seed": random_seed}
+    require_run(scale=scale, **place)
+    kept = set() if force else {row.id for row in rows if find_kept(row, scale, **place)}
+    options = {"scale": scale, "force": force, **place}
     found: list[Result] = []
     failed: dict[str, str] = {}
     with _progress(len(rows), quiet=quiet) as tell:
@@ -76,9 +76,9 @@ def reproduce(
                 found.append(result)
             tell(row.id)
     if as_json:
-        print_json({"results": [_object(result, out) for result in found], "failed": failed})
+        print_json({"results": [_object(result, out, kept) for result in found], "failed": failed})
     else:
-        _print(found, out)
+        _print(found, out, kept)
     return int(ExitCode.NUMERICAL) if failed else int(ExitCode.HEALTHY)
 
 
@@ -87,6 +87,8 @@ def _choose(ids: tuple[str, ...], seeds: tuple[str, ...], everything: bool) -> l
 
     if not (ids or seeds or everything):
         raise UsageError("expected an ID, --seed KEY or --all, got none", hint="sounding claims list")
+    if bool(ids) + bool(seeds) + everything > 1:
+        raise UsageError("expected IDs, --seed KEY or --all, got more than one of them", hint="one at a time")
     if everything:
         return list(all_claims())
     chosen = [find_claim(name) for name in ids] + [claim for seed in seeds for claim in claims_of(seed)]
@@ -115,11 +117,14 @@ def _run(rows: list[Claim], jobs: int, options: dict[str, Any]) -> Iterator[tupl
 
 
 def _measure(claim_id: str, options: dict[str, Any]) -> Result | SoundingError:
-    """The result; a row that fails must not end the others."""
+    """The result; a row that fails must not end the others, Ctrl-C must."""
     from sounding.reproduction import reproduce as run
 
     try:
         return run(claim_id, **options)
+    except KeyboardInterrupt:
+        again = "the same command goes on with the rest"
+        raise InterruptedRun(f"interrupted; finished rows are in {options['out']}, {again}") from None
     except SoundingError as error:
         return error
     except Exception as error:  # a defect of one row is told with its name
@@ -146,7 +151,7 @@ def _progress(rows: int, *, quiet: bool) -> Iterator[Callable[[str], None]]:
         yield lambda name: bar.update(task, advance=1, description=name)
 
 
-def _object(result: Result, out: Path) -> dict[str, Any]:
+def _object(result: Result, out: str, kept: Collection[str]) -> dict[str, Any]:
     from sounding.claims.result import folder_of
 
     return {
@@ -162,18 +167,18 @@ def _object(result: Result, out: Path) -> dict[str, Any]:
         "expectations": result.expectations,
         "device": result.device,
         "seconds": result.seconds,
-        "folder": str(folder_of(out, result.id, result.scale)),
+        "kept": result.id in kept,
+        "folder": str(folder_of(Path(out), result.id, result.scale)),
     }
 
 
-def _print(found: list[Result], out: Path) -> None:
+def _print(found: list[Result], out: str, kept: Collection[str]) -> None:
     from sounding.report.ledger import describe_evidence, write_totals
 
     screen = console()
     for result in found:
-        screen.print(
-            f"{result.id}: {result.verdict} ({result.scale}, {result.seconds:.1f} s)", markup=False, style="bold"
-        )
+        made = f"kept from {result.date}" if result.id in kept else f"{result.seconds:.1f} s"
+        screen.print(f"{result.id}: {result.verdict} ({result.scale}, {made})", markup=False, style="bold")
         screen.print(f"  {result.statement}", markup=False)
         for text in describe_evidence(result):
             screen.print(f"  {text}", markup=False)

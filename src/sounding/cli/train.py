@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.output import console, print_json, require_device, require_writable
+from sounding.cli.output import console, print_json, require_writable
 from sounding.cli.settings import parse_numbers
 from sounding.cli.training import curves_of, print_history
-from sounding.errors import ExitCode, InterruptedRun, UsageError
+from sounding.errors import ExitCode, InterruptedRun, UsageError, require_device
 
 if TYPE_CHECKING:
     from sounding.train import Grid, History, Recipe

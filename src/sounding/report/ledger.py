@@ -10,17 +10,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from sounding.claims.claim import SEEDS, VERDICTS, Scale
 from sounding.claims.number import LEVEL
 from sounding.claims.result import Result, folder_of, largest
 
+SHOWN = 4
 HEADINGS = ("place", "statement", "verdict", "evidence", "scale", "more")
 INTRODUCTION = (
     f"Each row is a statement of a paper, in our words, and what measuring it gave. A number stands with its "
     f"{LEVEL:.0%} interval; a verdict follows from where that interval lies against bounds written from the statement. "
     f"Where a row was run at several scales, the largest is quoted. Rows whose bounds or settings changed after trial "
-    f"runs are listed in [claims](claims.md)."
+    f"runs are listed in docs/claims.md of the repository. Rows that share a computation have its time once, in the "
+    f"row that came first; the others have 0 s."
 )
 STYLE = """body{font:15px/1.45 system-ui,sans-serif;max-width:1200px;margin:2rem auto;padding:0 1rem;color:#1a1a1a}
 table{border-collapse:collapse;width:100%;margin:1rem 0;table-layout:fixed;overflow-wrap:break-word}
@@ -76,7 +79,7 @@ def write_markdown(found: Mapping[str, Mapping[Scale, Result]], *, folder: str) 
 def write_page(found: Mapping[str, Mapping[Scale, Result]], *, folder: str) -> str:
     """The same as one HTML page."""
     quoted = [largest(results) for results in found.values()]
-    introduction = html.escape(INTRODUCTION.replace("[claims](claims.md)", "claims.md"))
+    introduction = html.escape(INTRODUCTION)
     totals = html.escape(write_totals(quoted))
     parts = [f"<h1>The ledger</h1><p>{introduction}</p><p><b>{totals}</b></p>"]
     head = "".join(f"<th>{heading}</th>" for heading in HEADINGS)
@@ -104,7 +107,8 @@ def write_index(found: Mapping[str, Mapping[Scale, Result]]) -> list[dict[str, A
     for results in found.values():
         quoted = largest(results)
         verdicts = {scale: result.verdict for scale, result in results.items()}
-        fields = {"id": quoted.id, "verdict": quoted.verdict, "scale": quoted.scale, "evidence": _evidence(quoted)}
+        fields = {"id": quoted.id, "verdict": quoted.verdict, "scale": quoted.scale}
+        fields["evidence"] = "; ".join(describe_evidence(quoted))
         index.append({**fields, "verdicts": verdicts, "date": quoted.date, "device": quoted.device})
     return index
 
@@ -125,7 +129,8 @@ def _lines(found: Mapping[str, Mapping[Scale, Result]], folder: str) -> dict[str
                 continue
             result = largest(found[claim.id])
             place = folder_of(Path(folder), result.id, result.scale).as_posix()
-            links = {"figure": f"{place}/figure.svg", "numbers": f"{place}/numbers.csv", "all": f"{place}/result.json"}
+            files = {"figure": "figure.svg", "numbers": "numbers.csv", "all": "result.json"}
+            links = {name: quote(f"{place}/{file}", safe="/:.") for name, file in files.items()}
             lines.setdefault(seed, []).append(Line(result, _evidence(result), links))
     return lines
 
@@ -153,8 +158,10 @@ def describe_evidence(result: Result) -> list[str]:
 
 
 def _evidence(result: Result) -> str:
-    """As much of it as a table's cell can hold."""
-    return "; ".join(describe_evidence(result)[:4])
+    """As much of it as a table's cell can hold: what decides comes first, the rest is counted."""
+    texts = describe_evidence(result)
+    left = len(texts) - SHOWN
+    return "; ".join([*texts[:SHOWN], *([f"and {left} more: see all"] if left > 0 else [])])
 
 
 def _write_expectation(expectation: Mapping[str, Any], result: Result) -> str:
