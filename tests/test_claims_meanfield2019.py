@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from sounding.claims.claim import Claim, Context, Correction, Expectation, judge
-from sounding.claims.meanfield2019 import CLAIMS, explosion, fixed_point, linear
+from sounding.claims.meanfield2019 import CLAIMS, crossbatch, explosion, fixed_point, linear
+from sounding.claims.meanfield2019.closed_forms import Case, forward_integral, power
 from sounding.claims.meanfield2019.explosion import attracting_sizes, explosion_rate, relu_rate, series_coefficient
 from sounding.claims.meanfield2019.field import map_relu, spread_paths
 from sounding.claims.meanfield2019.figure5 import _gain
@@ -24,6 +25,7 @@ from sounding.claims.meanfield2019.transforms import _ANALYTIC, count_wrong_trac
 from sounding.claims.number import Number, estimate, exact
 from sounding.data import load_dataset, normalize
 from sounding.predict import batchnorm, covariance_map
+from sounding.theory.homogeneous import homogeneous_batchnorm, kernel, kernel_slope
 
 ROWS = {claim.id: claim for claim in CLAIMS}
 
@@ -35,7 +37,7 @@ def verdict_of(claim: Claim, **smaller: Any) -> str:
 def test_every_place_of_the_issue_has_a_row() -> None:
     wanted = [f"fig1{p}" for p in "abcd"] + [f"fig2{p}" for p in "abcd"] + [f"fig3{p}" for p in "abc"]
     wanted += [f"fig4{p}" for p in "abcd"] + ["fig5", "fig6", *(f"thm{k}" for k in range(2, 10)), "thmB.11", "corB.12"]
-    wanted += ["scope-bsb1", "crossbatch-limit", "crossbatch-rate", "weight-gradients"]
+    wanted += ["scope-bsb1", "crossbatch-limit", "crossbatch-rate", "weight-gradients", "thmD.6", "thmE.1", "thmF.2"]
     assert sorted(ROWS) == sorted(f"meanfield2019-{name}" for name in wanted)
     assert len(ROWS) == len(CLAIMS)
 
@@ -171,6 +173,75 @@ def test_theorem_7_is_held_against_networks_that_reach_the_fixed_point(monkeypat
     assert verdict_of(alone, **few) == "holds"
     monkeypatch.setattr(explosion, "explosion_rate", lambda name, size: 1.15 * relu_rate(size))
     assert verdict_of(alone, **few) == "does not hold"
+
+
+FEWER_PAIRS = {
+    "degrees": [1.5],
+    "integrated_sizes": [8, 16],
+    "drawn_slopes": [0.3],
+    "drawn_sizes": [16],
+    "batches": 80_000,
+}
+WRONG_FORMS = {
+    "B for B − 1": ("thmD.6", "covariance_by_gamma", lambda case: (case.size / (case.size - 1)) ** case.alpha),
+    "a + b": ("thmD.6", "covariance_by_gamma", lambda case: (1 + case.b) ** 2 / (1 - case.b) ** 2),
+    "without π": ("thmD.6", "covariance_by_gamma", lambda case: math.pi),
+    "J for J′": (
+        "thmE.1",
+        "eigenvalue_by_kernel",
+        lambda case: kernel(0.0, **homogeneous_law(case)) / kernel_slope(0.0, **homogeneous_law(case)),
+    ),
+    "power α": ("thmF.2", "eigenvalue_by_beta", lambda case: case.size - 1.0),
+    "B − 1 for B": ("thmF.2", "eigenvalue_by_beta", lambda case: (1 - 1 / case.size) ** 0.5),
+}
+
+
+def homogeneous_law(case: Case) -> dict[str, Any]:
+    return {"degree": case.alpha, "slopes": (1.0, case.b)}
+
+
+@pytest.mark.parametrize("row", ["thmD.6", "thmE.1", "thmF.2"])
+def test_the_closed_forms_between_batches_hold(row: str) -> None:
+    assert verdict_of(ROWS[f"meanfield2019-{row}"], **FEWER_PAIRS) == "holds"
+
+
+@pytest.mark.parametrize("wrong", WRONG_FORMS)
+def test_a_wrong_closed_form_between_batches_does_not_hold(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the drawn batches alone, and by the integrals alone."""
+    row, form, factor = WRONG_FORMS[wrong]
+    right = getattr(crossbatch, form)
+    monkeypatch.setattr(crossbatch, form, lambda case: factor(case) * right(case))
+    claim = ROWS[f"meanfield2019-{row}"]
+    drawn = tuple(e for e in claim.expectations if e.quantity == "drawn_off_closed_form")
+    integrated = tuple(e for e in claim.expectations if e.quantity.endswith("_off_integral"))
+    numbers = claim.measure({**claim.settings["quick"].values, **FEWER_PAIRS}, Context()).numbers
+    for expectations in (drawn, integrated):
+        assert expectations
+        assert judge(dataclasses.replace(claim, expectations=expectations), numbers) == "does not hold"
+
+
+@pytest.mark.parametrize("form", ["covariance_by_kernel", "eigenvalue_by_spread"])
+def test_the_first_forms_between_batches_can_fail(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = getattr(crossbatch, form)
+    monkeypatch.setattr(crossbatch, form, lambda case: (1 + 1e-6) * right(case))
+    claim = ROWS["meanfield2019-thmD.6" if form.startswith("covariance") else "meanfield2019-thmE.1"]
+    assert verdict_of(claim, **{**FEWER_PAIRS, "batches": 8000}) == "does not hold"
+
+
+@pytest.mark.parametrize("case", [Case(0.8, 0.0, 8), Case(1.0, 0.3, 16), Case(2.0, -0.5, 6)])
+def test_the_closed_forms_between_batches_are_the_predictions(case: Case) -> None:
+    found = homogeneous_batchnorm(power(case.alpha, case.b), case.size)
+    assert crossbatch.covariance_by_gamma(case) == pytest.approx(found.cross_covariance, rel=1e-12)
+    assert crossbatch.eigenvalue_by_kernel(case) == pytest.approx(found.cross_eigenvalue, rel=1e-10)
+    general = batchnorm(power(case.alpha, case.b), batch_size=case.size).cross_batch
+    assert forward_integral(case)[0] == pytest.approx(general.eigenvalue, rel=1e-8)
+
+
+def test_one_case_that_is_off_is_not_hidden_by_the_others() -> None:
+    near, off = (crossbatch.Drawn(Case(1.0, 0.0, 8), estimate(value, 0.002)) for value in (1.0, 1.05))
+    found = crossbatch.deviation_of([near, near, off], lambda case: 1.0)
+    assert found.low > crossbatch.ROOM
+    assert crossbatch.deviation_of([near, near], lambda case: 1.0).high < crossbatch.ROOM
 
 
 @pytest.mark.parametrize("row", ["fig3b", "fig3c"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sounding.claims.claim import Claim
 from sounding.claims.meanfield2019 import (
     batches,
+    crossbatch,
     explosion,
     figure1,
     figure2,
@@ -27,4 +28,5 @@ CLAIMS: tuple[Claim, ...] = (
     *figure5.CLAIMS,
     *linear.CLAIMS,
     *batches.CLAIMS,
+    *crossbatch.CLAIMS,
 )
