@@ -7,6 +7,7 @@ from sounding.claims.thesis2024 import (
     appendix_data,
     appendix_explosion,
     appendix_nonlinearity,
+    centred,
     convergence,
     first_gradients,
     isometry,
@@ -20,6 +21,7 @@ from sounding.claims.thesis2024 import (
 CLAIMS: tuple[Claim, ...] = (
     *mean_field.CLAIMS,
     *isometry.CHAPTER_4,
+    *centred.CLAIMS,
     *convergence.CLAIMS,
     *kernel_figures.CLAIMS,
     *orthogonalization.CLAIMS,

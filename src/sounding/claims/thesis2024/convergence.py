@@ -56,11 +56,9 @@ def measure_contraction(values: Mapping[str, Any], context: Context) -> Outcome:
     named = len(maps) - values["random"]
     numbers: dict[str, Number] = {}
     for version, found in ratios.items():
-        numbers[f"largest_over_{version}"] = _over_groups(found, named, np.max)
+        numbers[f"largest_over_{version}"] = over_groups(found, named, np.max)
         for one, ratio in zip(maps[:named], found, strict=False):
             numbers[f"{version}: {one.name}"] = exact(float(ratio), error=1e-9)
-    if values["case"] == 1:
-        numbers["smallest_slope_at_one"] = _over_groups(np.array([one.slope_one for one in maps]), named, np.min)
     if values["case"] == 3:
         numbers["relu_exponent"] = _algebraic_exponent(map_of("relu"))
     path, deviation = draw_path(values, context)
@@ -77,7 +75,7 @@ def measure_contraction(values: Mapping[str, Any], context: Context) -> Outcome:
     return Outcome(numbers, Picture((path, others), values["caption"]))
 
 
-def _over_groups(found: Array, named: int, extreme: Callable[[Array], Any]) -> Number:
+def over_groups(found: Array, named: int, extreme: Callable[[Array], Any]) -> Number:
     """The extreme of the named activations' maps and an eighth of the random ones."""
     parts = np.array_split(found[named:], GROUPS)
     return extreme_of([extreme(np.concatenate([found[:named], part])) for part in parts])
@@ -145,12 +143,12 @@ def measure_attractor(values: Mapping[str, Any], context: Context) -> Outcome:
     series = [Series(f"{one.name} (κ)", rho, one.kappa(rho), role="theory") for one in activations]
     series.append(Series("ρ", [-1, 1], [-1, 1], role="bound"))
     panel = Panel("correlation ρ", "κ(ρ)", series)
-    cases = Panel("attracting fixed point ρ*", "share of maps (%)", _cumulative(np.array(places)))
+    cases = Panel("attracting fixed point ρ*", "share of maps (%)", cumulative(np.array(places)))
     caption = "Each κ crosses the diagonal from above once: one fixed point attracts, and it is not negative."
     return Outcome(numbers, Picture((panel, cases), caption))
 
 
-def _cumulative(places: Array) -> tuple[Series, ...]:
+def cumulative(places: Array) -> tuple[Series, ...]:
     ordered = np.sort(places)
     kept = np.unique(np.linspace(0, len(ordered) - 1, SHOWN).astype(int))
     return (Series("maps", ordered[kept], 100 * (kept + 1) / len(ordered)),)
@@ -182,67 +180,24 @@ def measure_normalized(values: Mapping[str, Any], context: Context) -> Outcome:
     return Outcome(numbers, outcome.picture)
 
 
-def _settings(**values: Any) -> dict[Any, Setting]:
+def scales(**values: Any) -> dict[Any, Setting]:
     shared = {"depth": 40, "layers": 20, "start": 0.6, "width": 1000, "runs": 200, **values}
     return {"quick": Setting({**shared, "random": 120}), "standard": Setting({**shared, "random": 2000, "runs": 1000})}
 
 
-def _plain(*names: str) -> tuple[tuple[str, str], ...]:
+def plain(*names: str) -> tuple[tuple[str, str], ...]:
     return tuple((name, "none") for name in names)
 
 
-def _within(version: str, why: str) -> Expectation:
+def within(version: str, why: str) -> Expectation:
     return Expectation(f"largest_over_{version}", why, high=1 + ROUNDING)
 
 
-CENTRED = _plain("tanh", "sin", "selu", "erf", "hermite:3")
+CENTRED = plain("tanh", "sin", "selu", "erf", "hermite:3")
 THEOREM = "a theorem; figures 5.1 and 5.2 illustrate it"
 WIDE = Expectation("chain_deviation", "networks of width 1000 follow κ", high=0.05)
 
 CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="thesis2024-thm5.8",
-        seed="thesis2024",
-        place="theorem 5.8",
-        kind="theorem",
-        statement="For a centred activation |ρ|/(1 − |ρ|) shrinks at least by 1/(2 − κ′(0)) per layer (5.6), and ±1 do "
-        "not attract.",
-        expectations=(
-            _within("printed", "no sequence of any map exceeds the bound"),
-            Expectation("smallest_slope_at_one", "1 does not attract: κ′(1) > 1", low=1.0),
-            WIDE,
-        ),
-        settings=_settings(
-            activations=CENTRED,
-            case=1,
-            versions={"printed": ("5.6", "potential")},
-            caption="Left: two samples in tanh networks, κ, and the bounds (5.7) (dashed) and (5.6) (dotted). Right: "
-            "the worst start and layer of each map never exceeds (5.6).",
-        ),
-        measure=measure_contraction,
-        paper=THEOREM,
-        note="Remark 5.9 writes κ′(1) = 1 where it means κ′(0) = 1.",
-    ),
-    Claim(
-        id="thesis2024-cor5.10",
-        seed="thesis2024",
-        place="corollary 5.10",
-        kind="theorem",
-        statement="For a centred activation |ρ_ℓ| ≤ α^ℓ ρ_0/(1 − |ρ_0|), α = 1/(2 − κ′(0)).",
-        expectations=(_within("printed", "no sequence of any map, from any start, exceeds the bound"),),
-        correction=Correction(
-            "ρ_0 needs its modulus: |ρ_ℓ| ≤ α^ℓ|ρ_0|/(1 − |ρ_0|). For ρ_0 < 0 the printed bound is negative.",
-            (_within("corrected", "no sequence exceeds the bound with |ρ_0|"),),
-        ),
-        settings=_settings(
-            activations=CENTRED,
-            case=1,
-            versions={"printed": ("5.6", "signed"), "corrected": ("5.6", "value")},
-            caption="Right: with |ρ_0| no sequence exceeds the bound; without the modulus negative starts do.",
-        ),
-        measure=measure_contraction,
-        paper=THEOREM,
-    ),
     Claim(
         id="thesis2024-thm5.11",
         seed="thesis2024",
@@ -269,12 +224,12 @@ CLAIMS: tuple[Claim, ...] = (
         place="theorem 5.11, case 1, eq. (5.7)",
         kind="theorem",
         statement="If κ(0) = 0, |ρ|/(1 − |ρ|) shrinks at least by 1/κ′(1) per layer.",
-        expectations=(_within("printed", "no sequence of any map exceeds (5.7)"),),
+        expectations=(within("printed", "no sequence of any map exceeds (5.7)"),),
         correction=Correction(
             "The rate is that of Theorem 5.8, 1/(2 − κ′(0)); tanh, SELU and sin violate 1/κ′(1).",
-            (_within("corrected", "no sequence of any map exceeds (5.6)"),),
+            (within("corrected", "no sequence of any map exceeds (5.6)"),),
         ),
-        settings=_settings(
+        settings=scales(
             activations=CENTRED,
             case=1,
             versions={"printed": ("5.7", "potential"), "corrected": ("5.6", "potential")},
@@ -290,9 +245,9 @@ CLAIMS: tuple[Claim, ...] = (
         place="theorem 5.11, case 2, eq. (5.8)",
         kind="theorem",
         statement="If κ(0) > 0 and κ′(1) < 1, 1 − ρ shrinks at least by κ′(1) per layer.",
-        expectations=(_within("printed", "no sequence of any map exceeds (5.8)"), WIDE),
-        settings=_settings(
-            activations=_plain("softplus", "sigmoid"),
+        expectations=(within("printed", "no sequence of any map exceeds (5.8)"), WIDE),
+        settings=scales(
+            activations=plain("softplus", "sigmoid"),
             case=2,
             start=-0.6,
             versions={"printed": ("5.8", "one")},
@@ -307,9 +262,9 @@ CLAIMS: tuple[Claim, ...] = (
         place="theorem 5.11, case 3, eq. (5.9)",
         kind="theorem",
         statement="If κ(0) > 0 and κ′(1) = 1, 1 − ρ_ℓ ≤ x/(1 + αℓx) with x = 1 − ρ_0 and α = 1 − κ(0) − κ′(0).",
-        expectations=(_within("printed", "no sequence of any map exceeds (5.9)"), WIDE),
-        settings=_settings(
-            activations=_plain("relu", "leaky_relu:0.1", "exp"),
+        expectations=(within("printed", "no sequence of any map exceeds (5.9)"), WIDE),
+        settings=scales(
+            activations=plain("relu", "leaky_relu:0.1", "exp"),
             case=3,
             start=-0.6,
             versions={"printed": ("5.9", "algebraic")},
@@ -327,14 +282,14 @@ CLAIMS: tuple[Claim, ...] = (
         kind="theorem",
         statement="If κ(0) > 0 and κ′(1) > 1, |ρ_ℓ − ρ*| ≤ α^ℓ|ρ_0 − ρ*|/(1 − |ρ_0|) with "
         "α = max{1 − κ(0), κ′(ρ*), (1 − ρ*)/(2 − κ′(ρ*))}.",
-        expectations=(_within("printed", "no sequence of any map exceeds (5.10)"),),
+        expectations=(within("printed", "no sequence of any map exceeds (5.10)"),),
         correction=Correction(
             "α = max{1 − κ(0), 1/(2 − κ′(ρ*))}: the last numerator is 1. κ(ρ) = 0.9 + 0.1ρ³⁰ violates the printed one; "
             "GELU, SiLU and ELU satisfy both.",
-            (_within("corrected", "no sequence of any map exceeds the corrected bound"), WIDE),
+            (within("corrected", "no sequence of any map exceeds the corrected bound"), WIDE),
         ),
-        settings=_settings(
-            activations=_plain("gelu", "silu", "elu"),
+        settings=scales(
+            activations=plain("gelu", "silu", "elu"),
             case=4,
             start=-0.6,
             weights=({0: 0.9, 30: 0.1},),
@@ -352,13 +307,13 @@ CLAIMS: tuple[Claim, ...] = (
         kind="theorem",
         statement="With RMS or layer norm before or after a centred activation, or layer norm after any, |ρ|/(1 − |ρ|) "
         "shrinks at least by (κ(1) − κ(0))/κ′(1) per layer.",
-        expectations=(_within("printed", "no sequence of any activation and norm exceeds (5.14)"),),
+        expectations=(within("printed", "no sequence of any activation and norm exceeds (5.14)"),),
         correction=Correction(
             "With K = κ(1) − κ(0) the rate is K/(2K − κ′(0)). The printed one fails for tanh, SELU and sin, and after "
             "layer norm for ReLU, leaky ReLU, sigmoid and ELU.",
-            (_within("corrected", "no sequence exceeds the corrected bound"), WIDE),
+            (within("corrected", "no sequence exceeds the corrected bound"), WIDE),
         ),
-        settings=_settings(
+        settings=scales(
             activations=(
                 *((name, "post-ln") for name in ("relu", "leaky_relu:0.1", "sigmoid", "elu")),
                 *((name, norm) for name in ("tanh", "selu", "sin") for norm in ("pre-rms", "post-rms", "pre-ln")),

@@ -119,16 +119,14 @@ def worst_over_bound(
     """The largest ratio of a sequence to its bound over starts and layers, where the bound is above rounding.
 
     Args:
-        form: "potential" for |ρ|/(1 − |ρ|) ≤ α^ℓ|ρ_0|/(1 − |ρ_0|), "value" for |ρ| below the same, "signed" for the
-            same with ρ_0 without its modulus, "one" for 1 − ρ ≤ α^ℓ(1 − ρ_0), "algebraic" for (5.9) and
-            "point" for (5.10).
+        form: "potential" for |ρ|/(1 − |ρ|) ≤ α^ℓ|ρ_0|/(1 − |ρ_0|), "value" for |ρ| below the same, "one" for
+            1 − ρ ≤ α^ℓ(1 − ρ_0), "algebraic" for (5.9) and "point" for (5.10).
     """
     path = iterate(one, grid() if starts is None else starts, depth)
     origin, layers = path[0], np.arange(depth + 1)[:, None]
     inverse = 1 / (1 - np.abs(origin))
-    if form in ("potential", "value", "signed"):
-        factor = origin if form == "signed" else np.abs(origin)
-        bound = factor * inverse * rate**layers
+    if form in ("potential", "value"):
+        bound = np.abs(origin) * inverse * rate**layers
         actual = np.abs(path) / (1 - np.abs(path)) if form == "potential" else np.abs(path)
     elif form == "point":
         bound = np.abs(origin - one.fixed_point) * inverse * rate**layers
@@ -136,9 +134,6 @@ def worst_over_bound(
     else:
         bound = (1 - origin) * rate**layers if form == "one" else (1 - origin) / (1 + layers * rate * (1 - origin))
         actual = 1 - path
-    if form == "signed":
-        # a negative bound on a modulus fails by its whole size
-        return float(np.max(np.where(bound < 0, 1 + actual, np.where(bound > RESOLVED, actual / bound, 0.0))[1:]))
     return float(np.max(np.where(bound > RESOLVED, actual / np.maximum(bound, RESOLVED), 0.0)[1:]))
 
 

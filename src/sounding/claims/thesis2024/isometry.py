@@ -45,13 +45,14 @@ def draw_batches(values: Mapping[str, Any], context: Context) -> Iterator[Array]
 
 
 def compare(values: Mapping[str, Any], context: Context, bound: Callable[..., Any], **options: Any) -> Array:
-    """ln(isometry after / the bound's value) of each batch that both are positive for."""
+    """ln(isometry after / the bound's value) of each batch whose bound is positive; −∞ for a degenerate result."""
     ratios = []
     for batch in draw_batches(values, context):
         found = bound(batch, **options)
         if found.value > 0:
-            ratios.append(np.log(max(found.actual, 1e-300) / found.value))
-    return np.array(ratios)
+            ratios.append(found.actual / found.value)
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(ratios))
 
 
 def least(logs: Array) -> Number:
@@ -102,8 +103,11 @@ def measure_corollary_4_4(values: Mapping[str, Any], context: Context) -> Outcom
     printed = compare(values, context, corollary_4_4, version="printed")
     corrected = compare(values, context, corollary_4_4, version="corrected")
     four = corollary_4_4(np.eye(4), version="printed")
+    regular = printed[np.isfinite(printed)]
     numbers = {
         "layer_norm_smallest_ratio": least(printed),
+        "layer_norm_smallest_positive_ratio": least(regular),
+        "layer_norm_share_made_degenerate": fraction_of(len(printed) - len(regular), len(printed)),
         "layer_norm_share_violating": fraction_of(int(np.sum(printed < -ROUNDING)), len(printed)),
         "layer_norm_isometry_of_unit_vectors": exact(float(four.actual or 0.0), error=1e-12),
         "rms_norm_smallest_ratio": least(corrected),
@@ -139,8 +143,9 @@ def measure_lemma_6_2(values: Mapping[str, Any], context: Context) -> Outcome:
         rotation = ortho_group.rvs(batch.shape[1], random_state=generator) if batch.shape[1] > 1 else np.eye(1)
         found = corollary_4_5(batch @ rotation)
         if found.value > 0:
-            ratios.append(np.log(max(found.actual or 0.0, 1e-300) / found.value))
-    logs = np.array(ratios)
+            ratios.append((found.actual or 0.0) / found.value)
+    with np.errstate(divide="ignore"):
+        logs = np.log(ratios)
     numbers = {"smallest_ratio": least(logs), "median_ratio": middle(logs)}
     caption = "Square batches, each under a rotation of its own, sorted by their ratio; the lemma holds for each."
     return Outcome(numbers, histogram({"rotation, then batch norm": logs}, caption))
@@ -305,6 +310,8 @@ CHAPTER_4: tuple[Claim, ...] = (
         settings=_trials("wide", quick=1000, standard=5000),
         measure=measure_corollary_4_4,
         paper="a corollary; the proof calls layer norm a projection onto the √d-sphere",
+        note="As many samples as features are always made degenerate: centred, they span a dimension less, and their "
+        "isometry is 0. Batches with fewer samples than features are lowered too (layer_norm_smallest_positive_ratio).",
     ),
     Claim(
         id="thesis2024-cor4.5",

@@ -1,0 +1,254 @@
+"""Theorem 5.8 and Corollary 5.10: with a centred activation samples decorrelate, and ±1 do not attract."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome
+from sounding.claims.number import Number, exact
+from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.thesis2024.convergence import (
+    CENTRED,
+    RATES,
+    ROUNDING,
+    THEOREM,
+    WIDE,
+    cumulative,
+    draw_path,
+    over_groups,
+    scales,
+    within,
+)
+from sounding.claims.thesis2024.correlation_maps import (
+    ORDER,
+    Array,
+    CorrelationMap,
+    grid,
+    iterate,
+    map_of,
+    map_of_weights,
+    worst_over_bound,
+)
+
+NEAR = 1e-4
+"""Distance from ±1 at which a layer's drift is read."""
+
+NEARER = 1e-6
+"""Distance from ±1 of the starts that are followed."""
+
+LEAST_NONLINEAR = 0.01
+"""1 − κ′(0) of the drawn maps lies between this and 1."""
+
+
+def centred_maps(count: int, context: Context) -> list[CorrelationMap]:
+    """Random maps with κ(0) = 0, every draw kept: 1 − κ′(0) and the highest order are log-uniform.
+
+    The weights of the orders from 2 on are Dirichlet. Every other map is odd, so that −1 is a fixed point of it.
+    """
+    generator = np.random.default_rng([context.random_seed, 58])
+    found = []
+    for index in range(count):
+        share = math.exp(generator.uniform(math.log(LEAST_NONLINEAR), 0.0))
+        lowest, step = (3, 2) if index % 2 else (2, 1)
+        highest = math.exp(generator.uniform(math.log(lowest), math.log(ORDER + 1)))
+        orders = np.arange(lowest, math.floor(highest) + 1, step)
+        concentration = 10 ** generator.uniform(-1, 0.5)
+        weights = np.zeros(ORDER + 1)
+        weights[1] = 1 - share
+        weights[orders] = share * generator.dirichlet(np.full(len(orders), concentration))
+        found.append(map_of_weights(weights, name=f"random {index}"))
+    return found
+
+
+def drift(one: CorrelationMap, side: float) -> float:
+    """How much farther from the fixed point ±1 a layer takes a start close to it, per non-linearity 1 − κ′(0).
+
+    It is (κ′(±1) − 1)/(1 − κ′(0)) up to the distance: below 0 the fixed point attracts. One layer of (5.6) asks for
+    (1 − ε)/(1 + ε(1 − κ′(0))) at the distance ε.
+    """
+    after = 1 - side * float(one.kappa(np.array([side * (1 - NEAR)]))[0])
+    return (after / NEAR - 1) / (1 - one.slope_zero)
+
+
+def pull(one: CorrelationMap) -> float:
+    """The least (|ρ| − |κ(ρ)|)/(|ρ|(1 − |ρ|)(1 − κ′(0))) inside (−1, 1): a fixed point other than 0 would make it 0.
+
+    One layer of (5.6) asks for 1/(2 − κ′(0)), which is at least 1/2.
+    """
+    half = np.concatenate([np.geomspace(1e-3, 0.1, 50), np.linspace(0.1, 1 - NEAR, 400)])
+    rho = np.concatenate([-half, half])
+    size = np.abs(rho)
+    return float(np.min((size - np.abs(one.kappa(rho))) / (size * (1 - size)))) / (1 - one.slope_zero)
+
+
+def keeps_minus_one(one: CorrelationMap) -> bool:
+    """Whether −1 is a fixed point."""
+    return abs(float(one.kappa(np.array([-1.0]))[0]) + 1) < ROUNDING
+
+
+def follow(one: CorrelationMap) -> Array:
+    """The sequences from ±(1 − 1e-6), for as many layers as (5.6) needs to bring |ρ| down to 1/2."""
+    promised = math.ceil(math.log(1 / NEARER) / -math.log(RATES["5.6"](one)))
+    return iterate(one, np.array([1 - NEARER, NEARER - 1]), promised)
+
+
+def measure_decorrelation(values: Mapping[str, Any], context: Context) -> Outcome:
+    """Theorem 5.8, clause by clause."""
+    named = [map_of(name, norm) for name, norm in values["activations"]]
+    maps = named + centred_maps(values["random"], context)
+    close = 1 - np.geomspace(NEARER, 1e-3, 7)
+    starts = np.concatenate([grid(), close, -close])
+    rates = [RATES["5.6"](one) for one in maps]
+    ratios = np.array(
+        [
+            worst_over_bound(one, rate, depth=values["depth"], starts=starts)
+            for one, rate in zip(maps, rates, strict=True)
+        ]
+    )
+    odd = [one for one in maps if keeps_minus_one(one)]
+    odd_named = sum(keeps_minus_one(one) for one in named)
+    path, deviation = draw_path(values, context)
+    numbers: dict[str, Number] = {
+        "largest_over_printed": over_groups(ratios, len(named), np.max),
+        "largest_rate": exact(max(rates[: len(named)]), error=1e-9),
+        "smallest_pull_inside": over_groups(np.array([pull(one) for one in maps]), len(named), np.min),
+        "smallest_drift_at_one": over_groups(np.array([drift(one, 1.0) for one in maps]), len(named), np.min),
+        "smallest_drift_at_minus_one": over_groups(np.array([drift(one, -1.0) for one in odd]), odd_named, np.min),
+        "farthest_end": over_groups(np.array([np.abs(follow(one)[-1]).max() for one in maps]), len(named), np.max),
+        "chain_deviation": deviation,
+    }
+    numbers |= {f"printed: {one.name}": exact(ratio, error=1e-9) for one, ratio in zip(named, ratios, strict=False)}
+    leaving = [
+        Series(f"{one.name}, from {sign}1", np.arange(16), 1 - np.abs(iterate(one, np.array([start]), 15)[:, 0]))
+        for one in named
+        for sign, start in (("", 1 - NEARER), ("−", NEARER - 1))
+        if start > 0 or keeps_minus_one(one)
+    ]
+    panels = (
+        path,
+        Panel("layer ℓ", "distance to ±1, 1 − |ρ_ℓ|", leaving, y_scale="log", title="starts 1e-6 from a fixed point"),
+        Panel(
+            "largest ratio of sequence to (5.6)", "share of kernel maps (%)", cumulative(ratios),
+            title=f"{len(named)} activations, {values['random']} random maps",
+        ),
+    )  # fmt: skip
+    return Outcome(numbers, Picture(panels, values["caption"]))
+
+
+def measure_modulus(values: Mapping[str, Any], context: Context) -> Outcome:
+    """Corollary 5.10 from positive and from negative starts."""
+    named = [map_of(name, norm) for name, norm in values["activations"]]
+    maps = named + centred_maps(values["random"], context)
+    depth, starts = values["depth"], grid()
+    positive, negative = starts[starts > 0], starts[starts < 0]
+    rates = [RATES["5.6"](one) for one in maps]
+    layers = np.arange(1, depth + 1)[:, None]
+    above, trials = 0, 0
+    for one, rate in zip(maps, rates, strict=True):
+        printed = negative / (1 - np.abs(negative)) * rate**layers
+        above += int(np.sum(np.any(np.abs(iterate(one, negative, depth)[1:]) > printed, axis=0)))
+        trials += len(negative)
+    paired = list(zip(maps, rates, strict=True))
+    by_sign = [
+        np.array([worst_over_bound(one, rate, depth=depth, starts=chosen, form="value") for one, rate in paired])
+        for chosen in (positive, starts)
+    ]
+    # at ρ_0 = −1/2 the printed bound of the first layer is −α
+    excess = np.array([abs(float(one.kappa(np.array([-0.5]))[0])) + rate for one, rate in paired])
+    numbers = {
+        "largest_over_printed_from_positive_starts": over_groups(by_sign[0], len(named), np.max),
+        "share_of_negative_starts_above_printed": exact(above / trials),
+        "excess_over_printed_from_minus_half": over_groups(excess, len(named), np.max),
+        "largest_over_corrected": over_groups(by_sign[1], len(named), np.max),
+    }
+    rho = np.concatenate([-np.geomspace(0.8, 0.01, 15), np.geomspace(0.01, 0.8, 15)])
+    first, rate = named[0], rates[0]
+    series = (
+        Series(f"{first.name} (κ)", rho, np.abs(first.kappa(rho)), role="theory"),
+        Series("printed bound", rho, rho / (1 - np.abs(rho)) * rate, role="paper"),
+        Series("corrected bound", rho, np.abs(rho) / (1 - np.abs(rho)) * rate, role="bound"),
+    )
+    panels = (
+        Panel("start ρ_0", "|ρ_1|", series, title=f"{first.name}, one layer"),
+        Panel(
+            "largest ratio of sequence to the corrected bound", "share of kernel maps (%)", cumulative(by_sign[1]),
+            title=f"{len(named)} activations, {values['random']} random maps",
+        ),
+    )  # fmt: skip
+    return Outcome(numbers, Picture(panels, values["caption"]))
+
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        id="thesis2024-thm5.8",
+        seed="thesis2024",
+        place="theorem 5.8",
+        kind="theorem",
+        statement="For a centred activation |ρ|/(1 − |ρ|) shrinks at least by α = 1/(2 − κ′(0)) per layer (5.6), α < 1 "
+        "for non-linear ones; the only fixed points besides 0 can be 1 and −1, and neither attracts.",
+        expectations=(
+            within("printed", "no sequence of any map exceeds the bound"),
+            Expectation("largest_rate", "α < 1 for every named activation", high=1.0),
+            Expectation(
+                "smallest_pull_inside",
+                "no other fixed point in (−1, 1): by (5.6) |ρ| falls by at least half of |ρ|(1 − |ρ|)(1 − κ′(0))",
+                low=0.5,
+            ),
+            *(
+                Expectation(
+                    f"smallest_drift_at_{side}",
+                    "it does not attract: by (5.6) κ′ − 1 is there at least the non-linearity 1 − κ′(0); below 0 it "
+                    "would attract",
+                    low=1 - 2 * NEAR - ROUNDING,
+                )
+                for side in ("one", "minus_one")
+            ),
+            Expectation(
+                "farthest_end",
+                "starts 1e-6 from ±1 have left: |ρ| ≤ 1/2 after the number of layers that (5.6) gives",
+                high=0.5 + ROUNDING,
+            ),
+            WIDE,
+        ),
+        settings=scales(
+            activations=CENTRED,
+            caption="Left: two samples in tanh networks, κ, and the bounds (5.7) (dashed) and (5.6) (dotted). Middle: "
+            "sequences leave ±1. Right: the worst start and layer of each map never exceeds (5.6).",
+        ),
+        measure=measure_decorrelation,
+        paper=THEOREM,
+        note="Remark 5.9 writes κ′(1) = 1 where it means κ′(0) = 1. Random maps have 1 − κ′(0) from 0.01 to 1, and all "
+        "draws are kept; the drift at −1 is that of the odd maps, whose fixed point it is.",
+    ),
+    Claim(
+        id="thesis2024-cor5.10",
+        seed="thesis2024",
+        place="corollary 5.10",
+        kind="theorem",
+        statement="For a centred activation |ρ_ℓ| ≤ α^ℓ ρ_0/(1 − |ρ_0|), α = 1/(2 − κ′(0)).",
+        expectations=(
+            Expectation(
+                "largest_over_printed_from_positive_starts",
+                "no sequence of any map, from any start above 0, exceeds the bound",
+                high=1 + ROUNDING,
+            ),
+            Expectation("share_of_negative_starts_above_printed", "nor from any start below 0", high=0.0),
+            Expectation("excess_over_printed_from_minus_half", "|ρ_1| − bound at ρ_0 = −1/2", high=0.0),
+        ),
+        correction=Correction(
+            "ρ_0 needs its modulus: |ρ_ℓ| ≤ α^ℓ|ρ_0|/(1 − |ρ_0|). For ρ_0 < 0 the printed bound is negative.",
+            (within("corrected", "no sequence exceeds the bound with |ρ_0|"),),
+        ),
+        settings=scales(
+            activations=CENTRED,
+            caption="Left: without the modulus the bound is negative for negative starts. Right: with it no sequence "
+            "exceeds the bound.",
+        ),
+        measure=measure_modulus,
+        paper=THEOREM,
+    ),
+)
