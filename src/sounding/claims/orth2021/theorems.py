@@ -253,7 +253,7 @@ CLAIMS: tuple[Claim, ...] = (
             ),
             "standard": Setting(
                 {
-                    "widths": [16, 64, 256, 1024],
+                    "widths": [16, 32, 64, 128, 256, 512, 1024],
                     "batch_size": 4,
                     "depth": 1000,
                     "runs": 200,

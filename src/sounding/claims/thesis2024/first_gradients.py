@@ -107,8 +107,8 @@ def measure_weights(values: Mapping[str, Any], context: Context) -> Outcome:
     panel = draw_log_norms(curves, values, {"Gaussian weights": line})
     caption = (
         f"{values['data']}, width and batch {values['width']}, batch norm without centring, {values['runs']} networks. "
-        "With Gaussian weights the gradient grows exponentially with depth (line: the rate of infinite width); with "
-        "orthogonal weights it stays."
+        "With Gaussian weights the gradient grows exponentially with depth (line: the rate of a width far above the "
+        "batch; here they are equal); with orthogonal weights it stays."
     )
     return Outcome(numbers, Picture((panel,), caption))
 
@@ -348,6 +348,8 @@ CLAIMS: tuple[Claim, ...] = (
         released="width 100, batch 100, depths 5, 10, 20, 50, 100, 200, 500, 1000, 10 runs, one CIFAR-10 batch, "
         "gradient of the second linear layer (the first square one), as here",
         note="Slopes are taken from the depth `window` on: until there the representations of the batch still settle, "
-        "at d/(d + 2) per layer.",
+        "at d/(d + 2) per layer. The theory line is the rate of a width far above the batch, to which networks come "
+        "slowly (on digits, in trials: 0.88 of it at width 640 and batch 20, 0.96 at batch 10); with as many samples as "
+        "features, as here, the rate is another: at paper scale it is twice the line's.",
     ),
 )
