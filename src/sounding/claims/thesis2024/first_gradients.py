@@ -349,7 +349,7 @@ CLAIMS: tuple[Claim, ...] = (
         "gradient of the second linear layer (the first square one), as here",
         note="Slopes are taken from the depth `window` on: until there the representations of the batch still settle, "
         "at d/(d + 2) per layer. The theory line is the rate of a width far above the batch, to which networks come "
-        "slowly (on digits, in trials: 0.88 of it at width 640 and batch 20, 0.96 at batch 10); with as many samples as "
-        "features, as here, the rate is another: at paper scale it is twice the line's.",
+        "slowly (on digits, in trials: 0.88 of it at width 640 and batch 20, 0.96 at batch 10); with as many samples "
+        "as features, as here, the rate is another: at paper scale it is twice the line's.",
     ),
 )
