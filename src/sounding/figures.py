@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,33 +14,59 @@ from sounding.claims.picture import Panel, Picture, Series
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
 
 PANEL_INCHES = 4.6
+PANEL_HEIGHT = 3.5
 MAX_COLUMNS = 3
 CAPTION_SIZE = 9
 CHARACTERS = 14.5  # of the caption's size to an inch
+TITLE_CHARACTERS = 11  # of the title's size to an inch
+LABEL_CHARACTERS = 42  # of an axis label to a line
+LEGEND: dict[str, Any] = {"fontsize": 8, "handlelength": 1.8, "columnspacing": 1.2}
+INSIDE = 6  # entries; a longer legend goes below its panel, free corner or not
+POINTS = 60  # of one series; more of them in order are drawn as a curve
 # colours that stay apart for the colour-blind (Okabe and Ito)
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+# the look of a series on the first round through the colours, on the second, ...
+MARKERS = ("o", "^", "s", "D")
+DASHES: dict[str, tuple[Any, ...]] = {
+    "measured": ("-", (0, (8, 2))),
+    "theory": ("-", "-."),
+    "paper": ("--", (0, (9, 3))),
+    "bound": (":", (0, (1, 3))),
+}
 
 
 def draw_picture(picture: Picture, *, title: str = "") -> Figure:
-    """A matplotlib figure of all panels, at most three in a row, the caption under them."""
+    """A matplotlib figure of all panels, at most three in a row, the caption under them.
+
+    A legend stands inside its panel where it covers no point and no line, otherwise below it; panels with the same
+    entries share one.
+    """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     columns = min(len(picture.panels), MAX_COLUMNS)
     rows = -(-len(picture.panels) // columns)
-    caption = textwrap.fill(picture.caption, int(14.5 * PANEL_INCHES * columns))
+    caption = textwrap.fill(picture.caption, int(CHARACTERS * PANEL_INCHES * columns))
     below = 0.2 + 0.16 * (caption.count("\n") + 1)
-    title = textwrap.fill(title, int(11 * PANEL_INCHES * columns))
-    height = rows * 3.5 + below + (0.3 + 0.2 * title.count("\n") if title else 0.0)
-    layout = ConstrainedLayoutEngine(rect=(0, below / height, 1, 1 - below / height))
-    figure = Figure(figsize=(PANEL_INCHES * columns, height), layout=layout)
+    title = textwrap.fill(title, int(TITLE_CHARACTERS * PANEL_INCHES * columns))
+    above = 0.3 + 0.2 * title.count("\n") if title else 0.0
+    layout = ConstrainedLayoutEngine()
+    figure = Figure(figsize=(PANEL_INCHES * columns, rows * PANEL_HEIGHT), layout=layout)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, panel in zip(grid, picture.panels, strict=False):
         _draw_panel(axes, panel)
     for axes in grid[len(picture.panels) :]:
         axes.set_visible(False)
+    legends = _place_legends(figure, list(grid)[: len(picture.panels)], picture.panels)
+    height = rows * PANEL_HEIGHT + above + below + legends
+    figure.set_size_inches(PANEL_INCHES * columns, height)
+    bottom = below + (legends if figure.legends else 0.0)
+    layout.set(rect=(0, bottom / height, 1, 1 - bottom / height))
+    for legend in figure.legends:
+        legend.set_bbox_to_anchor((0, below / height, 1, 1))
     if title:
         figure.suptitle(title, fontsize=11)
     figure.text(0.01, 0.08 / height, caption, fontsize=CAPTION_SIZE, va="bottom", ha="left", color="#333333")
@@ -47,21 +75,78 @@ def draw_picture(picture: Picture, *, title: str = "") -> Figure:
 
 def _draw_panel(axes: Axes, panel: Panel) -> None:
     axes.spines[["top", "right"]].set_visible(False)
+    axes.set(xscale=panel.x_scale, yscale=panel.y_scale)
     if panel.map is not None:
         grid = np.asarray(panel.map.values, dtype=np.float64)
         mesh = axes.pcolormesh(panel.map.x, panel.map.y, grid, shading="nearest", cmap="viridis", rasterized=True)
         axes.figure.colorbar(mesh, ax=axes, label=panel.map.label)
-    colours: dict[str, str] = {}
-    for series in panel.series:
-        # the measured points and the theory of one thing share its colour: labels "x" and "x (theory)"
-        key = series.label.split(" (")[0]
-        colour = colours.setdefault(key, COLOURS[len(colours) % len(COLOURS)])
-        _draw_series(axes, series, "#FFFFFF" if panel.map is not None else colour)
-    axes.set(xlabel=panel.x_label, ylabel=panel.y_label, xscale=panel.x_scale, yscale=panel.y_scale)
-    if len(axes.yaxis.get_minorticklocs()) > 30 or len(axes.xaxis.get_minorticklocs()) > 30:
-        axes.minorticks_off()  # over many decades they are grey, and most of the file
+    for series, look in zip(panel.series, _looks(panel), strict=True):
+        _draw_series(axes, series, look)
+    axes.set(xlabel=_wrap(panel.x_label), ylabel=_wrap(panel.y_label))
+    _name_ticks(axes, panel)
     if panel.title:
         axes.set_title(panel.title, fontsize=10)
+
+
+@dataclass(frozen=True)
+class _Look:
+    colour: str
+    marker: str
+    dash: Any
+
+
+def _looks(panel: Panel) -> list[_Look]:
+    """No two series of a panel look the same.
+
+    The points, the theory and the bound of one thing share its colour, as their labels "x", "x (theory)" and
+    "x (bound)" say; two series of one kind never do.
+    """
+    colours: dict[str, int] = {}
+    taken: set[tuple[int, str]] = set()
+    looks = []
+    for series in panel.series:
+        key = series.label.split(" (")[0]
+        if (colours.get(key), series.role) in taken:
+            key = series.label
+        place = colours.setdefault(key, len(colours))
+        taken.add((place, series.role))
+        again, dashes = place // len(COLOURS), DASHES[series.role]
+        colour = "#FFFFFF" if panel.map is not None else COLOURS[place % len(COLOURS)]
+        looks.append(_Look(colour, MARKERS[again % len(MARKERS)], dashes[again % len(dashes)]))
+    return looks
+
+
+def _draw_series(axes: Axes, series: Series, look: _Look) -> None:
+    x, y = np.asarray(series.x, dtype=np.float64), np.asarray(series.y, dtype=np.float64)
+    if series.role != "measured":
+        axes.plot(x, y, linestyle=look.dash, lw=1.6, color=look.colour, alpha=0.9, label=series.label)
+        return
+    curve = len(x) > POINTS and bool(np.all(np.diff(x) > 0))
+    if curve:
+        axes.plot(x, y, linestyle=look.dash, lw=1.2, color=look.colour, label=series.label)
+    else:
+        size = 4 if len(x) <= POINTS else 2
+        axes.plot(x, y, look.marker, ms=size, lw=1, color=look.colour, label=series.label)
+    if series.error is None:
+        return
+    error = np.nan_to_num(np.abs(np.asarray(series.error, dtype=np.float64)))
+    low, high = (y - error[0], y + error[1]) if error.ndim == 2 else (y - error, y + error)
+    if curve:
+        some = np.unique(np.linspace(0, len(x) - 1, POINTS).round().astype(int))
+        axes.fill_between(x[some], low[some], high[some], color=look.colour, alpha=0.2, lw=0)
+    else:
+        # all intervals as one broken line: a path of its own for each would be most of the file
+        gaps = np.full_like(y, np.nan)
+        axes.plot(np.repeat(x, 3), np.column_stack([low, high, gaps]).ravel(), "-", lw=1, color=look.colour)
+
+
+def _name_ticks(axes: Axes, panel: Panel) -> None:
+    """The panel's own names of places; on a log axis of few decades plain numbers, at the measured places if few."""
+    places = sorted({float(x) for series in panel.series if series.role == "measured" for x in np.ravel(series.x)})
+    if panel.x_scale == "log":
+        _name_decades(axes.xaxis, axes.get_xlim(), places)
+    if panel.y_scale == "log":
+        _name_decades(axes.yaxis, axes.get_ylim(), ())
     if panel.y_ticks:
         axes.set_yticks(list(panel.y_ticks), list(panel.y_ticks.values()))
         axes.set_yticks([], minor=True)
@@ -70,33 +155,111 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         axes.set_xticks([], minor=True)  # a log axis would write its own labels between ours
         if max(map(len, panel.ticks.values())) > 6 and len(panel.ticks) > 4:
             axes.tick_params(axis="x", labelrotation=35)
-    if any(series.label for series in panel.series):
-        dark = {"facecolor": "#555555", "labelcolor": "#FFFFFF"} if panel.map is not None else {"frameon": False}
-        axes.legend(fontsize=8, **dark)
 
 
-def _draw_series(axes: Axes, series: Series, colour: str) -> None:
-    x, y = np.asarray(series.x, dtype=np.float64), np.asarray(series.y, dtype=np.float64)
-    if series.role == "measured":
-        error = None if series.error is None else np.nan_to_num(np.abs(np.asarray(series.error, dtype=np.float64)))
-        curve = len(x) > 60 and bool(np.all(np.diff(x) > 0))
-        if curve:
-            axes.plot(x, y, "-", lw=1.2, color=colour, label=series.label)
-            if error is not None:
-                low, high = (error[0], error[1]) if error.ndim == 2 else (error, error)
-                axes.fill_between(x, y - low, y + high, color=colour, alpha=0.2, lw=0)
-        else:
-            axes.errorbar(
-                x,
-                y,
-                yerr=error,
-                fmt="o",
-                ms=4 if len(x) <= 60 else 2,
-                lw=1,
-                capsize=2,
-                color=colour,
-                label=series.label,
-            )
+def _name_decades(axis: Any, limits: tuple[float, float], places: Sequence[float]) -> None:
+    """Labels of a log axis that never touch: powers of ten over many decades, else few plain numbers."""
+    from matplotlib.ticker import (
+        FixedLocator,
+        FuncFormatter,
+        LogFormatterSciNotation,
+        LogLocator,
+        MaxNLocator,
+        NullFormatter,
+        NullLocator,
+    )
+
+    axis.set_minor_formatter(NullFormatter())
+    low, high = limits
+    decades = np.log10(high / low)
+    if len(axis.get_minorticklocs()) > 20:
+        axis.set_minor_locator(NullLocator())  # so many are a grey band, and most of the file
+    plain = low >= 1e-3 and high < 1e5
+    if decades > (3 if plain else 2):
         return
-    style = {"theory": "-", "paper": "--", "bound": ":"}[series.role]
-    axes.plot(x, y, style, lw=1.6, color=colour, alpha=0.9, label=series.label)
+    every = LogFormatterSciNotation(minor_thresholds=(np.inf, np.inf))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}") if plain else every)
+    shown = [place for place in places if low <= place <= high]
+    if plain and 2 <= len(shown) <= 8 and min(np.diff(np.log10(shown))) > 0.09 * decades:
+        axis.set_major_locator(FixedLocator(shown))
+    elif decades > 0.7:
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if decades < 2 else (1.0,)))
+    else:
+        axis.set_major_locator(MaxNLocator(5))
+
+
+def _wrap(label: str) -> str:
+    return label if "$" in label else textwrap.fill(label, LABEL_CHARACTERS)
+
+
+def _place_legends(figure: Figure, grid: Sequence[Axes], panels: Sequence[Panel]) -> float:
+    """Draw the legends; the inches that those below their panels add to the height of the figure."""
+    named = [(axes, panel) for axes, panel in zip(grid, panels, strict=True) if any(s.label for s in panel.series)]
+    if not named:
+        return 0.0
+    entries = {tuple((series.label, series.role) for series in panel.series) for _, panel in named}
+    common = len(entries) == 1 and len(named) == len(panels)
+    outside = named
+    if len(named) == 1 or not common:
+        outside = [(axes, panel) for axes, panel in named if not _place_inside(figure, axes, panel)]
+    if not outside:
+        return 0.0
+    if common:
+        return _place_below(figure, figure, outside[0], figure.get_figwidth() - 0.1)
+    figure.draw_without_rendering()
+    columns = min(len(panels), MAX_COLUMNS)
+    heights = np.zeros(len(panels))
+    for axes, panel in outside:
+        heights[grid.index(axes)] = _place_below(figure, axes, (axes, panel), PANEL_INCHES - 0.4)
+    return float(sum(max(heights[start : start + columns]) for start in range(0, len(panels), columns)))
+
+
+def _place_inside(figure: Figure, axes: Axes, panel: Panel) -> bool:
+    """A legend in the panel's freest corner, kept if it covers nothing there."""
+    if panel.map is not None or len(axes.get_legend_handles_labels()[1]) > INSIDE:
+        return False
+    legend = axes.legend(frameon=False, **LEGEND)
+    figure.draw_without_rendering()
+    if _covers(legend, axes):
+        legend.remove()
+        return False
+    return True
+
+
+def _covers(legend: Legend, axes: Axes) -> bool:
+    """Whether a drawn point, line, interval or band lies under the legend."""
+    box = legend.get_window_extent().padded(3)
+    for line in axes.lines:
+        path = line.get_transform().transform_path(line.get_path())
+        if line.get_linestyle() == "None":
+            if box.count_contains(path.vertices):
+                return True
+        elif path.intersects_bbox(box, filled=False):
+            return True
+    bands = (axes.transData.transform_path(path) for band in axes.collections for path in band.get_paths())
+    return any(path.intersects_bbox(box, filled=True) for path in bands)
+
+
+def _place_below(figure: Figure, host: Any, panel: tuple[Axes, Panel], width: float) -> float:
+    """The panel's legend under it or, of the figure as host, under all panels, in columns; its height in inches."""
+    from matplotlib.transforms import ScaledTranslation
+
+    axes, content = panel
+    style: dict[str, Any] = {**LEGEND, "frameon": False, "borderaxespad": 0.2}
+    style["loc"] = "lower center" if host is figure else "upper center"
+    if content.map is not None:
+        style |= {"frameon": True, "facecolor": "#555555", "labelcolor": "#FFFFFF"}
+    handles, labels = axes.get_legend_handles_labels()
+    if host is not figure:
+        labelled = axes.xaxis.get_tightbbox() or axes.get_window_extent()
+        under = axes.get_window_extent().y0 - labelled.y0
+        shift = ScaledTranslation(0, -under / figure.dpi, figure.dpi_scale_trans)
+        style |= {"bbox_to_anchor": (0.5, 0), "bbox_transform": axes.transAxes + shift}
+    for columns in range(len(labels), 0, -1):
+        legend = host.legend(handles, labels, ncols=columns, **style)
+        box = legend.get_window_extent()
+        if box.width <= width * figure.dpi:
+            break
+        if columns > 1:
+            legend.remove()
+    return float(box.height / figure.dpi)
