@@ -1,4 +1,4 @@
-"""Theorems of thesis2024 whose wrong forms must fail: 5.8, Corollaries 5.10 and 4.4, 6.1."""
+"""Theorems of thesis2024 whose wrong forms must fail: 3.2, 5.8, 6.1, Corollaries 4.4 and 5.10."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from sounding.claims import Claim
-from sounding.claims.claim import Context, Setting
+from sounding.claims.claim import Context, Setting, judge
 from sounding.claims.registry import find_claim
 from sounding.claims.thesis2024 import centred, orthogonalization
 from sounding.claims.thesis2024.centred import centred_maps, drift, keeps_minus_one, pull
+from sounding.claims.thesis2024.concentration import EARLY, halves, read_mean_field, transient
 from sounding.claims.thesis2024.correlation_maps import map_of, random_maps
+from sounding.claims.thesis2024.gram_paths import distances
 from sounding.claims.thesis2024.haar_networks import gaps_over_depth
 from sounding.claims.thesis2024.orthogonalization import draw_inputs, needed_constant
 from sounding.reproduction import reproduce
@@ -118,3 +120,38 @@ def test_theorem_6_1_fails_where_the_gap_falls_too_slowly(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(orthogonalization, "gaps_over_depth", slowly)
     assert reproduce(row).verdict == "does not hold"
+
+
+SMALL_3_2: dict[str, object] = {
+    "widths": (200, 400, 800),
+    "batch_sizes": (5, 10),
+    "wide": 6400,
+    "wide_runs": 8,
+    "depth": 80,
+    "burn_in": 30,
+    "runs": 8,
+}
+
+
+def test_the_constant_of_theorem_3_2_grows_with_the_batch_for_tanh_alone() -> None:
+    row = shrunk("thesis2024-thm3.2", **SMALL_3_2)
+    found = reproduce(row)
+    assert found.numbers["tanh_batch_exponent"].low > 0.5
+    assert found.numbers["relu_batch_exponent"].high < 0.5
+    assert found.numbers["tanh_corrected_batch_exponent"].high < 0.5
+    # from one sample apart GELU needs more than C = 1
+    assert found.numbers["needed_constant"].value > 1
+    without = tuple(one for one in row.expectations if one.quantity != "tanh_batch_exponent")
+    assert judge(row, found.numbers) != "holds"
+    assert judge(dataclasses.replace(row, expectations=without[:2]), found.numbers) == "holds"
+
+
+def test_a_faster_rate_needs_a_constant_that_grows_with_depth() -> None:
+    """With 1 − α = λ⁴ for λ² the later layers need more."""
+    rate, _ = read_mean_field("tanh", 5)
+    options: dict[str, Any] = {"width": 6400, "depth": 12, "runs": 6, "context": CONTEXT, "offset": 0}
+    found = distances("tanh", halves(5), **options)
+    right, wrong = (transient(found, chosen, 0.02).mean(0) for chosen in (rate, rate**2))
+    assert len(right) > EARLY
+    assert right[EARLY:].max() < right[:EARLY].max()
+    assert wrong[EARLY:].max() > 2 * wrong[:EARLY].max()

@@ -8,6 +8,7 @@ from sounding.claims.thesis2024 import (
     appendix_explosion,
     appendix_nonlinearity,
     centred,
+    concentration,
     convergence,
     first_gradients,
     isometry,
@@ -20,6 +21,7 @@ from sounding.claims.thesis2024 import (
 
 CLAIMS: tuple[Claim, ...] = (
     *mean_field.CLAIMS,
+    *concentration.CLAIMS,
     *isometry.CHAPTER_4,
     *centred.CLAIMS,
     *convergence.CLAIMS,

@@ -176,43 +176,6 @@ def _spread(ratios: Array, errors: Array) -> Number:
     return Number(value, float(np.min(ratios - errors)), float(np.max(ratios + errors)), len(ratios))
 
 
-def measure_theorem(values: Mapping[str, Any], context: Context) -> Outcome:
-    """Theorem 3.2: the distance against the printed bound over widths, batch sizes, activations and depth."""
-    depth, burn = values["depth"], values["burn_in"]
-    layers = np.arange(1, depth + 1)
-    worst: Number | None = None
-    trends, series = [], []
-    exponents: dict[tuple[str, int], list[Array]] = {}
-    offset = 0
-    for name in values["activations"]:
-        for size in values["batch_sizes"]:
-            for width in values["widths"]:
-                found = distances(
-                    name, stretched(size), width=width, depth=depth, runs=values["runs"], context=context, offset=offset
-                )
-                offset += 1
-                ratio = found / bound_line(name, size, width=width, depth=depth)
-                top = mean_of(ratio[:, int(np.argmax(ratio.mean(0)))])
-                worst = top if worst is None or top.value > worst.value else worst
-                tail = np.log(found[:, burn:])
-                trends.append(tail @ (layers[burn:] - layers[burn:].mean()) / np.var(layers[burn:]) / (depth - burn))
-                exponents.setdefault((name, size), []).append(np.log(found[:, burn:].mean(1)))
-                shown = np.unique(np.geomspace(1, depth, 9).astype(int)) - 1
-                if size == values["batch_sizes"][0]:
-                    series.append(points(f"{name}, d = {width}", layers[shown], ratio[:, shown]))
-    assert worst is not None
-    by_run = np.concatenate([np.array(line).T for line in exponents.values()])
-    numbers = {
-        "largest_over_bound": worst,
-        "log_growth_per_layer": mean_of(np.concatenate(trends)),
-        "width_exponent": slopes(np.log(values["widths"]), by_run),
-    }
-    series.append(Series("the bound, C = 1", [1, depth], [1.0, 1.0], role="bound"))
-    panel = Panel("layer ℓ", "‖G_ℓ − G*‖_F over the bound", series, x_scale="log", y_scale="log")
-    caption = f"Batch {values['batch_sizes'][0]}. The ratio to Theorem 3.2 (C = 1) stays below 1 at every layer."
-    return Outcome(numbers, Picture((panel,), caption))
-
-
 def _trend(activations: tuple[str, ...]) -> tuple[Expectation, ...]:
     rows: list[Expectation] = []
     for name in activations:
@@ -379,44 +342,5 @@ CLAIMS: tuple[Claim, ...] = (
         paper="n = 10, 20, 30, 40, 50, d = 1000, ℓ = 20",
         note=ACTIVATION_NOTE + "An upper bound O(n/√d) with an unknown constant cannot be contradicted at five batch "
         "sizes; what is judged is the growth that the figure is to show.",
-    ),
-    Claim(
-        id="thesis2024-thm3.2",
-        seed="thesis2024",
-        place="theorem 3.2",
-        kind="theorem",
-        statement="For activations with a regular G*, ‖G* − G_ℓ‖_F ≤ Cκ(G*)[(1 − α)^(ℓ/2) + n√(ln(d/n)/(αd))] at every "
-        "depth: no growth with depth, d^(−1/2) with the width.",
-        expectations=(
-            Expectation("largest_over_bound", "below the bound (C = 1) at every layer, width, batch size", high=1.0),
-            Expectation("log_growth_per_layer", "no growth with depth", low=-1e-3, high=1e-3),
-            Expectation("width_exponent", "d^(−1/2) with the width", low=-0.55, high=-0.45),
-        ),
-        settings={
-            "quick": Setting(
-                {
-                    "widths": (200, 400, 800, 1600),
-                    "batch_sizes": (5, 10),
-                    "activations": ("relu", "tanh"),
-                    "depth": 200,
-                    "burn_in": 60,
-                    "runs": 12,
-                }
-            ),
-            "standard": Setting(
-                {
-                    "widths": (200, 400, 800, 1600),
-                    "batch_sizes": (5, 10, 20),
-                    "activations": ("relu", "tanh", "gelu"),
-                    "depth": 500,
-                    "burn_in": 100,
-                    "runs": 40,
-                }
-            ),
-        },
-        measure=measure_theorem,
-        paper="a theorem under Assumption 3.1 (geometric mixing), with an absolute constant that is not given",
-        note="C = 1, and 1 − α is the square of the mean field's slowest rate. The bound is loose by a factor of 10 to "
-        "100. It says nothing about linear activations, whose G* is singular.",
     ),
 )
