@@ -151,7 +151,7 @@ def test_a_faster_rate_needs_a_constant_that_grows_with_depth() -> None:
     rate, _ = read_mean_field("tanh", 5)
     options: dict[str, Any] = {"width": 6400, "depth": 12, "runs": 6, "context": CONTEXT, "offset": 0}
     found = distances("tanh", halves(5), **options)
-    right, wrong = (transient(found, chosen, 0.02).mean(0) for chosen in (rate, rate**2))
+    right, wrong = (transient(found, chosen, 0.01).mean(0) for chosen in (rate, rate**2))
     assert len(right) > EARLY
     assert right[EARLY:].max() < right[:EARLY].max()
     assert wrong[EARLY:].max() > 2 * wrong[:EARLY].max()
