@@ -92,7 +92,9 @@ def require_device(name: str) -> str:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"no device {name!r} here", hint="--device cpu") from error
+        there = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+        there += ["mps"] if torch.backends.mps.is_available() else []
+        raise UsageError(f"no device {name!r} here", hint=" or ".join(there)) from error
     return name
 
 

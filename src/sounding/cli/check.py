@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sounding.cli.output import console, despite_a_closed_pipe, print_json, require_writable, working
-from sounding.errors import ExitCode, InterruptedRun, UsageError
+from sounding.errors import ExitCode, InterruptedRun, UsageError, require_device
 
 if TYPE_CHECKING:
     import torch
@@ -254,16 +254,7 @@ def choose_device(name: str | None) -> torch.device | None:
     """The device of that name, tried; None for None."""
     import torch
 
-    if name is None:
-        return None
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        there = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
-        there += ["mps"] if torch.backends.mps.is_available() else []
-        raise UsageError(f"no device {name!r} here", hint=" or ".join(there)) from error
-    return device
+    return None if name is None else torch.device(require_device(name))
 
 
 def choose_loss(name: str | None) -> str | Callable[..., torch.Tensor] | None:

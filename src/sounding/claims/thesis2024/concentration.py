@@ -1,6 +1,6 @@
 """Theorem 3.2: which constant the distance of the Gram matrix to the mean field's fixed point needs.
 
-1 − α is the square of the mean field's slowest rate λ, κ the condition of G*, F = n√(ln(d/n)/(αd)).
+1 − α is the square of the mean field's slowest rate λ, κ the condition of G*.
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ import numpy as np
 from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
 from sounding.claims.number import Number, mean_of
 from sounding.claims.picture import Panel, Picture
-from sounding.claims.thesis2024.gram_paths import Array, distances, fixed_gram, points, slopes, stretched
+from sounding.claims.thesis2024.gram_paths import (
+    Array,
+    bound_line,
+    distances,
+    fixed_gram,
+    points,
+    slopes,
+    slowest_rate,
+    stretched,
+)
 
 EARLY = 5
 ABOVE_FLOOR = 10.0
@@ -42,20 +51,6 @@ def near_pair(size: int, distance: float) -> Array:
 STARTS = {"stretched": stretched, "one sample apart": apart, "two halves": halves}
 
 
-def read_mean_field(name: str, size: int) -> tuple[float, float]:
-    """λ and κ(G*)."""
-    from sounding.theory.batchnorm import batchnorm
-
-    forward = batchnorm(name, batch_size=size).forward_eigenvalues
-    spectrum = np.linalg.eigvalsh(fixed_gram(name, size))
-    return max(abs(forward.L), abs(forward.M)), float(spectrum[-1] / spectrum[0])
-
-
-def floor_term(rate: float, size: int, width: int) -> float:
-    """F."""
-    return size * math.sqrt(math.log(width / size) / ((1 - rate**2) * width))
-
-
 def transient(found: Array, rate: float, noise: float) -> Array:
     """‖G_ℓ − G*‖_F/λ^ℓ of each run at the layers whose mean distance is well above the noise of a finite width."""
     mean = found.mean(0)
@@ -80,19 +75,19 @@ def measure_concentration(values: Mapping[str, Any], context: Context) -> Outcom
         first: dict[int, Array] = {}
         own: dict[int, Array] = {}
         for size in values["batch_sizes"]:
-            rate, condition = read_mean_field(name, size)
+            rate, condition = slowest_rate(name, size), float(np.linalg.cond(fixed_gram(name, size)))
             layers = np.arange(1, values["depth"] + 1)
             tails = []
             finite: dict[str, list[Array]] = {start: [] for start in STARTS}
             for width in values["widths"]:
+                bound = bound_line(name, size, width=width, depth=values["depth"])
                 for start, make in STARTS.items():
                     depth = values["depth"] if start == "stretched" else values["short"]
                     found = distances(
                         name, make(size), width=width, depth=depth, runs=values["runs"], offset=offset, **options
                     )
                     offset += 1
-                    bound = condition * (rate ** layers[:depth] + floor_term(rate, size, width))
-                    finite[start].append(found / bound)
+                    finite[start].append(found / bound[:depth])
                     if start == "stretched":
                         tail = np.log(found[:, values["burn_in"] :])
                         later = layers[values["burn_in"] :]
@@ -148,7 +143,7 @@ def measure_concentration(values: Mapping[str, Any], context: Context) -> Outcom
 def measure_near_pair(values: Mapping[str, Any], context: Context, offset: int) -> Number:
     """The exponent with which the needed constant grows as two samples approach one another."""
     name, size = values["activations"][0], values["batch_sizes"][0]
-    rate, _ = read_mean_field(name, size)
+    rate = slowest_rate(name, size)
     constants = []
     for index, distance in enumerate(values["pairs"]):
         found = distances(

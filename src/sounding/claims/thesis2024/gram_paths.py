@@ -74,13 +74,19 @@ def stretched(size: int) -> Array:
     return np.asarray(np.outer(place, place) + 0.05 * np.eye(size))
 
 
-def bound_line(activation: str, size: int, *, width: int, depth: int) -> Array:
-    """Theorem 3.2 as printed with C = 1, layers 1 … depth; 1 − α is the square of the mean field's slowest rate."""
+def slowest_rate(activation: str, size: int) -> float:
+    """The larger of the mean field's |λ_L| and |λ_M|, by which G_ℓ comes to G* per layer."""
     from sounding.theory.batchnorm import batchnorm
-    from sounding.theory.bounds.thesis2024 import theorem_3_2
 
     forward = batchnorm(activation, batch_size=size).forward_eigenvalues
-    alpha = 1 - max(abs(forward.L), abs(forward.M)) ** 2
+    return max(abs(forward.L), abs(forward.M))
+
+
+def bound_line(activation: str, size: int, *, width: int, depth: int) -> Array:
+    """Theorem 3.2 as printed with C = 1, layers 1 … depth; 1 − α is the square of the mean field's slowest rate."""
+    from sounding.theory.bounds.thesis2024 import theorem_3_2
+
+    alpha = 1 - slowest_rate(activation, size) ** 2
     found = theorem_3_2(fixed_gram(activation, size), width=width, depth=depth, mixing=alpha, version="printed")
     assert found.profile is not None
     return np.array([row.value for row in found.profile][1:])

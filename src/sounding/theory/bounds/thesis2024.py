@@ -43,7 +43,8 @@ def theorem_3_2(
     corrected: √(C(‖G*‖²(1 − α)^ℓ + ε² ln(1/ε)/α)/δ), ε = nbκ(G*)/√d, which is what Theorem B.6 (eq. B.19) says at
     failure probability δ. Errata: (3.9) drops α^{-1/2}, and measured slopes against the batch size exceed 1; the
     condition φ(x)² ≤ bx² excludes sigmoid and softplus; for linear activations with centring the fixed point
-    G* = n/(n−1)·(I − 11ᵀ/n) is singular, and the theorem says nothing.
+    G* = n/(n−1)·(I − 11ᵀ/n) is singular, and the theorem says nothing. For tanh κ(G*) and ‖G*‖ stay bounded as the
+    batch grows and the distance of the first layer grows like n: no C serves all batch sizes (row thesis2024-thm3.2).
 
     Args:
         fixed_gram: G*, n × n.
@@ -82,7 +83,7 @@ def theorem_3_2(
         sense="upper",
         value=float(curve[-1]),
         version=version,
-        erratum="(3.9) drops α^{-1/2}; G* is singular for linear activations",
+        erratum="(3.9) drops α^{-1/2}; G* is singular for linear activations; C grows with the batch for tanh",
         assumptions=(
             Assumption("G* is not degenerate", regular, f"condition number {condition:.4g}"),
             Assumption("the chain mixes geometrically at rate α > 0", None if alpha > 0 else False, "Assumption 3.1"),
