@@ -15,9 +15,9 @@ from sounding.claims.claim import Context, Setting, judge
 from sounding.claims.registry import find_claim
 from sounding.claims.thesis2024 import centred, orthogonalization
 from sounding.claims.thesis2024.centred import centred_maps, drift, keeps_minus_one, pull
-from sounding.claims.thesis2024.concentration import EARLY, halves, read_mean_field, transient
+from sounding.claims.thesis2024.concentration import EARLY, halves, transient
 from sounding.claims.thesis2024.correlation_maps import map_of, random_maps
-from sounding.claims.thesis2024.gram_paths import distances
+from sounding.claims.thesis2024.gram_paths import distances, slowest_rate
 from sounding.claims.thesis2024.haar_networks import gaps_over_depth
 from sounding.claims.thesis2024.orthogonalization import draw_inputs, needed_constant
 from sounding.reproduction import reproduce
@@ -148,7 +148,7 @@ def test_the_constant_of_theorem_3_2_grows_with_the_batch_for_tanh_alone() -> No
 
 def test_a_faster_rate_needs_a_constant_that_grows_with_depth() -> None:
     """With 1 − α = λ⁴ for λ² the later layers need more."""
-    rate, _ = read_mean_field("tanh", 5)
+    rate = slowest_rate("tanh", 5)
     options: dict[str, Any] = {"width": 6400, "depth": 12, "runs": 6, "context": CONTEXT, "offset": 0}
     found = distances("tanh", halves(5), **options)
     right, wrong = (transient(found, chosen, 0.01).mean(0) for chosen in (rate, rate**2))
