@@ -1,0 +1,312 @@
+"""What theory is told about a network: a graph of nodes, each a rule with the law of its own weights.
+
+Nothing here computes. `sounding.read` makes a description of a module, a user may write one by hand, and `propagate` runs
+the rules. Changing one thing is `description.replace(index, rule=...)`, which costs no pass through the network.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sounding.activations.activation import Activation
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Law:
+    """How the entries of a weight, a bias or a scale are distributed.
+
+    Args:
+        variance: of the entries around their mean.
+        mean: of the entries.
+        shape: "gaussian", "uniform", "truncated", "orthogonal", "constant" or "other".
+        kurtosis: E(w − mean)⁴ over the squared variance, 3 for a Gaussian; spreads at finite width use it.
+    """
+
+    variance: float
+    mean: float = 0.0
+    shape: str = "gaussian"
+    kurtosis: float = 3.0
+
+    @property
+    def second_moment(self) -> float:
+        """E w², the mean square of the entries."""
+        return self.variance + self.mean**2
+
+
+ONE = Law(0.0, 1.0, "constant")  # the scale of a norm that does not scale
+ZERO = Law(0.0, 0.0, "constant")  # a shift or bias that is not there
+
+
+@dataclass(frozen=True)
+class Points:
+    """Where the signal lives: samples, and the grid of positions within each (() for vectors, (T,) for sequences).
+
+    Points are numbered sample by sample, positions in row-major order within a sample.
+    """
+
+    samples: int
+    grid: tuple[int, ...] = ()
+
+    @property
+    def positions(self) -> int:
+        """How many positions a sample has."""
+        return math.prod(self.grid)
+
+    @property
+    def size(self) -> int:
+        """How many points there are."""
+        return self.samples * self.positions
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The base of all rules: what one node does to the signal."""
+
+
+@dataclass(frozen=True)
+class Given(Rule):
+    """The signal is measured here, not predicted: an input, or what stands behind a part that no rule covers.
+
+    Args:
+        reason: why, in words that follow "measured, because"; "" for an input of the network.
+        constant: whether the value is the same for every batch (position embeddings, a class token).
+    """
+
+    reason: str = ""
+    constant: bool = False
+
+
+@dataclass(frozen=True)
+class Linear(Rule):
+    """y = W x + b on the features of each point, with independent random entries of W and b."""
+
+    fan_in: int
+    fan_out: int
+    weight: Law
+    bias: Law = ZERO
+
+
+@dataclass(frozen=True)
+class Convolution(Rule):
+    """A convolution over the grid, in one to three dimensions; depthwise when `groups` is the number of channels.
+
+    Args:
+        channels_in: of the input, all groups together.
+        channels_out: of the output, all groups together.
+        kernel: its size along each axis of the grid.
+        stride: along each axis.
+        padding: zeros added (before, after) along each axis.
+        dilation: along each axis.
+        groups: how many groups of channels do not mix.
+        transposed: whether it is a transposed convolution.
+        weight: the law of the kernel's entries.
+        bias: the law of the bias.
+    """
+
+    channels_in: int
+    channels_out: int
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+    groups: int
+    weight: Law
+    bias: Law = ZERO
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
+class Elementwise(Rule):
+    """y = φ(x) for every feature on its own."""
+
+    activation: Activation
+
+
+@dataclass(frozen=True)
+class Normalize(Rule):
+    """A normalization with the moments of its own scale and shift.
+
+    Args:
+        kind: "rms" and "layer" act on the features of each point; "group" on groups of channels over all positions of a
+            sample (one group per channel is instance norm); "batch" on each channel over all points.
+        eps: inside the root.
+        scale: the law of the weight γ.
+        shift: the law of the bias β.
+        groups: of "group".
+        running: None for batch statistics; else the laws of a batch norm's running mean and running variance, which
+            it uses in evaluation mode.
+    """
+
+    kind: Literal["rms", "layer", "group", "batch"]
+    eps: float
+    scale: Law = ONE
+    shift: Law = ZERO
+    groups: int = 1
+    running: tuple[Law, Law] | None = None
+
+
+@dataclass(frozen=True)
+class Add(Rule):
+    """Σ c_i x_i of inputs that are independent given their Gram matrices; `coefficients` holds one c per input."""
+
+    coefficients: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Scale(Rule):
+    """y = c ⊙ x + u with one c and one u per feature (LayerScale, a running batch norm) or for all (x / √2)."""
+
+    factor: Law
+    shift: Law = ZERO
+
+
+@dataclass(frozen=True)
+class Multiply(Rule):
+    """The elementwise product of two independent inputs, as in gated perceptrons (SwiGLU, GEGLU)."""
+
+
+@dataclass(frozen=True)
+class Mix(Rule):
+    """Positions of each sample mixed by fixed numbers: y_p = Σ_q A[p, q] x_q.
+
+    Args:
+        matrix: (positions out, positions in).
+    """
+
+    matrix: Array = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Pool(Rule):
+    """Average pooling over windows of the grid; a window as large as the grid is global pooling."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    count_padding: bool = True
+
+
+@dataclass(frozen=True)
+class Attention(Rule):
+    """Softmax attention; its three inputs are queries, keys and values as the projections leave them.
+
+    Args:
+        heads: of the queries.
+        key_heads: of keys and values; fewer than `heads` for grouped queries.
+        head_size: features of one head.
+        scale: what scores are multiplied by, usually head_size^(−1/2).
+        causal: whether a position sees only itself and what came before.
+        mask: additive, (queries, keys) or (samples, queries, keys), −inf where hidden; None for none.
+        rotary: the base of rotary embeddings, None for none.
+        rotary_share: which share of a head's features is rotated.
+        query_norm: the norm of each head's queries and keys (QK-norm), None for none.
+    """
+
+    heads: int
+    key_heads: int
+    head_size: int
+    scale: float
+    causal: bool = False
+    mask: Array | None = field(default=None, repr=False)
+    rotary: float | None = None
+    rotary_share: float = 1.0
+    query_norm: Normalize | None = None
+
+
+@dataclass(frozen=True)
+class Take(Rule):
+    """Some positions of each sample (a class token, a cut), by their numbers."""
+
+    positions: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Join(Rule):
+    """Inputs side by side: their features ("features", as in U-Nets) or their positions ("positions", class tokens)."""
+
+    axis: Literal["features", "positions"]
+
+
+@dataclass(frozen=True)
+class Part(Rule):
+    """Some of the features of a random linear map's output, as a fused projection is cut into queries, keys, values.
+
+    Parts of one output share its Gram matrix and are independent of each other.
+
+    Args:
+        start: the first feature.
+        stop: one past the last feature.
+    """
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Flatten(Rule):
+    """All positions of a sample become features of one point."""
+
+
+@dataclass(frozen=True)
+class Regrid(Rule):
+    """The features of each point stay; the positions get another grid of the same number (tokens of an image)."""
+
+    grid: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One value of the network: the rule that makes it, from which values, under which name a check measures it.
+
+    Args:
+        rule: what makes the value.
+        inputs: the numbers of the nodes it is made from.
+        points: where the value lives.
+        features: how many features each point has.
+        name: the call under which `check` measures the value ("blocks.0.fc#2"), "" where no module returns it.
+        weight: the name of the weight parameter, where the rule has one; its gradient is predicted under it.
+        label: what a person reads: "Linear 64 → 128".
+    """
+
+    rule: Rule
+    inputs: tuple[int, ...]
+    points: Points
+    features: int
+    name: str = ""
+    weight: str = ""
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Description:
+    """A network as theory sees it: nodes in an order in which every input comes before its use.
+
+    Args:
+        nodes: the graph; the last one that is an output carries the loss.
+        outputs: the nodes at which gradients arrive from outside, usually one.
+        notes: what was not covered, and what was assumed, in whole sentences.
+    """
+
+    nodes: tuple[Node, ...]
+    outputs: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+
+    def replace(self, index: int, *, rule: Rule) -> Description:
+        """A description in which one node has another rule."""
+        nodes = list(self.nodes)
+        nodes[index] = dataclasses.replace(nodes[index], rule=rule)
+        return dataclasses.replace(self, nodes=tuple(nodes))
+
+    @property
+    def names(self) -> Mapping[str, int]:
+        """The number of the node behind each name that a check measures."""
+        return {node.name: index for index, node in enumerate(self.nodes) if node.name}
