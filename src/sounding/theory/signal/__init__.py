@@ -1,7 +1,7 @@
 """The signal as a Gram matrix: theory for any architecture, in numpy and scipy only.
 
-Points are (sample, position) pairs. Forwards every block maps K, the mean over features of h_a h_b; backwards it maps D, the
-sum over features of the gradients' products g_a g_b. Every measure of a depth check is a function of the two.
+Points are (sample, position) pairs. Forwards every block maps K, the mean over features of h_a h_b; backwards it maps
+D, the sum over features of the gradients' products g_a g_b. Every measure of a depth check is a function of the two.
 
 - `description`: what theory is told about a network: nodes, each with a rule, its inputs and the law of its weights.
 - `signal`: K (or D) over the pairs of points that are followed, and the measures read off it.

@@ -1,7 +1,7 @@
 """What theory is told about a network: a graph of nodes, each a rule with the law of its own weights.
 
-Nothing here computes. `sounding.read` makes a description of a module, a user may write one by hand, and `propagate` runs
-the rules. Changing one thing is `description.replace(index, rule=...)`, which costs no pass through the network.
+Nothing here computes. `sounding.read` makes a description of a module, a user may write one by hand, and `propagate`
+runs the rules. Changing one thing is `description.replace(index, rule=...)`, which costs no pass through the network.
 """
 
 from __future__ import annotations
