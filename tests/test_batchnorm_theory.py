@@ -16,15 +16,15 @@ from tests.tolerance import TOLERANCE, assert_within_standard_errors
 from sounding.activations import from_callable, resolve
 from sounding.cli.output import to_plain
 from sounding.errors import NumericalError, UsageError
-from sounding.theory.affine import Affine
-from sounding.theory.arc_cosine import arc_cosine, homogeneous_spread
 from sounding.theory.batchnorm import batchnorm, critical_eps, depth_scale
 from sounding.theory.gegenbauer import gegenbauer_batchnorm
 from sounding.theory.homogeneous import homogeneous_batchnorm
-from sounding.theory.moments import PAIRS, line_moments, planar_pair_moments
-from sounding.theory.normalized import NormalizedLaw
-from sounding.theory.quadrature import sphere_mean, sphere_pair_mean
-from sounding.theory.series import pair_series
+from sounding.theory.integrals.affine import Affine
+from sounding.theory.integrals.arc_cosine import arc_cosine, homogeneous_spread
+from sounding.theory.integrals.moments import PAIRS, line_moments, planar_pair_moments
+from sounding.theory.integrals.normalized import NormalizedLaw
+from sounding.theory.integrals.quadrature import sphere_mean, sphere_pair_mean
+from sounding.theory.integrals.series import pair_series
 
 SIZES = [4, 5, 6, 8, 32, 256, 1024, math.inf]
 SMOOTH = ["tanh", "erf", "sin", "sigmoid", "softplus", "exp", "gelu", "gelu_tanh", "silu", "hermite:3"]
@@ -174,8 +174,8 @@ def test_eigenvalues_with_eps_agree_with_their_definitions_by_monte_carlo(name, 
 @pytest.mark.parametrize("size", [4, 8, 64, math.inf])
 def test_forward_eigenvalue_g_is_the_slope_of_the_variance_map(size):
     """dμ′/dμ by differences of the map itself."""
-    from sounding.theory.moments import batch_spread
-    from sounding.theory.normalized import NormalizedLaw
+    from sounding.theory.integrals.moments import batch_spread
+    from sounding.theory.integrals.normalized import NormalizedLaw
 
     affine, eps = Affine(resolve("elu"), 1.2, 0.3), 0.2
     found = batchnorm("elu", batch_size=size, eps=eps, scale=1.2, shift=0.3)

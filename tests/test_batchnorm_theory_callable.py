@@ -15,15 +15,15 @@ from sounding.activations import from_callable
 from sounding.activations.custom import widened
 from sounding.activations.kinks import find_kinks
 from sounding.errors import NumericalError, UsageError
-from sounding.theory.affine import Affine
 from sounding.theory.batchnorm import batchnorm
-from sounding.theory.circle import Circles, circle_sums
-from sounding.theory.expansion import line_sums, pair_sums
-from sounding.theory.moments import PAIRS, at_spread, batch_spread, finite_moments, planar_pair_moments
-from sounding.theory.nested import nested_sums
-from sounding.theory.normalized import NormalizedLaw
-from sounding.theory.sketch import Sketch
-from sounding.theory.tabulated import tabulate
+from sounding.theory.integrals.affine import Affine
+from sounding.theory.integrals.circle import Circles, circle_sums
+from sounding.theory.integrals.moments import PAIRS, at_spread, batch_spread, finite_moments, planar_pair_moments
+from sounding.theory.integrals.nested import nested_sums
+from sounding.theory.integrals.normalized import NormalizedLaw
+from sounding.theory.integrals.polynomials import line_sums, pair_sums
+from sounding.theory.integrals.sketch import Sketch
+from sounding.theory.integrals.table import tabulate
 
 Array = np.ndarray
 

@@ -13,15 +13,15 @@ from tests.tolerance import TOLERANCE
 
 from sounding.activations import resolve
 from sounding.errors import UsageError
-from sounding.theory.arc_cosine import arc_cosine, arc_cosines
 from sounding.theory.backward import backward_profile, gradient_covariance, split_covariance
 from sounding.theory.batchnorm import batchnorm
 from sounding.theory.broken_symmetry import bsb2_transition, simulate_broken_state
 from sounding.theory.covariance_map import center, covariance_map, laplace_covariance_map
 from sounding.theory.homogeneous import homogeneous_batchnorm
 from sounding.theory.identity import identity_convergence
-from sounding.theory.projected import projected_map
-from sounding.theory.quadrature import gaussian_mean, gaussian_pair_mean
+from sounding.theory.integrals.arc_cosine import arc_cosine, arc_cosines
+from sounding.theory.integrals.projected import projected_map
+from sounding.theory.integrals.quadrature import gaussian_mean, gaussian_pair_mean
 
 
 def wishart(size, generator, degrees=9):

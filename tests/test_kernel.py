@@ -15,10 +15,10 @@ from sounding.activations import from_callable, resolve
 from sounding.cli.output import to_plain
 from sounding.errors import UsageError
 from sounding.theory.bounds.kernel_maps import theorem_5_11
-from sounding.theory.hermite import expand, hermite_values
+from sounding.theory.integrals.hermite import expand, hermite_values
+from sounding.theory.integrals.mehler import nested_mean
 from sounding.theory.kernel import NORMS, Kernel, evaluate, kappa, kernel, normalized, slope_at, slope_by_density
 from sounding.theory.kernel_path import bound, interpolate, sequence
-from sounding.theory.mehler import nested_mean
 from tolerance import TOLERANCE, assert_within_standard_errors
 
 RHOS = [-1.0, -0.7, -0.2, 0.0, 0.3, 0.8, 0.97, 0.9999, 1.0]

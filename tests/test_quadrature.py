@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import math
+from pathlib import Path
 
 import mpmath
 import numpy as np
@@ -14,7 +16,8 @@ from tests.tolerance import TOLERANCE
 
 from sounding.activations import names, resolve
 from sounding.errors import NumericalError, UsageError
-from sounding.theory.arc_cosine import arc_cosine
+from sounding.theory import integrals
+from sounding.theory.integrals.arc_cosine import arc_cosine
 from sounding.theory.quadrature import (
     gaussian_joint_mean,
     gaussian_mean,
@@ -203,3 +206,13 @@ def test_where_a_function_is_flat_only_the_radius_is_cut(batch_size, mean, std):
     found = sphere_pair_mean(clipped, clipped, batch_size, mean=mean, std=std, kinks_f=(-1.0, 1.0))
     assert found.evaluations < 200_000
     assert found.error < TOLERANCE.closed_form
+
+
+def test_integrals_know_nothing_of_networks():
+    """The room of numerics imports functions and errors, and nothing else of the house."""
+    room = Path(integrals.__file__).parent
+    allowed = ("sounding.theory.integrals", "sounding.activations", "sounding.errors")
+    for path in room.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sounding"):
+                assert node.module.startswith(allowed), f"{path.name} imports {node.module}"

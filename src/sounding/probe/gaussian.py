@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sounding.activations.activation import Activation
-from sounding.theory.quadrature import gaussian_mean, gaussian_pair_mean
+from sounding.theory.integrals.quadrature import gaussian_mean, gaussian_pair_mean
 
 QUADRATURE = 1e-7  # far below the finite-width noise of any measurement it is laid beside
 

@@ -2,11 +2,11 @@
 
 `sounding.predict` is its public face. The parts, lowest first:
 
-- `panels`, `polar`, `means`, `quadrature`: Gaussian and spherical expectations, refined until two orders agree.
-- `hermite`, `mehler`, `kernel`, `kernel_path`: kernel maps and their sequences (thesis2024 ch. 5).
+- `integrals`: expectations of functions of one or two Gaussian or spherical variables, each with an error.
+- `kernel`, `kernel_path`: kernel maps and their sequences (thesis2024 ch. 5).
 - `length`, `vanilla`, `critical`: plain networks, order and chaos, the edge between them.
-- `normalized`, `moments`, `eigenvalues`, `collapse`, `batchnorm`: batch normalization at any eps (meanfield2019).
-- `arc_cosine`, `homogeneous`, `gegenbauer`: closed forms and series, the independent second routes to it.
+- `eigenvalues`, `collapse`, `batchnorm`: batch normalization at any eps (meanfield2019).
+- `homogeneous`, `gegenbauer`: closed forms and series, the independent second routes to it.
 - `covariance_map`, `identity`, `backward`, `broken_symmetry`: any input covariance, gradients, what lies beyond BSB1.
 - `gram`, `gram_deviation`: the Gram matrix of a batch over depth, and at finite width (thesis2024 ch. 3).
 - `bounds`: the theorems of rank2020, orth2021 and thesis2024 as functions.

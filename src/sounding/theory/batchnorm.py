@@ -18,7 +18,6 @@ from sounding.activations import Activation, resolve
 from sounding.activations.custom import widened
 from sounding.errors import NumericalError, UsageError
 from sounding.profile import Profile, Row
-from sounding.theory.affine import Affine
 from sounding.theory.collapse import CriticalEps, collapse_rates, find_critical_eps, require_slope, solve_spread
 from sounding.theory.eigenvalues import (
     Eigenvalues,
@@ -26,7 +25,8 @@ from sounding.theory.eigenvalues import (
     forward_eigenvalues,
     infinite_batch_eigenvalues,
 )
-from sounding.theory.moments import (
+from sounding.theory.integrals.affine import Affine
+from sounding.theory.integrals.moments import (
     GaussianMoments,
     LineMoments,
     PairMoments,
@@ -34,8 +34,8 @@ from sounding.theory.moments import (
     finite_moments,
     gaussian_moments,
 )
-from sounding.theory.normalized import NormalizedLaw
-from sounding.theory.quadrature import check_batch_size
+from sounding.theory.integrals.normalized import NormalizedLaw
+from sounding.theory.integrals.quadrature import check_batch_size
 
 __all__ = ["BatchNormPrediction", "CrossBatch", "FixedPoint", "batchnorm", "critical_eps", "depth_scale"]
 
@@ -207,8 +207,8 @@ def batchnorm(
 
     BN uses the biased batch variance with eps inside the root (meanfield2019, Definition B.2; its eq. 9 writes 1/N for
     1/B). The fixed point is Theorem 4, the growth Theorem 7, both for eps = 0; eps > 0 and the eigenvalues L and M for
-    any activation are derived in `sounding.theory.normalized` and `.eigenvalues`. With several fixed points (eps > 0)
-    the one reached from large variance is reported; where μ goes to 0 the result is the collapsed phase.
+    any activation are derived in `integrals.normalized` and `eigenvalues`. With several fixed points (eps > 0) the
+    one reached from large variance is reported; where μ goes to 0 the result is the collapsed phase.
 
     Args:
         activation: a name, an `Activation`, or a callable.

@@ -20,7 +20,7 @@ from sounding.profile import Profile, Row
 from sounding.theory.batchnorm import ActivationLike
 from sounding.theory.covariance_map import check_covariance, laplace_covariance_map
 from sounding.theory.homogeneous import homogeneous_batchnorm
-from sounding.theory.quadrature import check_batch_size
+from sounding.theory.integrals.quadrature import check_batch_size
 
 _WINNER_RATIO = 1.2
 

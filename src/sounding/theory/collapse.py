@@ -20,13 +20,13 @@ import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 
 from sounding.errors import NumericalError
-from sounding.theory.affine import Affine
-from sounding.theory.arc_cosine import arc_cosine
 from sounding.theory.eigenvalues import Eigenvalues
 from sounding.theory.homogeneous import kernel
-from sounding.theory.moments import batch_spread, spread_with_error
-from sounding.theory.normalized import NormalizedLaw
-from sounding.theory.sketch import Sketch
+from sounding.theory.integrals.affine import Affine
+from sounding.theory.integrals.arc_cosine import arc_cosine
+from sounding.theory.integrals.moments import batch_spread, spread_with_error
+from sounding.theory.integrals.normalized import NormalizedLaw
+from sounding.theory.integrals.sketch import Sketch
 
 _LOWEST_RATIO, _LOWEST_JUMP = 1e-7, 1e-3
 _SCANNED, _NEAR = 0.25, 1e-3  # steps in ln η: of the scan, and for a slope

@@ -3,7 +3,7 @@
 V(Σ) = E[φ(x)φ(x)ᵀ], x = Gh/√(|Gh|²/B + eps), h ~ N(0, Σ) (meanfield2019, Definition B.2 and eq. 28). It depends on Σ
 through S = GΣG alone. Positively homogeneous activations have the Laplace integral of Theorem 2, deterministic to
 rounding; a batch-symmetric S falls back on the quadratures of `sounding.theory.batchnorm`; any other case is a double
-integral over the density of `sounding.theory.projected` for each pair of samples, or, for large batches or on demand,
+integral over the density of `integrals.projected` for each pair of samples, or, for large batches or on demand,
 sampled, with standard errors and with x xᵀ, whose mean is known, as control.
 """
 
@@ -18,12 +18,12 @@ import numpy as np
 from sounding.activations import Activation, resolve
 from sounding.activations.activation import Array
 from sounding.errors import NumericalError, UsageError
-from sounding.theory.affine import Affine
-from sounding.theory.arc_cosine import arc_cosines, second_moment
 from sounding.theory.batchnorm import ActivationLike
-from sounding.theory.moments import batch_spread, line_moments
-from sounding.theory.normalized import NormalizedLaw
-from sounding.theory.projected import projected_map
+from sounding.theory.integrals.affine import Affine
+from sounding.theory.integrals.arc_cosine import arc_cosines, second_moment
+from sounding.theory.integrals.moments import batch_spread, line_moments
+from sounding.theory.integrals.normalized import NormalizedLaw
+from sounding.theory.integrals.projected import projected_map
 
 Method = Literal["laplace", "symmetric", "quadrature", "sampled"]
 _MIN_BATCH = 2

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sounding.theory.moments import GaussianMoments, LineMoments, PairMoments
+from sounding.theory.integrals.moments import GaussianMoments, LineMoments, PairMoments
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ E φ(x₁)φ(x₂) = Σ a_k² P_k(ρ₀), and (meanfield2019, Theorem 9)
     growth = Σ k(k+B−3)/(B−3) (1 − P_k(ρ₀)) a_k² / Σ (1 − P_k(ρ₀)) a_k².
 
 The coefficients come from one Gauss–Gegenbauer rule, so the route shares nothing with the panels of
-`sounding.theory.quadrature`. It converges exponentially for smooth activations and only like 1/terms for kinked ones.
+`integrals.quadrature`. It converges exponentially for smooth activations and only like 1/terms for kinked ones.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from scipy.special import roots_gegenbauer, roots_hermitenorm
 
 from sounding.activations.activation import Array
 from sounding.errors import NumericalError, UsageError
-from sounding.theory.affine import Affine
 from sounding.theory.batchnorm import ActivationLike
-from sounding.theory.quadrature import check_batch_size
+from sounding.theory.integrals.affine import Affine
+from sounding.theory.integrals.quadrature import check_batch_size
 
 
 @dataclass(frozen=True)

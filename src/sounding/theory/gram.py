@@ -20,8 +20,8 @@ from sounding.errors import UsageError
 from sounding.profile import Profile, Row
 from sounding.theory.batchnorm import ActivationLike, batchnorm
 from sounding.theory.covariance_map import MappedCovariance, center, check_covariance, covariance_map
+from sounding.theory.integrals.panels import integrate, interval
 from sounding.theory.kernel_path import check_depth
-from sounding.theory.panels import integrate, interval
 
 
 @dataclass(frozen=True)

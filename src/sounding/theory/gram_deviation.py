@@ -18,7 +18,7 @@ from sounding.activations.activation import Array
 from sounding.errors import UsageError
 from sounding.profile import Estimate, Profile, Row
 from sounding.theory.batchnorm import ActivationLike, batchnorm
-from sounding.theory.quadrature import sphere_joint_mean, sphere_mean
+from sounding.theory.integrals.quadrature import sphere_joint_mean, sphere_mean
 
 
 @dataclass(frozen=True)

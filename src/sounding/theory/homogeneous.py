@@ -13,9 +13,9 @@ from scipy.special import beta, gammaln
 
 from sounding.activations import Activation
 from sounding.errors import UsageError
-from sounding.theory.arc_cosine import arc_cosine, second_moment
 from sounding.theory.eigenvalues import Eigenvalues
-from sounding.theory.quadrature import check_batch_size
+from sounding.theory.integrals.arc_cosine import arc_cosine, second_moment
+from sounding.theory.integrals.quadrature import check_batch_size
 
 
 @dataclass(frozen=True)

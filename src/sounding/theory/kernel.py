@@ -19,9 +19,9 @@ from scipy.optimize import brentq
 from sounding.activations import Activation, resolve
 from sounding.activations.kinks import kink_exponent
 from sounding.errors import UsageError
-from sounding.theory.hermite import expand
-from sounding.theory.mehler import nested_mean
-from sounding.theory.quadrature import Integral, gaussian_joint_mean, gaussian_mean
+from sounding.theory.integrals.hermite import expand
+from sounding.theory.integrals.mehler import nested_mean
+from sounding.theory.integrals.quadrature import Integral, gaussian_joint_mean, gaussian_mean
 
 Array = NDArray[np.float64]
 Norm = Literal["none", "pre-rms", "post-rms", "pre-ln", "post-ln"]

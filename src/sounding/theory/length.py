@@ -13,7 +13,7 @@ from scipy.optimize import brentq, minimize_scalar
 from sounding.activations import Activation, has_second_moment
 from sounding.activations.kinks import kink_exponent
 from sounding.errors import NumericalError
-from sounding.theory.quadrature import Integral, gaussian_mean
+from sounding.theory.integrals.quadrature import Integral, gaussian_mean
 
 Array = NDArray[np.float64]
 

@@ -15,6 +15,7 @@ import numpy as np
 from sounding.activations import Activation, resolve
 from sounding.errors import UsageError
 from sounding.profile import Profile, Row
+from sounding.theory.integrals.quadrature import Integral
 from sounding.theory.kernel import Neuron, check_correlation, crossing, kappa, slope_at
 from sounding.theory.kernel_path import check_depth
 from sounding.theory.length import (
@@ -29,7 +30,6 @@ from sounding.theory.length import (
     squared_slope,
     tabulate,
 )
-from sounding.theory.quadrature import Integral
 
 Phase = Literal["ordered", "critical", "chaotic"]
 Status = Literal["fixed", "vanishing", "marginal", "diverging"]

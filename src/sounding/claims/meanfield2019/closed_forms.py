@@ -64,8 +64,8 @@ def covariance_by_kernel(case: Case) -> float:
     """D.6, first form: c_α ((B−1)/2)^α P((B−1)/2, α/2)⁻² J_φ(0)."""
     from scipy.special import poch
 
-    from sounding.theory.arc_cosine import second_moment
     from sounding.theory.homogeneous import kernel
+    from sounding.theory.integrals.arc_cosine import second_moment
 
     half = (case.size - 1) / 2
     at_zero = kernel(0.0, degree=case.alpha, slopes=(1.0, case.b))
@@ -83,8 +83,8 @@ def eigenvalue_by_spread(case: Case) -> float:
     """E.1, first form: (B/2) ((B−1)/2)^(α−1) P(B/2, α/2)⁻² μ⁻¹ c_α J_φ′(0), μ by quadrature."""
     from scipy.special import poch
 
-    from sounding.theory.arc_cosine import second_moment
     from sounding.theory.homogeneous import kernel_slope
+    from sounding.theory.integrals.arc_cosine import second_moment
 
     size, alpha = case.size, case.alpha
     slope = kernel_slope(0.0, degree=alpha, slopes=(1.0, case.b))

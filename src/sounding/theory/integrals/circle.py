@@ -20,10 +20,10 @@ import numpy as np
 from scipy.fft import dct, next_fast_len
 
 from sounding.activations.activation import Array
-from sounding.theory.affine import Affine
-from sounding.theory.normalized import NormalizedLaw
-from sounding.theory.panels import gauss_error, legendre
-from sounding.theory.series import PairSeries
+from sounding.theory.integrals.affine import Affine
+from sounding.theory.integrals.normalized import NormalizedLaw
+from sounding.theory.integrals.panels import gauss_error, legendre
+from sounding.theory.integrals.series import PairSeries
 
 ORDER = 32
 _FIRST, _MOST = 40, 760  # samples of half a circle; beyond, the function is steep rather than oscillating

@@ -18,9 +18,9 @@ import numpy as np
 from scipy.fft import dct
 
 from sounding.activations.activation import Array
-from sounding.theory.affine import Affine
-from sounding.theory.normalized import NormalizedLaw
-from sounding.theory.panels import legendre
+from sounding.theory.integrals.affine import Affine
+from sounding.theory.integrals.normalized import NormalizedLaw
+from sounding.theory.integrals.panels import legendre
 
 _ORDER = 12
 _SAMPLES, _FEW_SAMPLES, _SMALL = 384, 96, 0.3  # of half a circle, of one that is small, and its radius

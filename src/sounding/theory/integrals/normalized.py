@@ -23,8 +23,8 @@ from functools import lru_cache
 import numpy as np
 
 from sounding.activations.activation import Array
-from sounding.theory.means import half_gamma_ratio
-from sounding.theory.panels import legendre
+from sounding.theory.integrals.means import half_gamma_ratio
+from sounding.theory.integrals.panels import legendre
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,16 @@ import numpy as np
 
 from sounding.activations.activation import Array
 from sounding.errors import NumericalError
-from sounding.theory.affine import Affine
-from sounding.theory.arc_cosine import homogeneous_spread
-from sounding.theory.circle import Circles, circle_sums
-from sounding.theory.expansion import line_sums, pair_sums
-from sounding.theory.means import line_means, pair_means
-from sounding.theory.nested import nested_sums
-from sounding.theory.normalized import NormalizedLaw
-from sounding.theory.polar import AdaptedCells, crossings
-from sounding.theory.series import PairSeries, pair_series
-from sounding.theory.tabulated import Table, tabulate
+from sounding.theory.integrals.affine import Affine
+from sounding.theory.integrals.arc_cosine import homogeneous_spread
+from sounding.theory.integrals.cells import AdaptedCells, crossings
+from sounding.theory.integrals.circle import Circles, circle_sums
+from sounding.theory.integrals.means import line_means, pair_means
+from sounding.theory.integrals.nested import nested_sums
+from sounding.theory.integrals.normalized import NormalizedLaw
+from sounding.theory.integrals.polynomials import line_sums, pair_sums
+from sounding.theory.integrals.series import PairSeries, pair_series
+from sounding.theory.integrals.table import Table, tabulate
 
 GRADING = 8
 # x₁ = T cos ψ carries a rounding of 1e-16, which a kink like |x|^−0.4 in φ′ raises to about 1e-10
@@ -124,8 +124,8 @@ def finite_moments(
 ) -> tuple[LineMoments, LineMoments, PairMoments, PairMoments]:
     """All expectations of one coordinate and their errors, of two and theirs; finite batches.
 
-    From one table (`sounding.theory.expansion`) where polynomials of moderate degree tell what two coordinates know of
-    each other; by the series of `sounding.theory.series` for fractional powers; else over the plane of two coordinates.
+    From one table (`polynomials`) where polynomials of moderate degree tell what two coordinates know of
+    each other; by the series of `series` for fractional powers; else over the plane of two coordinates.
     """
     if affine.kink_power == 0:
         pairs, table = _tabled(affine, law, tolerance, alone=False)

@@ -29,8 +29,8 @@ from scipy.special import wofz
 from sounding.activations import Activation
 from sounding.activations.activation import Array
 from sounding.errors import NumericalError
-from sounding.theory.means import pair_means
-from sounding.theory.panels import integrate, interval
+from sounding.theory.integrals.means import pair_means
+from sounding.theory.integrals.panels import integrate, interval
 
 Complex = NDArray[np.complex128]
 _CROSSING = 0.25

@@ -23,10 +23,10 @@ import numpy as np
 from scipy.linalg import eigh_tridiagonal
 
 from sounding.activations.activation import Array
-from sounding.theory.affine import Affine
-from sounding.theory.normalized import NormalizedLaw
-from sounding.theory.series import PairSeries, radial_rule, second_coordinates
-from sounding.theory.tabulated import Table, tabulate
+from sounding.theory.integrals.affine import Affine
+from sounding.theory.integrals.normalized import NormalizedLaw
+from sounding.theory.integrals.series import PairSeries, radial_rule, second_coordinates
+from sounding.theory.integrals.table import Table, tabulate
 
 MOST_TERMS, MOST_TERMS_WITH_EPS = 2400, 256
 _FIRST_TERMS = 32

@@ -10,7 +10,7 @@ addition theorem; meanfield2019, Theorem 9). So a pair costs one-dimensional int
 at every kink, times a rule for the radius where eps > 0. What a truncation leaves out is at most
 max|P_k(ρ₀)|·‖f − Σ‖·‖g − Σ‖ over the rest, and P_k(ρ₀) falls like k^(−(B−3)/2): kinked activations need a batch of some
 twenty samples, smooth ones none. Where the series would be too long the answer is None, and
-`sounding.theory.polar` integrates over the plane.
+`sounding.theory.integrals.cells` integrates over the plane.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from scipy.special import beta, betainc
 
 from sounding.activations.activation import Array
 from sounding.errors import NumericalError
-from sounding.theory.affine import Affine
-from sounding.theory.means import half_gamma_ratio
-from sounding.theory.normalized import NormalizedLaw
-from sounding.theory.panels import legendre
-from sounding.theory.tabulated import SOFT_EDGES, outer_end
+from sounding.theory.integrals.affine import Affine
+from sounding.theory.integrals.means import half_gamma_ratio
+from sounding.theory.integrals.normalized import NormalizedLaw
+from sounding.theory.integrals.panels import legendre
+from sounding.theory.integrals.table import SOFT_EDGES, outer_end
 
 ORDERS = (10, 14)
 _GRADED_ORDERS = (40, 56)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from sounding.activations.activation import Array
-from sounding.theory.panels import HIGH_ORDER, LOW_ORDER, integrate, interval, legendre
-from sounding.theory.quadrature import Integral
+from sounding.theory.integrals.panels import HIGH_ORDER, LOW_ORDER, integrate, interval, legendre
+from sounding.theory.integrals.quadrature import Integral
 
 JointFunction = Callable[[Array, Array], Array]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sounding.activations import Activation, has_second_moment, resolve
 from sounding.errors import UsageError
-from sounding.theory.panels import integrate, interval
+from sounding.theory.integrals.panels import integrate, interval
 
 Array = NDArray[np.float64]
 

@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sounding.activations.activation import Array
-from sounding.theory.affine import Affine
-from sounding.theory.normalized import NormalizedLaw
-from sounding.theory.panels import gauss_error, legendre
-from sounding.theory.series import PairSeries
-from sounding.theory.tabulated import ORDER, Table
+from sounding.theory.integrals.affine import Affine
+from sounding.theory.integrals.normalized import NormalizedLaw
+from sounding.theory.integrals.panels import gauss_error, legendre
+from sounding.theory.integrals.series import PairSeries
+from sounding.theory.integrals.table import ORDER, Table
 
 _NEAR = 0.8  # of its width: how near the end of the chord a panel may come before it gets nodes of its own
 _OWN, _OWN_AMONG_MANY = 20, 12  # of them

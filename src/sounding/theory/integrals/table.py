@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from sounding.activations.activation import Array
 from sounding.errors import NumericalError
-from sounding.theory.affine import Affine
-from sounding.theory.normalized import NormalizedLaw
-from sounding.theory.panels import legendre
+from sounding.theory.integrals.affine import Affine
+from sounding.theory.integrals.normalized import NormalizedLaw
+from sounding.theory.integrals.panels import legendre
 
 ORDER = 16
 MAX_NODES, MAX_NODES_WITH_EPS = 200_000, 64_000

@@ -21,7 +21,7 @@ from scipy.special import beta, betainc
 
 from sounding.activations.activation import Array
 from sounding.errors import NumericalError
-from sounding.theory.panels import coefficients, legendre
+from sounding.theory.integrals.panels import coefficients, legendre
 
 ORDER, GRADED_ORDER = 14, 20
 _MAX_ROUNDS = 40

@@ -1,4 +1,4 @@
-"""Means over a line and over a pair in blocks: the engine under `sounding.theory.quadrature`.
+"""Means over a line and over a pair in blocks: the engine under `sounding.theory.integrals.quadrature`.
 
 Blocks of the range are added outwards while they matter, so that a growing integrand is followed as far as its mean
 needs, and one without a mean is found out.
@@ -13,8 +13,8 @@ import numpy as np
 
 from sounding.activations.activation import Array
 from sounding.errors import NumericalError, UsageError
-from sounding.theory.panels import Adapted, Panels, end_panel, integrate, interval
-from sounding.theory.polar import AdaptedCells, Placed, Radial, Rings, build_cells, integrate_cells
+from sounding.theory.integrals.cells import AdaptedCells, Placed, Radial, Rings, build_cells, integrate_cells
+from sounding.theory.integrals.panels import Adapted, Panels, end_panel, integrate, interval
 
 Function = Callable[[Array], Array]
 JointFunction = Callable[..., Array]

@@ -1,0 +1,281 @@
+"""Expectations over a Gaussian and over the law of a batch-normalized neuron, in one and two dimensions.
+
+Composite Gauss–Legendre with a panel edge at every kink, refined until two orders agree. Gauss–Hermite is not used:
+with 200 nodes it is off by 59% on E[tanh′(10z)²] and by 0.2% on E[relu(z)], where panels are exact.
+
+A batch-normalized neuron x ∈ R^B is uniform on the sphere of radius √B in the plane orthogonal to ones (meanfield2019,
+section 3.1). One coordinate has the density ∝ (1 − x²/(B−1))^((B−4)/2) on |x| < √(B−1); two have correlation −1/(B−1).
+As B → ∞ both become standard Gaussian, and `batch_size=math.inf` means that limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sounding.activations.activation import Array
+from sounding.errors import UsageError
+from sounding.theory.integrals.means import (
+    Function,
+    JointFunction,
+    line_means,
+    normal_density,
+    pair_means,
+    sphere_density,
+)
+from sounding.theory.integrals.panels import Adapted
+
+__all__ = [
+    "Integral",
+    "gaussian_joint_mean",
+    "gaussian_mean",
+    "gaussian_pair_mean",
+    "sphere_joint_mean",
+    "sphere_mean",
+    "sphere_pair_mean",
+]
+
+
+@dataclass(frozen=True)
+class Integral:
+    """An expectation, the bound on its error, and how many points it took.
+
+    >>> Integral(0.5, 1e-16, 440).value
+    0.5
+    """
+
+    value: float
+    error: float
+    evaluations: int
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __str__(self) -> str:
+        return f"{self.value:.12g} ± {self.error:.1g}"
+
+
+def gaussian_mean(
+    f: Function,
+    *,
+    mean: float = 0.0,
+    std: float = 1.0,
+    kinks: Iterable[float] = (),
+    length: float = 1.0,
+    center: float = 0.0,
+    tolerance: float = 1e-12,
+) -> Integral:
+    """E f(y) for y ~ N(mean, std²).
+
+    `kinks`, `length` and `center` describe f in its own coordinate: where it is not smooth, over which distance it
+    varies and around which point. An integrable power at a kink, such as |y − k|^(−0.8), is integrated by a geometric
+    ladder of panels; it is exact when the kink is at 0, so prefer `mean` and `std` to a rescaled f.
+
+    Raises:
+        NumericalError: f is not finite where the Gaussian has mass, or the expectation does not exist.
+
+    >>> print(gaussian_mean(lambda z: np.maximum(z, 0.0) ** 2, kinks=(0.0,)).value)
+    0.5
+    """
+    adapted = line_means(
+        _one(f), density=normal_density, support=math.inf, mean=mean, std=_positive(std, "std"), kinks=tuple(kinks),
+        length=length, center=center, tolerance=tolerance,
+    )  # fmt: skip
+    return _scalar(adapted)
+
+
+def sphere_mean(
+    f: Function,
+    batch_size: float,
+    *,
+    mean: float = 0.0,
+    std: float = 1.0,
+    kinks: Iterable[float] = (),
+    length: float = 1.0,
+    center: float = 0.0,
+    tolerance: float = 1e-12,
+) -> Integral:
+    """E f(mean + std·x₁) for x uniform on the sphere of radius √B in the plane orthogonal to ones.
+
+    The marginal of meanfield2019, Theorem 4: Γ((B−1)/2)/(√π Γ((B−2)/2)) ∫ sin^(B−3)θ f(−√(B−1) cos θ) dθ, for B ≥ 4.
+
+    >>> print(f"{sphere_mean(lambda x: x**4, 4).value:.12f}")  # uniform on [−√3, √3]
+    1.800000000000
+    """
+    size = check_batch_size(batch_size)
+    if math.isinf(size):
+        return gaussian_mean(f, mean=mean, std=std, kinks=kinks, length=length, center=center, tolerance=tolerance)
+    adapted = line_means(
+        _one(f), density=sphere_density(size), support=math.sqrt(size - 1), mean=mean, std=_positive(std, "std"),
+        kinks=tuple(kinks), length=length, center=center, tolerance=tolerance,
+    )  # fmt: skip
+    return _scalar(adapted)
+
+
+def gaussian_pair_mean(
+    f: Function,
+    g: Function,
+    correlation: float,
+    *,
+    mean: float | tuple[float, float] = 0.0,
+    std: float | tuple[float, float] = 1.0,
+    kinks_f: Iterable[float] = (),
+    kinks_g: Iterable[float] | None = None,
+    length: float | tuple[float, float] = 1.0,
+    center: float | tuple[float, float] = 0.0,
+    tolerance: float = 1e-12,
+) -> Integral:
+    """E f(u) g(v) for jointly Gaussian u and v with the given correlation, means and standard deviations.
+
+    Exact also at correlation ±1. `kinks_g` is `kinks_f` unless given; `length` and `center` describe both functions,
+    or each with a pair.
+
+    >>> relu = lambda x: np.maximum(x, 0.0)
+    >>> print(f"{gaussian_pair_mean(relu, relu, 0.0, kinks_f=(0.0,)).value * 2 * math.pi:.12f}")
+    1.000000000000
+    """
+    product, kinks = _product(f, g, kinks_f, kinks_g)
+    return gaussian_joint_mean(
+        product, correlation, mean=mean, std=std, kinks=kinks, length=length, center=center, tolerance=tolerance
+    )
+
+
+def gaussian_joint_mean(
+    h: JointFunction,
+    correlation: float,
+    *,
+    mean: float | tuple[float, float] = 0.0,
+    std: float | tuple[float, float] = 1.0,
+    kinks: tuple[Sequence[float], Sequence[float]] = ((), ()),
+    length: float | tuple[float, float] = 1.0,
+    center: float | tuple[float, float] = 0.0,
+    tolerance: float = 1e-12,
+) -> Integral:
+    """E h(u, v) for jointly Gaussian u and v; h is smooth except on the lines u = kinks[0] and v = kinks[1]."""
+    if not -1.0 <= correlation <= 1.0:
+        raise UsageError(f"correlation must lie in [−1, 1], got {correlation}")
+    return _joint_mean(h, math.inf, math.acos(correlation), mean, std, kinks, length, center, tolerance)
+
+
+def sphere_pair_mean(
+    f: Function,
+    g: Function,
+    batch_size: float,
+    *,
+    mean: float = 0.0,
+    std: float = 1.0,
+    kinks_f: Iterable[float] = (),
+    kinks_g: Iterable[float] | None = None,
+    length: float = 1.0,
+    center: float = 0.0,
+    tolerance: float = 1e-12,
+) -> Integral:
+    """E f(mean + std·x₁) g(mean + std·x₂) over the sphere of a batch-normalized neuron (meanfield2019, Theorem 4).
+
+    >>> print(f"{sphere_pair_mean(lambda x: x, lambda x: x, 5).value:.12f}")
+    -0.250000000000
+    """
+    product, kinks = _product(f, g, kinks_f, kinks_g)
+    return sphere_joint_mean(
+        product, batch_size, mean=mean, std=std, kinks=kinks, length=length, center=center, tolerance=tolerance
+    )
+
+
+def sphere_joint_mean(
+    h: JointFunction,
+    batch_size: float,
+    *,
+    mean: float = 0.0,
+    std: float = 1.0,
+    kinks: tuple[Sequence[float], Sequence[float]] = ((), ()),
+    length: float = 1.0,
+    center: float = 0.0,
+    tolerance: float = 1e-12,
+) -> Integral:
+    """E h(mean + std·x₁, mean + std·x₂) over the sphere; h is smooth except on the lines of `kinks`."""
+    size = check_batch_size(batch_size)
+    return _joint_mean(h, size, math.acos(-1.0 / (size - 1.0)), mean, std, kinks, length, center, tolerance)
+
+
+def check_batch_size(batch_size: float) -> float:
+    """The batch size as a number: a whole one from 4 on, or infinity."""
+    try:
+        size = float(batch_size)
+    except (TypeError, ValueError):
+        raise UsageError(f"batch size must be a whole number of at least 4 or infinite, got {batch_size!r}") from None
+    if size == math.inf:
+        return size
+    if isinstance(batch_size, bool) or not math.isfinite(size) or size != int(size):
+        raise UsageError(f"batch size must be a whole number of at least 4 or infinite, got {batch_size!r}")
+    if size < 4:
+        raise UsageError(
+            f"the mean field of batch normalization needs a batch of at least 4, got {batch_size}: below, the mean "
+            "squared gradient is infinite",
+            hint="batch size 4 or more",
+        )
+    return size
+
+
+def _product(
+    f: Function, g: Function, kinks_f: Iterable[float], kinks_g: Iterable[float] | None
+) -> tuple[JointFunction, tuple[Sequence[float], Sequence[float]]]:
+    """(x, y) ↦ f(x) g(y) and the kinks of each, those of f for both unless given."""
+    first = tuple(kinks_f)
+    return lambda x, y: f(x) * g(y), (first, first if kinks_g is None else tuple(kinks_g))
+
+
+def _joint_mean(
+    h: JointFunction,
+    batch_size: float,
+    angle: float,
+    mean: float | tuple[float, float],
+    std: float | tuple[float, float],
+    kinks: tuple[Sequence[float], Sequence[float]],
+    length: float | tuple[float, float],
+    center: float | tuple[float, float],
+    tolerance: float,
+) -> Integral:
+    means, lengths, centers = (_both(entry) for entry in (mean, length, center))
+    stds = tuple(_positive(entry, "std") for entry in _both(std))
+    lines: list[list[float]] = []
+    for i in range(2):
+        line = [(k - means[i]) / stds[i] for k in kinks[i]]
+        if lengths[i] < 0.7 * stds[i]:
+            line.append((centers[i] - means[i]) / stds[i])
+        lines.append(line)
+
+    def integrand(x: Array, y: Array) -> Array:
+        return np.asarray(h(means[0] + stds[0] * x, means[1] + stds[1] * y), dtype=np.float64)
+
+    found = pair_means(integrand, batch_size=batch_size, angle=angle, kinks=(lines[0], lines[1]), tolerance=tolerance)
+    return Integral(float(found.values[0]), float(found.errors[0]), found.evaluations)
+
+
+def _both(entry: float | tuple[float, float]) -> tuple[float, float]:
+    return entry if isinstance(entry, tuple) else (entry, entry)
+
+
+def _positive(value: float, name: str) -> float:
+    if not math.isfinite(value) or value == 0:
+        raise UsageError(f"{name} must be finite and not 0, got {value}")
+    return float(value)
+
+
+def _one(f: Function) -> Function:
+    def checked(y: Array) -> Array:
+        values = np.asarray(f(y), dtype=np.float64)
+        if values.shape != y.shape:
+            raise UsageError(
+                f"the integrand must return an array of its input's shape {y.shape}, got {values.shape}",
+                hint="a function that acts on each element",
+            )
+        return values
+
+    return checked
+
+
+def _scalar(adapted: Adapted) -> Integral:
+    return Integral(float(adapted.values[0]), float(adapted.errors[0]), adapted.evaluations)
