@@ -1,0 +1,236 @@
+"""Attention heads drawn at random: queries and keys with a given Gram matrix, and what becomes of their scores.
+
+All samples of a batch pass through the same weights, so the queries of a head are drawn jointly over all points. Each
+feature of a head is then one Gaussian vector over the points, whose covariance is the Gram matrix.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import lapack
+
+from sounding.errors import UsageError
+from sounding.theory.signal.description import Array, Attention, Law, Normalize
+
+Floats = NDArray[np.floating[Any]]
+
+ONE_HOT = 0.9  # the weight from which on a row of attention counts as looking at one key alone
+
+
+@dataclass(frozen=True)
+class Projections:
+    """The Gram matrices (means over features) of an attention's three inputs, over all points of all samples.
+
+    Args:
+        queries: (samples · query positions) squared.
+        keys: (samples · key positions) squared.
+        values: of the same points as the keys.
+        samples: how many samples the points belong to; attention acts within each of them.
+    """
+
+    queries: Array
+    keys: Array
+    values: Array
+    samples: int
+
+    def __post_init__(self) -> None:
+        for name in ("queries", "keys", "values"):
+            gram = np.asarray(getattr(self, name))
+            square = gram.ndim == 2 and gram.shape[0] == gram.shape[1]
+            if not square or self.samples < 1 or len(gram) % self.samples:
+                raise UsageError(
+                    f"expected a square Gram matrix of {name} over the points of {self.samples} samples, "
+                    f"got shape {gram.shape}"
+                )
+            if not np.isfinite(gram).all():
+                raise UsageError(f"expected finite numbers in the Gram matrix of {name}, got some that are not")
+        if self.keys.shape != self.values.shape:
+            raise UsageError(
+                f"expected keys and values of the same points, got {len(self.keys)} and {len(self.values)} points"
+            )
+
+    @property
+    def positions(self) -> tuple[int, int]:
+        """How many positions of queries and of keys each sample has."""
+        return len(self.queries) // self.samples, len(self.keys) // self.samples
+
+
+class Statistics(NamedTuple):
+    """What the scores of one head look like."""
+
+    square: float  # mean square of the scores that a row sees
+    largest: float  # largest absolute score
+    entropy: float  # of the rows that see more than one key, over that of uniform attention
+    one_hot: float  # share of the same rows with a weight above ONE_HOT
+
+
+@dataclass(frozen=True)
+class Side:
+    """Queries or keys of one head as the scores use them: normalized, rotated.
+
+    Args:
+        features: (points, head size).
+        turns: cosines and sines of the rotary embedding, or None.
+        scales: γ/r of each point and feature, r the root mean square that the norm divided by; None without a norm.
+        units: what the norm divided to unit mean square, None without a norm.
+        centred: whether the norm took the mean over features off.
+    """
+
+    features: Floats
+    turns: tuple[Floats, Floats] | None
+    scales: Floats | None
+    units: Floats | None
+    centred: bool
+
+    def pull_back(self, gradient: Floats) -> Floats:
+        """A gradient at `features` taken back through rotation and norm, to what the projection left."""
+        if self.turns is not None:
+            cosines, sines = self.turns
+            gradient = _rotate(gradient, (cosines, -sines))
+        if self.scales is None or self.units is None:
+            return gradient
+        gradient = gradient * self.scales
+        along = np.mean(gradient * self.units, axis=1, keepdims=True)
+        if self.centred:
+            gradient = gradient - gradient.mean(axis=1, keepdims=True)
+        return np.asarray(gradient - along * self.units)
+
+
+@dataclass(frozen=True)
+class Head:
+    """One head: its queries and keys, its attention weights (samples, queries, keys), and its statistics."""
+
+    queries: Side
+    keys: Side
+    weights: Floats
+    statistics: Statistics
+
+
+def factor(gram: Array) -> Floats:
+    """F with F Fᵀ = gram, as many columns as the matrix has numerical rank; in single precision.
+
+    Pivoted Cholesky serves singular matrices too: the first token of a causal network is often the same in all samples.
+    """
+    packed, pivots, rank, _ = lapack.dpstrf(gram, lower=1)
+    root = np.empty((len(gram), rank), dtype=np.float32)
+    root[pivots - 1] = np.tril(packed)[:, :rank]
+    return root
+
+
+def draw_heads(rule: Attention, inputs: Projections, *, generator: np.random.Generator) -> Iterator[tuple[Head, Head]]:
+    """Pairs of heads without end; the second of a pair has the same keys and the opposite queries.
+
+    Opposite queries have the same law and opposite scores, so that terms of odd order in the scores, the noisiest
+    ones while scores are small, cancel from the mean of a pair.
+    """
+    roots = factor(inputs.queries), factor(inputs.keys)
+    additive = score_mask(rule, inputs)
+    turns = [_turns(rule, inputs.samples, positions) for positions in inputs.positions]
+    while True:
+        q, k = (_normals(generator, (root.shape[1], rule.head_size), root) for root in roots)
+        gains = _gains(rule, generator)
+        keys = _side(rule.query_norm, k, gains[1], turns[1])
+        pair = [_head(rule, inputs, _side(rule.query_norm, sign * q, gains[0], turns[0]), keys, additive)
+                for sign in (1, -1)]  # fmt: skip
+        yield pair[0], pair[1]
+
+
+def score_mask(rule: Attention, inputs: Projections) -> Array:
+    """What is added to the scores, (samples or 1, queries, keys): 0 where visible, −inf where hidden."""
+    rows, columns = inputs.positions
+    mask = np.zeros((1, rows, columns))
+    if rule.mask is not None:
+        given = np.asarray(rule.mask, dtype=np.float64)
+        if given.shape not in ((rows, columns), (1, rows, columns), (inputs.samples, rows, columns)):
+            raise UsageError(
+                f"expected an attention mask of shape ({rows}, {columns}) or ({inputs.samples}, {rows}, {columns}), "
+                f"got {given.shape}"
+            )
+        mask = mask + given
+    if rule.causal:
+        mask = mask + np.where(np.arange(columns) <= np.arange(rows)[:, None], 0.0, -np.inf)
+    if not (mask > -np.inf).any(axis=2).all():
+        raise UsageError("expected that every position sees at least one key, got a mask that hides them all")
+    return mask
+
+
+def _normals(generator: np.random.Generator, shape: tuple[int, int], root: Floats) -> Floats:
+    return root @ generator.standard_normal(shape, dtype=np.float32)
+
+
+def _gains(rule: Attention, generator: np.random.Generator) -> list[tuple[Floats, Floats]]:
+    """Scale and shift of the norm of queries and of keys, one entry per feature of a head."""
+    if rule.query_norm is None:
+        return [(np.ones(1), np.zeros(1))] * 2
+    norm = rule.query_norm
+    if norm.kind not in ("rms", "layer"):
+        raise UsageError(f"expected an rms or layer norm of queries and keys, got {norm.kind!r}")
+
+    def entries(law: Law) -> Floats:
+        return law.mean + math.sqrt(law.variance) * generator.standard_normal(rule.head_size, dtype=np.float32)
+
+    return [(entries(norm.scale), entries(norm.shift)) for _ in range(2)]
+
+
+def _side(
+    norm: Normalize | None, raw: Floats, gains: tuple[Floats, Floats], turns: tuple[Floats, Floats] | None
+) -> Side:
+    features, scales, units = raw, None, None
+    if norm is not None:
+        if norm.kind == "layer":
+            features = features - features.mean(axis=1, keepdims=True)
+        root = np.sqrt(np.mean(features**2, axis=1, keepdims=True) + norm.eps)
+        units = features / root
+        scales = gains[0] / root
+        features = gains[0] * units + gains[1]
+    if turns is not None:
+        features = _rotate(features, turns)
+    return Side(features, turns, scales, units, norm is not None and norm.kind == "layer")
+
+
+def _turns(rule: Attention, samples: int, positions: int) -> tuple[Floats, Floats] | None:
+    """Cosines and sines of the rotary angles p·base^(−2i/r) of each point p, for the r/2 rotated pairs i."""
+    if rule.rotary is None:
+        return None
+    pairs = round(rule.head_size * rule.rotary_share) // 2
+    angles = np.arange(positions)[:, None] * rule.rotary ** (-np.arange(pairs) / pairs)
+    tiled = np.tile(angles, (samples, 1))
+    return np.cos(tiled).astype(np.float32), np.sin(tiled).astype(np.float32)
+
+
+def _rotate(features: Floats, turns: tuple[Floats, Floats]) -> Floats:
+    """Pairs (i, i + r/2) of the first r features turned; which features pair up makes no difference to the law."""
+    cosines, sines = turns
+    pairs = cosines.shape[1]
+    first, second = features[:, :pairs], features[:, pairs : 2 * pairs]
+    turned = [first * cosines - second * sines, first * sines + second * cosines, features[:, 2 * pairs :]]
+    return np.concatenate(turned, axis=1)
+
+
+def _head(rule: Attention, inputs: Projections, queries: Side, keys: Side, additive: Array) -> Head:
+    shape = (inputs.samples, -1, rule.head_size)
+    scores = np.float32(rule.scale) * queries.features.reshape(shape) @ keys.features.reshape(shape).swapaxes(1, 2)
+    visible = np.broadcast_to(additive > -np.inf, scores.shape)
+    seen = visible.sum(axis=2)
+    masked = scores + additive.astype(np.float32)
+    masked -= masked.max(axis=2, keepdims=True)
+    weights = np.exp(masked)
+    total = weights.sum(axis=2, keepdims=True)
+    weights /= total
+    # entropy −Σ A ln A with ln A = masked − ln total; hidden keys have A = 0 and ln A = −inf
+    entropy = np.log(total[..., 0]) - np.where(visible, weights * np.where(visible, masked, 0.0), 0.0).sum(axis=2)
+    free = seen > 1
+    several = bool(free.any())
+    statistics = Statistics(
+        square=float(np.mean(scores[visible].astype(np.float64) ** 2)),
+        largest=float(np.abs(scores[visible]).max()),
+        entropy=float(np.mean(entropy[free] / np.log(seen[free]))) if several else 1.0,
+        one_hot=float(np.mean(weights.max(axis=2)[free] > ONE_HOT)) if several else 0.0,
+    )
+    return Head(queries, keys, weights, statistics)

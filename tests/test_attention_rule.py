@@ -1,0 +1,249 @@
+"""The attention rule of the Gram calculus against explicit layers of width 1024, and its two routes to one number."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sounding.errors import UsageError
+from sounding.theory.signal.attention import attend, attend_backward
+from sounding.theory.signal.description import Array, Attention, Law, Normalize
+from sounding.theory.signal.heads import Projections
+from tolerance import TOLERANCE, assert_within_standard_errors
+
+SAMPLES, POSITIONS, SIZE, WIDTH = 2, 6, 16, 1024
+HEADS = WIDTH // SIZE
+SEEDS = 16
+LAWS = {"queries": 1.0, "keys": 0.8, "values": 1.3}  # gains of the three projections
+HIDDEN = np.where(np.tri(POSITIONS) + np.eye(POSITIONS, k=2) > 0, 0.0, -np.inf)
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True},
+    "masked": {"mask": HIDDEN},
+    "mask per sample": {"mask": np.stack([HIDDEN, np.linspace(-1, 1, 36).reshape(6, 6)])},
+    "no division by the root of the head size": {"causal": True, "scale": 1.0},
+    "grouped queries": {"causal": True, "key_heads": HEADS // 4},
+    "rotary": {"rotary": 100.0, "causal": True},
+    "rotary in part": {"rotary": 100.0, "rotary_share": 0.5},
+    "normed queries": {"query_norm": Normalize("rms", 1e-6, Law(0.1, 1.2)), "rotary": 100.0},
+    "layer norm of queries": {"query_norm": Normalize("layer", 1e-6, Law(0.1, 1.0), Law(0.2, 0.3)), "causal": True},
+}
+
+
+def make_rule(**options: Any) -> Attention:
+    defaults = {"heads": HEADS, "key_heads": HEADS, "head_size": SIZE, "scale": SIZE**-0.5}
+    return Attention(**{**defaults, **options})
+
+
+def make_points(generator: np.random.Generator) -> tuple[Array, Array]:
+    """Features of correlated points, and a root of D at the output that correlates points of different samples."""
+    count = SAMPLES * POSITIONS
+    inputs = generator.normal(size=(count, 24)) + 0.7 * generator.normal(size=24)
+    return inputs, (generator.normal(size=(count, 3)) + 1.0) / 7
+
+
+def turned(x: torch.Tensor, rule: Attention) -> torch.Tensor:
+    """Rotary embedding by complex numbers on neighbouring features, as Llama's paper writes it."""
+    if rule.rotary is None:
+        return x
+    size = int(rule.head_size * rule.rotary_share)
+    angles = torch.arange(x.shape[2])[:, None] * rule.rotary ** (-torch.arange(0, size, 2) / size)
+    pairs = torch.view_as_complex(x[..., :size].reshape(*x.shape[:-1], size // 2, 2).contiguous())
+    rotated = torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+    return torch.cat([rotated, x[..., size:]], dim=-1)
+
+
+def normed(x: torch.Tensor, rule: Attention) -> torch.Tensor:
+    norm = rule.query_norm
+    if norm is None:
+        return x
+    scale, shift = (law.mean + math.sqrt(law.variance) * torch.randn(x.shape[1], 1, x.shape[3]).double()
+                    for law in (norm.scale, norm.shift))  # fmt: skip
+    if norm.kind == "layer":
+        x = x - x.mean(-1, keepdim=True)
+    return scale * x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + norm.eps) + shift
+
+
+def explicit(rule: Attention, inputs: Array, root: Array, seed: int) -> dict[str, Array]:
+    """One layer with drawn weights: Gram matrices of output and of gradients at queries, keys and values."""
+    torch.manual_seed(seed)
+    x = torch.from_numpy(inputs).reshape(SAMPLES, POSITIONS, -1)
+    counts = {"queries": rule.heads, "keys": rule.key_heads, "values": rule.key_heads}
+    projected = {}
+    for name, count in counts.items():
+        weight = torch.randn(x.shape[-1], count * SIZE, dtype=torch.float64) * math.sqrt(LAWS[name] / x.shape[-1])
+        projected[name] = (x @ weight).requires_grad_()
+    parts = {name: y.unflatten(-1, (counts[name], SIZE)).transpose(1, 2) for name, y in projected.items()}
+    queries, keys = (turned(normed(parts[name], rule), rule) for name in ("queries", "keys"))
+    repeat = rule.heads // rule.key_heads
+    mask = torch.zeros(POSITIONS, POSITIONS, dtype=torch.float64)
+    if rule.mask is not None:
+        mask = torch.from_numpy(rule.mask).reshape(-1, 1, POSITIONS, POSITIONS)
+    if rule.causal:
+        mask = mask + torch.full((POSITIONS, POSITIONS), -math.inf, dtype=torch.float64).triu(1)
+    answer = torch.nn.functional.scaled_dot_product_attention(
+        queries,
+        keys.repeat_interleave(repeat, dim=1),
+        parts["values"].repeat_interleave(repeat, dim=1),
+        attn_mask=mask,
+        scale=rule.scale,
+    )
+    output = answer.transpose(1, 2).reshape(len(inputs), -1)
+    sent = torch.from_numpy(root) @ torch.randn(root.shape[1], output.shape[1], dtype=torch.float64)
+    (output * sent / math.sqrt(output.shape[1])).sum().backward()
+    found = {"output": (output @ output.T / output.shape[1]).detach().numpy()}
+    for name, y in projected.items():
+        gradient = y.grad.reshape(len(inputs), -1)
+        found[name] = (gradient @ gradient.T).numpy()
+    return found
+
+
+def predict(rule: Attention, inputs: Array, root: Array, seed: int, **options: Any) -> dict[str, Array]:
+    generator = np.random.default_rng(seed)
+    gram = inputs @ inputs.T / inputs.shape[1]
+    grams = Projections(**{name: gain * gram for name, gain in LAWS.items()}, samples=SAMPLES)
+    there = attend(rule, grams, generator=generator, **options)
+    back = attend_backward(rule, grams, gradient=root @ root.T, generator=generator, **options)
+    return {"output": there.gram, "queries": back.queries, "keys": back.keys, "values": back.values}
+
+
+def summaries(matrix: Array) -> Array:
+    """Numbers that tell a Gram matrix apart: its trace, and weighted sums within and between samples."""
+    own = np.kron(np.eye(SAMPLES), np.ones((POSITIONS, POSITIONS)))
+    slope = np.outer(*[np.arange(len(matrix)) - 3.0] * 2)
+    return np.array([np.trace(matrix), (matrix * own).sum(), (matrix * (1 - own)).sum(), (matrix * slope).sum()])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_rule_agrees_with_explicit_layers(case: str) -> None:
+    """Forwards and backwards, over 16 layers of width 1024 and 16 × 64 predicted heads, in standard errors.
+
+    Queries of given inputs are Gaussian at any width of the inputs, so that no allowance for finite width is due.
+    """
+    rule = make_rule(**CASES[case])
+    inputs, root = make_points(np.random.default_rng(5))
+    measured = [explicit(rule, inputs, root, seed) for seed in range(SEEDS)]
+    options = {"draws": 64, "precision": 0.0, "route": "heads"}
+    predicted = [predict(rule, inputs, root, 100 + seed, **options) for seed in range(SEEDS)]
+    for name in measured[0]:
+        left, right = (np.array([summaries(found[name]) for found in series]) for series in (measured, predicted))
+        errors = np.hypot(left.std(axis=0, ddof=1), right.std(axis=0, ddof=1)) / math.sqrt(SEEDS)
+        for value, expected, error in zip(right.mean(axis=0), left.mean(axis=0), errors, strict=True):
+            assert_within_standard_errors(float(value), float(expected), float(error))
+        # so that gradients of half the size would be seen
+        assert TOLERANCE.standard_errors * errors[0] < 0.5 * abs(right.mean(axis=0)[0])
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"mask": HIDDEN}])
+def test_two_routes_to_small_scores(options: dict[str, Any]) -> None:
+    """Heads drawn at random and the closed form differ by less than their two stated errors together."""
+    rule = make_rule(scale=0.2 * SIZE**-0.5, **options)
+    inputs, root = make_points(np.random.default_rng(6))
+    closed = predict(rule, inputs, root, 0, route="small scores")
+    drawn = [predict(rule, inputs, root, seed, route="heads", draws=128, precision=0.0) for seed in range(8)]
+    spread = attend(rule, Projections(*[inputs @ inputs.T / 24] * 3, SAMPLES), generator=np.random.default_rng(0))
+    assert spread.draws == 0
+    gains = {"output": 1.0, "queries": LAWS["queries"], "keys": LAWS["keys"], "values": LAWS["values"]}
+    whole = sum(gains[name] * np.trace(closed[name]) for name in ("queries", "keys", "values"))
+    for name in closed:
+        size = np.trace(closed["output"]) if name == "output" else whole / gains[name]
+        values = np.array([summaries(found[name]) for found in drawn])
+        errors = values.std(axis=0, ddof=1) / math.sqrt(len(values))
+        for value, expected, error in zip(summaries(closed[name])[:1], values.mean(axis=0), errors, strict=False):
+            assert_within_standard_errors(value, expected, error, allowance=spread.stderr * size)
+
+
+def test_scores_are_described() -> None:
+    """Score sizes, entropy and one-hot rows of 1024 explicit heads, at scores without the division by √size."""
+    rule = make_rule(causal=True, scale=1.0)
+    inputs, _ = make_points(np.random.default_rng(7))
+    gram = inputs @ inputs.T / 24
+    found = attend(
+        rule, Projections(gram, gram, gram, SAMPLES), generator=np.random.default_rng(0), draws=1024, precision=0.0
+    )
+    torch.manual_seed(0)
+    x = torch.from_numpy(inputs).reshape(SAMPLES, 1, POSITIONS, -1)
+    queries, keys = (x @ torch.randn(1024, 24, SIZE, dtype=torch.float64) / math.sqrt(24) for _ in range(2))
+    scores = queries @ keys.transpose(2, 3)
+    seen = torch.ones(POSITIONS, POSITIONS).tril().bool()
+    weights = scores.masked_fill(~seen, -math.inf).softmax(-1)[:, :, 1:]
+    entropy = torch.special.entr(weights).sum(-1) / torch.arange(2, POSITIONS + 1).log()
+    per_head = {
+        "largest_score": scores[..., seen].abs().amax((0, 2)),
+        "entropy": entropy.mean((0, 2)),
+        "one_hot": (weights.amax(-1) > 0.9).double().mean((0, 2)),
+    }
+    square = scores[..., seen].pow(2).mean((0, 2))
+    assert_within_standard_errors(found.score_std**2, square.mean().item(), math.sqrt(2) * square.std().item() / 32)
+    for name, heads in per_head.items():
+        assert_within_standard_errors(getattr(found, name), heads.mean().item(), math.sqrt(2) * heads.std().item() / 32)
+
+
+def test_equal_tokens_and_single_keys_are_exact() -> None:
+    """Tokens that are all equal stay so, and a sequence of one token passes values and gradients on unchanged."""
+    rule, generator = make_rule(scale=3.0), np.random.default_rng(0)
+    ones = np.ones((8, 8))
+    equal = attend(rule, Projections(ones, ones, 2 * ones, 2), generator=generator)
+    np.testing.assert_allclose(equal.gram, 2 * ones, rtol=TOLERANCE.float32_forward)
+    single = Projections(np.eye(3), np.eye(3), np.diag([1.0, 2.0, 3.0]), 3)
+    back = attend_backward(rule, single, gradient=ones[:3, :3], generator=generator)
+    np.testing.assert_allclose(back.values, ones[:3, :3], rtol=TOLERANCE.float32_forward)
+    assert abs(back.queries).max() + abs(back.keys).max() < TOLERANCE.closed_form
+    assert attend(rule, single, generator=generator).entropy == 1.0
+
+
+def test_values_of_another_sequence() -> None:
+    """Cross-attention: 3 query positions read 2 key positions, in each of 2 samples."""
+    rule, generator = make_rule(scale=0.0), np.random.default_rng(0)
+    inputs = Projections(np.eye(6), np.eye(4), np.eye(4), 2)
+    expected = np.kron(np.eye(2), np.full((3, 3), 0.5))
+    for route in ("heads", "small scores"):
+        np.testing.assert_allclose(
+            attend(rule, inputs, generator=generator, route=route).gram, expected, rtol=TOLERANCE.float32_forward
+        )
+        assert attend_backward(rule, inputs, gradient=np.eye(6), generator=generator, route=route).keys.shape == (4, 4)
+
+
+def test_sizes_beyond_single_precision() -> None:
+    """Gradients of 1e-60 and values of 1e50 keep their digits, although heads are drawn in single precision."""
+    rule = make_rule(causal=True)
+    small = Projections(np.eye(6), np.eye(6), 1e50 * np.eye(6), 1)
+    plain = Projections(np.eye(6), np.eye(6), np.eye(6), 1)
+    seeds = [np.random.default_rng(0) for _ in range(4)]
+    far = attend_backward(rule, small, gradient=1e-60 * np.eye(6), generator=seeds[0])
+    near = attend_backward(rule, plain, gradient=np.eye(6), generator=seeds[1])
+    np.testing.assert_allclose(far.values * 1e60, near.values, rtol=TOLERANCE.float32_forward)
+    np.testing.assert_allclose(far.queries * 1e10, near.queries, rtol=TOLERANCE.float32_forward)
+    np.testing.assert_allclose(
+        attend(rule, small, generator=seeds[2]).gram / 1e50,
+        attend(rule, plain, generator=seeds[3]).gram,
+        rtol=TOLERANCE.float32_forward,
+    )
+
+
+def test_bad_input_is_refused() -> None:
+    generator = np.random.default_rng(0)
+    good = Projections(np.eye(4), np.eye(4), np.eye(4), 2)
+    with pytest.raises(UsageError, match="square Gram matrix of queries"):
+        Projections(np.eye(5), np.eye(4), np.eye(4), 2)
+    with pytest.raises(UsageError, match="finite numbers in the Gram matrix of values"):
+        Projections(np.eye(4), np.eye(4), np.full((4, 4), np.nan), 2)
+    with pytest.raises(UsageError, match="keys and values of the same points"):
+        Projections(np.eye(4), np.eye(4), np.eye(2), 2)
+    with pytest.raises(UsageError, match="hides them all"):
+        attend(make_rule(mask=np.full((2, 2), -np.inf)), good, generator=generator)
+    with pytest.raises(UsageError, match="attention mask of shape"):
+        attend(make_rule(mask=np.zeros((3, 3))), good, generator=generator)
+    with pytest.raises(UsageError, match="covers no rotary"):
+        attend(make_rule(rotary=10.0), good, generator=generator, route="small scores")
+    with pytest.raises(UsageError, match="at least 8 draws"):
+        attend(make_rule(), good, generator=generator, draws=2, route="heads")
+    with pytest.raises(UsageError, match="gradients at 4 points"):
+        attend_backward(make_rule(), good, gradient=np.eye(3), generator=generator)
+    with pytest.raises(UsageError, match="rms or layer norm"):
+        attend(make_rule(query_norm=Normalize("batch", 0.0)), good, generator=generator)
