@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from sounding.theory.signal.description import Array, Attention
-from sounding.theory.signal.heads import Projections, score_mask
+from sounding.theory.signal.heads import Floats, Projections, score_mask
 
 
 class SmallScores:
@@ -66,23 +66,25 @@ class SmallScores:
         u, keys, values = self.uniform, self.inputs.keys, self.inputs.values
         by_keys, by_values = left(u, keys), left(u, values)
         cross = left(u, (by_keys * by_values).T)
-        return mixed(u, keys * values) - cross - cross.T + left(u, by_keys.T) * left(u, by_values.T)
+        squares: Array = left(u, by_keys.T) * left(u, by_values.T)
+        return mixed(u, keys * values) - cross - cross.T + squares
 
     def _scattered(self, weighted: Array, gram: Array) -> Array:
         """G(W, X)."""
         u, back = self.uniform, self.uniform.swapaxes(1, 2)
         averaged = left(u, gram)
         cross = left(back, averaged * left(back, weighted).T)
-        return mixed(back, weighted) * gram - cross - cross.T + mixed(back, weighted * left(u, averaged.T))
+        squares: Array = mixed(back, weighted * left(u, averaged.T))
+        return mixed(back, weighted) * gram - cross - cross.T + squares
 
 
-def left(weights: Array, gram: Array) -> Array:
+def left(weights: Floats, gram: Floats) -> Floats:
     """A X for A block diagonal over samples, weights (samples, rows, columns), X (samples · columns, anything)."""
     samples, rows, columns = weights.shape
     return np.asarray(weights @ gram.reshape(samples, columns, -1)).reshape(samples * rows, -1)
 
 
-def mixed(weights: Array, gram: Array) -> Array:
+def mixed(weights: Floats, gram: Floats) -> Floats:
     """A X Aᵀ for a symmetric X."""
     return left(weights, left(weights, gram).T)
 
