@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 import sounding
 from sounding.claims import (
     KINDS,
+    PAPERS,
     SCALES,
-    SEEDS,
     VERDICTS,
     Claim,
     Correction,
@@ -59,7 +59,7 @@ def made_up(**changes: Any) -> Claim:
     """A claim about a number that needs no measurement."""
     claim = Claim(
         id="rank2020-made-up",
-        seed="rank2020",
+        paper="rank2020",
         place="nowhere",
         kind="observation",
         statement="Two is two.",
@@ -213,13 +213,13 @@ def test_every_row_is_well_formed() -> None:
     ids = [claim.id for claim in all_claims()]
     assert len(set(ids)) == len(ids)
     for claim in all_claims():
-        assert claim.seed in SEEDS
-        assert claim.id.startswith(f"{claim.seed}-")
+        assert claim.paper in PAPERS
+        assert claim.id.startswith(f"{claim.paper}-")
         assert claim.kind in KINDS
         assert "quick" in claim.settings
         assert set(claim.settings) <= set(SCALES)
         assert claim.expectations
-        assert claim.paper, claim.id
+        assert claim.experiment, claim.id
         assert claim.statement.endswith("."), claim.id
         for expectation in (*claim.expectations, *(claim.correction.expectations if claim.correction else ())):
             assert expectation.why, claim.id
@@ -231,7 +231,7 @@ def test_the_command_line_lists_shows_and_reproduces(tmp_path: Path) -> None:
     run = CliRunner().invoke
     listed = json.loads(run(cli, ["claims", "list", "--json"]).stdout)
     assert [row["id"] for row in listed] == list(ROWS)
-    assert {"id", "seed", "kind", "statement", "verdict", "scale"} <= set(listed[0])
+    assert {"id", "paper", "kind", "statement", "verdict", "scale"} <= set(listed[0])
     shown = json.loads(run(cli, ["claims", "show", "rank2020-lemma1", "--json"]).stdout)
     assert shown["expectations"][0]["of"] == "statement"
     assert run(cli, ["claims", "show", "rank2020-lemma1"]).exit_code == 0
@@ -248,7 +248,7 @@ def test_the_command_line_lists_shows_and_reproduces(tmp_path: Path) -> None:
     [
         (["reproduce"], "expected an ID"),
         (["reproduce", "rank2020-lema1"], "rank2020-lemma1"),
-        (["reproduce", "--seed", "rank2019"], "no seed"),
+        (["reproduce", "--paper", "rank2019"], "no paper"),
         (["reproduce", "rank2020-lemma1", "--scale", "big"], "no scale"),
         (["reproduce", "rank2020-lemma1", "--device", "cuda:9"], "no device"),
         (["reproduce", "rank2020-lemma1", "--jobs", "0"], "at least 1"),

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from sounding.claims import Claim
-from sounding.claims.claim import SCALES, Context, Expectation, Setting, judge
+from sounding.claims.claim import Context, Expectation, Setting, judge
 from sounding.claims.number import Number
-from sounding.claims.registry import claims_of, find_claim
+from sounding.claims.registry import find_claim
 from sounding.claims.thesis2024 import first_gradients, haar_networks
 from sounding.claims.thesis2024.convergence import RATES
 from sounding.claims.thesis2024.correlation_maps import iterate, map_of, map_of_weights, random_maps, worst_over_bound
@@ -30,21 +30,7 @@ from sounding.claims.thesis2024.kernel_figures import polynomial_activation
 from sounding.reproduction import reproduce
 from sounding.theory.kernel import evaluate
 
-ROWS = claims_of("thesis2024")
 CONTEXT = Context()
-
-
-def test_rows_are_well_formed() -> None:
-    ids = [row.id for row in ROWS]
-    assert len(ids) == len(set(ids))
-    for row in ROWS:
-        assert row.id.startswith("thesis2024-")
-        assert row.seed == "thesis2024"
-        assert row.statement
-        assert row.paper
-        assert row.expectations
-        assert "quick" in row.settings
-        assert set(row.settings) <= set(SCALES)
 
 
 @pytest.mark.parametrize(

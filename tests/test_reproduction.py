@@ -99,8 +99,8 @@ def test_what_was_kept_says_so(results: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--all", "--seed", "orth2021"], "got more than one of them"),
-        ([ROW, "--seed", "rank2020"], "got more than one of them"),
+        (["--all", "--paper", "orth2021"], "got more than one of them"),
+        ([ROW, "--paper", "rank2020"], "got more than one of them"),
         ([ROW, "--all"], "got more than one of them"),
         ([ROW, "--random-seed", "-3"], "at least 0, got -3"),
         ([ROW, "--out", ""], "empty name"),

@@ -1,6 +1,6 @@
 """Redo the papers: run claims and write each result as a small folder that explains itself.
 
-A folder OUT/ID/SCALE holds result.json (statement, verdict, numbers, settings, versions, seed, time, device),
+A folder OUT/ID/SCALE holds result.json (statement, verdict, numbers, settings, versions, random seed, time, device),
 numbers.csv, series.csv (every point of the picture) and figure.svg and figure.png. It appears under its name only when
 it is complete, so an interrupted run is taken up where it stopped.
 """
@@ -120,7 +120,7 @@ def write_result(result: Result, outcome: Outcome, folder: Path) -> None:
         (work / FILE).write_text(result.to_json(), "utf-8")
         _write_numbers(result, work / "numbers.csv")
         _write_series(outcome.picture, work / "series.csv")
-        figure = draw_picture(outcome.picture, title=f"{result.seed}, {result.place}: {result.verdict}")
+        figure = draw_picture(outcome.picture, title=f"{result.paper}, {result.place}: {result.verdict}")
         for ending in ("svg", "png"):
             save(figure, work / f"figure.{ending}")
         work.chmod(0o755)

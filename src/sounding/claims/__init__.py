@@ -1,6 +1,6 @@
-"""The ledger: every figure, table and theorem of the seeds, how it is checked, and what came out.
+"""The ledger: every figure, table and theorem of the papers, how it is checked, and what came out.
 
-A `Claim` states what a seed says and what that requires of measured numbers; `judge` computes the verdict from the
+A `Claim` states what a paper says and what that requires of measured numbers; `judge` computes the verdict from the
 intervals. `sounding.reproduce` runs claims and writes results, `sounding claims table` makes the ledger from them.
 """
 
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from sounding.claims.claim import (
     KINDS,
+    PAPERS,
     SCALES,
-    SEEDS,
     VERDICTS,
     Claim,
     Context,
@@ -26,8 +26,8 @@ from sounding.claims.result import Result, largest, read_result, read_results
 
 __all__ = [
     "KINDS",
+    "PAPERS",
     "SCALES",
-    "SEEDS",
     "VERDICTS",
     "Claim",
     "Context",

@@ -1,4 +1,4 @@
-"""A claim: one statement of a seed, how it is checked, and what would speak for or against it."""
+"""A claim: one statement of a paper, how it is checked, and what would speak for or against it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Status: TypeAlias = Literal["met", "violated", "open"]
 KINDS: tuple[Kind, ...] = ("theorem", "figure", "table", "observation")
 SCALES: tuple[Scale, ...] = ("quick", "standard", "paper")
 VERDICTS: tuple[Verdict, ...] = ("holds", "holds with correction", "does not hold", "not decided at this scale")
-SEEDS = {
+PAPERS = {
     "rank2020": "Daneshmand, Kohler, Bach, Hofmann, Lucchi 2020: batch normalization provably avoids rank collapse",
     "rank2020v1": "the first version of rank2020 (arXiv 2003.01652v1)",
     "orth2021": "Daneshmand, Joudaki, Bach 2021: batch normalization orthogonalizes representations",
@@ -61,7 +61,7 @@ class Correction:
 
 @dataclass(frozen=True)
 class Setting:
-    """The arguments of one scale; `reduction` says in words what is smaller than in the seed ("" for nothing)."""
+    """The arguments of one scale; `reduction` says in words what is smaller than in the paper ("" for nothing)."""
 
     values: Mapping[str, Any]
     reduction: str = ""
@@ -69,7 +69,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Context:
-    """What a measurement gets from outside: the device, the seed of randomness, where to tell progress."""
+    """What a measurement gets from outside: the device, the random seed, where to tell progress."""
 
     device: str = "cpu"
     random_seed: int = 0
@@ -96,27 +96,28 @@ class Claim:
     """One row of the ledger.
 
     Attributes:
-        id: seed and place, such as rank2020-fig3a.
-        place: where in the seed, in words ("figure 3a").
-        statement: what the seed says, in our words.
+        id: paper and place, such as rank2020-fig3a.
+        paper: the key of the paper, one of `PAPERS`.
+        place: where in the paper, in words ("figure 3a").
+        statement: what the paper says, in our words.
         expectations: what that requires of measured numbers.
         correction: the statement that replaces a printed one that fails.
-        paper: the seed's settings, in words.
-        released: the released program's, where they differ.
+        experiment: the paper's settings, in words.
+        released: the released program's settings, where they differ.
         settings: ours, per scale.
         measure: (values of the setting, context) → Outcome.
-        note: why the result differs from the seed's, or what to know when reading it.
+        note: why the result differs from the paper's, or what to know when reading it.
     """
 
     id: str
-    seed: str
+    paper: str
     place: str
     kind: Kind
     statement: str
     expectations: tuple[Expectation, ...]
     settings: Mapping[Scale, Setting]
     measure: Callable[[Mapping[str, Any], Context], Outcome]
-    paper: str = ""
+    experiment: str = ""
     released: str = ""
     correction: Correction | None = None
     note: str = ""

@@ -17,7 +17,7 @@ class Series:
     """One curve or set of points.
 
     Attributes:
-        role: measured (points with intervals), theory (a line), paper (what the seed claims, dashed) or bound (a
+        role: measured (points with intervals), theory (a line), paper (what the paper claims, dashed) or bound (a
             proven limit, dotted).
         error: half widths of the intervals of y, or (low, high) of them.
     """

@@ -1,47 +1,119 @@
-"""All claims, seed by seed; a seed's rows are imported when asked for."""
+"""The rows of the ledger: one file of data each, read when its id is asked for.
+
+`rows/PAPER/NAME.toml` is the row PAPER-NAME, `rows/order.toml` lists the names in the order of the paper. A row that
+says `like = ID` takes from that row what it does not say itself; settings are taken key by key, everything else whole.
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sounding.claims.claim import SEEDS, Claim
+from sounding.claims.claim import PAPERS, SCALES, Claim, Context, Correction, Expectation, Outcome, Setting
 from sounding.errors import UsageError
+
+FOLDER = Path(__file__).parent
+ROWS = FOLDER / "rows"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A measuring function by its name below `sounding.claims`; its module is imported when it is first called."""
+
+    name: str
+
+    def __call__(self, values: Mapping[str, Any], context: Context) -> Outcome:
+        module, _, function = self.name.rpartition(".")
+        outcome: Outcome = getattr(importlib.import_module(f"sounding.claims.{module}"), function)(values, context)
+        return outcome
 
 
 @cache
-def claims_of(seed: str) -> tuple[Claim, ...]:
-    """The rows of one seed, in the order of the seed."""
-    if seed not in SEEDS:
-        raise UsageError(f"no seed {seed!r}", hint=f"one of {', '.join(SEEDS)}")
-    rows: tuple[Claim, ...] = importlib.import_module(f"sounding.claims.{seed}").CLAIMS
-    return rows
+def claims_of(paper: str) -> tuple[Claim, ...]:
+    """The rows of one paper, in the order of the paper."""
+    if paper not in PAPERS:
+        raise UsageError(f"no paper {paper!r}", hint=f"one of {', '.join(PAPERS)}")
+    return tuple(_load(paper, name) for name in _order()[paper])
 
 
 def all_claims() -> tuple[Claim, ...]:
     """Every row of the ledger."""
-    return tuple(claim for seed in SEEDS for claim in claims_of(seed))
+    return tuple(claim for paper in PAPERS for claim in claims_of(paper))
 
 
 def find_claim(claim_id: str) -> Claim:
-    """The row of that id.
+    """The row of that id; no other row is built.
 
     Raises:
         UsageError: there is none; the closest ids are named.
     """
-    known = {claim.id: claim for claim in all_claims()}
-    if claim_id not in known:
-        close = difflib.get_close_matches(claim_id, known, n=3, cutoff=0.5)
-        hint = f"{', '.join(close)}, or sounding claims list" if close else "sounding claims list"
-        raise UsageError(f"no claim {claim_id!r}", hint=hint)
-    return known[claim_id]
+    paper, _, name = claim_id.partition("-")
+    if name in _order().get(paper, ()):
+        return _load(paper, name)
+    known = [f"{paper}-{name}" for paper, names in _order().items() for name in names]
+    close = difflib.get_close_matches(claim_id, known, n=3, cutoff=0.5)
+    hint = f"{', '.join(close)}, or sounding claims list" if close else "sounding claims list"
+    raise UsageError(f"no claim {claim_id!r}", hint=hint)
 
 
 def shipped_verdicts() -> dict[str, dict[str, Any]]:
     """The verdicts of the results that come with the package, by id."""
-    path = Path(__file__).parent / "ledger.json"
-    return {row["id"]: row for row in json.loads(path.read_text("utf-8"))}
+    return {row["id"]: row for row in json.loads((FOLDER / "ledger.json").read_text("utf-8"))}
+
+
+@cache
+def _order() -> dict[str, list[str]]:
+    return tomllib.loads((ROWS / "order.toml").read_text("utf-8"))
+
+
+@cache
+def _load(paper: str, name: str) -> Claim:
+    """The row that a file describes."""
+    fields = _read(f"{paper}-{name}")
+    expectations = _expectations(fields.pop("expectations"))
+    if correction := fields.pop("correction", None):
+        correction = Correction(_flow(correction["statement"]), _expectations(correction["expectations"]))
+    settings = fields.pop("settings")
+    shared = settings.pop("all", {})
+    if not set(settings) <= set(SCALES):
+        raise ValueError(f"{paper}-{name} has settings for {', '.join(settings)}, expected {', '.join(SCALES)}, all")
+    reductions = {scale: _flow(settings[scale].pop("reduction", "")) for scale in settings}
+    chosen = {s: Setting({**shared, **settings[s]}, reductions[s]) for s in SCALES if s in settings}
+    return Claim(
+        id=f"{paper}-{name}",
+        paper=paper,
+        expectations=expectations,
+        correction=correction,
+        settings=chosen,
+        measure=Measurement(fields.pop("measure")),
+        **{key: _flow(text) for key, text in fields.items()},
+    )
+
+
+def _read(claim_id: str) -> dict[str, Any]:
+    """The fields of a row's file, together with those of the row that it is like."""
+    paper, _, name = claim_id.partition("-")
+    fields = tomllib.loads((ROWS / paper / f"{name}.toml").read_text("utf-8"))
+    model = fields.pop("like", None)
+    if model is None:
+        return fields
+    base = _read(model)
+    own = fields.pop("settings", {})
+    settings = {scale: base["settings"].get(scale, {}) | own.get(scale, {}) for scale in {**base["settings"], **own}}
+    return {**base, **fields, "settings": settings}
+
+
+def _expectations(table: Mapping[str, Mapping[str, Any]]) -> tuple[Expectation, ...]:
+    return tuple(Expectation(quantity, **bounds) for quantity, bounds in table.items())
+
+
+def _flow(text: str) -> str:
+    """The text as one line: a file breaks lines where they are full."""
+    return " ".join(text.split())

@@ -16,7 +16,8 @@ from sounding.claims.claim import SCALES, Claim, Context, Expectation, Scale, Ve
 from sounding.claims.number import Number
 from sounding.errors import UsageError
 
-SCHEMA = 1
+SCHEMA = 2
+OLD_NAMES = {"seed": "paper", "paper": "experiment"}  # what schema 1 called them
 FILE = "result.json"
 AGAIN = "sounding reproduce ID --out DIR, which measures it again"
 
@@ -29,7 +30,7 @@ class Result:
     """
 
     id: str
-    seed: str
+    paper: str
     place: str
     kind: str
     statement: str
@@ -42,7 +43,7 @@ class Result:
     expectations: tuple[Mapping[str, Any], ...]
     numbers: Mapping[str, Number]
     settings: Mapping[str, Any]
-    paper: str
+    experiment: str
     released: str
     caption: str
     random_seed: int
@@ -69,12 +70,14 @@ class Result:
         """The record of a result.json.
 
         Raises:
-            UsageError: no JSON, of another schema, or with a verdict that its numbers do not give.
+            UsageError: no JSON, of an unknown schema, or with a verdict that its numbers do not give.
         """
         try:
             fields = json.loads(text)
             schema = fields.pop("schema")
-            if schema == SCHEMA:
+            if schema == 1:
+                fields = {OLD_NAMES.get(name, name): value for name, value in fields.items()}
+            if schema in (1, SCHEMA):
                 fields.pop("command")
                 numbers = {n: {k: _number(v) for k, v in number.items()} for n, number in fields["numbers"].items()}
                 fields["numbers"] = {name: Number(**number) for name, number in numbers.items()}
@@ -83,7 +86,7 @@ class Result:
                 verdict = _judge_again(result)
         except (ValueError, KeyError, AttributeError, TypeError):
             raise UsageError(f"{source} is no result of a claim", hint=AGAIN) from None
-        if schema != SCHEMA:
+        if schema not in (1, SCHEMA):
             raise UsageError(f"{source} has schema {schema}, expected {SCHEMA}", hint=AGAIN)
         if verdict != result.verdict:
             raise UsageError(f"{source} says {result.verdict!r}, but its numbers give {verdict!r}", hint=AGAIN)
@@ -107,7 +110,7 @@ def describe_result(
     checked += [("correction", e) for e in (claim.correction.expectations if claim.correction else ())]
     return Result(
         id=claim.id,
-        seed=claim.seed,
+        paper=claim.paper,
         place=claim.place,
         kind=claim.kind,
         statement=claim.statement,
@@ -120,7 +123,7 @@ def describe_result(
         expectations=tuple({"of": of, **asdict(e), "status": e.judge(numbers.get(e.quantity))} for of, e in checked),
         numbers=dict(numbers),
         settings=plain(setting.values),
-        paper=claim.paper,
+        experiment=claim.experiment,
         released=claim.released,
         caption=caption,
         random_seed=context.random_seed,
@@ -133,7 +136,7 @@ def describe_result(
 
 
 def fingerprint_of(claim: Claim, scale: Scale, context: Context) -> str:
-    """What must be equal for an old result to be the wanted one: statement, bounds, settings, seed, kind of device."""
+    """A sum over what an old result must share with the wanted one: claim, settings, random seed, kind of device."""
     setting = claim.settings[scale]
     parts = [claim.id, claim.statement, scale, claim.expectations, claim.correction, setting.values]
     text = json.dumps(plain([*parts, context.random_seed, context.device.split(":")[0]]), default=repr, sort_keys=True)

@@ -30,15 +30,18 @@ def claims() -> None:
 
 
 @claims.command(name="list")
-@click.option("--seed", metavar="KEY", help="Rows of one paper: rank2020, rank2020v1, orth2021, ...")
+@click.option("--paper", metavar="KEY", help="Rows of one paper: rank2020, rank2020v1, orth2021, ...")
+@click.option("--seed", metavar="KEY", hidden=True, help="The old name of --paper.")
 @results_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON array on stdout.")
-def list_(seed: str | None, results: Path | None, as_json: bool) -> None:
+def list_(paper: str | None, seed: str | None, results: Path | None, as_json: bool) -> None:
     """Every row with its verdict; --json has its paper, place and statement too."""
     from sounding.claims import all_claims, claims_of
 
+    if seed is not None:
+        paper = warn_of_seed(seed)
     known = _known(results)
-    rows = [_row(claim, known) for claim in (claims_of(seed) if seed else all_claims())]
+    rows = [_row(claim, known) for claim in (claims_of(paper) if paper else all_claims())]
     if as_json:
         print_json(rows)
         return
@@ -69,9 +72,9 @@ def show(claim_id: str, results: Path | None, as_json: bool) -> None:
         print_json(row)
         return
     screen = console()
-    screen.print(f"{claim.id}  {claim.seed}, {claim.place} ({claim.kind})\n", markup=False, style="bold")
+    screen.print(f"{claim.id}  {claim.paper}, {claim.place} ({claim.kind})\n", markup=False, style="bold")
     screen.print(claim.statement, markup=False)
-    lines = {"paper": claim.paper, "released program": claim.released, "note": claim.note}
+    lines = {"the paper's experiment": claim.experiment, "released program": claim.released, "note": claim.note}
     lines["correction"] = claim.correction.statement if claim.correction else ""
     for name, text in lines.items():
         if text:
@@ -119,6 +122,12 @@ def table(results: Path, markdown: Path | None, html: Path | None, index: Path |
         click.echo(f"wrote {written}: {len(found)} rows", err=True)
 
 
+def warn_of_seed(key: str) -> str:
+    """The key of a paper that was given under the old name of the option, after a warning."""
+    click.echo(f"sounding: --seed {key} is now --paper {key}; a seed is a random seed", err=True)
+    return key
+
+
 def _read(results: Path) -> dict[str, dict[Scale, Result]]:
     from sounding.claims import read_results
 
@@ -143,7 +152,8 @@ def _row(claim: Claim, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
     found = known.get(claim.id, {"verdict": NOT_RUN, "scale": None, "evidence": ""})
     return {
         "id": claim.id,
-        "seed": claim.seed,
+        "paper": claim.paper,
+        "seed": claim.paper,  # the name of "paper" up to version 0.1
         "place": claim.place,
         "kind": claim.kind,
         "statement": claim.statement,
@@ -159,7 +169,7 @@ def _details(claim: Claim) -> dict[str, Any]:
     checked = [("statement", e) for e in claim.expectations]
     checked += [("correction", e) for e in (claim.correction.expectations if claim.correction else ())]
     return {
-        "paper": claim.paper,
+        "experiment": claim.experiment,
         "released": claim.released,
         "correction": claim.correction.statement if claim.correction else "",
         "note": claim.note,

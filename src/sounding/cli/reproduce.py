@@ -23,25 +23,27 @@ OUT = "sounding-claims"
 
 @click.command()
 @click.argument("ids", nargs=-1, metavar="[ID]...")
-@click.option("--seed", "seeds", multiple=True, metavar="KEY", help="All rows of a paper: rank2020, orth2021, ...")
+@click.option("--paper", "papers", multiple=True, metavar="KEY", help="All rows of a paper: rank2020, orth2021, ...")
 @click.option("--all", "everything", is_flag=True, help="All rows.")
 @click.option("--scale", default="quick", show_default=True, help="quick, standard or paper; a row takes its nearest.")
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:1.")
 @click.option("--out", type=click.Path(), default=OUT, show_default=True, metavar="DIR",
               help="A folder per row and scale; what is there and fits is not run again.")  # fmt: skip
-@click.option("--random-seed", type=int, default=0, show_default=True, metavar="S", help="Of the random numbers.")
+@click.option(
+    "--seed", "--random-seed", "seeds", multiple=True, metavar="S", help="Of the random numbers. [default: 0]"
+)
 @click.option("--jobs", type=int, default=1, show_default=True, metavar="J", help="Rows measured at a time (cpu).")
 @click.option("--force", is_flag=True, help="Measure again what is there.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress.")
 def reproduce(
     ids: tuple[str, ...],
-    seeds: tuple[str, ...],
+    papers: tuple[str, ...],
     everything: bool,
     scale: Scale,
     device: str,
     out: str,
-    random_seed: int,
+    seeds: tuple[str, ...],
     jobs: int,
     force: bool,
     as_json: bool,
@@ -58,7 +60,8 @@ def reproduce(
     """
     from sounding.reproduction import find_kept, require_run
 
-    rows = _choose(ids, seeds, everything)
+    random_seed, old = _part_seeds(seeds)
+    rows = _choose(ids, (*papers, *old), everything)
     if jobs < 1:
         raise UsageError(f"--jobs must be at least 1, got {jobs}")
     place: dict[str, Any] = {"out": out, "device": device, "random_seed": random_seed}
@@ -82,16 +85,26 @@ def reproduce(
     return int(ExitCode.NUMERICAL) if failed else int(ExitCode.HEALTHY)
 
 
-def _choose(ids: tuple[str, ...], seeds: tuple[str, ...], everything: bool) -> list[Claim]:
+def _part_seeds(seeds: tuple[str, ...]) -> tuple[int, list[str]]:
+    """The random seed, and the keys of papers, which --seed took before --paper did."""
+    from sounding.cli.claims import warn_of_seed
+
+    numbers = [int(seed) for seed in seeds if seed.lstrip("+-").isdecimal()]
+    if len(numbers) > 1:
+        raise UsageError(f"expected one random seed, got {len(numbers)}", hint=f"--seed {numbers[0]}")
+    return numbers[0] if numbers else 0, [warn_of_seed(s) for s in seeds if not s.lstrip("+-").isdecimal()]
+
+
+def _choose(ids: tuple[str, ...], papers: tuple[str, ...], everything: bool) -> list[Claim]:
     from sounding.claims import all_claims, claims_of, find_claim
 
-    if not (ids or seeds or everything):
-        raise UsageError("expected an ID, --seed KEY or --all, got none", hint="sounding claims list")
-    if bool(ids) + bool(seeds) + everything > 1:
-        raise UsageError("expected IDs, --seed KEY or --all, got more than one of them", hint="one at a time")
+    if not (ids or papers or everything):
+        raise UsageError("expected an ID, --paper KEY or --all, got none", hint="sounding claims list")
+    if bool(ids) + bool(papers) + everything > 1:
+        raise UsageError("expected IDs, --paper KEY or --all, got more than one of them", hint="one at a time")
     if everything:
         return list(all_claims())
-    chosen = [find_claim(name) for name in ids] + [claim for seed in seeds for claim in claims_of(seed)]
+    chosen = [find_claim(name) for name in ids] + [claim for paper in papers for claim in claims_of(paper)]
     return list({claim.id: claim for claim in chosen}.values())
 
 
@@ -156,7 +169,8 @@ def _object(result: Result, out: str, kept: Collection[str]) -> dict[str, Any]:
 
     return {
         "id": result.id,
-        "seed": result.seed,
+        "paper": result.paper,
+        "seed": result.paper,  # the name of "paper" up to version 0.1
         "kind": result.kind,
         "statement": result.statement,
         "verdict": result.verdict,

@@ -1,4 +1,4 @@
-"""The ledger as Markdown and HTML: one table per seed, made from results and nothing else."""
+"""The ledger as Markdown and HTML: one table per paper, made from results and nothing else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sounding.claims.claim import SEEDS, VERDICTS, Scale
+from sounding.claims.claim import PAPERS, VERDICTS, Scale
 from sounding.claims.number import LEVEL
 from sounding.claims.result import Result, folder_of, largest
 
@@ -66,8 +66,8 @@ def write_markdown(found: Mapping[str, Mapping[Scale, Result]], *, folder: str) 
     """The whole ledger; `folder` is where the results lie, seen from the page."""
     quoted = [largest(results) for results in found.values()]
     parts = ["# The ledger", INTRODUCTION, f"**{write_totals(quoted)}**"]
-    for seed, lines in _lines(found, folder).items():
-        parts.append(f"## {seed}\n\n{SEEDS[seed]}. {write_totals(line.result for line in lines)}")
+    for paper, lines in _lines(found, folder).items():
+        parts.append(f"## {paper}\n\n{PAPERS[paper]}. {write_totals(line.result for line in lines)}")
         rows = [f"| {' | '.join(HEADINGS)} |", "|" + "---|" * len(HEADINGS)]
         for line in lines:
             links = " · ".join(f"[{name}]({target})" for name, target in line.links.items())
@@ -83,9 +83,9 @@ def write_page(found: Mapping[str, Mapping[Scale, Result]], *, folder: str) -> s
     totals = html.escape(write_totals(quoted))
     parts = [f"<h1>The ledger</h1><p>{introduction}</p><p><b>{totals}</b></p>"]
     head = "".join(f"<th>{heading}</th>" for heading in HEADINGS)
-    for seed, lines in _lines(found, folder).items():
+    for paper, lines in _lines(found, folder).items():
         totals = write_totals(line.result for line in lines)
-        parts.append(f"<h2>{seed}</h2><p>{html.escape(SEEDS[seed])}. {html.escape(totals)}</p>")
+        parts.append(f"<h2>{paper}</h2><p>{html.escape(PAPERS[paper])}. {html.escape(totals)}</p>")
         rows = []
         for line in lines:
             cells = [f"<td>{html.escape(text)}</td>" for text in _texts(line)]
@@ -119,19 +119,19 @@ def relative(folder: Path, page: Path) -> str:
 
 
 def _lines(found: Mapping[str, Mapping[Scale, Result]], folder: str) -> dict[str, list[Line]]:
-    """Rows by seed, in the order of the registry."""
+    """Rows by paper, in the order of the registry."""
     from sounding.claims.registry import claims_of
 
     lines: dict[str, list[Line]] = {}
-    for seed in SEEDS:
-        for claim in claims_of(seed):
+    for paper in PAPERS:
+        for claim in claims_of(paper):
             if claim.id not in found:
                 continue
             result = largest(found[claim.id])
             place = folder_of(Path(folder), result.id, result.scale).as_posix()
             files = {"figure": "figure.svg", "numbers": "numbers.csv", "all": "result.json"}
             links = {name: quote(f"{place}/{file}", safe="/:.") for name, file in files.items()}
-            lines.setdefault(seed, []).append(Line(result, _evidence(result), links))
+            lines.setdefault(paper, []).append(Line(result, _evidence(result), links))
     return lines
 
 

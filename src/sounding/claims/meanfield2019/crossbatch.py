@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sounding.claims.claim import Claim, Context, Expectation, Outcome, Setting
+from sounding.claims.claim import Context, Outcome
 from sounding.claims.meanfield2019.closed_forms import (
     Case,
     backward_integral,
@@ -38,8 +38,6 @@ GROUPS = 40
 STEP = 0.02
 """Correlation of the two batches where the forward rate is a difference quotient."""
 
-CLOSE = 1e-8
-"""Relative difference of a closed form from its integral; quadrature errs by less, which the interval holds."""
 
 ROOM = 0.02
 """Relative deviation of drawn batches: B for B − 1 in a power or in a Beta function is 3% or more off at B = 16."""
@@ -260,78 +258,3 @@ def measure_backward(values: Mapping[str, Any], context: Context) -> Outcome:
     points = "what gradients of two batches share, in a random direction, a layer below over above, drawn"
     label = "backward eigenvalue between two batches"
     return Outcome(numbers, _draw_picture(drawn, eigenvalue_by_beta, theorem="F.2", label=label, points=points))
-
-
-_CASES = {
-    "degrees": [0.8, 1.0, 1.5, 2.0],
-    "integrated_slopes": [0.0, 0.3, -0.5],
-    "integrated_sizes": [6, 8, 16, 64],
-    "drawn_slopes": [0.0, 0.3],
-    "drawn_sizes": [8, 16],
-}
-_SAME = "the closed form is the integral, whose error the interval holds"
-_DRAWN = "drawn batches within 2%; B for B − 1 in a power or a Beta function is 3% or more off at B = 16"
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="meanfield2019-thmD.6",
-        seed="meanfield2019",
-        place="theorem D.6 (and corollary D.4)",
-        kind="theorem",
-        statement="For φ positively homogeneous of degree α, φ(x) = a·x^α and −b·|x|^α, one layer takes every k-batch "
-        "covariance with equal batch-symmetric blocks and constant ones between them to another, with the constant "
-        "c_α ((B−1)/2)^α P((B−1)/2, α/2)⁻² J_φ(0) = (a−b)²/(4π)·(B−1)^α·[Γ((B−1)/2)Γ((α+1)/2)/Γ((α+B−1)/2)]² between "
-        "batches.",
-        expectations=(
-            Expectation("first_form_off_integral", _SAME, high=CLOSE),
-            Expectation("second_form_off_integral", _SAME, high=CLOSE),
-            Expectation("drawn_off_closed_form", _DRAWN, high=ROOM),
-            Expectation(
-                "drawn_excess_of_like_samples", "a constant block: below 2% of μ, equal batches have 1", high=ROOM
-            ),
-        ),
-        settings={"quick": Setting({**_CASES, "batches": 80_000})},
-        measure=measure_covariance,
-        paper="a theorem; no experiment",
-        note="The integral is that of theorem D.3, whose root the scan loses; of 1/(4π) it loses the π. Corollary D.4 "
-        "is the root of the second form.",
-    ),
-    Claim(
-        id="meanfield2019-thmE.1",
-        seed="meanfield2019",
-        place="theorem E.1",
-        kind="theorem",
-        statement="For φ positively homogeneous of degree α, a small deviation of the block between two batches is "
-        "multiplied per layer by (B/2)·((B−1)/2)^(α−1)·P(B/2, α/2)⁻²·c_α J_φ′(0)/μ = B·P((B−1)/2, α)/((B−1)·P(B/2, "
-        "α/2)²)·J_φ′(0)/(J_φ(1) − J_φ(−1/(B−1))).",
-        expectations=(
-            Expectation("first_form_off_integral", _SAME, high=CLOSE),
-            Expectation("second_form_off_integral", _SAME, high=CLOSE),
-            Expectation("drawn_off_closed_form", _DRAWN, high=ROOM),
-        ),
-        settings={"quick": Setting({**_CASES, "batches": 160_000})},
-        measure=measure_forward,
-        paper="a theorem; no experiment",
-        note="The scan loses the prime of J_φ′, as in theorem B.68; the proof differentiates. The integral is ours, by "
-        "integration by parts: (2B/μ)·[Γ(B/2)/Γ((B−1)/2)·E x₁φ(x₁)/(B−1)]², μ by quadrature over the sphere. Drawn: "
-        "two batches whose samples correlate by 0.02 in a random direction, after one layer over before.",
-    ),
-    Claim(
-        id="meanfield2019-thmF.2",
-        seed="meanfield2019",
-        place="theorem F.2",
-        kind="theorem",
-        statement="For φ positively homogeneous of degree α, what gradients of two batches share is multiplied per "
-        "layer backwards by B (B−1)^(α−1) α² (a+b)² Beta(α/2, B/2)²/(8πμ).",
-        expectations=(
-            Expectation("closed_form_off_integral", _SAME, high=CLOSE),
-            Expectation("closed_form_off_forward", "the forward eigenvalue, by the integral without φ′", high=CLOSE),
-            Expectation("drawn_off_closed_form", _DRAWN, high=ROOM),
-        ),
-        settings={"quick": Setting({**_CASES, "batches": 160_000})},
-        measure=measure_backward,
-        paper="a theorem; no experiment",
-        note="The integral is that of theorem F.1; of 1/(8π) the scan loses the π. That the forward eigenvalue is the "
-        "same is ours. Drawn: gradients pulled back through one layer of Gaussian batches, by automatic "
-        "differentiation.",
-    ),
-)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
+from sounding.claims.claim import Context, Outcome
 from sounding.claims.meanfield2019.networks import pull_gradients
 from sounding.claims.number import DRAWN, Number, estimate, exact, mean_of
 from sounding.claims.picture import Panel, Picture, Series
@@ -16,7 +16,6 @@ from sounding.claims.picture import Panel, Picture, Series
 if TYPE_CHECKING:
     import torch
 
-_ACTIVATIONS = ["relu", "tanh", "gelu", "sin"]
 _SMOOTH = ["tanh", "sigmoid", "erf", "sin", "gelu", "silu", "softplus", "identity"]
 _NONLINEAR = ["relu", "leaky_relu:0.9", "relu_power:2", "tanh", "erf", "sin", "sigmoid", "softplus", "gelu", "silu",
               "elu", "selu", "hardtanh", "hermite:2", "hermite:3", "exp"]  # fmt: skip
@@ -247,98 +246,3 @@ def _over(number: Number, unit: float) -> Number:
 
 def _with_interval(label: str, sizes: list[int], growth: list[Number]) -> Series:
     return Series(label, sizes, [g.value for g in growth], error=[g.high - g.value for g in growth])
-
-
-_CHAINS = Setting(
-    {"activations": _ACTIVATIONS, "batch_sizes": [8, 24], "width": 320, "depth": 24, "runs": 14},
-    "the theorem is for infinite width",
-)
-_LARGE = {"batch_sizes": [8, 16, 32, 64], "width": 1000, "depth": 60, "runs": 50}
-
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="meanfield2019-thm7",
-        seed="meanfield2019",
-        place="theorem 7, eq. 24",
-        kind="theorem",
-        statement="For any activation whose batch-symmetric fixed point attracts, squared gradients grow "
-        "per layer by (B(B−2))^(2−B/2)/(2πq(1−c)) times the integral of [(B−1−z₁²)φ′(z₁)² + (1+z₁z₂)φ′(z₁)φ′(z₂)] "
-        "Z^((B−5)/2) over Z > 0.",
-        expectations=tuple(
-            Expectation(f"growth_over_theory_{name}", "within 4%, room for finite width", low=0.96, high=1.04)
-            for name in _ACTIVATIONS
-        ),
-        settings={"quick": _CHAINS, "paper": Setting({"activations": _ACTIVATIONS, **_LARGE})},
-        measure=measure_any_activation,
-        paper="a theorem; figure 1 shows ReLU",
-        note="Networks reach the fixed point where its forward eigenvalues lie below 1. GELU's passes 1 near B = 39 "
-        "(the row on the scope of BSB1), so that GELU is not taken beyond.",
-    ),
-    Claim(
-        id="meanfield2019-thm8",
-        seed="meanfield2019",
-        place="theorem 8, eq. 25",
-        kind="theorem",
-        statement="In a ReLU network gradients explode at the closed rate (25), which decreases to π/(π−1) as "
-        "B grows; in a linear one at (B−2)/(B−3).",
-        expectations=(
-            Expectation("growth_over_theory_relu", "within 4%, room for finite width", low=0.96, high=1.04),
-            Expectation("growth_over_theory_identity", "within 4%, room for finite width", low=0.96, high=1.04),
-            Expectation("largest_step_with_batch_size", "the rate falls with B", high=0.0),
-            Expectation("limit_minus_claim", "to π/(π − 1)", low=-1e-5, high=1e-5),
-        ),
-        settings={
-            "quick": Setting({"batch_sizes": [8, 24], "width": 320, "depth": 24, "runs": 14}, _CHAINS.reduction),
-            "paper": Setting({**_LARGE, "batch_sizes": [8, 16, 32, 64, 128]}),
-        },
-        measure=measure_relu_rate,
-        paper="a theorem; figure 1 shows ReLU",
-        note="Eq. 25 is the formula for degree α; ReLU is α = 1, where J′ is the arc-cosine kernel of degree 0.",
-    ),
-    Claim(
-        id="meanfield2019-thm9",
-        seed="meanfield2019",
-        place="theorem 9, eqs. 26–27",
-        kind="theorem",
-        statement="In the Gegenbauer basis the growth is Σ k(B−3+k)/(B−3) c_k a_k² / Σ c_k a_k² with every c_k > 0, so "
-        "gradients explode for every non-constant activation, and the linear one alone has the least rate "
-        "(B−2)/(B−3) > 1.",
-        expectations=(
-            Expectation("largest_difference_of_series", "the series equals the integral of theorem 7", high=1e-6),
-            Expectation("smallest_coefficient", "c_k > 0", low=1e-6),
-            Expectation(
-                "smallest_excess_over_linear", "no nonlinear activation is as slow as the linear one", low=1e-6
-            ),
-            Expectation("largest_excess_of_linear", "the linear one has (B−2)/(B−3)", high=1e-9),
-        ),
-        settings={"quick": Setting({"batch_sizes": [5, 8, 16, 32, 64], "terms": 60})},
-        measure=measure_series,
-        paper="a theorem; no experiment",
-    ),
-    Claim(
-        id="meanfield2019-weight-gradients",
-        seed="meanfield2019",
-        place="appendix G",
-        kind="theorem",
-        statement="E[(∂E/∂w)²] = ⟨Σ, Π⟩ = μ tr Π with Π the covariance of the gradient g = ∂E/∂x at the activations of "
-        "the layer; so weight gradients explode at the same rate as the others.",
-        expectations=(
-            Expectation("weight_gradient_over_claim_x", "μ tr Π with Π of ∂E/∂x", low=0.93, high=1.07),
-            Expectation("growth_over_theory", "the same growth per layer", low=0.96, high=1.04),
-        ),
-        correction=Correction(
-            "g is ∂E/∂h, the gradient before batch norm, whose rows sum to 0; the gradient of w_ij is Σ_a g_ia x_ja.",
-            (
-                Expectation("weight_gradient_over_claim_h", "μ tr Π with Π of ∂E/∂h", low=0.93, high=1.07),
-                Expectation("growth_over_theory", "the same growth per layer", low=0.96, high=1.04),
-            ),
-        ),
-        settings={
-            "quick": Setting({"width": 512, "batch_size": 16, "depth": 24, "margin": 3, "runs": 6}),
-            "paper": Setting({"width": 1000, "batch_size": 32, "depth": 40, "margin": 4, "runs": 50}),
-        },
-        measure=measure_weight_gradients,
-        paper="a derivation; no experiment",
-        note="With Π of ∂E/∂x the claim misses a factor of one layer's growth; the proof itself takes Π as centred.",
-    ),
-)

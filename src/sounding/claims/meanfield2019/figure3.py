@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
+from sounding.claims.claim import Context, Outcome
 from sounding.claims.meanfield2019.sampled import Array
 from sounding.claims.number import DRAWN, Number, mean_of
 from sounding.claims.picture import Panel, Picture, Series
@@ -120,95 +120,3 @@ def _draw(logs: Array, depth: int, part: str, rate: float) -> Panel:
     if part != "weights":
         series.append(Series("step 0 (½ ln λ_G per layer)", [2, depth], [(depth - 2) * rate, 0.0], role="theory"))
     return Panel("layer", f"ln {PARTS[part]}", series, title=f"depth {depth}")
-
-
-_COMMON = {"eps": 1e-3, "steps": 10}
-_QUICK = {**_COMMON, "data": "digits", "width": 128, "batch_size": 64, "depths": [16, 64], "runs": 10, "rate": 1e-3}
-_PAPER = {**_COMMON, "data": "mnist", "width": 384, "batch_size": 128, "depths": [16, 32, 64], "runs": 24, "rate": 1e-3}
-# depth 64: 62 layers at ½ ln λ_G = 0.196 (B = 128; 0.200 at B = 64), and 20 in the upper third
-_WHOLE, _UPPER = 12.1, 3.9
-_EXPLOSION = Expectation(
-    "slope_before_over_theory", "explosion at ½ ln λ_G per layer before learning", low=0.85, high=1.15
-)
-_CALM = Expectation("range_after_over_before", "a dramatically smaller range after one step: half or less", high=0.5)
-_STABLE = Expectation(
-    "upper_range_after",
-    "stable over the upper third after one step: at most a quarter of what explosion makes of it",
-    high=_UPPER / 4,
-)
-_FALL = Expectation(
-    "slope_after_over_theory", "exponential fall towards the input over the lower half after one step", high=0.0
-)
-_EQUILIBRIUM = Expectation(
-    "range_after_last_step", "an equilibrium: at step 10 half or less of the range of explosion still", high=_WHOLE / 2
-)
-_STEEP = Expectation(
-    "upper_range_after",
-    "explosion over the upper third as before: at least three quarters of what it makes of it",
-    low=0.75 * _UPPER,
-    high=1.25 * _UPPER,
-)
-_BELOW = Correction(
-    "After one step at our rate the gradients of the upper layers explode as before, down to a threshold; below it "
-    "they fall towards the input, so that the range is half or less.",
-    (_EXPLOSION, _CALM, _STEEP, _FALL),
-)
-
-
-def _row(
-    panel: str, part: str, statement: str, expectations: tuple[Expectation, ...], correction: Correction | None = None
-) -> Claim:
-    return Claim(
-        id=f"meanfield2019-fig3{panel}",
-        seed="meanfield2019",
-        place=f"figure 3{panel}",
-        kind="figure",
-        statement=statement,
-        expectations=expectations,
-        correction=correction,
-        settings={
-            "quick": Setting({**_QUICK, "part": part}, "8×8 digits, width 128"),
-            "paper": Setting({**_PAPER, "part": part}),
-        },
-        measure=measure_first_steps,
-        paper="ReLU networks of varying depth, the first 10 steps; data, batch size and rate not given",
-        note="The rate is not given. With the 1e-5·B of figure 2 the first step changes the lowest layers alone; we "
-        "take 1e-3·B. This rate was set after trial runs, the bounds on the upper layers and the correction after the "
-        "result. Depth counts from the output, as in the seed's sentence on the weights. The threshold is where the "
-        "step outweighs the weights as drawn: at a hundred times the rate it lay in the upper third in trial runs.",
-    )
-
-
-CLAIMS: tuple[Claim, ...] = (
-    _row(
-        "a",
-        "weights",
-        "Before learning the norm of the weights is the same in every layer; after one step it grows exponentially "
-        "towards the input.",
-        (
-            Expectation("range_before", "equal norms at the start, within 5%", high=0.05),
-            Expectation("range_after", "after one step they differ by more than a factor 10", low=math.log(10)),
-            Expectation(
-                "slope_after_over_theory", "exponential over the lower half, like the gradients", low=0.7, high=1.3
-            ),
-        ),
-    ),
-    _row(
-        "b",
-        "gradients",
-        "Before learning the gradients at the pre-activations explode; after one step they are stable over the upper "
-        "layers down to a threshold, below which they vanish exponentially towards the input, with a dramatically "
-        "smaller range, and this is an equilibrium in the first ten steps.",
-        (_EXPLOSION, _CALM, _STABLE, _FALL, _EQUILIBRIUM),
-        _BELOW,
-    ),
-    _row(
-        "c",
-        "weight_gradients",
-        "Before learning the gradients of the weights explode; after one step they are stable over the upper layers "
-        "down to a threshold, below which they vanish exponentially towards the input, with a dramatically smaller "
-        "range, and this is an equilibrium in the first ten steps.",
-        (_EXPLOSION, _CALM, _STABLE, _FALL, _EQUILIBRIUM),
-        _BELOW,
-    ),
-)

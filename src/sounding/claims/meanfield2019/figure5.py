@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sounding.claims.claim import Claim, Context, Expectation, Outcome, Setting
+from sounding.claims.claim import Context, Outcome
 from sounding.claims.meanfield2019.sampled import Array
 from sounding.claims.number import Number, mean_of
 from sounding.claims.picture import Map, Panel, Picture
@@ -130,66 +130,3 @@ def _gain(candidates: Array, reference: Array) -> Array:
         chosen, base = (rows[rows[:, ~half].mean(1).argmax()] for rows in (candidates, reference))
         gains[half] = chosen[half] - base[half]
     return gains
-
-
-_QUICK = {"network": "conv", "data": "digits", "depth": 10, "width": 8, "batch_size": 32, "rates": [0.05, 0.2],
-          "eps": [0.0, 0.1], "shifts": [0.0, 0.5], "seeds": 6, "evaluate": [30, 50], "augment": False}  # fmt: skip
-_PAPER = {"network": "vgg19", "data": "cifar-100", "width": 16, "batch_size": 128,
-          "rates": [0.02, 0.05, 0.1, 0.2], "eps": [0.0, 0.05, 0.2, 1.0], "shifts": [0.0, 0.5], "seeds": 24,
-          "evaluate": [391], "augment": True}  # fmt: skip
-_EXPECTED = (
-    Expectation("gain_eps_early", "eps > 0 is ahead early in training", low=0.0),
-    Expectation("gain_shift_early", "β > 0 is ahead early in training", low=0.0),
-)
-
-
-def _row(number: int, other: str, statement: str) -> Claim:
-    return Claim(
-        id=f"meanfield2019-fig{number}",
-        seed="meanfield2019",
-        place=f"figure {number}, appendix A",
-        kind="figure",
-        statement=statement,
-        expectations=_EXPECTED,
-        settings={
-            "quick": Setting(
-                {**_QUICK, "other": other},
-                "ten 3×3 convolutions of 8 channels on 8×8 digits instead of VGG-19 on CIFAR-100; 2 rates × 2 eps × 2 "
-                "β, "
-                "6 seeds, 50 steps",
-            ),
-            "paper": Setting(
-                {**_PAPER, "other": other},
-                "VGG-19 with 16 instead of 64 channels and no dropout, the first epoch of 80, 4 rates × 4 eps × 2 β "
-                "instead of 6 × 7 × 7; 24 seeds",
-            ),
-        },
-        measure=measure_acceleration,
-        paper="VGG-19 with batch norm on CIFAR-100 with augmentation; rates 0.2, 0.1, 0.05, 0.02, 0.01, 0.001 × eps or "
-        "β in "
-        "{0, 0.05, 0.1, 0.2, 0.5, 1, 2}; 8 seeds, medians at epochs 1, 4, 10, 20, 40, 80",
-        note="Momentum, decay and batch size are not given. Candidates are chosen on half of the seeds and compared on "
-        "the other half, so that a maximum over more of them is no gain by itself. Of three quick grids tried, the "
-        "first "
-        "(eps 0.5, rates 0.02 and 0.1) had eps behind by 0.09 to 0.16 and β ahead by 0.10, both beyond chance; the "
-        "others, of which the last is kept, are undecided. Early is the end of the first epoch, where the "
-        "figures begin. Two earlier runs at paper scale left the gain of eps open: 8 seeds that shared one order of "
-        "the samples, 130 steps; and 16 seeds, rates 0.05 and 0.2, eps 0.2, judged on 2000 test images. Now there are "
-        "more rates and more eps, and all test images.",
-    )
-
-
-CLAIMS: tuple[Claim, ...] = (
-    _row(
-        5,
-        "best",
-        "VGG-19 with batch norm learns faster at first with eps > 0 or with β > 0 at the start, each beside the best "
-        "of the "
-        "other and of the learning rate.",
-    ),
-    _row(
-        6,
-        "zero",
-        "The same where the other hyperparameter is left at 0, its default.",
-    ),
-)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
+from sounding.claims.claim import Context, Outcome
 from sounding.claims.meanfield2019.sampled import Array, draw_covariance, largest_deviation, normalized_batches, widest
 from sounding.claims.number import DRAWN, GROUPS, Number, estimate, exact, extreme_of, fraction_of
 from sounding.claims.picture import Panel, Picture, Series
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 SAME = 1e-4
 """Two covariances of unit size that differ by less are the same limit."""
-
-_ACTIVATIONS = ["relu", "tanh", "sigmoid", "gelu"]
 
 
 def measure_fixed_point(values: Mapping[str, Any], context: Context) -> Outcome:
@@ -243,103 +241,3 @@ def _relu() -> Any:
     from sounding.activations import resolve
 
     return resolve("relu")
-
-
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="meanfield2019-thm4",
-        seed="meanfield2019",
-        place="theorem 4 (B.18), eqs. 13–15",
-        kind="theorem",
-        statement="For B ≥ 4 the batch-symmetric fixed point q[(1 − c)I + c11ᵀ] is given, for any activation, by one "
-        "integral over an angle (q) and one over two (qc).",
-        expectations=(
-            *(
-                Expectation(f"largest_deviation_{name}", "the integrals equal the sampled map within 2%", high=0.02)
-                for name in _ACTIVATIONS
-            ),
-            Expectation("largest_difference_from_quadrature", "and our own quadrature of it", high=1e-6),
-        ),
-        settings={
-            "quick": Setting({"activations": _ACTIVATIONS, "batch_sizes": [4, 6, 12, 32], "samples": 100_000}),
-            "standard": Setting(
-                {"activations": _ACTIVATIONS, "batch_sizes": [4, 6, 12, 32, 64, 128], "samples": 1_000_000}
-            ),
-        },
-        measure=measure_fixed_point,
-        paper="a theorem; no experiment",
-        note="The scan loses π: the factors are 1/√π in front of q and 1/(2π) in front of qc.",
-    ),
-    Claim(
-        id="meanfield2019-thm5",
-        seed="meanfield2019",
-        place="theorem 5, eq. 16",
-        kind="theorem",
-        statement="With ReLU the batch-symmetric fixed point is unique, with variance q = (B−1)/(2√π)·Γ(3/2)Γ((B−1)/2)/"
-        "Γ((B+1)/2), which is ½ at every B, and correlation c = J(−1/(B−1)), J the arc-cosine kernel.",
-        expectations=(
-            Expectation("largest_deviation_variance", "networks have q = ½ within 2%", high=0.01),
-            Expectation("largest_deviation_correlation", "and the correlation J(−1/(B−1))", high=0.02),
-            Expectation("starts_that_end_elsewhere", "every start ends at the one fixed point", high=0),
-            Expectation(
-                "share_of_starts_that_end_elsewhere", "nor would more than 5% of fresh ones miss it", high=0.05
-            ),
-            Expectation("largest_distance_of_limits", "all limits are that point", high=SAME),
-        ),
-        settings={
-            "quick": Setting(
-                {
-                    "width": 1000,
-                    "depth": 12,
-                    "runs": 8,
-                    "batch_sizes": [4, 8, 16, 32, 64],
-                    "unique_at": 6,
-                    "starts": 120,
-                    "layers": 80,
-                },
-                "the theorem is for infinite width",
-            ),
-            "paper": Setting(
-                {
-                    "width": 4000,
-                    "depth": 12,
-                    "runs": 200,
-                    "batch_sizes": [4, 8, 16, 32, 64, 128],
-                    "unique_at": 8,
-                    "starts": 400,
-                    "layers": 150,
-                }
-            ),
-        },
-        measure=measure_relu_point,
-        paper="a theorem; no experiment",
-        note="The scan loses the √π under the first fraction: read without it, q would be √π/2 = 0.886.",
-    ),
-    Claim(
-        id="meanfield2019-thm6",
-        seed="meanfield2019",
-        place="theorem 6 (B.68), eqs. 18–20",
-        kind="theorem",
-        statement="For ReLU the forward eigenvalues are λ_G = 0, λ_M = B/(2v√π)·Γ(3/2)Γ((B+1)/2)/Γ((B+3)/2)·J′ at "
-        "−1/(B−1) and λ_L with (B−2)(1 − J) + B/(B−1)·J′ in place of B·J′, v the off-diagonal entry qc of theorem 5.",
-        expectations=(
-            Expectation("largest_G", "λ_G = 0", high=1e-4),
-            Expectation("relative_error_M_printed", "λ_M as printed", high=1e-3),
-            Expectation("relative_error_L_printed", "λ_L as printed", high=1e-3),
-        ),
-        correction=Correction(
-            "The denominator is μ = q(1 − c), not v = qc: λ_M = B/(B+1)·J′/(1 − J), λ_L = [B − 2 + B/(B−1)·J′/(1 − J)]/"
-            "(B+1). Both lie below 1, so the fixed point is attracting.",
-            (
-                Expectation("largest_G", "λ_G = 0", high=1e-4),
-                Expectation("relative_error_M_corrected", "λ_M with μ", high=1e-4),
-                Expectation("relative_error_L_corrected", "λ_L with μ", high=1e-4),
-                Expectation("largest_eigenvalue", "the fixed point is attracting", high=1.0),
-            ),
-        ),
-        settings={"quick": Setting({"batch_sizes": [4, 6, 8, 16, 32, 64], "step": 1e-4})},
-        measure=measure_relu_eigenvalues,
-        paper="a theorem; no experiment",
-        note="Differences of the exact map decide; the scan also loses 1/√π.",
-    ),
-)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sounding.claims.claim import Claim, Context, Expectation, Outcome, Setting
+from sounding.claims.claim import Context, Outcome
 from sounding.claims.meanfield2019.sampled import Array, draw_covariance, largest_deviation, normalized_batches, widest
 from sounding.claims.number import GROUPS, Number, exact, extreme_of, fraction_of, slope_of
 from sounding.claims.picture import Panel, Picture, Series
@@ -141,59 +141,3 @@ def count_failures(ratios: Array, distances: Array) -> dict[str, Number]:
         "largest_ratio_of_spreads": extreme_of([ratios[group].max() for group in groups]),
         "largest_distance_from_limit": extreme_of([distances[group].max() for group in groups]),
     }
-
-
-def _expectations(ranks: tuple[int, ...]) -> tuple[Expectation, ...]:
-    return (
-        Expectation(
-            "starts_that_fail", "every start contracts at every layer from the second on, to the limit", high=0
-        ),
-        Expectation("share_of_starts_that_fail", "nor would more than 5% of fresh starts fail", high=0.05),
-        Expectation("largest_distance_from_limit", "every nonzero eigenvalue reaches the common limit", high=ROUNDING),
-        Expectation("largest_ratio_of_spreads", "the spread contracts at every layer", high=1 - ROUNDING),
-        Expectation(
-            "largest_deviation_from_sampled_layer", "a sampled layer has the eigenvectors of its input: 2%", high=0.02
-        ),
-        *(
-            Expectation(
-                f"rate_over_claim_C{rank}",
-                "ln of the factor per layer over ln(C/(C+2)), every start",
-                low=0.98,
-                high=1.02,
-            )
-            for rank in ranks
-        ),
-    )
-
-
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="meanfield2019-thmB.11",
-        seed="meanfield2019",
-        place="theorem B.11",
-        kind="theorem",
-        statement="Under Σ → E[(h/|h|)^⊗2], h ~ N(0, Σ), a covariance of rank C keeps its eigenvectors and goes to 1/C "
-        "times the projector on its range; λ₁ − λ_C contracts at every layer and in the end as (1 − 2/(C+2))^ℓ.",
-        expectations=_expectations((2, 4, 16)),
-        settings={"quick": Setting({"ranks": [2, 4, 16], "layers": 220, "starts": 200, "samples": 200_000})},
-        measure=measure_unit_vectors,
-        paper="a theorem; no experiment",
-    ),
-    Claim(
-        id="meanfield2019-corB.12",
-        seed="meanfield2019",
-        place="corollary B.12",
-        kind="theorem",
-        statement="In a linear batch-normalized network a batch with GΣG of rank C goes to B/C times the projector on "
-        "its range, from any start; λ₁ − λ_C contracts at every layer and in the end as (1 − 2/(C+2))^ℓ.",
-        expectations=(
-            *_expectations((3, 6, 11)),
-            Expectation("largest_difference_of_maps", "the Laplace integral of theorem 2 has the same path", high=1e-6),
-        ),
-        settings={
-            "quick": Setting({"batch_size": 12, "ranks": [3, 6, 24], "layers": 160, "starts": 200, "samples": 200_000})
-        },
-        measure=measure_centred,
-        paper="a theorem; no experiment",
-    ),
-)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sounding.claims.claim import Context, Expectation
+from sounding.claims.claim import Context
 from sounding.claims.meanfield2019.sampled import Array
 from sounding.claims.number import Number, fraction_of, mean_of
 from sounding.claims.picture import Map, Panel, Series
@@ -21,12 +21,6 @@ if TYPE_CHECKING:
 
 CLEARLY_DEEPER = 1.5
 """Between 16ξ and so many times 16ξ a network is neither called inside nor outside: the boundary is not sharp."""
-
-EXPECTED = (
-    Expectation("share_on_right_side", "networks train if they are not deeper than 16ξ, and only then", low=0.7),
-    Expectation("gap_across_boundary", "accuracy falls across 16ξ, by at least 0.4 of best minus chance", low=0.4),
-    Expectation("score_beyond", "beyond 1.5 × 16ξ next to nothing is learned: 0.35 of best minus chance", high=0.35),
-)
 
 
 def train_cells(

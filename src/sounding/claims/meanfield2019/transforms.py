@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
+from sounding.claims.claim import Context, Outcome
 from sounding.claims.meanfield2019.sampled import Array, draw_covariance, largest_deviation, sample_map, widest
 from sounding.claims.number import DRAWN, GROUPS, Number, exact, extreme_of, fraction_of, mean_of
 from sounding.claims.picture import Panel, Picture, Series
 
 TRACE_TOLERANCE = 0.01
-_CASES = [["relu", 6], ["leaky_relu:0.2", 5], ["relu_power:2", 6], ["identity", 8]]
 
 
 def measure_laplace(values: Mapping[str, Any], context: Context) -> Outcome:
@@ -82,14 +81,6 @@ def count_wrong_traces(reading: str, ratios: Array) -> dict[str, Number]:
             [np.abs(part - 1).max() for part in np.array_split(ratios, GROUPS)]
         ),
     }
-
-
-def _right_traces(reading: str) -> tuple[Expectation, ...]:
-    return (
-        Expectation(f"wrong_traces_{reading}", "without activation the trace is B at every covariance: 1%", high=0),
-        Expectation(f"share_of_wrong_traces_{reading}", "nor would it be wrong at more than 5% of others", high=0.05),
-        Expectation(f"largest_error_of_trace_{reading}", "nor by more than 1%", high=TRACE_TOLERANCE),
-    )
 
 
 ComplexMap = Callable[[np.ndarray], np.ndarray]
@@ -170,52 +161,3 @@ def _diagonal(series: list[Series]) -> Series:
     every = np.concatenate([np.asarray(s.x, dtype=np.float64) for s in series])
     ends = [float(every.min()), float(every.max())]
     return Series("equal", ends, ends, role="theory")
-
-
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="meanfield2019-thm2",
-        seed="meanfield2019",
-        place="theorem 2 (B.8)",
-        kind="theorem",
-        statement="For a positively homogeneous activation of degree α, the covariance after batch norm and activation "
-        "is one Laplace integral over the Gaussian map: V(Σ) = B^α/Γ(α) ∫ ds s^(α−1) V_φ(S(I + 2sS)⁻¹)/√det(I + 2sS), "
-        "S = GΣG, at any covariance Σ.",
-        expectations=tuple(
-            Expectation(f"largest_deviation_{name}", "the integral equals the sampled map within 2%", high=0.02)
-            for name in ("relu", "leaky_relu:0.2", "relu_power:2", "identity")
-        ),
-        settings={
-            "quick": Setting({"cases": _CASES, "samples": 400_000}),
-            "standard": Setting({"cases": _CASES, "samples": 4_000_000}),
-        },
-        measure=measure_laplace,
-        paper="a theorem; no experiment",
-    ),
-    Claim(
-        id="meanfield2019-thm3",
-        seed="meanfield2019",
-        place="theorem 3 (B.9), eq. 12",
-        kind="theorem",
-        statement="For a general activation with finite Gaussian moments V(Σ) is a double Fourier integral of the "
-        "Gaussian map at the complex covariance G(Σ⁻¹ + 2iλG/B)G/r² (as printed, without an inverse).",
-        expectations=_right_traces("printed"),
-        correction=Correction(
-            "The argument of the Gaussian map is G(Σ⁻¹ + 2iλG/B)⁻¹G/r²; eq. 36 of the appendix has the inverse.",
-            (
-                *(
-                    Expectation(f"largest_deviation_{name}", "the integral equals the sampled map within 2%", high=0.02)
-                    for name in _ANALYTIC
-                ),
-                *_right_traces("inverted"),
-            ),
-        ),
-        settings={
-            "quick": Setting({"batch_size": 8, "samples": 400_000, "maps": 8, "draws": 160}),
-            "standard": Setting({"batch_size": 8, "samples": 1_000_000, "maps": 24, "draws": 400}),
-        },
-        measure=measure_fourier,
-        paper="a theorem; no experiment",
-        note="Eq. 12 and eq. 35 lack the inverse, eq. 36 has it.",
-    ),
-)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
+from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import DRAWN, Number, estimate, jackknife, slope_of, student
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.theory.bounds import orth2021 as bounds
@@ -228,122 +228,5 @@ def measure_figure2b(values: Mapping[str, Any], context: Context) -> Outcome:
     return Outcome({"slope": slope}, Picture((panel,), caption))
 
 
-TWICE = (0.5, 2.0)
 FASTEST = math.log(4 / 6)
 """ln(n/(n + 2)), the slope of log V of the infinitely wide chain near orthogonality, n = 4."""
-
-FLOORS = (
-    Expectation("drift_after_half_narrow", "then constant at d = 32", low=-0.01, high=0.01),
-    Expectation("drift_after_half_wide", "then constant at d = 512", low=-0.01, high=0.01),
-    Expectation("floor_ratio", "lower at the larger width, by √(512/32) = 4", low=3.0, high=5.3),
-)
-FIGURE_2A = {"widths": [32, 512], "batch_size": 4, "depth": 50, "groups": 20, "eps": 1e-6}
-
-
-def _figure2b(
-    name: str, place: str, statement: str, window: tuple[int, int], bounds_: tuple[float, float], why: str
-) -> Claim:
-    values = {"widths": [16, 32, 64, 128, 256, 512], "batch_size": 4, "eps": 1e-6, "window": list(window)}
-    return Claim(
-        id=name,
-        seed="orth2021",
-        place=place,
-        kind="figure",
-        statement=statement,
-        expectations=(Expectation("slope", why, low=bounds_[0], high=bounds_[1]),),
-        settings={
-            "quick": Setting(values | {"runs": 40}),
-            "paper": Setting(values | {"runs": 2000}),
-        },
-        measure=measure_figure2b,
-        paper="d from 16 to 512, n = 4, average over 500 layers, 20 runs",
-        released="layers 0 to 500 (thesis: 100 to 600); every value divided by 20 once too often, the slope unaffected",
-        note="the layers on the way down to the floor weigh more the wider the network is, and flatten the slope",
-    )
-
-
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="orth2021-fig1",
-        seed="orth2021",
-        place="figure 1",
-        kind="figure",
-        statement="With batch norm two nearly equal samples become orthogonal over 50 layers; in a vanilla linear "
-        "network two orthogonal samples become ever more aligned.",
-        expectations=(
-            Expectation("batch_norm_first", "the input is nearly collinear", low=0.99),
-            Expectation("batch_norm_last", "as orthogonal as chance allows (0.14), far from aligned", high=0.25),
-            Expectation("vanilla_last", "well above the 0.14 of independent directions", low=0.3),
-            Expectation("vanilla_rise_second_half", "still rising after half of the depth", low=0.0),
-        ),
-        settings={
-            "quick": Setting({"width": 32, "depth": 50, "runs": 200, "eps": 1e-3}),
-            "paper": Setting({"width": 32, "depth": 50, "runs": 20000, "eps": 1e-3}),
-        },
-        measure=measure_figure1,
-        paper="d = 32, n = 2, 50 layers, 20 runs",
-        released="batch norm from e₁ and (1 − ε)e₁ + εe₂ with ε = 10⁻³, vanilla from e₁, e₂",
-    ),
-    Claim(
-        id="orth2021-fig2a",
-        seed="orth2021",
-        place="figure 2a",
-        kind="figure",
-        statement="log V falls linearly over the first 20 layers, then wiggles around a small constant, smaller for "
-        "the wider network.",
-        expectations=(
-            *(
-                expectation
-                for name, width in (("narrow", 32), ("wide", 512))
-                for expectation in (
-                    Expectation(f"slope_first_20_{name}", f"V falls at d = {width}", high=-0.02),
-                    Expectation(f"early_rate_{name}", "over layers 1–5 as over 1–20, within a factor 2", *TWICE),
-                    Expectation(f"late_rate_{name}", "over layers 15–20 as over 1–20, within a factor 2", *TWICE),
-                )
-            ),
-            *FLOORS,
-        ),
-        correction=Correction(
-            "log V is not straight over 20 layers: V first stays where it starts, no shorter than in the infinitely "
-            "wide network; at d = 512 log V then falls straight over layers 6 to 12, at between half and all of that "
-            "network's rate ln((n + 2)/n), and V is at its floor by layer 17. The floor is that of theory, 1.13/√d.",
-            (
-                Expectation("plateau_narrow", "V of layer 3 is no lower than at infinite width", low=1.0),
-                Expectation("plateau_wide", "V of layer 3 is no lower than at infinite width", low=1.0),
-                Expectation("slope_6_to_12", "between ½ and 1 of ln(4/6)", low=FASTEST, high=FASTEST / 2),
-                Expectation("bend_at_9", "as steep over layers 9–12 as over 6–9", low=2 / 3, high=3 / 2),
-                Expectation("layers_17_to_20", "V of these layers over its floor", low=0.9, high=1.1),
-                Expectation("floor_over_theory", "1.13/√d to leading order in 1/d", low=0.95, high=1.05),
-                *FLOORS,
-            ),
-        ),
-        settings={
-            "quick": Setting(FIGURE_2A | {"runs": 400}),
-            "paper": Setting(FIGURE_2A | {"runs": 2000}),
-        },
-        measure=measure_figure2a,
-        paper="d = 32 and 512, n = 4, 50 layers, 20 runs",
-        released="start diag(1, 10⁻⁶, 10⁻⁶, 10⁻⁶)",
-        note="The samples start so nearly equal that what tells them apart is carried by the few features in which "
-        "their common part happens to be small. At infinite width such features are always there, at finite width the "
-        "directions come up one after another, later the narrower the network: the way down is longer and less steep. "
-        "A straight line explains 95% of the variance of log V over layers 1–20 all the same: R² does not tell a line "
-        "from a curve that is flat, steep and flat again.",
-    ),
-    _figure2b(
-        "orth2021-fig2b",
-        "figure 2b",
-        "The gap averaged over 500 layers falls with width with slope −0.46 on logarithmic axes.",
-        (0, 500),
-        (-0.49, -0.43),
-        "−0.46 as printed, to the precision of 20 runs",
-    ),
-    _figure2b(
-        "orth2021-fig2b-window",
-        "figure 2b, and thesis2024 figure 2.2 (layers 100–600)",
-        "The average gap falls as 1/√d, as Theorem 1 implies.",
-        (100, 600),
-        (-0.52, -0.48),
-        "−1/2, where −0.46 would say that the law is only almost tight",
-    ),
-)

@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
+from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import DRAWN, Number, estimate, ratio_of, slope_of
 from sounding.claims.picture import Panel, Picture, Series
 
 if TYPE_CHECKING:
     import torch
-
-ACTIVATIONS = ("identity", "relu", "sigmoid", "tanh")
-"""Figure 6 names ReLU, sigmoid and tanh beside the linear network."""
 
 
 def _stationary_chain(
@@ -105,89 +102,3 @@ def _exchangeable_mean(grams: torch.Tensor) -> torch.Tensor:
     diagonal = mean.diagonal().mean()
     off = (mean.sum() - mean.diagonal().sum()) / (n * (n - 1))
     return torch.eye(n, dtype=mean.dtype, device=mean.device) * (diagonal - off) + off
-
-
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="orth2021-fig6",
-        seed="orth2021",
-        place="figure 6 and the conjecture of appendix F",
-        kind="figure",
-        statement="For ReLU, sigmoid and tanh as for linear networks the distance of QᵀQ from its stationary mean "
-        "falls as 1/√d, and the difference between activations is negligible.",
-        expectations=(
-            *(Expectation(f"slope_{name}", "−1/2 on logarithmic axes", low=-0.55, high=-0.45) for name in ACTIVATIONS),
-            Expectation("largest_over_smallest_curve", "the four named curves cannot be told apart", high=1.05),
-        ),
-        correction=Correction(
-            "The 1/√d law holds for each activation from width 64 on; the curves are parallel and differ by a factor.",
-            (
-                *(
-                    Expectation(f"slope_{name}_wide", "−1/2 on logarithmic axes", low=-0.55, high=-0.45)
-                    for name in ACTIVATIONS
-                ),
-                Expectation("largest_over_smallest_curve", "clearly apart", low=1.1),
-            ),
-        ),
-        settings={
-            "quick": Setting(
-                {
-                    "activations": list(ACTIVATIONS),
-                    "widths": [16, 32, 64, 128, 256],
-                    "wide": 64,
-                    "batch_size": 4,
-                    "burn_in": 100,
-                    "layers": 200,
-                    "runs": 16,
-                    "gap": False,
-                }
-            ),
-            "paper": Setting(
-                {
-                    "activations": list(ACTIVATIONS),
-                    "beside": ["sin", "gelu"],
-                    "widths": [16, 32, 64, 128, 256],
-                    "wide": 64,
-                    "batch_size": 4,
-                    "burn_in": 500,
-                    "layers": 1000,
-                    "runs": 256,
-                    "gap": False,
-                }
-            ),
-        },
-        measure=measure_conjecture,
-        paper="n = 4, d from 16 to 256, average over 1000 layers",
-        released="one array drawn four times; the 'sigmoid' is tanh(x) + 1",
-        note="in the figure one array is drawn for all activations; a sigmoid's samples stay nearly collinear, which "
-        "bounds L from above at widths below 64 and flattens its curve there; sin and GELU, shown beside at paper "
-        "scale, are not named by the paper and not judged",
-    ),
-    Claim(
-        id="orth2021-appF-odd",
-        seed="orth2021",
-        place="appendix F.2, odd activations",
-        kind="observation",
-        statement="For odd activations such as sin and tanh the orthogonality gap itself settles at order 1/√d.",
-        expectations=(
-            Expectation("slope_tanh", "−1/2 on logarithmic axes", low=-0.55, high=-0.45),
-            Expectation("slope_sin", "−1/2 on logarithmic axes", low=-0.55, high=-0.45),
-        ),
-        settings={
-            "quick": Setting(
-                {
-                    "activations": ["tanh", "sin"],
-                    "widths": [32, 64, 128, 256],
-                    "wide": 64,
-                    "batch_size": 4,
-                    "burn_in": 100,
-                    "layers": 300,
-                    "runs": 32,
-                    "gap": True,
-                }
-            ),
-        },
-        measure=measure_conjecture,
-        paper="an observation without a figure",
-    ),
-)

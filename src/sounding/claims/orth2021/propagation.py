@@ -115,7 +115,7 @@ def _over_networks(values: Mapping[str, Any], kind: str, *, batch_norm: bool, co
         for _ in range(values["batches"]):
             chosen = torch.randperm(len(stored), generator=generator)[: values["batch_size"]].to(context.device)
             inputs = normalize(data, stored[chosen])
-            if values["constants"] is not None:
+            if "constants" in values:
                 mean, deviation = values["constants"]
                 inputs = (stored[chosen].float() / 255 - mean) / deviation
             found.append(_through_layers(network, inputs))

@@ -38,7 +38,7 @@ Curves = dict[int, "NDArray[np.float64]"]
 
 @cache
 def load(name: str, device: str) -> Dataset:
-    """A data set on the device, read once; without its test part, which no row of the seed looks at."""
+    """A data set on the device, read once; without its test part, which no row of the paper looks at."""
     from sounding.data import load_dataset
 
     data = load_dataset(name, device=device)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
+from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, estimate, exact, mean_of
 from sounding.claims.picture import Panel, Picture, Series
 
@@ -169,66 +169,3 @@ def _row_gradients(hidden: torch.Tensor, readout: torch.Tensor, labels: torch.Te
 
     gradients: torch.Tensor = torch.func.vmap(torch.func.grad(of_one), in_dims=(None, 0, 0))(readout, hidden, labels)
     return gradients.transpose(0, 1)
-
-
-_LEMMA3 = {"width": 16, "strengths": [0.1, 0.3, 0.9], "runs": 16, "depth": 6000, "exponent_depth": 1500}
-
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="rank2020-lemma3-gaussian",
-        seed="rank2020",
-        place="lemma 3a (Gaussian weights)",
-        kind="theorem",
-        statement="Without normalization, the product of I + γW over its norm converges to a rank one matrix, for γ in "
-        "(0, 1) and Gaussian weights.",
-        expectations=(
-            Expectation("largest_r_minus_1", "rank one in the end, at every γ", high=1e-6),
-            Expectation("smallest_turn_per_layer", "a sequence that converges stops moving", high=1e-6),
-        ),
-        correction=Correction(
-            "The distance to the matrices of rank one falls to 0 exponentially. The sequence itself does not converge: "
-            "each layer multiplies from the left and turns the one remaining direction, so limit points have rank one.",
-            (
-                Expectation("largest_r_minus_1", "rank one in the end, at every γ", high=1e-6),
-                Expectation("largest_exponent_gap", "σ₂/σ₁ falls exponentially", high=0.0),
-            ),
-        ),
-        settings={"quick": Setting({**_LEMMA3, "weights": "gaussian"})},
-        measure=measure_lemma3,
-        paper="a lemma; no experiment",
-        note="The theorem behind it (lemma 18) speaks of limit points, and so does the proof.",
-    ),
-    Claim(
-        id="rank2020-lemma3-uniform",
-        seed="rank2020",
-        place="lemma 3b (uniform weights), footnote 8",
-        kind="theorem",
-        statement="The same for weights from U[−√3, √3] along a subsequence of layers; by observation all layers come "
-        "close to rank one.",
-        expectations=(
-            Expectation("largest_r_minus_1", "rank one in the end, at every γ", high=1e-6),
-            Expectation("largest_exponent_gap", "σ₂/σ₁ falls exponentially", high=0.0),
-        ),
-        settings={"quick": Setting({**_LEMMA3, "weights": "uniform"})},
-        measure=measure_lemma3,
-        paper="a lemma; figure 2 shows width 32",
-    ),
-    Claim(
-        id="rank2020-prop19",
-        seed="rank2020",
-        place="proposition 19",
-        kind="theorem",
-        statement="If the last hidden representation has rank one, the gradients of different samples in the "
-        "weights of "
-        "any output neuron are collinear.",
-        expectations=(
-            Expectation("alignment_at_rank_1", "|cos| = 1 for every pair and neuron", low=1 - 1e-9),
-            Expectation("alignment_at_largest_rank", "and not because gradients always are", high=0.5),
-        ),
-        settings={
-            "quick": Setting({"samples": 64, "width": 32, "classes": 10, "trials": 10, "ranks": [1, 2, 4, 8, 16, 32]})
-        },
-        measure=measure_prop19,
-        paper="a proposition; figure 10 shows a VGG-19",
-    ),
-)

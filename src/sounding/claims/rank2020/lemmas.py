@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sounding.claims.claim import Claim, Context, Expectation, Outcome, Setting
+from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import DRAWN, Number, estimate, exact, fraction_of, mean_of, scaled
 from sounding.claims.picture import Panel, Picture, Series
 
@@ -220,72 +220,3 @@ def _square_norm(batch: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
     after = batch + batch @ step.mT
     after = after / after.square().mean(-2, keepdim=True).sqrt()
     return (after.mT @ after / len(batch)).square().sum(dim=(-2, -1))
-
-
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="rank2020-lemma1",
-        seed="rank2020",
-        place="lemma 1",
-        kind="theorem",
-        statement="rank(H) and, for features of unit mean square, the soft rank are bounded below by r(H): "
-        "rank(H) ≥ r(H) and rank_τ(H) ≥ (1 − τ)² r(H).",
-        expectations=(
-            Expectation("batches_that_break_a_bound", "none, at any τ", high=0.0),
-            Expectation("share_of_batches_that_break_a_bound", "nor would more of them", high=0.01),
-            Expectation("largest_r_over_rank", "rank ≥ r, in each of 30 groups on average", high=1.0 + ROUNDING),
-            Expectation("smallest_soft_rank_over_bound", "soft rank ≥ (1 − τ)² r, likewise", low=1.0 - ROUNDING),
-        ),
-        settings={
-            "quick": Setting({"batches": 100, "largest": 24, "thresholds": [0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.98]}),
-            "standard": Setting({"batches": 400, "largest": 64, "thresholds": [0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.98]}),
-        },
-        measure=measure_lemma1,
-        paper="a lemma; no experiment",
-        note="The second part needs features of unit mean square, which batch norm gives: 0.1·I₃ has soft rank "
-        "0, r = 3.",
-    ),
-    Claim(
-        id="rank2020-lemma4",
-        seed="rank2020",
-        place="lemma 4",
-        kind="theorem",
-        statement="Under a unique invariant law, symmetric weights make each feature as likely as its negative, "
-        "so that "
-        "E M_ij = 0 for i ≠ j.",
-        expectations=(
-            Expectation("mean_of_features", "0: the sign of the input is forgotten", low=-0.03, high=0.03),
-            Expectation("mean_of_m12", "0 for two different features", low=-0.03, high=0.03),
-            Expectation("mean_of_m12_one_sided_weights", "without the symmetry it is not 0", low=0.1),
-        ),
-        settings={"quick": Setting({"width": 8, "strength": 0.3, "depth": 300, "runs": 20000})},
-        measure=measure_lemma4,
-        paper="a lemma; no experiment",
-        note="Uniqueness matters: from an input of rank one M stays ±1 for ever (lemma 6), and its mean with it.",
-    ),
-    Claim(
-        id="rank2020-lemma7",
-        seed="rank2020",
-        place="lemma 7",
-        kind="theorem",
-        statement="In one layer E‖M₊‖_F² − ‖M‖_F² = γ²(2d² − 2‖M‖_F² − 8 Tr M³ + 8 Tr diag(M²)²) + O(γ³), for bounded "
-        "symmetric weights of unit variance.",
-        expectations=(
-            Expectation(
-                "largest_misfit_over_gamma_root_d", "a rest of γ√d, the size of γWH beside H, or less", high=1.0
-            ),
-            Expectation("largest_share_left_over_that_of_gamma", "O(γ): its square falls like γ² or faster", high=1.0),
-        ),
-        settings={
-            "quick": Setting(
-                {"widths": [4, 8, 16], "draws": [60000, 10000, 4000], "batches": 32, "strengths": [0.1, 0.05, 0.02]}
-            )
-        },
-        measure=measure_lemma7,
-        paper="a lemma; no experiment",
-        note="The misfit is the root mean square over batches of measured − δ_F(M), the noise of the draws taken off, "
-        "over that of δ_F(M): nothing is fitted, so each of the four coefficients counts. Its first bound is judged at "
-        "the smallest γ; the second compares the square of the misfit at the smallest and the largest γ with the "
-        "square of their ratio. Odd orders of γ vanish for symmetric weights, so that the rest is O(γ²).",
-    ),
-)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sounding.claims.claim import Claim, Context, Expectation, Outcome, Setting
+from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.rank2020.perceptrons import Trained, draw_samples, last_hidden, load_pixels, over_runs, train_grid
@@ -130,74 +130,3 @@ def _accuracies(
             answers = torch.cat([network(part).argmax(1) for part in torch.split(inputs, size)])
         result.append(float((answers == labels).double().mean()))
     return np.array(result)
-
-
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="rank2020-fig1",
-        seed="rank2020",
-        place="figure 1",
-        kind="figure",
-        statement="On Fashion-MNIST the rank of plain ReLU networks collapses with depth and beyond about 10 "
-        "layers they "
-        "do not learn; with batch norm the rank stays high and the training accuracy falls only mildly up to depth 32.",
-        expectations=(
-            Expectation("vanilla_rank_share_at_deepest", "collapsed: a tenth of the width or less", high=0.1),
-            Expectation("batch_norm_rank_share_at_deepest", "high: half of the width or more", low=0.5),
-            Expectation("vanilla_accuracy_at_deepest", "unable to learn: near chance, 0.1", high=0.3),
-            Expectation("vanilla_accuracy_at_shallowest", "shallow plain networks learn", low=0.6),
-            Expectation("batch_norm_accuracy_at_deepest", "learns at depth 32", low=0.6),
-        ),
-        settings={
-            "quick": Setting(
-                {
-                    "dataset": "digits",
-                    "width": 80,
-                    "depths": [2, 8, 32],
-                    "rates": [0.03, 0.1],
-                    "runs": 4,
-                    "batch_size": 64,
-                    "rank_batch": 128,
-                    "steps": 220,
-                    "evaluated": 1408,
-                },
-                "digits of 8×8 pixels, width 80, three depths, 220 steps of 64 samples, 4 runs",
-            ),
-            "standard": Setting(
-                {
-                    "dataset": "fashion-mnist",
-                    "width": 128,
-                    "depths": [1, 4, 8, 16, 32],
-                    "rates": [0.01, 0.05],
-                    "runs": 3,
-                    "batch_size": 128,
-                    "rank_batch": 128,
-                    "steps": 936,
-                    "evaluated": 1024,
-                },
-                "2 epochs, five depths, 3 runs",
-            ),
-            "paper": Setting(
-                {
-                    "dataset": "fashion-mnist",
-                    "width": 128,
-                    "depths": [1, 4, 8, 16, 24, 32],
-                    "rates": [0.01, 0.1],
-                    "runs": 5,
-                    "batch_size": 128,
-                    "rank_batch": 128,
-                    "steps": 4680,
-                    "evaluated": 1024,
-                },
-                "10 epochs of the seed's 75, six depths",
-            ),
-        },
-        measure=measure_fig1,
-        paper="Fashion-MNIST, width 128, ReLU, depth 1 to 32, 75 epochs of SGD, batch 128, learning rate from a grid, "
-        "5 runs, PyTorch's initial weights, torch.matrix_rank",
-        released="the batch norm networks are trained with Adam and rates set by depth; 3 runs; batches drawn with "
-        "replacement; no biases, affine maps or eps; accuracy on 1000 training samples; two plotted accuracies were "
-        "overwritten by hand (0.874 → 0.953, 0.849 → 0.925)",
-        note="Both are trained with SGD here, as the caption says.",
-    ),
-)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
+from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import DRAWN, Number, estimate, exact, fraction_of, mean_of, slope_of
 from sounding.claims.picture import Panel, Picture, Series
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Scaling = Literal["batch", "frobenius", "none"]
 Array = np.ndarray[Any, Any]
 ZERO = 1e-9
-"""Singular values below this share of the largest count as zero, as in figure 1 of the seed."""
+"""Singular values below this share of the largest count as zero, as in figure 1 of the paper."""
 NEAR_ONE = 1.05
 """r of a state whose second singular value is 16% of the first: a whole rank that is at least as large is 2 or more."""
 
@@ -301,140 +301,3 @@ def measure_theorem5(values: Mapping[str, Any], context: Context) -> Outcome:
         "the rank, a whole number, is at least r. Without a norm r falls to 1."
     )
     return Outcome(numbers, Picture((panel,), caption))
-
-
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="rank2020v1-fig1",
-        seed="rank2020v1",
-        place="figure 1",
-        kind="figure",
-        statement="At width 32 and for two values of γ, the rank of vanilla linear residual networks falls to one with "
-        "depth; batch norm stabilizes it (at order √d).",
-        expectations=(
-            Expectation("smallest_rank_with_batch_norm", "above √d = 5.66 at both γ", low=math.sqrt(32)),
-            Expectation("largest_rank_without_batch_norm", "one, nearer to 1 than to 2, at both γ", high=1.5),
-        ),
-        settings={
-            "quick": Setting({"width": 32, "strengths": [0.2, 1.0], "depth": 8000, "runs": 6}, "8000 layers, 6 runs"),
-            "paper": Setting({"width": 32, "strengths": [0.2, 1.0], "depth": 20000, "runs": 20}),
-        },
-        measure=measure_fig1,
-        paper="d = 32, two values of γ (not stated in the text), U[−√3, √3], singular values below 1e-9 set to zero",
-        note="The values of γ are ours.",
-    ),
-    Claim(
-        id="rank2020v1-table1",
-        seed="rank2020v1",
-        place="table 1",
-        kind="table",
-        statement="Without batch norm the soft rank of deep linear and tanh networks is 1; with it, it is of "
-        "order √d or "
-        "more for linear and of order d for tanh networks.",
-        expectations=(
-            Expectation("largest_linear_without_norm", "1, nearer than to 2", high=1.5),
-            Expectation("tanh_without_norm_at_widest", "1, nearer than to 2", high=1.5),
-            Expectation("exponent_linear_with_batch_norm", "order √d or more", low=0.45),
-            Expectation("exponent_of_growth_tanh_with_batch_norm", "order d; order √d would give ½", low=0.85),
-            Expectation("smallest_tanh_with_batch_norm", "lemma 5: at least 2", low=2.0),
-        ),
-        correction=Correction(
-            "Without batch norm the tanh network as written, H + γ W tanh(H), does not collapse: tanh saturates and "
-            "separates samples. It collapses where the state is divided by its norm at each layer, which makes tanh "
-            "linear. The other entries hold.",
-            (
-                Expectation("largest_linear_without_norm", "1 without a norm, linear", high=1.5),
-                Expectation("tanh_without_norm_at_widest", "tanh keeps several directions", low=2.0),
-                Expectation("largest_tanh_kept_small", "1 where tanh is kept linear", high=1.5),
-                Expectation("exponent_linear_with_batch_norm", "order √d or more", low=0.45),
-                Expectation("exponent_of_growth_tanh_with_batch_norm", "order d", low=0.85),
-            ),
-        ),
-        settings={
-            "quick": Setting(
-                {"widths": [8, 16, 32, 64], "strength": 1.0, "depth": 1600, "burn_in": 600, "every": 10, "runs": 6},
-                "widths up to 64",
-            ),
-            "paper": Setting(
-                {
-                    "widths": [8, 16, 32, 64, 128],
-                    "strength": 1.0,
-                    "depth": 4000,
-                    "burn_in": 2000,
-                    "every": 50,
-                    "runs": 20,
-                }
-            ),
-        },
-        measure=measure_table1,
-        paper="a summary; widths and γ as in figures 1, 2 and 4",
-        released="vanilla states are divided by their Frobenius norm at each layer (figure 2 of rank2020)",
-    ),
-    Claim(
-        id="rank2020v1-thm5",
-        seed="rank2020v1",
-        place="theorem 5",
-        kind="theorem",
-        statement="For odd F with |F(x)| ≤ B|x| and γ ≤ 1/(8Bd), the rank of H ↦ BN(H + γ W F(H)) is at least 2 "
-        "at every "
-        "layer.",
-        expectations=(
-            Expectation("runs_that_come_near_rank_one", "none: r > 1.05 at all layers, so the rank is ≥ 2", high=0.0),
-            Expectation("share_of_runs_that_come_near_rank_one", "nor would more of them", high=0.05),
-            Expectation("share_without_norm_that_come_near_rank_one", "in so many layers a chain can fall", low=0.8),
-        ),
-        settings={
-            "quick": Setting({"width": 8, "activations": ["tanh", "sin", "identity"], "depth": 20000, "runs": 48}),
-        },
-        measure=measure_theorem5,
-        paper="a theorem; figure 4 shows tanh",
-        note="Rank ≥ r, and the rank is a whole number: r above 1 shows rank 2, where counting singular values above "
-        "rounding would take thousands of layers more to see a collapse. r is looked at after every layer; "
-        "smallest_r_of_a_run is the mean over runs of the smallest. The linear chain without a norm, divided by its "
-        "Frobenius norm, is there to show that the same γ and depth suffice for a collapse. "
-        "The proof takes from the linear case that the rank cannot grow. With F inside the branch it can: "
-        "an input "
-        "of rank one has rank 2 or more after two layers of tanh or sin "
-        "(share_of_runs_raised_from_rank_one_in_two_layers), "
-        "which makes "
-        "the theorem true of more inputs, not fewer.",
-    ),
-    Claim(
-        id="rank2020v1-fig4",
-        seed="rank2020v1",
-        place="figure 4",
-        kind="figure",
-        statement="For F = tanh, r averaged over depth stays above 1 for a wide range of γ and grows with the "
-        "width, which "
-        "suggests order √d.",
-        expectations=(
-            Expectation("smallest_r", "no collapse: above 1", low=1.2),
-            Expectation("smallest_exponent", "order √d or more at every γ", low=0.45),
-        ),
-        settings={
-            "quick": Setting(
-                {
-                    "widths": [8, 16, 32, 64],
-                    "strengths": [0.1, 1.0, math.inf],
-                    "depth": 1200,
-                    "burn_in": 400,
-                    "every": 20,
-                    "runs": 6,
-                },
-                "widths up to 64",
-            ),
-            "paper": Setting(
-                {
-                    "widths": [8, 16, 32, 64, 128],
-                    "strengths": [0.05, 0.1, 1.0, math.inf],
-                    "depth": 4000,
-                    "burn_in": 2000,
-                    "every": 20,
-                    "runs": 20,
-                }
-            ),
-        },
-        measure=measure_fig4,
-        paper="F = tanh, several γ and widths; the axis is called log₂ L, the text speaks of the width d",
-    ),
-)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
+from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import LEVEL, Number, exact, mean_of, scaled
 from sounding.claims.picture import Panel, Picture, Series
 
@@ -181,69 +181,3 @@ def excess_in_scatters(found: Array, printed: float) -> Number:
 def _drawn(label: str, places: list[int], found: Mapping[str, Array]) -> Series:
     means = [_over_batches(row) for row in found.values()]
     return Series(label, places, [n.value for n in means], error=[n.high - n.value for n in means])
-
-
-TABLE = Claim(
-    id="thesis2024-tableC.1",
-    seed="thesis2024",
-    place="table C.1",
-    kind="table",
-    statement="Batches of up to 64 samples of CIFAR-10, MNIST, Fashion-MNIST and CIFAR-100 have Gram matrices of full "
-    "rank, almost all of 128 too; larger ones do not: their ranks are 221, 250, 238, 218 at n = 256 and 204, 318, 275, "
-    "202 at n = 512.",
-    expectations=(
-        Expectation("least_rank_over_n_up_to_64", "rank n in every batch", low=1.0),
-        Expectation("least_rank_at_128", "127.92 or more on average, to half a rank", low=127.42),
-        Expectation("deviation_of_true_rank", "ranks at 256 and 512 within 2 printed standard deviations", high=2.0),
-    ),
-    correction=Correction(
-        "Batches of every size up to 512 have full rank, but for copies: CIFAR-100 holds 14 images twice. The printed "
-        "ranks are what matrix_rank counts in float32, "
-        "whose rounding hides the small singular values of XXᵀ.",
-        (
-            Expectation("largest_loss_of_true_rank", "in double precision no rank is lost, copies apart", high=0.1),
-            Expectation("deviation_of_float32_rank", "in single precision the table comes out", high=2.0),
-        ),
-    ),
-    settings={
-        "quick": Setting(
-            {"sets": ("digits",), "sizes": (16, 32, 48), "batches": 50},
-            reduction="digits, of 64 pixels, in place of the four data sets, so that the table itself is not decided",
-        ),
-        "standard": Setting({"sets": SETS, "sizes": SIZES, "batches": 100}),
-    },
-    measure=measure_ranks,
-    paper="100 batches of each size, drawn without replacement; matrix_rank() of PyTorch on the Gram matrix",
-    note="Neither precision nor scaling of the pixels is given; float32 and pixels in [0, 1] give the printed numbers. "
-    "That the rank falls from n = 256 to 512 on CIFAR shows that the threshold, n·eps times the largest eigenvalue, "
-    "is what was measured.",
-)
-
-COSINES = Claim(
-    id="thesis2024-appC.4-cosines",
-    seed="thesis2024",
-    place="appendix C.4, average cosine similarities",
-    kind="observation",
-    statement="Two samples of a batch of 512 have the average cosine similarity 0.81 on CIFAR-10, 0.40 on MNIST, 0.58 "
-    "on Fashion-MNIST and 0.81 on CIFAR-100.",
-    expectations=tuple(
-        Expectation(
-            f"excess_in_scatters_{name}",
-            f"{printed:.2f}: to half a printed digit, and twice the scatter of one batch of {name}",
-            high=2.0,
-        )
-        for name, printed in PRINTED_COSINES.items()
-    ),
-    settings={
-        "quick": Setting(
-            {"sets": ("digits",), "size": 512, "batches": 30},
-            reduction="digits in place of the four data sets, so that the printed numbers are not decided",
-        ),
-        "standard": Setting({"sets": SETS, "size": 512, "batches": 100}),
-    },
-    measure=measure_cosines,
-    paper="batches of 512 samples; whether pixels were normalized, and how many batches were averaged, is not given",
-    note="The printed numbers are those of pixels in [0, 1], not of the normalized inputs the networks are trained on.",
-)
-
-CLAIMS: tuple[Claim, ...] = (TABLE, COSINES)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
+from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, jackknife, mean_of
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.appendix_networks import (
@@ -28,13 +28,8 @@ from sounding.claims.thesis2024.appendix_networks import (
 )
 from sounding.claims.thesis2024.gram_paths import points, slopes
 
-DEPTHS = (5, 10, 20, 50, 100, 200, 500, 1000)
-QUICK_DEPTHS = (5, 10, 20, 50, 100, 200, 300)
 NONLINEAR = ("tanh", "sin")
 GRADIENT = "log₁₀ of the first layer's gradient norm"
-BATCH = {"data": "cifar-10", "width": 100, "batch_size": 100}
-SMALL_BATCH = {"data": "digits", "width": 32, "batch_size": 32}
-SMALLER = "digits in place of CIFAR-10, width and batch 32 in place of 100, depths up to 300 in place of 1000"
 
 
 def measure_shaping(values: Mapping[str, Any], context: Context) -> Outcome:
@@ -186,142 +181,3 @@ def measure_gain_exponent(values: Mapping[str, Any], context: Context) -> Outcom
         "the gains ℓ^−k and hardly depends on the depth of the network."
     )
     return Outcome(numbers, Picture(panels, caption))
-
-
-def depth_settings(window: int, **more: Any) -> dict[Any, Setting]:
-    """quick and paper of a figure over depths."""
-    quick = {**SMALL_BATCH, "runs": 12, "depths": QUICK_DEPTHS, "window": 50, **more}
-    paper = {**BATCH, "runs": 10, "depths": DEPTHS, "window": window, **more}
-    return {"quick": Setting(quick, reduction=SMALLER), "paper": Setting(paper)}
-
-
-SHAPING = Claim(
-    id="thesis2024-fig6.5",
-    seed="thesis2024",
-    place="figure 6.5",
-    kind="figure",
-    statement="With batch norm and orthogonal weights the first layer's gradient grows exponentially with depth for "
-    "tanh and sin; gains in front of the activation that fall with the layer avoid that and keep the representations "
-    "orthogonal.",
-    expectations=(
-        *(Expectation(f"plain_{a}_slope", f"{a}, gain 1: exponential growth", low=0.01) for a in NONLINEAR),
-        *(
-            Expectation(f"shaped_{a}_slope", f"{a}, shaped: no growth per layer", low=-0.005, high=0.005)
-            for a in NONLINEAR
-        ),
-        *(
-            Expectation(f"shaped_{a}_rise", f"{a}, shaped: by less than e from depth 10 to the deepest", high=1.0)
-            for a in NONLINEAR
-        ),
-        *(
-            Expectation(f"gap_{a}_shaped_over_plain", f"{a}: closer to isometry in the last layer", high=0.5)
-            for a in NONLINEAR
-        ),
-    ),
-    settings=depth_settings(100, exponent=0.4),
-    measure=measure_shaping,
-    paper="CIFAR-10, width 100, batch 100, 10 runs, 95% intervals; the exponent is not given",
-    released="BatchNorm1d with affine parameters, biases, act(gain·x), gains ℓ^−0.4, as here (affine parameters are 1 "
-    "and biases 0 at initialization)",
-    note="The shaped gradient falls a little with depth: the classifier sees features of size L^−0.4.",
-)
-
-GAIN_LAW = Claim(
-    id="thesis2024-figC.1",
-    seed="thesis2024",
-    place="figure C.1",
-    kind="figure",
-    statement="The rate at which gradients explode behaves as a power of the gain, R = c₁α^c₂, at every layer of a "
-    "1000-layer network.",
-    expectations=tuple(
-        Expectation(f"exponent_{a}_change", f"{a}: one exponent, so both halves of gains have it", low=-0.3, high=0.3)
-        for a in NONLINEAR
-    ),
-    correction=Correction(
-        "The exponent depends on the window of gains: it is larger for smaller gains, on the way to 4, as the cubic "
-        "term of the activation is of relative size α² and enters squared.",
-        (
-            *(Expectation(f"exponent_{a}_change", f"{a}: larger for smaller gains", low=0.3) for a in NONLINEAR),
-            *(
-                Expectation(
-                    f"exponent_{a}_lower", f"{a}: above the 2 of a term that enters linearly", low=2.0, high=6.0
-                )
-                for a in NONLINEAR
-            ),
-        ),
-    ),
-    settings={
-        "quick": Setting(
-            {
-                **SMALL_BATCH,
-                "width": 24,
-                "batch_size": 24,
-                "runs": 48,
-                "depth": 320,
-                "margin": 70,
-                "layers": (80, 160),
-                "gains": (0.354, 0.5, 0.707, 1.0, 1.414),
-            },
-            reduction="digits in place of CIFAR-10, width and batch 24 in place of 100, depth 320 in place of 1000",
-        ),
-        "paper": Setting(
-            {
-                **BATCH,
-                "runs": 10,
-                "depth": 1000,
-                "margin": 300,
-                "layers": (100, 500, 800),
-                "gains": (0.25, 0.354, 0.5, 0.707, 1.0, 1.414),
-            }
-        ),
-    },
-    measure=measure_gain_law,
-    paper="width 100, depth 1000, layers and gains not given, 10 runs, rates over 10 layers",
-    note="Rates are positive when gradients grow towards the input; (C.155) has the sign reversed. Exponents are those "
-    "of the rate above the linear network's, from the bulk of the layers. The window of gains is in the settings; the "
-    "thesis does not state its own. Shaping needs the exponent of small gains: with 4 any gain exponent above 1/4 "
-    "bounds the sum of the rates.",
-)
-
-GAIN_EXPONENT = Claim(
-    id="thesis2024-figC.2",
-    seed="thesis2024",
-    place="figure C.2",
-    kind="figure",
-    statement="The explosion rate at layer 10 falls with the gain exponent k of α_ℓ = ℓ^−k, at every depth.",
-    expectations=(
-        *(Expectation(f"{a}_rate_without", f"{a}: gradients explode at k = 0", low=0.02) for a in NONLINEAR),
-        *(Expectation(f"{a}_fall", f"{a}: the rate falls with k", high=-0.02) for a in NONLINEAR),
-        *(Expectation(f"{a}_rate_left", f"{a}: at the largest k little of it is left", high=0.3) for a in NONLINEAR),
-        *(
-            Expectation(f"{a}_change_with_depth", f"{a}: the same in the deepest network", low=-0.25, high=0.25)
-            for a in NONLINEAR
-        ),
-    ),
-    settings={
-        "quick": Setting(
-            {
-                **SMALL_BATCH,
-                "runs": 20,
-                "layer": 10,
-                "depths": (60, 120, 200),
-                "exponents": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5),
-            },
-            reduction="digits in place of CIFAR-10, width and batch 32 in place of 100, depths up to 200",
-        ),
-        "paper": Setting(
-            {
-                **BATCH,
-                "runs": 10,
-                "layer": 10,
-                "depths": (100, 200, 500, 1000),
-                "exponents": (0.0, 0.1, 0.25, 0.5),
-            }
-        ),
-    },
-    measure=measure_gain_exponent,
-    paper="width 100, depths 100, 200, 500, 1000, rate at layer 10, 10 runs; the exponents are not given",
-    note="The rate is taken from layer 10 to layer 20, positive when gradients grow towards the input.",
-)
-
-CLAIMS: tuple[Claim, ...] = (SHAPING, GAIN_LAW, GAIN_EXPONENT)

@@ -8,17 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
+from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, mean_of
 from sounding.claims.picture import Panel, Picture
 from sounding.claims.thesis2024.appendix_explosion import (
-    BATCH,
-    DEPTHS,
     GRADIENT,
     NONLINEAR,
-    SMALL_BATCH,
     bulk_rates,
-    depth_settings,
 )
 from sounding.claims.thesis2024.appendix_networks import (
     build_networks,
@@ -86,75 +82,3 @@ def measure_centring(values: Mapping[str, Any], context: Context) -> Outcome:
         "without centring the gradient of the first layer is nearly the same at every depth shown."
     )
     return Outcome(numbers, Picture((panel,), caption))
-
-
-NONLINEARITY = Claim(
-    id="thesis2024-figC.9",
-    seed="thesis2024",
-    place="figure C.9",
-    kind="figure",
-    statement="With standard batch norm and orthogonal weights sin and tanh keep a large isometry gap and an "
-    "exponential explosion of gradients; the identity reaches isometry, and its gradients stay.",
-    expectations=(
-        *(Expectation(f"{a}_slope", f"{a}: exponential growth with depth", low=0.01) for a in NONLINEAR),
-        *(Expectation(f"{a}_gap", f"{a}: far from isometry in the last layer", low=0.3) for a in NONLINEAR),
-        Expectation("identity_slope", "identity: no growth", low=-0.003, high=0.003),
-        Expectation("identity_gap", "identity: close to isometry in the last layer", high=0.05),
-    ),
-    settings=depth_settings(100),
-    measure=measure_nonlinearity,
-    paper="CIFAR-10, depths on the axis; width, batch and runs not given",
-    released="width 100, batch 100, depths 5, 10, 20, 50, 100, 200, 500, 1000, 10 runs, one CIFAR-10 batch, gradient "
-    "of the second linear layer (the first square one), Xavier-normal gains 1 for sin and 5/3 for tanh",
-    note="The gap is taken in the n − 1 directions that centring leaves; in all n it is infinite for the identity.",
-)
-
-CENTRING = Claim(
-    id="thesis2024-figC.10",
-    seed="thesis2024",
-    place="figure C.10",
-    kind="figure",
-    statement="For the identity activation gradients stay bounded in depth with standard, centring batch norm just as "
-    "with the simplified one that does not centre.",
-    expectations=(
-        Expectation("difference_of_rises", "the two traces are alike, to a factor e", low=-1.0, high=1.0),
-        Expectation("simplified_growth_over_square_of_width", "simplified: bounded", low=-0.3, high=0.3),
-        Expectation("standard_growth_over_square_of_width", "standard: bounded", low=-0.3, high=0.3),
-    ),
-    correction=Correction(
-        "The traces are alike at the depths shown, but only the simplified one is bounded: centring leaves n − 1 of n "
-        "directions, d features cannot be orthogonal in them, and gradients grow at a rate of about 1/d² per layer.",
-        (
-            Expectation("difference_of_rises", "the two traces are alike, to a factor e", low=-1.0, high=1.0),
-            Expectation("simplified_growth_over_square_of_width", "simplified: bounded", low=-0.3, high=0.3),
-            Expectation("standard_growth_over_square_of_width", "standard: of order 1", low=0.3, high=3.0),
-        ),
-    ),
-    settings={
-        "quick": Setting(
-            {
-                **SMALL_BATCH,
-                "runs": 12,
-                "depths": (5, 10, 20, 50, 100, 200, 300),
-                "narrow": {**SMALL_BATCH, "width": 20, "batch_size": 20, "runs": 40, "depth": 400, "margin": 100},
-            },
-            reduction="digits in place of CIFAR-10, width and batch 32 in place of 100 (20 for the rates), depths up "
-            "to 300 in place of 1000",
-        ),
-        "paper": Setting(
-            {
-                **BATCH,
-                "runs": 10,
-                "depths": DEPTHS,
-                "narrow": {**BATCH, "width": 32, "batch_size": 32, "runs": 150, "depth": 800, "margin": 150},
-            },
-            reduction="rates from width and batch 32, where depth 800 is many times d",
-        ),
-    },
-    measure=measure_centring,
-    paper="CIFAR-10, 10 runs, 95% intervals; width, batch and depths not given",
-    released="centring on and off, width 100, batch 100, depths up to 1000",
-    note="At width 100 and depth 1000 the growth is a factor of about 1.1, which the figure cannot show.",
-)
-
-CLAIMS: tuple[Claim, ...] = (NONLINEARITY, CENTRING)

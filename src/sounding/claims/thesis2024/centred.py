@@ -8,20 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome
+from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, exact
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.convergence import (
-    CENTRED,
     RATES,
     ROUNDING,
-    THEOREM,
-    WIDE,
     cumulative,
     draw_path,
     over_groups,
-    scales,
-    within,
 )
 from sounding.claims.thesis2024.correlation_maps import (
     ORDER,
@@ -180,75 +175,3 @@ def measure_modulus(values: Mapping[str, Any], context: Context) -> Outcome:
         ),
     )  # fmt: skip
     return Outcome(numbers, Picture(panels, values["caption"]))
-
-
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="thesis2024-thm5.8",
-        seed="thesis2024",
-        place="theorem 5.8",
-        kind="theorem",
-        statement="For a centred activation |ρ|/(1 − |ρ|) shrinks at least by α = 1/(2 − κ′(0)) per layer (5.6), α < 1 "
-        "for non-linear ones; the only fixed points besides 0 can be 1 and −1, and neither attracts.",
-        expectations=(
-            within("printed", "no sequence of any map exceeds the bound"),
-            Expectation("largest_rate", "α < 1 for every named activation", high=1.0),
-            Expectation(
-                "smallest_pull_inside",
-                "no other fixed point in (−1, 1): by (5.6) |ρ| falls by at least half of |ρ|(1 − |ρ|)(1 − κ′(0))",
-                low=0.5,
-            ),
-            *(
-                Expectation(
-                    f"smallest_drift_at_{side}",
-                    "it does not attract: by (5.6) κ′ − 1 is there at least the non-linearity 1 − κ′(0); below 0 it "
-                    "would attract",
-                    low=1 - 2 * NEAR - ROUNDING,
-                )
-                for side in ("one", "minus_one")
-            ),
-            Expectation(
-                "farthest_end",
-                "starts 1e-6 from ±1 have left: |ρ| ≤ 1/2 after the number of layers that (5.6) gives",
-                high=0.5 + ROUNDING,
-            ),
-            WIDE,
-        ),
-        settings=scales(
-            activations=CENTRED,
-            caption="Left: two samples in tanh networks, κ, and the bounds (5.7) (dashed) and (5.6) (dotted). Middle: "
-            "sequences leave ±1. Right: the worst start and layer of each map never exceeds (5.6).",
-        ),
-        measure=measure_decorrelation,
-        paper=THEOREM,
-        note="Remark 5.9 writes κ′(1) = 1 where it means κ′(0) = 1. Random maps have 1 − κ′(0) from 0.01 to 1, and all "
-        "draws are kept; the drift at −1 is that of the odd maps, whose fixed point it is.",
-    ),
-    Claim(
-        id="thesis2024-cor5.10",
-        seed="thesis2024",
-        place="corollary 5.10",
-        kind="theorem",
-        statement="For a centred activation |ρ_ℓ| ≤ α^ℓ ρ_0/(1 − |ρ_0|), α = 1/(2 − κ′(0)).",
-        expectations=(
-            Expectation(
-                "largest_over_printed_from_positive_starts",
-                "no sequence of any map, from any start above 0, exceeds the bound",
-                high=1 + ROUNDING,
-            ),
-            Expectation("share_of_negative_starts_above_printed", "nor from any start below 0", high=0.0),
-            Expectation("excess_over_printed_from_minus_half", "|ρ_1| − bound at ρ_0 = −1/2", high=0.0),
-        ),
-        correction=Correction(
-            "ρ_0 needs its modulus: |ρ_ℓ| ≤ α^ℓ|ρ_0|/(1 − |ρ_0|). For ρ_0 < 0 the printed bound is negative.",
-            (within("corrected", "no sequence exceeds the bound with |ρ_0|"),),
-        ),
-        settings=scales(
-            activations=CENTRED,
-            caption="Left: without the modulus the bound is negative for negative starts. Right: with it no sequence "
-            "exceeds the bound.",
-        ),
-        measure=measure_modulus,
-        paper=THEOREM,
-    ),
-)

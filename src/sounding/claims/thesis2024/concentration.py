@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
+from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, mean_of
 from sounding.claims.picture import Panel, Picture
 from sounding.claims.thesis2024.gram_paths import (
@@ -154,57 +154,3 @@ def measure_near_pair(values: Mapping[str, Any], context: Context, offset: int) 
         settled = int(np.argmax(found.mean(0) < found.mean(0)[0] / 3)) or 20
         constants.append(np.log(ratio[:, :settled].max(1) / ratio[:, 0]))
     return slopes(-np.log(values["pairs"]), np.array(constants).T)
-
-
-BOUNDED = "an absolute constant does not grow with n: exponent 0 where it is bounded, 1 where it is proportional to n"
-SHARED = (
-    Expectation("late_over_early", "geometric decay at the rate: no later layer needs a larger constant", high=1.0),
-    Expectation("log_growth_per_layer", "no growth with depth", low=-1e-3, high=1e-3),
-    Expectation("width_exponent", "d^(−1/2) with the width", low=-0.55, high=-0.45),
-)
-NAMES = ("relu", "tanh", "gelu")
-VALUES: dict[str, Any] = {
-    "widths": (200, 400, 800, 1600),
-    "batch_sizes": (5, 10, 20),
-    "activations": NAMES,
-    "short": 10,
-    "pairs": (1e-2, 1e-4, 1e-6),
-}
-
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="thesis2024-thm3.2",
-        seed="thesis2024",
-        place="theorem 3.2",
-        kind="theorem",
-        statement="For activations with a regular G*, ‖G* − G_ℓ‖_F ≤ Cκ(G*)[(1 − α)^(ℓ/2) + n√(ln(d/n)/(αd))] with an "
-        "absolute constant C at every depth: geometric decay, no growth with depth, d^(−1/2) with the width.",
-        expectations=(
-            *(Expectation(f"{name}_batch_exponent", BOUNDED, high=0.5) for name in NAMES),
-            Expectation("needed_over_wide_limit", "no width needs more than infinite width does", high=1.0),
-            *SHARED,
-        ),
-        correction=Correction(
-            "The first term needs the size of the start: ‖G* − G_ℓ‖_F ≤ C[‖G_1 − G*‖_F(1 − α)^((ℓ−1)/2) + "
-            "κ(G*)n√(ln(d/n)/(αd))], with a C that depends on how close to degenerate the start is, not on d, n, ℓ. "
-            "For tanh κ(G*) stays below 22 as the batch grows, and the distance of the first layer grows like n.",
-            (
-                *(Expectation(f"{name}_corrected_batch_exponent", BOUNDED, high=0.5) for name in NAMES),
-                Expectation(
-                    "near_pair_exponent", "C grows as two samples approach one another: they part slowly", low=0.0
-                ),
-                *SHARED,
-            ),
-        ),
-        settings={
-            "quick": Setting({**VALUES, "wide": 12_800, "wide_runs": 6, "depth": 140, "burn_in": 40, "runs": 4}),
-            "standard": Setting({**VALUES, "wide": 51_200, "wide_runs": 8, "depth": 300, "burn_in": 100, "runs": 24}),
-        },
-        measure=measure_concentration,
-        paper="a theorem under Assumption 3.1 (geometric mixing), with an absolute constant that is not given",
-        note="1 − α is the square of the mean field's slowest rate. The α of Assumption 3.1 is a contraction in total "
-        "variation from every start, which two almost equal samples exclude: they part by a factor per layer. With any "
-        "α the first layer of a wide network needs C ≥ ‖G_1 − G*‖_F/κ(G*); the exponent in n is that of this. "
-        "The theorem says nothing about linear activations, whose G* is singular.",
-    ),
-)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
+from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import GROUPS, Number, exact, extreme_of, slope_of
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.correlation_maps import (
@@ -39,9 +39,9 @@ def gather_maps(values: Mapping[str, Any], context: Context) -> list[Correlation
     """The maps of the named activations, those given by weights, and random ones of the case."""
     found = [map_of(name, norm) for name, norm in values["activations"]]
     for weights in values.get("weights", ()):
-        series = np.zeros(max(weights) + 1)
+        series = np.zeros(max(map(int, weights)) + 1)  # keys of a row's file are strings
         for order, weight in weights.items():
-            series[order] = weight
+            series[int(order)] = weight
         found.append(map_of_weights(series, name=" + ".join(f"{w:g}ρ^{k}" for k, w in weights.items())))
     return found + random_maps(values["case"], values["random"], context)
 
@@ -178,160 +178,3 @@ def measure_normalized(values: Mapping[str, Any], context: Context) -> Outcome:
         deviations.append(Number(off, max(off - half[far], 0.0), off + float(half[far]), values["runs"]))
     numbers["chain_deviation"] = max(deviations, key=lambda number: number.high)
     return Outcome(numbers, outcome.picture)
-
-
-def scales(**values: Any) -> dict[Any, Setting]:
-    shared = {"depth": 40, "layers": 20, "start": 0.6, "width": 1000, "runs": 200, **values}
-    return {"quick": Setting({**shared, "random": 120}), "standard": Setting({**shared, "random": 2000, "runs": 1000})}
-
-
-def plain(*names: str) -> tuple[tuple[str, str], ...]:
-    return tuple((name, "none") for name in names)
-
-
-def within(version: str, why: str) -> Expectation:
-    return Expectation(f"largest_over_{version}", why, high=1 + ROUNDING)
-
-
-CENTRED = plain("tanh", "sin", "selu", "erf", "hermite:3")
-THEOREM = "a theorem; figures 5.1 and 5.2 illustrate it"
-WIDE = Expectation("chain_deviation", "networks of width 1000 follow κ", high=0.05)
-
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="thesis2024-thm5.11",
-        seed="thesis2024",
-        place="theorem 5.11",
-        kind="theorem",
-        statement="For every non-linear activation with E φ² = 1 exactly one fixed point of κ attracts; it lies in "
-        "[0, 1], and every ρ_0 in (−1, 1) goes there.",
-        expectations=(
-            Expectation("fewest_attracting", "at least one", low=1),
-            Expectation("most_attracting", "at most one", high=1),
-            Expectation("lowest_attracting", "none is negative", low=-0.002),
-            Expectation("farthest_end", "all starts end there", high=0.01),
-        ),
-        settings={
-            "quick": Setting({"activations": ("tanh", "sigmoid", "relu", "gelu"), "random": 150, "depth": 3000}),
-            "standard": Setting({"activations": ("tanh", "sigmoid", "relu", "gelu"), "random": 2000, "depth": 3000}),
-        },
-        measure=measure_attractor,
-        paper=THEOREM,
-    ),
-    Claim(
-        id="thesis2024-thm5.11-case1",
-        seed="thesis2024",
-        place="theorem 5.11, case 1, eq. (5.7)",
-        kind="theorem",
-        statement="If κ(0) = 0, |ρ|/(1 − |ρ|) shrinks at least by 1/κ′(1) per layer.",
-        expectations=(within("printed", "no sequence of any map exceeds (5.7)"),),
-        correction=Correction(
-            "The rate is that of Theorem 5.8, 1/(2 − κ′(0)); tanh, SELU and sin violate 1/κ′(1).",
-            (within("corrected", "no sequence of any map exceeds (5.6)"),),
-        ),
-        settings=scales(
-            activations=CENTRED,
-            case=1,
-            versions={"printed": ("5.7", "potential"), "corrected": ("5.6", "potential")},
-            caption="Left: tanh networks lie above the printed bound (dashed) and below the corrected one (dotted). "
-            "Right: (5.7) fails for a quarter of the maps, (5.6) for none.",
-        ),
-        measure=measure_contraction,
-        paper=THEOREM,
-    ),
-    Claim(
-        id="thesis2024-thm5.11-case2",
-        seed="thesis2024",
-        place="theorem 5.11, case 2, eq. (5.8)",
-        kind="theorem",
-        statement="If κ(0) > 0 and κ′(1) < 1, 1 − ρ shrinks at least by κ′(1) per layer.",
-        expectations=(within("printed", "no sequence of any map exceeds (5.8)"), WIDE),
-        settings=scales(
-            activations=plain("softplus", "sigmoid"),
-            case=2,
-            start=-0.6,
-            versions={"printed": ("5.8", "one")},
-            caption="Left: softplus networks and (5.8). Right: no map exceeds it.",
-        ),
-        measure=measure_contraction,
-        paper=THEOREM,
-    ),
-    Claim(
-        id="thesis2024-thm5.11-case3",
-        seed="thesis2024",
-        place="theorem 5.11, case 3, eq. (5.9)",
-        kind="theorem",
-        statement="If κ(0) > 0 and κ′(1) = 1, 1 − ρ_ℓ ≤ x/(1 + αℓx) with x = 1 − ρ_0 and α = 1 − κ(0) − κ′(0).",
-        expectations=(within("printed", "no sequence of any map exceeds (5.9)"), WIDE),
-        settings=scales(
-            activations=plain("relu", "leaky_relu:0.1", "exp"),
-            case=3,
-            start=-0.6,
-            versions={"printed": ("5.9", "algebraic")},
-            caption="Left: ReLU networks fall faster than (5.9): like 1/ℓ², not 1/ℓ. Right: no map exceeds it.",
-        ),
-        measure=measure_contraction,
-        paper=THEOREM,
-        note="For ReLU the bound is loose: 1 − ρ_ℓ falls like 1/ℓ² (relu_exponent), since κ has an infinite second "
-        "derivative at 1. For exp, as for every map with κ″(1) finite, 1/ℓ is the true speed.",
-    ),
-    Claim(
-        id="thesis2024-thm5.11-case4",
-        seed="thesis2024",
-        place="theorem 5.11, case 4, eq. (5.10)",
-        kind="theorem",
-        statement="If κ(0) > 0 and κ′(1) > 1, |ρ_ℓ − ρ*| ≤ α^ℓ|ρ_0 − ρ*|/(1 − |ρ_0|) with "
-        "α = max{1 − κ(0), κ′(ρ*), (1 − ρ*)/(2 − κ′(ρ*))}.",
-        expectations=(within("printed", "no sequence of any map exceeds (5.10)"),),
-        correction=Correction(
-            "α = max{1 − κ(0), 1/(2 − κ′(ρ*))}: the last numerator is 1. κ(ρ) = 0.9 + 0.1ρ³⁰ violates the printed one; "
-            "GELU, SiLU and ELU satisfy both.",
-            (within("corrected", "no sequence of any map exceeds the corrected bound"), WIDE),
-        ),
-        settings=scales(
-            activations=plain("gelu", "silu", "elu"),
-            case=4,
-            start=-0.6,
-            weights=({0: 0.9, 30: 0.1},),
-            versions={"printed": ("5.10", "point"), "corrected": ("5.10 corrected", "point")},
-            caption="Left: GELU networks, below both bounds. Right: some maps exceed the printed bound, none the "
-            "corrected one.",
-        ),
-        measure=measure_contraction,
-        paper=THEOREM,
-    ),
-    Claim(
-        id="thesis2024-thm5.15",
-        seed="thesis2024",
-        place="theorem 5.15, eq. (5.14)",
-        kind="theorem",
-        statement="With RMS or layer norm before or after a centred activation, or layer norm after any, |ρ|/(1 − |ρ|) "
-        "shrinks at least by (κ(1) − κ(0))/κ′(1) per layer.",
-        expectations=(within("printed", "no sequence of any activation and norm exceeds (5.14)"),),
-        correction=Correction(
-            "With K = κ(1) − κ(0) the rate is K/(2K − κ′(0)). The printed one fails for tanh, SELU and sin, and after "
-            "layer norm for ReLU, leaky ReLU, sigmoid and ELU.",
-            (within("corrected", "no sequence exceeds the corrected bound"), WIDE),
-        ),
-        settings=scales(
-            activations=(
-                *((name, "post-ln") for name in ("relu", "leaky_relu:0.1", "sigmoid", "elu")),
-                *((name, norm) for name in ("tanh", "selu", "sin") for norm in ("pre-rms", "post-rms", "pre-ln")),
-            ),
-            walked=(
-                ("relu", "post-ln"),
-                ("sigmoid", "post-ln"),
-                ("tanh", "pre-rms"),
-                ("tanh", "post-rms"),
-                ("sin", "pre-ln"),
-            ),
-            case=1,
-            versions={"printed": ("5.7", "potential"), "corrected": ("5.6", "potential")},
-            caption="Left: ReLU networks with layer norm after the activation decorrelate, above the printed bound "
-            "(dashed) and below the corrected one (dotted). Right: every activation and norm, and random maps.",
-        ),
-        measure=measure_normalized,
-        paper=THEOREM,
-        note="In terms of the normalized activation, whose κ(1) is 1 and κ(0) is 0, (5.14) is (5.7).",
-    ),
-)

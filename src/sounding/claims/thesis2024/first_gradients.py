@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sounding.claims.claim import Claim, Context, Expectation, Outcome, Setting
+from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, mean_of, scaled
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.appendix_networks import draw_batches
 from sounding.claims.thesis2024.gram_paths import points, slopes
 from sounding.claims.thesis2024.haar_networks import (
-    KINDS,
     Array,
     build_trunk,
     every_layer_log_norms,
@@ -25,8 +24,6 @@ from sounding.claims.thesis2024.haar_networks import (
 
 if TYPE_CHECKING:
     import torch
-
-DEPTHS = (5, 10, 20, 50, 100, 200, 500, 1000)
 
 
 def data_start(
@@ -206,150 +203,3 @@ def measure_theorem_6_5(values: Mapping[str, Any], context: Context) -> Outcome:
         f"(d ≥ {values['wide']}) the gradient grows exponentially with it."
     )
     return Outcome(numbers, Picture((panel,), caption))
-
-
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="thesis2024-fig6.2",
-        seed="thesis2024",
-        place="figure 6.2",
-        kind="figure",
-        statement="With orthogonal weights gradients explode with depth for a batch with repeated samples, and do not "
-        "for one without.",
-        expectations=(
-            Expectation("repeated_slope", "exponential growth with depth", low=0.005),
-            Expectation("different_slope", "no growth with depth", low=-0.001, high=0.001),
-        ),
-        settings={
-            "quick": Setting(
-                {
-                    "data": "digits",
-                    "width": 10,
-                    "batch_size": 10,
-                    "distinct": 5,
-                    "depths": DEPTHS,
-                    "window": 100,
-                    "runs": 30,
-                    "center": False,
-                },
-                reduction="digits in place of CIFAR-10",
-            ),
-            "paper": Setting(
-                {
-                    "data": "cifar-10",
-                    "width": 10,
-                    "batch_size": 10,
-                    "distinct": 5,
-                    "depths": DEPTHS,
-                    "window": 100,
-                    "runs": 100,
-                    "center": False,
-                }
-            ),
-        },
-        measure=measure_degenerate,
-        paper="CIFAR-10, batch of 10, 10 runs; depths, the number of repeated samples and the width are not given",
-        note="No program is public. The width equals the batch size, as chapter 6 assumes: with fewer samples than "
-        "features gradients explode even without repetitions. Copies are kept equal to the last bit: rounding that "
-        "tells them apart grows with depth and ends the degeneracy.",
-    ),
-    Claim(
-        id="thesis2024-thm6.5",
-        seed="thesis2024",
-        place="theorem 6.5",
-        kind="theorem",
-        statement="With Haar weights and a regular input batch E ln‖∂L/∂W_ℓ‖ is bounded by Cd⁵(ψ(X_0)³ + 1), whatever "
-        "the depth and the layer.",
-        expectations=(
-            Expectation("depth_slope", "the first layer's gradient does not grow with depth, in any cell", high=0.001),
-            Expectation("layer_growth", "nor from layer to layer of a deep network, in any cell", high=0.001),
-            Expectation("gaussian_depth_slope", "where Gaussian weights show that growth would be seen", low=0.003),
-            Expectation("gaussian_layer_growth", "from layer to layer too", low=0.003),
-        ),
-        settings={
-            "quick": Setting(
-                {
-                    "inputs": tuple((d, k) for d in (5, 20) for k in KINDS),
-                    "wide": 20,
-                    "depths": (10, 50, 100, 200, 400),
-                    "window": 50,
-                    "runs": 40,
-                }
-            ),
-            "standard": Setting(
-                {
-                    "inputs": tuple((d, k) for d in (5, 10, 20, 50) for k in KINDS),
-                    "wide": 20,
-                    "depths": (10, 50, 100, 200, 400, 800, 1600),
-                    "window": 200,
-                    "runs": 40,
-                }
-            ),
-        },
-        measure=measure_theorem_6_5,
-        paper="a theorem; figure 6.3 illustrates it",
-        note="The printed L(X_ℓ) means L(X_L). What is judged is that depth and layer do not enter, in the worst cell "
-        "of a width and a kind of input, every run with an input of its own. The bound itself judges nothing: with "
-        "every constant of the corrected one (sounding.theory.bounds) it allows rises of 10⁵ to 10¹⁰ nats where a few "
-        "occur, and the printed C is not given; largest_rise_over_bound is shown beside. That Gaussian gradients grow "
-        "is the theory of wide networks (0.027 per layer at n = 20, 0.010 at 50), and widths from `wide` on serve for "
-        "the comparison; at d = 5 the theory does not apply and Gaussian gradients hardly grow.",
-    ),
-    Claim(
-        id="thesis2024-fig6.3",
-        seed="thesis2024",
-        place="figure 6.3",
-        kind="figure",
-        statement="The gradient norm of the first layer grows exponentially with depth for Gaussian weights and stays "
-        "bounded for orthogonal ones.",
-        expectations=(
-            Expectation("gaussian_slope", "exponential growth with depth", low=0.002),
-            Expectation("orthogonal_slope", "no growth with depth", low=-0.001, high=0.001),
-        ),
-        settings={
-            "quick": Setting(
-                {
-                    "data": "digits",
-                    "width": 40,
-                    "batch_size": 40,
-                    "depths": DEPTHS[:-1],
-                    "window": 100,
-                    "runs": 10,
-                    "center": False,
-                },
-                reduction="digits in place of CIFAR-10, width and batch 40 in place of 100, depths up to 500",
-            ),
-            "standard": Setting(
-                {
-                    "data": "cifar-10",
-                    "width": 100,
-                    "batch_size": 100,
-                    "depths": DEPTHS,
-                    "window": 200,
-                    "runs": 4,
-                    "center": False,
-                },
-                reduction="4 runs in place of 10",
-            ),
-            "paper": Setting(
-                {
-                    "data": "cifar-10",
-                    "width": 100,
-                    "batch_size": 100,
-                    "depths": DEPTHS,
-                    "window": 200,
-                    "runs": 40,
-                    "center": False,
-                }
-            ),
-        },
-        measure=measure_weights,
-        paper="CIFAR-10, 10 runs, MLPs of various depths",
-        released="width 100, batch 100, depths 5, 10, 20, 50, 100, 200, 500, 1000, 10 runs, one CIFAR-10 batch, "
-        "gradient of the second linear layer (the first square one), as here",
-        note="Slopes are taken from the depth `window` on: until there the representations of the batch still settle, "
-        "at d/(d + 2) per layer. The theory line is the rate of a width far above the batch, to which networks come "
-        "slowly (on digits, in trials: 0.88 of it at width 640 and batch 20, 0.96 at batch 10); with as many samples "
-        "as features, as here, the rate is another: at paper scale it is twice the line's.",
-    ),
-)

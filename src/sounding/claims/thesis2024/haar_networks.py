@@ -23,7 +23,6 @@ Array = NDArray[np.float64]
 
 CHUNK = 50
 NEARLY_SINGULAR = 1e-4
-KINDS = ("gaussian", "correlated")
 
 
 def draw_haar(count: int, width: int, *, generator: torch.Generator) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Setting
+from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, exact, slope_of
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.correlation_maps import (
@@ -20,8 +20,6 @@ from sounding.claims.thesis2024.correlation_maps import (
     map_of_weights,
     walk_pair,
 )
-
-RATE_ERROR = 1e-6
 
 
 def polynomial_activation(weights: Array) -> Callable[[Any], Any]:
@@ -140,98 +138,3 @@ def measure_figure(values: Mapping[str, Any], context: Context) -> Outcome:
 
 def _relative(rate: Number, slope: float) -> Number:
     return Number(rate.value / slope, rate.low / slope, rate.high / slope)
-
-
-def _end(label: str) -> Expectation:
-    return Expectation(f"{label}_farthest_end", "every start converges to ρ*", high=0.01)
-
-
-def _exponential(label: str) -> Expectation:
-    return Expectation(f"{label}_rate_over_slope", "exponentially, in the end by κ′(ρ*) per layer", low=0.98, high=1.02)
-
-
-FOLLOWED = Expectation("chain_deviation", "networks of finite width follow κ", high=0.05)
-FIGURE_1 = {
-    "case 1": (0.0, 0.5, 0.0, 0.5),
-    "case 2": (0.5, 0.3, 0.2),
-    "case 3": (0.25, 0.5, 0.25),
-    "case 4": (0.1, 0.3, 0.0, 0.6),
-}
-FIGURE_2 = {"tanh": "tanh", "relu": "relu", "exp": "exp", "gelu": "gelu"}
-SHARED: dict[str, Any] = {"start": 0.7, "depth": 25, "width": 1000, "far": 2000}
-
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="thesis2024-fig5.1",
-        seed="thesis2024",
-        place="figure 5.1",
-        kind="figure",
-        statement="For an activation of each of the four cases the iteration ρ ↦ κ(ρ) converges to ρ* from every "
-        "start: exponentially in cases 1, 2 and 4, like 1/ℓ in case 3.",
-        expectations=(
-            *(_end(label) for label in FIGURE_1),
-            *(_exponential(label) for label in ("case 1", "case 2", "case 4")),
-            Expectation("case 3_exponent", "1 − ρ_ℓ falls like 1/ℓ", low=-1.1, high=-0.9),
-            FOLLOWED,
-        ),
-        settings={
-            "quick": Setting(
-                {
-                    **SHARED,
-                    "maps": FIGURE_1,
-                    "runs": 200,
-                    "caption": "First: the four kernel maps. Then each case's distance to its fixed point: networks of "
-                    "width 1000 (points), κ (line), the bound (dotted). Only case 3 is not exponential.",
-                }
-            )
-        },
-        measure=measure_figure,
-        paper="custom-made activations, one for each case; which ones is not said",
-        note="Ours are polynomials with the squared Hermite coefficients given in the settings.",
-    ),
-    Claim(
-        id="thesis2024-fig5.2",
-        seed="thesis2024",
-        place="figure 5.2",
-        kind="figure",
-        statement="Scaled to E φ² = 1, tanh is of case 1, ReLU of case 2, exp of case 3 and GELU of case 4, and the "
-        "iteration converges to ρ* for each.",
-        expectations=(
-            *(_end(label) for label in FIGURE_2),
-            Expectation("tanh_zero", "case 1: κ(0) = 0", high=1e-8),
-            Expectation("relu_slope_one", "case 2: κ′(1) < 1", high=1 - RATE_ERROR),
-            Expectation("exp_slope_one", "case 3: κ′(1) = 1", low=1 - RATE_ERROR, high=1 + RATE_ERROR),
-            Expectation("gelu_slope_one", "case 4: κ′(1) > 1", low=1 + RATE_ERROR),
-        ),
-        correction=Correction(
-            "ReLU is of case 3: κ′(1) = 1, as for every positively homogeneous activation. 1 − ρ_ℓ falls like 1/ℓ² for "
-            "ReLU and like 1/ℓ for exp. Sigmoid and softplus are of case 2.",
-            (
-                *(_end(label) for label in FIGURE_2),
-                Expectation("tanh_zero", "case 1: κ(0) = 0", high=1e-8),
-                Expectation("relu_slope_one", "case 3: κ′(1) = 1", low=1 - RATE_ERROR, high=1 + RATE_ERROR),
-                Expectation("relu_exponent", "1 − ρ_ℓ falls like 1/ℓ²", low=-2.1, high=-1.9),
-                Expectation("exp_exponent", "1 − ρ_ℓ falls like 1/ℓ", low=-1.1, high=-0.9),
-                Expectation("gelu_slope_one", "case 4: κ′(1) > 1", low=1 + RATE_ERROR),
-                *(_exponential(label) for label in ("tanh", "gelu")),
-                FOLLOWED,
-            ),
-        ),
-        settings={
-            "quick": Setting(
-                {
-                    **SHARED,
-                    "maps": FIGURE_2,
-                    "not_walked": ("exp",),
-                    "runs": 200,
-                    "caption": "First: the four kernel maps; ReLU and exp touch the diagonal at 1. Then each "
-                    "activation's distance to its fixed point: networks of width 1000 (points), κ (line), the bound "
-                    "(dotted).",
-                }
-            )
-        },
-        measure=measure_figure,
-        paper="tanh, ReLU, exp and GELU, scaled to E φ² = 1",
-        note="No networks are shown for exp: its fourth moment is e⁸, and a width of 1000 does not average it.",
-    ),
-)

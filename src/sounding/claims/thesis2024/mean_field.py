@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sounding.claims.claim import Claim, Context, Correction, Expectation, Outcome, Scale, Setting
+from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, mean_of
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.gram_paths import (
@@ -27,8 +27,6 @@ from sounding.claims.thesis2024.gram_paths import (
     thin,
     walk_grams,
 )
-
-ACTIVATION_NOTE = "The seed does not name the activations of its figures; ours are stated in the settings. "
 
 
 def measure_observation(values: Mapping[str, Any], context: Context) -> Outcome:
@@ -85,7 +83,7 @@ def measure_linear_fixed_point(values: Mapping[str, Any], context: Context) -> O
     series = (
         Series("measured", order, eigenvalues),
         Series("measured (theory)", order, claimed, role="theory"),
-        Series("identity, as the seed says", order, np.ones(size), role="paper"),
+        Series("identity, as the paper says", order, np.ones(size), role="paper"),
     )
     panel = Panel("index of the eigenvalue", "eigenvalue of the mean Gram matrix", series)
     caption = "Centring leaves one eigenvalue at 0 and the others at n/(n − 1): G* is not the identity."
@@ -174,173 +172,3 @@ def _spread(ratios: Array, errors: Array) -> Number:
     """The ratio farthest from 1; the interval holds those of all."""
     value = float(ratios[np.argmax(np.abs(ratios - 1))])
     return Number(value, float(np.min(ratios - errors)), float(np.max(ratios + errors)), len(ratios))
-
-
-def _trend(activations: tuple[str, ...]) -> tuple[Expectation, ...]:
-    rows: list[Expectation] = []
-    for name in activations:
-        rows += [
-            Expectation(f"{name}_early_slope", "ln distance falls: decay at an exponential rate", high=-0.1),
-            Expectation(
-                f"{name}_square_over_floor",
-                "at layer 20 the noise of order n/√d dominates: most of the squared distance is that of a start at G*",
-                low=0.5,
-                high=2.0,
-            ),
-            Expectation(f"{name}_largest_over_bound", "below the bound (C = 1) at every layer", high=1.0),
-        ]
-    return tuple(rows)
-
-
-def _two_sizes(values: Mapping[str, Any], *, quick: int, paper: int) -> dict[Scale, Setting]:
-    """The seed's own size at either scale, with more runs on a GPU."""
-    return {"quick": Setting({**values, "runs": quick}), "paper": Setting({**values, "runs": paper})}
-
-
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="thesis2024-fig3.1",
-        seed="thesis2024",
-        place="figure 3.1",
-        kind="figure",
-        statement="The distance of the Gram matrix to the mean field's fixed point grows with depth in a linear "
-        "network without batch norm; with it the distance falls to a neighbourhood and stays there.",
-        expectations=(
-            Expectation("plain_log_growth", "without batch norm the distance grows with depth", low=0.2),
-            Expectation("batch_norm_log_growth", "with it the distance falls from the first layer on", high=-0.2),
-            Expectation(
-                "batch_norm_late_growth",
-                "and then stays, from the second quarter of the layers to the last half; √ℓ would give 0.34",
-                low=-0.1,
-                high=0.1,
-            ),
-            Expectation("plain_late_growth", "where without batch norm it still grows", low=0.1),
-            Expectation("log_ratio_at_the_end", "so that in the end it is the smaller one", low=0.2),
-        ),
-        settings={
-            "quick": Setting(
-                {"width": 1000, "batch_size": 5, "depth": 50, "early": 5, "runs": 200, "activation": "relu"}
-            ),
-            "paper": Setting(
-                {"width": 1000, "batch_size": 5, "depth": 100, "early": 10, "runs": 400, "activation": "relu"}
-            ),
-        },
-        measure=measure_observation,
-        paper="n = 5, d = 1000, 10 simulations; the linear network without batch norm; activation with it not named",
-        note=ACTIVATION_NOTE + "For a linear network G* is the input's own Gram matrix: its mean field map is the "
-        "identity, and G_ℓ leaves it like a random walk, √ℓ.",
-    ),
-    Claim(
-        id="thesis2024-sec3.3",
-        seed="thesis2024",
-        place="sections 3.3.4 and 3.4",
-        kind="observation",
-        statement="For linear activations batch norm aligns the Gram matrix with the identity, which is G* there.",
-        expectations=(Expectation("distance_to_identity", "the mean Gram matrix is the identity", high=0.2),),
-        correction=Correction(
-            "With the centring of chapter 3, G* = (n/(n − 1))(I − 11ᵀ/n): singular, so that Theorem 3.2 says nothing "
-            "about linear activations.",
-            (
-                Expectation("distance_to_centred", "the mean Gram matrix is (n/(n − 1))(I − 11ᵀ/n)", high=0.2),
-                Expectation("smallest_eigenvalue", "which is singular", high=1e-6),
-            ),
-        ),
-        settings={
-            "quick": Setting({"width": 500, "batch_size": 5, "depth": 150, "burn_in": 50, "runs": 20}),
-            "standard": Setting({"width": 1000, "batch_size": 5, "depth": 500, "burn_in": 100, "runs": 50}),
-        },
-        measure=measure_linear_fixed_point,
-        paper="a statement in the text",
-        note="Without centring, as in orth2021, G* is the identity; chapter 3 centres.",
-    ),
-    Claim(
-        id="thesis2024-fig3.2",
-        seed="thesis2024",
-        place="figure 3.2",
-        kind="figure",
-        statement="The distance to G* decays with depth at an exponential rate until the term n/√d dominates, and lies "
-        "below the bound of Theorem 3.2.",
-        expectations=_trend(("relu", "tanh")),
-        settings=_two_sizes(
-            {
-                "width": 1000,
-                "batch_size": 10,
-                "depth": 20,
-                "activations": ("relu", "tanh"),
-                "early": 6,
-                "samples": 20_000,
-            },
-            quick=60,
-            paper=1000,
-        ),
-        measure=measure_depth,
-        paper="d = 1000, n = 10, ℓ = 1 … 20",
-        note=ACTIVATION_NOTE + "The bound's absolute constant and its mixing rate α are not given: C = 1, and 1 − α is "
-        "the square of the mean field's slowest rate.",
-    ),
-    Claim(
-        id="thesis2024-fig3.3",
-        seed="thesis2024",
-        place="figure 3.3",
-        kind="figure",
-        statement="At depth 20 the distance to G* falls like d^(−1/2) with the width.",
-        expectations=tuple(
-            Expectation(f"{name}_exponent", "slope −1/2 on log-log axes", low=-0.55, high=-0.45)
-            for name in ("relu", "tanh", "identity")
-        ),
-        settings=_two_sizes(
-            {
-                "over": "widths",
-                "widths": (50, 100, 200, 500, 1000),
-                "batch_size": 10,
-                "depth": 20,
-                "activations": ("relu", "tanh", "identity"),
-                "guide": 1.4,
-            },
-            quick=150,
-            paper=2000,
-        ),
-        measure=measure_scaling,
-        paper="d = 50, 100, 200, 500, 1000, ℓ = 20, n = 10",
-        note=ACTIVATION_NOTE,
-    ),
-    Claim(
-        id="thesis2024-fig3.4",
-        seed="thesis2024",
-        place="figure 3.4 and eq. (3.9)",
-        kind="figure",
-        statement="At depth 20 and width 1000 the distance to G* grows with the batch size no faster than n, as "
-        "n/√d in eq. (3.9) says.",
-        expectations=tuple(
-            Expectation(f"{name}_exponent", "at most slope 1 on log-log axes", high=1.05) for name in ("relu", "tanh")
-        ),
-        correction=Correction(
-            "The distance grows faster than n: (3.9) drops the factor α^(−1/2) of Theorem 3.2, and mixing slows down "
-            "as the batch grows. For linear activations it is n^(3/2)/(2√d); the theory of the noise of each layer "
-            "and of what the mean field map forgets gives every point.",
-            tuple(
-                Expectation(f"{name}_exponent", "between n and n^(3/2)", low=1.0, high=1.5) for name in ("relu", "tanh")
-            )
-            + tuple(
-                Expectation(f"{name}_over_theory", "the predicted size at every batch size", low=0.9, high=1.1)
-                for name in ("relu", "tanh", "identity")
-            ),
-        ),
-        settings=_two_sizes(
-            {
-                "over": "batch_sizes",
-                "batch_sizes": (10, 20, 30, 40, 50),
-                "width": 1000,
-                "depth": 20,
-                "activations": ("relu", "tanh", "identity"),
-                "guide": 0.15,
-            },
-            quick=100,
-            paper=1000,
-        ),
-        measure=measure_scaling,
-        paper="n = 10, 20, 30, 40, 50, d = 1000, ℓ = 20",
-        note=ACTIVATION_NOTE + "An upper bound O(n/√d) with an unknown constant cannot be contradicted at five batch "
-        "sizes; what is judged is the growth that the figure is to show.",
-    ),
-)

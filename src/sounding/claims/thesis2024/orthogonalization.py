@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sounding.claims.claim import Claim, Context, Expectation, Outcome, Setting
+from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import GROUPS, Number, extreme_of, mean_of, scaled
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.gram_paths import Array, points, slopes, thin
-from sounding.claims.thesis2024.haar_networks import KINDS, gaps_over_depth, square_inputs
+from sounding.claims.thesis2024.haar_networks import gaps_over_depth, square_inputs
 
 if TYPE_CHECKING:
     import torch
@@ -22,8 +22,6 @@ RELEASED_CONSTANT = 0.015
 PROVED_CONSTANT = 32.0
 # below this a mean gap is rounding
 RESOLVED_GAP = 1e-11
-FIGURE_1 = {"widths": (50, 100), "depth": 100, "share": 0.005}
-THEOREM_1 = {"kinds": (*KINDS, "isometric"), "depth_at_0": 20, "depth_per_width": 2}
 
 
 def measure_gap_decay(values: Mapping[str, Any], context: Context) -> Outcome:
@@ -143,58 +141,3 @@ def largest_over_inputs(parts: list[Array]) -> Number:
     groups = [np.concatenate(group) for group in zip(*(np.array_split(part, GROUPS) for part in parts), strict=True)]
     middle = extreme_of([group[:, 0].max() for group in groups])
     return dataclasses.replace(middle, high=max(float(group[:, 1].max()) for group in groups))
-
-
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="thesis2024-fig6.1",
-        seed="thesis2024",
-        place="figure 6.1",
-        kind="figure",
-        statement="With Haar weights the isometry gap vanishes at an exponential rate in depth, and the rate depends "
-        "on the width.",
-        expectations=(
-            *(Expectation(f"slope_{width}", "ln of the gap falls", high=-0.005) for width in (50, 100)),
-            *(
-                Expectation(
-                    f"late_over_early_slope_{width}", "exponential: the same rate throughout", low=0.7, high=1.4
-                )
-                for width in (50, 100)
-            ),
-            Expectation("rate_difference", "the narrower network is faster", low=0.002),
-        ),
-        settings={
-            "quick": Setting({**FIGURE_1, "runs": 10}),
-            "paper": Setting({**FIGURE_1, "runs": 100}),
-        },
-        measure=measure_gap_decay,
-        paper="randomly generated data, 10 runs; dashed: Theorem 6.1",
-        released="d = n ∈ {50, 100}, 100 layers, input (1 − f)I + f·uvᵀ with f = 0.005 and u, v uniform, 10 runs; the "
-        "theory line has a constant C = 0.015 set by hand",
-        note="The rate is that of d/(d + 2) per layer, 1/d, where Theorem 6.1 has 1/(Cd²(1 + dψ)): the line of "
-        "C = 0.015 follows no other width.",
-    ),
-    Claim(
-        id="thesis2024-thm6.1",
-        seed="thesis2024",
-        place="theorem 6.1",
-        kind="theorem",
-        statement="With Haar weights E ψ(X_{ℓ+1}) ≤ ψ(X_0)e^(−ℓ/k), k = Cd²(1 + dψ(X_0)), for an absolute constant C.",
-        expectations=(
-            Expectation(
-                "needed_constant",
-                "the proof's constant suffices at every width, input and layer",
-                high=PROVED_CONSTANT,
-            ),
-        ),
-        settings={
-            "quick": Setting({**THEOREM_1, "widths": (2, 3, 5, 10, 20), "inputs_per_group": 1, "runs": 50}),
-            "standard": Setting({**THEOREM_1, "widths": (2, 3, 5, 10, 20, 30), "inputs_per_group": 2, "runs": 60}),
-        },
-        measure=measure_theorem_6_1,
-        paper="a theorem; figure 6.1 illustrates it",
-        note="The bound holds with room: near isometry the gap falls by d/(d + 2) per layer (figure 6.1), which needs "
-        "1/(d² ln(1 + 2/d)): 0.36 at d = 2, the most of any width, and 1/(2d) at large ones. "
-        "The proof replaces d(d + 2) by d².",
-    ),
-)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sounding.claims.claim import Claim, Context, Expectation, Outcome, Setting
+from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, mean_of
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.gram_paths import points, thin
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from sounding.models import Mlp
 
 Array = NDArray[np.float64]
-
-ALMOST = 0.01
-"""An isometry gap below this: singular values within some ten percent of each other."""
 
 
 @dataclass(frozen=True)
@@ -245,104 +242,3 @@ def measure_depths(values: Mapping[str, Any], context: Context) -> Outcome:
         f"{values['learning_rate']:g}. {what}"
     )
     return Outcome(numbers, Picture(panels, caption))
-
-
-QUICK: dict[str, Any] = {
-    "data": "digits",
-    "width": 20,
-    "batch_size": 20,
-    "depths": (20, 40, 80),
-    "activations": ("tanh", "sin"),
-    "steps": 50,
-    "seeds": 5,
-    "exponent": 0.4,
-    "learning_rate": 0.02,
-    "larger_rate": 0.2,
-}
-PAPER = {**QUICK, "data": "cifar-10", "width": 100, "batch_size": 100, "depths": (100, 500, 1000), "steps": 100}
-
-
-def _settings(**more: Any) -> dict[Any, Setting]:
-    return {
-        "quick": Setting(
-            {**QUICK, **more},
-            reduction="digits in place of CIFAR-10, width and batch 20 in place of 100, depths 20, 40, 80 in place of "
-            "100, 500, 1000, 50 steps at learning rate 0.02, which go as far as 1000 at the seed's 0.001",
-        ),
-        "paper": Setting(
-            {**PAPER, **more},
-            reduction="100 steps at learning rate 0.02, which go as far as 2000 (4 epochs) at the seed's 0.001",
-        ),
-    }
-
-
-SETTING = (
-    "CIFAR-10, width 100, batch 100, SGD at learning rate 0.001, measured on one batch after every epoch; the gain "
-    "exponent and the number of epochs are not given"
-)
-
-BIAS = Claim(
-    id="thesis2024-fig6.6",
-    seed="thesis2024",
-    place="figure 6.6",
-    kind="figure",
-    statement="In a tanh network of 1000 layers the middle layers stay almost orthogonal under SGD although their "
-    "gradients are not negligible: SGD has an implicit bias towards orthogonal matrices.",
-    expectations=(
-        Expectation("middle_gap", "almost orthogonal: an isometry gap of a hundredth at most", high=ALMOST),
-        Expectation("middle_gap_over_last", "more so than the last layers", high=1.0),
-        Expectation("middle_gradient_over_mean", "gradients of at least a tenth of the average layer's", low=0.1),
-        Expectation("middle_gap_over_unbiased", "nearer than steps of that length without bias lead", high=0.9),
-    ),
-    settings=_settings(),
-    measure=measure_bias,
-    paper=f"depth 1000; {SETTING}",
-    note="A small gap alone shows no bias, as short steps leave any matrix close to where it was; the last "
-    "expectation compares with steps of the same length. The bias comes from batch norm: it takes out of the gradient "
-    "what changes a feature's length, layer after layer, and what survives this far from the output is skew, a "
-    "rotation. The numbers at the larger rate, with steps ten times as long, show how far it goes: the ratio to steps "
-    "without preferred direction is nearer to 1 there, in the small networks of quick scale almost 1; at paper scale "
-    "it is about a half, in networks that have learned nothing at that rate (accuracy as by chance).",
-)
-
-GAPS = Claim(
-    id="thesis2024-figC.3",
-    seed="thesis2024",
-    place="figure C.3",
-    kind="figure",
-    statement="During training the weights of the middle layers keep a small isometry gap, and the smaller the deeper "
-    "the network.",
-    expectations=tuple(
-        expectation
-        for activation in QUICK["activations"]
-        for expectation in (
-            Expectation(f"largest_middle_gap_{activation}", f"{activation}: small at every depth", high=ALMOST),
-            Expectation(f"middle_gap_deep_over_shallow_{activation}", f"{activation}: falls with depth", high=1.0),
-        )
-    ),
-    settings=_settings(shown="gaps"),
-    measure=measure_depths,
-    paper=f"sin and tanh, depths 100, 500 and 1000; {SETTING}",
-    note="See figure 6.6 for how much of it is a bias, and how much the size of the steps.",
-)
-
-GRADIENTS = Claim(
-    id="thesis2024-figC.4",
-    seed="thesis2024",
-    place="figure C.4",
-    kind="figure",
-    statement="The gradients of the weights do not vanish during training, in any layer and at any depth.",
-    expectations=tuple(
-        expectation
-        for activation in QUICK["activations"]
-        for expectation in (
-            Expectation(f"weakest_gradient_over_median_{activation}", f"{activation}: in no layer", low=0.1),
-            Expectation(f"middle_gradient_after_over_before_{activation}", f"{activation}: nor by training", low=0.1),
-        )
-    ),
-    settings=_settings(shown="gradients"),
-    measure=measure_depths,
-    paper=f"sin and tanh, depths 100, 500 and 1000; {SETTING}",
-)
-
-CLAIMS: tuple[Claim, ...] = (BIAS, GAPS, GRADIENTS)

@@ -1,0 +1,82 @@
+"""Rows are data: every file is listed once, names a function that exists, and is read without the others."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from sounding.claims import all_claims, find_claim
+from sounding.claims import registry as rows
+from sounding.claims.registry import ROWS, Measurement
+
+
+def test_files_and_order_agree() -> None:
+    order = tomllib.loads((ROWS / "order.toml").read_text("utf-8"))
+    listed = [f"{paper}/{name}.toml" for paper, names in order.items() for name in names]
+    found = [path.relative_to(ROWS).as_posix() for path in ROWS.glob("*/*")]
+    assert sorted(listed) == sorted(found)
+    assert len(set(listed)) == len(listed)
+
+
+@pytest.mark.parametrize("claim", all_claims(), ids=lambda claim: claim.id)
+def test_every_row_names_a_measuring_function(claim: rows.Claim) -> None:
+    assert isinstance(claim.measure, Measurement)
+    module, _, function = claim.measure.name.rpartition(".")
+    measure = getattr(importlib.import_module(f"sounding.claims.{module}"), function)
+    assert list(inspect.signature(measure).parameters) == ["values", "context"]
+    assert measure.__doc__
+
+
+def test_a_row_is_found_without_the_others() -> None:
+    """Neither another row's file is read nor any measuring module imported, let alone torch."""
+    program = (
+        "import sys, pathlib; read = pathlib.Path.read_text; seen = []\n"
+        "pathlib.Path.read_text = lambda self, *rest: (seen.append(self.name), read(self, *rest))[1]\n"
+        "from sounding.claims import find_claim; find_claim('thesis2024-thm6.5')\n"
+        "print(seen, [m for m in sys.modules if m == 'torch' or m.startswith('sounding.claims.thesis2024')])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['order.toml', 'thm6.5.toml'] []"
+
+
+def test_a_row_takes_from_another_what_it_does_not_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings key by key, scale by scale; texts and expectations whole."""
+    (tmp_path / "orth2021").mkdir()
+    first = (
+        'place = "lemma 1"\nkind = "theorem"\nstatement = """\nTwo\nlines."""\nexperiment = "none"\nmeasure = "a.b"\n'
+        '[expectations]\none = { low = 1, why = "so" }\n'
+        '[settings]\nall = { width = 8, runs = 2 }\nquick = { reduction = "less", depth = 3 }\npaper = { depth = 9 }\n'
+    )
+    second = 'like = "orth2021-one"\nplace = "lemma 2"\n[settings]\nall = { width = 16 }\npaper = { depth = 10 }\n'
+    for name, text in {"one": first, "two": second}.items():
+        (tmp_path / "orth2021" / f"{name}.toml").write_text(text, "utf-8")
+    monkeypatch.setattr(rows, "ROWS", tmp_path)
+    claim = rows._load.__wrapped__("orth2021", "two")
+    assert (claim.id, claim.paper, claim.place, claim.statement) == (
+        "orth2021-two",
+        "orth2021",
+        "lemma 2",
+        "Two lines.",
+    )
+    assert claim.settings["quick"] == rows.Setting({"width": 16, "runs": 2, "depth": 3}, "less")
+    assert claim.settings["paper"] == rows.Setting({"width": 16, "runs": 2, "depth": 10}, "")
+    assert [e.quantity for e in claim.expectations] == ["one"]
+
+
+def test_settings_of_an_unknown_scale_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "orth2021").mkdir()
+    source = (ROWS / "orth2021" / "lemma2.toml").read_text("utf-8")
+    (tmp_path / "orth2021" / "lemma2.toml").write_text(source + "\n[settings.huge]\nwidth = 1\n", "utf-8")
+    monkeypatch.setattr(rows, "ROWS", tmp_path)
+    with pytest.raises(ValueError, match="huge"):
+        rows._load.__wrapped__("orth2021", "lemma2")
+
+
+def test_an_id_is_found_once_and_kept() -> None:
+    assert find_claim("rank2020-lemma1") is find_claim("rank2020-lemma1")
