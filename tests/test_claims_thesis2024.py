@@ -44,7 +44,7 @@ CONTEXT = Context()
     ],
 )
 def test_every_place_has_its_row(place: str) -> None:
-    assert find_claim(f"thesis2024-{place}").seed == "thesis2024"
+    assert find_claim(f"thesis2024-{place}").paper == "thesis2024"
 
 
 def shrunk(claim_id: str, **changes: object) -> Claim:

@@ -93,6 +93,7 @@ def _load(paper: str, name: str) -> Claim:
         correction=correction,
         settings=chosen,
         measure=Measurement(fields.pop("measure")),
+        kind=fields.pop("kind"),
         **{key: _flow(text) for key, text in fields.items()},
     )
 
