@@ -66,7 +66,7 @@ def make_report(layers=4, *, findings=(), unmeasured=(), environment=None, **set
     summary = "Healthy: signal survives." if healthy else "Unhealthy: representations collapse."
     return Report(
         make_profile(layers, **settings),
-        Verdict(healthy, tuple(findings), summary),
+        Verdict("healthy" if healthy else "unhealthy", tuple(findings), summary),
         tuple(Unmeasured(name, reason) for name, reason in unmeasured),
         {"torch": "2.0", "device": "cpu"} if environment is None else environment,
     )

@@ -58,6 +58,7 @@ def test_exit_codes_are_those_documented() -> None:
         "UNHEALTHY": 1,
         "USAGE": 2,
         "NUMERICAL": 3,
+        "NOT_KNOWN": 4,
         "INTERRUPTED": 130,
     }
 

@@ -141,4 +141,4 @@ def test_any_profile_gets_a_verdict(found: list[Row], kinds: dict[str, str], sam
     """NaN, infinities, missing layers and contradictions included; what comes out is JSON."""
     verdict = judge(Profile(found, {"kinds": kinds, "samples": samples}))
     json.dumps(verdict.to_dict(), allow_nan=False)
-    assert verdict.healthy == all(finding.severity != "high" for finding in verdict.findings)
+    assert (verdict.status == "unhealthy") == any(finding.severity == "high" for finding in verdict.findings)

@@ -17,7 +17,10 @@ from torch.nn.functional import cross_entropy
 
 import sounding
 from sounding.errors import UsageError
+from sounding.probe.records import Finding
+from sounding.probe.table import Table
 from sounding.train.monitor import Event, Logarithmic, Monitor, Steps
+from sounding.train.monitor.changes import Changes
 
 
 def test_filters_by_name_and_class() -> None:
@@ -179,6 +182,7 @@ def test_gradients_are_a_measurement_of_the_reported_step(tmp_path: Any) -> None
         ({"every": 0}, "every"),
         ({"every": True}, "every"),
         ({"schedule": "weekly"}, "schedule"),
+        ({"every": 3, "schedule": [1]}, "every= or schedule="),
         ({"schedule": [1.5]}, "schedule"),
         ({"schedule": 7}, "schedule"),
         ({"measures": "rank"}, "measures"),
@@ -259,3 +263,16 @@ def test_a_layer_that_breaks_is_named() -> None:
     (event,) = [event for event in monitor.findings if event.kind.startswith("gradient_e")]
     assert event.text.startswith("gradients jump by ×")
     assert event.text.endswith(" (squared norm) at layer 8 ('7'), step 1")
+
+
+def test_no_rank_is_said_to_fall_below_one() -> None:
+    """Behind shortcuts a layer is collapsed with a share of 1e-4 left, and a rank of 1.0002 would be told as 1."""
+    for line, words in (
+        (0.1, "rank is below 1.23"),
+        (1e-4, "rank is 1 within 0.0002"),
+        (1e-17, "rank is 1 within 2e-17"),
+    ):
+        rank = Finding("rank_collapse", "high", "a", 3, {"line": line}, "", "rank2020", ())
+        (event,) = Changes().since(0, [rank], Table([], {}, {"kinds": {}}, "step 0"))
+        assert event.text.startswith(words)
+        assert "below 1 " not in event.text

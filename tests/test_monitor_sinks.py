@@ -21,7 +21,7 @@ from sounding.profile import Profile, Row
 from sounding.train.monitor import JsonLines, Memory, Monitor, Snapshot, read_json_lines
 
 ROOT = Path(__file__).parent.parent
-VERDICT = sounding.Verdict(True, (), "")
+VERDICT = sounding.Verdict("healthy", (), "")
 
 
 def snapshot(step: int, *rows: Row) -> Snapshot:

@@ -30,7 +30,9 @@ def run(model: nn.Module, inputs: Any) -> None:
 def table_of(watched: Watched, model: nn.Module) -> Table:
     root = watched._root
     assert root is model or root in model.modules()
-    return collect(watched._passes, named_parameters(root), tier="fast", source="watch", settings={})
+    return collect(
+        watched._passes, named_parameters(root), specs=watched._specs, tier="fast", source="watch", settings={}
+    )
 
 
 def text(reading: Reading) -> str:

@@ -91,8 +91,10 @@ def test_a_cure_that_a_weights_file_cannot_hold_says_how_to_rebuild_it(target: P
 
 def test_a_dry_run_writes_no_weights(target: Path, tmp_path: Path) -> None:
     out = tmp_path / "w.pt"
+    assert "Plan (not applied): he" in run(f"{target}:small", "--method", "he", "--dry-run").stdout
     result = run(f"{target}:small", "--method", "he", "--dry-run", "--out", out)
-    assert "Plan (not applied): he" in result.stdout
+    assert result.exit_code == ExitCode.USAGE, "an option that would be ignored is refused"
+    assert "one of the two" in result.stderr
     assert not out.exists()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -322,3 +323,19 @@ def test_a_linear_network_at_the_edge_keeps_every_correlation_and_says_so():
     assert "every correlation is a fixed point" in vanilla("leaky_relu:1", weight_std=1.0).note
     for other in (vanilla("relu", weight_std=math.sqrt(2)), vanilla("identity", weight_std=0.9, bias_std=0.1)):
         assert "correlation" not in other.note
+
+
+@pytest.mark.parametrize("predict", [critical, lambda phi, bias_std: vanilla(phi, weight_std=1.0, bias_std=bias_std)])
+@pytest.mark.parametrize("bias_std", [1e154, 1e300])
+def test_a_deviation_whose_variance_overflows_is_refused(predict: Callable[..., object], bias_std: float) -> None:
+    with pytest.raises(UsageError, match="bias_std must be at most"):
+        predict("tanh", bias_std=bias_std)
+
+
+def test_the_largest_deviation_gives_finite_numbers() -> None:
+    """Far out tanh is a sign: E φ² = 1 and E φ′² = (4/3)/√(2πq), so that the edge lies at σ_w² = (3/4) √(2πq)."""
+    found = critical("tanh", bias_std=1e100)
+    assert found.variance == pytest.approx(1e200, rel=TOLERANCE.closed_form)
+    assert found.weight_std == pytest.approx(
+        math.sqrt(0.75 * math.sqrt(2 * math.pi * 1e200)), rel=TOLERANCE.closed_form
+    )

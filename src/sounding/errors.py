@@ -17,7 +17,17 @@ class ExitCode(IntEnum):
     UNHEALTHY = 1
     USAGE = 2
     NUMERICAL = 3
+    NOT_KNOWN = 4
     INTERRUPTED = 130
+
+    @classmethod
+    def of(cls, status: str) -> ExitCode:
+        """The code that tells the status of a verdict.
+
+        >>> ExitCode.of("not known").value
+        4
+        """
+        return cls[status.replace(" ", "_").upper()]
 
 
 class SoundingError(Exception):

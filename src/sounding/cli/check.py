@@ -102,7 +102,8 @@ def check(
 
     \b
     Exit codes: 0 healthy, 1 a finding of high severity, 2 wrong usage or a target that fails,
-    3 numerical failure, 130 interrupted (what was measured is kept).
+    3 numerical failure, 4 not known (too little could be measured to say),
+    130 interrupted (what was measured is kept).
     """
     if html is not None:
         require_writable(html)
@@ -123,8 +124,7 @@ def check(
         _print(reports, prose, quiet=quiet, html=html)
     if interrupted:
         raise InterruptedRun("interrupted; what was measured is kept and marked partial")
-    healthy = all(report.verdict.healthy for report in reports.values())
-    ctx.exit(ExitCode.HEALTHY if healthy else ExitCode.UNHEALTHY)
+    ctx.exit(ExitCode.of(max(reports.values(), key=_badness).verdict.status))
 
 
 def to_json_object(reports: dict[str, Report], *, target: str | None) -> dict[str, Any]:
@@ -141,9 +141,11 @@ def to_json_object(reports: dict[str, Report], *, target: str | None) -> dict[st
     return {**head, "networks": {name: report.to_dict() for name, report in reports.items()}}
 
 
-def _badness(report: Report) -> tuple[bool, int]:
-    findings = report.verdict.findings
-    return not report.verdict.healthy, sum(finding.severity == "high" for finding in findings)
+def _badness(report: Report) -> tuple[int, int]:
+    from sounding.probe.records import STATUSES
+
+    verdict = report.verdict
+    return STATUSES.index(verdict.status), sum(finding.severity == "high" for finding in verdict.findings)
 
 
 def _choose_subjects(target: str | None, settings: Settings) -> list[Subject]:

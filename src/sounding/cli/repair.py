@@ -102,8 +102,14 @@ def repair(
 
     \b
     Exit codes: 0 healthy after the repair, 1 a finding of high severity remains or was caused,
-    2 wrong usage or a target that fails, 3 numerical failure, 130 interrupted.
+    2 wrong usage or a target that fails, 3 numerical failure, 4 not known (too little could be measured to say),
+    130 interrupted.
     """
+    if dry_run and out is not None:
+        raise UsageError(
+            f"expected --out with weights to write, got --out {out} with --dry-run, which changes and writes none",
+            hint="one of the two",
+        )
     if html is not None:
         require_writable(html)
     if out is not None:
@@ -122,7 +128,7 @@ def repair(
     if as_json:
         print_json(_to_json_object(repaired, target=target, written=written, dry_run=dry_run))
     _print(repaired, console(stderr=as_json, quiet=quiet and as_json), out=out, written=written, html=html, quiet=quiet)
-    ctx.exit(ExitCode.HEALTHY if plan.evidence.healthy else ExitCode.UNHEALTHY)
+    ctx.exit(ExitCode.of(plan.evidence.after.verdict.status))
 
 
 def parse_options(settings: tuple[str, ...], method: str) -> dict[str, dict[str, Any]]:
@@ -228,6 +234,7 @@ def _to_json_object(repaired: Repaired, *, target: str, written: Path | None, dr
     return {
         "target": target,
         **plan.to_dict(),
+        "status": plan.evidence.after.verdict.status,
         "healthy": plan.evidence.healthy,
         "dry_run": dry_run,
         "weights": None if written is None else str(written),

@@ -144,7 +144,7 @@ def write_verdict(report: Report) -> RenderableType:
     from rich.text import Text
 
     verdict = report.verdict
-    color, mark = ("green", "✓") if verdict.healthy else ("red", "✗")
+    color, mark = {"healthy": ("green", "✓"), "not known": ("yellow", "?"), "unhealthy": ("red", "✗")}[verdict.status]
     if verdict.healthy and verdict.findings:
         color = "yellow"
     partial = "Interrupted; what was measured says: " if report.profile.settings.get("partial") else ""

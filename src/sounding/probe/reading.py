@@ -124,7 +124,7 @@ def read(profile: Profile) -> Reading:
         if cells is None:
             cells = values[layer] = {}
         if measure == WEIGHT_GRADIENT:
-            # A call may own several parameters; the matrix, listed first by torch, speaks for the layer.
+            # A call may own several parameters; the one that speaks for the layer is listed first.
             cells.setdefault(measure, value)
             continue
         if layer not in names:

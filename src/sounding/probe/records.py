@@ -9,6 +9,8 @@ from typing import Any, Literal
 from sounding.profile import Profile
 
 Severity = Literal["low", "medium", "high"]
+Status = Literal["healthy", "not known", "unhealthy"]
+STATUSES: tuple[Status, ...] = ("healthy", "not known", "unhealthy")  # from best to worst
 FindingKind = Literal[
     "rank_collapse",
     "gradient_explosion",
@@ -62,15 +64,35 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Healthy or not, and the findings, worst first."""
+    """Healthy, unhealthy or not known, and the findings, worst first.
 
-    healthy: bool
+    Args:
+        status: "unhealthy" with a finding of high severity; without one "healthy", or "not known" where too little was
+            measured to say so.
+        findings: what is wrong, worst first.
+        summary: one or two sentences.
+        not_judged: what was not looked at, a phrase each.
+    """
+
+    status: Status
     findings: tuple[Finding, ...]
     summary: str
+    not_judged: tuple[str, ...] = ()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the network is known to be healthy; False as well where that is not known."""
+        return self.status == "healthy"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {"healthy": self.healthy, "summary": self.summary, "findings": [f.to_dict() for f in self.findings]}
+        return {
+            "status": self.status,
+            "healthy": self.healthy,
+            "summary": self.summary,
+            "not_judged": list(self.not_judged),
+            "findings": [finding.to_dict() for finding in self.findings],
+        }
 
 
 @dataclass(frozen=True)
@@ -93,9 +115,10 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types: verdict, findings, profile, unmeasured, environment."""
         verdict = self.verdict.to_dict()
+        findings = verdict.pop("findings")
         return {
-            "verdict": {"healthy": verdict["healthy"], "summary": verdict["summary"]},
-            "findings": verdict["findings"],
+            "verdict": verdict,
+            "findings": findings,
             "profile": self.profile.to_dict(),
             "unmeasured": [{"name": item.name, "reason": item.reason} for item in self.unmeasured],
             "environment": dict(self.environment),

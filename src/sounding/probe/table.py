@@ -94,9 +94,15 @@ class Table:
 
 
 def collect(
-    passes: Sequence[Pass], parameters: Parameters, *, tier: Tier, source: str, settings: Mapping[str, Any]
+    passes: Sequence[Pass],
+    parameters: Parameters,
+    *,
+    specs: Sequence[Spec],
+    tier: Tier,
+    source: str,
+    settings: Mapping[str, Any],
 ) -> Table:
-    """The table of some passes over a model with these parameters."""
+    """The table of some passes over a model with these parameters and modules."""
     for one in passes:
         one.moments.reduce()
     order = merge_order(passes)
@@ -109,6 +115,9 @@ def collect(
             lines.append(_line(layer, name, [_values(call) for call in found[name]], weights.get(layer, ())))
     growth, unit = fit(passes, firsts)
     own = _settings(passes, parameters, firsts, growth, unit, tier)
+    idle = [spec.name for spec in _never_called(passes, specs) if spec.weighs]
+    if idle:
+        own["never_called"] = idle
     return Table(lines, _network_values(passes, growth), {**own, **settings}, source)
 
 
@@ -168,7 +177,9 @@ def list_unmeasured(passes: Sequence[Pass], root: nn.Module, specs: Sequence[Spe
             found[name, reason] = None
     order, calls = merge_order(passes), _by_name(passes)
     firsts = [calls[name][0] for name in order]
-    for name, reason in [*_never_called(passes, specs), *_weight_gaps(passes, root, specs)]:
+    for spec in _never_called(passes, specs):
+        found[spec.name, "it was never called in the forward pass"] = None
+    for name, reason in _weight_gaps(passes, root, specs):
         found[name, reason] = None
     curves = _curves(passes, _fitted_calls(firsts)[0])
     if passes and not (curves and can_fit(curves)):
@@ -200,13 +211,13 @@ def _gaps(one: Pass) -> Iterator[tuple[str, str]]:
         yield NETWORK, "gradients: no backward pass reached a measured output"
 
 
-def _never_called(passes: Sequence[Pass], specs: Sequence[Spec]) -> Iterator[tuple[str, str]]:
+def _never_called(passes: Sequence[Pass], specs: Sequence[Spec]) -> Iterator[Spec]:
     called = {call.spec.name for one in passes for call in one.calls} | {name for one in passes for name in one.entered}
     attention = any(spec.name == ROOT and isinstance(spec.module, nn.MultiheadAttention) for spec in specs)
     whole = called if attention else called - {ROOT}  # attention multiplies by its child's weight without calling it
     for spec in specs:
         if spec.shown and spec.name not in called and _owner(spec.name, whole) is None:
-            yield spec.name, "it was never called in the forward pass"
+            yield spec
 
 
 def _weight_gaps(passes: Sequence[Pass], root: nn.Module, specs: Sequence[Spec]) -> Iterator[tuple[str, str]]:
@@ -295,7 +306,11 @@ def _mean(column: Sequence[float]) -> tuple[float, float | None]:
 def _weight_norms(
     passes: Sequence[Pass], parameters: Parameters, places: Mapping[str, int]
 ) -> dict[int, list[tuple[str, float, float | None]]]:
-    """Weight gradients, at the layer of the last call of the module that holds the weight."""
+    """Weight gradients, at the layer of the last call of the module that holds the weight.
+
+    The first of a layer speaks for it: a matrix before a bias, and one with a gradient before one whose gradient is
+    exactly zero, as beside a factor that starts at zero (LoRA).
+    """
     layers: dict[str, int] = {}
     for one in passes:
         for call in one.calls:
@@ -304,11 +319,15 @@ def _weight_norms(
             layers[name] = places[one.calls[index].name]
     norms: dict[int, list[tuple[str, float, float | None]]] = {}
     owners = set(layers)
+    vectors = {name for name, weight in parameters if weight.dim() < 2}
     for name, _ in parameters:
         column = [one.weights[name] for one in passes if name in one.weights]
         owner = _owner(name, owners) if column else None
         if owner is not None:
             norms.setdefault(layers[owner], []).append((name, *_mean(column)))
+    for found in norms.values():
+        if len(found) > 1:
+            found.sort(key=lambda row: (row[0] in vectors, row[1] == -math.inf))
     return norms
 
 

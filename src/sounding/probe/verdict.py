@@ -6,13 +6,14 @@ import math
 from dataclasses import replace
 
 from sounding.errors import UsageError
+from sounding.probe.evidence import find_gaps, find_missing
 from sounding.probe.findings.batch import find_batch_too_small, find_degenerate_batch
 from sounding.probe.findings.collapse import find_gradient_alignment, find_rank_collapse
 from sounding.probe.findings.gradients import find_gradient_change
 from sounding.probe.findings.units import find_dead_units, find_non_finite, find_saturation
 from sounding.probe.findings.unseen import unseen_products
 from sounding.probe.reading import Reading, read
-from sounding.probe.records import Finding, Verdict
+from sounding.probe.records import Finding, Status, Verdict
 from sounding.probe.thresholds import THRESHOLDS, Thresholds
 from sounding.profile import Profile
 
@@ -32,10 +33,11 @@ FINDERS = (
 def judge(profile: Profile, *, thresholds: Thresholds = THRESHOLDS) -> Verdict:
     """Read a measured profile and say what is wrong, worst first.
 
-    Healthy means that no finding is of high severity. Rows from theory are not judged.
+    Unhealthy means that a finding is of high severity. Healthy means that there is none, and that enough was measured
+    to find one; otherwise the status is not known. Rows from theory are not judged.
 
     >>> judge(Profile()).summary
-    'Nothing was measured, so nothing can be said.'
+    'Not known: nothing was measured, so nothing can be said.'
     """
     if not isinstance(profile, Profile):
         raise UsageError(
@@ -48,8 +50,12 @@ def judge_reading(reading: Reading, *, thresholds: Thresholds = THRESHOLDS) -> V
     """The verdict on a profile that was read already."""
     found = [_finite(finding) for find in FINDERS for finding in find(reading, thresholds)]
     findings = tuple(sorted(found, key=lambda finding: SEVERITIES[finding.severity]))
-    healthy = not any(finding.severity == "high" for finding in findings)
-    return Verdict(healthy, findings, _summarize(reading, findings, healthy=healthy))
+    missing = find_missing(reading)
+    status: Status = "healthy" if missing is None else "not known"
+    if any(finding.severity == "high" for finding in findings):
+        status = "unhealthy"
+    gaps = find_gaps(reading)
+    return Verdict(status, findings, _summarize(reading, findings, status, missing, gaps), gaps)
 
 
 def _finite(finding: Finding) -> Finding:
@@ -57,39 +63,31 @@ def _finite(finding: Finding) -> Finding:
     return replace(finding, evidence={key: value for key, value in finding.evidence.items() if math.isfinite(value)})
 
 
-def _summarize(reading: Reading, findings: tuple[Finding, ...], *, healthy: bool) -> str:
-    if not reading.calls:
-        return "Nothing was measured, so nothing can be said."
-    depth = reading.depth
-    if not findings:
-        return f"Healthy: {_survival(reading)}."
+def _summarize(
+    reading: Reading, findings: tuple[Finding, ...], status: Status, missing: str | None, gaps: tuple[str, ...]
+) -> str:
+    if status == "not known":
+        return f"Not known: {missing}."
     told = [finding for finding in findings if finding.severity == findings[0].severity]
-    phrases = "; ".join(dict.fromkeys(_phrase(finding, depth) for finding in told))
-    if not healthy:
+    phrases = "; ".join(dict.fromkeys(_phrase(finding, reading.depth) for finding in told))
+    if status == "unhealthy":
         return f"Unhealthy: {phrases}."
-    return f"Healthy, with {'a warning' if len(findings) == 1 else f'{len(findings)} warnings'}: {phrases}."
+    warnings = f", with {'a warning' if len(findings) == 1 else f'{len(findings)} warnings'}" if findings else ""
+    unseen = f" Not looked at: {'; '.join(gaps)}." if gaps else ""
+    return f"Healthy{warnings}: {phrases or _survival(reading)}.{unseen}"
 
 
 def _survival(reading: Reading) -> str:
     """What can be said of a network without findings: no more than was measured."""
     depth = reading.depth
-    if not depth:
-        return "signal passes, and no layer multiplies by a weight, so there is no depth to survive"
     layers = "its one weight layer" if depth == 1 else f"all {depth} weight layers"
     unseen = unseen_products(reading)
     if unseen:
-        return (
-            f"signal and gradient survive {unseen + depth} multiplications by weights, judged by their ends: {unseen} "
-            "ran outside of modules, or inside one that is measured as a whole"
-        )
+        return f"signal and gradient survive {unseen + depth} multiplications by weights, judged by their ends"
     gradients = [call.get("gradient_log_norm") for call in reading.weight_layers]
-    lost = sum(math.isnan(gradient) for gradient in gradients)
+    lost = any(math.isnan(gradient) for gradient in gradients)
     silent = sum(gradient == -math.inf for gradient in gradients)
-    if lost == len(gradients):
-        return f"signal survives {layers}; no gradient came back, so none was judged"
-    told = f"signal and gradient survive {layers}" if not lost else f"signal survives {layers}"
-    if lost:
-        told += f", the gradient those it came back to ({len(gradients) - lost} of {len(gradients)})"
+    told = f"signal survives {layers}" if lost else f"signal and gradient survive {layers}"
     return told + (
         f"; the gradient is exactly zero at {silent} of them, behind which weights or units are zero" if silent else ""
     )

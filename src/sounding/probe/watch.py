@@ -114,7 +114,8 @@ class Watched:
 
     def _table(self, settings: Mapping[str, Any]) -> Table:
         parameters = self._parameters or named_parameters(self._root)
-        return collect(self._passes, parameters, tier=self._tier, source=self._source, settings=settings)
+        tier, source = self._tier, self._source
+        return collect(self._passes, parameters, specs=self._specs, tier=tier, source=source, settings=settings)
 
     def _attach(self) -> None:
         begin = nn.Module.register_forward_pre_hook(self._root, self._begin, with_kwargs=True, prepend=True)

@@ -25,16 +25,18 @@ def write_title(reports: Reports) -> str:
 
 
 def write_verdicts(reports: Reports) -> str:
-    """A card per network: healthy or not, in words, then the few numbers that say it."""
+    """A card per network: healthy, unhealthy or not known, in words, then the few numbers that say it."""
     return "".join(_write_verdict(name, report) for name, report in reports.items())
 
 
 def _write_verdict(name: str, report: Report) -> str:
     verdict = report.verdict
-    state = "bad" if not verdict.healthy else "warn" if verdict.findings else "good"
-    word = {"bad": "Unhealthy", "warn": "Healthy, with warnings", "good": "Healthy"}[state]
+    state = {"unhealthy": "bad", "not known": "unknown", "healthy": "warn" if verdict.findings else "good"}[
+        verdict.status
+    ]
+    word = {"bad": "Unhealthy", "unknown": "Not known", "warn": "Healthy, with warnings", "good": "Healthy"}[state]
     sentence = verdict.summary
-    for prefix in ("Unhealthy: ", "Healthy: "):
+    for prefix in ("Unhealthy: ", "Not known: ", "Healthy: "):
         sentence = sentence.removeprefix(prefix)
     if ": " in sentence and sentence.startswith("Healthy, with"):
         sentence = sentence.partition(": ")[2]

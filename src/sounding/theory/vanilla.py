@@ -36,6 +36,7 @@ Status = Literal["fixed", "vanishing", "marginal", "diverging"]
 
 EDGE = 1e-9  # |χ₁ − 1| below this is the edge of chaos
 LINEAR = 1e-6  # how close to 1 the slope of the correlation map at 1 comes at infinite variance where φ becomes linear
+LARGEST_STD = 1e100  # its square times the span of the grid of variances, 1e24 and more, still fits float64
 SETTLING = 200  # layers after which the nearest attracting variance is the one a variance goes to
 
 NOTES: dict[Status, str] = {
@@ -221,6 +222,8 @@ def check_stds(weight_std: float, bias_std: float) -> tuple[float, float]:
         number = isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
         if not number or value < 0 or (name == "weight_std" and value == 0):
             raise UsageError(f"{name} must be a finite number {least}, got {value!r}")
+        if value > LARGEST_STD:
+            raise UsageError(f"{name} must be at most {LARGEST_STD:g}, got {value!r}: variances leave float64")
     return float(weight_std) ** 2, float(bias_std) ** 2
 
 

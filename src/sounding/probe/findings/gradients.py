@@ -22,8 +22,8 @@ def find_gradient_change(reading: Reading, thresholds: Thresholds) -> list[Findi
 
     Explosion is of high severity above 16 depth scales if 12 of them are sure at 99%; vanishing, which an optimizer
     that rescales each weight outlives for a while, if all 16 are sure, or above 20 (a rate that changes along the
-    network widens the interval, not the damage). A single weak layer is a warning: it gets a full gradient and
-    recovers.
+    network widens the interval, not the damage). Where the interval at 95% contains no change at all nothing is said.
+    A single weak layer is a warning: it gets a full gradient and recovers.
     """
     silenced = _silenced(reading)
     if silenced is not None:
@@ -38,7 +38,7 @@ def find_gradient_change(reading: Reading, thresholds: Thresholds) -> list[Findi
         fatal = change.spread >= near and max(change.surely, change.scales / thresholds.margin) >= line
     sure = change.low * change.high > 0 or abs(change.jump) >= near
     severity: Severity
-    if fatal:
+    if fatal and sure:
         severity = "high"
     elif change.scales >= near and sure:
         severity = "medium"

@@ -28,7 +28,8 @@ class WeightsAndBiases:
             self._run = _start(self._options)
         data: dict[str, Any] = {f"sounding/{tag}": value for tag, value in snapshot.scalars().items()}
         data["sounding/step"] = snapshot.step
-        data["sounding/healthy"] = int(snapshot.verdict.healthy)
+        if snapshot.verdict.status != "not known":  # a gap in the curve, where a 0 would accuse
+            data["sounding/healthy"] = int(snapshot.verdict.healthy)
         if snapshot.events:
             data["sounding/news"] = "\n".join(event.text for event in snapshot.events)
         self._run.log(data)

@@ -131,9 +131,11 @@ def _phrase(finding: Finding, *, first: bool) -> str:
     evidence = finding.evidence
     match finding.kind:
         case "rank_collapse":
-            # share_outside(r) = 1 − r^(−1/2) is below its line where the participation ratio r is below this
-            line = (1 - evidence["line"]) ** -2 if "line" in evidence else 2.0
-            return f"rank {'is' if first else 'fell'} below {line:.3g}"
+            # share_outside(r) = 1 − r^(−1/2) is below its line where the participation ratio r is below 1 + excess
+            excess = math.expm1(-2 * math.log1p(-evidence["line"])) if "line" in evidence else 1.0
+            if excess >= 0.01:
+                return f"rank {'is' if first else 'fell'} below {1 + excess:.3g}"
+            return f"rank {'is' if first else 'fell to'} 1 within {excess:.1g}"  # no rank is below 1
         case "gradient_explosion" | "gradient_vanishing" if "jump" in evidence:
             return f"gradients jump by ×{evidence['jump']:.3g} (squared norm)"
         case "gradient_explosion" | "gradient_vanishing" if "growth" in evidence:

@@ -37,7 +37,7 @@ class Monitor:
     Args:
         model: any module; torch.compile and data-parallel wrappers are looked through. A compiled model runs eagerly
             in the steps that are measured.
-        every: measure steps 0, n, 2n, …
+        every: measure steps 0, n, 2n, …; 100 where no schedule is given.
         schedule: instead of `every`: the steps themselves, a function of the step number, or "log" for ten per factor
             of ten.
         measures: "fast" (norms of the Gram matrix, gradient norms), "full" (spectral measures too), or the names of the
@@ -71,7 +71,7 @@ class Monitor:
         self,
         model: nn.Module,
         *,
-        every: int = 100,
+        every: int | None = None,
         schedule: Schedule | Iterable[int] | Literal["log"] | None = None,
         measures: str | Sequence[str] = "fast",
         include: Pick | Sequence[Pick] | None = None,

@@ -61,14 +61,16 @@ class Logarithmic:
         return any(round(10 ** (k / self.per_decade)) == step for k in range(nearest - 1, nearest + 2))
 
 
-def as_schedule(every: int, schedule: Schedule | Iterable[int] | Literal["log"] | None) -> Schedule:
-    """The schedule that was asked for; `schedule` goes before `every`.
+def as_schedule(every: int | None, schedule: Schedule | Iterable[int] | Literal["log"] | None) -> Schedule:
+    """The schedule that was asked for, by one of the two; every hundredth step where neither was given.
 
-    >>> as_schedule(100, [0, 5])(5), as_schedule(100, None)(5), as_schedule(100, "log")(5)
+    >>> as_schedule(None, [0, 5])(5), as_schedule(None, None)(5), as_schedule(None, "log")(5)
     (True, False, True)
     """
     if schedule is None:
-        return Every(every)
+        return Every(100 if every is None else every)
+    if every is not None:
+        raise UsageError(f"expected every= or schedule=, got both (every={every!r}, schedule={schedule!r})", hint="one")
     if isinstance(schedule, str):
         if schedule != "log":
             raise UsageError(f"expected schedule= 'log', steps or a function of the step, got {schedule!r}")

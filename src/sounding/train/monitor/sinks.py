@@ -87,7 +87,7 @@ class Memory:
 
     >>> memory = Memory(keep=4)
     >>> for step in range(0, 1000, 10):
-    ...     memory.write(Snapshot(step, Profile(), Verdict(True, (), "")))
+    ...     memory.write(Snapshot(step, Profile(), Verdict("healthy", (), "")))
     >>> list(memory.profiles)
     [0, 320, 640, 960, 990]
     """

@@ -106,8 +106,8 @@ class Window(Watched):
         settings: dict[str, Any] = {"step": self.step}
         if self._scale is not None:
             settings["loss_scale"] = self._scale
-        parameters = self.structure.parameters
-        return collect(self._passes, parameters, tier=self._tier, source=self._source, settings=settings)
+        parameters, tier, source = self.structure.parameters, self._tier, self._source
+        return collect(self._passes, parameters, specs=self._specs, tier=tier, source=source, settings=settings)
 
     @property
     def unmeasured(self) -> tuple[Unmeasured, ...]:
