@@ -5,5 +5,62 @@ D, the sum over features of the gradients' products g_a g_b. Every measure of a 
 
 - `description`: what theory is told about a network: nodes, each with a rule, its inputs and the law of its weights.
 - `signal`: K (or D) over the pairs of points that are followed, and the measures read off it.
-- the rules, one file per family; `propagate` runs a description forwards and backwards.
+- `rules`, `gaussian`, `normalize`, `group`, `windows`, `attention`: the rules; `propagate` runs a description.
 """
+
+from sounding.theory.signal.description import (
+    ONE,
+    ZERO,
+    Add,
+    Attention,
+    Convolution,
+    Description,
+    Elementwise,
+    Flatten,
+    Given,
+    Join,
+    Law,
+    Linear,
+    Mix,
+    Multiply,
+    Node,
+    Normalize,
+    Part,
+    Points,
+    Pool,
+    Regrid,
+    Rule,
+    Scale,
+    Take,
+)
+from sounding.theory.signal.propagate import Propagation, propagate
+from sounding.theory.signal.signal import Signal
+
+__all__ = [
+    "ONE",
+    "ZERO",
+    "Add",
+    "Attention",
+    "Convolution",
+    "Description",
+    "Elementwise",
+    "Flatten",
+    "Given",
+    "Join",
+    "Law",
+    "Linear",
+    "Mix",
+    "Multiply",
+    "Node",
+    "Normalize",
+    "Part",
+    "Points",
+    "Pool",
+    "Propagation",
+    "Regrid",
+    "Rule",
+    "Scale",
+    "Signal",
+    "Take",
+    "propagate",
+]

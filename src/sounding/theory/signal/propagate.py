@@ -1,0 +1,208 @@
+"""Run a description forwards and backwards: the signal and the gradient at every node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sounding.errors import UsageError
+from sounding.theory.signal import rules, windows
+from sounding.theory.signal.description import (
+    Add,
+    Convolution,
+    Description,
+    Elementwise,
+    Flatten,
+    Given,
+    Join,
+    Linear,
+    Mix,
+    Multiply,
+    Node,
+    Normalize,
+    Part,
+    Pool,
+    Regrid,
+    Scale,
+    Take,
+)
+from sounding.theory.signal.signal import Signal
+
+Forward = Callable[[Any, Node, tuple[Signal, ...]], Signal]
+Backward = Callable[[Any, Node, tuple[Signal, ...], Signal], tuple[Signal, ...]]
+
+RULES: dict[type, tuple[Forward, Backward]] = {
+    Linear: (rules.linear, rules.linear_backward),
+    Convolution: (windows.convolution, windows.convolution_backward),
+    Elementwise: (rules.elementwise, rules.elementwise_backward),
+    Normalize: (rules.normalized, rules.normalized_backward),
+    Add: (rules.add, rules.add_backward),
+    Scale: (rules.scaled, rules.scaled_backward),
+    Multiply: (rules.multiply, rules.multiply_backward),
+    Mix: (rules.mix, rules.mix_backward),
+    Pool: (windows.pool, windows.pool_backward),
+    Take: (rules.take, rules.take_backward),
+    Part: (rules.part, rules.part_backward),
+    Flatten: (rules.flatten, rules.flatten_backward),
+    Regrid: (rules.regrid, rules.regrid_backward),
+}
+
+
+@dataclass(frozen=True)
+class Propagation:
+    """What a description predicts at each of its nodes.
+
+    Args:
+        forward: K at every node, None where the way to it is cut: an input is unknown or no rule covers it.
+        backward: D at every node, summed over features; None where no gradient is known to arrive.
+        weight_gradients: the squared Frobenius norm of dL/dW of Linear and Convolution nodes; None elsewhere.
+        notes: why the way was cut, by node.
+    """
+
+    forward: tuple[Signal | None, ...]
+    backward: tuple[Signal | None, ...]
+    weight_gradients: tuple[float | None, ...]
+    notes: Mapping[int, str]
+
+
+def propagate(
+    description: Description,
+    *,
+    given: Mapping[int, Signal],
+    gradients: Mapping[int, Signal] | None = None,
+    draws: int = 32,
+    generator: np.random.Generator | None = None,
+) -> Propagation:
+    """The signal K and the gradient D at every node of a description.
+
+    Gradients that reach one value from several consumers add up as if independent: exact where the branches end in
+    centred random weights of their own, an approximation where two branches share weights.
+
+    Args:
+        description: the network.
+        given: the measured signals of its `Given` nodes, and of any other node at which to start anew.
+        gradients: D at the outputs, summed over features; without, only K is computed.
+        draws: heads drawn for each softmax attention.
+        generator: of these heads; by default one with a fixed start, so that equal descriptions give equal results.
+
+    >>> from sounding.theory.signal import Description, Given, Law, Linear, Node, Points, Signal
+    >>> nodes = (Node(Given(), (), Points(2), 4), Node(Linear(4, 8, Law(0.5)), (0,), Points(2), 8))
+    >>> found = propagate(Description(nodes, (1,)), given={0: Signal.full(np.eye(2), Points(2))})
+    >>> found.forward[1].sample_gram.tolist()
+    [[2.0, 0.0], [0.0, 2.0]]
+    """
+    notes: dict[int, str] = {}
+    context = Context(draws, generator or np.random.default_rng(0))
+    forward: list[Signal | None] = []
+    for index, node in enumerate(description.nodes):
+        forward.append(_step(description, index, node, forward, given, context, notes))
+    backward, weights = _backwards(description, forward, gradients or {}, context, notes)
+    return Propagation(tuple(forward), backward, weights, notes)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What rules may need beside their inputs."""
+
+    draws: int
+    generator: np.random.Generator
+
+
+def _step(
+    description: Description,
+    index: int,
+    node: Node,
+    forward: Sequence[Signal | None],
+    given: Mapping[int, Signal],
+    context: Context,
+    notes: dict[int, str],
+) -> Signal | None:
+    if index in given:
+        _check_points(given[index], node, index)
+        return given[index]
+    if isinstance(node.rule, Given):
+        notes[index] = "its signal was not given"
+        return None
+    if any(at >= index for at in node.inputs):
+        raise UsageError(f"expected the inputs of node {index} to come before it, got {node.inputs}")
+    inputs = [forward[at] for at in node.inputs]
+    known = tuple(one for one in inputs if one is not None)
+    if len(known) < len(inputs):
+        notes[index] = f"its input, node {node.inputs[inputs.index(None)]}, is not known"
+        return None
+    try:
+        run = _functions(description, node, context)[0]
+        return run(node.rule, node, known)
+    except UsageError as error:
+        notes[index] = str(error)
+        return None
+
+
+def _functions(description: Description, node: Node, context: Context) -> tuple[Forward, Backward]:
+    """The forward and the backward function of a node's rule."""
+    rule = node.rule
+    if isinstance(rule, Join):
+        features = tuple(description.nodes[at].features for at in node.inputs)
+        return (
+            lambda rule, node, inputs: rules.join(rule, node, inputs, features),
+            lambda rule, node, inputs, gradient: rules.join_backward(rule, node, inputs, gradient, features),
+        )
+    if type(rule) not in RULES:
+        raise UsageError(f"no rule covers {type(rule).__name__}")
+    return RULES[type(rule)]
+
+
+def _check_points(signal: Signal, node: Node, index: int) -> None:
+    if signal.points != node.points:
+        raise UsageError(f"expected a signal over {node.points} for node {index}, got one over {signal.points}")
+
+
+def _backwards(
+    description: Description,
+    forward: Sequence[Signal | None],
+    gradients: Mapping[int, Signal],
+    context: Context,
+    notes: dict[int, str],
+) -> tuple[tuple[Signal | None, ...], tuple[float | None, ...]]:
+    count = len(description.nodes)
+    arrived: list[Signal | None] = [None] * count
+    lost: set[int] = set()  # nodes to which a gradient comes that no rule tells
+    weights: list[float | None] = [None] * count
+    for index, signal in gradients.items():
+        _check_points(signal, description.nodes[index], index)
+        arrived[index] = signal
+    for index in range(count - 1, -1, -1):
+        node, gradient = description.nodes[index], arrived[index]
+        if index in lost:
+            arrived[index] = gradient = None
+            lost |= set(node.inputs)
+        if gradient is None or isinstance(node.rule, Given):
+            continue
+        inputs = [forward[at] for at in node.inputs]
+        known = tuple(one for one in inputs if one is not None)
+        try:
+            if len(known) < len(inputs):
+                raise UsageError("the signal in front of it is not known")
+            run = _functions(description, node, context)[1]
+            found = run(node.rule, node, known, gradient)
+        except UsageError as error:
+            notes.setdefault(index, f"no gradient passes it: {error}")
+            lost |= set(node.inputs)
+            continue
+        weights[index] = _weight_gradient(node, known[0], gradient)
+        for at, one in zip(node.inputs, found, strict=True):
+            already = arrived[at]
+            arrived[at] = one if already is None else already.plus(one)
+    return tuple(arrived), tuple(weights)
+
+
+def _weight_gradient(node: Node, signal: Signal, gradient: Signal) -> float | None:
+    rule = node.rule
+    if isinstance(rule, Linear):
+        return rules.weight_gradient(signal, gradient, rule.fan_in)
+    if isinstance(rule, Convolution):
+        return rules.weight_gradient(windows.window_sums(rule, node, signal), gradient, rule.channels_in // rule.groups)
+    return None

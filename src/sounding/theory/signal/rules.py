@@ -1,0 +1,319 @@
+"""The rules that need few lines: what each does to the signal forwards, and to the gradient backwards.
+
+Every forward function takes (rule, node, inputs) and gives the signal of the node; every backward function takes
+(rule, node, inputs, gradient) and gives one gradient per input, in order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sounding.activations import Activation
+from sounding.errors import UsageError
+from sounding.theory.signal.description import (
+    Add,
+    Array,
+    Elementwise,
+    Flatten,
+    Join,
+    Law,
+    Linear,
+    Mix,
+    Multiply,
+    Node,
+    Normalize,
+    Part,
+    Points,
+    Regrid,
+    Scale,
+    Take,
+)
+from sounding.theory.signal.gaussian import map_pairs
+from sounding.theory.signal.normalize import normalize, normalize_backward, scale
+from sounding.theory.signal.signal import Signal
+
+Inputs = tuple[Signal, ...]
+Gradients = tuple[Signal, ...]
+
+
+def linear(rule: Linear, node: Node, inputs: Inputs) -> Signal:
+    """K′ = n_in v K + (n_in μ)² m mᵀ + n_in μ β (m_a + m_b) + E b² behind y = W x + b; μ, v are the weights' moments.
+
+    Exact in the mean over weights at any width; over seeds K′ scatters by √(2/n_out).
+    """
+    return through_weights(inputs[0], rule.weight, rule.bias, rule.fan_in)
+
+
+def through_weights(signal: Signal, weight: Law, bias: Law, fan_in: int) -> Signal:
+    """The signal behind random weights that each see `fan_in` features."""
+    total = fan_in * weight.mean
+    matrix = fan_in * weight.variance * signal.matrix + bias.second_moment
+    if total != 0:
+        level = total * signal.mean + bias.mean
+        matrix += level[:, :, None] * level[:, None, :] - bias.mean**2
+    return signal.like(matrix, total * signal.mean + bias.mean)
+
+
+def linear_backward(rule: Linear, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
+    """D′ = n_in (v D + μ² G Gᵀ), G the sum of the gradient over features; G′ = n_in μ G."""
+    matrix = rule.fan_in * rule.weight.variance * gradient.matrix
+    if rule.weight.mean != 0:
+        matrix += rule.fan_in * rule.weight.mean**2 * gradient.mean[:, :, None] * gradient.mean[:, None, :]
+    return (gradient.like(matrix, rule.fan_in * rule.weight.mean * gradient.mean),)
+
+
+def elementwise(rule: Elementwise, node: Node, inputs: Inputs) -> Signal:
+    """K′ = E φ(x_a)φ(x_b) for Gaussian x with the signal's means and second moments; see `gaussian.map_pairs`.
+
+    The limit is that of wide layers, whose sums over inputs are Gaussian; behind a sum that holds another function's
+    output (a residual stream of rectified values) it is an approximation.
+    """
+    mapped = map_pairs(rule.activation, inputs[0].matrix, inputs[0].mean)
+    return inputs[0].like(mapped.matrix, mapped.mean)
+
+
+def elementwise_backward(rule: Elementwise, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
+    """D′ = D ∘ E φ′(x_a)φ′(x_b): wide random weights make gradients independent of the values that they meet."""
+    mapped = map_pairs(rule.activation, inputs[0].matrix, inputs[0].mean, slope=True)
+    return (gradient.like(gradient.matrix * mapped.matrix, gradient.mean * mapped.mean),)
+
+
+def normalized(rule: Normalize, node: Node, inputs: Inputs) -> Signal:
+    """See `normalize`."""
+    return normalize(rule, inputs[0], node.features)
+
+
+def normalized_backward(rule: Normalize, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
+    """See `normalize_backward`."""
+    return (normalize_backward(rule, inputs[0], gradient, node.features),)
+
+
+def scaled(rule: Scale, node: Node, inputs: Inputs) -> Signal:
+    """K′ = E c² K + E c E u (m_a + m_b) + E u²."""
+    return scale(inputs[0], rule.factor, rule.shift)
+
+
+def scaled_backward(rule: Scale, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
+    """D′ = E c² D."""
+    return (gradient.like(rule.factor.second_moment * gradient.matrix, rule.factor.mean * gradient.mean),)
+
+
+def add(rule: Add, node: Node, inputs: Inputs) -> Signal:
+    """K′ = Σ c_i² K_i + Σ_{i≠j} c_i c_j m_i m_jᵀ: inputs share nothing but their feature means.
+
+    A branch whose last weights are centred and independent of the stream is such an input. An input that is added to
+    itself is merged with itself.
+    """
+    parts = [spread_out(one, node.points) for one in inputs]
+    merged = _merge(rule.coefficients, node.inputs)
+    first = parts[0]
+    matrix, mean = np.zeros_like(first.matrix), np.zeros_like(first.mean)
+    for at, coefficient in merged.items():
+        own = coefficient * parts[at].mean
+        if own.any() and mean.any():
+            cross = mean[:, :, None] * own[:, None, :]
+            matrix += cross + np.swapaxes(cross, 1, 2)
+        matrix += coefficient**2 * parts[at].matrix
+        mean = mean + own
+    return first.like(matrix, mean)
+
+
+def add_backward(rule: Add, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
+    """D_i = c_i² D, summed over what was spread out."""
+    merged = _merge(rule.coefficients, node.inputs)
+    found = []
+    for at, one in enumerate(inputs):
+        coefficient = merged.get(at, 0.0)
+        found.append(gather(gradient.like(coefficient**2 * gradient.matrix, coefficient * gradient.mean), one))
+    return tuple(found)
+
+
+def _merge(coefficients: tuple[float, ...], nodes: tuple[int, ...]) -> dict[int, float]:
+    """The coefficient of each input, those of one node that comes twice added up at its first place."""
+    if len(coefficients) != len(nodes):
+        raise UsageError(f"expected one coefficient per input, got {len(coefficients)} for {len(nodes)} inputs")
+    merged: dict[int, float] = {}
+    for coefficient, node in zip(coefficients, nodes, strict=True):
+        at = nodes.index(node)
+        merged[at] = merged.get(at, 0.0) + coefficient
+    return merged
+
+
+SQUARE = Activation("square", lambda x: x * x, lambda x: 2.0 * x, degree=2.0, slopes=(1.0, -1.0))
+
+
+def multiply(rule: Multiply, node: Node, inputs: Inputs) -> Signal:
+    """K′ = K₁ ∘ K₂ for independent inputs; a value times itself is the function x², with Gaussian x."""
+    if node.inputs[0] == node.inputs[1]:
+        return elementwise(Elementwise(SQUARE), node, inputs[:1])
+    left, right = (spread_out(one, node.points) for one in inputs)
+    return left.like(left.matrix * right.matrix, left.mean * right.mean)
+
+
+def multiply_backward(rule: Multiply, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
+    """D₁ = D ∘ K₂ and D₂ = D ∘ K₁."""
+    if node.inputs[0] == node.inputs[1]:
+        (whole,) = elementwise_backward(Elementwise(SQUARE), node, inputs[:1], gradient)
+        return whole, whole.like(np.zeros_like(whole.matrix))
+    left, right = (spread_out(one, node.points) for one in inputs)
+    return (
+        gather(gradient.like(gradient.matrix * right.matrix, gradient.mean * right.mean), inputs[0]),
+        gather(gradient.like(gradient.matrix * left.matrix, gradient.mean * left.mean), inputs[1]),
+    )
+
+
+def spread_out(signal: Signal, points: Points) -> Signal:
+    """A signal without positions, or of one sample, repeated over those of `points`."""
+    if signal.points.size == points.size:
+        return signal
+    if not signal.is_full or signal.points.positions not in (1, points.positions):
+        raise UsageError(f"expected signals over {points} or one that spreads out to them, got {signal.points}")
+    samples = np.arange(points.samples) if signal.points.samples > 1 else np.zeros(points.samples, dtype=int)
+    places = np.arange(points.positions) if signal.points.positions > 1 else np.zeros(points.positions, dtype=int)
+    index = (samples[:, None] * signal.points.positions + places).ravel()
+    return Signal.full(signal.gram[np.ix_(index, index)], points, signal.mean[0][index])
+
+
+def gather(gradient: Signal, target: Signal) -> Signal:
+    """The gradient at a signal that was spread out: the sum over its copies."""
+    if gradient.points.size == target.points.size:
+        return Signal(gradient.matrix, target.points, gradient.mean, target.spacing)
+    samples, positions = gradient.points.samples, gradient.points.positions
+    summed = gradient.gram.reshape(samples, positions, samples, positions)
+    mean = gradient.mean.reshape(samples, positions)
+    if target.points.positions == 1:
+        summed, mean = summed.sum(axis=(1, 3), keepdims=True), mean.sum(axis=1, keepdims=True)
+    if target.points.samples == 1:
+        summed, mean = summed.sum(axis=(0, 2), keepdims=True), mean.sum(axis=0, keepdims=True)
+    return Signal.full(summed.reshape(target.points.size, -1), target.points, mean)
+
+
+def mix(rule: Mix, node: Node, inputs: Inputs) -> Signal:
+    """K′ = A K Aᵀ within and between samples."""
+    return mixed(rule.matrix, inputs[0], node.points)
+
+
+def mix_backward(rule: Mix, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
+    """D′ = Aᵀ D A."""
+    return (mixed(rule.matrix.T, gradient, inputs[0].points),)
+
+
+def mixed(matrix: Array, signal: Signal, points: Points) -> Signal:
+    """The positions of each sample mixed by a fixed matrix (positions out, positions in)."""
+    samples, out = points.samples, matrix.shape[0]
+    if matrix.shape != (points.positions, signal.points.positions):
+        raise UsageError(
+            f"expected a matrix of {points.positions} × {signal.points.positions} positions, got {matrix.shape}"
+        )
+    rows = matrix @ signal.gram.reshape(samples, -1, signal.points.size)
+    pairs = rows.reshape(samples * out * samples, -1) @ matrix.T
+    mean = signal.mean.reshape(samples, -1) @ matrix.T
+    return Signal.full(pairs.reshape(points.size, points.size), points, mean)
+
+
+def take(rule: Take, node: Node, inputs: Inputs) -> Signal:
+    """The pairs of the positions taken."""
+    index = _taken(rule, inputs[0])
+    return Signal.full(inputs[0].gram[np.ix_(index, index)], node.points, inputs[0].mean[0][index])
+
+
+def take_backward(rule: Take, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
+    """D at the positions taken, 0 elsewhere; a position that was taken twice gets the sum."""
+    index, points = _taken(rule, inputs[0]), inputs[0].points
+    choice = np.zeros((len(index), points.size))
+    choice[np.arange(len(index)), index] = 1.0
+    return (Signal.full(choice.T @ gradient.gram @ choice, points, gradient.mean[0] @ choice),)
+
+
+def _taken(rule: Take, signal: Signal) -> NDArray[np.int64]:
+    starts = np.arange(signal.points.samples)[:, None] * signal.points.positions
+    return np.asarray((starts + np.asarray(rule.positions)).ravel(), dtype=np.int64)
+
+
+def join(rule: Join, node: Node, inputs: Inputs, features: tuple[int, ...]) -> Signal:
+    """Features side by side: the mean of the K_i weighed by their features. Positions side by side: blocks of one
+    matrix, with m_a m_b between points of different inputs, which share nothing but their feature means."""
+    if rule.axis == "features":
+        parts = [spread_out(one, node.points) for one in inputs]
+        shares = np.array(features) / sum(features)
+        matrix = sum(share * one.matrix for share, one in zip(shares, parts, strict=True))
+        mean = sum(share * one.mean for share, one in zip(shares, parts, strict=True))
+        return parts[0].like(np.asarray(matrix), np.asarray(mean))
+    where = _places(node.points, inputs)
+    mean = np.zeros(node.points.size)
+    for at, one in zip(where, inputs, strict=True):
+        mean[at] = one.mean[0]
+    matrix = np.outer(mean, mean)
+    for at, one in zip(where, inputs, strict=True):
+        matrix[np.ix_(at, at)] = one.gram
+    return Signal.full(matrix, node.points, mean)
+
+
+def join_backward(rule: Join, node: Node, inputs: Inputs, gradient: Signal, features: tuple[int, ...]) -> Gradients:
+    """Each input's block of D; of joined features each gets its share, as if all features weighed alike."""
+    if rule.axis == "features":
+        shares = [count / sum(features) for count in features]
+        parts = [gradient.like(share * gradient.matrix, share * gradient.mean) for share in shares]
+        return tuple(gather(part, one) for part, one in zip(parts, inputs, strict=True))
+    where = _places(node.points, inputs)
+    return tuple(
+        Signal.full(gradient.gram[np.ix_(at, at)], one.points, gradient.mean[0][at])
+        for at, one in zip(where, inputs, strict=True)
+    )
+
+
+def _places(points: Points, inputs: Inputs) -> list[NDArray[np.int64]]:
+    """The numbers of each input's points within the joined ones."""
+    numbers = np.arange(points.size).reshape(points.samples, points.positions)
+    ends = np.cumsum([one.points.positions for one in inputs])
+    if ends[-1] != points.positions:
+        raise UsageError(f"expected inputs with {points.positions} positions together, got {ends[-1]}")
+    return [np.asarray(part.ravel(), dtype=np.int64) for part in np.split(numbers, ends[:-1], axis=1)]
+
+
+def part(rule: Part, node: Node, inputs: Inputs) -> Signal:
+    """Features of a random map are alike: a part has the Gram matrix of the whole."""
+    return inputs[0]
+
+
+def part_backward(rule: Part, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
+    """D is a sum over features: a part's gradient is its share of the whole's sum."""
+    return (gradient,)
+
+
+def flatten(rule: Flatten, node: Node, inputs: Inputs) -> Signal:
+    """K′[s, t] = the mean over positions of K at equal positions."""
+    (signal,) = inputs
+    mean = signal.mean.reshape(len(signal.matrix), signal.points.samples, -1).mean(axis=(0, 2))
+    return Signal.full(signal.sample_gram, node.points, mean)
+
+
+def flatten_backward(rule: Flatten, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
+    """D/positions at equal positions; gradients of different positions come through different weights: 0."""
+    (signal,) = inputs
+    positions, rest = signal.points.positions, signal.matrix.shape[1] // signal.points.samples
+    block: Array = np.kron(gradient.gram / positions, np.eye(rest)).astype(np.float64)
+    mean = np.repeat(gradient.mean[0] / positions, rest)
+    return (repeated(signal, block, mean),)
+
+
+def repeated(signal: Signal, block: Array, mean: Array) -> Signal:
+    """A signal over the pairs of another with the same numbers in every block."""
+    blocks = len(signal.matrix)
+    return signal.like(np.repeat(block[None], blocks, axis=0), np.repeat(mean[None], blocks, axis=0))
+
+
+def regrid(rule: Regrid, node: Node, inputs: Inputs) -> Signal:
+    """The same pairs under another grid."""
+    return Signal.full(inputs[0].gram, node.points, inputs[0].mean)
+
+
+def regrid_backward(rule: Regrid, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
+    """The same pairs under the grid before."""
+    return (Signal.full(gradient.gram, inputs[0].points, gradient.mean),)
+
+
+def weight_gradient(seen: Signal, gradient: Signal, fan_in: int) -> float:
+    """E ‖dL/dW‖² = n_in Σ_ab D_ab K_ab, since dL/dW = Σ_a g_a h_aᵀ; `seen` is K, or its window sums."""
+    return fan_in * float(gradient.row_sums(gradient.matrix * seen.matrix).sum())

@@ -1,0 +1,162 @@
+"""The signal at one place of a network: second moments over pairs of points, and the measures read off them.
+
+K[a, b] is the mean over features of h_a h_b; D[a, b] the sum over features of the gradients' products g_a g_b. One
+record holds either. Where all pairs of points would be too many, positions are dealt to sub-grids of every r-th
+position, and pairs within a sub-grid are followed: a stride of 2 maps a spacing of r to one of r/2, and the sub-grids
+stay closed under convolution, functions and sums. Spacing 1 is one block with all pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal
+
+import numpy as np
+
+from sounding.errors import UsageError
+from sounding.theory.signal.description import Array, Points
+
+FULL = (
+    2048  # points up to which all pairs are followed: 32 MiB for each node; above, memory and time grow as the square
+)
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Second moments over the followed pairs of points.
+
+    Args:
+        matrix: (blocks, size, size); a block holds the points of one sub-grid, sample by sample.
+        points: where the signal lives.
+        mean: (blocks, size), the mean over features of h_a; for gradients, their sum over features.
+        spacing: of the sub-grids along each axis; 1 everywhere for all pairs.
+    """
+
+    matrix: Array
+    points: Points
+    mean: Array
+    spacing: tuple[int, ...]
+
+    @classmethod
+    def full(cls, matrix: Array, points: Points, mean: Array | None = None) -> Signal:
+        """A signal with all pairs of points, from an n × n matrix and the feature means (n,), 0 unless given.
+
+        >>> Signal.full(np.eye(2), Points(2)).sample_gram.tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+        """
+        matrix = np.asarray(matrix, dtype=np.float64)
+        if matrix.shape != (points.size, points.size):
+            raise UsageError(f"expected a matrix over {points.size} points, got the shape {matrix.shape}")
+        level = np.zeros(points.size) if mean is None else np.asarray(mean, dtype=np.float64).reshape(points.size)
+        return cls(matrix[None], points, level[None], (1,) * len(points.grid))
+
+    @classmethod
+    def of_features(
+        cls, array: Any, *, spacing: tuple[int, ...] | None = None, reduce: Literal["mean", "sum"] = "mean"
+    ) -> Signal:
+        """The signal of measured values (samples, *grid, features): the mean over features for K, the sum for D.
+
+        >>> Signal.of_features(np.array([[1.0, 1.0], [2.0, 0.0]])).matrix.tolist()
+        [[[1.0, 1.0], [1.0, 2.0]]]
+        """
+        values = np.asarray(array, dtype=np.float64)
+        if values.ndim < 2 or values.size == 0:
+            raise UsageError(f"expected values of shape (samples, *grid, features), got {values.shape}")
+        points = Points(values.shape[0], values.shape[1:-1])
+        chosen = (1,) * len(points.grid) if spacing is None else spacing
+        rows = values.reshape(points.size, -1)[block_points(points, chosen)]
+        divisor = values.shape[-1] if reduce == "mean" else 1
+        return cls(rows @ np.swapaxes(rows, 1, 2) / divisor, points, rows.sum(axis=2) / divisor, chosen)
+
+    @property
+    def gram(self) -> Array:
+        """The n × n matrix of all pairs; refused where only sub-grids are followed."""
+        if not self.is_full:
+            raise UsageError(f"only pairs on every {self.spacing} positions are followed, not all pairs")
+        whole: Array = self.matrix[0]
+        return whole
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all pairs of points are followed."""
+        return len(self.matrix) == 1
+
+    @property
+    def diagonal(self) -> Array:
+        """The second moment of every point, (blocks, size)."""
+        return np.ascontiguousarray(np.diagonal(self.matrix, axis1=1, axis2=2))
+
+    @property
+    def lattice(self) -> tuple[int, ...]:
+        """How many positions a sub-grid has along each axis."""
+        return tuple(size // step for size, step in zip(self.points.grid, self.spacing, strict=True))
+
+    @property
+    def total(self) -> float:
+        """The sum of the second moments of all points: the squared norm of a gradient."""
+        return float(np.einsum("bii->", self.matrix))
+
+    @property
+    def sample_gram(self) -> Array:
+        """Second moments of samples, (samples, samples): pairs at the same position, in the mean over positions."""
+        samples, rest = self.points.samples, self.matrix.shape[1] // self.points.samples
+        paired = self.matrix.reshape(-1, samples, rest, samples, rest)
+        return np.asarray(np.einsum("bsptp->st", paired) / self.points.positions)
+
+    @property
+    def repeat(self) -> float:
+        """How many pairs of different positions stand behind each followed one; 1 for all pairs."""
+        followed = math.prod(self.lattice)
+        return (self.points.positions - 1) / (followed - 1) if followed > 1 else 1.0
+
+    def apart(self, matrix: Array) -> Array:
+        """The entries of pairs at different positions, those at one position set to 0."""
+        samples, rest = self.points.samples, matrix.shape[1] // self.points.samples
+        result = matrix.reshape(-1, samples, rest, samples, rest).copy()
+        result[:, :, np.arange(rest), :, np.arange(rest)] = 0.0
+        return np.asarray(result.reshape(matrix.shape))
+
+    def row_sums(self, matrix: Array) -> Array:
+        """Σ_b M_ab over all points b, (blocks, size), each followed pair counted for those it stands for."""
+        return np.asarray(self.weigh(matrix).sum(axis=2))
+
+    def weigh(self, matrix: Array) -> Array:
+        """A matrix whose sum over a block is the sum over all pairs: entries times the pairs that they stand for."""
+        return matrix if self.is_full else np.asarray(matrix + (self.repeat - 1) * self.apart(matrix))
+
+    def multiply(self, left: Array, right: Array) -> Array:
+        """The product Σ_c L_ac R_cb over all points c, at the followed pairs."""
+        if self.is_full:
+            return np.asarray(left @ right)
+        return np.asarray(left @ right + (self.repeat - 1) * (self.apart(left) @ self.apart(right)))
+
+    def like(self, matrix: Array, mean: Array | None = None) -> Signal:
+        """A signal over the same pairs with other numbers; means of 0 unless given."""
+        return Signal(matrix, self.points, np.zeros(matrix.shape[:2]) if mean is None else mean, self.spacing)
+
+    def plus(self, other: Signal) -> Signal:
+        """The sum of two independent signals of mean 0: gradients that arrive from two sides."""
+        return self.like(self.matrix + other.matrix, self.mean + other.mean)
+
+    def tokens(self) -> Iterator[Array]:
+        """The positions × positions matrix of each sample, of the followed pairs, block by block."""
+        samples, rest = self.points.samples, self.matrix.shape[1] // self.points.samples
+        for block in self.matrix.reshape(-1, samples, rest, samples, rest):
+            yield from (block[sample, :, sample] for sample in range(samples))
+
+
+def block_points(points: Points, spacing: tuple[int, ...]) -> Any:
+    """The numbers of the points of every block, (blocks, size), sample by sample."""
+    if len(spacing) != len(points.grid) or any(
+        size % step or step < 1 for size, step in zip(points.grid, spacing, strict=True)
+    ):
+        raise UsageError(f"expected a spacing that divides the grid {points.grid} along every axis, got {spacing}")
+    numbers = np.arange(points.size).reshape(points.samples, *points.grid)
+    starts = product(*(range(step) for step in spacing))
+    return np.stack([
+        numbers[(slice(None), *(slice(at, None, step) for at, step in zip(start, spacing, strict=True)))].ravel()
+        for start in starts
+    ])  # fmt: skip
