@@ -47,7 +47,9 @@ def find_kinks(function: Callable[[Array], Array], *, reach: float = 12.0, beyon
     with np.errstate(all="ignore"):
         y = function(grid)
         differences = np.abs(np.diff(y, ORDER))
-        floor = _rounding(y)
+        # Terms as large as the largest value may cancel where the function is small, as in x·(1 + tanh(x)) at −10:
+        # what is left there is their rounding, which would pass for hundreds of jumps.
+        floor = _rounding(y) + 2.0**ORDER * np.finfo(np.float64).eps * _largest_finite(y)
     peaks = _local_maxima(differences, width=ORDER)
     ends = np.maximum(np.abs(grid[peaks]), np.abs(grid[peaks + ORDER]))
     chosen = peaks[(differences[peaks] > 4 * floor[peaks]) & (ends >= beyond)]
@@ -124,6 +126,11 @@ def _rounding(y: Array) -> Array:
         np.maximum(largest, size[..., offset : last + offset], out=largest)
     floor: Array = 2.0**ORDER * np.finfo(np.float64).eps * largest + np.finfo(np.float64).tiny
     return floor
+
+
+def _largest_finite(y: Array) -> float:
+    """The largest finite absolute value, 0 where none is finite."""
+    return float(np.max(np.abs(y), where=np.isfinite(y), initial=0.0))
 
 
 def _local_maxima(values: Array, *, width: int) -> NDArray[np.int64]:

@@ -12,10 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 
 Mode = Literal["train", "eval", "keep"]
 MODES: tuple[Mode, ...] = ("train", "eval", "keep")
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+FUNCTIONAL_DROPOUT = frozenset(
+    getattr(nn.functional, name) for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
+)
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
@@ -89,6 +93,22 @@ def plain_execution(model: nn.Module) -> Iterator[None]:
         if stance is not None and any(map(is_compiled, all_modules(model))):
             stack.enter_context(stance("force_eager"))
         yield
+
+
+class DropoutAtRest(TorchFunctionMode):
+    """Inside, dropout that a forward method calls as a function does nothing, nor does that of fused attention."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in FUNCTIONAL_DROPOUT:
+            kwargs["training"], args = False, (*args[:2], *args[3:])
+        elif func is nn.functional.scaled_dot_product_attention:
+            kwargs["dropout_p"], args = 0.0, (*args[:4], *((0.0,) if len(args) > 4 else ()), *args[5:])
+            if len(args) > 4:
+                del kwargs["dropout_p"]
+        return func(*args, **kwargs)
 
 
 def is_compiled(module: nn.Module) -> bool:

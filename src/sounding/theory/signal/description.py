@@ -206,8 +206,8 @@ class Attention(Rule):
         scale: what scores are multiplied by, usually head_size^(−1/2).
         causal: whether a position sees only itself and what came before.
         mask: additive, (queries, keys) or (samples, queries, keys), −inf where hidden; None for none.
-        rotary: the base of rotary embeddings, None for none.
-        rotary_share: which share of a head's features is rotated.
+        angles: of rotary embeddings, (positions, pairs of features), None for none; a head has twice as many features as
+            pairs, and a pair that is not rotated has the angle 0.
         query_norm: the norm of each head's queries and keys (QK-norm), None for none.
     """
 
@@ -217,9 +217,19 @@ class Attention(Rule):
     scale: float
     causal: bool = False
     mask: Array | None = field(default=None, repr=False)
-    rotary: float | None = None
-    rotary_share: float = 1.0
+    angles: Array | None = field(default=None, repr=False)
     query_norm: Normalize | None = None
+
+
+@dataclass(frozen=True)
+class Rotate(Rule):
+    """Pairs of features turned by an angle that depends on the position (rotary embeddings).
+
+    Args:
+        angles: (positions, pairs of one head's features).
+    """
+
+    angles: Array = field(repr=False)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,13 @@
+"""Reading a module: from a `torch.nn.Module` and a batch to a description that theory can run.
+
+- `layout`: which axis of a tensor holds samples, positions or features, through every view and transpose.
+- `values`: what the trace knows of a tensor: a constant, a measured value, a node, a function of one node.
+- `trace`: one pass of the model, every operation seen, each turned into a rule or named as not covered.
+- `linear`, `pointwise`, `shapes`, `softmax`: the operations, family by family.
+- `laws`: the law of a weight's entries, with tests of how sure it is.
+- `read`: the front door.
+"""
+
+from sounding.reader.read import Blueprint, read
+
+__all__ = ["Blueprint", "read"]

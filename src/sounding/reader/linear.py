@@ -1,0 +1,226 @@
+"""Linear maps, convolutions and normalizations: where the laws of a module's own weights enter the description."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sounding.reader.laws import law_of, survey_law
+from sounding.reader.layout import Layout
+from sounding.reader.trace import NotCovered, Trace, handles
+from sounding.reader.values import Constant, Function, Measured, Scores, Traced, Value
+from sounding.theory.signal.description import ONE, ZERO, Add, Convolution, Law, Linear, Mix, Normalize, Regrid
+
+
+@handles("mm")
+def matrix_product(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
+    """A signal times a constant matrix."""
+    return _product(trace, args[0], args[1], None)
+
+
+@handles("addmm")
+def shifted_product(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
+    """A signal times a constant matrix, plus a bias."""
+    if kwargs.get("beta", 1) != 1 or kwargs.get("alpha", 1) != 1:
+        raise NotCovered("a matrix product with factors of its own")
+    bias = trace.of(args[0])
+    if not isinstance(bias, Constant):
+        raise NotCovered("a matrix product whose bias is no constant")
+    return _product(trace, args[1], args[2], bias)
+
+
+@handles("bmm", "baddbmm")
+def batched_product(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
+    """A batch of matrix products: a linear map in disguise, or a half of attention."""
+    from sounding.reader.softmax import attend, score
+
+    *before, left, right = args[:3] if trace.func._overloadpacket.__name__ == "baddbmm" else args[:2]
+    first, second = trace.of(left), trace.of(right)
+    if isinstance(first, Scores):
+        return attend(trace, first, second, out)
+    if isinstance(second, Constant) and right.shape[0] == 1 and not before and not isinstance(first, Constant):
+        value = trace.settle(first)
+        flat = Traced(value.node, Layout(value.layout[1:]))
+        made = _apply(trace, flat, second, second.tensor[0], None)
+        return Traced(made.node, Layout([(), *made.layout]))
+    if isinstance(first, Constant | Measured) or isinstance(second, Constant | Measured):
+        raise NotCovered("a product with one matrix per sample")
+    scores = score(trace, trace.settle(first), trace.settle(second))
+    if before:
+        from dataclasses import replace
+
+        beta, alpha = float(kwargs.get("beta", 1)), float(kwargs.get("alpha", 1))
+        mask = before[0].detach() * beta if beta else None
+        if mask is not None and not bool(mask.any()):
+            mask = None
+        return replace(scores, factor=alpha, mask=mask)
+    return scores
+
+
+def _product(trace: Trace, left: Tensor, right: Tensor, bias: Constant | None) -> Value | None:
+    first, second = trace.of(left), trace.of(right)
+    if isinstance(second, Constant) and not isinstance(first, Constant):
+        return _apply(trace, trace.settle(first), second, second.tensor, bias)
+    if isinstance(first, Constant) and not isinstance(second, Constant) and bias is None:
+        value = trace.settle(second, features=0)
+        turned = Traced(value.node, Layout(value.layout[::-1]))
+        made = _apply(trace, turned, first, first.tensor.T, None)
+        return Traced(made.node, Layout(made.layout[::-1]))
+    raise NotCovered("the product of two signals")
+
+
+def _apply(trace: Trace, value: Traced, constant: Constant, matrix: Tensor, bias: Constant | None) -> Traced:
+    """The value with its last axis sent through a matrix (in, out)."""
+    fan_in, fan_out = matrix.shape
+    roles = value.layout.roles(-1)
+    if "sample" in roles:
+        raise NotCovered("a matrix that mixes samples")
+    if roles == {"position"}:
+        return _mixed(trace, value, constant, matrix, bias)
+    if "position" in roles:
+        value = trace.flattened(value, len(value.layout) - 1)
+    layout = value.layout.with_axis(
+        len(value.layout) - 1, (trace.keys.atom("feature", fan_out),) if fan_out > 1 else ()
+    )
+    rule = Linear(fan_in, fan_out, survey_law(matrix).law, law_of(bias.tensor if bias else None, ZERO))
+    return trace.fresh(rule, (value,), layout, label=f"linear {fan_in} → {fan_out}", weight=constant.parameter)
+
+
+def _mixed(trace: Trace, value: Traced, constant: Constant, matrix: Tensor, bias: Constant | None) -> Traced:
+    """A linear map over positions: they are mixed by the module's own weights, feature by feature."""
+    if len(value.layout.of("position")) != len(value.layout[-1]):
+        raise NotCovered("a matrix that mixes some of the positions")
+    layout = value.layout.with_axis(len(value.layout) - 1, trace.keys.axis("position", matrix.shape[1]))
+    mix = Mix(matrix.detach().double().T.cpu().numpy())
+    label = f"positions mixed {matrix.shape[0]} → {matrix.shape[1]}"
+    # The entries are random and centred, so that what they mix is uncorrelated with what is added to it.
+    make = trace.fresh if constant.parameter else trace.add
+    mixed = make(mix, (value,), layout, label=label, weight=constant.parameter)
+    if bias is None:
+        return mixed
+    shape = [1] * (len(layout) - 1) + [-1]
+    shift = trace.measure(Constant(bias.tensor.reshape(shape).expand(layout.shape)), layout)
+    return trace.add(Add((1.0, 1.0)), (mixed, shift), layout, label="shift per position")
+
+
+@handles("convolution", "cudnn_convolution")
+def convolve(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
+    """A convolution with constant weights."""
+    x, weight, bias, stride, padding, dilation, transposed, extra, groups = args[:9]
+    kernel = trace.of(weight)
+    if not isinstance(kernel, Constant):
+        raise NotCovered("a convolution whose weights depend on the inputs")
+    source = trace.of(x)
+    if isinstance(source, Measured) and x.dim() != weight.dim():
+        raise NotCovered("a convolution without an axis of samples")
+    value = trace.settle(source, features=1)
+    axes = range(2, x.dim())
+    if value.layout.roles(1) - {"feature"} or any(value.layout.roles(axis) - {"position"} for axis in axes):
+        raise NotCovered("a convolution over axes that are not positions")
+    if value.layout.roles(0) - {"sample"}:
+        raise NotCovered("a convolution of part of the positions")
+    sizes = tuple(x.shape[2:])
+    if value.layout.points.grid != sizes:  # axes of size 1 hold no atom, and the rule wants the whole grid
+        whole = [*value.layout[:2], *((trace.keys.atom("position", size),) for size in sizes)]
+        value = trace.add(Regrid(sizes), (value,), Layout(whole), label="grid")
+    layout = Layout([value.layout[0], (trace.keys.atom("feature", out.shape[1]),)])
+    layout = Layout([*layout, *((trace.keys.atom("position", size),) for size in out.shape[2:])])
+    if transposed and any(extra):
+        raise NotCovered("a transposed convolution with output padding")
+    spatial = len(axes)
+    rule = Convolution(
+        int(x.shape[1]),
+        int(out.shape[1]),
+        tuple(weight.shape[2:]),
+        _each(stride, spatial),
+        tuple((p, p) for p in _each(padding, spatial)),
+        _each(dilation, spatial),
+        int(groups),
+        survey_law(kernel.tensor).law,
+        law_of(None if bias is None else trace.of(bias).tensor, ZERO),  # type: ignore[union-attr]
+        bool(transposed),
+    )
+    size = "×".join(map(str, rule.kernel))
+    label = f"convolution {size}, {rule.channels_in} → {rule.channels_out}"
+    return trace.fresh(rule, (value,), layout, label=label, weight=kernel.parameter)
+
+
+@handles("native_layer_norm")
+def layer_norm(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Value]:
+    """Layer norm over the features of a point, or over all of a sample."""
+    x, shape, weight, bias, eps = args[:5]
+    value = trace.settle(trace.of(x))
+    over = range(x.dim() - len(shape), x.dim())
+    roles = set().union(*(value.layout.roles(axis) for axis in over))
+    if roles == {"feature"}:
+        kind = "layer"
+    elif roles == {"feature", "position"} and all(not value.layout.roles(a) - {"sample"} for a in range(over.start)):
+        kind = "group"
+    else:
+        raise NotCovered("a layer norm over samples or over positions alone")
+    rule = Normalize(kind, float(eps), _law(trace, weight, ONE), _law(trace, bias, ZERO))  # type: ignore[arg-type]
+    return [trace.add(rule, (value,), value.layout, label="layer norm", weight=_name(trace, weight))]
+
+
+@handles("_fused_rms_norm")
+def rms_norm(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Value]:
+    """RMS norm over the features of a point."""
+    x, shape, weight, eps = args[:4]
+    value = trace.settle(trace.of(x))
+    over = range(x.dim() - len(shape), x.dim())
+    if any(value.layout.roles(axis) - {"feature"} for axis in over):
+        raise NotCovered("an RMS norm over more than the features")
+    small = float(eps) if eps is not None else torch.finfo(x.dtype).eps
+    rule = Normalize("rms", small, _law(trace, weight, ONE))
+    return [trace.add(rule, (value,), value.layout, label="RMS norm", weight=_name(trace, weight))]
+
+
+@handles("native_group_norm")
+def group_norm(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Value]:
+    """Group norm over groups of channels and all positions."""
+    x, weight, bias, _, _, _, groups, eps = args[:8]
+    value = trace.settle(trace.of(x), features=1)
+    rule = Normalize("group", float(eps), _law(trace, weight, ONE), _law(trace, bias, ZERO), int(groups))
+    label = "group norm" if groups > 1 else "group norm of one group"
+    return [trace.add(rule, (value,), value.layout, label=label, weight=_name(trace, weight))]
+
+
+@handles("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm")
+def batch_norm(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Value]:
+    """Batch norm with the statistics of the batch, or with running ones."""
+    name = trace.func._overloadpacket.__name__
+    if name.endswith("no_training"):
+        (x, weight, bias, mean, variance, _, eps), training = args[:7], False
+    elif len([item for item in args[3:5] if isinstance(item, Tensor)]) == 2 or args[3] is None:
+        x, weight, bias, mean, variance, training, _, eps = args[:8]
+    else:  # the form without running statistics
+        (x, weight, bias, training, _, eps), mean, variance = args[:6], None, None
+    value = trace.settle(trace.of(x), features=1)
+    if value.layout.roles(1) - {"feature"}:
+        raise NotCovered("a batch norm whose channels are not the features")
+    running = None
+    if not training:
+        running = (_law(trace, mean, ZERO), _law(trace, variance, ONE))
+    rule = Normalize("batch", float(eps), _law(trace, weight, ONE), _law(trace, bias, ZERO), running=running)
+    label = "batch norm" if training else "batch norm with running statistics"
+    return [trace.add(rule, (value,), value.layout, label=label, weight=_name(trace, weight))]
+
+
+def _law(trace: Trace, item: Any, default: Law) -> Law:
+    if not isinstance(item, Tensor):
+        return default
+    value = trace.of(item)
+    tensor = value.tensor if isinstance(value, Constant | Measured | Function) else item
+    return survey_law(tensor).law
+
+
+def _name(trace: Trace, item: Any) -> str:
+    value = trace.of(item) if isinstance(item, Tensor) else None
+    return value.parameter if isinstance(value, Constant) else ""
+
+
+def _each(sizes: Any, count: int) -> tuple[int, ...]:
+    found = tuple(int(size) for size in sizes)
+    return found * count if len(found) == 1 else found

@@ -1,0 +1,253 @@
+"""Operations on each number alone, sums, products, and what a constant does to a signal."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sounding.reader.laws import survey_law
+from sounding.reader.layout import Layout
+from sounding.reader.trace import NotCovered, Trace, handles, scalar
+from sounding.reader.values import Constant, Function, Measured, Scores, Traced, Value
+from sounding.theory.signal.description import ONE, Add, Law, Multiply, Scale, Take
+
+SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "^"}
+
+
+@handles("pointwise")
+def pointwise(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Value | None:
+    """A function of each number of one value alone, kept as a function until somebody uses it."""
+    if isinstance(out, Tensor) and any(isinstance(trace.of(a), Scores) for a in args if isinstance(a, Tensor)):
+        return _on_scores(trace, args, kwargs)
+    parts: list[Function | float | Any] = []
+    base: Traced | None = None
+    for item in args:
+        number = scalar(item)
+        value = trace.of(item) if isinstance(item, Tensor) else None
+        if value is None or (isinstance(value, Constant) and number is not None):
+            parts.append(item if number is None or isinstance(item, bool) else number)
+            continue
+        function = _as_function(trace, value, item)
+        if function is None or (base is not None and function.base != base):
+            return None
+        base = function.base
+        parts.append(function)
+    if base is None or not isinstance(out, Tensor) or out.shape != base.layout.shape:
+        return None
+    functions = [part for part in parts if isinstance(part, Function)]
+    operation = _out_of_place(trace.func)
+    plain = {key: item for key, item in kwargs.items() if not isinstance(item, Tensor)}
+    label = _label(trace.func._overloadpacket.__name__.removesuffix("_"), parts, plain)
+    numbers = tuple(n for part in functions for n in part.numbers)
+    numbers += tuple(part for part in parts if isinstance(part, float))
+    apply = None
+    if all(part.apply is not None for part in functions):
+        apply = _composed(operation, tuple(parts), plain)
+    function = Function(base, out, base.layout, apply, _factor(trace, parts), label, numbers)
+    return function if apply is not None else trace.recognized(function)
+
+
+@handles("add", "sub", "rsub")
+def add(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
+    """A sum: of a function of one node, of a signal and a constant, or of independent signals."""
+    if any(scalar(item) is not None for item in args[:2]):
+        return pointwise(trace, args, kwargs, out)
+    first, second = trace.of(args[0]), trace.of(args[1])
+    weight = float(kwargs.get("alpha", 1.0))
+    name = trace.func._overloadpacket.__name__.removesuffix("_")
+    signs = (1.0, weight) if name == "add" else (1.0, -weight) if name == "sub" else (-weight, 1.0)
+    if isinstance(first, Scores) or isinstance(second, Scores):
+        return _on_scores(trace, args, kwargs)
+    if isinstance(first, Constant) or isinstance(second, Constant):
+        constant, other, flip = (second, first, False) if isinstance(second, Constant) else (first, second, True)
+        order = signs[::-1] if flip else signs
+        if isinstance(constant, Constant):
+            return _add_constant(trace, other, constant, order, out)
+    if _one_base(first, second):
+        return pointwise(trace, args, kwargs, out)
+    values = [_participant(trace, first, args[0], out), _participant(trace, second, args[1], out)]
+    left, right = values
+    if not trace.matched(left, right):
+        raise NotCovered("the two terms of a sum do not mean the same by their axes")
+    if left.node == right.node:
+        return trace.add(Scale(_exactly(sum(signs))), (left,), left.layout, label="sum with itself")
+    if not trace.independent(left, right):
+        raise NotCovered("the terms of a sum are not independent")
+    return trace.add(Add(signs), (left, right), left.layout, label="sum")
+
+
+@handles("mul", "div")
+def multiply(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
+    """A product: with a number, with one constant per feature, or of two independent signals."""
+    if any(scalar(item) is not None for item in args[:2]):
+        return pointwise(trace, args, kwargs, out)
+    first, second = trace.of(args[0]), trace.of(args[1])
+    if isinstance(first, Scores) or isinstance(second, Scores):
+        return _on_scores(trace, args, kwargs)
+    divides = trace.func._overloadpacket.__name__.removesuffix("_") == "div"
+    if isinstance(second, Constant) or (isinstance(first, Constant) and not divides):
+        constant, other = (second, first) if isinstance(second, Constant) else (first, second)
+        assert isinstance(constant, Constant)
+        value = _ready(trace, other)
+        if value is None or tuple(out.shape) != value.layout.shape:
+            return None
+        tensor = constant.tensor.reciprocal() if divides else constant.tensor
+        if not _per_feature(value.layout, tensor):
+            return None
+        label = f"scale by {constant.parameter or 'constants'}"
+        return trace.add(Scale(survey_law(tensor).law), (value,), value.layout, label=label)
+    if _one_base(first, second):
+        return pointwise(trace, args, kwargs, out)
+    if divides:
+        return None
+    left, right = (_participant(trace, v, a, out) for v, a in ((first, args[0]), (second, args[1])))
+    if not trace.matched(left, right) or not trace.independent(left, right):
+        raise NotCovered("the factors of a product are not independent")
+    return trace.add(Multiply(), (left, right), left.layout, label="product")
+
+
+@handles("masked_fill", "where", "_softmax", "_safe_softmax")
+def scores_only(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
+    """Masks and the softmax, of which rules exist inside attention only."""
+    if any(isinstance(trace.of(item), Scores) for item in args if isinstance(item, Tensor)):
+        return _on_scores(trace, args, kwargs)
+    return None
+
+
+def _on_scores(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
+    from sounding.reader.softmax import on_scores
+
+    return on_scores(trace, args, kwargs)
+
+
+def _as_function(trace: Trace, value: Value, item: Tensor) -> Function | None:
+    if isinstance(value, Function):
+        return value
+    if isinstance(value, Traced):
+        return Function(value, item, value.layout, lambda x: x, 1.0, "x")
+    return None
+
+
+def _one_base(first: Value, second: Value) -> bool:
+    bases = [value.base if isinstance(value, Function) else value for value in (first, second)]
+    return isinstance(bases[0], Traced) and bases[0] == bases[1]
+
+
+def _ready(trace: Trace, value: Value) -> Traced | None:
+    """The node behind a value that can become one, None for a function that may yet be recognized."""
+    if isinstance(value, Traced):
+        return value
+    if isinstance(value, Function) and (value.apply is not None or value.factor is not None):
+        return trace.settle(value)
+    return None
+
+
+def _participant(trace: Trace, value: Value, item: Tensor, out: Tensor) -> Traced:
+    """A term or factor as a node of the result's shape."""
+    if isinstance(value, Measured):
+        if value.reason:
+            raise NotCovered(value.reason)
+        return trace.settle(value)
+    return broadcast(trace, trace.settle(value), tuple(out.shape))
+
+
+def broadcast(trace: Trace, value: Traced, shape: tuple[int, ...]) -> Traced:
+    """The value repeated over positions that it does not have."""
+    layout = Layout([()] * (len(shape) - len(value.layout)) + list(value.layout))
+    if layout.shape == shape:
+        return Traced(value.node, layout)
+    if layout.of("position"):
+        raise NotCovered("a value is repeated along some of its axes only")
+    repeated = [
+        axis if size == have else trace.keys.axis("position", size)
+        for axis, size, have in zip(layout, shape, layout.shape, strict=True)
+    ]
+    wide = Layout(repeated)
+    return trace.add(Take((0,) * wide.points.positions), (value,), wide, label="repeated over positions")
+
+
+def _add_constant(
+    trace: Trace, other: Value, constant: Constant, signs: tuple[float, float], out: Tensor
+) -> Value | None:
+    value = _ready(trace, other)
+    if isinstance(other, Measured) and not other.reason:
+        value = trace.settle(other)
+    if value is None:
+        return None
+    value = broadcast(trace, value, tuple(out.shape))
+    if signs[0] != 1.0:
+        value = trace.add(Scale(_exactly(signs[0])), (value,), value.layout, label=f"{signs[0]:g} times")
+    tensor = constant.tensor * signs[1]
+    label = f"shift by {constant.parameter or 'constants'}"
+    if _per_feature(value.layout, tensor):
+        return trace.add(Scale(ONE, survey_law(tensor).law), (value,), value.layout, label=label)
+    given = trace.measure(Constant(tensor.expand(out.shape)), value.layout)
+    return trace.add(Add((1.0, 1.0)), (value, given), value.layout, label=label)
+
+
+def _per_feature(layout: Layout, tensor: Tensor) -> bool:
+    """Whether a constant differs between features only."""
+    sizes = (1,) * (len(layout) - tensor.dim()) + tuple(tensor.shape)
+    return all(size == 1 or not layout.roles(axis) - {"feature"} for axis, size in enumerate(sizes))
+
+
+def _exactly(number: float) -> Any:
+    return Law(0.0, number, "constant")
+
+
+def _factor(trace: Trace, parts: list[Any]) -> float | None:
+    """c where the function is x ↦ c·x."""
+    name = trace.func._overloadpacket.__name__.removesuffix("_")
+    functions = [part for part in parts if isinstance(part, Function)]
+    if len(functions) != 1 or functions[0].factor is None:
+        return None
+    factor = functions[0].factor
+    if name == "neg":
+        return -factor
+    if name in ("mul", "div") and len(parts) >= 2:
+        first, second = parts[0], parts[1]
+        if name == "mul":
+            number = second if isinstance(first, Function) else first
+            return factor * number if isinstance(number, float) else None
+        if isinstance(first, Function) and isinstance(second, float) and second:
+            return factor / second
+    return None
+
+
+def _label(name: str, parts: list[Any], plain: dict[str, Any]) -> str:
+    words = [
+        part.label if isinstance(part, Function) else f"{part:g}" if isinstance(part, float) else str(part)
+        for part in parts
+    ]
+    if name in SIGNS and len(words) == 2:
+        return f"({words[0]}{SIGNS[name]}{words[1]})"
+    words += [f"{key}={item}" for key, item in plain.items()]
+    return f"{name}({', '.join(words)})"
+
+
+def _out_of_place(func: Any) -> Any:
+    packet = func._overloadpacket
+    name = packet.__name__
+    if not name.endswith("_"):
+        return func
+    plain = getattr(torch.ops.aten, name.removesuffix("_"), None)
+    return getattr(plain, func._overloadname, None) or operator.not_
+
+
+def _composed(operation: Any, parts: tuple[Any, ...], plain: dict[str, Any]) -> Callable[[Tensor], Tensor]:
+    def apply(x: Tensor) -> Tensor:
+        inner = [part.apply(x) if isinstance(part, Function) and part.apply else part for part in parts]
+        # a number in the place of a tensor, as in 1 - x, must be one of the tensor's kind
+        wanted = [argument.type.kind() == "TensorType" for argument in operation._schema.arguments]
+        ready = [
+            torch.tensor(item, dtype=x.dtype) if tensor and isinstance(item, float) else item
+            for item, tensor in zip(inner, wanted, strict=False)
+        ]
+        found: Tensor = operation(*ready, **plain)
+        return found
+
+    return apply

@@ -1,0 +1,248 @@
+"""The front door: from a module and a batch to a description, and the signals that theory starts from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from sounding.errors import TargetError, UsageError
+from sounding.probe.batches import Batch, make_batch
+from sounding.probe.calls import Spec, named_parameters, survey
+from sounding.probe.losses import Loss, evaluate_loss
+from sounding.probe.outputs import answer_tensor, main_tensor
+from sounding.probe.state import DropoutAtRest, Mode, materializable, plain_execution, preserve, set_mode, unwrap
+from sounding.reader import linear, pointwise, recognize, shapes, softmax  # noqa: F401 - importing registers their rules
+from sounding.reader.trace import NotCovered, Trace, to_canonical
+from sounding.reader.values import Draft, Function, Measured, Traced, Value
+from sounding.theory.signal.description import Description, Given, Node
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A network as theory sees it, with the measured signals that its prediction starts from.
+
+    Args:
+        description: the graph of rules.
+        given: for every measured node its value as (samples, positions, features).
+        gradients: for every output node the gradient of the loss in the same form.
+        aliases: further names under which a check measures a node (modules that return what they got).
+        weight_layers: how many calls multiply by a weight, and how many of them theory predicts.
+    """
+
+    description: Description
+    given: Mapping[int, Tensor] = field(repr=False)
+    gradients: Mapping[int, Tensor] = field(repr=False)
+    aliases: Mapping[str, int]
+    weight_layers: tuple[int, int]
+
+    def __str__(self) -> str:
+        from sounding.reader.page import render
+
+        return render(self)
+
+
+def read(
+    model: nn.Module,
+    inputs: Any,
+    targets: Any = None,
+    *,
+    loss: str | Loss | None = None,
+    mode: Mode = "train",
+    batch_axis: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Blueprint:
+    """The description of a module: which rule of theory stands for each of its parts, with the laws of its weights.
+
+    The model runs once, forwards, on the batch; every operation is seen, functional calls included. What no rule covers
+    is named, and theory goes on from what is measured behind it. The model is left as it was.
+
+    Args:
+        model: any module.
+        inputs: as for `check`.
+        targets: as for `check`; they and the loss decide which gradient arrives at the output.
+        loss: as for `check`.
+        mode: as for `check`.
+        batch_axis: as for `check`.
+        generator: where the random direction comes from that stands for a loss.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> blueprint = read(model, torch.eye(4))
+    >>> [node.label for node in blueprint.description.nodes]
+    ['measured', 'linear 4 → 8', 'relu', 'linear 8 → 2']
+    """
+    from sounding.probe.watch import _guess_axis
+
+    root = materializable(unwrap(model))
+    batch = make_batch(inputs, targets)
+    axis = _guess_axis(root) if batch_axis is None else batch_axis
+    size = batch.size(axis)
+    if size is None:
+        raise UsageError("expected inputs with at least one tensor, got none")
+    with torch.inference_mode(False), torch.enable_grad(), preserve(root):
+        set_mode(root, mode, dropout=False)
+        reader = _Reader(root, size, axis)
+        output = reader.run(batch)
+        return reader.blueprint(output, batch, loss, generator)
+
+
+class _Reader:
+    """One pass of a model under the trace, with names given to nodes as module calls return."""
+
+    def __init__(self, root: nn.Module, batch_size: int, axis: int) -> None:
+        self._root = root
+        self._specs = survey(root, only=None, types=None)
+        parameters = dict(named_parameters(root))
+        self._trace = Trace(parameters, batch_size=batch_size, batch_axis=axis)
+        self._counts: dict[str, int] = {}
+        self._last: tuple[Tensor, int] | None = None
+        self._weighing: list[bool] = []
+        self.aliases: dict[str, int] = {}
+
+    def run(self, batch: Batch) -> Any:
+        arguments, keywords, _ = batch.prepare()
+        handles = []
+        try:
+            for spec in self._specs:
+                handles.append(spec.module.register_forward_pre_hook(self._enter(spec)))
+                handles.append(spec.module.register_forward_hook(self._leave(spec)))
+            for tensor in Batch(arguments, keywords, None).tensors():
+                self._trace.put(tensor, Measured(tensor))
+            with plain_execution(self._root), DropoutAtRest(), self._trace:
+                return self._root(*arguments, **keywords)
+        except Exception as error:
+            raise TargetError(f"the model raised {type(error).__name__} while it was read: {error}") from error
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, spec: Spec) -> Any:
+        def enter(_module: nn.Module, _args: Any) -> None:
+            self._trace.where = spec.name
+
+        return enter
+
+    def _leave(self, spec: Spec) -> Any:
+        def leave(_module: nn.Module, _args: Any, output: Any) -> None:
+            with _disable_current_modes():
+                self._name(spec, main_tensor(output))
+
+        return leave
+
+    def _name(self, spec: Spec, tensor: Tensor | None) -> None:
+        """Give the node behind what a module returned the name under which a check measures it."""
+        self._trace.where = ""
+        if tensor is None:
+            return
+        last = self._last
+        if not spec.leaf and last is not None and last[0] is tensor and last[1] == tensor._version:
+            return
+        self._last = (tensor, tensor._version)
+        count = self._counts[spec.name] = self._counts.get(spec.name, 0) + 1
+        name = spec.name if count == 1 else f"{spec.name}#{count}"
+        node = self._node(self._trace.value(tensor), tensor)
+        if spec.weighs:
+            self._weighing.append(node is not None and not isinstance(self._trace.drafts[node].rule, Given))
+        if node is None:
+            return
+        if self._trace.drafts[node].name:
+            self.aliases[name] = node
+        else:
+            self._trace.drafts[node].name = name
+
+    def _node(self, value: Value, tensor: Tensor) -> int | None:
+        try:
+            if isinstance(value, Traced):
+                return value.node
+            if isinstance(value, Function) and (value.apply is not None or value.factor is not None):
+                settled = self._trace.settle(value)
+                self._trace.put(tensor, settled)
+                return settled.node
+        except NotCovered:
+            pass
+        return None
+
+    def blueprint(self, output: Any, batch: Batch, loss: Any, generator: Any) -> Blueprint:
+        """The description of the pass, cut down to what leads to a named node or to the output."""
+        answer = answer_tensor(output)
+        outputs, gradients = {}, {}
+        if answer is not None:
+            value = self._trace.value(answer)
+            node = self._node(value, answer)
+            if node is not None:
+                gradient = _gradient_at(output, answer, batch, loss, generator)
+                final = self._trace.value(answer)
+                if gradient is not None and isinstance(final, Traced):
+                    outputs[node] = True
+                    gradients[node] = to_canonical(gradient, final.layout)
+        return _cut_down(self._trace.drafts, list(outputs), gradients, self.aliases, self._weighing)
+
+
+def _gradient_at(output: Any, answer: Tensor, batch: Batch, loss: Any, generator: Any) -> Tensor | None:
+    """The gradient of the loss with respect to what the model answers."""
+    leaf = answer.detach().clone().requires_grad_()
+    replaced = _with_answer(output, answer, leaf)
+    scalar = evaluate_loss(replaced, batch.targets, loss=loss, generator=generator)
+    if not scalar.requires_grad:
+        return None
+    (gradient,) = torch.autograd.grad(scalar, leaf, allow_unused=True)
+    return None if gradient is None else gradient.detach()
+
+
+def _with_answer(output: Any, answer: Tensor, leaf: Tensor) -> Any:
+    """The output with another tensor in the place of its answer."""
+    if output is answer:
+        return leaf
+    if isinstance(output, Mapping):
+        changed = {key: leaf if item is answer else item for key, item in output.items()}
+        return type(output)(**changed) if type(output) is not dict else changed
+    if dataclasses.is_dataclass(output) and not isinstance(output, type):
+        names = [f.name for f in dataclasses.fields(output) if getattr(output, f.name, None) is answer]
+        return dataclasses.replace(output, **dict.fromkeys(names, leaf))
+    if isinstance(output, tuple | list):
+        items = [leaf if item is answer else item for item in output]
+        return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
+    return leaf
+
+
+def _cut_down(
+    drafts: list[Draft],
+    outputs: list[int],
+    gradients: Mapping[int, Tensor],
+    aliases: Mapping[str, int],
+    weighing: list[bool],
+) -> Blueprint:
+    wanted: set[int] = {index for index, draft in enumerate(drafts) if draft.name} | set(outputs)
+    for index in range(len(drafts) - 1, -1, -1):
+        if index in wanted:
+            wanted.update(drafts[index].inputs)
+    order = sorted(wanted)
+    place = {old: new for new, old in enumerate(order)}
+    nodes = tuple(
+        Node(
+            drafts[old].rule,
+            tuple(place[item] for item in drafts[old].inputs),
+            drafts[old].points,
+            drafts[old].features,
+            drafts[old].name,
+            drafts[old].weight,
+            drafts[old].label,
+        )
+        for old in order
+    )
+    notes = tuple(
+        dict.fromkeys(node.rule.reason for node in nodes if isinstance(node.rule, Given) and node.rule.reason)
+    )
+    given = {place[old]: array for old in order if (array := drafts[old].features_array) is not None}
+    return Blueprint(
+        Description(nodes, tuple(place[old] for old in outputs), notes),
+        given,
+        {place[old]: gradient for old, gradient in gradients.items()},
+        {name: place[old] for name, old in aliases.items() if old in place},
+        (len(weighing), sum(weighing)),
+    )

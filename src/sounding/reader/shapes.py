@@ -1,0 +1,288 @@
+"""Views, transposes, cuts and joins: what they do to the meaning of the axes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from sounding.reader.layout import Atom, Axis, Layout, permute, same_roles
+from sounding.reader.trace import NotCovered, Trace, as_layout, handles
+from sounding.reader.values import Constant, Function, Measured, Scores, Traced, Value
+from sounding.theory.signal.description import Join, Mix, Part, Pool, Take
+
+
+def _subject(trace: Trace, item: Any) -> Value:
+    """What a view looks at: a node, or scores, or a function that nothing is known of yet."""
+    value = trace.of(item)
+    if isinstance(value, Function):
+        if value.apply is None and value.factor is None:
+            raise NotCovered(value.label)
+        return trace.settle(value)
+    return value
+
+
+@handles("clone", "_to_copy", "detach", "alias", "contiguous", "lift_fresh", "_conj", "copy")
+def unchanged(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Value | None:
+    """A copy of a value is that value."""
+    item = args[1] if trace.func._overloadpacket.__name__ == "copy_" else args[0]
+    return trace.of(item) if item.shape == out.shape else None
+
+
+@handles("view", "_unsafe_view", "reshape", "_reshape_alias")
+def view(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
+    """Another shape of the same numbers."""
+    value = _subject(trace, args[0])
+    if isinstance(value, Traced):
+        return Traced(value.node, as_layout(value.layout, out.shape))
+    return value if isinstance(value, Scores) else None
+
+
+@handles("permute", "transpose", "t", "mT", "numpy_T", "movedim", "swapaxes")
+def turn(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
+    """Axes in another order."""
+    value = _subject(trace, args[0])
+    if not isinstance(value, Traced):
+        if isinstance(value, Scores):
+            raise NotCovered("products of queries and keys are transposed")
+        return None
+    count = len(value.layout)
+    order = list(range(count))
+    if trace.func._overloadpacket.__name__ == "permute":
+        order = [axis % count for axis in args[1]]
+    else:
+        first, second = (args[1] % count, args[2] % count) if len(args) > 2 else (0, count - 1)
+        order[first], order[second] = second, first
+    return Traced(value.node, permute(value.layout, order))
+
+
+@handles("unsqueeze")
+def widen(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
+    """One more axis of size 1."""
+    value = _subject(trace, args[0])
+    if not isinstance(value, Traced):
+        return value if isinstance(value, Scores) else None
+    axes = list(value.layout)
+    axes.insert(args[1] % (len(axes) + 1), ())
+    return Traced(value.node, Layout(axes))
+
+
+@handles("squeeze")
+def narrow(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
+    """Axes of size 1 dropped."""
+    value = _subject(trace, args[0])
+    if not isinstance(value, Traced):
+        return value if isinstance(value, Scores) else None
+    count = len(value.layout)
+    given = args[1] if len(args) > 1 else range(count)
+    chosen = {axis % count for axis in (given if isinstance(given, list | tuple | range) else [given])}
+    kept = [axis for place, axis in enumerate(value.layout) if place not in chosen or value.layout.shape[place] != 1]
+    return Traced(value.node, Layout(kept))
+
+
+@handles("expand")
+def spread(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
+    """A value repeated along an axis; repeated heads of grouped queries are features seen again."""
+    value = _subject(trace, args[0])
+    if not isinstance(value, Traced):
+        return value if isinstance(value, Scores) else None
+    layout = [()] * (out.dim() - len(value.layout)) + list(value.layout)
+    axes: list[Axis] = []
+    for axis, size, have in zip(layout, out.shape, Layout(layout).shape, strict=True):
+        if size == have:
+            axes.append(axis)
+        else:
+            again = trace.keys.atom("feature", int(size))
+            axes.append((Atom("feature", (-again.key[0],), again.size),))  # a negative key marks repetition
+    return Traced(value.node, Layout(axes))
+
+
+@handles("slice", "select", "narrow")
+def cut(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
+    """Part of an axis: some positions, or some features."""
+    value = _subject(trace, args[0])
+    if not isinstance(value, Traced):
+        return None
+    axis = args[1] % len(value.layout) if len(args) > 1 else 0
+    size = value.layout.shape[axis]
+    name = trace.func._overloadpacket.__name__
+    if name == "select":
+        start = args[2] % size
+        return _part(trace, value, axis, start, start + 1, 1, drop=True)
+    start, stop, step, *_ = (*args[2:], *(None, None, None)[len(args) - 2 :])
+    begin, end, stride = slice(start, stop, step).indices(size)
+    return _part(trace, value, axis, begin, end, stride, drop=False)
+
+
+@handles("split", "split_with_sizes", "chunk", "unbind")
+def pieces(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Value] | None:
+    """All parts of an axis."""
+    value = _subject(trace, args[0])
+    if not isinstance(value, Traced):
+        return None
+    name = trace.func._overloadpacket.__name__
+    axis = args[1] if name == "unbind" and len(args) > 1 else args[2] if len(args) > 2 else kwargs.get("dim", 0)
+    axis %= len(value.layout)
+    found: list[Value] = []
+    start = 0
+    for item in out:
+        length = 1 if name == "unbind" else item.shape[axis]
+        found.append(_part(trace, value, axis, start, start + length, 1, drop=name == "unbind"))
+        start += length
+    return found
+
+
+def _part(trace: Trace, value: Traced, axis: int, start: int, stop: int, step: int, *, drop: bool) -> Traced:
+    layout, atoms = value.layout, value.layout[axis]
+    length = max(0, -(-(stop - start) // step))
+    if length == layout.shape[axis]:
+        return value
+    roles = layout.roles(axis)
+    if "sample" in roles or len(roles) != 1 or length == 0:
+        raise NotCovered(
+            "some of the samples are left out" if "sample" in roles else "an axis is cut across its meaning"
+        )
+    role = roles.copy().pop()
+    key = (*atoms[0].key, 2 + start)
+    left: Axis = (Atom(role, key, length),) if length > 1 else ()
+    axes = [*layout[:axis], *([] if drop else [left]), *layout[axis + 1 :]]
+    small = Layout(axes)
+    draft = trace.drafts[value.node]
+    if role == "feature":
+        sources = frozenset((source, key, length) for source in draft.sources)
+        inner = math.prod(atom.size for atom in layout.of("feature") if atom.key > atoms[0].key)
+        rule = Part(start * inner, stop * inner)
+        part = trace.add(rule, (value,), small, label=f"features {start} to {stop - 1}", sources=sources)
+        trace.parts[part] = value
+        return part
+    grid = np.arange(layout.points.positions).reshape([a.size for a in layout.of("position")])
+    along = [layout.of("position").index(atom) for atom in atoms]
+    if along != list(range(along[0], along[0] + len(along))):
+        raise NotCovered("positions are cut in another order than their own")
+    merged = grid.reshape(*grid.shape[: along[0]], -1, *grid.shape[along[-1] + 1 :])
+    kept = np.take(merged, range(start, stop, step), axis=along[0]).ravel()
+    return trace.add(Take(tuple(map(int, kept))), (value,), small, label=f"{len(kept)} of the positions")
+
+
+@handles("cat", "concat")
+def join(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
+    """Values side by side."""
+    items = [item for item in args[0] if item.numel()]
+    axis = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % out.dim()
+    if len(items) == 1:
+        return trace.of(items[0])
+    found = [trace.of(item) for item in items]
+    whole_of = _parent(trace, found)
+    if whole_of is not None and whole_of.layout.shape == tuple(out.shape):
+        # halves of one value turned and joined again, as rotary embeddings do on the way to a rotation
+        return Function(whole_of, out, label="its parts joined in another way")
+    known = next(
+        (_subject(trace, item) for item, value in zip(items, found, strict=True) if isinstance(value, Traced)), None
+    )
+    if not isinstance(known, Traced):
+        raise NotCovered("joined values of which none is a node")
+    roles = known.layout.roles(axis)
+    if roles not in ({"feature"}, {"position"}):
+        raise NotCovered("values are joined along samples")
+    role = roles.copy().pop()
+    parts: list[Traced] = []
+    for item, value in zip(items, found, strict=True):
+        if isinstance(value, Constant | Measured):
+            if isinstance(value, Measured) and value.reason:
+                raise NotCovered(value.reason)
+            other = known.layout.with_axis(axis, (trace.keys.atom(role, item.shape[axis]),))
+            parts.append(trace.measure(value, other))
+        else:
+            settled = _subject(trace, item)
+            assert isinstance(settled, Traced)
+            parts.append(settled)
+    whole = known.layout.with_axis(axis, (trace.keys.atom(role, out.shape[axis]),))
+    for part in parts:
+        compared = part.layout.with_axis(axis, whole[axis])
+        if not same_roles(compared, whole):
+            raise NotCovered("joined values do not mean the same by their axes")
+    if role == "position" and known.layout.of("position") != list(known.layout[axis]):
+        raise NotCovered("positions of a grid are joined along one axis")
+    if not trace.independent(*parts):
+        raise NotCovered("joined values are not independent")
+    kind = "features" if role == "feature" else "positions"
+    return trace.add(Join(kind), tuple(parts), whole, label=f"{kind} joined")  # type: ignore[arg-type]
+
+
+def _parent(trace: Trace, values: list[Value]) -> Traced | None:
+    """The one value whose parts these are, scaled or not."""
+    parents: set[Traced] = set()
+    for value in values:
+        if isinstance(value, Function) and value.layout is not None and value.factor is None:
+            return None
+        node = value.base if isinstance(value, Function) else value
+        if not isinstance(node, Traced) or node not in trace.parts:
+            return None
+        parents.add(trace.parts[node])
+    return parents.pop() if len(parents) == 1 else None
+
+
+@handles("mean", "sum")
+def average(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
+    """A mean or sum over all positions."""
+    value = trace.of(args[0])
+    if isinstance(value, Function) and value.apply is None and value.factor is None:
+        return None
+    layout = value.base.layout if isinstance(value, Function) else value.layout if isinstance(value, Traced) else None
+    if layout is None:
+        return None
+    dims = args[1] if len(args) > 1 and args[1] is not None else list(range(len(layout)))
+    chosen = {axis % len(layout) for axis in (dims if isinstance(dims, list | tuple) else [dims])}
+    if any(layout.roles(axis) - {"position"} for axis in chosen):
+        return None  # over features: perhaps half of a norm
+    node = _subject(trace, args[0])
+    assert isinstance(node, Traced)
+    grid = [atom for atom in layout.of("position")]
+    gone = [atom for axis in chosen for atom in layout[axis]]
+    count = math.prod(atom.size for atom in gone)
+    weight = 1.0 if trace.func._overloadpacket.__name__ == "sum" else 1.0 / count
+    keep = bool(args[2]) if len(args) > 2 else bool(kwargs.get("keepdim", False))
+    axes = [() if place in chosen else axis for place, axis in enumerate(layout)]
+    small = Layout(axis for place, axis in enumerate(axes) if keep or place not in chosen)
+    numbers = np.arange(math.prod(a.size for a in grid)).reshape([a.size for a in grid] or [1])
+    order = [grid.index(a) for a in grid if a not in gone] + [grid.index(a) for a in gone]
+    rows = numbers.transpose(order).reshape(-1, count) if grid else numbers.reshape(1, 1)
+    matrix = np.zeros((len(rows), numbers.size))
+    for row, columns in enumerate(rows):
+        matrix[row, columns] = weight
+    return trace.add(Mix(matrix), (node,), small, label="mean over positions" if weight != 1 else "sum over positions")
+
+
+@handles(
+    "avg_pool2d", "avg_pool1d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool1d"
+)
+def pool(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
+    """Average pooling over windows."""
+    value = _subject(trace, args[0])
+    if not isinstance(value, Traced):
+        return None
+    spatial = out.dim() - 2
+    sizes = value.layout.shape[2:]
+    counted = True
+    if "adaptive" in trace.func._overloadpacket.__name__:
+        if any(size % wanted for size, wanted in zip(sizes, out.shape[2:], strict=True)):
+            raise NotCovered("adaptive pooling with windows of different sizes")
+        kernel = tuple(size // wanted for size, wanted in zip(sizes, out.shape[2:], strict=True))
+        stride, padding = kernel, (0,) * spatial
+    else:
+        kernel = _each(args[1], spatial)
+        stride = _each(args[2], spatial) if len(args) > 2 and args[2] else kernel
+        padding = _each(args[3], spatial) if len(args) > 3 else (0,) * spatial
+        if len(args) > 4 and args[4]:
+            raise NotCovered("average pooling that rounds its size up")
+        counted = bool(args[5]) if len(args) > 5 else True
+    layout = Layout([*value.layout[:2], *(trace.keys.axis("position", size) for size in out.shape[2:])])
+    rule = Pool(kernel, stride, tuple((p, p) for p in padding), counted)
+    return trace.add(rule, (value,), layout, label="average pooling")
+
+
+def _each(sizes: Any, count: int) -> tuple[int, ...]:
+    found = tuple(int(size) for size in (sizes if isinstance(sizes, list | tuple) else [sizes]))
+    return found * count if len(found) == 1 else found

@@ -1,0 +1,181 @@
+"""Attention, however it was written: fused kernels, or products, masks and a softmax one after the other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sounding.reader.layout import Layout
+from sounding.reader.trace import NotCovered, Trace, handles, scalar
+from sounding.reader.values import Scores, Traced, Value
+from sounding.theory.signal.description import Attention, Normalize, Rotate, Scale
+
+HIDDEN = -1e4  # masks hide a position by −inf or by the most negative number of a type; all of them lie below this
+
+
+@handles(
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_fused_attention_overrideable",
+)
+def fused(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Value]:
+    """A fused kernel: queries, keys and values of shape (samples, heads, positions, size)."""
+    names = [argument.name for argument in trace.func._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    queries, keys, values = (trace.settle(trace.of(given[name])) for name in ("query", "key", "value"))
+    mask = given.get("attn_mask", given.get("attn_bias"))
+    factor = given.get("scale")
+    factor = float(factor) if factor is not None else queries.layout.shape[-1] ** -0.5
+    scores = Scores(queries, keys, factor, mask.detach() if mask is not None else None, True)
+    causal = bool(given.get("is_causal", False))
+    return [attend(trace, scores, values, out[0], causal=causal)]
+
+
+def score(trace: Trace, left: Traced, right: Traced) -> Scores:
+    """Products of two signals as scores of attention: (…, queries, size) times (…, size, keys)."""
+    keys = Traced(right.node, Layout([*right.layout[:-2], right.layout[-1], right.layout[-2]]))
+    for value in (left, keys):
+        if value.layout.roles(-1) != {"feature"} or value.layout.roles(-2) - {"position"}:
+            raise NotCovered("a product of two signals that is no attention over positions")
+    return Scores(left, keys)
+
+
+def on_scores(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
+    """What an operation does to scores: a factor, a mask, the softmax."""
+    name = trace.func._overloadpacket.__name__.removesuffix("_")
+    values = [trace.of(item) if isinstance(item, Tensor) else None for item in args]
+    place = next(index for index, value in enumerate(values) if isinstance(value, Scores))
+    scores = values[place]
+    assert isinstance(scores, Scores)
+    if name in ("_softmax", "_safe_softmax"):
+        return replace(scores, normalized=True)
+    if scores.normalized:
+        if name in ("mul", "div", "native_dropout"):
+            raise NotCovered("attention whose weights are changed behind the softmax")
+        return scores
+    other = args[1 - place] if len(args) > 1 else None
+    number = scalar(other)
+    if name == "mul" and number is not None:
+        return replace(scores, factor=scores.factor * number, mask=_times(scores.mask, number))
+    if name == "div" and number is not None and place == 0:
+        return replace(scores, factor=scores.factor / number, mask=_times(scores.mask, 1 / number))
+    if name in ("add", "sub") and isinstance(other, Tensor) and not isinstance(values[1 - place], Traced):
+        sign = 1.0 if name == "add" else -1.0
+        return replace(scores, mask=_plus(scores.mask, sign * other.detach().float()))
+    if name == "masked_fill":
+        hidden = args[1].detach()
+        return replace(scores, mask=_plus(scores.mask, _hide(hidden, scalar(args[2]) or 0.0)))
+    if name == "where" and place in (1, 2):
+        shown = args[0].detach()
+        hidden = ~shown if place == 1 else shown
+        filled = scalar(args[3 - place])
+        return replace(scores, mask=_plus(scores.mask, _hide(hidden, filled if filled is not None else -np.inf)))
+    raise NotCovered(f"scores of attention go through {name!r}")
+
+
+def attend(trace: Trace, scores: Scores, values: Value, out: Tensor, *, causal: bool = False) -> Traced:
+    """The node of attention: weights times values."""
+    if not scores.normalized:
+        raise NotCovered("scores of attention multiply values without a softmax")
+    value = trace.settle(values)
+    queries, keys = scores.queries, scores.keys
+    layout = Layout([*queries.layout[:-1], value.layout[-1]])
+    for item in (queries, keys, value):
+        if item.layout.roles(-1) != {"feature"} or item.layout.roles(-2) - {"position"}:
+            raise NotCovered("attention whose rows are not positions")
+        if len(item.layout.of("position")) != len(item.layout[-2]):
+            raise NotCovered("attention within windows of the positions")
+    heads = _heads(queries)
+    head_size = queries.layout.shape[-1]
+    factor, angles, norm = scores.factor, None, None
+    queries, turned, norm, by = _unwrap(trace, queries)
+    keys, also, other, too = _unwrap(trace, keys)
+    if (turned is None) != (also is None) or (norm is None) != (other is None):
+        raise NotCovered("queries and keys are rotated or normalized differently")
+    angles = turned if turned is not None else None
+    rule = Attention(
+        heads,
+        _heads(keys, distinct=True),
+        head_size,
+        factor * by * too,
+        causal,
+        _mask(scores.mask, trace, queries, heads),
+        angles,
+        norm,
+    )
+    label = f"attention, {heads} heads of {head_size}"
+    sources = frozenset().union(*(trace.drafts[item.node].sources for item in (queries, keys, value)))
+    return trace.add(rule, (queries, keys, value), layout, label=label, sources=sources)
+
+
+def _unwrap(trace: Trace, value: Traced) -> tuple[Traced, Any, Normalize | None, float]:
+    """Queries or keys as the projection left them; the angles, norm and factor they met on the way to the product."""
+    angles, norm, factor = None, None, 1.0
+    while True:
+        draft = trace.drafts[value.node]
+        rule = draft.rule
+        if isinstance(rule, Rotate) and angles is None and norm is None:
+            angles = rule.angles
+        elif isinstance(rule, Normalize) and rule.kind in ("rms", "layer") and norm is None:
+            norm = rule
+        elif isinstance(rule, Scale) and rule.factor.shape == "constant" and rule.shift.second_moment == 0:
+            if norm is not None:
+                break
+            factor *= rule.factor.mean
+        else:
+            break
+        value = Traced(draft.inputs[0], value.layout)
+    return value, angles, norm, factor
+
+
+def _heads(value: Traced, *, distinct: bool = False) -> int:
+    """How many heads a value has: its features outside the last axis; repeated ones once if `distinct`."""
+    count = 1
+    for axis in value.layout[:-1]:
+        for atom in axis:
+            if atom.role == "feature" and not (distinct and atom.key[0] < 0):
+                count *= atom.size
+    return count
+
+
+def _mask(mask: Tensor | None, trace: Trace, queries: Traced, heads: int) -> Any:
+    """An additive mask as (queries, keys) or (samples, queries, keys)."""
+    if mask is None:
+        return None
+    if mask.dtype == torch.bool:
+        mask = _hide(~mask, -np.inf)
+    shown = mask.double()
+    samples = trace.batch_size
+    if shown.dim() == 4:
+        shown = shown.mean(1) if shown.shape[1] == 1 or bool((shown == shown[:, :1]).all()) else _refuse()
+    elif shown.dim() == 3 and shown.shape[0] == samples * heads:
+        shown = shown.reshape(samples, heads, *shown.shape[1:])[:, 0]
+    if shown.dim() == 3 and (shown.shape[0] == 1 or bool((shown == shown[:1]).all())):
+        shown = shown[0]
+    if shown.shape[-2] == 1:
+        shown = shown.expand(*shown.shape[:-2], queries.layout.shape[-2], shown.shape[-1])
+    numbers = shown.cpu().numpy()
+    return np.where(numbers < HIDDEN, -np.inf, numbers) if bool((numbers != 0).any()) else None
+
+
+def _refuse() -> Tensor:
+    raise NotCovered("attention with a bias of its own for every head")
+
+
+def _times(mask: Tensor | None, number: float) -> Tensor | None:
+    return None if mask is None else mask * number
+
+
+def _plus(mask: Tensor | None, more: Tensor) -> Tensor:
+    return more if mask is None else mask + more
+
+
+def _hide(hidden: Tensor, filled: float) -> Tensor:
+    zeros = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
+    return zeros.masked_fill(hidden.bool(), filled if filled < HIDDEN else -np.inf)

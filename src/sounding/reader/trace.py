@@ -1,0 +1,444 @@
+"""One pass of a model with every operation seen, each turned into a node of the description or named as not covered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from sounding.activations import Activation, resolve
+from sounding.errors import SoundingError
+from sounding.reader.layout import Keys, Layout, reshape, same_roles
+from sounding.reader.values import Constant, Draft, Function, Measured, Scores, Traced, Value
+from sounding.theory.signal.description import Elementwise, Flatten, Given, Law, Rule, Scale
+
+Place = tuple[Any, ...]
+Handler = Callable[["Trace", tuple[Any, ...], dict[str, Any], Any], Any]
+HANDLERS: dict[str, Handler] = {}
+# Activations with closed forms or analytic derivatives, which a function that agrees with them is taken for.
+NAMES = ("relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid", "softplus", "elu", "selu", "erf", "hardtanh", "exp")
+# Where theory may start: on measured values these operations make nodes, all others only more measured values.
+STARTERS = frozenset(
+    {
+        "mm",
+        "addmm",
+        "bmm",
+        "convolution",
+        "native_layer_norm",
+        "native_batch_norm",
+        "_native_batch_norm_legit",
+        "native_group_norm",
+        "cudnn_batch_norm",
+        "_fused_rms_norm",
+    }
+)
+
+
+def handles(*names: str) -> Callable[[Handler], Handler]:
+    """Register a function as the reader of these operations."""
+
+    def register(handler: Handler) -> Handler:
+        for name in names:
+            HANDLERS[name] = handler
+        return handler
+
+    return register
+
+
+class NotCovered(Exception):
+    """No rule describes an operation on these values; the text says why."""
+
+
+class Trace(TorchDispatchMode):
+    """A dispatch mode that follows every tensor of a pass.
+
+    Args:
+        parameters: the name of every parameter.
+        batch_size: how many samples the inputs hold.
+        batch_axis: which axis of the inputs holds them.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], *, batch_size: int, batch_axis: int = 0) -> None:
+        super().__init__()
+        self.batch_size, self.batch_axis = batch_size, batch_axis
+        self.keys = Keys()
+        self.drafts: list[Draft] = []
+        self.where = ""  # the module that is running, for reasons that name a place
+        self._values: dict[Place, Value] = {}
+        self._places: dict[int, set[Place]] = {}  # of every storage, so that a change in place forgets its views
+        self._kept: list[Tensor] = []  # holds every storage, so that none is used again under another meaning
+        self._activations: dict[str, Activation] = {}
+        self._settled: dict[tuple[int, int | None], tuple[Value, Traced]] = {}
+        self.tensors: dict[Traced, Tensor] = {}
+        self.parts: dict[Traced, Traced] = {}  # of which value a part was cut
+        self._measured: dict[Place, Traced] = {}  # what was measured, by where it begins in memory
+        for name, parameter in parameters.items():
+            self.put(parameter, Constant(parameter.detach(), name))
+
+    # ---- values ------------------------------------------------------------------------------------------------------
+
+    def put(self, tensor: Tensor, value: Value) -> None:
+        """Remember what a tensor is."""
+        place = _place(tensor)
+        if place is None:
+            return
+        self._values[place] = value
+        if isinstance(value, Traced):
+            self.tensors.setdefault(value, tensor)
+        self._places.setdefault(place[0], set()).add(place)
+        self._kept.append(tensor)
+
+    def value(self, tensor: Tensor) -> Value:
+        """What is known of a tensor; one that was never seen was made outside and is a constant."""
+        place = _place(tensor)
+        return self._values.get(place, Constant(tensor)) if place is not None else Constant(tensor)
+
+    def forget(self, tensor: Tensor) -> None:
+        """Drop every view of a storage that was written to."""
+        place = _place(tensor)
+        if place is not None:
+            for other in self._places.pop(place[0], set()):
+                self._values.pop(other, None)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        known = [(item, self.value(item)) for item in _tensors((args, kwargs))]
+        out = func(*args, **kwargs)
+        if func._schema.is_mutable:
+            for argument, item in zip(func._schema.arguments, args, strict=False):
+                if argument.alias_info is not None and argument.alias_info.is_write and isinstance(item, Tensor):
+                    self.forget(item)
+            for item, value in known:  # what only shares the call keeps its meaning
+                if _place(item) not in self._values and not _written(func, args, item):
+                    self.put(item, value)
+        lookup = {id(item): value for item, value in known}
+        values = self._understand(func, args, kwargs, out, lookup)
+        for item, value in values:
+            self.put(item, value)
+        return out
+
+    def _understand(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, known: Mapping[int, Value]
+    ) -> list[tuple[Tensor, Value]]:
+        outputs = list(_tensors(out))
+        values = list(known.values())
+        name = func._overloadpacket.__name__.removesuffix("_")
+        self.func, self._known = func, known
+        if all(isinstance(value, Constant) for value in values):
+            return [(item, _constant_of(func, item, values)) for item in outputs]
+        if name not in STARTERS and not any(isinstance(value, Traced | Function | Scores) for value in values):
+            return [(item, self._unpredicted(item, values)) for item in outputs]
+        reason = f"no rule covers the operation {name!r}"
+        handler = HANDLERS.get(name)
+        if handler is None and torch.Tag.pointwise in func.tags:
+            handler = HANDLERS["pointwise"]
+        try:
+            found = handler(self, args, kwargs, out) if handler is not None else None
+        except NotCovered as why:
+            found, reason = None, str(why)
+        if found is not None:
+            paired = found if isinstance(found, list) else [found]
+            return list(zip(outputs, paired, strict=False))
+        same = self._unchanged(values, args, kwargs, outputs)
+        if same is not None:
+            return [(outputs[0], same)]
+        if name in STARTERS:
+            return [(item, self._unpredicted(item, values, reason)) for item in outputs]
+        plain = tuple(float(n) for n in (*args, *kwargs.values()) if isinstance(n, int | float))
+        return [(item, self._function_or_measured(item, values, reason, plain)) for item in outputs]
+
+    def _unchanged(self, values: Any, args: Any, kwargs: Any, outputs: list[Tensor]) -> Value | None:
+        """The value that an operation returned as it was (dropout at rest, a cache that was empty)."""
+        if len(outputs) == 0:
+            return None
+        for item in _tensors((args, kwargs)):
+            value = self._known.get(id(item))
+            if isinstance(value, Traced | Function) and item.shape == outputs[0].shape and item is not outputs[0]:
+                if item.dtype == outputs[0].dtype and torch.equal(item, outputs[0]):
+                    return value
+        return None
+
+    def _function_or_measured(self, item: Tensor, values: list[Value], reason: str, plain: tuple[float, ...]) -> Value:
+        """A function of one node where only constants came in besides, else a value to be measured."""
+        bases = {value.base if isinstance(value, Function) else value for value in values if _depends(value)}
+        if len(bases) == 1 and isinstance(base := bases.pop(), Traced) and item.is_floating_point():
+            numbers = plain + tuple(n for value in values if isinstance(value, Function) for n in value.numbers)
+            layout = base.layout if tuple(item.shape) == base.layout.shape else None
+            return self.recognized(Function(base, item, layout, numbers=numbers, label=reason))
+        return self._unpredicted(item, values, reason)
+
+    def recognized(self, function: Function) -> Value:
+        """A function of one node as a norm or a rotation, where its numbers say that it is one."""
+        from sounding.reader.recognize import recognize
+
+        return recognize(self, function) or function
+
+    def _unpredicted(self, item: Tensor, values: list[Value], reason: str = "") -> Measured:
+        reasons = [reason + (f" in {self.where!r}" if self.where else "")] if reason else []
+        reasons += [value.reason for value in values if isinstance(value, Measured) and value.reason]
+        depends = frozenset().union(*(self.nodes_of(value) for value in values))
+        return Measured(item, reasons[0] if reasons else "", depends)
+
+    def nodes_of(self, value: Value) -> frozenset[int]:
+        """The nodes that a value was computed from."""
+        match value:
+            case Traced():
+                return frozenset({value.node})
+            case Function():
+                return frozenset({value.base.node})
+            case Scores():
+                return frozenset({value.queries.node, value.keys.node})
+            case Measured():
+                return value.depends
+        return frozenset()
+
+    def of(self, item: Any) -> Value:
+        """What an argument of the operation at hand is."""
+        if not isinstance(item, Tensor):
+            raise NotCovered(f"an argument of type {type(item).__name__} where a tensor was expected")
+        return self._known.get(id(item)) or self.value(item)
+
+    # ---- nodes -------------------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        rule: Rule,
+        inputs: tuple[Traced, ...],
+        layout: Layout,
+        *,
+        label: str,
+        sources: frozenset[object] | None = None,
+        weight: str = "",
+    ) -> Traced:
+        """A new node; its randomness comes from its inputs unless `sources` says otherwise."""
+        if sources is None:
+            sources = frozenset().union(*(self.drafts[item.node].sources for item in inputs))
+        self.drafts.append(
+            Draft(
+                rule,
+                tuple(item.node for item in inputs),
+                layout.points,
+                layout.features,
+                sources,
+                label=label,
+                weight=weight,
+            )
+        )
+        return Traced(len(self.drafts) - 1, layout)
+
+    def fresh(self, rule: Rule, inputs: tuple[Traced, ...], layout: Layout, *, label: str, weight: str = "") -> Traced:
+        """A new node whose randomness is its own: a random map, or a measured value."""
+        return self.add(rule, inputs, layout, label=label, weight=weight, sources=frozenset({len(self.drafts)}))
+
+    def settle(self, value: Value, *, features: int | None = None) -> Traced:
+        """The node behind a value: an elementwise function becomes one, a measured tensor is measured.
+
+        Args:
+            value: what is known of the tensor.
+            features: which axis of a measured tensor holds the features; the last where None.
+        """
+        if isinstance(value, Traced):
+            return value
+        key = (id(value), features)
+        if key not in self._settled:
+            self._settled[key] = (value, self._settle(value, features))
+        return self._settled[key][1]
+
+    def _settle(self, value: Value, features: int | None) -> Traced:
+        match value:
+            case Function() if value.layout is not None and value.factor is not None:
+                return self.add(
+                    Scale(Law(0.0, value.factor, "constant")), (value.base,), value.layout, label=value.label
+                )
+            case Function() if value.layout is not None and value.apply is not None:
+                activation = self.activation(value)
+                return self.add(Elementwise(activation), (value.base,), value.layout, label=activation.name)
+            case Measured() | Constant():
+                tensor = value.tensor
+                # views of one tensor are one measured value
+                place = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.numel(), tensor.dtype)
+                last = features is None or features % tensor.dim() == tensor.dim() - 1
+                seen = self._measured.get(place) if tensor.is_contiguous() and last else None
+                view = reshape(seen.layout, tensor.shape) if seen is not None else None
+                if seen is not None and view is not None and view.roles(tensor.dim() - 1) <= {"feature"}:
+                    return Traced(seen.node, view)
+                node = self.measure(value, self.guess_layout(tensor, features=features))
+                if tensor.is_contiguous() and last:
+                    self._measured[place] = node
+                return node
+            case Function():
+                measured = Measured(value.tensor, value.label, self.nodes_of(value))
+                layout = value.layout or self.guess_layout(value.tensor, features=features)
+                return self.measure(measured, layout)
+        raise NotCovered("products of queries and keys are used outside a softmax")
+
+    def measure(self, value: Measured | Constant, layout: Layout) -> Traced:
+        """A node whose Gram matrix is measured."""
+        tensor = value.tensor.detach()
+        constant = isinstance(value, Constant)
+        reason = value.reason if isinstance(value, Measured) else ""
+        if not tensor.is_floating_point():
+            raise NotCovered("whole numbers are used as a signal")
+        inputs = tuple(sorted(value.depends)) if isinstance(value, Measured) else ()
+        node = self.fresh(Given(reason, constant), (), layout, label="constant" if constant else "measured")
+        draft = self.drafts[node.node]
+        draft.inputs = inputs
+        draft.features_array = to_canonical(tensor, layout)
+        return node
+
+    def guess_layout(self, tensor: Tensor, *, features: int | None = None) -> Layout:
+        """The meaning of a measured tensor's axes: samples first, features where the next layer takes them."""
+        axes: list[tuple[Any, ...]] = [()] * tensor.dim()
+        place = (tensor.dim() - 1 if features is None else features) if tensor.dim() > 1 else None
+        sample = (
+            self.batch_axis
+            if self.batch_axis < tensor.dim() and tensor.shape[self.batch_axis] == self.batch_size
+            else 0
+        )
+        if tensor.dim() == 0 or sample == place:
+            raise NotCovered(f"a tensor of shape {tuple(tensor.shape)} has no axis of samples")
+        for axis, size in enumerate(tensor.shape):
+            if axis == place:
+                axes[axis] = (self.keys.atom("feature", size),) if size > 1 else ()
+            elif axis == sample:
+                rest, odd = divmod(size, self.batch_size)
+                if odd:
+                    raise NotCovered(
+                        f"a tensor of shape {tuple(tensor.shape)} has no axis of {self.batch_size} samples"
+                    )
+                axes[axis] = (self.keys.atom("sample", self.batch_size),) + self.keys.axis("position", rest)
+            else:
+                axes[axis] = self.keys.axis("position", size)
+        return Layout(axes)
+
+    def activation(self, value: Function) -> Activation:
+        """The activation that an elementwise function of numbers is."""
+        label, apply = value.label, value.apply
+        if label not in self._activations:
+            assert apply is not None
+            try:
+                with _disable_current_modes():
+                    self._activations[label] = _by_name(apply) or resolve(_named(apply, label))
+            except SoundingError as error:
+                raise NotCovered(f"theory cannot take {label} as an activation: {error}") from error
+        return self._activations[label]
+
+    def flattened(self, value: Traced, axis: int) -> Traced:
+        """The value with all positions made features, where an axis holds both."""
+        layout = value.layout
+        others = [layout.roles(place) for place in range(len(layout)) if place != axis]
+        if any(roles - {"sample"} for roles in others):
+            raise NotCovered("some of the positions became features")
+        flat = layout.with_axis(axis, (self.keys.atom("feature", layout.shape[axis]),))
+        return self.add(Flatten(), (value,), flat, label="flatten")
+
+    def matched(self, first: Traced, second: Traced) -> bool:
+        """Whether two values mean the same axis by axis."""
+        return same_roles(first.layout, second.layout)
+
+    def independent(self, *values: Traced) -> bool:
+        """Whether no two of the values owe their randomness to the same map."""
+        sources = [self.drafts[value.node].sources for value in values]
+        return sum(map(len, sources)) == len(frozenset().union(*sources))
+
+
+def to_canonical(tensor: Tensor, layout: Layout) -> Tensor:
+    """A tensor as (samples, positions, features)."""
+    sizes, order = layout.canonical()
+    points = layout.points
+    return tensor.reshape(sizes).permute(order).reshape(points.samples, points.positions, layout.features)
+
+
+def as_layout(layout: Layout, shape: Any) -> Layout:
+    """The layout after a view, or the refusal."""
+    found = reshape(layout, shape)
+    if found is None:
+        raise NotCovered(f"a view as {tuple(shape)} cuts across samples, positions and features")
+    return found
+
+
+def scalar(item: Any) -> float | None:
+    """A plain number or a tensor of one element as a number, None for anything else."""
+    if isinstance(item, bool | int | float):
+        return float(item)
+    if isinstance(item, Tensor) and item.numel() == 1 and not item.is_complex():
+        return float(item)
+    return None
+
+
+def _constant_of(func: Any, item: Tensor, values: list[Value]) -> Constant:
+    """A constant; a view of a parameter keeps its name."""
+    names = {value.parameter for value in values if isinstance(value, Constant)}
+    views = {
+        "t",
+        "transpose",
+        "permute",
+        "view",
+        "detach",
+        "alias",
+        "_to_copy",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+        "clone",
+    }
+    kept = func._overloadpacket.__name__ in views and len(names) == 1
+    return Constant(item, names.pop() if kept else "")
+
+
+def _depends(value: Value) -> bool:
+    """Whether a value depends on the inputs."""
+    return not isinstance(value, Constant)
+
+
+def _by_name(function: Callable[[Tensor], Tensor]) -> Activation | None:
+    """The named activation that a function of numbers agrees with: libraries write one GELU in six ways."""
+    x = torch.linspace(-8, 8, 321, dtype=torch.float64)
+    y = function(x).numpy()
+    for name in NAMES:
+        known = resolve(name)
+        if np.allclose(known(x.numpy()), y, rtol=1e-7, atol=1e-9):
+            return known
+    slope = -float(y[0]) / 8.0
+    leaky = resolve(f"leaky_relu:{-slope:.10g}") if np.isfinite(slope) and slope else None
+    return leaky if leaky is not None and np.allclose(leaky(x.numpy()), y, rtol=1e-7, atol=1e-9) else None
+
+
+def _named(function: Callable[[Tensor], Tensor], label: str) -> Callable[[Tensor], Tensor]:
+    def apply(x: Tensor) -> Tensor:
+        return function(x)
+
+    apply.__name__ = label
+    return apply
+
+
+def _place(tensor: Tensor) -> Place | None:
+    """What identifies a tensor: its storage, and how it looks into it."""
+    try:
+        storage = tensor.untyped_storage()._cdata
+        return (storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def _written(func: Any, args: tuple[Any, ...], item: Tensor) -> bool:
+    return any(
+        argument.alias_info is not None and argument.alias_info.is_write and other is item
+        for argument, other in zip(func._schema.arguments, args, strict=False)
+    )
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, tuple | list):
+        return [item for part in value for item in _tensors(part)]
+    return []

@@ -1,0 +1,119 @@
+"""What the trace knows of a tensor: a constant, a measured value, a node of the description, a function of one node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from sounding.reader.layout import Layout
+from sounding.theory.signal.description import Points, Rule
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A tensor that does not depend on the inputs: a parameter, a buffer, a table of positions, a mask.
+
+    Args:
+        tensor: its value.
+        parameter: the name of the parameter it is, or is a transposition of; "" for anything else.
+    """
+
+    tensor: Tensor
+    parameter: str = ""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A tensor whose Gram matrix is measured where it is needed: an input, or what no rule covers.
+
+    Args:
+        tensor: its value.
+        reason: why it is not predicted; "" for an input and what is computed from inputs alone.
+        depends: the nodes it was computed from; their gradients are not predicted through it.
+    """
+
+    tensor: Tensor
+    reason: str = ""
+    depends: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A tensor that is the value of a node, with the meaning of its axes."""
+
+    node: int
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Function:
+    """A tensor computed from the value of one node and constants alone, not yet a node of its own.
+
+    Args:
+        base: the node's value it is computed from.
+        tensor: its value.
+        layout: the meaning of its axes, None where it is not known.
+        apply: the function, if it acts on each number alone.
+        factor: c, if the function is x ↦ c·x.
+        label: what a person would call it.
+        numbers: the plain numbers that went into it, among which the eps of a norm is found.
+    """
+
+    base: Traced
+    tensor: Tensor
+    layout: Layout | None = None
+    apply: Callable[[Tensor], Tensor] | None = None
+    factor: float | None = None
+    label: str = ""
+    numbers: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Products of queries and keys on their way to a softmax.
+
+    Args:
+        queries: their value, with layout (sample and heads, positions, size of a head).
+        keys: the keys' value, its last two axes as those of the queries.
+        factor: what the products were multiplied by.
+        mask: what was added to them, None for nothing.
+        normalized: whether the softmax has been taken.
+    """
+
+    queries: Traced
+    keys: Traced
+    factor: float = 1.0
+    mask: Tensor | None = None
+    normalized: bool = False
+
+
+Value = Constant | Measured | Traced | Function | Scores
+
+
+@dataclass
+class Draft:
+    """A node while it is being written.
+
+    Args:
+        rule: what makes the value.
+        inputs: the nodes it is made from.
+        points: where it lives.
+        features: of each point.
+        sources: which random maps its randomness comes from; sums and products need inputs that share none.
+        label: what a person reads.
+        weight: the name of its weight parameter.
+        name: the call under which a check measures it.
+        features_array: for a measured node, its value as (samples, positions, features).
+    """
+
+    rule: Rule
+    inputs: tuple[int, ...]
+    points: Points
+    features: int
+    sources: frozenset[object]
+    label: str = ""
+    weight: str = ""
+    name: str = ""
+    features_array: Tensor | None = field(default=None, repr=False)
