@@ -1,8 +1,8 @@
 """Which axis of a tensor holds samples, positions or features, kept through views, transposes and merged axes.
 
-A layout names, for every axis of a tensor, the atoms it is made of, outermost first. An atom has a role, a key that gives
-it its place among atoms of its role, and a size: in (batch · tokens, heads · size) the first axis is made of a sample atom
-and a position atom, the second of two feature atoms. A view that cuts across atoms has no layout, and says so with None.
+A layout names, for every axis of a tensor, the atoms it is made of, outermost first. An atom has a role, a key that
+gives it its place among atoms of its role, and a size: in (batch · tokens, heads · size) the first axis is made of a
+sample atom and a position atom, the second of two feature atoms. A view that cuts across atoms has no layout.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Norms and rotations that were written out operation by operation, recognized by their numbers.
 
-A norm written as `x * rsqrt(mean(x²) + eps)` is five operations. Instead of the pattern, which every library writes in its own
-way, the result is compared with what a norm of the same input would give.
+A norm written as `x * rsqrt(mean(x²) + eps)` is five operations. Instead of the pattern, which every library writes in
+its own way, the result is compared with what a norm of the same input would give.
 """
 
 from __future__ import annotations

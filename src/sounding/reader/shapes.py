@@ -239,7 +239,7 @@ def average(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Te
         return None  # over features: perhaps half of a norm
     node = _subject(trace, args[0])
     assert isinstance(node, Traced)
-    grid = [atom for atom in layout.of("position")]
+    grid = layout.of("position")
     gone = [atom for axis in chosen for atom in layout[axis]]
     count = math.prod(atom.size for atom in gone)
     weight = 1.0 if trace.func._overloadpacket.__name__ == "sum" else 1.0 / count

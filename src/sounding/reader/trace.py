@@ -159,9 +159,10 @@ class Trace(TorchDispatchMode):
             return None
         for item in _tensors((args, kwargs)):
             value = self._known.get(id(item))
-            if isinstance(value, Traced | Function) and item.shape == outputs[0].shape and item is not outputs[0]:
-                if item.dtype == outputs[0].dtype and torch.equal(item, outputs[0]):
-                    return value
+            if not isinstance(value, Traced | Function) or item is outputs[0] or item.dtype != outputs[0].dtype:
+                continue
+            if item.shape == outputs[0].shape and torch.equal(item, outputs[0]):
+                return value
         return None
 
     def _function_or_measured(self, item: Tensor, values: list[Value], reason: str, plain: tuple[float, ...]) -> Value:
@@ -312,7 +313,7 @@ class Trace(TorchDispatchMode):
                     raise NotCovered(
                         f"a tensor of shape {tuple(tensor.shape)} has no axis of {self.batch_size} samples"
                     )
-                axes[axis] = (self.keys.atom("sample", self.batch_size),) + self.keys.axis("position", rest)
+                axes[axis] = (self.keys.atom("sample", self.batch_size), *self.keys.axis("position", rest))
             else:
                 axes[axis] = self.keys.axis("position", size)
         return Layout(axes)

@@ -206,8 +206,8 @@ class Attention(Rule):
         scale: what scores are multiplied by, usually head_size^(−1/2).
         causal: whether a position sees only itself and what came before.
         mask: additive, (queries, keys) or (samples, queries, keys), −inf where hidden; None for none.
-        angles: of rotary embeddings, (positions, pairs of features), None for none; a head has twice as many features as
-            pairs, and a pair that is not rotated has the angle 0.
+        angles: of rotary embeddings, (positions, pairs of features), None for none; a head has twice as many features
+            as pairs, and a pair that is not rotated has the angle 0.
         query_norm: the norm of each head's queries and keys (QK-norm), None for none.
     """
 
