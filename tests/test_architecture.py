@@ -15,7 +15,7 @@ TIERS = [
     {"errors"},
     {"activations", "measures", "profile", "weights"},
     {"theory", "predict"},
-    {"chain", "probe", "data", "models"},
+    {"chain", "probe", "reader", "data", "models"},
     {"repair", "train"},
     {"claims", "sweep"},
     {"plot", "figures", "report", "reproduction"},

@@ -12,7 +12,7 @@ import torch
 from sounding.errors import UsageError
 from sounding.theory.signal.attention import attend, attend_backward
 from sounding.theory.signal.description import Array, Attention, Law, Normalize
-from sounding.theory.signal.heads import Projections
+from sounding.theory.signal.heads import Projections, rotary_angles
 from tolerance import TOLERANCE, assert_within_standard_errors
 
 SAMPLES, POSITIONS, SIZE, WIDTH = 2, 6, 16, 1024
@@ -28,9 +28,12 @@ CASES: dict[str, dict[str, Any]] = {
     "mask per sample": {"mask": np.stack([HIDDEN, np.linspace(-1, 1, 36).reshape(6, 6)])},
     "no division by the root of the head size": {"causal": True, "scale": 1.0},
     "grouped queries": {"causal": True, "key_heads": HEADS // 4},
-    "rotary": {"rotary": 100.0, "causal": True},
-    "rotary in part": {"rotary": 100.0, "rotary_share": 0.5},
-    "normed queries": {"query_norm": Normalize("rms", 1e-6, Law(0.1, 1.2)), "rotary": 100.0},
+    "rotary": {"angles": rotary_angles(POSITIONS, SIZE, base=100.0), "causal": True},
+    "rotary in part": {"angles": rotary_angles(POSITIONS, SIZE, base=100.0, share=0.5)},
+    "normed queries": {
+        "query_norm": Normalize("rms", 1e-6, Law(0.1, 1.2)),
+        "angles": rotary_angles(POSITIONS, SIZE, base=100.0),
+    },
     "layer norm of queries": {"query_norm": Normalize("layer", 1e-6, Law(0.1, 1.0), Law(0.2, 0.3)), "causal": True},
 }
 
@@ -49,10 +52,10 @@ def make_points(generator: np.random.Generator) -> tuple[Array, Array]:
 
 def turned(x: torch.Tensor, rule: Attention) -> torch.Tensor:
     """Rotary embedding by complex numbers on neighbouring features, as Llama's paper writes it."""
-    if rule.rotary is None:
+    if rule.angles is None:
         return x
-    size = int(rule.head_size * rule.rotary_share)
-    angles = torch.arange(x.shape[2])[:, None] * rule.rotary ** (-torch.arange(0, size, 2) / size)
+    size = 2 * rule.angles.shape[1]
+    angles = torch.from_numpy(rule.angles).to(x.dtype)
     pairs = torch.view_as_complex(x[..., :size].reshape(*x.shape[:-1], size // 2, 2).contiguous())
     rotated = torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
     return torch.cat([rotated, x[..., size:]], dim=-1)
@@ -240,7 +243,7 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(UsageError, match="attention mask of shape"):
         attend(make_rule(mask=np.zeros((3, 3))), good, generator=generator)
     with pytest.raises(UsageError, match="covers no rotary"):
-        attend(make_rule(rotary=10.0), good, generator=generator, route="small scores")
+        attend(make_rule(angles=rotary_angles(POSITIONS, SIZE)), good, generator=generator, route="small scores")
     with pytest.raises(UsageError, match="at least 8 draws"):
         attend(make_rule(), good, generator=generator, draws=2, route="heads")
     with pytest.raises(UsageError, match="gradients at 4 points"):

@@ -24,6 +24,7 @@ _INDEX = {
     "weights": "sounding.weights",
     "check": "sounding.probe",
     "watch": "sounding.probe",
+    "read": "sounding.reader",
     "Report": "sounding.probe",
     "Verdict": "sounding.probe",
     "Finding": "sounding.probe",
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from sounding.profile import Estimate as Estimate
     from sounding.profile import Profile as Profile
     from sounding.profile import Row as Row
+    from sounding.reader.module import read as read
     from sounding.repair.plan import plan as plan
     from sounding.repair.recommend import recommend as recommend
     from sounding.report import write_html as write_html

@@ -5,9 +5,9 @@
 - `trace`: one pass of the model, every operation seen, each turned into a rule or named as not covered.
 - `linear`, `pointwise`, `shapes`, `softmax`: the operations, family by family.
 - `laws`: the law of a weight's entries, with tests of how sure it is.
-- `read`: the front door.
+- `module`: the front door, `read`.
 """
 
-from sounding.reader.read import Blueprint, read
+from sounding.reader.module import Blueprint, read
 
 __all__ = ["Blueprint", "read"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sounding.theory.signal.description import Convolution, Given, Law, Linear, Node, Normalize, Scale
 
 if TYPE_CHECKING:
-    from sounding.reader.read import Blueprint
+    from sounding.reader.module import Blueprint
 
 
 def render(blueprint: Blueprint) -> str:

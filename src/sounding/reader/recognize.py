@@ -98,4 +98,4 @@ def _angles(x: Tensor, y: Tensor, one: Tensor, other: Tensor, close: float) -> n
     turn = turn / np.maximum(np.abs(turn), 1e-300)
     if np.abs(before * turn[:, None] - after).max() > close * np.abs(after).max():
         return None
-    return np.angle(turn)
+    return np.asarray(np.angle(turn))

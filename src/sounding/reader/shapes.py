@@ -111,8 +111,8 @@ def cut(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
     if name == "select":
         start = args[2] % size
         return _part(trace, value, axis, start, start + 1, 1, drop=True)
-    start, stop, step, *_ = (*args[2:], *(None, None, None)[len(args) - 2 :])
-    begin, end, stride = slice(start, stop, step).indices(size)
+    bounds = [*args[2:], None, None, None]
+    begin, end, stride = slice(bounds[0], bounds[1], bounds[2]).indices(size)
     return _part(trace, value, axis, begin, end, stride, drop=False)
 
 

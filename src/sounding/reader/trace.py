@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from sounding.theory.signal.description import Elementwise, Flatten, Given, Law,
 Place = tuple[Any, ...]
 Handler = Callable[["Trace", tuple[Any, ...], dict[str, Any], Any], Any]
 HANDLERS: dict[str, Handler] = {}
+Reader = TypeVar("Reader", bound=Handler)
 # Activations with closed forms or analytic derivatives, which a function that agrees with them is taken for.
 NAMES = ("relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid", "softplus", "elu", "selu", "erf", "hardtanh", "exp")
 # Where theory may start: on measured values these operations make nodes, all others only more measured values.
@@ -38,10 +39,10 @@ STARTERS = frozenset(
 )
 
 
-def handles(*names: str) -> Callable[[Handler], Handler]:
+def handles(*names: str) -> Callable[[Reader], Reader]:
     """Register a function as the reader of these operations."""
 
-    def register(handler: Handler) -> Handler:
+    def register(handler: Reader) -> Reader:
         for name in names:
             HANDLERS[name] = handler
         return handler
@@ -53,7 +54,7 @@ class NotCovered(Exception):
     """No rule describes an operation on these values; the text says why."""
 
 
-class Trace(TorchDispatchMode):
+class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that follows every tensor of a pass.
 
     Args:
@@ -63,7 +64,7 @@ class Trace(TorchDispatchMode):
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], *, batch_size: int, batch_axis: int = 0) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.batch_size, self.batch_axis = batch_size, batch_axis
         self.keys = Keys()
         self.drafts: list[Draft] = []

@@ -208,7 +208,7 @@ def _score_path(rule: Attention, head: Head, feature: Floats, sent: Floats) -> t
 
 def _closed_form(rule: Attention, inputs: Projections, route: Route) -> SmallScores | None:
     """The closed form where it is asked for, or accurate; None where heads are to be drawn."""
-    covered = rule.rotary is None and rule.query_norm is None
+    covered = rule.angles is None and rule.query_norm is None
     if route == "small scores" and not covered:
         raise UsageError("the closed form covers no rotary embedding and no norm of queries", hint="route='heads'")
     if route == "heads" or not covered:

@@ -123,6 +123,23 @@ def factor(gram: Array) -> Floats:
     return root
 
 
+def rotary_angles(positions: int, head_size: int, *, base: float = 10_000.0, share: float = 1.0) -> Array:
+    """The usual angles p·base^(−2i/r) of rotary embeddings: positions p, pairs i of the first r features of a head.
+
+    Args:
+        positions: how many there are.
+        head_size: features of a head.
+        base: of the frequencies.
+        share: which share of a head's features is rotated.
+
+    >>> rotary_angles(3, 4, base=100.0).round(3).tolist()
+    [[0.0, 0.0], [1.0, 0.1], [2.0, 0.2]]
+    """
+    pairs = round(head_size * share) // 2
+    angles: Array = np.arange(positions)[:, None] * base ** (-np.arange(pairs) / pairs)
+    return angles
+
+
 def draw_heads(rule: Attention, inputs: Projections, *, generator: np.random.Generator) -> Iterator[tuple[Head, Head]]:
     """Pairs of heads without end; the second of a pair has the same keys and the opposite queries.
 
@@ -195,12 +212,15 @@ def _side(
 
 
 def _turns(rule: Attention, samples: int, positions: int) -> tuple[Floats, Floats] | None:
-    """Cosines and sines of the rotary angles p·base^(−2i/r) of each point p, for the r/2 rotated pairs i."""
-    if rule.rotary is None:
+    """Cosines and sines of the rotary angles of each point, for the pairs that are rotated."""
+    if rule.angles is None:
         return None
-    pairs = round(rule.head_size * rule.rotary_share) // 2
-    angles = np.arange(positions)[:, None] * rule.rotary ** (-np.arange(pairs) / pairs)
-    tiled = np.tile(angles, (samples, 1))
+    if rule.angles.ndim != 2 or len(rule.angles) != positions or 2 * rule.angles.shape[1] > rule.head_size:
+        raise UsageError(
+            f"expected rotary angles for {positions} positions and at most {rule.head_size // 2} pairs, "
+            f"got shape {rule.angles.shape}"
+        )
+    tiled = np.tile(rule.angles, (samples, 1))
     return np.cos(tiled).astype(np.float32), np.sin(tiled).astype(np.float32)
 
 
