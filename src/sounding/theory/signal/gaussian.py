@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from sounding.activations.activation import Activation
-from sounding.theory.arc_cosine import arc_cosines, second_moment
-from sounding.theory.panels import legendre
+from sounding.theory.integrals.arc_cosine import arc_cosines, second_moment
+from sounding.theory.integrals.panels import legendre
 from sounding.theory.signal.description import Array
 
 Function = Callable[[Array], Array]
