@@ -27,12 +27,12 @@ from sounding.theory.eigenvalues import (
 )
 from sounding.theory.integrals.affine import Affine
 from sounding.theory.integrals.moments import (
+    Expectations,
     GaussianMoments,
     LineMoments,
+    Method,
     PairMoments,
-    at_spread,
-    finite_moments,
-    gaussian_moments,
+    rescaled,
 )
 from sounding.theory.integrals.normalized import NormalizedLaw
 from sounding.theory.integrals.quadrature import check_batch_size
@@ -43,6 +43,8 @@ DEPTH_SCALES = 16.0
 _LARGE = 1e-4  # an error that a reader must be told of
 _FARTHEST = 10.5  # standard deviations within which kinks matter: the root of what lies beyond is 1e-12
 _DRIFT = 1e-10  # of μ against its image, relative: what the solution may leave without another step
+# the collapsed phase knows the activation through its slopes at one point alone
+CLOSED = Method("closed form", "the batch collapses, and only the slopes at the shift matter")
 ActivationLike = str | Activation | Callable[..., Any]
 
 
@@ -89,6 +91,7 @@ class BatchNormPrediction:
     backward_eigenvalues: Eigenvalues
     cross_batch: CrossBatch
     error: float
+    method: Method = CLOSED
 
     @property
     def gradient_growth(self) -> float:
@@ -136,6 +139,7 @@ class BatchNormPrediction:
             "trainable_depth": self.trainable_depth,
             "collapsed": self.collapsed,
             "error": self.error,
+            "method": self.method.to_dict(),
         }
 
     def profile(self, depth: int) -> Profile:
@@ -238,11 +242,12 @@ def batchnorm(
         "shift": float(shift),
         "weight_std": float(weight_std),
     }
-    mu = solve_spread(affine, size, effective) if effective > 0 else 1.0
+    expectations = Expectations(affine, size)
+    mu = solve_spread(expectations, effective) if effective > 0 else 1.0
     if mu <= 0:
         return BatchNormPrediction(**described, **_collapsed(affine, size, effective))
-    found, error = _at_fixed_point(affine, NormalizedLaw(size, mu, effective), tolerance)
-    return BatchNormPrediction(**described, **found, error=error)
+    found, error = _at_fixed_point(expectations, NormalizedLaw(size, mu, effective), tolerance)
+    return BatchNormPrediction(**described, **found, error=error, method=expectations.method)
 
 
 def critical_eps(
@@ -258,7 +263,7 @@ def critical_eps(
     1.0
     """
     affine, size = _check(activation, batch_size, 0.0, scale, shift)
-    return find_critical_eps(affine, size)
+    return find_critical_eps(Expectations(affine, size))
 
 
 def _check(
@@ -277,29 +282,30 @@ def _check(
     return affine, size
 
 
-def _at_fixed_point(affine: Affine, law: NormalizedLaw, tolerance: float) -> tuple[dict[str, Any], float]:
+def _at_fixed_point(expectations: Expectations, law: NormalizedLaw, tolerance: float) -> tuple[dict[str, Any], float]:
     """Everything reported and its error, at a μ that one Newton step with λ_G improves where it misses its image.
 
     Without eps the map of μ is constant, and so is the law of x: the moments at any μ give those at the fixed point.
     """
+    affine = expectations.affine
     _require_representable(affine, law.mu, law.eps)
     line: LineMoments | GaussianMoments
     line_error: LineMoments | GaussianMoments
     pair, pair_error = None, None
     for attempt in range(2):
         if math.isinf(law.batch_size):
-            line, line_error = gaussian_moments(affine, law, tolerance=tolerance)
+            line, line_error = expectations.gaussian(law, tolerance=tolerance)
             mu = line.square - line.mean**2
         else:
-            line, line_error, pair, pair_error = finite_moments(affine, law, tolerance=tolerance)
+            line, line_error, pair, pair_error = expectations.finite(law, tolerance=tolerance)
             mu = line.square - pair.product
         if law.eps == 0:
             _require_representable(affine, mu, law.eps)
             law = NormalizedLaw(law.batch_size, mu, 0.0)
             if isinstance(line, LineMoments) and isinstance(line_error, LineMoments):
-                line, line_error = at_spread(line, mu), at_spread(line_error, mu)
+                line, line_error = rescaled(line, mu), rescaled(line_error, mu)
             if pair is not None and pair_error is not None:
-                pair, pair_error = at_spread(pair, mu), at_spread(pair_error, mu)
+                pair, pair_error = rescaled(pair, mu), rescaled(pair_error, mu)
         found = _assemble(line, pair, law, affine.level)
         error = _propagate(found, line, pair, line_error, pair_error, law, affine)
         image, slope = found["fixed_point"].mu, found["forward_eigenvalues"].G

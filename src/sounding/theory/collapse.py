@@ -21,16 +21,20 @@ from scipy.optimize import brentq, minimize_scalar
 
 from sounding.errors import NumericalError
 from sounding.theory.eigenvalues import Eigenvalues
-from sounding.theory.homogeneous import kernel
 from sounding.theory.integrals.affine import Affine
 from sounding.theory.integrals.arc_cosine import arc_cosine
-from sounding.theory.integrals.moments import batch_spread, spread_with_error
+from sounding.theory.integrals.moments import Expectations
 from sounding.theory.integrals.normalized import NormalizedLaw
+from sounding.theory.integrals.powers import kernel
 from sounding.theory.integrals.sketch import Sketch
 
+# the η = μ/eps at which a scan for fixed points ends: below the first μ has seven digits less than eps and a batch is
+# collapsed for every purpose; below the second no activation of the bench has a jump that leaves one
 _LOWEST_RATIO, _LOWEST_JUMP = 1e-7, 1e-3
-_SCANNED, _NEAR = 0.25, 1e-3  # steps in ln η: of the scan, and for a slope
-_TRUSTED, _GOOD, _MOST_STEPS = 5e-10, 1e-8, 4  # what a first step may leave, and a later one
+_LOWEST_POWER = 1e-140  # the same for a power below 1, which never collapses: squares of μ are still numbers
+_SCANNED, _NEAR = 0.25, 1e-3  # steps in ln η: of the scan, wide of any two roots seen, and for a slope
+# what a first step of Newton's method may leave of ln η, and a later one, and how many there are
+_TRUSTED, _GOOD, _MOST_STEPS = 5e-10, 1e-8, 4
 
 
 @dataclass(frozen=True)
@@ -121,51 +125,57 @@ def _backward(square: float, both: float, share: float) -> Eigenvalues:
     return Eigenvalues(whole, single, pairs)
 
 
-def solve_spread(affine: Affine, batch_size: float, eps: float) -> float:
+def solve_spread(expectations: Expectations, eps: float) -> float:
     """The largest fixed point μ = F(μ/eps), eps > 0, or 0 where none is positive.
 
     It is the one reached from above, from inputs of large variance. A sketch of F, on circles that serve every η, is
     scanned downwards until it crosses; the crossing is refined with F itself, unless the sketch is exact. The scan ends
-    at η = 1e-7, or at 1e-3 where μ = 0 is stable and only a jump could leave a fixed point above it.
+    at η = 1e-7, or at 1e-3 where μ = 0 is stable and only a jump could leave a fixed point above it. Where φ has an
+    infinite slope at 0, as a power below 1, F(η)/η grows without bound as η → 0 and there always is a root.
     """
-    rough, highest, exact = _rough_map(affine, batch_size)
+    rough, highest, exact = _rough_map(expectations)
     if not 0 < highest < math.inf:
         return max(highest, 0.0)
 
     def excess(log_ratio: float) -> float:
-        value = rough(NormalizedLaw(batch_size, math.exp(log_ratio), 1.0))
+        value = rough(NormalizedLaw(expectations.batch_size, math.exp(log_ratio), 1.0))
         return math.log(max(value, 1e-300)) - log_ratio - math.log(eps)
 
     high = math.log(highest / eps) + 1e-9
-    bottom = math.log(_LOWEST_RATIO if eps < collapse_rates(affine, batch_size).forward.G else _LOWEST_JUMP)
+    rate = collapse_rates(expectations.affine, expectations.batch_size).forward.G
+    bottom = math.log(_LOWEST_RATIO if eps < rate else _LOWEST_JUMP)
     while high > bottom:
         low = high - _SCANNED
         if excess(low) >= 0:
             root = brentq(excess, low, high, xtol=1e-13)
             slope = (excess(root + _NEAR) - excess(root - _NEAR)) / (2 * _NEAR)
-            return eps * math.exp(root if exact else _polish(affine, batch_size, eps, root, slope))
+            return eps * math.exp(root if exact else _polish(expectations, eps, root, slope))
         high = low
+    if math.isinf(rate) and excess(math.log(_LOWEST_POWER)) > 0:
+        return eps * math.exp(brentq(excess, math.log(_LOWEST_POWER), high, xtol=1e-13))
     return 0.0
 
 
-def _rough_map(affine: Affine, batch_size: float) -> tuple[Callable[[NormalizedLaw], float], float, bool]:
-    """F to some digits, a bound on it, and whether they are all."""
-    if math.isinf(batch_size) or affine.slopes is not None:
-        laws = [NormalizedLaw(batch_size, 10.0**power, 1.0) for power in np.arange(-3.0, 4.0)]
-        highest = max(batch_spread(affine, law) for law in [*laws, NormalizedLaw(batch_size, 1.0, 0.0)])
-        return lambda law: batch_spread(affine, law), 1.2 * highest, True
-    sketch = Sketch.of(affine, batch_size)
+def _rough_map(expectations: Expectations) -> tuple[Callable[[NormalizedLaw], float], float, bool]:
+    """F to some digits, a bound on it, and whether its digits are all that there are."""
+    affine, size = expectations.affine, expectations.batch_size
+    if math.isinf(size) or affine.power is not None or math.isinf(max(map(abs, one_sided_slopes(affine)))):
+        laws = [NormalizedLaw(size, 10.0**power, 1.0) for power in np.arange(-3.0, 4.0)]
+        highest = max(expectations.spread(law)[0] for law in [*laws, NormalizedLaw(size, 1.0, 0.0)])
+        return lambda law: expectations.spread(law)[0], 1.2 * highest, True
+    sketch = Sketch.of(affine, size)
     return sketch.spread, sketch.highest(), sketch.resolved
 
 
-def _polish(affine: Affine, batch_size: float, eps: float, root: float, slope: float) -> float:
+def _polish(expectations: Expectations, eps: float, root: float, slope: float) -> float:
     """The root of F itself next to that of its sketch, whose slope serves until there are two values of F.
 
     The sketch's slope is off by about as much as its root.
     """
     step = before = math.nan
     for attempt in range(_MOST_STEPS):
-        value, error = spread_with_error(affine, NormalizedLaw(batch_size, math.exp(root), 1.0), checked=False)
+        law = NormalizedLaw(expectations.batch_size, math.exp(root), 1.0)
+        value, error = expectations.spread(law, checked=False)
         off = math.log(max(value, 1e-300)) - root - math.log(eps)
         if math.isfinite(step):
             slope = (off - before) / step
@@ -197,22 +207,23 @@ class CriticalEps:
     unit_growth: float
 
 
-def find_critical_eps(affine: Affine, batch_size: float) -> CriticalEps:
+def find_critical_eps(expectations: Expectations) -> CriticalEps:
     """The critical eps of an activation: max over η of F(η)/η, its linear value, and the collapsed growth times eps."""
-    rates = collapse_rates(affine, batch_size)
+    batch_size = expectations.batch_size
+    rates = collapse_rates(expectations.affine, batch_size)
     linear = rates.forward.G
     if math.isinf(linear):
         return CriticalEps(math.inf, True, math.inf, math.inf)
 
-    rough, _, _ = _rough_map(affine, batch_size)
+    rough, _, _ = _rough_map(expectations)
 
     def ratio(log_eta: float) -> float:
         eta = math.exp(log_eta)
-        return batch_spread(affine, NormalizedLaw(batch_size, eta, 1.0), tolerance=1e-11) / eta
+        return expectations.spread(NormalizedLaw(batch_size, eta, 1.0), tolerance=1e-11)[0] / eta
 
     grid = np.linspace(math.log(1e-4), math.log(1e3), 33)
     sketched = [rough(NormalizedLaw(batch_size, math.exp(point), 1.0)) / math.exp(point) for point in grid]
-    # the sketch is good for finding the place, and may be off by more than what decides
+    # the sketch finds the place, but may be off by more than what decides
     values = {int(place): ratio(float(grid[place])) for place in np.argsort(sketched)[-3:]}
     best = max(values, key=lambda place: values[place])
     if best == 0 or values[best] <= linear * (1 + 1e-9):

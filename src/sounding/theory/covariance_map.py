@@ -21,7 +21,7 @@ from sounding.errors import NumericalError, UsageError
 from sounding.theory.batchnorm import ActivationLike
 from sounding.theory.integrals.affine import Affine
 from sounding.theory.integrals.arc_cosine import arc_cosines, second_moment
-from sounding.theory.integrals.moments import batch_spread, line_moments
+from sounding.theory.integrals.moments import Expectations
 from sounding.theory.integrals.normalized import NormalizedLaw
 from sounding.theory.integrals.projected import projected_map
 
@@ -176,8 +176,9 @@ def _trapezoid(activation: Activation, values: Array, vectors: Array, eps: float
 
 def _symmetric(affine: Affine, size: int, mu: float, eps: float) -> MappedCovariance:
     law = NormalizedLaw(float(size), mu, eps)
-    line, error = line_moments(affine, law)
-    spread = batch_spread(affine, law)
+    expectations = Expectations(affine, float(size))
+    line, error = expectations.line(law)
+    spread, _ = expectations.spread(law)
     variance = line.square + 2 * affine.level * line.mean + affine.level**2
     mapped = np.full((size, size), variance - spread) + spread * np.eye(size)
     return MappedCovariance(mapped, np.full((size, size), error.square + 1e-12 * variance), "symmetric")

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scipy.special import beta, gammaln
-
 from sounding.activations import Activation
 from sounding.errors import UsageError
 from sounding.theory.eigenvalues import Eigenvalues
-from sounding.theory.integrals.arc_cosine import arc_cosine, second_moment
+from sounding.theory.integrals.arc_cosine import second_moment
+from sounding.theory.integrals.powers import gamma_ratio, half_moment, kernel, kernel_slope
 from sounding.theory.integrals.quadrature import check_batch_size
+
+__all__ = ["HomogeneousPrediction", "homogeneous_batchnorm", "kernel", "kernel_slope"]
 
 
 @dataclass(frozen=True)
@@ -33,22 +34,6 @@ class HomogeneousPrediction:
     def mu(self) -> float:
         """variance·(1 − correlation)."""
         return self.variance * (1.0 - self.correlation)
-
-
-def kernel(correlation: float, *, degree: float, slopes: tuple[float, float]) -> float:
-    """J_φ(c) = (a² + b²) J_α(c) − 2ab J_α(−c)."""
-    a, b = slopes
-    return (a * a + b * b) * arc_cosine(correlation, degree=degree) - 2 * a * b * arc_cosine(
-        -correlation, degree=degree
-    )
-
-
-def kernel_slope(correlation: float, *, degree: float, slopes: tuple[float, float]) -> float:
-    """J_φ′(c), from J_α′ = α²/(2α − 1) J_{α−1}, for α > 1/2."""
-    a, b = slopes
-    factor = degree**2 / (2 * degree - 1)
-    same, opposite = (arc_cosine(sign * correlation, degree=degree - 1) for sign in (1, -1))
-    return factor * ((a * a + b * b) * same + 2 * a * b * opposite)
 
 
 def homogeneous_batchnorm(activation: Activation, batch_size: float) -> HomogeneousPrediction:
@@ -75,12 +60,9 @@ def _finite(alpha: float, slopes: tuple[float, float], size: float) -> Homogeneo
     top = kernel(1.0, degree=alpha, slopes=slopes)
     low = kernel(rho, degree=alpha, slopes=slopes)
     slope = kernel_slope(rho, degree=alpha, slopes=slopes)
-    scale = second_moment(alpha) * math.exp(
-        alpha * math.log(0.5 * width) + gammaln(0.5 * width) - gammaln(0.5 * width + alpha)
-    )
+    scale = second_moment(alpha) * (0.5 * width) ** alpha / gamma_ratio(0.5 * width, alpha)
     variance, mu = scale * top, scale * (top - low)
-    raised = gammaln(0.5 * (size + 1)) - gammaln(0.5 * (size + 1) + alpha)
-    shared = second_moment(alpha) / mu * math.exp((alpha - 1) * math.log(width) - alpha * math.log(2) + raised)
+    shared = second_moment(alpha) / mu * (0.5 * width) ** alpha / (width * gamma_ratio(0.5 * (size + 1), alpha))
     forward = Eigenvalues(
         G=0.0,
         L=shared * (alpha * (size - 2) * (top - low) + size / width * slope),
@@ -102,12 +84,11 @@ def _finite(alpha: float, slopes: tuple[float, float], size: float) -> Homogeneo
     )
     single += alpha**2 * (size - 2) * (size - 3 + 2 * alpha) * top / (odd * (size - 3) * width * (top - low))
     backward = Eigenvalues(G=growth, L=single, M=pairs / common * ratio)
-    root = math.exp(gammaln(0.5 * width) + gammaln(0.5 * (alpha + 1)) - gammaln(0.5 * (alpha + width)))
+    root = math.gamma(0.5 * (alpha + 1)) / gamma_ratio(0.5 * width, 0.5 * alpha)
     covariance = (a - b) ** 2 / (4 * math.pi) * width**alpha * root**2
-    crossed = size * width ** (alpha - 1) / (8 * math.pi * mu) * alpha**2 * (a + b) ** 2
-    return HomogeneousPrediction(
-        variance, 1 - mu / variance, forward, backward, covariance, crossed * float(beta(alpha / 2, size / 2)) ** 2
-    )
+    steep = math.gamma(0.5 * alpha) / gamma_ratio(0.5 * size, 0.5 * alpha)
+    crossed = size * width ** (alpha - 1) / (8 * math.pi * mu) * (alpha * (a + b) * steep) ** 2
+    return HomogeneousPrediction(variance, 1 - mu / variance, forward, backward, covariance, crossed)
 
 
 def _infinite(alpha: float, slopes: tuple[float, float]) -> HomogeneousPrediction:
@@ -117,8 +98,7 @@ def _infinite(alpha: float, slopes: tuple[float, float]) -> HomogeneousPredictio
     slope = kernel_slope(0.0, degree=alpha, slopes=slopes)
     variance, mu = scale * top, scale * (top - low)
     growth = alpha**2 * top / ((2 * alpha - 1) * (top - low))
-    mean = 2.0 ** (alpha / 2 - 1) / math.sqrt(math.pi) * math.gamma(0.5 * (alpha + 1))
-    mean_slope = alpha * 2.0 ** ((alpha - 1) / 2 - 1) / math.sqrt(math.pi) * math.gamma(0.5 * alpha)
+    mean, mean_slope = half_moment(alpha), alpha * half_moment(alpha - 1)
     return HomogeneousPrediction(
         variance,
         1 - mu / variance,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -38,14 +37,12 @@ class Affine:
         return float(np.median(np.abs(np.diff(self.value(y), 3))))
 
     @cached_property
-    def kept(self) -> dict[Any, Any]:
-        """What was computed of this activation for a batch size and serves every law of it."""
-        return {}
-
-    @cached_property
-    def slopes(self) -> tuple[float, float] | None:
-        """Those of φ(scale·x) where it is positively homogeneous and nothing shifts it."""
-        return self.activation.scaled(self.scale).slopes if self.shift == 0 else None
+    def power(self) -> tuple[float, tuple[float, float]] | None:
+        """The degree and the two slopes of φ(scale·x) where it is positively homogeneous and nothing shifts it."""
+        scaled = self.activation.scaled(self.scale)
+        if self.shift != 0 or scaled.degree is None or scaled.slopes is None:
+            return None
+        return scaled.degree, scaled.slopes
 
     def rise(self, y: Array) -> Array:
         """φ at y less its level: without it, a large φ(β) would drown how φ varies over the batch."""

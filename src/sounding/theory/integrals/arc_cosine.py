@@ -52,26 +52,6 @@ def second_moment(degree: float) -> float:
     return math.pow(2.0, degree - 1) * math.gamma(degree + 0.5) / math.sqrt(math.pi)
 
 
-def homogeneous_spread(degree: float, slopes: tuple[float, float], *, batch_size: float, ratio: float) -> float:
-    """E φ(x₁)² − E φ(x₁)φ(x₂) of a batch-normalized neuron, φ positively homogeneous, ratio = eps/μ.
-
-    c_α (J_φ(1) − J_φ(ρ₀)) ((B−1)/2)^α/Γ(α) ∫ v^(α−1) (1+v)^(−(B−1)/2−α) e^(−v·B·ratio/2) dv: meanfield2019, Theorem 2,
-    at a batch-symmetric covariance, with the factor that eps adds. The trapezoid rule in ln v converges geometrically.
-    """
-    a, b = slopes
-    half, rate = 0.5 * (batch_size - 1.0), 0.5 * batch_size * ratio
-    one, other = (
-        (a * a + b * b) * arc_cosine(c, degree=degree) - 2 * a * b * arc_cosine(-c, degree=degree)
-        for c in (1.0, -0.5 / half)
-    )
-    # from v^α = e^−42 up to where the power or the exponential has done the same
-    high = 44.0 / half + 1.0 if rate == 0 else min(44.0 / half + 1.0, math.log1p(44.0 / rate) + 1.0)
-    logs = np.arange(-42.0 / degree - math.log(half + rate), high, 0.08 / math.sqrt(1.0 + 0.2 * degree))
-    terms = np.exp(degree * logs - (half + degree) * np.logaddexp(0.0, logs) - rate * np.exp(logs))
-    whole = float(terms.sum()) * float(logs[1] - logs[0])
-    return second_moment(degree) * (one - other) * math.exp(degree * math.log(half) - math.lgamma(degree)) * whole
-
-
 @lru_cache(maxsize=16)
 def _edges() -> Array:
     """Pieces of [0, π] that halve towards both ends, where J_α has the powers sin^(2α+1)θ."""

@@ -23,17 +23,19 @@ from sounding.activations.activation import Array
 from sounding.errors import NumericalError
 from sounding.theory.integrals.panels import coefficients, legendre
 
+# Gauss nodes in each direction of a cell: fewer make more cells, more are wasted on cells between many kinks. Graded
+# nodes crowd at fractional powers, and need some to spare in the middle.
 ORDER, GRADED_ORDER = 14, 20
-_MAX_ROUNDS = 40
-_MAX_CELLS = 12_000
-_CHUNK = 1_000
+_MAX_ROUNDS = 40  # halvings of a cell: 2^-40 of a radius or an angle is next to its rounding
+MAX_CELLS = 12_000  # some three seconds
+_CHUNK = 1_000  # cells evaluated at once: 2 MB for each integrand, which caches hold
+# how many of the last Legendre coefficients speak for those that follow, and the factor on what they say
 _TERMS, _DOUBT = 3, 2.0
+# how far from the curves two further nodes lie, the weight that a miss at them has in the error (a layer of that width
+# would be a fiftieth of the cell), and the multiple of the last coefficients that a polynomial may miss there by itself
 _HAIR, _OUTSIDE, _EXPLAINED = 1e-5, 0.02, 100.0
-_ONE_SIDED, _NEAR = 8.0, 0.2  # a cell that is steep at one end is cut near it
-
-PairFunction = Callable[..., Array]
-# y of a coordinate from x, its distance from the kink that bounds the cell, and that kink (NaN where none does)
-Placed = Callable[[Array, Array, Array], Array]
+# a cell that misses eight times as much at one end as at the other is cut at a fifth from there
+_ONE_SIDED, _NEAR = 8.0, 0.2
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,43 @@ def _grade(t: Array, weight: Array, power: int) -> tuple[Array, Array]:
     if power == 1:
         return t, weight
     return betainc(power, power, t), weight * (t * (1.0 - t)) ** (power - 1) / beta(power, power)
+
+
+@dataclass(frozen=True)
+class Points:
+    """Nodes of cells at which an integrand is asked for, flat: the two coordinates and the radial variable."""
+
+    first: Array
+    second: Array
+    radial: Array
+    cells: Cells
+    reach: Array
+    angle: float
+
+    def beside_kinks(self) -> list[tuple[Array, Array]]:
+        """For each coordinate its distance from the kink that bounds its cell, and that kink (NaN where none does)."""
+        found = self.cells.beside_kinks(self.reach, (0.0, self.angle))
+        return [(distance.ravel(), np.broadcast_to(kink, distance.shape).ravel()) for distance, kink in found]
+
+
+PairFunction = Callable[[Points], Array]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """How far an integral is refined.
+
+    Args:
+        tolerance: the wanted error relative to ∫|f|.
+        floor: an error that f itself makes, below which nothing is refined; one number, or one for each weight.
+        most: about how many cells are cut; what they leave is in the stated errors.
+        what: what f is called in an error message.
+    """
+
+    tolerance: float = 1e-12
+    floor: Array | float = 0.0
+    most: int = MAX_CELLS
+    what: str = "the integrand"
 
 
 @dataclass(frozen=True)
@@ -262,44 +301,30 @@ def crossings(kinks: tuple[Sequence[float], Sequence[float]], correlation: float
 
 
 def integrate_cells(
-    f: PairFunction,
-    radial: Radial,
-    cells: Cells,
-    angle: float,
-    *,
-    tolerance: float,
-    what: str,
-    beside: Array | float = 0.0,
-    placed: Placed | None = None,
-    radial_argument: bool = False,
-    most: int = _MAX_CELLS,
-    floor: Array | float = 0.0,
+    f: PairFunction, radial: Radial, cells: Cells, *, angle: float, goal: Goal, beside: Array | float = 0.0
 ) -> AdaptedCells:
-    """∫∫ weight(v) f(x₁, x₂) dv dψ over the cells for f returning (m, n), each to `tolerance` relative to ∫∫|·|.
+    """∫∫ weight(v) f(x₁, x₂) dv dψ over the cells for f returning (m, n), each as near as `goal` asks.
 
-    `beside` is what other cells hold of ∫∫|·|; without it the noise of a negligible block would be refined. With
-    `placed`, f takes (x₁, x₂, y₁, y₂), y from the distance to the kink: needed where a power of it is integrated; with
-    `radial_argument` the radial variable follows. About `most` cells are cut; what they leave is in the errors. `floor`
-    is an error that f itself makes.
-
-    The error of a cell is that of Gauss's rule in either direction. A failing cell is cut across the worse one.
+    `beside` is what other cells hold of ∫∫|·|; without it the noise of a negligible block would be refined. The error
+    of a cell is that of Gauss's rule in either direction. A failing cell is cut across the worse one.
     """
     done: list[Rings] = []
     settled: Array | float = beside
     count, evaluations, spent = 0, 0, 0.0
     for round_number in range(_MAX_ROUNDS):
-        rings = _in_chunks(f, radial, cells, angle, what, placed, radial_argument)
+        chunks = (Cells(cells.table[k : k + _CHUNK], cells.grading) for k in range(0, len(cells.table), _CHUNK))
+        rings = Rings.join([_evaluate(f, radial, chunk, angle, goal.what) for chunk in chunks])
         evaluations += rings.variable.size * cells.order
         _, along_angle, along_radius, magnitude = rings.under(radial.weight)
         error = along_angle + along_radius
         total = settled + magnitude.sum(axis=1)
-        allowed = np.maximum(tolerance * np.maximum(total, np.finfo(float).tiny), floor)
+        allowed = np.maximum(goal.tolerance * np.maximum(total, np.finfo(float).tiny), goal.floor)
         whole = count + len(cells.table)
         share = (np.where(error <= 4e-16 * total[:, None], 0.0, error) / allowed[:, None]).max(axis=0)
         order = np.argsort(share)
         good = np.zeros(share.size, dtype=bool)
         good[order] = np.cumsum(share[order]) <= 0.5 * (1.0 - spent)  # the largest errors alone are worth a cut
-        if round_number == _MAX_ROUNDS - 1 or whole > most:
+        if round_number == _MAX_ROUNDS - 1 or whole > goal.most:
             good = np.ones_like(good)
         spent += float(share[good].sum())
         done.append(rings.take(good))
@@ -312,28 +337,16 @@ def integrate_cells(
     return AdaptedCells.of(Rings.join(done), radial.weight, evaluations=evaluations)
 
 
-def _in_chunks(
-    f: PairFunction, radial: Radial, cells: Cells, angle: float, what: str, placed: Placed | None, radial_argument: bool
-) -> Rings:
-    """`_evaluate` on at most a thousand cells at a time, which bounds the memory."""
-    chunks = (Cells(cells.table[start : start + _CHUNK], cells.grading) for start in range(0, len(cells.table), _CHUNK))
-    return Rings.join([_evaluate(f, radial, chunk, angle, what, placed, radial_argument) for chunk in chunks])
-
-
-def _evaluate(
-    f: PairFunction, radial: Radial, cells: Cells, angle: float, what: str, placed: Placed | None, radial_argument: bool
-) -> Rings:
+def _evaluate(f: PairFunction, radial: Radial, cells: Cells, angle: float, what: str) -> Rings:
+    """Sums over the angle at the radial nodes of each cell, with what Gauss's rule may miss of them."""
     variable, psi, radial_weight, angular_weight = cells.nodes(radial.radius)
     reach = radial.radius(variable)
     x1, x2 = reach * np.cos(psi), reach * np.cos(psi - angle)
-    arguments = [x1.ravel(), x2.ravel()]
-    if placed is not None:
-        beside = cells.beside_kinks(reach, (0.0, angle))
-        arguments += [placed(x, *place).ravel() for x, place in zip((x1, x2), beside, strict=True)]
-    if radial_argument:
-        arguments.append(np.broadcast_to(variable, psi.shape).ravel())
+    points = Points(
+        x1.ravel(), x2.ravel(), np.broadcast_to(variable, psi.shape).ravel(), cells=cells, reach=reach, angle=angle
+    )
     with np.errstate(all="ignore"):
-        found = np.atleast_2d(f(*arguments)).reshape(-1, *psi.shape)
+        found = np.atleast_2d(f(points)).reshape(-1, *psi.shape)
         ends = found[..., [0, -1]] if cells.grading == 1 else None
         found *= angular_weight
         sizes = np.abs(found).sum(axis=3)

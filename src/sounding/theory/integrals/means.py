@@ -1,4 +1,4 @@
-"""Means over a line and over a pair in blocks: the engine under `sounding.theory.integrals.quadrature`.
+"""Means over a line and over two coordinates in blocks of the range: the engine under `quadrature`.
 
 Blocks of the range are added outwards while they matter, so that a growing integrand is followed as far as its mean
 needs, and one without a mean is found out.
@@ -8,19 +8,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from sounding.activations.activation import Array
 from sounding.errors import NumericalError, UsageError
-from sounding.theory.integrals.cells import AdaptedCells, Placed, Radial, Rings, build_cells, integrate_cells
+from sounding.theory.integrals.cells import (
+    AdaptedCells,
+    Goal,
+    PairFunction,
+    Radial,
+    Rings,
+    build_cells,
+    integrate_cells,
+)
 from sounding.theory.integrals.panels import Adapted, Panels, end_panel, integrate, interval
 
 Function = Callable[[Array], Array]
-JointFunction = Callable[..., Array]
 
 # beyond 38 standard deviations the Gaussian density underflows; an integrand that still matters there has no mean
 _BLOCKS = (13.0, 16.0, 20.0, 24.0, 28.0, 33.0, 38.0)
+# first panels of a Gaussian: two orders agree on each for a smooth integrand, so that none is cut
 _SOFT_EDGES = (0.0, 2.0, 4.0, 6.5, 9.5)
 
 
@@ -38,24 +47,54 @@ def sphere_density(batch_size: float) -> Function:
     return density
 
 
-def line_means(
-    f: Function,
-    *,
-    density: Function,
-    support: float,
-    mean: float,
-    std: float,
-    kinks: Sequence[float],
-    length: float,
-    center: float,
-    tolerance: float,
-    what: str = "the integrand",
-) -> Adapted:
-    """∫ f(y) density(z) dz, y = mean + std·z, |z| < support, for f: (n,) → (m, n); kinks, length, center are f's.
+@dataclass(frozen=True)
+class Line:
+    """One coordinate y = mean + std·z with the density of z on |z| < support, and what is known of f(y).
+
+    `kinks`, `length` and `center` are where f is not smooth, over which distance it varies and around which point.
+    """
+
+    density: Function
+    support: float
+    mean: float
+    std: float
+    kinks: Sequence[float]
+    length: float
+    center: float
+
+
+@dataclass(frozen=True)
+class Plane:
+    """Two coordinates T cos ψ and T cos(ψ − angle) of a rotation-invariant law, and where their plane is cut.
+
+    Args:
+        batch_size: B of the sphere of radius √(B−1), or infinity for a Gaussian.
+        angle: the arc cosine of the correlation.
+        kinks: where the integrand is not smooth, in each coordinate.
+        spread: the scale of a coordinate under the weight.
+        symmetric: whether f(x₁, x₂) = f(x₂, x₁), which halves the work.
+        grading: above 1 nodes crowd at the kinks, as fractional powers need.
+        edges, firm: further radii to cut at; a kink nearby replaces an edge, and not a firm one.
+    """
+
+    batch_size: float
+    angle: float
+    kinks: tuple[Sequence[float], Sequence[float]]
+    spread: float = 1.0
+    symmetric: bool = False
+    grading: int = 1
+    edges: Sequence[float] = ()
+    firm: tuple[float, ...] = ()
+
+
+def line_means(f: Function, line: Line, *, tolerance: float, what: str = "the integrand") -> Adapted:
+    """∫ f(y) density(z) dz over a line, for f: (n,) → (m, n).
 
     The panels lie in y, so that a kink at 0 is approached without rounding. Blocks are added outwards while they
     matter.
     """
+    mean, std, support, kinks = line.mean, line.std, line.support, line.kinks
+    length, center = line.length, line.center
     if not (math.isfinite(mean) and math.isfinite(length) and length > 0 and math.isfinite(center)):
         raise UsageError(f"mean, length and center must be finite, length positive, got {mean}, {length}, {center}")
     scale = abs(std)
@@ -64,7 +103,7 @@ def line_means(
         soft += [center + sign * length * 3.0**step for step in range(12) for sign in (1, -1)] + [center]
 
     def integrand(y: Array) -> Array:
-        return np.atleast_2d(f(y)) * (density((y - mean) / std) / scale)
+        return np.atleast_2d(f(y)) * (line.density((y - mean) / std) / scale)
 
     total: Adapted | None = None
     inner = 0.0
@@ -83,53 +122,36 @@ def line_means(
 
 
 def pair_means(
-    f: JointFunction,
+    f: PairFunction,
+    plane: Plane,
     *,
-    batch_size: float,
-    angle: float,
-    kinks: tuple[Sequence[float], Sequence[float]],
+    goal: Goal,
     weight: Function | None = None,
-    spread: float = 1.0,
-    symmetric: bool = False,
-    grading: int = 1,
-    edges: Sequence[float] = (),
-    firm: tuple[float, ...] = (),
     rows: tuple[int, ...] = (0,),
-    placed: Placed | None = None,
-    radial_argument: bool = False,
-    most: int | None = None,
-    floor: Array | float = 0.0,
-    tolerance: float = 1e-12,
-    what: str = "the integrand",
 ) -> AdaptedCells:
-    """(1/2π) ∫∫ weight(v) f(x₁, x₂) dψ dv for f returning (m, n), in blocks of the radius while they matter.
+    """(1/2π) ∫∫ weight(v) f dψ dv for f returning (m, n), in blocks of the radius while they matter.
 
     The radial variable v is the angle χ with T = √(B−1) sin χ on the sphere and T itself for a Gaussian; the default
-    weight is the law of T: (B−3) cos^(B−4)χ sin χ, and T exp(−T²/2). `spread` is the scale of x₁ under the weight.
-    `symmetric` says that f(x₁, x₂) = f(x₂, x₁); `grading` above 1 suits fractional powers at the kinks;
-    `edges` and `firm` are further radii to cut at; `rows` those of f that the weights meet, in their order; `placed`,
-    `radial_argument`, `most` and `floor` are those of `integrate_cells`.
+    weight is the law of T: (B−3) cos^(B−4)χ sin χ, and T exp(−T²/2). A weight may return a stack, of which each meets
+    one of the `rows` of f.
     """
     results: list[AdaptedCells] = []
-    radius, variable, default = radial_law(batch_size)
-    reach = math.sqrt(batch_size - 1) if math.isfinite(batch_size) else math.inf
-    turns = math.pi if symmetric else 2 * math.pi
-    soft = (*(edge * spread for edge in _SOFT_EDGES[1:]), *edges)
-    limits = {} if most is None else {"most": most}
+    size, spread = plane.batch_size, plane.spread
+    radius, variable, default = radial_law(size)
+    reach = math.sqrt(size - 1) if math.isfinite(size) else math.inf
+    turns = math.pi if plane.symmetric else 2 * math.pi
+    soft = (*(edge * spread for edge in _SOFT_EDGES[1:]), *plane.edges)
     law = weight or default
     inner = 0.0
     for outer in _outer_ends(reach / spread):
         # the end of the support itself, since the arcsine makes 1e-8 of a rounding there
         end = reach if outer >= reach / spread else outer * spread
         radial = Radial(
-            variable(inner * spread), variable(end), radius, variable, lambda v: law(v) / turns, soft, firm, rows
+            variable(inner * spread), variable(end), radius, variable, lambda v: law(v) / turns, soft, plane.firm, rows
         )
-        cells = build_cells(radial, angle, kinks=kinks, symmetric=symmetric, grading=grading)
+        cells = build_cells(radial, plane.angle, kinks=plane.kinks, symmetric=plane.symmetric, grading=plane.grading)
         beside = np.sum([result.magnitudes for result in results], axis=0) if results else 0.0
-        found = integrate_cells(
-            f, radial, cells, angle, tolerance=tolerance, what=what,
-            beside=beside, placed=placed, radial_argument=radial_argument, floor=floor, **limits,
-        )  # fmt: skip
+        found = integrate_cells(f, radial, cells, angle=plane.angle, goal=goal, beside=beside)
         total = beside if results else found.magnitudes
         share = found.magnitudes / np.maximum(total, 1e-300)
         results.append(found)
@@ -137,8 +159,10 @@ def pair_means(
         if len(results) > 1 and bool((share < 1e-17).all()):
             break
     else:
-        if math.isinf(reach) and bool((share > tolerance).any()):
-            raise NumericalError(f"the expectation of {what} does not exist: it grows faster than the Gaussian decays")
+        if math.isinf(reach) and bool((share > goal.tolerance).any()):
+            raise NumericalError(
+                f"the expectation of {goal.what} does not exist: it grows faster than the Gaussian decays"
+            )
     rings, evaluations = Rings.join([result.rings for result in results]), sum(result.evaluations for result in results)
     return AdaptedCells.of(rings, lambda v: law(v) / turns, evaluations=evaluations)
 

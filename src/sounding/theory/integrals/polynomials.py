@@ -23,17 +23,37 @@ import numpy as np
 from scipy.linalg import eigh_tridiagonal
 
 from sounding.activations.activation import Array
-from sounding.theory.integrals.affine import Affine
 from sounding.theory.integrals.normalized import NormalizedLaw
-from sounding.theory.integrals.series import PairSeries, radial_rule, second_coordinates
-from sounding.theory.integrals.table import Table, tabulate
+from sounding.theory.integrals.table import Table, Tables
 
+# Degrees up to which the sums take about 0.1 s. Without eps a term costs one pass over the table; with eps the
+# polynomials are also evaluated at every radius.
 MOST_TERMS, MOST_TERMS_WITH_EPS = 2400, 256
-_FIRST_TERMS = 32
-_SLACK = 50.0
-_MOST_WORK, _LITTLE_WORK = 2e7, 4e6  # nodes times terms; the second where a bound is far anyway and nothing is checked
-_LOWER = 0.8  # of the degree: where the difference is taken
-_BLOCK = 32
+_FIRST_TERMS = 32  # smooth activations need 20 to 60
+_TELLING = 128  # a degree from which on no fall of the coefficients means none to come; a wave's begin after its own
+_SLACK = 50.0  # times the tolerance: at the highest degree a little less is better than another method
+_MOST_WORK = 2e7  # nodes times terms: some 0.1 s
+_LOWER = 0.8  # of the degree: where the difference that measures the rest is taken
+_HALF = 0.5  # of the degree: a further difference where the sums have not converged, and fall like a power of it
+_FINE = 0.6  # the step in the radius, in units of what a smooth integrand needs, where that is not known to do
+_DOUBT = 3.0  # times those differences: covers a decay as slow as the root of the degree
+_BLOCK = 32  # polynomials for one matrix product; more do not stay in the cache
+
+Wanted = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True)
+class PairSums:
+    """E s^(2p) f(x₁) g(x₂) for each wanted (f, g, p), the errors, and the sizes to which errors are compared."""
+
+    values: Array
+    errors: Array
+    scales: Array
+
+    @property
+    def worst(self) -> float:
+        """The largest error as a share of its size."""
+        return float((self.errors / np.maximum(self.scales, 1e-300)).max())
 
 
 def line_sums(table: Table, law: NormalizedLaw) -> tuple[Array, Array]:
@@ -56,57 +76,93 @@ def line_sums(table: Table, law: NormalizedLaw) -> tuple[Array, Array]:
     return values, errors + (missing + 1e-15) * sizes
 
 
-def pair_sums(
-    affine: Affine,
-    law: NormalizedLaw,
-    wanted: tuple[tuple[int, int, int], ...],
-    *,
-    tolerance: float,
-    checked: bool = True,
-    bounded: bool = False,
-) -> tuple[PairSeries, Table] | None:
-    """E s^(2p) f_i(x₁) f_j(x₂) for each (i, j, p), f = φ, xφ, x²φ, D, xD, x²D, x³D; p = −2 carries a factor eps.
+class Polynomials:
+    """Pair moments by polynomials for one table's φ and one batch size, with the degree kept for the next law."""
 
-    Each to `tolerance` relative to its Cauchy–Schwarz bound, and the table; or None where that takes too many terms.
-    Without `checked` the errors are not measured; `bounded` takes all terms there may be and says what they leave.
-    """
-    limit = MOST_TERMS if law.eps == 0 else MOST_TERMS_WITH_EPS
-    _, envelope = _tabulated(law.batch_size)
-    # the coefficients of a bend fall like 1/k or faster
-    bent = envelope[:limit] / np.arange(1, limit + 1)
-    if not bounded and affine.kinks_within(law.support) and not bool((bent < 0.5 * tolerance).any()):
-        return None
-    small = np.flatnonzero(envelope < 0.5 * tolerance)
-    if law.eps == 0 and small.size:
-        limit = min(limit, int(small[0]) + 2)
-    terms = limit if bounded else min(limit, _FIRST_TERMS, int(small[0]) + 2 if small.size else limit)
-    key = ("terms", law.batch_size, tolerance)
-    if not bounded:
-        terms = min(limit, affine.kept.get(key, terms))  # what the last law of this activation and batch needed
-    while True:
-        table = tabulate(affine, law, degree=terms, tolerance=tolerance)
-        most = _LITTLE_WORK if bounded and not checked else _MOST_WORK
-        if table.x.size * terms > most:
-            if not bounded:
-                return None
-            terms = max(64, int(most / table.x.size))
-        projection = _Projection.of(table, law, terms)
-        needed = projection.needed(wanted, envelope, tolerance)
-        enough = needed <= terms
-        if terms == limit and not enough:
-            # a little less is better than another method
-            enough = projection.needed(wanted, envelope, _SLACK * tolerance) <= terms
-            tolerance *= _SLACK
-        if enough or bounded:
-            found = projection.sums(wanted, tolerance, float(envelope[terms - 1]), checked=checked, bounded=bounded)
-            if found is not None:
-                if not bounded:
-                    affine.kept[key] = terms
-                return found, table
-            needed = 1.5 * terms
-        if terms == limit or needed > 3 * limit:
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        self._terms: dict[float, int] = {}  # what the last law needed, by tolerance
+
+    def sums(
+        self, law: NormalizedLaw, wanted: Wanted, *, tolerance: float, checked: bool = True
+    ) -> tuple[PairSums, Table] | None:
+        """E s^(2p) f_i(x₁) f_j(x₂) for each (i, j, p), f = φ, xφ, x²φ, D, xD, x²D, x³D; p = −2 carries a factor eps.
+
+        Each to `tolerance` relative to its Cauchy–Schwarz bound, and the table; or None where that takes too many
+        terms. Without `checked` the errors are not measured.
+        """
+        limit = MOST_TERMS if law.eps == 0 else MOST_TERMS_WITH_EPS
+        _, envelope = _tabulated(law.batch_size)
+        # the coefficients of a bend fall like 1/k or faster
+        bent = envelope[:limit] / np.arange(1, limit + 1)
+        if self.tables.affine.kinks_within(law.support) and not bool((bent < 0.5 * tolerance).any()):
             return None
-        terms = min(max(int(needed), terms + 16), limit)
+        small = np.flatnonzero(envelope < 0.5 * tolerance)
+        if law.eps == 0 and small.size:
+            limit = min(limit, int(small[0]) + 2)
+        first = min(limit, _FIRST_TERMS, int(small[0]) + 2 if small.size else limit)
+        asked, terms = tolerance, min(limit, self._terms.get(tolerance, first))
+        while True:
+            table = self.tables.at(law, degree=terms, tolerance=asked)
+            if table.x.size * terms > _MOST_WORK:
+                return None
+            projection = _Projection.of(table, law, terms)
+            needed = projection.needed(wanted, envelope, tolerance)
+            enough = needed <= terms
+            if terms == limit and not enough:
+                enough = projection.needed(wanted, envelope, _SLACK * tolerance) <= terms
+                tolerance *= _SLACK
+            if enough:
+                found = projection.sums(wanted, tolerance, float(envelope[terms - 1]), checked=checked)
+                if found is not None:
+                    self._terms[asked] = terms
+                    return found, table
+                needed = 1.5 * terms
+            if needed > 3 * limit and terms < _TELLING:
+                needed = float(_TELLING)
+            if terms == limit or needed > 3 * limit:
+                return None
+            terms = min(max(int(needed), terms + 16), limit)
+
+    def bounded(self, law: NormalizedLaw, wanted: Wanted, *, tolerance: float) -> tuple[PairSums, Table]:
+        """What as many terms as time allows give, with a bound on what they leave."""
+        terms = MOST_TERMS if law.eps == 0 else MOST_TERMS_WITH_EPS
+        _, envelope = _tabulated(law.batch_size)
+        table = self.tables.at(law, degree=terms, tolerance=tolerance)
+        terms = min(terms, max(64, int(_MOST_WORK / table.x.size)))
+        projection = _Projection.of(table, law, terms)
+        return projection.bounded(wanted, float(envelope[terms - 1])), table
+
+
+def second_coordinates(batch_size: float, terms: int) -> Array:
+    """P_k(−1/(B−1)) for k < terms, by (k+B−3)P_{k+1} = (2k+B−3)tP_k − kP_{k−1}."""
+    t, shift = -1.0 / (batch_size - 1.0), batch_size - 3.0
+    values = [1.0, t]
+    for k in range(1, terms - 1):
+        values.append(((2 * k + shift) * t * values[k] - k * values[k - 1]) / (k + shift))
+    return np.array(values[:terms])
+
+
+def radial_rule(law: NormalizedLaw, step: float) -> tuple[Array, Array, Array]:
+    """R, s² and probability weights of the radius, (M,) each, for eps > 0; x₁ = √(B−1)·R·t with t on the sphere.
+
+    The trapezoid rule in ln r, r² = μχ²_{B−1}: the law's density is analytic there and falls off on both sides, and
+    the poles of s^−2 stay half a turn away whatever eps is, so it converges exponentially in 1/step; `step` is in units
+    of what the density alone needs.
+    """
+    degrees = law.batch_size - 1.0
+    center, spacing = 0.5 * math.log(degrees), step * min(0.13, 0.45 / math.sqrt(degrees))
+    size = law.batch_size
+    # small radii have little mass, but s^−2 and eps·s^−4 are large there, down to r² = B·eps
+    bottom = 0.5 * math.log(size * law.eps / law.mu) - center - 6.0
+    lowest = -min(max(14.0, -bottom), 41.0 / degrees + 9.0 / math.sqrt(degrees) - min(bottom, 0.0))
+    offsets = spacing * np.arange(math.floor(lowest / spacing), math.ceil(2.0 / spacing) + 1)
+    log_density = degrees * (offsets - 0.5 * np.expm1(2 * offsets))
+    inverse = law.mu / (law.mu * np.exp(2 * (center + offsets)) / size + law.eps)
+    keep = log_density + np.log1p(inverse * (1.0 + inverse * law.eps / law.mu)) > -40.0
+    weight = np.exp(log_density[keep])
+    square = law.mu * np.exp(2 * (center + offsets[keep]))
+    return np.sqrt(square / (square + size * law.eps)), square / size + law.eps, weight / weight.sum()
 
 
 @lru_cache(maxsize=16)
@@ -160,7 +216,7 @@ class _Projection:
         noise = [math.sqrt(weight @ error**2) for error in (table.rise_error, table.slope_error)]
         return cls(law, table, weight, coefficients[:, :terms], steps, np.sqrt(norms), rests, (noise[0], noise[1]))
 
-    def needed(self, wanted: tuple[tuple[int, int, int], ...], envelope: Array, tolerance: float) -> float:
+    def needed(self, wanted: Wanted, envelope: Array, tolerance: float) -> float:
         """How many terms would do, judged by how fast the coefficients fall over the second half of those here.
 
         On one sphere what is left out meets only itself; with eps > 0 it also meets what is kept.
@@ -196,43 +252,53 @@ class _Projection:
         tail = 4 * float(np.abs(coefficients[max(count - 6, 0) : count]).max())
         return math.hypot(float(np.linalg.norm(beyond)), tail)
 
-    def sums(
-        self,
-        wanted: tuple[tuple[int, int, int], ...],
-        tolerance: float,
-        envelope: float,
-        *,
-        checked: bool,
-        bounded: bool,
-    ) -> PairSeries | None:
-        """The series at every radius, with errors; None where a lower degree gives something else, unless `bounded`."""
+    def sums(self, wanted: Wanted, tolerance: float, envelope: float, *, checked: bool) -> PairSums | None:
+        """The series at every radius, with errors; None where a lower degree gives something else."""
         scales, noise = self._scales(wanted)
         step = 1.0 if tolerance > 1e-9 else 0.85
-        values, less = self._over_radii(wanted, step)
-        left = self.rests / np.maximum(self.norms, 1e-300)
-        bounds = scales * np.array([envelope * left[i] * left[j] for i, j, _ in wanted])
+        values, less = self._over_radii(wanted, step, _LOWER)
+        bounds = self._bounds(wanted, scales, envelope)
         if not checked:
-            return PairSeries(values, bounds, scales)
+            return PairSums(values, bounds, scales)
         errors = bounds + noise + 1e-15 * scales
         if self.law.eps > 0:
             lower = np.abs(values - less) / np.maximum(scales, 1e-300)
-            if bounded:
-                return PairSeries(values, errors + 3 * scales * lower, scales)
             if bool((lower > tolerance**_LOWER).any()):
                 return None
-            coarser = np.abs(values - self._over_radii(wanted, 1.3 * step)[0])
+            coarser = np.abs(values - self._over_radii(wanted, 1.3 * step, _LOWER)[0])
             while bool((coarser > (3 * tolerance) ** (1 / 1.3) * scales).any()):
                 step *= 0.6
                 if step < 0.2:
                     return None
-                finer = self._over_radii(wanted, step)[0]
+                finer = self._over_radii(wanted, step, _LOWER)[0]
                 values, coarser = finer, np.abs(finer - values)
             coarser = coarser / np.maximum(scales, 1e-300)
             # both errors are exponential in the degree and in 1/step: a higher one raises them to a power
             errors = errors + scales * (lower ** (1 / _LOWER) + 3 * coarser**1.3)
-        return PairSeries(values, errors, scales)
+        return PairSums(values, errors, scales)
 
-    def _scales(self, wanted: tuple[tuple[int, int, int], ...]) -> tuple[Array, Array]:
+    def bounded(self, wanted: Wanted, envelope: float) -> PairSums:
+        """The series with a bound on the rest, though it has not converged.
+
+        On one sphere the rest meets only itself, and Cauchy and Schwarz bound it. With eps it also meets what is kept;
+        how much is read off two lower degrees, of which one close by may agree by chance, and the step in the radius,
+        for which waves are as hard as for the degree, is compared with a longer one.
+        """
+        scales, noise = self._scales(wanted)
+        errors = self._bounds(wanted, scales, envelope) + noise + 1e-15 * scales
+        values, nearby = self._over_radii(wanted, _FINE, _LOWER)
+        if self.law.eps > 0:
+            coarse, far = self._over_radii(wanted, 1.0, _HALF)
+            lower = np.maximum(np.abs(values - nearby), np.abs(coarse - far))
+            errors = errors + _DOUBT * lower + np.abs(values - coarse)
+        return PairSums(values, errors, scales)
+
+    def _bounds(self, wanted: Wanted, scales: Array, envelope: float) -> Array:
+        """max|P_k|·‖f − Σ‖·‖g − Σ‖ of each wanted pair."""
+        left = self.rests / np.maximum(self.norms, 1e-300)
+        return np.asarray(scales * np.array([envelope * left[i] * left[j] for i, j, _ in wanted]))
+
+    def _scales(self, wanted: Wanted) -> tuple[Array, Array]:
         """√(E s^(2p) f²·E s^(2p) g²) of each wanted, p = −1 for −2, and the part of the table's errors in it."""
         law, table = self.law, self.table
         weights = {0: self.weight}
@@ -255,8 +321,8 @@ class _Projection:
             found[column], noise[column] = f * g, f * g_error + g * f_error
         return found, noise
 
-    def _over_radii(self, wanted: tuple[tuple[int, int, int], ...], step: float) -> tuple[Array, Array]:
-        """The moments, and with eps > 0 those of the same with fewer terms."""
+    def _over_radii(self, wanted: Wanted, step: float, share: float) -> tuple[Array, Array]:
+        """The moments, and with eps > 0 those that a share of the terms gives."""
         law, coefficients = self.law, self.coefficients
         terms = coefficients.shape[1]
         second, _ = _tabulated(law.batch_size)
@@ -273,7 +339,7 @@ class _Projection:
         half = nodes.size // 2
         places = law.support * radius[:, None] * nodes[half:]
         found = np.empty((2, len(wanted)))
-        for row, parts in enumerate(_evaluated(coefficients[: 1 + slopes], self.steps, places, int(_LOWER * terms))):
+        for row, parts in enumerate(_evaluated(coefficients[: 1 + slopes], self.steps, places, int(share * terms))):
             values = np.concatenate([(parts[0] - parts[1])[..., ::-1], parts[0] + parts[1]], axis=-1)
             raised = _raised(values @ transform, steps, law.support * radius, terms + 3, slopes=slopes)
             for column, (i, j, p) in enumerate(wanted):
@@ -318,7 +384,7 @@ def _orthogonalized(rows: Array, x: Array, weight: Array, terms: int) -> tuple[A
 
 
 def _evaluated(coefficients: Array, steps: Array, places: Array, fewer: int) -> tuple[Array, Array]:
-    """Σ_k c_k p_k at `places`, even and odd part apart, (2, rows, *places.shape); and the same with `fewer` terms."""
+    """Σ_k c_k p_k at `places`, even and odd part apart, (2, rows, *places.shape), of all terms and of `fewer`."""
     x = places.ravel()
     found = np.zeros((2, len(coefficients), x.size))
     less = found

@@ -29,7 +29,8 @@ from scipy.special import wofz
 from sounding.activations import Activation
 from sounding.activations.activation import Array
 from sounding.errors import NumericalError
-from sounding.theory.integrals.means import pair_means
+from sounding.theory.integrals.cells import Goal, Points
+from sounding.theory.integrals.means import Plane, pair_means
 from sounding.theory.integrals.panels import integrate, interval
 
 Complex = NDArray[np.complex128]
@@ -226,9 +227,10 @@ def _over_plane(
     across = across / np.linalg.norm(across)
     section = law.section(np.stack([along, across], axis=1))
 
-    def integrand(first: Array, second: Array, chi: Array) -> Array:
-        density = 2 * math.pi * section.plane(first, (second - cosine * first) / sine, np.cos(chi) ** 2)
-        return np.stack([density, phi(reach[0] * first) * phi(reach[1] * second) * density])
+    def integrand(at: Points) -> Array:
+        across = (at.second - cosine * at.first) / sine
+        density = 2 * math.pi * section.plane(at.first, across, np.cos(at.radial) ** 2)
+        return np.stack([density, phi(reach[0] * at.first) * phi(reach[1] * at.second) * density])
 
     spreads = [law.spread(direction) for direction in (along, cosine * along + sine * across)]
     lines = []
@@ -239,15 +241,10 @@ def _over_plane(
         lines.append(line)
     found = pair_means(
         integrand,
-        batch_size=2.0,
-        angle=angle,
-        kinks=(lines[0], lines[1]),
+        Plane(2.0, angle, (lines[0], lines[1]), spread=min(max(spreads), 1.0)),
+        goal=Goal(tolerance, what=f"activation {phi.name!r}"),
         weight=lambda chi: np.sin(chi) * np.cos(chi),
-        spread=min(max(spreads), 1.0),
         rows=(0, 1),
-        radial_argument=True,
-        tolerance=tolerance,
-        what=f"activation {phi.name!r}",
     )
     return _checked(phi, found.values, found.errors)
 

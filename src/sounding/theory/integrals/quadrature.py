@@ -11,22 +11,26 @@ As B → ∞ both become standard Gaussian, and `batch_size=math.inf` means that
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from sounding.activations.activation import Array
 from sounding.errors import UsageError
+from sounding.theory.integrals.cells import Goal, Points
 from sounding.theory.integrals.means import (
     Function,
-    JointFunction,
+    Line,
+    Plane,
     line_means,
     normal_density,
     pair_means,
     sphere_density,
 )
 from sounding.theory.integrals.panels import Adapted
+
+JointFunction = Callable[[Array, Array], Array]
 
 __all__ = [
     "Integral",
@@ -80,11 +84,8 @@ def gaussian_mean(
     >>> print(gaussian_mean(lambda z: np.maximum(z, 0.0) ** 2, kinks=(0.0,)).value)
     0.5
     """
-    adapted = line_means(
-        _one(f), density=normal_density, support=math.inf, mean=mean, std=_positive(std, "std"), kinks=tuple(kinks),
-        length=length, center=center, tolerance=tolerance,
-    )  # fmt: skip
-    return _scalar(adapted)
+    line = Line(normal_density, math.inf, mean, _positive(std, "std"), tuple(kinks), length, center)
+    return _scalar(line_means(_one(f), line, tolerance=tolerance))
 
 
 def sphere_mean(
@@ -108,11 +109,9 @@ def sphere_mean(
     size = check_batch_size(batch_size)
     if math.isinf(size):
         return gaussian_mean(f, mean=mean, std=std, kinks=kinks, length=length, center=center, tolerance=tolerance)
-    adapted = line_means(
-        _one(f), density=sphere_density(size), support=math.sqrt(size - 1), mean=mean, std=_positive(std, "std"),
-        kinks=tuple(kinks), length=length, center=center, tolerance=tolerance,
-    )  # fmt: skip
-    return _scalar(adapted)
+    support = math.sqrt(size - 1)
+    line = Line(sphere_density(size), support, mean, _positive(std, "std"), tuple(kinks), length, center)
+    return _scalar(line_means(_one(f), line, tolerance=tolerance))
 
 
 def gaussian_pair_mean(
@@ -247,10 +246,11 @@ def _joint_mean(
             line.append((centers[i] - means[i]) / stds[i])
         lines.append(line)
 
-    def integrand(x: Array, y: Array) -> Array:
-        return np.asarray(h(means[0] + stds[0] * x, means[1] + stds[1] * y), dtype=np.float64)
+    def integrand(at: Points) -> Array:
+        values = h(means[0] + stds[0] * at.first, means[1] + stds[1] * at.second)
+        return np.asarray(values, dtype=np.float64)
 
-    found = pair_means(integrand, batch_size=batch_size, angle=angle, kinks=(lines[0], lines[1]), tolerance=tolerance)
+    found = pair_means(integrand, Plane(batch_size, angle, (lines[0], lines[1])), goal=Goal(tolerance))
     return Integral(float(found.values[0]), float(found.errors[0]), found.evaluations)
 
 

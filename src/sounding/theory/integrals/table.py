@@ -21,17 +21,21 @@ from sounding.theory.integrals.affine import Affine
 from sounding.theory.integrals.normalized import NormalizedLaw
 from sounding.theory.integrals.panels import legendre
 
-ORDER = 16
+ORDER = 16  # of the series on a panel: twelve digits of a smooth φ on panels as wide as its own scale
+# some 0.2 s of work; with eps the polynomials are orthogonalized over all nodes, which costs three times as much
 MAX_NODES, MAX_NODES_WITH_EPS = 200_000, 64_000
-_MAX_ROUNDS = 44
+_MAX_ROUNDS = 44  # halvings from a panel of width 1 to one at rounding
+# panels that are no longer cut, and panels so narrow that a kink must lie within them
 _NARROWEST, _TELLING = 1e-11, 1e-9
 _SCAN = 4097  # points on which the series are compared with φ, over the support and over |y| < 12: narrow features
 _SCANNED = 12.0
 _TURNS = 8.0  # radians of a polynomial that one panel resolves beside φ
+# standard deviations at which panels end: the law is smooth between them to sixteen terms
 SOFT_EDGES = (0.0, 1.0, 2.0, 3.25, 4.75, 6.5, 8.0, 9.5, 11.25, 13.0, 16.0, 20.0, 24.0, 28.0, 33.0, 38.0)
-_USELESS = 0.1
-_STEEP = 8.0
-_SAME = 0.1  # as a ratio of μ/eps
+_USELESS = 0.1  # a share of error from which on the table says nothing
+_STEEP = 8.0  # times narrower than the widest panel: there φ itself asks for cuts in the plane of two coordinates
+_SAME = 0.1  # as a ratio of μ/eps: laws whose x differ so little share panels, with room left in their tolerance
+_MOST_BREAKS = 64  # more would be a function that no panel holds
 _LARGEST = 1e120  # squares, times x⁶, must be numbers
 _ROUNDING = 4 * np.finfo(np.float64).eps
 
@@ -143,28 +147,47 @@ def outer_end(affine: Affine, law: NormalizedLaw) -> float:
     return float(min(reach, SOFT_EDGES[-1] * spread))
 
 
-def tabulate(affine: Affine, law: NormalizedLaw, *, degree: int, tolerance: float) -> Table:
-    """The table of φ(scale·x + shift) to `tolerance` in the mean square of the law, fit for polynomials of `degree`.
+class Tables:
+    """Tables of one φ(scale·x + shift), with panels kept for laws of almost the same x, as met on the way to a root."""
 
-    Where the panels run out the errors say so. Panels are kept for laws of almost the same x, as met on the way to a
-    fixed point.
-    """
-    key = ("panels", law.batch_size, tolerance)
-    settled, panels, end = affine.kept.get(key, (None, None, 0.0))
-    if panels is None or not math.isclose(settled.mu * law.eps, law.mu * settled.eps, rel_tol=_SAME):
-        end = outer_end(affine, law)
-        panels = _settled(affine, law, end, tolerance)
-        if _remember(affine, panels, law.support):
-            panels = _settled(affine, law, end, tolerance)
-        affine.kept[key] = law, panels, end
-    table: Table = panels.table(law.support, _further_edges(law, end, degree))
-    return table
+    def __init__(self, affine: Affine) -> None:
+        self.affine = affine
+        self._breaks: list[float] = []  # x of kinks that the search did not see
+        self._panels: dict[float, tuple[NormalizedLaw, _Panels, float]] = {}  # by tolerance
+
+    def at(self, law: NormalizedLaw, *, degree: int, tolerance: float) -> Table:
+        """The table to `tolerance` in the mean square of the law, fit for polynomials of `degree`.
+
+        Where the panels run out the errors say so.
+        """
+        known = self._panels.get(tolerance)
+        if known is None or not math.isclose(known[0].mu * law.eps, law.mu * known[0].eps, rel_tol=_SAME):
+            end = outer_end(self.affine, law)
+            panels = _settled(self.affine, law, end, tolerance, self._breaks)
+            if self._remember(panels, law.support):
+                panels = _settled(self.affine, law, end, tolerance, self._breaks)
+            known = self._panels[tolerance] = law, panels, end
+        _, panels, end = known
+        return panels.table(law.support, _further_edges(law, end, degree))
+
+    def _remember(self, panels: _Panels, reach: float) -> bool:
+        """Keep where panels became very narrow, at kinks that the search did not see, for tables to end panels there.
+
+        Returns whether any place is new.
+        """
+        narrow = panels.high - panels.low < _TELLING
+        before = len(self._breaks)
+        for angle in 0.5 * (panels.low + panels.high)[narrow]:
+            x = reach * math.sin(angle)
+            if len(self._breaks) < _MOST_BREAKS and all(abs(x - other) > 1e-7 * reach for other in self._breaks):
+                self._breaks.append(x)
+        return len(self._breaks) > before
 
 
-def _settled(affine: Affine, law: NormalizedLaw, end: float, tolerance: float) -> _Panels:
+def _settled(affine: Affine, law: NormalizedLaw, end: float, tolerance: float, breaks: list[float]) -> _Panels:
     """Panels halved until each holds its share, in ascending order."""
     reach = law.support
-    pending = _first_edges(affine, law, end)
+    pending = _first_edges(affine, law, end, breaks)
     low, high = pending[:-1], pending[1:]
     settled: list[_Panels] = []
     limit = (MAX_NODES if law.eps == 0 else MAX_NODES_WITH_EPS) // ORDER
@@ -201,23 +224,11 @@ def _settled(affine: Affine, law: NormalizedLaw, end: float, tolerance: float) -
     return whole
 
 
-def _remember(affine: Affine, panels: _Panels, reach: float) -> bool:
-    """Keep where panels became very narrow, at kinks that the search did not see, for tables to begin there; if new."""
-    narrow = panels.high - panels.low < _TELLING
-    known = affine.kept.setdefault("breaks", [])
-    before = len(known)
-    for angle in 0.5 * (panels.low + panels.high)[narrow]:
-        x = reach * math.sin(angle)
-        if len(known) < 64 and all(abs(x - other) > 1e-7 * reach for other in known):
-            known.append(x)
-    return len(known) > before
-
-
-def _first_edges(affine: Affine, law: NormalizedLaw, end: float) -> Array:
+def _first_edges(affine: Affine, law: NormalizedLaw, end: float, breaks: list[float]) -> Array:
     """Angles at the kinks and around the law's bulk."""
     reach, spread = law.support, law.spread
     lines = np.array([(k - affine.shift) / affine.scale for k in affine.activation.kinks])
-    lines = np.concatenate([lines, affine.kept.get("breaks", [])])
+    lines = np.concatenate([lines, breaks])
     hard = np.arcsin(lines[np.abs(lines) < end] / reach)
     soft = [math.asin(edge * spread / reach) for edge in SOFT_EDGES if edge * spread < end]
     last = math.asin(min(end / reach, 1.0))
