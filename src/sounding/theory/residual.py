@@ -1,0 +1,355 @@
+"""Residual networks and transformers in closed form: growth of stream and gradients with depth, token correlation.
+
+The verbs `predict.residual` and `predict.transformer`; `sounding.theory.blocks` has the formulas of one block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sounding.activations import Activation, resolve
+from sounding.errors import UsageError
+from sounding.profile import Profile, Row
+from sounding.theory.blocks import (
+    PLACEMENTS,
+    Branch,
+    Gains,
+    Init,
+    Pair,
+    Perceptron,
+    Placement,
+    SelfAttention,
+    Stream,
+    check_gains,
+    gains,
+)
+from sounding.theory.kernel import check_correlation
+from sounding.theory.kernel_path import check_depth
+
+SCALES = 16.0  # e-folds of the squared gradient that training survives: the 16ξ of meanfield2019's training figures
+SETTLED = 200  # steps in which the shares of mean and differences in the gradients settle
+
+
+@dataclass(frozen=True)
+class Residual:
+    """Two samples through a stack of residual blocks with random weights, in the limit of large width.
+
+    Args:
+        activation, placement, branch_scale, depth: what it belongs to; see `residual`.
+        gains: fan-in times variance of each weight matrix.
+        mean_square: q of the stream after 0, 1, … depth blocks.
+        correlation: cosine of two samples (tokens) there.
+        gradient_log: natural logarithm of the squared gradient there, relative to the last block's output.
+        trainable_depth: how many blocks change squared gradients by e^16, with the same weights; infinite if none do.
+    """
+
+    activation: str
+    placement: Placement
+    branch_scale: float
+    depth: int
+    gains: Gains
+    mean_square: tuple[float, ...] = field(repr=False)
+    correlation: tuple[float, ...] = field(repr=False)
+    gradient_log: tuple[float, ...] = field(repr=False)
+    trainable_depth: float
+
+    @property
+    def stream_growth(self) -> float:
+        """Mean square of the stream at the end over that at the start."""
+        return self.mean_square[-1] / self.mean_square[0]
+
+    @property
+    def gradient_ratio(self) -> float:
+        """Squared gradient in front of the first block over that behind the last."""
+        return math.exp(min(self.gradient_log[0], 709.0))
+
+    @property
+    def gradient_growth(self) -> float:
+        """Growth of the squared gradient per block, towards the input, in the geometric mean."""
+        return math.exp(self.gradient_log[0] / self.depth)
+
+    def profile(self) -> Profile:
+        """`mean_square`, `mean_cosine` and `gradient_log_norm` after each block; layer 0 is the input."""
+        rows = []
+        for layer, values in enumerate(zip(self.mean_square, self.correlation, self.gradient_log, strict=True)):
+            named = dict(zip(("mean_square", "mean_cosine", "gradient_log_norm"), values, strict=True))
+            named["gradient_log_norm"] /= 2
+            rows += [Row(layer, "", name, value, None, "theory") for name, value in named.items()]
+        return Profile(tuple(rows), self._settings())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types under the names of `sounding predict residual --json`."""
+        numbers = {
+            "stream_growth": self.stream_growth,
+            "gradient_ratio": self.gradient_ratio,
+            "gradient_growth": self.gradient_growth,
+            "correlation": self.correlation[-1],
+            "trainable_depth": self.trainable_depth,
+        }
+        return {**self._settings(), **numbers, "profile": self.profile().to_dict()}
+
+    def _settings(self) -> dict[str, Any]:
+        names = ("activation", "placement", "branch_scale", "depth")
+        return {**{name: getattr(self, name) for name in names}, "gains": self.gains._asdict()}
+
+    def __str__(self) -> str:
+        far = f"{self.trainable_depth:.4g}" if math.isfinite(self.trainable_depth) else "any number of"
+        scale = f", branches × {self.branch_scale:g}" if self.branch_scale != 1 else ""
+        return (
+            f"{type(self).__name__}({self.activation}, {self.placement}{scale}, {self.depth} blocks): squared gradients "
+            f"grow ×{self.gradient_ratio:.6g} in all, trainable to about {far} blocks\n"
+            f"  stream: mean square {self.mean_square[0]:.4g} → {self.mean_square[-1]:.4g}, "
+            f"correlation {self.correlation[0]:.4g} → {self.correlation[-1]:.4g}"
+        )
+
+
+@dataclass(frozen=True)
+class Transformer(Residual):
+    """Tokens of one sequence through transformer blocks with random weights, every token seeing all others.
+
+    Args:
+        tokens, head_size, score_scale: what it belongs to; see `transformer`.
+        score_std: σ_s of each block's scores.
+        entropy: of each block's attention rows, over that of uniform attention.
+        condensation: β/β_c of each block: above 1 attention collapses on few keys.
+    """
+
+    tokens: int
+    head_size: int
+    score_scale: float
+    score_std: tuple[float, ...] = field(repr=False)
+    entropy: tuple[float, ...] = field(repr=False)
+    condensation: tuple[float, ...] = field(repr=False)
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether some block's attention condenses: β above β_c = √(2/(1−ρ)), β = σ_s/√(ln n)."""
+        return max(self.condensation) > 1
+
+    def profile(self) -> Profile:
+        """As of `Residual`, and `score_std`, `attention_entropy` and `condensation` of block 1, 2, …"""
+        rows = list(super().profile().rows)
+        for block, values in enumerate(zip(self.score_std, self.entropy, self.condensation, strict=True), start=1):
+            named = zip(("score_std", "attention_entropy", "condensation"), values, strict=True)
+            rows += [Row(block, "", name, value, None, "theory") for name, value in named]
+        return Profile(tuple(rows), self._settings())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types under the names of `sounding predict transformer --json`."""
+        worst = {"score_std": max(self.score_std), "entropy": min(self.entropy), "collapsed": self.collapsed}
+        return {**super().to_dict(), **worst, "condensation": max(self.condensation)}
+
+    def _settings(self) -> dict[str, Any]:
+        names = ("tokens", "head_size", "score_scale")
+        return {**super()._settings(), **{name: getattr(self, name) for name in names}}
+
+    def __str__(self) -> str:
+        word = "condenses on few keys" if self.collapsed else "does not condense"
+        return (
+            f"{super().__str__()}\n  attention: {self.tokens} tokens, score standard deviation up to "
+            f"{max(self.score_std):.4g}, entropy at least {min(self.entropy):.4g} of uniform, "
+            f"β/β_c up to {max(self.condensation):.4g}: it {word}"
+        )
+
+
+def residual(
+    activation: str | Activation | Callable[..., Any],
+    *,
+    depth: int,
+    placement: Placement = "pre",
+    branch_scale: float = 1.0,
+    init: Init = "he",
+    gain: Mapping[str, float] | None = None,
+    width: int | None = None,
+    expansion: float = 1.0,
+    mean_square: float = 1.0,
+    correlation: float = 0.5,
+) -> Residual:
+    """Stream, correlation and gradients of depth blocks x + c W₂ φ(W₁ x), with the norm where `placement` says.
+
+    Pre-norm adds c²g₂Eφ² to q in every block, so the stream grows linearly and gradients as a power of depth; without
+    norms both grow exponentially (Yang and Schoenholz 2017; Hanin and Rolnick 2018); c² of the order of 1/depth keeps
+    both finite (Hayou et al. 2021).
+
+    Args:
+        activation: name, record or callable.
+        depth: blocks.
+        placement: "pre", "post", "branch" (norm behind the branch, inside the residual: OLMo 2), "deepnorm", "none".
+        branch_scale: c (LayerScale, ReZero, CompleteP).
+        init: "he", "lecun", "xavier", "torch" or "gpt2"; see `sounding.theory.blocks.gains`.
+        gain: gains that replace those of `init`, by name: up, down.
+        width: features of the stream, which "gpt2" needs.
+        expansion: features of the branch over those of the stream.
+        mean_square, correlation: of the two samples that enter.
+
+    >>> found = residual("relu", depth=16)
+    >>> found.mean_square[-1], round(found.gradient_ratio, 9)
+    (33.0, 33.0)
+    """
+    phi, layers, start = _checked(activation, depth, placement, branch_scale, mean_square, correlation)
+    weights = gains(init, depth=layers, width=width, expansion=expansion, placement=placement)
+    weights = weights._replace(**check_gains(gain or {}))
+    stack = _Stack(Stream(placement, branch_scale, layers), (Perceptron(phi, up=weights.up, down=weights.down),))
+    return Residual(phi.name, placement, branch_scale, layers, weights, **stack.describe(start, layers, tokens=2))
+
+
+def transformer(
+    activation: str | Activation | Callable[..., Any],
+    *,
+    depth: int,
+    tokens: int,
+    placement: Placement = "pre",
+    branch_scale: float = 1.0,
+    init: Init = "xavier",
+    gain: Mapping[str, float] | None = None,
+    width: int | None = None,
+    expansion: float = 4.0,
+    head_size: int = 64,
+    score_scale: float | None = None,
+    query_norm: bool = False,
+    mean_square: float = 1.0,
+    correlation: float = 0.0,
+) -> Transformer:
+    """Stream, token correlation, attention and gradients of depth blocks of self-attention and perceptron.
+
+    Uniform attention adds to q and p alike, g_v g_o (q + (n−1)p)/(n q) in pre-norm, so that tokens become alike (Dong
+    et al. 2021; Noci et al. 2022); backwards the mean of the tokens' gradients is multiplied by 1 + g_v g_o/q, what
+    differs between tokens is not. Scores of any size are covered, see `sounding.theory.blocks.SelfAttention`; beyond
+    β_c = √(2/(1−ρ)) attention condenses (Giorlandino and Goldt 2026).
+
+    Args:
+        activation: of the perceptron; name, record or callable.
+        depth: blocks of two branches.
+        tokens: n, all of which see each other.
+        placement: "pre", "post", "branch" (norm behind the branch, inside the residual: OLMo 2), "deepnorm" (Wang et
+            al. 2022), "none".
+        branch_scale: c of x + c f(x) (LayerScale, ReZero, CompleteP).
+        init: "xavier", "he", "lecun", "torch" or "gpt2"; see `sounding.theory.blocks.gains`.
+        gain: gains that replace those of `init`, by name: query, key, value, output, up, down.
+        width: features of the stream; "gpt2" needs it, and tokens are then random vectors in so many dimensions.
+        expansion: features of the perceptron over those of the stream.
+        head_size: features of one head.
+        score_scale: what scores are multiplied by, head_size^(−1/2) unless given; 1 for the missing division.
+        query_norm: whether each head's queries and keys are normed (QK-norm), as in OLMo 2.
+        mean_square, correlation: of the tokens that enter.
+
+    >>> found = transformer("gelu", depth=12, tokens=64, init="gpt2", width=768)
+    >>> round(found.gradient_growth, 3), found.collapsed
+    (1.022, False)
+    """
+    phi, layers, start = _checked(activation, depth, placement, branch_scale, mean_square, correlation)
+    for name, number in (("tokens", tokens), ("head_size", head_size)):
+        if not isinstance(number, int) or number < 2:
+            raise UsageError(f"{name} must be a whole number of at least 2, got {number}")
+    if start.cross < 0:
+        raise UsageError(f"the correlation of tokens must lie in [0, 1], got {correlation}")
+    weights = gains(init, depth=layers, width=width, expansion=expansion, placement=placement)
+    weights = weights._replace(**check_gains(gain or {}))
+    scale = head_size**-0.5 if score_scale is None else score_scale
+    attention = SelfAttention(weights, tokens=tokens, scale=scale, head_size=head_size, width=width, normed=query_norm)
+    perceptron = Perceptron(phi, up=weights.up, down=weights.down)
+    stack = _Stack(Stream(placement, branch_scale, layers), (attention, perceptron))
+    described = stack.describe(start, layers, tokens=tokens)
+    entering = [Pair(1.0, signal.correlation) if placement == "pre" else signal
+                for signal in stack.signals(start, layers)[:-1:2]]  # fmt: skip
+    variances = [attention.score_variance(signal) for signal in entering]
+    return Transformer(
+        phi.name, placement, branch_scale, layers, weights, **described,
+        tokens=tokens, head_size=head_size, score_scale=scale,
+        score_std=tuple(math.sqrt(variance) for variance in variances),
+        entropy=tuple(attention.moments(signal).entropy for signal in entering),
+        condensation=tuple(
+            math.sqrt(variance * (1 - signal.correlation) / (2 * math.log(tokens)))
+            for variance, signal in zip(variances, entering, strict=True)
+        ),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """Blocks of the same branches, one after the other."""
+
+    stream: Stream
+    branches: tuple[Branch, ...]
+
+    def signals(self, start: Pair, depth: int) -> list[Pair]:
+        """The signal in front of every branch, and behind the last."""
+        found = [start]
+        for _ in range(depth):
+            for branch in self.branches:
+                found.append(self.stream.forward(found[-1], branch))
+        return found
+
+    def gradients(self, signals: Sequence[Pair], depth: int) -> list[float]:
+        """ln t in front of blocks 1 … depth and behind the last, from gradients that are independent at the tokens."""
+        gradient, log, found = Pair(1.0, 0.0), 0.0, [0.0]
+        for block in range(depth - 1, -1, -1):
+            gradient, log = self._back(gradient, signals, block, log)
+            found.append(log)
+        return found[::-1]
+
+    def _back(self, gradient: Pair, signals: Sequence[Pair], block: int, log: float) -> tuple[Pair, float]:
+        """Gradients in front of a block, scaled to t = 1, and ln of what they were scaled by."""
+        count = len(self.branches)
+        for index in range(count - 1, -1, -1):
+            gradient = self.stream.backward(gradient, signals[block * count + index], self.branches[index])
+        return gradient.times(1 / gradient.own), log + math.log(gradient.own)
+
+    def describe(self, start: Pair, depth: int, *, tokens: int) -> dict[str, Any]:
+        """What `Residual` says of the stream and the gradients."""
+        signals = self.signals(start, depth)
+        ends = signals[:: len(self.branches)]
+        return {
+            "mean_square": tuple(signal.own for signal in ends),
+            "correlation": tuple(signal.correlation for signal in ends),
+            "gradient_log": tuple(self.gradients(signals, depth)),
+            "trainable_depth": self._trainable_depth(signals, depth),
+        }
+
+    def _trainable_depth(self, signals: Sequence[Pair], depth: int) -> float:
+        """Blocks until |ln t| reaches 16; beyond `depth` by the growth of the last block.
+
+        Where the stream grows linearly the gradients grow as a power k of it: t ~ q^k.
+        """
+        reached = abs(self.gradients(signals, depth)[0])
+        if reached >= SCALES:
+            low, high = 0, depth
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (middle, high) if abs(self.gradients(signals, middle)[0]) < SCALES else (low, middle)
+            return float(high)
+        gradient, log = Pair(1.0, 0.0), 0.0
+        for _ in range(SETTLED):
+            gradient, log = self._back(gradient, signals, depth - 1, 0.0)
+        if abs(log) < 1e-9:
+            return math.inf
+        first, last = signals[-1 - len(self.branches)], signals[-1]
+        missing = (SCALES - reached) / abs(log)
+        rise = (last.own - first.own) / last.own
+        if self.stream.placement in ("pre", "branch") and rise > 0:
+            # dq/q = rise per block, so ln q grows by `missing` · rise while t changes by what is missing
+            return depth + (math.exp(missing * rise) - 1) / rise if missing * rise < 709 else math.inf
+        return depth + missing
+
+
+def _checked(
+    activation: str | Activation | Callable[..., Any],
+    depth: int,
+    placement: Placement,
+    branch_scale: float,
+    mean_square: float,
+    correlation: float,
+) -> tuple[Activation, int, Pair]:
+    if placement not in PLACEMENTS:
+        raise UsageError(f"expected a placement among {', '.join(PLACEMENTS)}, got {placement!r}")
+    if not (math.isfinite(branch_scale) and branch_scale >= 0):
+        raise UsageError(f"the scale of a branch must be finite and not negative, got {branch_scale}")
+    if not (math.isfinite(mean_square) and mean_square > 0):
+        raise UsageError(f"the mean square of the input must be positive and finite, got {mean_square}")
+    layers = check_depth(depth)
+    if layers < 1:
+        raise UsageError(f"expected at least one block, got a depth of {depth}")
+    return resolve(activation), layers, Pair(mean_square, mean_square * check_correlation(correlation))
