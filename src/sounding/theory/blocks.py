@@ -18,6 +18,7 @@ import numpy as np
 from sounding.activations import Activation
 from sounding.errors import UsageError
 from sounding.theory.integrals.softmax import SoftmaxMoments, softmax_moments
+from sounding.theory.signal.description import Array
 from sounding.theory.signal.gaussian import map_pairs
 
 Placement = Literal["pre", "post", "branch", "deepnorm", "none"]
@@ -121,7 +122,7 @@ class Perceptron:
             return found[0].times(variance**degree), found[1].times(variance ** (degree - 1))
         return found[0], found[1]
 
-    def _tabulate(self, rung: int) -> tuple[np.ndarray, np.ndarray]:
+    def _tabulate(self, rung: int) -> tuple[Array, Array]:
         variance = math.exp(rung / PER_E_FOLD)
         cosines = np.cos(np.linspace(0.0, math.pi, TABLE))
         matrix = variance * np.stack([np.ones(TABLE), cosines, cosines, np.ones(TABLE)], axis=1).reshape(-1, 2, 2)
@@ -141,12 +142,12 @@ class SelfAttention:
         own g_v g_o q (c + (1−c) Y),  cross g_v g_o q (c + (1−c) C)
 
     For small scores Y = e^{(1−c)σ_s²}/n and C = e^{c(1−c)σ_s²}/n; Y stays of order 1 beyond σ_s = √(2 ln n/(1−c)),
-    where attention condenses on few keys (Giorlandino and Goldt 2026). Where queries and keys are normed, σ_s² = scale² ·
-    head size (Henry et al. 2020). With a width, tokens are random vectors in that
-    many dimensions, whose own correlations among the keys add (1−c)² σ_s²/width to Y's term and c times it to C's.
-    Backwards the value path keeps the mean of the tokens' gradients and has the trace n (t Y + (n−1) o C). With X and X′
-    for E tr J² and E tr J J′, queries add (1−c)² σ_s² (X t, X′ o), keys add (1−c) σ_s² (X t + (n−1) c X′ o) to what
-    differs between tokens: of tokens that are alike, queries lose their gradient first, keys next, values never.
+    where attention condenses on few keys (Giorlandino and Goldt 2026). Where queries and keys are normed, σ_s² is
+    scale² · head size (Henry et al. 2020). With a width, tokens are random vectors in that many dimensions, whose own
+    correlations among the keys add (1−c)² σ_s²/width to Y's term and c times it to C's. Backwards the value path keeps
+    the mean of the tokens' gradients and has the trace n (t Y + (n−1) o C). With X and X′ for E tr J² and E tr J J′,
+    queries add (1−c)² σ_s² (X t, X′ o), keys add (1−c) σ_s² (X t + (n−1) c X′ o) to what differs between tokens: of
+    tokens that are alike, queries lose their gradient first, keys next, values never.
     """
 
     def __init__(

@@ -99,8 +99,8 @@ class Residual:
         far = f"{self.trainable_depth:.4g}" if math.isfinite(self.trainable_depth) else "any number of"
         scale = f", branches × {self.branch_scale:g}" if self.branch_scale != 1 else ""
         return (
-            f"{type(self).__name__}({self.activation}, {self.placement}{scale}, {self.depth} blocks): squared gradients "
-            f"grow ×{self.gradient_ratio:.6g} in all, trainable to about {far} blocks\n"
+            f"{type(self).__name__}({self.activation}, {self.placement}{scale}, {self.depth} blocks): "
+            f"squared gradients grow ×{self.gradient_ratio:.6g} in all, trainable to about {far} blocks\n"
             f"  stream: mean square {self.mean_square[0]:.4g} → {self.mean_square[-1]:.4g}, "
             f"correlation {self.correlation[0]:.4g} → {self.correlation[-1]:.4g}"
         )

@@ -110,13 +110,13 @@ def _row(variance: float, keys: int) -> tuple[float, float, float]:
         powers.append(left.sum(axis=1))
     log_rest = np.log(np.maximum(powers[0], 1e-300))
     once, twice = np.exp((keys - 1) * log_rest), np.exp((keys - 2) * log_rest)
-    second, third, fourth = (
-        keys * step * float(powers[k] @ once) / math.factorial(k - 1) for k in (2, 3, 4)
-    )
+    second, third, fourth = (keys * step * float(powers[k] @ once) / math.factorial(k - 1) for k in (2, 3, 4))
     squared = fourth + keys * (keys - 1) * step * float(powers[2] ** 2 @ twice) / 6
     bare = np.exp(-tilted) * tilted * _density(z)
     energy = keys * step * float((bare @ scores) @ once)  # E Σ A s
-    log_sum = step * float(np.sum(np.exp(-np.exp(np.minimum(places, math.log(LARGEST)))) - np.exp(keys * log_rest)))  # E ln Z
+    log_sum = step * float(
+        np.sum(np.exp(-np.exp(np.minimum(places, math.log(LARGEST)))) - np.exp(keys * log_rest))
+    )  # E ln Z
     return second, second - 2 * third + squared, max(log_sum - energy, 0.0)
 
 

@@ -35,6 +35,7 @@ import numpy as np
 from sounding.errors import UsageError
 from sounding.theory.signal.description import Array, Attention
 from sounding.theory.signal.heads import Floats, Head, Projections, Statistics, draw_heads, factor
+from sounding.theory.signal.signal import Signal
 from sounding.theory.signal.small_scores import SmallScores, left, mixed
 
 Route = Literal["auto", "heads", "small scores"]
@@ -191,6 +192,30 @@ def attend_backward(
         stderr=error,
         draws=used,
     )
+
+
+def attend_signals(
+    rule: Attention, inputs: tuple[Signal, ...], *, draws: int, generator: np.random.Generator
+) -> tuple[Attended, Signal]:
+    """`attend` on the signals of queries, keys and values, with the signal of its output."""
+    found = attend(rule, _projections(inputs), draws=draws, generator=generator)
+    return found, Signal.full(found.gram, inputs[0].points)
+
+
+def attend_signals_backward(
+    rule: Attention, inputs: tuple[Signal, ...], *, gradient: Signal, draws: int, generator: np.random.Generator
+) -> tuple[Signal, ...]:
+    """`attend_backward` on signals: the gradients at queries, keys and values."""
+    found = attend_backward(rule, _projections(inputs), gradient=gradient.gram, draws=draws, generator=generator)
+    grams = found.queries, found.keys, found.values
+    return tuple(Signal.full(gram, one.points) for gram, one in zip(grams, inputs, strict=True))
+
+
+def _projections(inputs: tuple[Signal, ...]) -> Projections:
+    if len(inputs) != 3:
+        raise UsageError(f"attention has three inputs, queries, keys and values, got {len(inputs)}")
+    queries, keys, values = (one.gram for one in inputs)
+    return Projections(queries, keys, values, samples=inputs[0].points.samples)
 
 
 def _score_path(rule: Attention, head: Head, feature: Floats, sent: Floats) -> tuple[Floats, Floats]:

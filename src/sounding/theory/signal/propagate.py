@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from sounding.errors import UsageError
 from sounding.theory.signal import rules, windows
+from sounding.theory.signal.attention import Attended, attend_signals, attend_signals_backward
 from sounding.theory.signal.description import (
     Add,
+    Attention,
     Convolution,
     Description,
     Elementwise,
@@ -60,12 +62,14 @@ class Propagation:
         backward: D at every node, summed over features; None where no gradient is known to arrive.
         weight_gradients: the squared Frobenius norm of dL/dW of Linear and Convolution nodes; None elsewhere.
         notes: why the way was cut, by node.
+        attention: scores and entropy of every softmax attention, by node.
     """
 
     forward: tuple[Signal | None, ...]
     backward: tuple[Signal | None, ...]
     weight_gradients: tuple[float | None, ...]
     notes: Mapping[int, str]
+    attention: Mapping[int, Attended] = field(default_factory=dict)
 
 
 def propagate(
@@ -85,7 +89,7 @@ def propagate(
         description: the network.
         given: the measured signals of its `Given` nodes, and of any other node at which to start anew.
         gradients: D at the outputs, summed over features; without, only K is computed.
-        draws: heads drawn for each softmax attention.
+        draws: heads drawn for each softmax attention, at most.
         generator: of these heads; by default one with a fixed start, so that equal descriptions give equal results.
 
     >>> from sounding.theory.signal import Description, Given, Law, Linear, Node, Points, Signal
@@ -100,7 +104,7 @@ def propagate(
     for index, node in enumerate(description.nodes):
         forward.append(_step(description, index, node, forward, given, context, notes))
     backward, weights = _backwards(description, forward, gradients or {}, context, notes)
-    return Propagation(tuple(forward), backward, weights, notes)
+    return Propagation(tuple(forward), backward, weights, notes, context.attention)
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,7 @@ class Context:
 
     draws: int
     generator: np.random.Generator
+    attention: dict[int, Attended] = field(default_factory=dict)
 
 
 def _step(
@@ -134,16 +139,27 @@ def _step(
         notes[index] = f"its input, node {node.inputs[inputs.index(None)]}, is not known"
         return None
     try:
-        run = _functions(description, node, context)[0]
+        run = _functions(description, index, context)[0]
         return run(node.rule, node, known)
     except UsageError as error:
         notes[index] = str(error)
         return None
 
 
-def _functions(description: Description, node: Node, context: Context) -> tuple[Forward, Backward]:
+def _functions(description: Description, index: int, context: Context) -> tuple[Forward, Backward]:
     """The forward and the backward function of a node's rule."""
+    node = description.nodes[index]
     rule = node.rule
+    if isinstance(rule, Attention):
+
+        def attend(rule: Attention, node: Node, inputs: tuple[Signal, ...]) -> Signal:
+            found, signal = attend_signals(rule, inputs, draws=context.draws, generator=context.generator)
+            context.attention[index] = found
+            return signal
+
+        return attend, lambda rule, node, inputs, gradient: attend_signals_backward(
+            rule, inputs, gradient=gradient, draws=context.draws, generator=context.generator
+        )
     if isinstance(rule, Join):
         features = tuple(description.nodes[at].features for at in node.inputs)
         return (
@@ -186,7 +202,7 @@ def _backwards(
         try:
             if len(known) < len(inputs):
                 raise UsageError("the signal in front of it is not known")
-            run = _functions(description, node, context)[1]
+            run = _functions(description, index, context)[1]
             found = run(node.rule, node, known, gradient)
         except UsageError as error:
             notes.setdefault(index, f"no gradient passes it: {error}")
