@@ -14,7 +14,9 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from sounding.errors import UsageError
+from sounding.probe.gathered import class_of, gathered_weights
 from sounding.probe.moments import Moments, Tier
+from sounding.probe.parts import WHOLE, Place
 from sounding.probe.state import unwrap
 from sounding.probe.units import NON_NEGATIVE, bounds_of, is_activation
 
@@ -52,12 +54,16 @@ class Spec:
 
     def settle(self) -> None:
         """Once a lazy module has been called it has a class and weights to speak of."""
-        self.kind, self.weighs, self.lazy = type(self.module).__name__, multiplies(self.module), False
+        self.kind, self.weighs, self.lazy = class_of(self.module).__name__, multiplies(self.module), False
 
 
 @dataclass(slots=True)
 class Call:
-    """One call of a module in one pass; `gradient` is ln‖∂L/∂output‖, `same_as` an earlier call of the same output."""
+    """One call of a module in one pass; `gradient` is ln‖∂L/∂output‖, `same_as` an earlier call of the same output.
+
+    Where other processes hold parts of the output, `place` says which, `gram` holds the inner products of this part
+    until the parts are joined, and `lost` says why the gradient could not be.
+    """
 
     spec: Spec
     name: str
@@ -70,6 +76,10 @@ class Call:
     same_as: Call | None = None
     reason: str | None = None
     extras: tuple[str, ...] = ()
+    place: Place = WHOLE
+    gram: Tensor | None = None
+    dtype: torch.dtype = torch.float32
+    lost: str | None = None
 
     def spoil(self) -> None:
         """Its output turned out not to be finite: nothing else that was read off it counts."""
@@ -90,6 +100,7 @@ class Pass:
     moments: Moments = field(init=False)
     weights: dict[str, float] = field(default_factory=dict)
     split: set[str] = field(default_factory=set)
+    gaps: dict[str, str] = field(default_factory=dict)
     alignment: float | str | None = None
     last: tuple[weakref.ref[Tensor], int, Call] | None = None
     input: dict[str, float] = field(default_factory=dict)
@@ -178,7 +189,9 @@ def named_modules(root: nn.Module) -> list[tuple[str, nn.Module]]:
 def named_parameters(root: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Every parameter once (a tied one under its first name), named like its module in `named_modules`."""
     found: dict[int, tuple[str, nn.Parameter]] = {}
-    for prefix, module in named_modules(root):
+    modules = named_modules(root)
+    sharded = gathered_weights([module for _, module in modules])
+    for prefix, module in modules:
         if not module._parameters and not module._modules:
             continue
         scripted = isinstance(module, torch.jit.ScriptModule)
@@ -188,6 +201,7 @@ def named_parameters(root: nn.Module) -> list[tuple[str, nn.Parameter]]:
             held.extend(prefixed)
         for key, parameter in held:
             if parameter is not None:
+                parameter = sharded.get(id(parameter), parameter)
                 found.setdefault(id(parameter), (f"{prefix}.{key}" if prefix else key, parameter))
     return list(found.values())
 
@@ -207,7 +221,7 @@ class _Traits(NamedTuple):
 
 
 def _traits(module: nn.Module) -> _Traits:
-    kind = type(module).__name__
+    kind = class_of(module).__name__
     return _Traits(
         container=isinstance(module, CONTAINERS),
         kind=kind,

@@ -12,10 +12,13 @@ from sounding.errors import InterruptedRun, SoundingError, TargetError, UsageErr
 from sounding.probe.batches import Batch, batches_of
 from sounding.probe.calls import Pass, named_modules, named_parameters
 from sounding.probe.environment import describe_environment
+from sounding.probe.gathered import resharded
 from sounding.probe.gradients import log_norm, muted, needs_accumulation
 from sounding.probe.losses import Loss, evaluate_loss, loss_name
+from sounding.probe.meeting import Meeting
 from sounding.probe.moments import Tier
 from sounding.probe.records import Report
+from sounding.probe.sharded import find_shards
 from sounding.probe.state import MODES, Mode, all_modules, all_tensors, materializable, preserve, set_mode, unwrap
 from sounding.probe.table import list_unmeasured
 from sounding.probe.watch import Watched
@@ -83,7 +86,10 @@ def check(
     root = materializable(unwrap(model))
     batches = batches_of(inputs, targets, repeats, batch_axis=batch_axis)
     settings: dict[str, Any] = {"mode": mode, "loss": "random", "dropout": dropout}
-    with torch.inference_mode(False), torch.enable_grad(), preserve(root):
+    shards = find_shards(root)
+    if shards is not None:
+        Meeting(f"gather/{shards.name}", shards.ranks).gather()
+    with torch.inference_mode(False), torch.enable_grad(), resharded(root), preserve(root), resharded(root):
         set_mode(root, mode, dropout=dropout)
         watched = _Checked(
             root, tier=tier, only=only, types=types, samples=samples, batch_axis=batch_axis, source="check"
@@ -106,6 +112,7 @@ class _Checked(Watched):
     def __init__(self, root: nn.Module, **options: Any) -> None:
         super().__init__(root, **options)
         self._seeding = True
+        self._gathers = self._shards is not None and self._shards.gathered
 
     def run(self, batch: Batch, *, loss: str | Loss | None, generator: torch.Generator | None) -> None:
         """One forward and one backward pass."""
@@ -135,7 +142,9 @@ class _Checked(Watched):
         weights = [(name, weight) for name, weight in named_parameters(self._root) if weight.requires_grad]
         wanted = [weight for _, weight in weights] + leaves + self._seeds
         try:
-            if needs_accumulation(scalar):
+            if self._gathers or needs_accumulation(scalar):
+                for _, weight in weights:
+                    weight.grad = None  # of the repeat before
                 with muted([weight for _, weight in weights]):
                     torch.autograd.backward(scalar)
                 gradients: Sequence[Tensor | None] = [weight.grad for _, weight in weights]

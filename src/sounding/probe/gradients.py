@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.linalg import vector_norm
 from torch.utils.hooks import RemovableHandle
 
+from sounding.probe.parts import Part, is_distributed, local_part, place_of
+
 NORM_BLOCK, NORM_ROW = 2**16, 2**12
 SAFE_NORM = (1e-12, 1e18)  # in float32 the squares of smaller or larger gradients are lost
 
@@ -29,8 +31,10 @@ def log_norm(gradient: Tensor) -> float:
 
     Large ones in blocks whose norms are added in float64: one float32 sum over millions of entries is off in the fourth
     digit. One that is itself differentiable (a gradient penalty) is read detached: what is measured must not enter the
-    user's graph.
+    user's graph. Of a DTensor it is a `Part`: torch's own norm would communicate, and hang where one process measures.
     """
+    if type(gradient) is not Tensor and is_distributed(gradient):
+        return Part(log_norm(local_part(gradient)), place_of(gradient))
     if gradient.requires_grad:
         gradient = gradient.detach()
     if gradient.is_sparse:
@@ -50,6 +54,22 @@ def _blockwise_norm(gradient: Tensor) -> Tensor:
     rows = vector_norm(flat[:whole].view(-1, NORM_ROW), dim=1)
     norm: Tensor = vector_norm(torch.cat([rows, vector_norm(flat[whole:])[None]]).double())
     return norm
+
+
+def join_log_norms(log_norms: Sequence[float]) -> float:
+    """½ ln Σ exp(2 l): the norm of parts put side by side."""
+    if len(log_norms) == 1:
+        return log_norms[0]
+    peak = max(log_norms) if not any(map(math.isnan, log_norms)) else math.nan
+    if not math.isfinite(peak):
+        return peak
+    return peak + 0.5 * math.log(math.fsum(math.exp(2 * (value - peak)) for value in log_norms))
+
+
+def when_backward_ends(callback: Callable[[], None]) -> None:
+    """Call it when the running backward pass is over, after what was queued before."""
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.queue_callback(callback)
 
 
 def needs_accumulation(scalar: Tensor) -> bool:

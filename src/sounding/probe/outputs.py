@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sounding.probe.parts import is_distributed
+
 MEASURABLE = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 PREFERRED = ("logits", "last_hidden_state", "output", "out")
 
@@ -50,6 +52,8 @@ def answer_tensor(value: Any) -> Tensor | None:
 
 def why_unmeasurable(tensor: Tensor) -> str | None:
     """Why a tensor has no features to measure, or None."""
+    if type(tensor) is not Tensor and is_distributed(tensor):
+        return "its output is a DTensor, of which this process holds a part"
     if tensor.dtype in MEASURABLE and tensor.layout is torch.strided and tensor.numel() and not tensor.is_nested:
         return None if not tensor.is_meta else "its output lives on the meta device and has no values"
     if tensor.is_complex():

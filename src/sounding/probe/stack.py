@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from sounding.probe.calls import named_modules
+from sounding.probe.calls import named_modules, named_parameters
+from sounding.probe.parts import is_distributed
 from sounding.probe.reading import Call, Reading
 
 SHORTEST = 3
@@ -50,6 +51,8 @@ class Stack:
 
 def find_stack(model: nn.Module, reading: Reading) -> Stack | str:
     """The longest plain stack among the calls, or why there is none that theory describes."""
+    if any(is_distributed(weight) for _, weight in named_parameters(model)):
+        return "the weights lie in several processes, and theory reads them whole"
     modules: Mapping[str, nn.Module] = dict(named_modules(model))
     layers = reading.depth
     shortest = reading.settings.get("shortest_depth")

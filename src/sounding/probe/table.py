@@ -201,7 +201,9 @@ def _gaps(one: Pass) -> Iterator[tuple[str, str]]:
         if call.extras:
             yield call.name, f"it returns more than one tensor: measured without {', '.join(call.extras)}"
         gradient = _gradient(call)
-        if gradient is None and call.reason is None and backward:
+        if call.lost is not None:
+            yield call.name, call.lost
+        elif gradient is None and call.reason is None and backward:
             yield call.name, f"gradient: {LOST if call.hooked else 'its output does not ask for a gradient'}"
     if not isinstance(one.alignment, float) and one.calls:
         weighs = any(call.spec.weighs for call in one.calls)
@@ -224,11 +226,14 @@ def _weight_gaps(passes: Sequence[Pass], root: nn.Module, specs: Sequence[Spec])
     hidden = {spec.name for spec in specs if not spec.shown}
     measured = {name for one in passes for name in one.weights}
     split = {name for one in passes for name in one.split}
+    gaps = {name: reason for one in passes for name, reason in one.gaps.items()}
     backward = any(call.gradient is not None for one in passes for call in one.calls)
     for name, parameter in named_parameters(root):
         if name in measured or _owner(name, hidden) is not None:
             continue
-        if name in split:
+        if name in gaps:
+            yield name, gaps[name]
+        elif name in split:
             yield name, "weight gradient: it came in parts (a shared reentrant checkpoint, or two backward passes)"
         elif not parameter.requires_grad:
             yield name, "weight gradient: it is frozen (requires_grad=False)"

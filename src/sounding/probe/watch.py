@@ -18,12 +18,16 @@ from sounding.errors import UsageError
 from sounding.probe.alignment import LastLayer, align
 from sounding.probe.calls import Call, Pass, Spec, named_parameters, survey
 from sounding.probe.forward import measure_output
-from sounding.probe.gradients import hook_gradient, log_norm
+from sounding.probe.gradients import hook_gradient, log_norm, when_backward_ends
 from sounding.probe.hooks import Hooks
+from sounding.probe.meeting import Meeting
 from sounding.probe.moments import TIERS, Tier
 from sounding.probe.outputs import main_tensor, sample_matrix, tensors_in, why_unmeasurable
+from sounding.probe.parts import WHOLE, Places, is_distributed
+from sounding.probe.pipeline import REPEATS, find_stage, is_rehearsal
 from sounding.probe.records import Report, Unmeasured
 from sounding.probe.repeats import repeated_fraction
+from sounding.probe.sharded import HELD, SHARED_LAYER, Shards, find_shards, join_parts, measure_part
 from sounding.probe.shortcut import shortest_depth
 from sounding.probe.state import plain_execution, unwrap
 from sounding.probe.table import Table, collect, list_unmeasured
@@ -72,6 +76,10 @@ class Watched:
         self._plain: Any = None
         self._seeding = False
         self._seeds: list[Tensor] = []
+        self._shards = find_shards(self._root)
+        self._places = Places() if self._shards is not None and self._shards.parallel else None
+        self._meeting: Meeting | None = None
+        self._queued = False
 
     def __enter__(self) -> Watched:
         if self._handles:
@@ -85,17 +93,28 @@ class Watched:
         except BaseException:
             self._detach()
             raise
+        if self._shards is not None:
+            self._meeting = Meeting(f"{self._source}/{self._shards.name}", self._shards.ranks)
+            self._meeting.come()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._detach()
+        meeting, self._meeting = self._meeting, None
+        if meeting is not None:
+            join_parts(meeting, self._passes, wait=error is None)
 
     @property
     def profile(self) -> Profile:
         """What was measured so far, averaged over the forward passes seen."""
         return self._table({}).profile()
+
+    @property
+    def shards(self) -> Shards | None:
+        """What lies in several processes, or None for a model that this one holds whole."""
+        return self._shards
 
     @property
     def unmeasured(self) -> tuple[Unmeasured, ...]:
@@ -113,6 +132,13 @@ class Watched:
         return Report(profile, judge(profile), self.unmeasured, describe_environment(self._root))
 
     def _table(self, settings: Mapping[str, Any]) -> Table:
+        if self._meeting is not None:
+            raise UsageError(
+                "expected the block to be over, got a look inside it: the processes put their parts together at its end",
+                hint="watched.profile after the block",
+            )
+        if self._shards is not None:
+            settings = {**settings, "parallel": self._shards.describe()}
         parameters = self._parameters or named_parameters(self._root)
         tier, source = self._tier, self._source
         return collect(self._passes, parameters, specs=self._specs, tier=tier, source=source, settings=settings)
@@ -147,6 +173,8 @@ class Watched:
             handle.remove()
         self._handles = []
         self._hooks = self._last = None
+        if self._places is not None:
+            self._places.forget()
         if self._plain is not None:
             self._plain.__exit__(None, None, None)
             self._plain = None
@@ -163,6 +191,7 @@ class Watched:
         one = Pass(self._tier, training=self._root.training)
         self._passes.append(one)
         self._last = None
+        self._note_gaps(one)
         if not tensors:
             one.input_reason = "the model was called without a tensor"
             return
@@ -182,7 +211,12 @@ class Watched:
 
     def _end(self, _module: nn.Module, _args: Any, output: Any) -> None:
         """A forward pass of the model ends: its graph tells how many weight layers there is no way around."""
+        if self._places is not None:
+            self._places.forget()
         if self._passes and _graph_task() == -1:
+            if is_rehearsal():
+                self._passes.pop().moments.finish()
+                return
             self._passes[-1].shortest = shortest_depth(tensor for _, tensor in tensors_in(output))
 
     def _observer(self, spec: Spec) -> Callable[[nn.Module, Any, Any], Any]:
@@ -241,13 +275,16 @@ class Watched:
         spec = call.spec
         if output is not tensor and not isinstance(output, Tensor):
             call.extras = tuple(path for path, other in tensors_in(output) if other is not tensor)
-        call.reason = why_unmeasurable(tensor)
+        if self._places is not None:
+            call.place = self._places.of(tensor)
+        call.reason = call.place.reason or (why_unmeasurable(tensor) if call.place is WHOLE else None)
         if call.reason is not None:
             return
         if spec.shown:
             if one.batch_size is None:
                 one.batch_size = int(tensor.shape[0]) if tensor.dim() else 1
-            measure_output(one, call, tensor.detach(), axis=self._axis, limit=self._samples)
+            measure = measure_output if call.place is WHOLE else measure_part
+            measure(one, call, tensor.detach(), axis=self._axis, limit=self._samples)
         if tensor.requires_grad and not tensor.is_inference():
             call.hooked = True
             if spec.weighs:
@@ -256,6 +293,9 @@ class Watched:
 
     def _last_layer(self, one: Pass, call: Call, args: Any) -> LastLayer | None:
         received = args[0] if args and isinstance(args[0], Tensor) else None
+        if call.place is not WHOLE or is_distributed(received):
+            one.alignment = SHARED_LAYER
+            return None
         if received is None or one.batch_size is None or received.is_inference():
             return None
         spec = call.spec
@@ -269,6 +309,7 @@ class Watched:
         """
         if gradient is None or not self._handles:
             return
+        self._await_reduction()
         call.gradient = log_norm(gradient)
         last = self._last
         if last is not None and last.call is call:
@@ -279,11 +320,39 @@ class Watched:
         if gradient is None or not self._passes:
             return
         one = self._passes[-1]
+        if name in one.gaps:
+            return
         if name in one.weights or name in one.split:
             one.weights.pop(name, None)  # norms of parts do not add up to the norm of the whole
             one.split.add(name)
         else:
             one.weights[name] = log_norm(gradient)
+
+    def _note_gaps(self, one: Pass) -> None:
+        """The weights whose gradients cannot be told apart from those of other passes, and why."""
+        if find_stage() is not None:
+            one.gaps |= dict.fromkeys((name for name, _ in named_parameters(self._root)), REPEATS)
+        elif self._shards is not None and self._shards.gathered and not self._seeding:
+            one.gaps |= {name: HELD for name, weight in self._distributed() if weight.grad is not None}
+
+    def _await_reduction(self, weight: nn.Parameter | None = None) -> None:
+        """Read gradients in `.grad` when the backward pass is over: fully_shard shows them nowhere else.
+
+        The processes average them in a callback that may have been queued after this one, so it queues another.
+        """
+        needed = weight is not None or (self._shards is not None and self._shards.gathered and not self._seeding)
+        if needed and not self._queued:
+            self._queued = True
+            when_backward_ends(lambda: when_backward_ends(self._read_reduced))
+
+    def _read_reduced(self) -> None:
+        self._queued = False
+        for name, weight in self._distributed():
+            if weight.grad is not None and self._passes and name not in self._passes[-1].gaps:
+                self._passes[-1].weights[name] = log_norm(weight.grad)
+
+    def _distributed(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, weight) for name, weight in named_parameters(self._root) if is_distributed(weight)]
 
     def _observe_again(self, spec: Spec, tensor: Tensor | None, output: Any) -> Any:
         """A checkpointed block runs again during the backward pass: not another call, but the reentrant kind has its

@@ -13,6 +13,8 @@ from torch import nn
 
 from sounding.errors import UsageError
 from sounding.probe.environment import describe_environment
+from sounding.probe.meeting import count_meetings
+from sounding.probe.pipeline import pipelining
 from sounding.probe.records import Report, Unmeasured
 from sounding.probe.thresholds import THRESHOLDS, Thresholds
 from sounding.probe.verdict import judge_reading
@@ -105,6 +107,9 @@ class Monitor:
             "reduced": isinstance(model, nn.Module) and any(map(_averages, model.modules())),
         }
         self._blank = Window(model, **self._options)  # a wrong model, filter or option is found here, not in the loop
+        if self._blank.shards is not None:
+            self._options["number"] = count_meetings(f"monitors/{self._blank.shards.name}")
+            self._blank = Window(model, **self._options)
         self._memory, self._changes = Memory(keep), Changes(limits)
         self._events: deque[Event] = deque(maxlen=EVENTS)
         self._step = initial_step
@@ -143,7 +148,9 @@ class Monitor:
     def stop(self) -> None:
         """End: hooks come off, sinks are closed; an unfinished step is not recorded. Stopping twice does nothing."""
         self._running = False
-        self._close_window()
+        window = self._close_window()
+        if window is not None:
+            window.abandon()
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
@@ -202,10 +209,11 @@ class Monitor:
             self._open_if_due()
 
     def _open_if_due(self) -> None:
-        if (self._again or self._schedule(self._step)) and _is_first_process():
+        if self._again or self._schedule(self._step):
             window = self._make_window(self._step)
-            window.__enter__()
-            self._window = window
+            if _is_first_process() or window.shards is not None or pipelining():
+                window.__enter__()
+                self._window = window
 
     def _close_window(self) -> Window | None:
         window, self._window = self._window, None
@@ -219,7 +227,11 @@ class Monitor:
         return self._blank.at(step)
 
     def _record(self, window: Window) -> None:
-        if not window.settle():
+        seen = window.settle()
+        if not _is_first_process() and window.stage is None:
+            self._again = window.overflowed  # a part of the first process's measurement
+            return
+        if not seen:
             if not self._warned:
                 _log.warning("step %d: no forward pass of the model was seen, so nothing was measured", window.step)
             self._warned = True

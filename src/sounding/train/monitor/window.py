@@ -13,9 +13,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sounding.probe.calls import Call, Pass, Spec
-from sounding.probe.gradients import log_norm
+from sounding.probe.gradients import join_log_norms, log_norm
+from sounding.probe.meeting import Meeting
 from sounding.probe.moments import Tier
+from sounding.probe.parts import is_distributed
+from sounding.probe.pipeline import find_stage, is_rehearsal
 from sounding.probe.records import Unmeasured
+from sounding.probe.sharded import join_parts
 from sounding.probe.table import Table, collect
 from sounding.probe.units import bounds_of
 from sounding.probe.watch import Watched
@@ -26,6 +30,9 @@ from sounding.train.monitor.structure import Structure
 
 PASSES = 64  # forward passes of one step that are measured; more micro-batches than that add nothing but memory
 PARTS = "gradient: it came back in several backward passes through one forward pass, whose norms do not add up"
+STAGE = "this process holds stage {index} of a pipeline of {count}: the others are measured in their own processes"
+LOOSE = "a pipeline calls parts of this model as its stages, one by one: use a monitor for the module of each stage"
+SCALES = ("scale_grads", "perform_reduce_grad")  # what a schedule calls on its stage when a step's gradients are there
 OVERFLOW = "gradients: they overflowed under the loss scale {scale:g}, so the step was not taken"
 
 
@@ -54,18 +61,22 @@ class Window(Watched):
         batch_axis: int | None,
         scaler: Scaler | None,
         reduced: bool,
+        number: int = 0,
     ) -> None:
         super().__init__(model, tier=tier, samples=samples, batch_axis=batch_axis)
         modules.mark_(self._specs)
         self.structure, self._moments = Structure(model), KeptMoments(tier)
         self.step = 0
         self.overflowed = False
-        self._scaler, self._reduced = scaler, reduced
+        self._scaler, self._reduced, self._number = scaler, reduced, number
+        self.stage: Any = None
+        self._loose = False
+        self._micro_batches = 1
         self._scale: float | None = None
         self._sums: dict[str, float] = {}
         self._parts: set[int] = set()
         self._in_parts: dict[str, None] = {}
-        self._inside = self._resting = self._returned = self._queued = False
+        self._inside = self._resting = self._returned = False
         self._touched: dict[str, nn.Parameter] = {}
         containers = (list, dict, set)
         self._collectors = [
@@ -92,12 +103,19 @@ class Window(Watched):
         except BaseException:
             self.__exit__(None, None, None)
             raise
+        if self._shards is not None:
+            name = f"monitor/{self._number}/{self._shards.name}"
+            self._meeting = Meeting(name, self._shards.ranks, step=self.step)
+            self._meeting.come()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._detach()
+        if self.stage is not None:
+            for name in SCALES:
+                vars(self.stage).pop(name, None)
         eager_execution.release()
 
     @property
@@ -106,6 +124,8 @@ class Window(Watched):
         settings: dict[str, Any] = {"step": self.step}
         if self._scale is not None:
             settings["loss_scale"] = self._scale
+        if self._shards is not None:
+            settings["parallel"] = self._shards.describe()
         parameters, tier, source = self.structure.parameters, self._tier, self._source
         return collect(self._passes, parameters, specs=self._specs, tier=tier, source=source, settings=settings)
 
@@ -116,6 +136,11 @@ class Window(Watched):
         found += [Unmeasured(name, PARTS) for name in self._in_parts]
         if self.overflowed:
             found.append(Unmeasured("network", OVERFLOW.format(scale=self._scale)))
+        if self.stage is not None:
+            index, count = self.stage.stage_index, self.stage.num_stages
+            found.append(Unmeasured("network", STAGE.format(index=index, count=count)))
+        if self._loose:
+            found.append(Unmeasured("network", LOOSE))
         return tuple(found)
 
     def settle(self) -> bool:
@@ -123,15 +148,24 @@ class Window(Watched):
         with_gradient = [one for one in self._passes if _gradients(one)]
         self._passes = with_gradient or self._passes
         self._in_parts = {call.name: None for one in self._passes for call in one.calls if id(call) in self._parts}
+        if self._meeting is not None:
+            join_parts(self._meeting, self._passes, self._sums)
+            self._meeting = None
         if self._scaler is not None:
             self._drop_overflow()
-        _join(self._passes, shift=math.log(self._scale) if self._scale else 0.0)
+        _join(self._passes, shift=math.log((self._scale or 1.0) * self._micro_batches))
         for one in self._passes:
             one.weights, one.split = {}, set()
         if self._passes:
             shift = math.log(self._scale) if self._scale else 0.0
             self._passes[-1].weights = {name: value - shift for name, value in self._sums.items()}
         return any(one.calls for one in self._passes)
+
+    def abandon(self) -> None:
+        """The step will not be recorded: the other processes need not wait for this one's parts."""
+        if self._meeting is not None:
+            join_parts(self._meeting, (), wait=False)
+            self._meeting = None
 
     def _drop_overflow(self) -> None:
         """A step that the scaler will skip leaves no gradients, and is no finding: scalers grow until they overflow."""
@@ -166,10 +200,26 @@ class Window(Watched):
         if torch._C._current_graph_task_id() != -1:
             return
         self._inside = True
-        self._resting = not torch.is_grad_enabled() or not self._has_room()
+        self._resting = not torch.is_grad_enabled() or not self._has_room() or is_rehearsal()
         if not self._resting:
             self._returned = False
             super()._begin(module, args, kwargs)
+
+    def _note_gaps(self, one: Pass) -> None:
+        """Weight gradients are of the sum over passes; a pipeline scales it when all its micro-batches are through."""
+        stage = find_stage() if self.stage is None else None
+        if stage is not None:
+            self.stage = stage
+            for name in SCALES:
+                setattr(stage, name, partial(self._read_scaled, getattr(stage, name)))
+
+    def _read_scaled(self, scale: Callable[[int], None], factor: int) -> None:
+        """What the schedule calls in place of its stage's own methods: scale, then read."""
+        scale(factor)
+        self._micro_batches = factor
+        for name, weight in self.structure.parameters:
+            if weight.grad is not None:
+                self._sums[name] = log_norm(weight.grad)
 
     def _has_room(self) -> bool:
         """Passes that nothing came back to (an evaluation that forgot no_grad) make room for those that count."""
@@ -195,6 +245,9 @@ class Window(Watched):
             return not self._resting
         if not torch.is_grad_enabled():
             return False
+        if find_stage() is not None:
+            self._loose = True
+            return False
         if self._returned:  # the last pass is over: its backward pass has begun
             if not self._has_room():
                 return False
@@ -206,6 +259,7 @@ class Window(Watched):
         if gradient is None or not self._handles:
             return
         self._note_backward()
+        self._await_reduction()
         if call.gradient is None and id(call) not in self._parts:
             super()._take_gradient(one, call, gradient)
         else:
@@ -216,20 +270,17 @@ class Window(Watched):
         if gradient is None or not self._handles:
             return
         self._note_backward()
-        self._sums[name] = log_norm(_plus(weight.grad, gradient))
-        if self._reduced:
+        late = self._reduced or is_distributed(weight)
+        if not is_distributed(weight):  # to add DTensors that are cut in different ways would communicate
+            self._sums[name] = log_norm(_plus(weight.grad, gradient))
+        if late:
             self._touched[name] = weight
-            if not self._queued:
-                self._queued = True
-                _when_backward_ends(self._wait_for_others)
-
-    def _wait_for_others(self) -> None:
-        """The processes average their gradients in a callback of their own, which was queued after this one."""
-        _when_backward_ends(self._read_reduced)
+            self._await_reduction(weight)
 
     def _read_reduced(self) -> None:
         self._queued = False
-        for name, weight in self._touched.items():
+        gathered = self._distributed() if self._shards is not None and self._shards.gathered else ()
+        for name, weight in [*self._touched.items(), *gathered]:
             if weight.grad is not None:
                 self._sums[name] = log_norm(weight.grad.detach())
         self._touched = {}
@@ -290,11 +341,6 @@ def _plus(held: Tensor | None, gradient: Tensor) -> Tensor:
     return gradient + held if held.is_sparse else held + gradient
 
 
-def _when_backward_ends(callback: Callable[[], None]) -> None:
-    engine: Any = torch.autograd.Variable._execution_engine
-    engine.queue_callback(callback)
-
-
 def _gradients(one: Pass) -> list[float]:
     return [call.gradient for call in one.calls if call.gradient is not None]
 
@@ -317,18 +363,8 @@ def _join(passes: Sequence[Pass], *, shift: float) -> None:
                 found.setdefault(call.name, []).append(call)
     for calls in found.values():
         values = [call.gradient for call in calls if call.gradient is not None]
-        total = _log_norm_of(values)
+        total = join_log_norms(values)
         spread = math.isfinite(total) and all(map(math.isfinite, values))
         mean = math.fsum(values) / len(values) if spread else 0.0
         for call, value in zip(calls, values, strict=True):
             call.gradient = total - shift + (value - mean if spread else 0.0)
-
-
-def _log_norm_of(log_norms: Sequence[float]) -> float:
-    """½ ln Σ exp(2 l): the norm of parts put side by side."""
-    if len(log_norms) == 1:
-        return log_norms[0]
-    peak = max(log_norms) if not any(map(math.isnan, log_norms)) else math.nan
-    if not math.isfinite(peak):
-        return peak
-    return peak + 0.5 * math.log(math.fsum(math.exp(2 * (value - peak)) for value in log_norms))

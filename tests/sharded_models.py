@@ -1,0 +1,72 @@
+"""Models that several processes share, and their numbers: the same in one process and in many."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sounding.probe.records import Report
+
+
+class Half(nn.Module):
+    """A residual block whose two maps can be cut over processes, with an activation between them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.act(self.up(x)))
+
+
+class Halves(nn.Module):
+    """Three such blocks between layers that every process holds whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.blocks = nn.ModuleList(Half(8) for _ in range(3))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def make_halves() -> Halves:
+    torch.manual_seed(0)
+    return Halves()
+
+
+def make_stack() -> nn.Sequential:
+    """Widths that four processes do not divide: shards are uneven, and some are empty."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 10), nn.ReLU(), nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 7), nn.Linear(7, 3))
+
+
+def make_stages(count: int = 2) -> list[nn.Sequential]:
+    """A network of eight layers in so many pieces, with names that go on from piece to piece."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, 8) if index % 2 == 0 else nn.Tanh() for index in range(16)]
+    size = len(layers) // count
+    return [
+        nn.Sequential(OrderedDict((str(index), layers[index]) for index in range(start, start + size)))
+        for start in range(0, len(layers), size)
+    ]
+
+
+def make_batch() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(24, 8, generator=generator), torch.randint(0, 3, (24,), generator=generator)
+
+
+def rows_of(report: Report) -> dict[str, Any]:
+    """Every number by "layer name measure", what was not measured, and what the settings say of processes."""
+    rows = {f"{row.layer} {row.name} {row.measure}": row.value for row in report.profile if row.source != "theory"}
+    gaps = {item.name: item.reason for item in report.unmeasured}
+    return {"rows": rows, "unmeasured": gaps, "parallel": report.profile.settings.get("parallel")}

@@ -1,0 +1,209 @@
+"""Models that lie in several processes: the numbers of one process on the whole batch, or a sentence."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.sharded_models import make_batch, make_halves, make_stack, make_stages, rows_of
+from tests.tolerance import TOLERANCE
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import sounding
+from sounding.train.monitor import Monitor
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
+ROOT = Path(__file__).parent.parent
+WORLDS = [2, pytest.param(4, marks=pytest.mark.slow)]
+SCENES = {
+    2: "fully_sharded_check fully_sharded_watch fully_sharded_monitor tensor_parallel_check tensor_parallel_watch "
+    "tensor_parallel_monitor pipeline loose_stages lonely flat",
+    4: "fully_sharded_check fully_sharded_monitor tensor_parallel_check tensor_parallel_monitor two_ways pipeline",
+}
+_found: dict[int, list[dict[str, Any]]] = {}
+
+
+@pytest.fixture
+def scenes(world: int, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each process found in all scenes; the processes are started once, since that takes longer than the scenes."""
+    if world not in _found:
+        _found[world] = run_processes(world, SCENES[world].split(), tmp_path_factory.mktemp("processes"))
+    return _found[world]
+
+
+def run_processes(world: int, scenes: Sequence[str], folder: Path) -> list[dict[str, Any]]:
+    outputs = [folder / f"{rank}.json" for rank in range(world)]
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.processes", str(rank), str(world), str(folder / "store"), str(out), *scenes],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": paths},
+        )
+        for rank, out in enumerate(outputs)
+    ]
+    try:
+        assert [child.wait(timeout=240) for child in children] == [0] * world
+    finally:
+        for child in children:
+            child.kill()
+    return [json.loads(out.read_text("utf-8")) for out in outputs]
+
+
+def same_rows(found: dict[str, Any], expected: dict[str, Any], *, only: str = "") -> None:
+    """Every expected number is there, to rounding, and no other."""
+    chosen = {key: value for key, value in expected["rows"].items() if key.endswith(only)}
+    rows = {key: value for key, value in found["rows"].items() if key.endswith(only)}
+    assert chosen
+    assert rows == pytest.approx(chosen, rel=TOLERANCE.float32_forward, abs=TOLERANCE.float32_forward, nan_ok=True)
+
+
+def one_step(model: nn.Module, pieces: int = 1) -> dict[str, Any]:
+    """One step of one process under a monitor, with as many micro-batches."""
+    inputs, targets = (tensor.chunk(pieces) for tensor in make_batch())
+    with Monitor(model) as monitor:
+        for x, y in zip(inputs, targets, strict=True):
+            (cross_entropy(model(x), y) / pieces).backward()
+        monitor.step()
+    return rows_of(monitor.report)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_check_of_fully_sharded_weights(world: int, scenes: list[dict[str, Any]]) -> None:
+    """On the whole batch every process reports what one alone does, and the model stays as it was."""
+    expected = rows_of(sounding.check(make_stack(), *make_batch()))
+    for rank, scene in enumerate(item["fully_sharded_check"] for item in scenes):
+        same_rows(scene["whole"], expected)
+        assert scene["whole"]["unmeasured"] == expected["unmeasured"]
+        same_rows(scene["part"], expected, only="weight_gradient_log_norm")
+        part = [tensor.chunk(world)[rank] for tensor in make_batch()]
+        alone = rows_of(sounding.check(make_stack(), *part, tier="fast"))
+        same_rows(scene["part"], alone, only=" gradient_log_norm")
+        same_rows(scene["part"], alone, only="participation_ratio")
+        assert "this process's part of the batch" in scene["part"]["parallel"]
+        assert scene["kept"]
+
+
+@pytest.mark.parametrize("world", [2])
+def test_a_watch_of_fully_sharded_weights(world: int, scenes: list[dict[str, Any]]) -> None:
+    """After an evaluation that left weights gathered; gradients that were added to others are left out."""
+    expected = rows_of(sounding.check(make_stack(), *make_batch()))
+    for scene in (item["fully_sharded_watch"] for item in scenes):
+        same_rows(scene["once"], expected, only="weight_gradient_log_norm")
+        same_rows(scene["twice"], expected, only="weight_gradient_log_norm")
+        assert "set it to None first" in scene["added"]["unmeasured"]["0.weight"]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_monitor_of_fully_sharded_weights(world: int, scenes: list[dict[str, Any]]) -> None:
+    """With a micro-batch that is not synchronized, clipping, and an evaluation between steps."""
+    model = make_stack()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        expected = one_step(model)
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert step < 3
+    first, *others = (item["fully_sharded_monitor"] for item in scenes)
+    assert first["steps"] == [0, 2]
+    assert all(other["steps"] == [] for other in others)
+    same_rows(first["rows"], expected, only="weight_gradient_log_norm")
+    assert not any("weight" in name for name in first["rows"]["unmeasured"])
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_check_of_tensor_parallel_layers(world: int, scenes: list[dict[str, Any]]) -> None:
+    """Every measure, those of outputs of which a process holds some features included."""
+    expected = rows_of(sounding.check(make_halves(), *make_batch()))
+    for scene in (item["tensor_parallel_check"]["rows"] for item in scenes):
+        same_rows(scene, expected)
+        assert scene["unmeasured"] == expected["unmeasured"]
+        assert "put together" in scene["parallel"]
+
+
+@pytest.mark.parametrize("world", [2])
+def test_a_watch_of_tensor_parallel_layers(world: int, scenes: list[dict[str, Any]]) -> None:
+    model = make_halves()
+    inputs, targets = make_batch()
+    with sounding.watch(model) as watched:
+        cross_entropy(model(inputs), targets).backward()
+    for scene in (item["tensor_parallel_watch"] for item in scenes):
+        same_rows(scene["rows"], rows_of(watched.report))
+        assert "autograd graph" in scene["blind"]["unmeasured"]["blocks.0.act"]
+        assert not any(".act " in key for key in scene["blind"]["rows"])
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_monitor_of_tensor_parallel_layers(world: int, scenes: list[dict[str, Any]]) -> None:
+    first, *others = (item["tensor_parallel_monitor"]["rows"] for item in scenes)
+    same_rows(first, one_step(make_halves(), 2))
+    assert others == [None] * (world - 1)
+
+
+@pytest.mark.parametrize("world", [pytest.param(4, marks=pytest.mark.slow)])
+def test_weights_cut_and_sharded(world: int, scenes: list[dict[str, Any]]) -> None:
+    expected = rows_of(sounding.check(make_halves(), *make_batch()))
+    for scene in (item["two_ways"] for item in scenes):
+        same_rows(scene["check"], expected)
+    same_rows(scenes[0]["two_ways"]["monitor"], one_step(make_halves()), only="weight_gradient_log_norm")
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_stages_of_a_pipeline(world: int, scenes: list[dict[str, Any]]) -> None:
+    """Each process reports its stage after the schedule has scaled the gradients: those of the whole batch."""
+    whole = one_step(nn.Sequential(*(layer for stage in make_stages(world) for layer in stage)), 4)
+    expected = {key.partition(" ")[2]: value for key, value in whole["rows"].items() if "gradient_log_norm" in key}
+    for rank, scene in enumerate(item["pipeline"] for item in scenes):
+        for kind, found in scene.items():
+            rows = found["monitor"]["rows"]
+            mine = {key.partition(" ")[2]: value for key, value in rows.items() if "gradient_log_norm" in key}
+            mine = {key: value for key, value in mine.items() if not key.startswith("input")}
+            shift = 0.0 if kind.endswith("True") else math.log(4)
+            wanted = {key: expected[key] + shift for key in mine}
+            assert len(mine) == 3 * 8 // world * 1 + 8 // world
+            assert mine == pytest.approx(wanted, rel=TOLERANCE.float32_forward, abs=TOLERANCE.float32_forward)
+            assert f"stage {rank} of a pipeline of {world}" in found["monitor"]["unmeasured"]["network"]
+            assert "use a Monitor" in found["watch"]["unmeasured"][f"{rank * 16 // world}.weight"]
+            assert not any("weight_gradient" in key for key in found["watch"]["rows"])
+            assert not found["left"]
+
+
+@pytest.mark.parametrize("world", [2])
+def test_several_stages_under_one_monitor(world: int, scenes: list[dict[str, Any]]) -> None:
+    """Nothing is recorded for them together; a monitor of one stage's module is right."""
+    whole = one_step(nn.Sequential(*(layer for stage in make_stages(4) for layer in stage)), 4)
+    expected = {key.partition(" ")[2]: value for key, value in whole["rows"].items() if "weight_gradient" in key}
+    for scene in (item["loose_stages"] for item in scenes):
+        assert scene["steps"] == []
+        rows = {key.partition(" ")[2]: v for key, v in scene["first"]["rows"].items() if "weight_gradient" in key}
+        assert rows == pytest.approx({key: expected[key] for key in rows}, rel=TOLERANCE.float32_forward)
+        assert len(rows) == 4
+
+
+@pytest.mark.parametrize("world", [2])
+def test_one_process_alone_neither_waits_nor_guesses(world: int, scenes: list[dict[str, Any]]) -> None:
+    first, other = (item["lonely"] for item in scenes)
+    assert "expected all processes [0, 1]" in first["check"]
+    for scene in (first["watch"], first["monitor"]):
+        assert "did not measure at the same time" in scene["unmeasured"]["0.weight"]
+        assert not any("weight_gradient" in key for key in scene["rows"])
+    expected = rows_of(sounding.check(make_stack(), *make_batch(), tier="fast"))
+    for scene in (first["after"], other["after"]):
+        same_rows(scene, expected)
+
+
+@pytest.mark.parametrize("world", [2])
+def test_flat_weights_are_refused(world: int, scenes: list[dict[str, Any]]) -> None:
+    for scene in scenes:
+        assert all("FSDP1) is not supported" in refusal for refusal in scene["flat"]["refusals"])
+        assert len(scene["flat"]["refusals"]) == 3
