@@ -1,4 +1,4 @@
-"""What each of several processes does in tests/test_sharded.py: it runs as a program and leaves its numbers in a file."""
+"""What each of several processes does in tests/test_sharded.py: a program that leaves its numbers in a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from tests.sharded_models import Halves, make_batch, make_halves, make_stack, ma
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
 
@@ -133,7 +139,7 @@ def pipeline() -> Found:
     found: Found = {}
     for name, schedule in (("gpipe", ScheduleGPipe), ("1f1b", Schedule1F1B)):
         for scaled in (True, False):
-            model = make_stages()[dist.get_rank()]
+            model = make_stages(dist.get_world_size())[dist.get_rank()]
             stage = PipelineStage(model, dist.get_rank(), dist.get_world_size(), torch.device("cpu"))
             runner = schedule(stage, 4, loss_fn=cross_entropy, scale_grads=scaled)
             with Monitor(model) as monitor, sounding.watch(model) as watched:
@@ -141,7 +147,11 @@ def pipeline() -> Found:
                 nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
                 monitor.step()
             left = "scale_grads" in vars(stage)
-            found[f"{name} {scaled}"] = {"monitor": rows_of(monitor.report), "watch": rows_of(watched.report), "left": left}
+            found[f"{name} {scaled}"] = {
+                "monitor": rows_of(monitor.report),
+                "watch": rows_of(watched.report),
+                "left": left,
+            }
     return found
 
 
@@ -155,10 +165,17 @@ def _run(runner: Any, stage: PipelineStage) -> None:
 
 def loose_stages() -> Found:
     """Two stages in one process, under one monitor: what they call is not one pass of a model."""
+    return {
+        "interleaved": _run_loose(ScheduleInterleaved1F1B),
+        "zero bubble": _run_loose(ScheduleInterleavedZeroBubble),  # gradients of inputs and weights in passes apart
+    }
+
+
+def _run_loose(schedule: Any) -> Found:
     world, rank = dist.get_world_size(), dist.get_rank()
     model = nn.ModuleList(make_stages(2 * world)[rank::world])
     stages = [PipelineStage(part, rank + world * i, 2 * world, torch.device("cpu")) for i, part in enumerate(model)]
-    runner = ScheduleInterleaved1F1B(stages, 4, loss_fn=cross_entropy)
+    runner = schedule(stages, 4, loss_fn=cross_entropy)
     inputs, targets = make_batch()
     with Monitor(model) as monitor, Monitor(model[0]) as first:
         runner.step(*((inputs,) if rank == 0 else ()), **({"target": targets} if rank == world - 1 else {}))

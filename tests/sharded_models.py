@@ -49,7 +49,7 @@ def make_stack() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 10), nn.ReLU(), nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 7), nn.Linear(7, 3))
 
 
-def make_stages(count: int = 2) -> list[nn.Sequential]:
+def make_stages(count: int) -> list[nn.Sequential]:
     """A network of eight layers in so many pieces, with names that go on from piece to piece."""
     torch.manual_seed(0)
     layers = [nn.Linear(8, 8) if index % 2 == 0 else nn.Tanh() for index in range(16)]

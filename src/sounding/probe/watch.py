@@ -134,7 +134,7 @@ class Watched:
     def _table(self, settings: Mapping[str, Any]) -> Table:
         if self._meeting is not None:
             raise UsageError(
-                "expected the block to be over, got a look inside it: the processes put their parts together at its end",
+                "expected the block to be over, got a look inside it: processes put their parts together at its end",
                 hint="watched.profile after the block",
             )
         if self._shards is not None:

@@ -260,6 +260,8 @@ class Window(Watched):
             return
         self._note_backward()
         self._await_reduction()
+        if self.stage is not None and call.gradient is not None:
+            return  # schedules without bubbles send it back once for the inputs and once more for the weights
         if call.gradient is None and id(call) not in self._parts:
             super()._take_gradient(one, call, gradient)
         else:
