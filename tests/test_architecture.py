@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "sounding"
 TIERS = [
-    {"errors"},
+    {"errors", "files", "limits"},
     {"activations", "measures", "profile", "weights"},
     {"theory", "predict"},
     {"chain", "probe", "reader", "data", "models"},

@@ -135,7 +135,7 @@ def test_a_result_survives_its_file(tmp_path: Path) -> None:
     assert Result.from_json(result.to_json()).numbers == result.numbers
     folder = tmp_path / "rank2020-made-up" / "quick"
     assert {path.name for path in folder.iterdir()} == {
-        *("result.json", "numbers.csv", "series.csv", "figure.svg", "figure.png"),
+        *("result.json", "numbers.csv", "series.csv", "figure.svg", "figure.png", "SHA256SUMS"),
     }
     assert read_results(tmp_path)["rank2020-made-up"]["quick"].verdict == "holds"
     assert "points,measured,1,2,1.9,2.1" in (folder / "series.csv").read_text()
@@ -185,7 +185,7 @@ def test_an_out_that_is_a_file_is_named(tmp_path: Path) -> None:
 def test_a_damaged_result_is_named(tmp_path: Path) -> None:
     sounding.reproduce(made_up(), out=tmp_path)
     (tmp_path / "rank2020-made-up" / "quick" / "result.json").write_text('{"schema"')
-    with pytest.raises(UsageError, match=r"result\.json is no result"):
+    with pytest.raises(UsageError, match=r"was changed since it was written: result\.json"):
         read_results(tmp_path)
 
 

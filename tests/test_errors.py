@@ -60,6 +60,7 @@ def test_exit_codes_are_those_documented() -> None:
         "NUMERICAL": 3,
         "NOT_KNOWN": 4,
         "INTERRUPTED": 130,
+        "TERMINATED": 143,
     }
 
 

@@ -148,9 +148,9 @@ def test_a_list_is_no_profile(tmp_path: Path) -> None:
 
 
 def test_an_unwritable_path_is_answered_with_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="writable path"):
+    with pytest.raises(UsageError, match="no folder"):
         small().to_json(tmp_path / "missing" / "profile.json")
-    with pytest.raises(UsageError, match="writable path"):
+    with pytest.raises(UsageError, match="got the folder"):
         small().to_json(tmp_path)
 
 

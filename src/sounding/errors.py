@@ -19,6 +19,7 @@ class ExitCode(IntEnum):
     NUMERICAL = 3
     NOT_KNOWN = 4
     INTERRUPTED = 130
+    TERMINATED = 143
 
     @classmethod
     def of(cls, status: str) -> ExitCode:
@@ -72,7 +73,11 @@ class TargetError(SoundingError, RuntimeError):
 
 
 class DataError(SoundingError, RuntimeError):
-    """A data set cannot be had: no network, a damaged file, no room or no permission to write."""
+    """A file cannot be had or written: no network, damage, no room, no permission; `partial` is what was computed."""
+
+    def __init__(self, message: str, *, hint: str | None = None, partial: Any = None) -> None:
+        super().__init__(message, hint=hint)
+        self.partial = partial
 
 
 class MissingExtraError(SoundingError, ImportError):

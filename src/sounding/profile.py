@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from sounding.errors import MissingExtraError, UsageError
+from sounding.files import place
 
 if TYPE_CHECKING:
     import pandas
@@ -202,13 +203,10 @@ class Profile:
         }
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """The profile as strict JSON; also written to `path` when given."""
+        """The profile as strict JSON; also written to `path` when given, whole or not at all."""
         text = json.dumps(self.to_dict(), allow_nan=False)
         if path is not None:
-            try:
-                Path(path).write_text(text, encoding="utf-8")
-            except OSError as error:
-                raise UsageError(f"expected a writable path, got {path} ({error.strerror})") from error
+            place(Path(path), text.encode("utf-8"))
         return text
 
     @classmethod
@@ -230,7 +228,7 @@ class Profile:
         text = source if isinstance(source, str) and source.lstrip().startswith("{") else _read(source)
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise UsageError(f"expected a JSON profile, got text that is no JSON ({error})") from error
         return cls.from_dict(data)
 

@@ -1,8 +1,8 @@
 """Redo the papers: run claims and write each result as a small folder that explains itself.
 
 A folder OUT/ID/SCALE holds result.json (statement, verdict, numbers, settings, versions, random seed, time, device),
-numbers.csv, series.csv (every point of the picture) and figure.svg and figure.png. It appears under its name only when
-it is complete, so an interrupted run is taken up where it stopped.
+numbers.csv, series.csv (every point of the picture), figure.svg and figure.png, and SHA256SUMS, the sums of them all.
+It appears under its name only when it is complete, so an interrupted run is taken up where it stopped.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from sounding.claims import Claim, Outcome, Picture, find_claim
 from sounding.claims.claim import SCALES, Context, Scale
 from sounding.claims.result import FILE, Result, describe_result, fingerprint_of, folder_of, read_result
 from sounding.errors import UsageError, require_device
+from sounding.files import SUMS, changed_files, locked, write_sums
 
 DIGITS = 8
-FILES = (FILE, "numbers.csv", "series.csv", "figure.svg", "figure.png")
+FILES = (FILE, "numbers.csv", "series.csv", "figure.svg", "figure.png", SUMS)
 
 
 def reproduce(
@@ -96,7 +97,7 @@ def find_kept(claim: Claim, scale: Scale, *, out: str | Path | None, device: str
     if out is None:
         return None
     folder = folder_of(Path(out), claim.id, used)
-    if not all((folder / name).is_file() for name in FILES):
+    if not all((folder / name).is_file() for name in FILES) or changed_files(folder):
         return None
     try:
         kept = read_result(folder)
@@ -113,23 +114,25 @@ def write_result(result: Result, outcome: Outcome, folder: Path) -> None:
 
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        with locked(folder.parent / f"{folder.name}-new", wait=True):
+            for left in folder.parent.glob(f".{folder.name}-*/"):  # of a run that was killed
+                shutil.rmtree(left, ignore_errors=True)
+            work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+            try:
+                (work / FILE).write_text(result.to_json(), "utf-8")
+                _write_numbers(result, work / "numbers.csv")
+                _write_series(outcome.picture, work / "series.csv")
+                figure = draw_picture(outcome.picture, title=f"{result.paper}, {result.place}: {result.verdict}")
+                for ending in ("svg", "png"):
+                    save(figure, work / f"figure.{ending}")
+                write_sums(work)
+                work.chmod(0o755)
+                shutil.rmtree(folder, ignore_errors=True)
+                os.replace(work, folder)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror or error}", hint="another --out") from error
-    try:
-        (work / FILE).write_text(result.to_json(), "utf-8")
-        _write_numbers(result, work / "numbers.csv")
-        _write_series(outcome.picture, work / "series.csv")
-        figure = draw_picture(outcome.picture, title=f"{result.paper}, {result.place}: {result.verdict}")
-        for ending in ("svg", "png"):
-            save(figure, work / f"figure.{ending}")
-        work.chmod(0o755)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(work, folder)
-    except OSError as error:
-        raise UsageError(f"cannot write {folder}: {error.strerror or error}", hint="another --out") from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def _write_numbers(result: Result, path: Path) -> None:

@@ -15,6 +15,7 @@ import sounding
 from sounding.claims.claim import SCALES, Claim, Context, Expectation, Scale, Verdict, judge, judge_expectations
 from sounding.claims.number import Number
 from sounding.errors import UsageError
+from sounding.files import changed_files
 
 SCHEMA = 2
 OLD_NAMES = {"seed": "paper", "paper": "experiment"}  # what schema 1 called them
@@ -84,7 +85,7 @@ class Result:
                 fields["expectations"] = tuple(fields["expectations"])
                 result = cls(**fields)
                 verdict = _judge_again(result)
-        except (ValueError, KeyError, AttributeError, TypeError):
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
             raise UsageError(f"{source} is no result of a claim", hint=AGAIN) from None
         if schema not in (1, SCHEMA):
             raise UsageError(f"{source} has schema {schema}, expected {SCHEMA}", hint=AGAIN)
@@ -173,6 +174,9 @@ def largest(results: Mapping[Scale, Result]) -> Result:
 
 
 def _read(path: Path) -> Result:
+    changed = changed_files(path.parent)
+    if changed:
+        raise UsageError(f"{path.parent} was changed since it was written: {', '.join(changed)}", hint=AGAIN)
     return Result.from_json(path.read_bytes().decode("utf-8", "replace"), source=str(path))
 
 

@@ -7,16 +7,19 @@ and its exit code; `--debug`, before or after the command, (or SOUNDING_DEBUG=1)
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import signal
 import sys
+import threading
 import traceback
 from typing import Any
 
 import click
 
 from sounding import __version__
-from sounding.errors import ExitCode, SoundingError
+from sounding.errors import DataError, ExitCode, SoundingError
 
 COMMANDS = {
     "check": ("sounding.cli.check:check", "Measure a network: does signal survive its depth, where does it die, why?"),
@@ -92,27 +95,78 @@ cli.params.append(_debug_option())
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and end the process with the right exit code."""
+    terminated = False
+
+    def terminate(number: int, frame: Any) -> None:
+        """SIGTERM is Ctrl-C, to whoever handles it at the time; only the exit code differs."""
+        nonlocal terminated
+        terminated = True
+        handler = signal.getsignal(signal.SIGINT)
+        (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
+
+    before = signal.signal(signal.SIGTERM, terminate) if _in_main_thread() else None
+    try:
+        code = _run(arguments)
+    finally:
+        if _in_main_thread():
+            signal.signal(signal.SIGTERM, before)
+    sys.exit(ExitCode.TERMINATED if terminated and code == ExitCode.INTERRUPTED else code)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _run(arguments: list[str] | None) -> int:
+    """The exit code of a command; whatever escapes it is told in one sentence."""
     try:
         result: Any = cli.main(args=arguments, prog_name="sounding", standalone_mode=False)
-        sys.exit(result if isinstance(result, int) else ExitCode.HEALTHY)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else ExitCode.HEALTHY
     except click.ClickException as error:
         error.show()
-        sys.exit(ExitCode.USAGE)
+        return ExitCode.USAGE
     except (KeyboardInterrupt, click.Abort):
         click.echo("sounding: interrupted", err=True)
-        sys.exit(ExitCode.INTERRUPTED)
+        return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # the reader (head, less) has gone; nothing is wrong
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(ExitCode.HEALTHY)
+        _close_stdout()
+        return ExitCode.HEALTHY
     except Exception as error:
-        # a defect of ours must not end with 1, which says that a network is unhealthy
-        if "--debug" in (sys.argv if arguments is None else arguments) or os.environ.get("SOUNDING_DEBUG"):
+        debug = "--debug" in (sys.argv if arguments is None else arguments) or os.environ.get("SOUNDING_DEBUG")
+        if debug:
             traceback.print_exception(error)
-        click.echo(
-            f"sounding: internal error, {type(error).__name__}: {error}. Try --debug, and please report it.", err=True
-        )
-        sys.exit(INTERNAL_ERROR)
+        known = _explain(error)
+        if known is not None:
+            _close_stdout()
+            click.echo(_sentence(known), err=True)
+            return known.exit_code
+        # a defect of ours must not end with 1, which says that a network is unhealthy
+        told = f"sounding: internal error, {type(error).__name__}: {error}. Try --debug, and please report it."
+        click.echo(told, err=True)
+        return INTERNAL_ERROR
+
+
+def _explain(error: Exception) -> SoundingError | None:
+    """What the machine refused, as an error of ours: memory, the disk, a process; None for a defect."""
+    if isinstance(error, OSError):
+        from sounding.files import NO_ROOM
+
+        where = f" ({error.filename})" if error.filename else ""
+        hint = "making room on the disk, then the same command again" if error.errno in NO_ROOM else None
+        return DataError(f"the system refused: {error.strerror or error}{where}", hint=hint)
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error):
+        told = str(error).partition("\n")[0]
+        return DataError(f"the memory of this machine does not suffice ({told or 'no more can be had'})",
+                         hint="a smaller width, depth or batch")  # fmt: skip
+    return None
+
+
+def _close_stdout() -> None:
+    """Let nothing that is still buffered fail once more when the process ends."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _sentence(error: SoundingError) -> str:

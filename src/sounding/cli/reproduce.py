@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sounding.claims.claim import Scale
 
 OUT = "sounding-claims"
+KILLED = "a worker process was killed before this row was measured, often because memory ran out"
 
 
 @click.command()
@@ -51,8 +52,8 @@ def reproduce(
 ) -> int:
     """Redo figures, tables and theorems of the papers, by ID, by paper, or all of them.
 
-    Each result is a folder DIR/ID/SCALE: result.json, numbers.csv, series.csv, figure.svg, figure.png. Interrupted,
-    the finished ones stay, and the same command goes on with the rest.
+    Each result is a folder DIR/ID/SCALE: result.json, numbers.csv, series.csv, figure.svg, figure.png, and
+    their SHA256SUMS. Interrupted, the finished ones stay, and the same command goes on with the rest.
 
     \b
     Exit codes: 0 all rows were measured, whatever their verdicts; 2 wrong usage; 3 a row failed (the others are kept);
@@ -118,13 +119,25 @@ def _run(rows: list[Claim], jobs: int, options: dict[str, Any]) -> Iterator[tupl
     import multiprocessing
 
     by_id = {row.id: row for row in rows}
+    others = set(multiprocessing.active_children())
+    workers = min(jobs, len(rows))
     pool = concurrent.futures.ProcessPoolExecutor(
-        jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_share_cores, initargs=(jobs,)
+        workers, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker, initargs=(workers,)
     )
     try:
         futures = {pool.submit(_measure, row.id, options): row.id for row in rows}
         for future in concurrent.futures.as_completed(futures):
-            yield by_id[futures[future]], future.result()
+            try:
+                yield by_id[futures[future]], future.result()
+            except concurrent.futures.process.BrokenProcessPool:
+                yield by_id[futures[future]], SoundingError(KILLED, hint="the same command with fewer --jobs")
+    except BaseException as stop:
+        # a signal to this process alone reaches no worker, and one that goes on would be waited for
+        for worker in set(multiprocessing.active_children()) - others:
+            worker.terminate()
+        if isinstance(stop, KeyboardInterrupt):
+            raise _interruption(options) from None
+        raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
@@ -136,18 +149,32 @@ def _measure(claim_id: str, options: dict[str, Any]) -> Result | SoundingError:
     try:
         return run(claim_id, **options)
     except KeyboardInterrupt:
-        again = "the same command goes on with the rest"
-        raise InterruptedRun(f"interrupted; finished rows are in {options['out']}, {again}") from None
+        raise _interruption(options) from None
     except SoundingError as error:
         return error
     except Exception as error:  # a defect of one row is told with its name
         return SoundingError(f"{type(error).__name__}: {error}")
 
 
-def _share_cores(jobs: int) -> None:
+def _interruption(options: dict[str, Any]) -> InterruptedRun:
+    return InterruptedRun(f"interrupted; finished rows are in {options['out']}, the same command goes on with the rest")
+
+
+def _start_worker(workers: int) -> None:
+    """Share the cores, and do not outlive a parent that was killed."""
+    import multiprocessing.connection
+    import threading
+
     import torch
 
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+    def watch() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            multiprocessing.connection.wait([parent.sentinel])
+            os._exit(1)
+
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import click
 from sounding.cli.output import console, print_json, require_writable
 from sounding.cli.settings import parse_numbers
 from sounding.cli.training import curves_of, print_history
-from sounding.errors import ExitCode, InterruptedRun, UsageError, require_device
+from sounding.errors import DataError, ExitCode, InterruptedRun, UsageError, require_device
 
 if TYPE_CHECKING:
     from sounding.train import Grid, History, Recipe
@@ -77,7 +77,8 @@ def train(model: str, dataset: str, **options: Any) -> int:
 
     \b
     Example: sounding train --depth 50 --norm batch --init haar --data fashion-mnist --lr 0.01,0.1 --seeds 5
-    Exit codes: 0 done, 2 wrong usage, 130 interrupted (what was trained is printed and kept).
+    Exit codes: 0 done, 2 wrong usage, 130 interrupted and 143 terminated (what was trained is printed and
+    kept).
     """
     for path in (options["out"], options["plot"]):
         if path is not None:
@@ -93,15 +94,20 @@ def train(model: str, dataset: str, **options: Any) -> int:
     resumed = path.exists()
     if resumed:
         click.echo(f"sounding: going on from {path} (--fresh starts anew)", err=True)
-    interrupted = False
     try:
         history = _run(grid, data, recipe, path, options)
     except InterruptedRun as stop:
         if stop.partial is None:
             raise
-        history, interrupted = stop.partial, True
-    _report(history, recipe, path, options, interrupted=interrupted)
-    return int(ExitCode.INTERRUPTED) if interrupted else int(ExitCode.HEALTHY)
+        _report(stop.partial, recipe, path, options, interrupted=True)
+        return int(ExitCode.INTERRUPTED)
+    except DataError as error:
+        # what was computed is worth more than the disk that does not take it
+        if error.partial is not None and error.partial.curves:
+            _report(error.partial, recipe, path, options, interrupted=False)
+        raise
+    _report(history, recipe, path, options, interrupted=False)
+    return int(ExitCode.HEALTHY)
 
 
 def _recipe(options: Mapping[str, Any]) -> Recipe:
@@ -221,10 +227,6 @@ def _report(history: History, recipe: Recipe, path: Path, options: Mapping[str, 
     choices = None
     if history.curves:
         choices = choose_rates(history, ",".join(groups) if groups else [()] * history.runs, by=options["choose_by"])
-    if options["out"] is not None:
-        history.to_json(options["out"])
-    if options["plot"] is not None:
-        _plot(history, options["plot"])
     if options["as_json"]:
         chosen = [] if choices is None else [
             {"group": choice.group, "learning_rate": choice.learning_rate, "runs": choice.runs, "value": choice.value}
@@ -237,6 +239,10 @@ def _report(history: History, recipe: Recipe, path: Path, options: Mapping[str, 
         print_history(history, choices, names=groups)
     if interrupted:
         click.echo(f"sounding: interrupted; the same command goes on from {path}", err=True)
+    if options["out"] is not None:
+        history.to_json(options["out"])
+    if options["plot"] is not None:
+        _plot(history, options["plot"])
 
 
 def _plot(history: History, path: Path) -> None:

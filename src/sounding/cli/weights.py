@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
-import tempfile
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sounding.cli.output import require_writable
 from sounding.errors import UsageError
+from sounding.files import place
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,23 +43,12 @@ def write_weights(model: nn.Module, path: Path) -> Path:
         name: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
         for name, value in model.state_dict().items()
     }
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as stream:
-            pass
-        try:
-            if path.suffix == SAFETENSORS:
-                save_file = importlib.import_module("safetensors.torch").save_file
-                tensors = {
-                    name: value.contiguous() for name, value in values.items() if isinstance(value, torch.Tensor)
-                }
-                save_file(tensors, stream.name)
-            else:
-                torch.save(values, stream.name)
-            os.chmod(stream.name, 0o644)
-            os.replace(stream.name, path)
-        except BaseException:
-            Path(stream.name).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+    if path.suffix == SAFETENSORS:
+        tensors = {name: value.contiguous() for name, value in values.items() if isinstance(value, torch.Tensor)}
+        data: bytes = importlib.import_module("safetensors.torch").save(tensors)
+    else:
+        buffer = io.BytesIO()
+        torch.save(values, buffer)
+        data = buffer.getvalue()
+    place(path, data)
     return path

@@ -6,7 +6,6 @@ import base64
 import functools
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from string import Template
 from typing import Any
 
 from sounding.errors import UsageError
+from sounding.files import place
 from sounding.probe.records import Report
 from sounding.report.charts import to_columns
 from sounding.report.sections import (
@@ -43,19 +43,8 @@ def write_html(report: Report | Mapping[str, Report], path: str | Path, *, prefa
         preface: HTML, escaped by whoever wrote it, to stand between the verdict and the findings.
     """
     text = render_html(report, preface=preface)
-    path = Path(path)
-    if path.exists() and not path.is_file():
-        # renaming would replace a device or a pipe by a file
-        raise UsageError(f"cannot write {path}: it is no regular file")
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        beside.unlink(missing_ok=True)
-    return path
+    place(Path(path), text.encode("utf-8"))
+    return Path(path)
 
 
 def render_html(report: Report | Mapping[str, Report], *, preface: str = "") -> str:

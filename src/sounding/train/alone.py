@@ -12,15 +12,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from sounding.errors import DataError
 from sounding.repair.clipping import AdaptiveClipping
 from sounding.train.checkpoint import Checkpoint
 from sounding.train.evaluate import Scores, as_values, check_outputs, evaluate_part
 from sounding.train.history import History
-from sounding.train.journal import TOLD_EVERY, Journal, ProgressCall, deferred_interrupt
+from sounding.train.journal import TOLD_EVERY, ProgressCall, deferred_interrupt
 from sounding.train.opening import open_training
 from sounding.train.recipe import Recipe, Statistics
 from sounding.train.record import check_rates
-from sounding.train.samples import Data, Samples, Stream, Streams
+from sounding.train.samples import Data, Samples
 
 
 def train_(
@@ -86,7 +87,17 @@ def train_(
     check_outputs(_evaluating(network, samples.prepare(samples.train[0][:2]), recipe.statistics), samples, recipe.loss)
     optimizer = make_optimizer(network, rate, recipe)
     seen = _Seen()
-    step, finished = _restore(keeper.read(), network, optimizer, stream, journal, seen)
+    step, finished = 0, False
+
+    def restore(kept: dict[str, Any]) -> None:
+        nonlocal step, finished
+        network.load_state_dict(kept["network"])
+        optimizer.load_state_dict(kept["optimizer"])
+        stream.load_state(kept["stream"])
+        journal.load_state(kept["journal"])
+        seen.load(kept["seen"])
+        torch.set_rng_state(kept["random"])
+        step, finished = int(kept["step"]), bool(kept["finished"])
 
     def state() -> dict[str, Any]:
         return {
@@ -110,32 +121,37 @@ def train_(
             journal.tell(step)
 
     try:
-        with deferred_interrupt() as interrupted:
-            if step == 0 and not finished:
-                look()
-            network.train()
-            while step < stream.steps and not finished:
-                if interrupted() or journal.stopped:
-                    keeper.write(state())
-                    raise KeyboardInterrupt
-                inputs, targets = stream.next()
-                step += 1
-                if journal.diverged[0] is None:
-                    outputs = network(inputs)
-                    loss = _mean_loss(outputs, targets, recipe)
-                    if bool(torch.isfinite(loss)):
-                        optimizer.zero_grad()
-                        loss.backward()  # type: ignore[no-untyped-call]
-                        optimizer.step()
-                        seen.add(loss, outputs, targets)
-                    else:
-                        journal.diverged[0] = step
-                look()
-                if keeper.due():
-                    keeper.write(state())
-        if not finished:
-            finished = True
-            keeper.write(state())
+        with keeper.held():
+            keeper.resume(restore, state)
+            with deferred_interrupt() as interrupted:
+                if step == 0 and not finished:
+                    look()
+                network.train()
+                while step < stream.steps and not finished:
+                    if interrupted() or journal.stopped:
+                        keeper.write(state())
+                        raise KeyboardInterrupt
+                    inputs, targets = stream.next()
+                    step += 1
+                    if journal.diverged[0] is None:
+                        outputs = network(inputs)
+                        loss = _mean_loss(outputs, targets, recipe)
+                        if bool(torch.isfinite(loss)):
+                            optimizer.zero_grad()
+                            loss.backward()  # type: ignore[no-untyped-call]
+                            optimizer.step()
+                            seen.add(loss, outputs, targets)
+                        else:
+                            journal.diverged[0] = step
+                    look()
+                    if keeper.due():
+                        keeper.write(state())
+            if not finished:
+                finished = True
+                keeper.write(state())
+    except DataError as error:
+        error.partial = journal.history(record, partial=not finished)
+        raise
     except KeyboardInterrupt as stop:
         raise journal.interruption(step, record) from stop
     finally:
@@ -237,23 +253,3 @@ class _Seen:
     def load(self, values: list[Any]) -> None:
         """The inverse of `values`."""
         self._steps, self._loss, self._samples, self._right, self._classes = values
-
-
-def _restore(
-    kept: dict[str, Any] | None,
-    network: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    stream: Stream | Streams,
-    journal: Journal,
-    seen: _Seen,
-) -> tuple[int, bool]:
-    """Put everything where the checkpoint was written; the step, and whether that was the end."""
-    if kept is None:
-        return 0, False
-    network.load_state_dict(kept["network"])
-    optimizer.load_state_dict(kept["optimizer"])
-    stream.load_state(kept["stream"])
-    journal.load_state(kept["journal"])
-    seen.load(kept["seen"])
-    torch.set_rng_state(kept["random"])
-    return int(kept["step"]), bool(kept["finished"])

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import io
 import json
-import os
-import pickle
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sounding.errors import DataError, UsageError
+from sounding.errors import DataError, SoundingError, UsageError
+from sounding.files import locked, place
 
 MAGIC = b"SOUNDING CHECKPOINT 1\n"
+# between float32's rounding of factorized weights (1e-6 of a sketch) and the distance of two seeds (about 1)
+SKETCH_TOLERANCE = 1e-3
+NEWLINE = "\n"
 DIGEST = hashlib.sha256().digest_size
 
 
@@ -56,6 +57,34 @@ class Keeper:
         self._settings = json.loads(json.dumps(settings))
         self._written = time.monotonic()
 
+    def held(self) -> contextlib.AbstractContextManager[None]:
+        """Keep every other run off the file; see `sounding.files.locked`."""
+        return contextlib.nullcontext() if self._checkpoint is None else locked(Path(self._checkpoint.path))
+
+    def resume(self, restore: Callable[[dict[str, Any]], None], state: Callable[[], Mapping[str, Any]]) -> None:
+        """Restore what was kept; where nothing was, write the state there is.
+
+        That first writing finds a place without room or permission before the work, not after it.
+
+        Raises:
+            UsageError: the checkpoint belongs to another run.
+            DataError: it is damaged, or the place cannot be written.
+        """
+        try:
+            kept = self.read()
+            if kept is not None:
+                restore(kept)
+                return
+        except SoundingError:
+            raise
+        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise DataError(
+                f"the checkpoint {self._checkpoint and self._checkpoint.path} does not hold the state of this run "
+                f"({type(error).__name__}: {str(error).strip().partition(NEWLINE)[0]:.200})",
+                hint="another path, or deleting it",
+            ) from error
+        self.write(state())
+
     def due(self) -> bool:
         """Whether it is time to write."""
         return self._checkpoint is not None and time.monotonic() - self._written >= self._checkpoint.seconds
@@ -85,7 +114,6 @@ class Keeper:
         if self._checkpoint is None:
             return None
         path = Path(self._checkpoint.path)
-        _check_place(path)
         # a kill between the two renames leaves the older one only
         found = next((each for each in (path, previous_of(path)) if each.exists()), None)
         if found is None:
@@ -96,7 +124,7 @@ class Keeper:
 
     def _compare(self, path: Path, found: Mapping[str, Any]) -> None:
         for name in dict.fromkeys([*self._settings, *found]):
-            if self._settings.get(name) != found.get(name):
+            if not _agree(found.get(name), self._settings.get(name)):
                 kept, asked = _differing(found.get(name), self._settings.get(name))
                 raise UsageError(
                     f"the checkpoint {path} belongs to another run: its {name} is {kept}, this run's {asked}",
@@ -126,57 +154,23 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         )
     try:
         found: dict[str, Any] = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except Exception as error:  # torch raises whatever a crafted file makes it stumble over
         raise DataError(f"the checkpoint {path} holds something else than tensors and plain values") from error
     return found
 
 
-def place(path: Path, data: bytes, *, previous: Path | None = None) -> None:
-    """Write a file whole or not at all: beside its place, to the disk, then renamed.
-
-    Args:
-        path: the place.
-        data: all of it.
-        previous: where a file that is in the place goes.
-
-    Raises:
-        DataError: it cannot be written; nothing that was there is lost.
-    """
-    _check_place(path)
-    new = path.with_name(f".{path.name}.new")  # one name, so that a kill leaves at most one of them
-    try:
-        with open(new, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        if previous is not None and path.exists():
-            os.replace(path, previous)
-        os.replace(new, path)
-    except OSError as error:
-        raise DataError(_refusal(path, error), hint=_remedy(error)) from error
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(new)
-
-
-def _check_place(path: Path) -> None:
-    if path.is_dir():
-        raise UsageError(f"expected the path of a file, got the folder {path}")
-    if not path.parent.is_dir():
-        raise UsageError(f"there is no folder {path.parent} to write {path.name} into", hint="making it first")
-
-
-def _refusal(path: Path, error: OSError) -> str:
-    return f"{path} cannot be written: {error.strerror or error}; what was there before is kept"
-
-
-def _remedy(error: OSError) -> str | None:
-    return "making room, then the same command again" if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
+def _agree(kept: Any, asked: Any) -> bool:
+    """Whether two settings are equal; the sketches of the initial weights need be equal to rounding only."""
+    if isinstance(kept, Mapping) and isinstance(asked, Mapping) and "weights" in kept and "weights" in asked:
+        one, other = (torch.tensor(told["weights"], dtype=torch.float64) for told in (kept, asked))
+        near = one.shape == other.shape and torch.allclose(one, other, rtol=0.0, atol=SKETCH_TOLERANCE)
+        return near and {**kept, "weights": None} == {**asked, "weights": None}
+    return bool(kept == asked)
 
 
 def _differing(kept: Any, asked: Any) -> tuple[str, str]:
     """Both, or just the entries in which two mappings differ."""
     if isinstance(kept, Mapping) and isinstance(asked, Mapping):
         names = [name for name in dict.fromkeys([*kept, *asked]) if kept.get(name) != asked.get(name)]
-        return str({name: kept.get(name) for name in names}), str({name: asked.get(name) for name in names})
+        kept, asked = ({name: told.get(name) for name in names} for told in (kept, asked))
     return f"{kept!s:.200}", f"{asked!s:.200}"

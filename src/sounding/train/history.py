@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sounding.errors import MissingExtraError, UsageError
+from sounding.files import place
 from sounding.profile import Profile, Series
 
 if TYPE_CHECKING:
@@ -131,8 +132,6 @@ class History:
         """Strict JSON; also written to `path` when given, whole or not at all."""
         text = json.dumps(self.to_dict(), allow_nan=False)
         if path is not None:
-            from sounding.train.checkpoint import place
-
             place(Path(path), text.encode("utf-8"))
         return text
 
@@ -163,7 +162,7 @@ class History:
         try:
             given = isinstance(source, str) and source.lstrip().startswith("{")
             data = json.loads(str(source) if given else Path(source).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"expected the JSON of a history, got {str(source)[:200]!r} ({error})") from error
         return cls.from_dict(data)
 

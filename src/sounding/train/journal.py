@@ -159,10 +159,10 @@ def _measure(network: nn.Module, samples: Samples, recipe: Recipe) -> tuple[Row,
 
 @contextmanager
 def deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Hold Ctrl-C back until the step that is running is whole; a second one strikes at once.
+    """Hold Ctrl-C and SIGTERM back until the step that is running is whole; a second one strikes at once.
 
-    Gives a function that says whether one came. Where someone else handles Ctrl-C, or outside the main thread, nothing
-    is held back.
+    Gives a function that says whether one came. A signal that someone else handles is left to them, and outside the
+    main thread nothing is held back.
     """
     came = False
 
@@ -172,14 +172,13 @@ def deferred_interrupt() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         came = True
 
-    ours = (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    )
-    if ours:
-        signal.signal(signal.SIGINT, handle)
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    inside = threading.current_thread() is threading.main_thread()
+    ours = [number for number, handler in usual.items() if inside and signal.getsignal(number) is handler]
+    for number in ours:
+        signal.signal(number, handle)
     try:
         yield lambda: came
     finally:
-        if ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in ours:
+            signal.signal(number, usual[number])

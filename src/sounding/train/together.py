@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from sounding.errors import UsageError
+from sounding.errors import DataError, UsageError
 from sounding.train.checkpoint import Checkpoint, Keeper
 from sounding.train.evaluate import Scores, check_outputs, evaluate_part
 from sounding.train.group import Group
@@ -124,6 +124,9 @@ def train_together_(
         ) from error
     except KeyboardInterrupt as stop:
         raise journal.interruption(training.step, record) from stop
+    except DataError as error:
+        error.partial = journal.history(record, partial=not training.finished)
+        raise
     finally:
         for start, group in zip(starts, groups, strict=True):
             group.stack.write_back_(networks[start : start + size])
@@ -150,26 +153,27 @@ class _Together:
 
     def run(self) -> None:
         """From the checkpoint or the beginning to the end."""
-        kept = self._keeper.read()
-        if kept is not None:
-            self._restore(kept)
-        if self.finished:
-            return
+        with self._keeper.held():
+            self._keeper.resume(self._restore, self._state)
+            if not self.finished:
+                self._train()
+
+    def _train(self) -> None:
         with deferred_interrupt() as interrupted:
             if self.step == 0:
                 self._look()
             while self.step < self._stream.steps:
                 if interrupted() or self._journal.stopped:
-                    self.keep()
+                    self._keeper.write(self._state())
                     raise KeyboardInterrupt
                 self._step_all()
                 self.step += 1
                 self._look()
                 if self._keeper.due():
-                    self.keep()
+                    self._keeper.write(self._state())
         self._journal.diverged = [step for group in self._groups for step in group.diverged()]
         self.finished = True
-        self.keep()
+        self._keeper.write(self._state())
 
     def _step_all(self) -> None:
         inputs, targets = self._stream.next()
@@ -179,17 +183,14 @@ class _Together:
             group.step(*((inputs[runs], targets[runs]) if own else (inputs, targets)))
             first = runs.stop
 
-    def keep(self) -> None:
-        """Write the checkpoint."""
-        self._keeper.write(
-            {
-                "step": self.step,
-                "finished": self.finished,
-                "groups": [[tensor.detach().cpu() for tensor in group.tensors()] for group in self._groups],
-                "stream": self._stream.state(),
-                "journal": self._journal.state(),
-            }
-        )
+    def _state(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "finished": self.finished,
+            "groups": [[tensor.detach().cpu() for tensor in group.tensors()] for group in self._groups],
+            "stream": self._stream.state(),
+            "journal": self._journal.state(),
+        }
 
     def _restore(self, kept: dict[str, Any]) -> None:
         if [len(group[0]) for group in kept["groups"]] != [group.stack.runs for group in self._groups]:
