@@ -17,6 +17,7 @@ from sounding.chain.record import Record
 from sounding.chain.simulation import Simulation, make_averages, make_profile
 from sounding.chain.step import choose_route
 from sounding.errors import InterruptedRun, UsageError
+from sounding.limits import require_memory, require_time
 from sounding.weights import check_law, names
 
 DEFAULT_MEASURES = (
@@ -28,6 +29,9 @@ DEFAULT_MEASURES = (
     "log_norm",
 )
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+ROW_BYTES, RUN_BYTES = 200, 100  # of a row of a profile, and of the sums of a run
+LEAST_LAYER = 3e-5  # seconds: the calls of a layer, whatever its size (25 000 layers per second on one core)
+FASTEST = 1e13  # operations per second of the fastest CPUs
 
 
 @dataclass(frozen=True)
@@ -268,6 +272,7 @@ def _make_plan(laws: tuple[ChainLaw, ...], options: Options, *, generator: torch
         )
     if law.weights.name not in names():
         check_law(law.weights, generator=torch.Generator(device=device).manual_seed(0))
+    _require_feasible(laws, options, device)
     measures = (options.measures,) if isinstance(options.measures, str) else tuple(options.measures)
     return Plan(
         laws=laws,
@@ -282,6 +287,19 @@ def _make_plan(laws: tuple[ChainLaw, ...], options: Options, *, generator: torch
         dtype=DTYPES[options.dtype],
         device=device,
     )
+
+
+def _require_feasible(laws: tuple[ChainLaw, ...], options: Options, device: torch.device) -> None:
+    """Refuse chains whose states, weights or profile do not fit the memory, or that take a night on a CPU."""
+    law = laws[0]
+    told = f"a chain of width {law.width}, batch size {law.batch_size} and depth {options.depth}"
+    state = law.width * law.batch_size + law.batch_size**2
+    weights = law.width**2 if options.explicit_weights else 0
+    rows = options.depth // options.every if options.profile else 0
+    require_memory(4 * (state + weights) + ROW_BYTES * rows + RUN_BYTES * options.runs, what=told)
+    if device.type == "cpu":
+        operations = 2.0 * options.runs * (law.batch_size * state + law.batch_size * weights)
+        require_time(options.depth * len(laws) * max(LEAST_LAYER, operations / FASTEST), what=told)
 
 
 def _execute(plan: Plan, *, generator: torch.Generator, progress: Progress | None) -> list[Simulation]:

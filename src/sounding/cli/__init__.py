@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ from typing import Any
 import click
 
 from sounding import __version__
+from sounding.cli.output import say
 from sounding.errors import DataError, ExitCode, SoundingError
 
 COMMANDS = {
@@ -79,8 +81,8 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except SoundingError as error:
             if ctx.meta.get(DEBUG) or os.environ.get("SOUNDING_DEBUG"):
-                traceback.print_exception(error)
-            click.echo(_sentence(error), err=True)
+                _print_traceback(error)
+            say(_sentence(error), err=True)
             raise click.exceptions.Exit(error.exit_code) from error
 
 
@@ -124,7 +126,9 @@ def _run(arguments: list[str] | None) -> int:
         sys.stdout.flush()
         return result if isinstance(result, int) else ExitCode.HEALTHY
     except click.ClickException as error:
-        error.show()
+        text = io.StringIO()
+        error.show(text)
+        say(text.getvalue(), err=True, nl=False)
         return ExitCode.USAGE
     except (KeyboardInterrupt, click.Abort):
         click.echo("sounding: interrupted", err=True)
@@ -136,15 +140,15 @@ def _run(arguments: list[str] | None) -> int:
     except Exception as error:
         debug = "--debug" in (sys.argv if arguments is None else arguments) or os.environ.get("SOUNDING_DEBUG")
         if debug:
-            traceback.print_exception(error)
+            _print_traceback(error)
         known = _explain(error)
         if known is not None:
             _close_stdout()
-            click.echo(_sentence(known), err=True)
+            say(_sentence(known), err=True)
             return known.exit_code
         # a defect of ours must not end with 1, which says that a network is unhealthy
         told = f"sounding: internal error, {type(error).__name__}: {error}. Try --debug, and please report it."
-        click.echo(told, err=True)
+        say(told, err=True)
         return INTERNAL_ERROR
 
 
@@ -167,6 +171,10 @@ def _close_stdout() -> None:
     """Let nothing that is still buffered fail once more when the process ends."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _print_traceback(error: BaseException) -> None:
+    say("".join(traceback.format_exception(error)), err=True, nl=False)
 
 
 def _sentence(error: SoundingError) -> str:

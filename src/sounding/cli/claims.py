@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.output import console, print_json, require_writable
+from sounding.cli.output import console, print_json, require_writable, say
 from sounding.errors import UsageError
 
 if TYPE_CHECKING:
@@ -116,10 +116,10 @@ def table(results: Path, markdown: Path | None, html: Path | None, index: Path |
         lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in ledger.write_index(found))
         index.write_text(f"[\n{lines}\n]\n", "utf-8")
     if markdown is None and html is None and index is None:
-        click.echo(ledger.write_markdown(found, folder=results.as_posix()), nl=False)
+        say(ledger.write_markdown(found, folder=results.as_posix()), nl=False)
     else:
         written = ", ".join(str(path) for path in (markdown, html, index) if path is not None)
-        click.echo(f"wrote {written}: {len(found)} rows", err=True)
+        say(f"wrote {written}: {len(found)} rows", err=True)
 
 
 def warn_of_seed(key: str) -> str:

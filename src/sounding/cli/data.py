@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.output import console, print_json
+from sounding.cli.output import console, print_json, say
 from sounding.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def get(names: tuple[str, ...], as_json: bool, quiet: bool) -> None:
         print_json({"folder": str(data_folder()), "fetched": fetched})
         return
     for name, files in fetched.items():
-        click.echo(f"{name}: fetched {', '.join(files)}" if files else f"{name}: here and intact")
+        say(f"{name}: fetched {', '.join(files)}" if files else f"{name}: here and intact")
 
 
 @data.command()
@@ -105,11 +105,11 @@ def verify(ctx: click.Context, names: tuple[str, ...], as_json: bool) -> None:
     else:
         for name, states in found.items():
             for path, state in states.items():
-                click.echo(f"{name}/{path}: {state}")
+                say(f"{name}/{path}: {state}")
             if set(states.values()) != {"intact"}:
-                click.echo(f"          Try sounding data get {name}.", err=True)
+                say(f"          Try sounding data get {name}.", err=True)
         if not found:
-            click.echo(f"no data sets in {data_folder()}")
+            say(f"no data sets in {data_folder()}")
     ctx.exit(ExitCode.HEALTHY if good else ExitCode.UNHEALTHY)
 
 

@@ -15,6 +15,7 @@ from sounding.cli.target import calling, in_words
 from sounding.data import Batch, Dataset, load_batch, load_dataset
 from sounding.data.catalogue import CATALOGUE
 from sounding.errors import UsageError
+from sounding.limits import require_memory
 
 SEQUENCE = 16
 IMAGE_SIDES = (32, 28, 8, 16, 48, 64, 96, 128, 224)
@@ -64,8 +65,10 @@ def choose_batch(
     for source, candidate in candidates:
         draw = functools.partial(_draw, model, loaded or source, candidate, batch_size, generator, axis)
         batch = draw()
-        reason = _try(model, batch, axis)
+        reason, values = _try(model, batch, axis)
         if reason is None:
+            count = batch.inputs.shape[axis]
+            require_memory(4 * values * count, what=f"a pass of {count} samples", hint="a smaller --batch-size")
             if batch.classes is not None and not _has_classes(model, batch, axis):
                 draw = functools.partial(_without_targets, draw)
                 batch = replace(batch, targets=None)
@@ -184,14 +187,26 @@ def _to_model(model: nn.Module, batch: Batch) -> Batch:
     return replace(batch, inputs=inputs, targets=targets)
 
 
-def _try(model: nn.Module, batch: Batch, axis: int) -> str | None:
-    """Why the model does not take the batch, or None if it does."""
+def _try(model: nn.Module, batch: Batch, axis: int) -> tuple[str | None, float]:
+    """Why the model does not take the batch, or None if it does; and the values its weights make of a sample."""
+    values, count = 0, min(2, batch.inputs.shape[axis])
+
+    def add(module: nn.Module, inputs: object, output: object) -> None:
+        nonlocal values
+        # what a layer with weights gives out is kept for the backward pass
+        if isinstance(output, torch.Tensor) and next(module.parameters(recurse=False), None) is not None:
+            values += output.numel()
+
+    hooks = [module.register_forward_hook(add) for module in model.modules()]
     try:
         with calling("the network"), _undisturbed(model):
-            model(batch.inputs.narrow(axis, 0, min(2, batch.inputs.shape[axis])))
+            model(batch.inputs.narrow(axis, 0, count))
     except Exception as error:
-        return in_words(error.__cause__ or error)
-    return None
+        return in_words(error.__cause__ or error), 0.0
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return None, values / count
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,6 +20,9 @@ from sounding.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+CONTROLS = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
 
 
 def to_plain(value: Any) -> Any:
@@ -38,14 +42,31 @@ def to_plain(value: Any) -> Any:
     return str(value)
 
 
+def clean(text: str) -> str:
+    """Text that cannot steer a terminal: control bytes, direction marks and lone surrogates become visible signs.
+
+    Names of modules, files and parameters are a stranger's; only line ends and tabs pass.
+
+    >>> clean("red\\x1b[31m")
+    'red␛[31m'
+    """
+    return CONTROLS.sub(lambda found: chr(0x2400 + ord(found[0])) if ord(found[0]) < 32 else "�", text)
+
+
+def say(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Print text that may hold a stranger's names; every command prints by this, a console or `print_json`."""
+    click.echo(clean(text), err=err, nl=nl)
+
+
 def print_json(value: Any) -> None:
-    """One strict JSON object on stdout."""
+    """One strict JSON object on stdout; everything but ASCII is escaped."""
     click.echo(json.dumps(to_plain(value), indent=2, allow_nan=False))
 
 
 def console(*, stderr: bool = False, quiet: bool = False) -> Console:
     """A rich console at most 100 columns wide; NO_COLOR and non-terminals get plain text."""
     from rich.console import Console
+    from rich.segment import Segment
 
     stream = sys.stderr if stderr else sys.stdout
     if "utf" not in (stream.encoding or "").lower() and isinstance(stream, io.TextIOWrapper):
@@ -55,6 +76,11 @@ def console(*, stderr: bool = False, quiet: bool = False) -> Console:
         def on_broken_pipe(self) -> None:
             """Rich would end the process with 1, which here says that a network is unhealthy."""
             raise BrokenPipeError
+
+        def render(self, *arguments: Any, **options: Any) -> Iterator[Segment]:
+            """Rich lets escape sequences inside of text pass."""
+            for segment in super().render(*arguments, **options):
+                yield segment if segment.control else Segment(clean(segment.text), segment.style)
 
     # rich falls back to 80 columns where there is no terminal; tables are laid out for 100
     width = min(Console(file=stream).width, 100) if stream.isatty() else 100

@@ -11,12 +11,14 @@ from sounding.cli.output import print_json
 from sounding.cli.presentation import activated, draw, present, presented, whole
 from sounding.cli.result import print_bound, print_bound_list, print_gram
 from sounding.errors import UsageError
+from sounding.limits import require_memory, require_time
 
 NORMS = ("none", "pre-rms", "post-rms", "pre-ln", "post-ln")
 
 
 # of some 50 ms each
 MOST_INTEGRALS = 300
+LEAST_LAYER, FASTEST = 5e-5, 1e11  # seconds of a layer, and entries per second, at the very least
 
 
 @click.group()
@@ -128,6 +130,9 @@ def gram(
     generator = np.random.default_rng(seed)
     integrals = depth * len(start) * (len(start) - 1) // 2
     most = MOST_INTEGRALS if eps == 0 else MOST_INTEGRALS // 4
+    told = f"{depth} layers of {len(start)} samples"
+    require_memory(8.0 * depth * len(start) ** 2, what=told)
+    require_time(depth * (LEAST_LAYER + len(start) ** 2 / FASTEST), what=told)
     sampled = method == "sampled" or (method == "auto" and integrals > most)
     result = theory.gram(activation, start, depth=depth, eps=eps, generator=generator if sampled else None)
     draw(plot, lambda pictures: pictures.profile(result.profile(), "mean_cosine", title=result.activation))

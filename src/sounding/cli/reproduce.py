@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.output import console, print_json
+from sounding.cli.output import console, print_json, say
 from sounding.errors import ExitCode, InterruptedRun, SoundingError, UsageError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def reproduce(
         for row, result in _run(rows, jobs, options):
             if isinstance(result, SoundingError):
                 failed[row.id] = str(result)
-                click.echo(f"sounding: {row.id} failed: {result}", err=True)
+                say(f"sounding: {row.id} failed: {result}", err=True)
             else:
                 found.append(result)
             tell(row.id)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sounding.errors import UsageError
+from sounding.limits import UNREADABLE, require_arrays, require_memory
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
@@ -48,19 +49,21 @@ def load_array(path: Path, *, key: str | None = None) -> Any:
     if not path.is_file():
         raise UsageError(f"expected a file of numbers, got {str(path)!r}, which does not exist")
     try:
-        loaded = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        with path.open("rb") as stream:
+            require_arrays(stream, path)
+            loaded = np.load(stream, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                return loaded
+            names = list(loaded)
+            chosen = key if key in names else names[0] if len(names) == 1 else None
+            if chosen is None:
+                held = f"one array{f' or one called {key!r}' if key else ''}"
+                raise UsageError(f"expected {str(path)!r} to hold {held}, got {names}")
+            return loaded[chosen]
+    except UsageError:
+        raise
+    except UNREADABLE as error:
         raise UsageError(f"expected an .npy or .npz file, got {str(path)!r} ({error})") from error
-    if isinstance(loaded, np.ndarray):
-        return loaded
-    with loaded:
-        names = list(loaded)
-        chosen = key if key in names else names[0] if len(names) == 1 else None
-        if chosen is None:
-            raise UsageError(
-                f"expected {str(path)!r} to hold one array{f' or one called {key!r}' if key else ''}, got {names}"
-            )
-        return loaded[chosen]
 
 
 def input_gram(file: Path | None, *, batch_size: int | None, correlation: float | None, decaying: bool = False) -> Any:
@@ -75,6 +78,7 @@ def input_gram(file: Path | None, *, batch_size: int | None, correlation: float 
         raise UsageError("expected an input batch, got none", hint="--batch-size 8 --correlation 0.9, or --gram FILE")
     if not -1 <= correlation <= 1:
         raise UsageError(f"expected a correlation between -1 and 1, got {correlation:g}")
+    require_memory(16 * batch_size**2, what=f"the Gram matrix of {batch_size} samples")
     if decaying:
         places = np.arange(batch_size)
         return np.power(correlation, np.abs(places[:, None] - places))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.output import console, print_json
+from sounding.cli.output import console, print_json, say
 from sounding.cli.settings import parse_numbers
 from sounding.errors import ExitCode, InterruptedRun, UsageError
 
@@ -157,7 +157,7 @@ def _list_measures(ctx: click.Context, wanted: bool) -> None:
         return
     from sounding.chain import measure_names
 
-    click.echo("\n".join(measure_names()))
+    say("\n".join(measure_names()))
     ctx.exit()
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.output import console, print_json, require_writable
+from sounding.cli.output import console, print_json, require_writable, say
 from sounding.cli.settings import parse_numbers
 from sounding.cli.training import curves_of, print_history
 from sounding.errors import DataError, ExitCode, InterruptedRun, UsageError, require_device
@@ -93,7 +93,7 @@ def train(model: str, dataset: str, **options: Any) -> int:
         path.unlink(missing_ok=True)
     resumed = path.exists()
     if resumed:
-        click.echo(f"sounding: going on from {path} (--fresh starts anew)", err=True)
+        say(f"sounding: going on from {path} (--fresh starts anew)", err=True)
     try:
         history = _run(grid, data, recipe, path, options)
     except InterruptedRun as stop:
@@ -238,7 +238,7 @@ def _report(history: History, recipe: Recipe, path: Path, options: Mapping[str, 
     else:
         print_history(history, choices, names=groups)
     if interrupted:
-        click.echo(f"sounding: interrupted; the same command goes on from {path}", err=True)
+        say(f"sounding: interrupted; the same command goes on from {path}", err=True)
     if options["out"] is not None:
         history.to_json(options["out"])
     if options["plot"] is not None:

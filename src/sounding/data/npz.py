@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from sounding.data.batch import Batch, Request, draw, require_finite, reshape_sa
 from sounding.data.dataset import Dataset
 from sounding.data.sources import DEFAULT_BATCH_SIZE
 from sounding.errors import UsageError
+from sounding.limits import UNREADABLE, require_arrays
 
 ARRAYS = ("inputs", "targets", "test_inputs", "test_targets")
 HELD_OUT = 5  # without a test part of its own, every fifth sample is held out
@@ -113,6 +113,7 @@ def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     try:
         # opened here: numpy leaves its own handle open when the archive is broken
         with path.open("rb") as stream:
+            require_arrays(stream, path)
             return _select(np.load(stream, allow_pickle=False), path)
     except FileNotFoundError as error:
         raise UsageError(f"no file {path}") from error
@@ -122,7 +123,7 @@ def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         raise UsageError(f"no permission to read {path}") from error
     except UsageError:
         raise
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+    except UNREADABLE as error:
         pickled = zipfile.is_zipfile(path) and "allow_pickle" in str(error)
         reason = "it holds pickled objects, which are not loaded" if pickled else "it is no .npz file, or damaged"
         raise UsageError(f"cannot read {path}: {reason}", hint=SAVE_HINT) from error

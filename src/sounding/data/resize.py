@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from sounding.data.batch import describe_shape, reshape_samples
 from sounding.errors import UsageError
+from sounding.limits import require_memory
 
 
 def fit_images(images: Tensor, shape: tuple[int, ...] | None, *, source: str) -> Tensor:
@@ -26,6 +27,7 @@ def fit_images(images: Tensor, shape: tuple[int, ...] | None, *, source: str) ->
             hint=f"a shape of {channels * height * width} values, or channels,height,width, "
             "or gaussian data for any shape",
         )
+    require_memory(4 * len(images) * math.prod(shape), what=f"{len(images)} images of {describe_shape(shape)}")
     if shape[0] == 1:
         images = images.mean(dim=1, keepdim=True)
     if shape[1:] != (height, width):

@@ -11,6 +11,7 @@ from sounding.data.batch import Batch, Request, describe_shape
 from sounding.data.dataset import Dataset, normalize
 from sounding.data.sources import DEFAULT_BATCH_SIZE
 from sounding.errors import UsageError
+from sounding.limits import require_memory
 
 DEFAULT_LENGTH = 16
 DEFAULT_CLASSES = 10
@@ -27,19 +28,21 @@ def draw_gaussian(request: Request) -> Batch:
     if request.shape is None:
         raise UsageError("gaussian data needs the shape of one sample, got none", hint="--input-shape 3,32,32")
     count = request.batch_size or DEFAULT_BATCH_SIZE
+    _require_room(count, request.shape)
     values = torch.randn(count, *request.shape, generator=request.generator)
     return Batch(values, None, f"gaussian ({describe_shape(request.shape)})")
 
 
 def draw_tokens(request: Request) -> Batch:
     """Independent uniform integers below the vocabulary, in sequences of 16 unless a shape is given; no targets."""
-    if not request.parameter.isdecimal() or int(request.parameter) < 1:
+    if not request.parameter.isdecimal() or not 1 <= int(request.parameter) < 2**62:
         raise UsageError(
             f"token data needs the size of the vocabulary, got 'tokens:{request.parameter}'", hint="tokens:1000"
         )
     vocabulary = int(request.parameter)
     shape = (DEFAULT_LENGTH,) if request.shape is None else request.shape
     count = request.batch_size or DEFAULT_BATCH_SIZE
+    _require_room(count, shape)
     values = torch.randint(vocabulary, (count, *shape), generator=request.generator)
     return Batch(values, None, f"tokens ({vocabulary} words, {describe_shape(shape)})")
 
@@ -62,6 +65,7 @@ def make_gaussian_classes(request: Request, *, samples: tuple[int, int] = SAMPLE
     """
     classes = _parse_classes("gaussian-classes", request.parameter)
     shape = request.shape or CLASSES_SHAPE
+    _require_room(classes + sum(samples), shape)
     generator = request.generator
     centres = torch.randn(classes, *shape, generator=generator) * (SEPARATION / math.sqrt(math.prod(shape)))
     labels = torch.randint(classes, (sum(samples),), generator=generator)
@@ -77,6 +81,7 @@ def make_noise(request: Request, *, samples: tuple[int, int] = SAMPLES) -> Datas
     """
     classes = _parse_classes("noise", request.parameter)
     shape = request.shape or NOISE_SHAPE
+    _require_room(sum(samples), shape)
     pixels = torch.randint(256, (sum(samples), *shape), dtype=torch.uint8, generator=request.generator)
     labels = torch.randint(classes, (sum(samples),), generator=request.generator)
     return _split("noise", pixels, labels, samples, classes, mean=NOISE_MEAN, std=NOISE_STD)
@@ -105,9 +110,13 @@ def _as_batch(made: Dataset) -> Batch:
     return Batch(normalize(made, made.train_inputs), made.train_labels, name, classes=made.classes)
 
 
+def _require_room(count: int, shape: tuple[int, ...]) -> None:
+    require_memory(4 * count * math.prod(shape), what=f"{count} samples of {describe_shape(shape)}")
+
+
 def _parse_classes(name: str, parameter: str) -> int:
     if not parameter:
         return DEFAULT_CLASSES
-    if not parameter.isdecimal() or int(parameter) < 2:
+    if not parameter.isdecimal() or not 2 <= int(parameter) < 2**62:
         raise UsageError(f"{name} data needs at least 2 classes, got '{name}:{parameter}'", hint=f"{name}:10")
     return int(parameter)

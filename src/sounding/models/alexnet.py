@@ -42,7 +42,7 @@ class AlexNet(nn.Sequential):
         init: Init = "xavier",
         generator: torch.Generator | None = None,
     ) -> None:
-        require_sizes(in_channels=in_channels, classes=classes, width=width)
+        require_sizes(in_channels=in_channels, classes=classes, depth=max(depth, 1), width=width)
         if depth < FIRST:
             raise UsageError(f"depth must be at least {FIRST}, got {depth}", hint="20 or 80, as in the paper")
         wide, hidden = 4 * width, 64 * width

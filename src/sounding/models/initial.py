@@ -11,10 +11,13 @@ from torch import Tensor, nn
 
 from sounding.activations import Activation, resolve
 from sounding.errors import UsageError
+from sounding.limits import require_memory
 
 Init = Literal["he", "lecun", "xavier", "orthogonal", "haar", "torch"]
 INITS: tuple[Init, ...] = ("he", "lecun", "xavier", "orthogonal", "haar", "torch")
 ActivationLike = str | Activation | Callable[[Tensor], Tensor]
+
+LAYER_BYTES = 4096  # what the Python objects of a layer take at the least, beside its weights
 
 
 class Elementwise(nn.Module):
@@ -111,7 +114,12 @@ def _draw_(layer: nn.Linear | nn.Conv2d, init: Init, generator: torch.Generator 
 
 
 def require_sizes(**sizes: int) -> None:
-    """Every size at least 1."""
+    """Every size at least 1, and a network of these sizes one that the memory can hold."""
     for name, size in sizes.items():
         if size < 1:
             raise UsageError(f"{name} must be at least 1, got {size}")
+    width, depth = sizes.get("width", 1), sizes.get("depth", 2)
+    ends = sum(sizes.get(name, 0) for name in ("in_features", "out_features", "classes", "vocabulary"))
+    values = (depth - 1) * width**2 + ends * width
+    told = ", ".join(f"{name.replace('_', ' ')} {size}" for name, size in sizes.items())
+    require_memory(4 * values + LAYER_BYTES * depth, what=f"a network with {told}")

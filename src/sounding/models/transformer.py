@@ -136,7 +136,7 @@ def _make_embedding(shape: tuple[int, ...], width: int, patch: int, vocabulary: 
     """The module that makes tokens of a sample, and how many."""
     match shape:
         case (length,) if vocabulary is not None:
-            require_sizes(vocabulary=vocabulary)
+            require_sizes(vocabulary=vocabulary, width=width)
             embedding = nn.utils.skip_init(nn.Embedding, vocabulary, width)  # type: ignore[no-untyped-call]
             assert isinstance(embedding, nn.Embedding)
             return embedding, length

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,9 @@ from torch import nn
 
 from sounding.data.dataset import Dataset
 from sounding.errors import UsageError
+from sounding.limits import require_memory
 from sounding.models import build
+from sounding.models.initial import LAYER_BYTES
 from sounding.train.record import check_rates
 
 
@@ -85,6 +88,9 @@ def make_grid(
     (12, {'shift': 2.0, 'seed': 2})
     """
     rates = check_rates(learning_rates)
+    count = seeds if isinstance(seeds, int) else len(seeds)
+    runs = count * len(rates) * math.prod(len(values) for values in (vary or {}).values())
+    require_memory(LAYER_BYTES * runs, what=f"a grid of {runs} networks")
     chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     axes = {name: list(values) for name, values in (vary or {}).items()}
     if not rates or not chosen or not all(axes.values()):
@@ -100,6 +106,9 @@ def make_grid(
         for seed, rate in itertools.product(chosen, rates):
             generator = torch.Generator().manual_seed(seed)
             networks.append(build(model, generator=generator, **options, **differing))
+            if len(networks) == 1:
+                size = sum(parameter.nbytes for parameter in networks[0].parameters())
+                require_memory(2 * size * runs, what=f"a stack of {runs} networks")
             kept.append(rate)
             settings.append({**differing, "seed": seed})
     return Grid(tuple(networks), tuple(kept), tuple(settings))

@@ -172,7 +172,7 @@ def deferred_interrupt() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         came = True
 
-    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    usual: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     inside = threading.current_thread() is threading.main_thread()
     ours = [number for number, handler in usual.items() if inside and signal.getsignal(number) is handler]
     for number in ours:

@@ -9,11 +9,16 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
+from sounding.limits import RESUMED, require_memory, require_time
 from sounding.train.checkpoint import Checkpoint, Keeper
 from sounding.train.journal import Journal, ProgressCall
 from sounding.train.recipe import Recipe
 from sounding.train.record import check_device, check_network, check_orders, check_recipe, describe_run, fingerprint
 from sounding.train.samples import Data, Orders, Samples, Stream, Streams, take_samples
+
+POINT_BYTES = 200  # of a point of a curve
+# lower bounds of what a step costs: the calls alone, and the operations per second of the fastest machines there are
+LEAST_STEP, FASTEST_CPU, FASTEST_GPU = 2e-5, 1e13, 1e15
 
 
 class Opening(NamedTuple):
@@ -83,5 +88,19 @@ def open_training(
         stream = Stream(samples, recipe, generator)
     else:
         stream = Streams(samples, recipe, generator)
+    _require_feasible(networks[0], recipe, stream, runs=len(networks), device=place)
     journal = Journal(recipe, samples, stream, settings=runs, measure_at=measure_at, progress=progress)
     return Opening(samples, stream, journal, Keeper(checkpoint, fingerprint(record)), record, place)
+
+
+def _require_feasible(
+    network: nn.Module, recipe: Recipe, stream: Stream | Streams, *, runs: int, device: torch.device
+) -> None:
+    """Refuse a training whose curves do not fit the memory or that takes months, whatever the machine."""
+    told = f"a training of {stream.steps} steps"
+    evaluations = stream.steps // stream.per_epoch if recipe.evaluate == "epoch" else 0
+    require_memory(POINT_BYTES * evaluations * runs, what=told, hint="fewer epochs")
+    # every weight meets every sample three times: forwards, and twice backwards
+    operations = 6.0 * runs * recipe.batch_size * sum(parameter.numel() for parameter in network.parameters())
+    step = max(LEAST_STEP, operations / (FASTEST_GPU if device.type == "cuda" else FASTEST_CPU))
+    require_time(stream.steps * step, what=told, most=RESUMED)
