@@ -29,10 +29,13 @@ from sounding.theory.signal.description import (
     Points,
     Pool,
     Regrid,
+    Rotate,
     Rule,
     Scale,
     Take,
 )
+from sounding.theory.signal.measures import measures
+from sounding.theory.signal.plan import spacings
 from sounding.theory.signal.propagate import Propagation, propagate
 from sounding.theory.signal.signal import Signal
 
@@ -58,9 +61,12 @@ __all__ = [
     "Pool",
     "Propagation",
     "Regrid",
+    "Rotate",
     "Rule",
     "Scale",
     "Signal",
     "Take",
+    "measures",
     "propagate",
+    "spacings",
 ]

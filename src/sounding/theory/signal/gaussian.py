@@ -264,12 +264,12 @@ def _tabulate(expansion: _Expansion, *, start: int) -> Array:
     other = float(expansion.opposite[0] - (powers * parity)[:start].sum())
     angle = np.linspace(0.0, math.pi, GRID)
     used = np.flatnonzero(kept > 1e-17 * max(end, 1e-300))
-    values = _horner(kept[: int(used[-1]) + 1] if used.size else kept[:1], np.cos(angle))
+    values = horner(kept[: int(used[-1]) + 1] if used.size else kept[:1], np.cos(angle))
     if end - kept.sum() > LEFT_OUT * max(float(expansion.second[0]), 1e-300):
         for exact, turn in ((end, 0.0), (other, math.pi)):
             nodes = NEAR + 0.5 * BRIDGE * (1 - np.cos(math.pi * (np.arange(BRIDGE_NODES) + 0.5) / BRIDGE_NODES))
             at = np.abs(turn - nodes)
-            known = np.concatenate([[exact], _horner(kept, np.cos(at))])
+            known = np.concatenate([[exact], horner(kept, np.cos(at))])
             places = np.concatenate([[0.0], nodes])
             close = np.abs(angle - turn) < NEAR
             fit = np.polynomial.chebyshev.Chebyshev.fit(places, known, BRIDGE_NODES, domain=(0.0, NEAR + BRIDGE))
@@ -279,7 +279,15 @@ def _tabulate(expansion: _Expansion, *, start: int) -> Array:
     return values
 
 
-def _horner(coefficients: Array, x: Array) -> Array:
+def hermite_coefficients(activation: Activation, *, mean: float, std: float, slope: bool) -> Array:
+    """The coefficients c_k = E f(mean + std·z) he_k(z) of φ, or of φ′ with `slope`, k < LONG."""
+    f = activation.derivative if slope else activation.function
+    found: Array = _expand(activation, f, np.array([[mean, std]]), LONG, width=0.25).coefficients[0]
+    return found
+
+
+def horner(coefficients: Array, x: Array) -> Array:
+    """Σ c_k x^k."""
     total = np.full_like(x, coefficients[-1])
     for coefficient in coefficients[-2::-1]:
         total *= x

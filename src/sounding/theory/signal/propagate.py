@@ -11,6 +11,7 @@ import numpy as np
 from sounding.errors import UsageError
 from sounding.theory.signal import rules, windows
 from sounding.theory.signal.attention import Attended, attend_signals, attend_signals_backward
+from sounding.theory.signal.batch import Function
 from sounding.theory.signal.description import (
     Add,
     Attention,
@@ -28,6 +29,7 @@ from sounding.theory.signal.description import (
     Part,
     Pool,
     Regrid,
+    Rotate,
     Scale,
     Take,
 )
@@ -50,6 +52,7 @@ RULES: dict[type, tuple[Forward, Backward]] = {
     Part: (rules.part, rules.part_backward),
     Flatten: (rules.flatten, rules.flatten_backward),
     Regrid: (rules.regrid, rules.regrid_backward),
+    Rotate: (rules.rotate, rules.rotate_backward),
 }
 
 
@@ -202,8 +205,11 @@ def _backwards(
         try:
             if len(known) < len(inputs):
                 raise UsageError("the signal in front of it is not known")
-            run = _functions(description, index, context)[1]
-            found = run(node.rule, node, known, gradient)
+            if isinstance(node.rule, Normalize):
+                behind = _function_behind(description, index, arrived)
+                found = rules.normalized_backward(node.rule, node, known, gradient, behind)
+            else:
+                found = _functions(description, index, context)[1](node.rule, node, known, gradient)
         except UsageError as error:
             notes.setdefault(index, f"no gradient passes it: {error}")
             lost |= set(node.inputs)
@@ -213,6 +219,16 @@ def _backwards(
             already = arrived[at]
             arrived[at] = one if already is None else already.plus(one)
     return tuple(arrived), tuple(weights)
+
+
+def _function_behind(description: Description, index: int, arrived: Sequence[Signal | None]) -> Function | None:
+    """The elementwise function that alone uses a node's value, with the gradient behind it."""
+    users = [(at, node.rule) for at, node in enumerate(description.nodes) if index in node.inputs]
+    if len(users) != 1:
+        return None
+    at, rule = users[0]
+    gradient = arrived[at]
+    return Function(rule.activation, gradient) if isinstance(rule, Elementwise) and gradient is not None else None
 
 
 def _weight_gradient(node: Node, signal: Signal, gradient: Signal) -> float | None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from sounding.activations import Activation
 from sounding.errors import UsageError
+from sounding.theory.signal.batch import Function
 from sounding.theory.signal.description import (
     Add,
     Array,
@@ -26,6 +27,7 @@ from sounding.theory.signal.description import (
     Part,
     Points,
     Regrid,
+    Rotate,
     Scale,
     Take,
 )
@@ -84,9 +86,11 @@ def normalized(rule: Normalize, node: Node, inputs: Inputs) -> Signal:
     return normalize(rule, inputs[0], node.features)
 
 
-def normalized_backward(rule: Normalize, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
+def normalized_backward(
+    rule: Normalize, node: Node, inputs: Inputs, gradient: Signal, function: Function | None = None
+) -> Gradients:
     """See `normalize_backward`."""
-    return (normalize_backward(rule, inputs[0], gradient, node.features),)
+    return (normalize_backward(rule, inputs[0], gradient, node.features, function),)
 
 
 def scaled(rule: Scale, node: Node, inputs: Inputs) -> Signal:
@@ -178,7 +182,7 @@ def spread_out(signal: Signal, points: Points) -> Signal:
 def gather(gradient: Signal, target: Signal) -> Signal:
     """The gradient at a signal that was spread out: the sum over its copies."""
     if gradient.points.size == target.points.size:
-        return Signal(gradient.matrix, target.points, gradient.mean, target.spacing)
+        return Signal(gradient.matrix, target.points, gradient.mean, target.spacing, gradient.share)
     samples, positions = gradient.points.samples, gradient.points.positions
     summed = gradient.gram.reshape(samples, positions, samples, positions)
     mean = gradient.mean.reshape(samples, positions)
@@ -312,6 +316,26 @@ def regrid(rule: Regrid, node: Node, inputs: Inputs) -> Signal:
 def regrid_backward(rule: Regrid, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
     """The same pairs under the grid before."""
     return (Signal.full(gradient.gram, inputs[0].points, gradient.mean),)
+
+
+def rotate(rule: Rotate, node: Node, inputs: Inputs) -> Signal:
+    """K′_ab = K_ab · the mean over pairs of features of cos(θ_a − θ_b), for features that are alike."""
+    return _turned(rule, inputs[0])
+
+
+def rotate_backward(rule: Rotate, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
+    """The rotation back: the same factor."""
+    return (_turned(rule, gradient),)
+
+
+def _turned(rule: Rotate, signal: Signal) -> Signal:
+    cosine, sine = np.cos(rule.angles), np.sin(rule.angles)
+    factor = (cosine @ cosine.T + sine @ sine.T) / rule.angles.shape[1]
+    if len(factor) != signal.points.positions:
+        raise UsageError(f"expected angles for {signal.points.positions} positions, got {len(factor)}")
+    samples = signal.points.samples
+    mean = signal.mean * np.tile((cosine - sine).mean(axis=1), samples)
+    return Signal.full(signal.gram * np.tile(factor, (samples, samples)), signal.points, mean)
 
 
 def weight_gradient(seen: Signal, gradient: Signal, fan_in: int) -> float:

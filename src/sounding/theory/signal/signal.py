@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
 
@@ -33,12 +33,15 @@ class Signal:
         points: where the signal lives.
         mean: (blocks, size), the mean over features of h_a; for gradients, their sum over features.
         spacing: of the sub-grids along each axis; 1 everywhere for all pairs.
+        share: of the pairs at different positions, those that are not 0 by construction: a stride of 2 leaves nothing
+            in the gradient at odd offsets, which sub-grids with even ones do not see.
     """
 
     matrix: Array
     points: Points
     mean: Array
     spacing: tuple[int, ...]
+    share: float = 1.0
 
     @classmethod
     def full(cls, matrix: Array, points: Points, mean: Array | None = None) -> Signal:
@@ -55,9 +58,20 @@ class Signal:
 
     @classmethod
     def of_features(
-        cls, array: Any, *, spacing: tuple[int, ...] | None = None, reduce: Literal["mean", "sum"] = "mean"
+        cls,
+        array: Any,
+        *,
+        points: Points | None = None,
+        spacing: tuple[int, ...] | None = None,
+        reduce: Literal["mean", "sum"] = "mean",
     ) -> Signal:
         """The signal of measured values (samples, *grid, features): the mean over features for K, the sum for D.
+
+        Args:
+            array: the values; a torch tensor on the CPU is taken too.
+            points: where they live, if their shape is not that of the grid, as (samples, positions, features).
+            spacing: of the sub-grids to follow, as `spacings` plans it; all pairs unless given.
+            reduce: "mean" for values, "sum" for gradients.
 
         >>> Signal.of_features(np.array([[1.0, 1.0], [2.0, 0.0]])).matrix.tolist()
         [[[1.0, 1.0], [1.0, 2.0]]]
@@ -65,7 +79,9 @@ class Signal:
         values = np.asarray(array, dtype=np.float64)
         if values.ndim < 2 or values.size == 0:
             raise UsageError(f"expected values of shape (samples, *grid, features), got {values.shape}")
-        points = Points(values.shape[0], values.shape[1:-1])
+        points = Points(values.shape[0], values.shape[1:-1]) if points is None else points
+        if values.size != points.size * values.shape[-1]:
+            raise UsageError(f"expected values at {points.size} points, got the shape {values.shape}")
         chosen = (1,) * len(points.grid) if spacing is None else spacing
         rows = values.reshape(points.size, -1)[block_points(points, chosen)]
         divisor = values.shape[-1] if reduce == "mean" else 1
@@ -110,7 +126,9 @@ class Signal:
     def repeat(self) -> float:
         """How many pairs of different positions stand behind each followed one; 1 for all pairs."""
         followed = math.prod(self.lattice)
-        return (self.points.positions - 1) / (followed - 1) if followed > 1 else 1.0
+        if self.is_full or followed == 1:
+            return 1.0
+        return max(self.share * self.points.positions - 1, 0.0) / (followed - 1)
 
     def apart(self, matrix: Array) -> Array:
         """The entries of pairs at different positions, those at one position set to 0."""
@@ -135,11 +153,17 @@ class Signal:
 
     def like(self, matrix: Array, mean: Array | None = None) -> Signal:
         """A signal over the same pairs with other numbers; means of 0 unless given."""
-        return Signal(matrix, self.points, np.zeros(matrix.shape[:2]) if mean is None else mean, self.spacing)
+        level = np.zeros(matrix.shape[:2]) if mean is None else mean
+        return Signal(matrix, self.points, level, self.spacing, self.share)
 
     def plus(self, other: Signal) -> Signal:
         """The sum of two independent signals of mean 0: gradients that arrive from two sides."""
-        return self.like(self.matrix + other.matrix, self.mean + other.mean)
+        summed = self.like(self.matrix + other.matrix, self.mean + other.mean)
+        if self.share == other.share or self.is_full:
+            return summed
+        sizes = [float(np.abs(one.apart(one.matrix)).sum()) + 1e-300 for one in (self, other)]
+        share = (self.share * sizes[0] + other.share * sizes[1]) / sum(sizes)
+        return replace(summed, share=share)
 
     def tokens(self) -> Iterator[Array]:
         """The positions × positions matrix of each sample, of the followed pairs, block by block."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,7 @@ def convolution_backward(rule: Convolution, node: Node, inputs: Inputs, gradient
     matrix = fan * rule.weight.variance * summed.matrix
     if rule.weight.mean != 0:
         matrix += fan * rule.weight.mean**2 * summed.mean[:, :, None] * summed.mean[:, None, :]
-    return (inputs[0].like(matrix, fan * rule.weight.mean * summed.mean),)
+    return (summed.like(matrix, fan * rule.weight.mean * summed.mean),)
 
 
 def spacing_behind(rule: Convolution, spacing: tuple[int, ...]) -> tuple[int, ...]:
@@ -67,16 +68,19 @@ def _shift(rule: Convolution, source: Signal, target: Signal, *, to_output: bool
         new_means = np.zeros((*spacing, samples, *lattice))
         for meeting in _meetings(rule, axis, fine, coarse):
             (start_in, at_in), (start_out, at_out) = meeting if forwards else meeting[::-1]
-            head_in = (slice(None),) * axis + (start_in,) + (slice(None),) * (axes - 1)  # one axis is indexed away
-            head_out = (slice(None),) * axis + (start_out,) + (slice(None),) * (axes - 1)
-            rest = (slice(None),) * (axes - axis - 1)
-            in_row, out_row = (slice(None),) * axis + (at_in,) + rest, (slice(None),) * axis + (at_out,) + rest
-            row_in, row_out = (slice(None), *in_row), (slice(None), *out_row)
+            head_in, head_out = _index(axis, axes, start_in), _index(axis, axes, start_out)
+            row_in, row_out = (slice(None), *_index(axis, axes, at_in)), (slice(None), *_index(axis, axes, at_out))
             new_pairs[(*head_out, *row_out, *row_out)] += pairs[(*head_in, *row_in, *row_in)]
             new_means[(*head_out, *row_out)] += means[(*head_in, *row_in)]
         pairs, means = new_pairs, new_means
     blocks, size = math.prod(spacing), samples * math.prod(lattice)
-    return Signal(pairs.reshape(blocks, size, size), target.points, means.reshape(blocks, size), target.spacing)
+    share = source.share / (1 if forwards else math.prod(rule.stride))
+    return Signal(pairs.reshape(blocks, size, size), target.points, means.reshape(blocks, size), target.spacing, share)
+
+
+def _index(axis: int, axes: int, at: int | slice) -> tuple[Any, ...]:
+    """An index into `axes` axes that chooses along one of them."""
+    return (*(slice(None),) * axis, at, *(slice(None),) * (axes - axis - 1))
 
 
 def _meetings(

@@ -1,0 +1,168 @@
+"""The measures of a depth check, read off a predicted signal, in the definitions by which `check` measures.
+
+A sample is its values at all positions side by side, so its inner products are means over pairs at equal positions. A
+layer of finite width does not show its K but the Gram matrix of as many random features: participation ratios and
+spectra are those of a Wishart matrix, and `width` gives them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from sounding.theory.signal.description import Array
+from sounding.theory.signal.signal import Signal
+
+SINGLE = float(np.finfo(np.float32).eps)
+DRAWS = 16  # Wishart matrices averaged for a finite width: their measures scatter by less than a layer's own do
+TIE = 1e-12  # a threshold met up to rounding is met
+MOST_TOKENS = 16  # samples whose positions are compared, as a check does
+
+
+def measures(
+    signal: Signal,
+    features: int,
+    *,
+    finite_width: bool = True,
+    spectrum: bool = True,
+    eps: float = SINGLE,
+    generator: np.random.Generator | None = None,
+) -> dict[str, float]:
+    """What `check` measures at a value with this signal: the names of its columns, and the predicted numbers.
+
+    Args:
+        signal: K.
+        features: of each point.
+        finite_width: whether the features are that many, Gaussian, or infinitely many.
+        spectrum: whether to include the measures that need eigenvalues.
+        eps: of the type in which the network computes; singular values below its share count as zero.
+        generator: of the Wishart matrices; by default one with a fixed start.
+
+    >>> from sounding.theory.signal import Points
+    >>> found = measures(Signal.full(np.eye(4), Points(4)), 4, finite_width=False)
+    >>> found["participation_ratio"], found["mean_cosine"], found["numerical_rank"]
+    (4.0, 0.0, 4.0)
+    """
+    samples = signal.sample_gram
+    flat = features * signal.points.positions
+    grams = samples[None]
+    if finite_width:
+        grams = _wishart(samples, width_of_samples(signal, features), generator or np.random.default_rng(0))
+    found = _mean_of([_of_gram(gram, flat, spectrum, eps) for gram in grams])
+    found["mean_square"] = float(samples.trace()) / len(samples)
+    if len(signal.points.grid) == 1 and signal.points.positions > 1:
+        found |= _token_measures(signal, features if finite_width else math.inf)
+    return found
+
+
+def width_of_samples(signal: Signal, features: int) -> float:
+    """How many independent features a sample has: between the features of one position and those of all.
+
+    The inner product of samples s and t over P positions has the variance
+    Σ_pq (K_sp,sq K_tp,tq + K_sp,tq K_tp,sq)/(P² features); the width is the one at which a Wishart matrix with the mean
+    of the sample Gram matrix has the same total variance.
+    """
+    samples, positions = signal.points.samples, signal.points.positions
+    if positions == 1:
+        return float(features)
+    rest = signal.matrix.shape[1] // samples
+    weight = np.full((rest, rest), signal.repeat)
+    np.fill_diagonal(weight, 1.0)
+    variance = 0.0
+    for block in signal.matrix.reshape(-1, samples, rest, samples, rest):
+        within = np.einsum("spsq->pq", block)
+        crossed = np.einsum("sptq,tpsq->pq", block, block, optimize=True)
+        variance += float((weight * (within**2 + crossed)).sum())
+    variance /= positions**2 * features
+    gram = signal.sample_gram
+    total = float(gram.trace()) ** 2 + float((gram**2).sum())
+    return max(total / variance, 1.0) if variance > 0 else float(features * positions)
+
+
+def _wishart(gram: Array, width: float, generator: np.random.Generator) -> Array:
+    """Gram matrices of `width` Gaussian features with the mean `gram`, (draws, n, n); a Bartlett factor each."""
+    size = len(gram)
+    values, vectors = np.linalg.eigh(gram)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    if width < size:
+        rows = root @ generator.standard_normal((DRAWS, size, max(round(width), 1)))
+        return np.asarray(rows @ np.swapaxes(rows, 1, 2) / max(round(width), 1))
+    factor = np.tril(generator.standard_normal((DRAWS, size, size)), -1)
+    index = np.arange(size)
+    factor[:, index, index] = np.sqrt(generator.chisquare(width - index, size=(DRAWS, size)))
+    rows = root @ factor
+    return np.asarray(rows @ np.swapaxes(rows, 1, 2) / width)
+
+
+def _mean_of(found: list[dict[str, float]]) -> dict[str, float]:
+    return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+
+
+def _of_gram(gram: Array, features: int, spectrum: bool, eps: float) -> dict[str, float]:
+    n = len(gram)
+    trace = float(gram.trace())
+    if not trace > 0:
+        found = {"participation_ratio": 0.0, "orthogonality_gap": math.sqrt(1 - 1 / n)}
+        found |= {"mean_cosine": 0.0, "distinct_share": 0.0}
+    else:
+        ratio = participation(gram)
+        found = {
+            "participation_ratio": ratio,
+            "orthogonality_gap": math.sqrt(max(1 / ratio - 1 / n, 0.0)),
+            "mean_cosine": mean_cosine(gram),
+            "distinct_share": min(max(1 - float(gram.sum()) / n / trace, 0.0), 1.0),
+        }
+    return found | _of_spectrum(gram, features, eps) if spectrum else found
+
+
+def _of_spectrum(gram: Array, features: int, eps: float) -> dict[str, float]:
+    """The spectral measures, from the eigenvalues of G/n, G the inner products of samples."""
+    n = len(gram)
+    values = np.maximum(np.linalg.eigvalsh(gram)[::-1], 0.0) * (features / n)
+    share = min(max((max(n, features) * eps) ** 2, n * float(np.finfo(np.float64).eps)), 0.5)
+    largest = float(values[0])
+    small = values[: min(n, features)]
+    whole = largest > 0 and float(small[-1]) > share * largest
+    weights = values[values > 0] / values.sum() if largest > 0 else values[:0]
+    excess = small / small.mean() - 1 if whole and len(small) == n else np.full(1, np.nan)
+    return {
+        "numerical_rank": float((values > share * largest).sum()),
+        "soft_rank": float((values >= 0.5 * (1 - TIE)).sum()),
+        "effective_rank": float(np.exp(-(weights * np.log(weights)).sum())) if len(weights) else 0.0,
+        "isometry_gap": float((excess - np.log1p(excess)).mean()) if np.isfinite(excess).all() else math.inf,
+        "condition_number": math.sqrt(largest / float(small[-1])) if whole else math.inf,
+    }
+
+
+def participation(gram: Array) -> float:
+    """(tr G)²/‖G‖_F², between 1 and the size."""
+    squares = float((gram**2).sum())
+    return min(max(float(gram.trace()) ** 2 / squares, 1.0), len(gram)) if squares > 0 else 0.0
+
+
+def mean_cosine(gram: Array) -> float:
+    """The mean of G_ij/√(G_ii G_jj) over i ≠ j of rows that have a length."""
+    lengths = np.sqrt(np.maximum(np.diag(gram), 0.0))
+    kept = lengths > 0
+    count = int(kept.sum())
+    if count < 2:
+        return 0.0
+    cosines = gram[np.ix_(kept, kept)] / (lengths[kept, None] * lengths[kept])
+    return float((cosines.sum() - np.trace(cosines)) / (count * (count - 1)))
+
+
+def _token_measures(signal: Signal, features: float) -> dict[str, float]:
+    """The participation ratio and the mean cosine across the positions of a sample, in the mean over samples.
+
+    A finite width adds ((tr G)² + ‖G‖²)/features to the mean of ‖G‖², so 1/r grows by (1 + 1/r)/features.
+    """
+    ratios, cosines = [], []
+    for gram in list(signal.tokens())[:MOST_TOKENS]:
+        ratio = participation(gram)
+        if ratio > 0:
+            ratios.append(1 / (1 / ratio + (1 + 1 / ratio) / features))
+        else:
+            ratios.append(0.0)
+        cosines.append(mean_cosine(gram))
+    return {"token_participation_ratio": float(np.mean(ratios)), "token_cosine": float(np.mean(cosines))}

@@ -1,0 +1,139 @@
+"""Convolutions and pooling of the signal against explicit networks, over all pairs and over sub-grids."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from signal_networks import chain
+from sounding.activations import resolve
+from sounding.theory.signal import (
+    Convolution,
+    Description,
+    Elementwise,
+    Given,
+    Law,
+    Node,
+    Points,
+    Pool,
+    Signal,
+    propagate,
+)
+from test_signal import WIDTH, assert_rule, correlated, he
+from tolerance import TOLERANCE
+
+RELU = Elementwise(resolve("relu"))
+IMAGES = Points(2, (4, 5))
+
+
+def convolve(channels: tuple[int, int], kernel: int, **options: object) -> Convolution:
+    """A square two-dimensional convolution with variance 2/fan-in."""
+    settings = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "mean": 0.0, "bias": Law(0.0), **options}
+    stride, padding, dilation = (int(settings[name]) for name in ("stride", "padding", "dilation"))  # type: ignore[call-overload]
+    groups = int(settings["groups"])  # type: ignore[call-overload]
+    return Convolution(
+        *channels,
+        kernel=(kernel, kernel),
+        stride=(stride, stride),
+        padding=((padding, padding),) * 2,
+        dilation=(dilation, dilation),
+        groups=groups,
+        weight=Law(2 * groups / channels[0] / kernel**2, float(settings["mean"])),  # type: ignore[arg-type]
+        bias=settings["bias"],  # type: ignore[arg-type]
+        transposed=bool(settings.get("transposed")),
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "kernel", "grid"),
+    [
+        ({"padding": 1}, 3, (4, 5)),
+        ({"padding": 1, "stride": 2, "bias": Law(0.1, 0.2)}, 3, (2, 3)),
+        ({"padding": 2, "dilation": 2, "groups": 4}, 3, (4, 5)),
+        ({"stride": 2, "transposed": True}, 2, (8, 10)),
+        ({"padding": 1, "mean": 0.003}, 3, (4, 5)),
+    ],
+    ids=["same", "stride", "dilation and groups", "transposed", "mean"],
+)
+def test_convolutions(options: dict[str, object], kernel: int, grid: tuple[int, int]) -> None:
+    """Behind rectified values: borders, strides, dilation, groups, transposed ones, weights with a mean."""
+    width = 256
+    behind = Points(2, grid)
+    description = chain(
+        Node(Given(), (), IMAGES, 64),
+        (convolve((64, width), 3, padding=1), IMAGES, width),
+        (RELU, IMAGES, width),
+        (convolve((width, width), kernel, **options), behind, width),
+    )
+    assert_rule(description, seeds=8, allowance=0.03)
+
+
+def test_depthwise_convolution_and_pools() -> None:
+    """One channel for each output, then averages over windows with and without the padding, then over all."""
+    pool = Pool((3, 3), (2, 2), ((1, 1), (1, 1)), count_padding=False)
+    padded = Pool((2, 2), (1, 1), ((1, 1), (1, 1)))
+    pooled, more, one = Points(2, (2, 3)), Points(2, (3, 4)), Points(2, (1, 1))
+    description = chain(
+        Node(Given(), (), IMAGES, 64),
+        (convolve((64, 2 * WIDTH), 3, padding=1), IMAGES, 2 * WIDTH),
+        (convolve((2 * WIDTH, 2 * WIDTH), 3, padding=1, groups=2 * WIDTH), IMAGES, 2 * WIDTH),
+        (pool, pooled, 2 * WIDTH),
+        (padded, more, 2 * WIDTH),
+        (Pool((3, 4), (3, 4), ((0, 0), (0, 0))), one, 2 * WIDTH),
+    )
+    assert_rule(description, allowance=0.03)
+
+
+def test_sequences_and_volumes_are_convolved_too() -> None:
+    for grid in ((7,), (2, 3, 2)):
+        points, dimensions = Points(3, grid), len(grid)
+        rule = Convolution(
+            64, WIDTH, (3,) * dimensions, (1,) * dimensions, ((1, 1),) * dimensions, (1,) * dimensions, 1,
+            weight=he(64 * 3**dimensions),
+        )  # fmt: skip
+        assert_rule(chain(Node(Given(), (), points, 64), (rule, points, WIDTH)))
+
+
+def network(points: Points) -> Description:
+    """Convolutions with a stride between them, functions, and global pooling."""
+    half = Points(points.samples, tuple(size // 2 for size in points.grid))
+    return chain(
+        Node(Given(), (), points, 3),
+        (convolve((3, 64), 3, padding=1, bias=Law(0.1)), points, 64),
+        (RELU, points, 64),
+        (convolve((64, 64), 3, padding=1, stride=2), half, 64),
+        (RELU, half, 64),
+        (convolve((64, 64), 1), half, 64),
+        (Pool(half.grid, half.grid, ((0, 0), (0, 0))), Points(points.samples), 64),
+    )
+
+
+def test_sub_grids_give_the_entries_of_all_pairs() -> None:
+    """What is followed over sub-grids equals the same entries of the run with all pairs, forwards and backwards."""
+    points = Points(3, (8, 8))
+    description = network(points)
+    values = correlated(points, 3)
+    pull = np.random.default_rng(0).standard_normal((3, 64))
+    gradients = {6: Signal.of_features(pull, reduce="sum")}
+    whole = propagate(description, given={0: Signal.of_features(values)}, gradients=gradients)
+    part = propagate(description, given={0: Signal.of_features(values, spacing=(4, 4))}, gradients=gradients)
+    assert not part.notes
+    for index in range(6):
+        for one, other in ((whole.forward[index], part.forward[index]), (whole.backward[index], part.backward[index])):
+            assert one is not None
+            assert other is not None
+            from sounding.theory.signal.signal import block_points
+
+            for block, numbers in zip(other.matrix, block_points(other.points, other.spacing), strict=True):
+                np.testing.assert_allclose(block, one.gram[np.ix_(numbers, numbers)], rtol=TOLERANCE.closed_form)
+    for index in (1, 3, 5):
+        assert part.weight_gradients[index] == pytest.approx(whole.weight_gradients[index], rel=0.2)
+
+
+def test_pooling_over_windows_is_not_followed_over_sub_grids() -> None:
+    points = Points(2, (8, 8))
+    rule = Pool((2, 2), (2, 2), ((0, 0), (0, 0)))
+    description = chain(Node(Given(), (), points, 3), (rule, Points(2, (4, 4)), 3))
+    found = propagate(description, given={0: Signal.of_features(correlated(points, 3), spacing=(4, 4))})
+    assert found.forward[1] is None
+    assert "neighbours" in found.notes[1]
