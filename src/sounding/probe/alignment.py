@@ -87,6 +87,10 @@ def _of_vectors(inputs: Tensor, deltas: Tensor) -> float:
     """
     x, d = inputs.cpu().numpy(), deltas.cpu().numpy()
     products = x @ x.T
+    if not 0 < products.trace() < math.inf:  # a cosine has no scale, and float64 may not hold the squares
+        peak = np.abs(x).max()
+        x = x / (peak if 0 < peak < math.inf else 1.0)
+        products = x @ x.T
     lengths = np.sqrt(products.diagonal())
     seen = lengths > 0
     inverse = seen / np.where(seen, lengths, 1.0)

@@ -14,6 +14,7 @@ from sounding.probe.calls import Pass, named_modules, named_parameters
 from sounding.probe.environment import describe_environment
 from sounding.probe.gathered import resharded
 from sounding.probe.gradients import log_norm, muted, needs_accumulation
+from sounding.probe.hooks import claim
 from sounding.probe.losses import Loss, evaluate_loss, loss_name
 from sounding.probe.meeting import Meeting
 from sounding.probe.moments import Tier
@@ -89,7 +90,9 @@ def check(
     shards = find_shards(root)
     if shards is not None:
         Meeting(f"gather/{shards.name}", shards.ranks).gather()
-    with torch.inference_mode(False), torch.enable_grad(), resharded(root), preserve(root), resharded(root):
+    modules = all_modules(root)
+    claimed = claim([*modules, *all_tensors(modules)[0]])
+    with torch.inference_mode(False), torch.enable_grad(), resharded(root), preserve(root), resharded(root), claimed:
         set_mode(root, mode, dropout=dropout)
         watched = _Checked(
             root, tier=tier, only=only, types=types, samples=samples, batch_axis=batch_axis, source="check"

@@ -44,8 +44,12 @@ def log_norm(gradient: Tensor) -> float:
     norm = (vector_norm(gradient) if gradient.numel() <= NORM_BLOCK else _blockwise_norm(gradient)).item()
     if SAFE_NORM[0] < norm < SAFE_NORM[1]:
         return math.log(norm)
-    norm = vector_norm(gradient, dtype=torch.promote_types(gradient.dtype, torch.float64)).item()
-    return math.log(norm) if 0 < norm < math.inf else -math.inf if norm == 0 else norm
+    wide = gradient.to(torch.promote_types(gradient.dtype, torch.float64))
+    peak = wide.abs().max().item() if wide.numel() else 0.0
+    if not 0 < peak < math.inf:
+        return -math.inf if peak == 0 else peak
+    # in float64, too, the squares of entries beyond 1e154 overflow, and those below 1e-154 vanish
+    return math.log(peak) + math.log(vector_norm(wide / peak).item())
 
 
 def _blockwise_norm(gradient: Tensor) -> Tensor:

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 Hook = Callable[..., Any]
+_claims: Counter[int] = Counter()  # modules and weights that a check runs on, by identity
 PLAIN = (Tensor, nn.Parameter)  # subclasses may store their hooks elsewhere
+
+
+@contextmanager
+def claim(parts: Iterable[nn.Module | Tensor]) -> Iterator[None]:
+    """Modules and weights that run for a check meanwhile: a monitor that hooked them does not take it for training."""
+    found = [id(part) for part in parts]
+    _claims.update(found)
+    try:
+        yield
+    finally:
+        _claims.subtract(found)
+        for key in found:
+            if not _claims[key]:
+                del _claims[key]
+
+
+def is_claimed(part: nn.Module | Tensor) -> bool:
+    """Whether a check runs on a module or a weight."""
+    return bool(_claims) and id(part) in _claims
 
 
 class Hooks:

@@ -340,7 +340,9 @@ def _write_measures(digests: list[Digest]) -> None:
     """The measures of calls with one number of samples, into their records."""
     entries = [entry for digest in digests for entry in digest.entries]
     columns = reduce_fast(join([digest.summary for digest in digests]))
-    columns["mean_square"] *= [entry.scale**2 / entry.features for entry in entries]
+    scales = np.array([entry.scale for entry in entries])
+    with np.errstate(over="ignore", under="ignore"):  # beyond 1e154 the mean square itself leaves the range
+        columns["mean_square"] *= scales**2 / [entry.features for entry in entries]
     _write(columns, entries)
     _write_spectra(entries, [digest.spectrum.cpu() for digest in digests if digest.spectrum is not None])
     for digest in digests:
@@ -353,7 +355,9 @@ def _write_measures(digests: list[Digest]) -> None:
 def _write_spectra(entries: list[Entry], spectra: list[Tensor]) -> None:
     if not spectra:
         return
-    spectrum = torch.cat(spectra) * torch.tensor([entry.scale**2 for entry in entries], dtype=torch.float64)[:, None]
+    low, high = SAFE[torch.float64]  # further out the spectrum would leave float64, and no measure changes any more
+    squares = [min(max(entry.scale, low), high) ** 2 for entry in entries]
+    spectrum = torch.cat(spectra) * torch.tensor(squares, dtype=torch.float64)[:, None]
     groups: dict[tuple[int, torch.dtype], list[int]] = {}
     for index, entry in enumerate(entries):
         groups.setdefault((entry.features, entry.dtype), []).append(index)

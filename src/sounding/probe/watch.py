@@ -187,11 +187,10 @@ class Watched:
             return
         if self._passes:
             self._passes[-1].moments.finish()
-        tensors = [tensor for _, tensor in tensors_in((args, kwargs)) if tensor.dim() > 0]
-        one = Pass(self._tier, training=self._root.training)
-        self._passes.append(one)
+        one = self._open_pass()
         self._last = None
         self._note_gaps(one)
+        tensors = [tensor for _, tensor in tensors_in((args, kwargs)) if tensor.dim() > 0]
         if not tensors:
             one.input_reason = "the model was called without a tensor"
             return
@@ -207,7 +206,13 @@ class Watched:
                 one.samples, one.input_features = matrix.shape
                 one.moments.add(matrix, one.input)
             if first.requires_grad:
-                self._handles.append(hook_gradient(first, partial(_take_input_gradient, one)))
+                self._handles.append(hook_gradient(first, partial(self._take_input_gradient, one)))
+
+    def _open_pass(self) -> Pass:
+        """A new record; a frozen script has no mode, and runs as in evaluation."""
+        one = Pass(self._tier, training=getattr(self._root, "training", False))
+        self._passes.append(one)
+        return one
 
     def _end(self, _module: nn.Module, _args: Any, output: Any) -> None:
         """A forward pass of the model ends: its graph tells how many weight layers there is no way around."""
@@ -230,7 +235,7 @@ class Watched:
         if _graph_task() != -1:
             return self._observe_again(spec, tensor, output)
         if not self._passes:
-            self._passes.append(Pass(self._tier, training=self._root.training))
+            self._open_pass()
         one = self._passes[-1]
         before = None if tensor is None or one.last is None else _unchanged(one.last, tensor)
         if before is not None and not spec.leaf:
@@ -315,6 +320,10 @@ class Watched:
         if last is not None and last.call is call:
             one.alignment = align(last, gradient.detach(), limit=self._samples)
             self._last = None
+
+    def _take_input_gradient(self, one: Pass, gradient: Tensor | None) -> None:
+        if gradient is not None:
+            one.input_gradient = log_norm(gradient)
 
     def _take_weight_gradient(self, name: str, _weight: nn.Parameter, gradient: Tensor | None) -> None:
         if gradient is None or not self._passes:
@@ -408,11 +417,6 @@ def watch(
     (1, 2)
     """
     return Watched(model, tier=tier, only=only, types=types, samples=samples, batch_axis=batch_axis)
-
-
-def _take_input_gradient(one: Pass, gradient: Tensor | None) -> None:
-    if gradient is not None:
-        one.input_gradient = log_norm(gradient)
 
 
 def _unchanged(last: tuple[weakref.ref[Tensor], int, Call], tensor: Tensor) -> Call | None:

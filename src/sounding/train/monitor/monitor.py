@@ -23,15 +23,16 @@ from sounding.train.monitor.changes import Changes, Event, Limits
 from sounding.train.monitor.schedules import Schedule, as_schedule
 from sounding.train.monitor.selection import Pick, choose_measures, choose_modules
 from sounding.train.monitor.sinks import Measured, Memory, Sink
+from sounding.train.monitor.wall import Wall, log, walled
 from sounding.train.monitor.window import Scaler, Window
 
 EVENTS = 1000  # news held in memory; a finding that comes and goes for ever must not fill it
-_log = logging.getLogger("sounding.monitor")
 
 
 class Monitor:
     """Watch a model while it trains, in any loop: `with sounding.Monitor(model) as monitor: ...; monitor.step()`.
 
+    A monitor does not end a training: what fails in it is logged once and named in `unmeasured`, and the loop goes on.
     Hooks are on the model for the steps that are measured and gone between them. A step is one update by the optimizer,
     however many forward and backward passes it takes; step 0 is measured on the weights as they start. Call `step()`
     once per update, or give the optimizer and call nothing. Numbers are those of `sounding.watch` for the same passes.
@@ -115,8 +116,9 @@ class Monitor:
         self._step = initial_step
         self._window: Window | None = None
         self._last: Window | None = None
+        self._wall = self._shown = Wall(initial_step)
         self._handle: Any = None
-        self._running = self._again = self._warned = False
+        self._running = self._again = self._warned = self._stale = False
 
     def __enter__(self) -> Monitor:
         return self.start()
@@ -150,12 +152,11 @@ class Monitor:
         self._running = False
         window = self._close_window()
         if window is not None:
-            window.abandon()
+            self._abandon(window)
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
-        for sink in list(self._sinks):
-            self._try(sink, sink.close)
+        self._tell_sinks("close")
 
     @property
     def steps(self) -> int:
@@ -179,8 +180,11 @@ class Monitor:
 
     @property
     def unmeasured(self) -> tuple[Unmeasured, ...]:
-        """What the last measured step could not measure, and why."""
-        return self._last.unmeasured if self._last is not None else ()
+        """What the last step that was due could not measure, and why."""
+        found = self._list_unmeasured() or ()
+        named = {item.name for item in found}
+        failed = self._shown.failed.items()
+        return (*found, *(Unmeasured(name, reason) for name, reason in failed if name not in named))
 
     @property
     def report(self) -> Report:
@@ -202,15 +206,31 @@ class Monitor:
             )
         window = self._close_window()
         try:
-            if window is not None:
-                self._record(window)
+            events = self._record(window) if window is not None else ()
+            if window is not None and events is None:
+                self._abandon(window)
+            if events and self._on_finding is not None:
+                for event in events:
+                    self._on_finding(event)  # in front of the wall: what it raises reaches the loop
         finally:
             self._step += 1
             self._open_if_due()
 
+    def _fail(self, place: str, error: Exception, arguments: tuple[Any, ...]) -> None:
+        """Name the step that was not measured, or the sink that did not take it; the next step begins afresh."""
+        if place == "_open_if_due":
+            self._last, self._wall = None, self._wall.at(self._step)
+        sink = type(arguments[0]).__name__ if place == "_hand_over" else None
+        self._wall.note_error(sink or "the measurement", error)
+        self._shown, self._stale = self._wall, True
+
+    @walled
     def _open_if_due(self) -> None:
         if self._again or self._schedule(self._step):
-            window = self._make_window(self._step)
+            self._wall = self._wall.at(self._step)
+            if self._stale or not self._blank.structure.is_same():
+                self._blank, self._stale = Window(self._model, **self._options), False
+            window = self._blank.at(self._wall)
             if _is_first_process() or window.shards is not None or pipelining():
                 window.__enter__()
                 self._window = window
@@ -218,48 +238,55 @@ class Monitor:
     def _close_window(self) -> Window | None:
         window, self._window = self._window, None
         if window is not None:
-            window.__exit__(None, None, None)
+            self._leave(window)
         return window
 
-    def _make_window(self, step: int) -> Window:
-        if not self._blank.structure.is_same():
-            self._blank = Window(self._model, **self._options)
-        return self._blank.at(step)
+    @walled
+    def _leave(self, window: Window) -> None:
+        window.__exit__(None, None, None)
 
-    def _record(self, window: Window) -> None:
+    @walled
+    def _abandon(self, window: Window) -> None:
+        window.abandon()
+
+    @walled
+    def _list_unmeasured(self) -> tuple[Unmeasured, ...]:
+        return self._last.unmeasured if self._last is not None else ()
+
+    @walled
+    def _record(self, window: Window) -> tuple[Event, ...]:
+        self._last, self._shown = window, window.wall
         seen = window.settle()
         if not _is_first_process() and window.stage is None:
             self._again = window.overflowed  # a part of the first process's measurement
-            return
+            return ()
         if not seen:
+            why = next(iter(window.wall.failed.values()), "no forward pass of the model was seen")
             if not self._warned:
-                _log.warning("step %d: no forward pass of the model was seen, so nothing was measured", window.step)
+                log.warning("step %d: %s, so nothing was measured", window.step, why)
             self._warned = True
-            return
-        self._last, self._again = window, window.overflowed
+            return ()
+        self._again = window.overflowed
         table = window.table
         verdict = judge_reading(table.reading(), thresholds=self._thresholds)
         events = self._changes.since(window.step, verdict.findings, table)
         snapshot = Measured(window.step, table, verdict, events, chosen=self._measures)
         self._memory.write(snapshot)
         self._events.extend(events)
-        for sink in list(self._sinks):
-            self._try(sink, sink.write, snapshot)
+        self._tell_sinks("write", snapshot)
         for event in events:
             loud = event.severity == "high" and event.change in ("appeared", "worsened")
-            _log.log(logging.WARNING if loud else logging.INFO, "%s", event.text)
-        if self._on_finding is not None:
-            for event in events:
-                self._on_finding(event)
+            log.log(logging.WARNING if loud else logging.INFO, "%s", event.text)
+        return events
 
-    def _try(self, sink: Sink, act: Callable[..., None], *arguments: Any) -> None:
-        """A tracker that is unreachable or a disk that is full must not end a run of days."""
-        try:
-            act(*arguments)
-        except Exception as error:
-            self._sinks.remove(sink)
-            told = f"{type(error).__name__}: {error}"
-            _log.error("%s failed at step %d and is left out: %s", type(sink).__name__, self._step, told)
+    def _tell_sinks(self, method: str, *arguments: Any) -> None:
+        """Call all sinks; one that fails is left out from then on."""
+        self._sinks = [sink for sink in self._sinks if self._hand_over(sink, method, *arguments)]
+
+    @walled
+    def _hand_over(self, sink: Sink, method: str, *arguments: Any) -> bool:
+        getattr(sink, method)(*arguments)
+        return True
 
 
 def _averages(module: nn.Module) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from sounding.probe.calls import Call, Pass, Spec
+from sounding.probe.calls import Call, Pass, Spec, survey
 from sounding.probe.gradients import join_log_norms, log_norm
+from sounding.probe.hooks import is_claimed
 from sounding.probe.meeting import Meeting
 from sounding.probe.moments import Tier
 from sounding.probe.parts import is_distributed
@@ -27,12 +29,15 @@ from sounding.train.monitor.blocks import KeptMoments, Passes
 from sounding.train.monitor.eager import eager_execution
 from sounding.train.monitor.selection import Modules
 from sounding.train.monitor.structure import Structure
+from sounding.train.monitor.wall import Wall, walled
 
 PASSES = 64  # forward passes of one step that are measured; more micro-batches than that add nothing but memory
 PARTS = "gradient: it came back in several backward passes through one forward pass, whose norms do not add up"
 STAGE = "this process holds stage {index} of a pipeline of {count}: the others are measured in their own processes"
 LOOSE = "a pipeline calls parts of this model as its stages, one by one: use a monitor for the module of each stage"
 SCALES = ("scale_grads", "perform_reduce_grad")  # what a schedule calls on its stage when a step's gradients are there
+TRANSFORMED = "a pass inside a transform of torch.func (vmap, grad, jacrev), whose values are not tensors of their own"
+THREAD = "the passes of a second thread, which ran the model at the same time"
 OVERFLOW = "gradients: they overflowed under the loss scale {scale:g}, so the step was not taken"
 
 
@@ -66,7 +71,10 @@ class Window(Watched):
         super().__init__(model, tier=tier, samples=samples, batch_axis=batch_axis)
         modules.mark_(self._specs)
         self.structure, self._moments = Structure(model), KeptMoments(tier)
-        self.step = 0
+        self.wall, self._modules = Wall(), modules
+        self._opener: int | None = None
+        self._thread: int | None = None
+        self._closed = False
         self.overflowed = False
         self._scaler, self._reduced, self._number = scaler, reduced, number
         self.stage: Any = None
@@ -74,6 +82,7 @@ class Window(Watched):
         self._micro_batches = 1
         self._scale: float | None = None
         self._sums: dict[str, float] = {}
+        self._coming: list[Pass] = []  # the passes that the present backward pass is of
         self._parts: set[int] = set()
         self._in_parts: dict[str, None] = {}
         self._inside = self._resting = self._returned = False
@@ -84,10 +93,14 @@ class Window(Watched):
         ]
         self._movable = [spec for spec in self._specs if isinstance(spec.module, nn.Hardtanh)]  # bounds that may change
 
-    def at(self, step: int) -> Window:
-        """A window over a step that knows the model as this one does; this one stays as it is, having seen nothing."""
+    def at(self, wall: Wall) -> Window:
+        """A window over a step that knows the model as this one does; this one stays as it is, having seen nothing.
+
+        Args:
+            wall: the wall of the step, which knows its number.
+        """
         window = Window.__new__(Window)
-        vars(window).update(vars(self), step=step, _source=f"step {step}")
+        vars(window).update(vars(self), wall=wall, _source=f"step {wall.step}")
         for name, kind in self._collectors:
             setattr(window, name, kind())
         window._passes = Passes(self._moments)
@@ -97,6 +110,7 @@ class Window(Watched):
 
     def __enter__(self) -> Window:
         # Attention's fast path, which a watch turns off, runs without gradients only, where a window rests.
+        self._opener = threading.get_ident()
         eager_execution.hold()
         try:
             self._attach()
@@ -112,11 +126,18 @@ class Window(Watched):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._detach()
-        if self.stage is not None:
-            for name in SCALES:
+        self._closed = True
+        try:
+            self._detach()
+        finally:
+            for name in SCALES if self.stage is not None else ():
                 vars(self.stage).pop(name, None)
-        eager_execution.release()
+            eager_execution.release()
+
+    @property
+    def step(self) -> int:
+        """The number of the step."""
+        return self.wall.step
 
     @property
     def table(self) -> Table:
@@ -132,8 +153,9 @@ class Window(Watched):
     @property
     def unmeasured(self) -> tuple[Unmeasured, ...]:
         """What could not be measured, and why."""
-        found = [item for item in super().unmeasured if item.name not in self._in_parts]
-        found += [Unmeasured(name, PARTS) for name in self._in_parts]
+        failed = {**dict.fromkeys(self._in_parts, PARTS), **self.wall.failed}
+        found = [item for item in super().unmeasured if item.name not in failed]
+        found += [Unmeasured(name, reason) for name, reason in failed.items()]
         if self.overflowed:
             found.append(Unmeasured("network", OVERFLOW.format(scale=self._scale)))
         if self.stage is not None:
@@ -183,10 +205,39 @@ class Window(Watched):
             nn.Module.register_forward_pre_hook(self._root, begin, with_kwargs=True, prepend=True),
             nn.Module.register_forward_hook(self._root, end),
         ]
+        self._attach_parts()
+
+    def _attach_parts(self) -> None:
         hooks = self._listen()
         for spec in self._specs:
             hooks.on_call(spec.module, _Observer(self, spec))
         self._hook_weights()
+
+    def _refresh(self) -> None:
+        """Hook the model anew if a layer or a weight was exchanged after the step was opened."""
+        if self.structure.is_same():
+            return
+        self._listen().remove()
+        self._specs = survey(self._root, only=None, types=None)
+        self._modules.mark_(self._specs)
+        self.structure = Structure(self._outer)
+        self._attach_parts()
+
+    def _fail(self, place: str, error: Exception, arguments: tuple[Any, ...]) -> None:
+        """Name what was not measured: the call or the weight that a hook was about, else the input or the network."""
+        subject = {"_begin": "input", "_take_input_gradient": "input"}.get(place, "network")
+        for argument in arguments:
+            if isinstance(argument, Spec | Call):
+                subject = argument.name
+            elif isinstance(argument, str):
+                subject = argument
+        reason = self.wall.note_error(subject, error)
+        last = self._passes[-1].calls[-1:] if self._passes else []
+        for call in last:
+            if place == "_observe" and call.spec is arguments[0]:
+                call.reason = call.reason or reason
+        if place == "_take_gradient" and arguments[1].gradient is not None:
+            arguments[0].alignment = reason  # the norm was taken, what failed came behind it
 
     def _hook_weights(self, spec: Spec | None = None) -> None:
         if spec is not None:
@@ -196,14 +247,40 @@ class Window(Watched):
             if weight.requires_grad and not is_lazy(weight):
                 self._listen().on_weight(weight, partial(self._take_weight_gradient, name, weight))
 
+    @walled
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch._C._current_graph_task_id() != -1:
+        if torch._C._current_graph_task_id() != -1 or not self._is_ours(module):
             return
         self._inside = True
-        self._resting = not torch.is_grad_enabled() or not self._has_room() or is_rehearsal()
+        rests = not torch.is_grad_enabled() or not self._has_room() or is_rehearsal()
+        self._resting = rests or self._is_transformed()
         if not self._resting:
             self._returned = False
+            self._refresh()
             super()._begin(module, args, kwargs)
+
+    def _is_ours(self, module: nn.Module) -> bool:
+        """Whether a call belongs to the training: no check runs on the module, and no other thread called it."""
+        if self._closed or is_claimed(module):
+            return False
+        now = threading.get_ident()
+        if self._thread is None:
+            self._thread = now
+        if self._thread == now:
+            return True
+        self.wall.note("network", THREAD)
+        if now != self._opener:
+            return False
+        # The one that opens steps trains: what another ran before it is dropped.
+        self._thread, self._passes = now, Passes(self._moments)
+        self._inside = self._resting = self._returned = False
+        return True
+
+    def _is_transformed(self) -> bool:
+        if torch._C._functorch.peek_interpreter_stack() is None:
+            return False
+        self.wall.note("network", TRANSFORMED)
+        return True
 
     def _note_gaps(self, one: Pass) -> None:
         """Weight gradients are of the sum over passes; a pipeline scales it when all its micro-batches are through."""
@@ -216,6 +293,10 @@ class Window(Watched):
     def _read_scaled(self, scale: Callable[[int], None], factor: int) -> None:
         """What the schedule calls in place of its stage's own methods: scale, then read."""
         scale(factor)
+        self._read_all(factor)
+
+    @walled
+    def _read_all(self, factor: int) -> None:
         self._micro_batches = factor
         for name, weight in self.structure.parameters:
             if weight.grad is not None:
@@ -227,15 +308,17 @@ class Window(Watched):
             self._passes = [one for one in self._passes if _gradients(one)]
         return len(self._passes) < PASSES
 
+    @walled
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
-        if torch._C._current_graph_task_id() != -1:
+        if torch._C._current_graph_task_id() != -1 or not self._is_ours(module):
             return
-        if not self._resting:
+        resting, self._inside, self._resting = self._resting, False, False
+        if not resting:
             super()._end(module, args, output)
-        self._inside = self._resting = False
 
+    @walled
     def _observe(self, spec: Spec, args: Any, output: Any) -> Any:
-        if torch._C._current_graph_task_id() == -1 and not self._listens():
+        if torch._C._current_graph_task_id() == -1 and not (self._is_ours(spec.module) and self._listens()):
             return None
         return super()._observe(spec, args, output)
 
@@ -243,18 +326,21 @@ class Window(Watched):
         """Whether a call belongs to a pass that counts; modules may be called without the model around them."""
         if self._inside:
             return not self._resting
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or self._is_transformed():
             return False
         if find_stage() is not None:
             self._loose = True
             return False
+        if not self._passes:
+            self._refresh()
         if self._returned:  # the last pass is over: its backward pass has begun
             if not self._has_room():
                 return False
-            self._passes.append(Pass(self._tier, training=self._root.training))
+            self._open_pass()
             self._returned = False
         return True
 
+    @walled
     def _take_gradient(self, one: Pass, call: Call, gradient: Tensor | None) -> None:
         if gradient is None or not self._handles:
             return
@@ -268,17 +354,27 @@ class Window(Watched):
             call.gradient = None
             self._parts.add(id(call))
 
+    @walled
+    def _take_input_gradient(self, one: Pass, gradient: Tensor | None) -> None:
+        super()._take_input_gradient(one, gradient)
+
+    @walled
     def _take_weight_gradient(self, name: str, weight: nn.Parameter, gradient: Tensor | None) -> None:
-        if gradient is None or not self._handles:
+        if gradient is None or not self._handles or is_claimed(weight):
             return
         self._note_backward()
         late = self._reduced or is_distributed(weight)
         if not is_distributed(weight):  # to add DTensors that are cut in different ways would communicate
+            if weight.grad is None and name in self._sums:
+                # Gradients were zeroed inside the step (a closure called again): what came before is no part of the sum.
+                self._passes[:], self._sums = self._coming, {}
             self._sums[name] = log_norm(_plus(weight.grad, gradient))
         if late:
             self._touched[name] = weight
             self._await_reduction(weight)
 
+
+    @walled
     def _read_reduced(self) -> None:
         self._queued = False
         gathered = self._distributed() if self._shards is not None and self._shards.gathered else ()
@@ -291,6 +387,7 @@ class Window(Watched):
         if self._returned:
             return
         self._returned = True
+        self._coming = [one for one in self._passes if not _gradients(one)]
         if self._scaler is None:
             return
         scale = float(self._scaler.get_scale())
