@@ -27,6 +27,7 @@ from sounding.probe.units import bounds_of
 from sounding.probe.watch import Watched
 from sounding.train.monitor.blocks import KeptMoments, Passes
 from sounding.train.monitor.eager import eager_execution
+from sounding.train.monitor.observers import Hook, Observer
 from sounding.train.monitor.selection import Modules
 from sounding.train.monitor.structure import Structure
 from sounding.train.monitor.wall import Wall, walled
@@ -200,7 +201,7 @@ class Window(Watched):
                     call.gradient = None
 
     def _attach(self) -> None:
-        begin, end = _Hook(self._begin), _Hook(self._end)
+        begin, end = Hook(self._begin), Hook(self._end)
         self._handles += [
             nn.Module.register_forward_pre_hook(self._root, begin, with_kwargs=True, prepend=True),
             nn.Module.register_forward_hook(self._root, end),
@@ -210,7 +211,7 @@ class Window(Watched):
     def _attach_parts(self) -> None:
         hooks = self._listen()
         for spec in self._specs:
-            hooks.on_call(spec.module, _Observer(self, spec))
+            hooks.on_call(spec.module, Observer(self, spec))
         self._hook_weights()
 
     def _refresh(self) -> None:
@@ -366,13 +367,12 @@ class Window(Watched):
         late = self._reduced or is_distributed(weight)
         if not is_distributed(weight):  # to add DTensors that are cut in different ways would communicate
             if weight.grad is None and name in self._sums:
-                # Gradients were zeroed inside the step (a closure called again): what came before is no part of the sum.
+                # Zeroed inside the step (a closure called again): what came before is no part of the sum.
                 self._passes[:], self._sums = self._coming, {}
             self._sums[name] = log_norm(_plus(weight.grad, gradient))
         if late:
             self._touched[name] = weight
             self._await_reduction(weight)
-
 
     @walled
     def _read_reduced(self) -> None:
@@ -395,41 +395,6 @@ class Window(Watched):
             # The scale changes between steps only: what came before overflowed, was skipped, and is not of this step.
             self._passes, self._sums = self._passes[-1:], {}
         self._scale = scale
-
-
-class _Hook:
-    """A hook that does nothing in a copy of the module, in memory or on disk: that must not report to this step."""
-
-    __slots__ = ("call",)
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self.call = call
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self.call(*arguments)
-
-    def __reduce__(self) -> Any:
-        return _make_rest, ()
-
-
-class _Observer(_Hook):
-    """The hook of one module; without a function in between, since there may be thousands."""
-
-    __slots__ = ("spec", "window")
-
-    def __init__(self, window: Window, spec: Spec) -> None:
-        self.window, self.spec = window, spec
-
-    def __call__(self, _module: nn.Module, args: Any, output: Any) -> Any:
-        return self.window._observe(self.spec, args, output)
-
-
-def _make_rest() -> Callable[..., None]:
-    return _rest
-
-
-def _rest(*_: Any) -> None:
-    """What stands in a copied module where the hook of a measured step stood."""
 
 
 def _plus(held: Tensor | None, gradient: Tensor) -> Tensor:
