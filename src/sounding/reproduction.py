@@ -118,6 +118,7 @@ def write_result(result: Result, outcome: Outcome, folder: Path) -> None:
             for left in folder.parent.glob(f".{folder.name}-*/"):  # of a run that was killed
                 shutil.rmtree(left, ignore_errors=True)
             work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+            old = work.with_name(f"{work.name}-old")
             try:
                 (work / FILE).write_text(result.to_json(), "utf-8")
                 _write_numbers(result, work / "numbers.csv")
@@ -127,10 +128,12 @@ def write_result(result: Result, outcome: Outcome, folder: Path) -> None:
                     save(figure, work / f"figure.{ending}")
                 write_sums(work)
                 work.chmod(0o755)
-                shutil.rmtree(folder, ignore_errors=True)
+                if folder.exists():  # renamed first: a kill while it is removed would leave half of it
+                    os.replace(folder, old)
                 os.replace(work, folder)
             finally:
-                shutil.rmtree(work, ignore_errors=True)
+                for left in (work, old):
+                    shutil.rmtree(left, ignore_errors=True)
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror or error}", hint="another --out") from error
 
