@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.sharded_models import Halves, make_batch, make_halves, make_stack, make_stages, rows_of
+from tests.sharded_models import Halves, make_batch, make_halves, make_stack, make_stages, make_tokens, rows_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -21,7 +21,8 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
 )
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.nn.functional import cross_entropy
 
 import sounding
@@ -99,6 +100,23 @@ def fully_sharded_monitor() -> Found:
 
 def tensor_parallel_check() -> Found:
     return {"rows": rows_of(sounding.check(cut(make_halves()), *make_batch()))}
+
+
+def transformer() -> Found:
+    """Heads and positions cut over the processes, the embedding by rows, logits that stay a DTensor."""
+    model, tokens, targets = make_tokens()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    cut_in, cut_out = {"input_layouts": Shard(1)}, {"output_layouts": Shard(1)}
+    plan = {name: ColwiseParallel(**cut_in) for name in ("query", "key", "value", "up")}
+    plan |= {"norm1": SequenceParallel(), "norm2": SequenceParallel()}
+    plan |= {name: RowwiseParallel(**cut_out) for name in ("join", "down")}
+    plan |= {"table": RowwiseParallel(input_layouts=Replicate(), **cut_out)}
+    plan |= {"out": ColwiseParallel(**cut_in, use_local_output=False)}
+    parallelize_module(model, mesh, plan)
+    checked = sounding.check(model, tokens, targets)
+    torch.manual_seed(dist.get_rank())  # the processes must agree on a random direction all the same
+    random = sounding.check(model, tokens, tier="fast")
+    return {"check": rows_of(checked), "random": rows_of(random)}
 
 
 def tensor_parallel_watch() -> Found:
@@ -206,6 +224,32 @@ def lonely() -> Found:
     return found
 
 
+def on_gpu() -> Found:
+    """Two processes on one GPU, which NCCL refuses: gloo moves what it can through the memory of the machine."""
+    device = torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    inputs, targets = (tensor.to(device) for tensor in make_batch())
+    model = make_stack().to(device)
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    with Monitor(wrapped) as monitor:
+        cross_entropy(wrapped(mine(inputs)), mine(targets)).backward()
+        monitor.step()
+    found: Found = {"data parallel": rows_of(monitor.report) if monitor.profiles else None}
+    mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+    makers = {
+        "fully sharded": lambda: shard(make_stack().to(device), mesh=mesh),
+        "tensor parallel": lambda: cut(make_halves().to(device), mesh),
+    }
+    for name, make in makers.items():
+        try:  # whether torch itself can run it
+            cross_entropy(make()(inputs), targets).backward()
+        except RuntimeError as error:
+            found[name] = f"torch cannot: {error}"
+            continue
+        found[name] = rows_of(sounding.check(make(), inputs, targets))
+    return found
+
+
 def flat() -> Found:
     """FSDP1 is refused, by all three."""
     model = FullyShardedDataParallel(make_stack(), device_id=torch.device("cpu"))
@@ -228,12 +272,14 @@ SCENES = {
         fully_sharded_watch,
         fully_sharded_monitor,
         tensor_parallel_check,
+        transformer,
         tensor_parallel_watch,
         tensor_parallel_monitor,
         two_ways,
         pipeline,
         loose_stages,
         lonely,
+        on_gpu,
         flat,
     )
 }

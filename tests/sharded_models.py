@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from sounding.probe.records import Report
 
@@ -36,6 +37,36 @@ class Halves(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(x)
+
+
+class Tokens(nn.Module):
+    """A transformer block: tokens, attention by heads, norms whose positions can be cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(12, 8), nn.Linear(8, 12)
+        self.norm1, self.norm2 = nn.LayerNorm(8), nn.LayerNorm(8)
+        self.query, self.key, self.value, self.join = (nn.Linear(8, 8) for _ in range(4))
+        self.up, self.act, self.down = nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)
+
+    def attend(self, x: Tensor) -> Tensor:
+        query, key, value = (
+            part(x).unflatten(-1, (-1, 2)).transpose(1, 2) for part in (self.query, self.key, self.value)
+        )
+        return self.join(scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.table(tokens)
+        x = x + self.attend(self.norm1(x))
+        return self.out(x + self.down(self.act(self.up(self.norm2(x)))))
+
+
+def make_tokens() -> tuple[Tokens, Tensor, Tensor]:
+    """The model, tokens of 6 samples at 4 positions, and the tokens that follow."""
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(1)
+    tokens, targets = (torch.randint(0, 12, (6, 4), generator=generator) for _ in range(2))
+    return Tokens(), tokens, targets
 
 
 def make_halves() -> Halves:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sounding.errors import TargetError, UsageError
 from sounding.probe.outputs import tensors_in
+from sounding.probe.parts import is_distributed
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,8 @@ def make_batch(inputs: Any, targets: Any) -> Batch:
 def check_batch(batch: Batch) -> None:
     """There are samples, and they are finite."""
     for tensor in batch.tensors():
+        if is_distributed(tensor):
+            raise UsageError("expected inputs as plain tensors, got a DTensor", hint="inputs.full_tensor()")
         if tensor.is_nested:
             raise UsageError("expected inputs as dense arrays, got a nested tensor", hint="to_padded_tensor(0.0)")
         if tensor.dim() > 0 and tensor.shape[0] == 0:

@@ -62,7 +62,7 @@ class Call:
     """One call of a module in one pass; `gradient` is ln‖∂L/∂output‖, `same_as` an earlier call of the same output.
 
     Where other processes hold parts of the output, `place` says which, `gram` holds the inner products of this part
-    until the parts are joined, and `lost` says why the gradient could not be.
+    until the parts are joined, and `notes` say what could not be.
     """
 
     spec: Spec
@@ -79,7 +79,7 @@ class Call:
     place: Place = WHOLE
     gram: Tensor | None = None
     dtype: torch.dtype = torch.float32
-    lost: str | None = None
+    notes: tuple[str, ...] = ()
 
     def spoil(self) -> None:
         """Its output turned out not to be finite: nothing else that was read off it counts."""

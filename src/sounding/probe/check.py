@@ -89,7 +89,10 @@ def check(
     settings: dict[str, Any] = {"mode": mode, "loss": "random", "dropout": dropout}
     shards = find_shards(root)
     if shards is not None:
-        Meeting(f"gather/{shards.name}", shards.ranks).gather()
+        seed = (generator or torch.default_generator).initial_seed()
+        seed = Meeting(f"gather/{shards.name}", shards.ranks).gather(seed)
+        if shards.parallel:  # parts of one gradient need one random direction
+            generator = torch.Generator().manual_seed(seed)
     modules = all_modules(root)
     claimed = claim([*modules, *all_tensors(modules)[0]])
     with torch.inference_mode(False), torch.enable_grad(), resharded(root), preserve(root), resharded(root), claimed:

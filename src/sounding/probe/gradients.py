@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.linalg import vector_norm
 from torch.utils.hooks import RemovableHandle
 
-from sounding.probe.parts import Part, is_distributed, local_part, place_of
+from sounding.probe.parts import is_distributed, part_of
 
 NORM_BLOCK, NORM_ROW = 2**16, 2**12
 SAFE_NORM = (1e-12, 1e18)  # in float32 the squares of smaller or larger gradients are lost
@@ -34,7 +34,7 @@ def log_norm(gradient: Tensor) -> float:
     user's graph. Of a DTensor it is a `Part`: torch's own norm would communicate, and hang where one process measures.
     """
     if type(gradient) is not Tensor and is_distributed(gradient):
-        return Part(log_norm(local_part(gradient)), place_of(gradient))
+        return part_of(gradient, log_norm)
     if gradient.requires_grad:
         gradient = gradient.detach()
     if gradient.is_sparse:

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from sounding.errors import TargetError, UsageError
 from sounding.probe.outputs import answer_tensor
+from sounding.probe.parts import is_distributed
 
 Loss = Callable[..., Tensor]
 LOSSES = ("cross_entropy", "mse", "random")
@@ -69,6 +70,9 @@ def _called(loss: Loss, output: Any, targets: Any) -> Tensor:
 
 def _differentiable(output: Any) -> Tensor:
     answer = answer_tensor(output)
+    if is_distributed(answer):
+        whole: Any = answer  # all processes of a check are here, so they may communicate
+        answer = whole.full_tensor()
     hint = "loss=lambda output: …, a function that makes one real number of it"
     if answer is None:
         raise UsageError(

@@ -44,11 +44,18 @@ class Meeting:
 
     def come(self) -> None:
         """Let the others know that this process measures."""
-        if self._store is not None:
-            self._store.set(f"{self._key}/here/{self.rank}", "1")
+        try:
+            if self._store is not None:
+                self._store.set(f"{self._key}/here/{self.rank}", "1")
+        except RuntimeError:  # a store that is gone: `exchange` says so
+            self._store = None
 
-    def gather(self) -> None:
-        """Wait until every process has come, or let none begin: a pass that one process enters alone never ends."""
+    def gather(self, seed: int) -> int:
+        """Wait until every process has come, or let none begin: a pass that one process enters alone never ends.
+
+        Returns:
+            The seed that one of the processes brought, the same in all.
+        """
         store = self._store
         if store is None:
             raise UsageError(f"expected processes that can meet, got none: {NO_STORE}", hint="init_process_group")
@@ -56,21 +63,26 @@ class Meeting:
             _met[self._name] += 1  # a round that some of the others gave up before
             self._key = f"sounding/{self._name}/{_met[self._name]}"
         self.come()
-        decision = "yes" if self._wait([f"{self._key}/here/{rank}" for rank in self.ranks], ARRIVAL) else "no"
-        store.compare_set(f"{self._key}/decision", "", decision)
-        if store.get(f"{self._key}/decision") != b"yes":
+        came = self._wait([f"{self._key}/here/{rank}" for rank in self.ranks], ARRIVAL)
+        store.compare_set(f"{self._key}/decision", "", str(seed) if came else "no")
+        decision: bytes = store.get(f"{self._key}/decision")
+        if decision == b"no":
             raise UsageError(
                 f"expected all processes {list(self.ranks)} of the sharded model to check it, "
                 f"got {self.rank} alone after {ARRIVAL:g} s",
                 hint="calling check in every process",
             )
         _met[self._name] += 1
+        return int(decision)
 
     def exchange(self, message: Message, *, wait: bool = True) -> dict[int, Message] | str:
         """The messages of all processes, or why they could not be had; without `wait` only leave one's own."""
-        store = self._store
-        if store is None:
-            return NO_STORE
+        try:
+            return NO_STORE if self._store is None else self._exchange(self._store, message, wait=wait)
+        except RuntimeError as error:
+            return f"the store of the processes failed ({error})"
+
+    def _exchange(self, store: Any, message: Message, *, wait: bool) -> dict[int, Message] | str:
         store.set(f"{self._key}/said/{self.rank}", _pack(message))
         if not wait:
             return ALONE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -12,6 +12,7 @@ PENDING = "the processes hold summands of it that they have not added up"
 ABSENT = "this process is not in the mesh that it lies in"
 MIXED = "it is made of parts that are cut in different ways"
 UNKNOWN = "without an autograd graph a tensor-parallel model does not tell which part of it this process holds"
+SENT = 2**16  # entries of a gradient that processes send to each other to be added: half a megabyte, scales and biases
 TO_LOCAL = "_ToTorchTensorBackward"  # the node that DTensor.to_local leaves in the autograd graph
 
 
@@ -20,7 +21,7 @@ class Place(NamedTuple):
 
     Args:
         ranks: the processes whose parts make up the whole, this one among them; none where this process holds all.
-        cut: the axes along which the tensor was cut.
+        cut: the axes along which the tensor was cut; none where the processes hold summands of it.
         reason: why the parts cannot be put together, or None.
     """
 
@@ -28,18 +29,25 @@ class Place(NamedTuple):
     cut: tuple[int, ...] = ()
     reason: str | None = None
 
+    @property
+    def summed(self) -> bool:
+        """Whether the whole is the sum of what the processes hold."""
+        return bool(self.ranks) and not self.cut
+
 
 WHOLE = Place()
 
 
 class Part(float):
-    """The logarithm of the norm of this process's part of a gradient, and where the other parts lie."""
+    """The logarithm of the norm of this process's part of a gradient, where the other parts lie, and a summand itself:
+    the norm of a sum does not follow from those of its summands."""
 
     place: Place
+    summand: Tensor | None
 
-    def __new__(cls, value: float, place: Place) -> Part:
+    def __new__(cls, value: float, place: Place, summand: Tensor | None = None) -> Part:
         part = super().__new__(cls, value)
-        part.place = place
+        part.place, part.summand = place, summand
         return part
 
 
@@ -48,6 +56,14 @@ def is_distributed(tensor: Any) -> bool:
     module = sys.modules.get("torch.distributed.tensor")
     kind = getattr(module, "DTensor", None)
     return kind is not None and isinstance(tensor, kind)
+
+
+def part_of(gradient: Any, norm: Callable[[Tensor], float]) -> Part:
+    """This process's part of a DTensor; a summand that is too large to be sent around has a reason instead."""
+    local, place = local_part(gradient), place_of(gradient)
+    if place.summed and local.numel() > SENT:
+        return Part(norm(local), Place(reason=PENDING))
+    return Part(norm(local), place, local.double().cpu().reshape(-1) if place.summed else None)
 
 
 def place_of(tensor: Any) -> Place:
@@ -100,17 +116,18 @@ class Places:
 
 
 def _place(mesh: Any, placements: Sequence[Any]) -> Place:
-    if any(placement.is_partial() for placement in placements):
-        return Place(reason=PENDING)
     here = mesh.get_coordinate()
     if here is None:
         return Place(reason=ABSENT)
+    pending = any(placement.is_partial() for placement in placements)
+    if pending and not all(placement.is_partial("sum") or placement.is_replicate() for placement in placements):
+        return Place(reason=PENDING)
     sharded = [not placement.is_replicate() for placement in placements]
     index = tuple(slice(None) if cut else place for cut, place in zip(sharded, here, strict=True))
     ranks = tuple(mesh.mesh[index].flatten().tolist()) if any(sharded) else ()
     if len(ranks) < 2:
         return WHOLE
-    return Place(ranks, tuple(p.dim for p, cut in zip(placements, sharded, strict=True) if cut))
+    return Place(ranks, () if pending else tuple(p.dim for p, cut in zip(placements, sharded, strict=True) if cut))
 
 
 def _merge(places: Iterable[Place]) -> Place:

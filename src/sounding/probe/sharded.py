@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from sounding.probe.calls import Call, Pass, named_parameters
 from sounding.probe.gathered import groups_of, refuse_flat
-from sounding.probe.gradients import join_log_norms
+from sounding.probe.gradients import join_log_norms, log_norm
 from sounding.probe.meeting import Meeting
 from sounding.probe.moments import no_autocast
-from sounding.probe.outputs import sample_matrix
+from sounding.probe.outputs import sample_matrix, why_unmeasurable
 from sounding.probe.parts import WHOLE, Part, Place, is_distributed, local_part
 from sounding.probe.state import all_modules
 from sounding.probe.units import dead_fraction, saturated_fraction
@@ -24,6 +24,8 @@ from sounding.probe.units import dead_fraction, saturated_fraction
 BATCH = "forward measures and gradients at outputs are of this process's part of the batch"
 FEATURES = "outputs that are cut over the mesh are put together from the parts of all processes"
 NOT_SAMPLES = "forward measures: this process holds a part of it that is not cut by features"
+TOKENS = "token participation ratio: this process holds a part of the positions or features"
+UNITS = "dead fraction: this process holds a part of it that is not cut by units"
 SHARED_LAYER = "the last weight layer lies in several processes"
 HELD = "weight gradient: .grad held a gradient before this pass, to which fully_shard added; set it to None first"
 
@@ -80,21 +82,27 @@ def measure_part(one: Pass, call: Call, tensor: Tensor, *, axis: int, limit: int
     spec = call.spec
     if is_distributed(tensor):
         tensor = local_part(tensor)
+    call.shape = tuple(tensor.shape)
+    call.reason = why_unmeasurable(tensor) if tensor.numel() else None
     first = axis if spec.axis is None else spec.axis
-    matrix = sample_matrix(tensor, one.batch_size or 1, first=first, limit=limit)
+    matrix = sample_matrix(tensor, one.batch_size or 1, first=first, limit=limit) if call.reason is None else None
     if matrix is None or first in call.place.cut:
-        call.reason = NOT_SAMPLES
+        call.reason = call.reason or NOT_SAMPLES
         return
-    one.samples = matrix.shape[0]
-    call.features = matrix.shape[1]
+    one.samples, call.features = matrix.shape
     with no_autocast(matrix):
         wide = matrix.double()
         call.gram, call.dtype = wide @ wide.mT, matrix.dtype
-    if call.place.cut == (tensor.dim() - 1,) and spec.activation:
+    features_cut = call.place.cut == (tensor.dim() - 1,)
+    if tensor.dim() == 3:
+        call.notes += (TOKENS,)
+    if spec.activation and not features_cut:
+        call.notes += (UNITS,)
+    elif spec.activation:
         units = tensor.shape[-1]
-        call.values["dead_fraction"] = dead_fraction(matrix, None, units=units, trailing=True)
+        call.values["dead_fraction"] = dead_fraction(matrix, None, units=units, trailing=True) if units else 0.0
     if spec.bounds is not None:
-        call.values["saturated_fraction"] = saturated_fraction(matrix, spec.bounds)
+        call.values["saturated_fraction"] = saturated_fraction(matrix, spec.bounds) if call.features else 0.0
 
 
 @dataclass(frozen=True)
@@ -130,10 +138,13 @@ def join_parts(
             item.refuse(found)
         else:
             missing = [rank for rank in item.place.ranks if item.key not in found.get(rank, {})]
+            parts = [found[rank][item.key] for rank in item.place.ranks if rank not in missing]
             if missing:
                 item.refuse(f"process {missing[0]} did not measure it")
+            elif len({part.size for part in parts}) > 1:
+                item.refuse("the processes measured different numbers of samples")
             else:
-                item.accept([found[rank][item.key] for rank in item.place.ranks])
+                item.accept(parts)
 
 
 def _items(index: int, one: Pass) -> Iterator[_Item]:
@@ -143,7 +154,8 @@ def _items(index: int, one: Pass) -> Iterator[_Item]:
         gradient = call.gradient
         place = gradient.place if isinstance(gradient, Part) else call.place
         if gradient is not None and place is not WHOLE:
-            yield _Item(f"{key}/gradient", place, np.array([gradient]), _take_gradient(call), _lose_gradient(call))
+            accept = _take_gradient(call, gradient)
+            yield _Item(f"{key}/gradient", place, _numbers(gradient), accept, _lose_gradient(call))
         if call.gram is not None:
             yield _forward_item(key, one, call)
 
@@ -151,28 +163,42 @@ def _items(index: int, one: Pass) -> Iterator[_Item]:
 def _weights(key: str, weights: dict[str, float], gaps: dict[str, str]) -> list[_Item]:
     def item(name: str, part: Part) -> _Item:
         def accept(found: Sequence[np.ndarray]) -> None:
-            weights[name] = join_log_norms([float(value[0]) for value in found])
+            weights[name] = _join(found, part)
 
         def refuse(reason: str) -> None:
             weights.pop(name, None)
             gaps[name] = f"weight gradient: {reason}"
 
-        return _Item(f"{key}/weight/{name}", part.place, np.array([part]), accept, refuse)
+        return _Item(f"{key}/weight/{name}", part.place, _numbers(part), accept, refuse)
 
     parts = [(name, value) for name, value in weights.items() if isinstance(value, Part)]
     return [item(name, part) for name, part in parts if part.place is not WHOLE]
 
 
-def _take_gradient(call: Call) -> Callable[[Sequence[np.ndarray]], None]:
+def _numbers(part: float) -> np.ndarray:
+    """What the others need of a gradient: its log-norm, or all of a summand."""
+    summand = getattr(part, "summand", None)
+    return np.array([part]) if summand is None else summand.numpy()
+
+
+def _join(found: Sequence[np.ndarray], part: float) -> float:
+    """The log-norm of the whole from what all processes sent."""
+    if getattr(part, "summand", None) is not None:
+        return log_norm(torch.from_numpy(np.sum(found, axis=0)))
+    return join_log_norms([float(value[0]) for value in found])
+
+
+def _take_gradient(call: Call, gradient: float) -> Callable[[Sequence[np.ndarray]], None]:
     def accept(found: Sequence[np.ndarray]) -> None:
-        call.gradient = join_log_norms([float(value[0]) for value in found])
+        call.gradient = _join(found, gradient)
 
     return accept
 
 
 def _lose_gradient(call: Call) -> Callable[[str], None]:
     def refuse(reason: str) -> None:
-        call.gradient, call.lost = None, f"gradient: {reason}"
+        call.gradient = None
+        call.notes += (f"gradient: {reason}",)
 
     return refuse
 
@@ -182,15 +208,19 @@ def _forward_item(key: str, one: Pass, call: Call) -> _Item:
     gram, dtype, values = call.gram, call.dtype, call.values
     assert gram is not None
     fractions = [name for name in ("dead_fraction", "saturated_fraction") if name in values]
-    numbers = np.concatenate([[call.features, *(values[name] for name in fractions)], gram.cpu().numpy().ravel()])
+    axis = min(call.place.cut[0], len(call.shape) - 1)
+    counts = [call.features, call.shape[axis], *(values[name] for name in fractions)]
+    numbers = np.concatenate([counts, gram.cpu().numpy().ravel()])
     call.gram = None
 
     def accept(found: Sequence[np.ndarray]) -> None:
         features = [float(part[0]) for part in found]
         call.features = int(sum(features))
-        for place, name in enumerate(fractions, start=1):
+        # layers of one shape are compared with each other, so that of the whole is needed
+        call.shape = (*call.shape[:axis], int(sum(part[1] for part in found)), *call.shape[axis + 1 :])
+        for place, name in enumerate(fractions, start=2):
             values[name] = float(np.average([part[place] for part in found], weights=features))
-        total = np.sum([part[1 + len(fractions) :] for part in found], axis=0).reshape(gram.shape)
+        total = np.sum([part[len(counts) :] for part in found], axis=0).reshape(gram.shape)
         one.moments.add(_factor(total, call.features).to(dtype), values, spoil=call.spoil)
 
     def refuse(reason: str) -> None:

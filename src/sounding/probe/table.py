@@ -201,9 +201,9 @@ def _gaps(one: Pass) -> Iterator[tuple[str, str]]:
         if call.extras:
             yield call.name, f"it returns more than one tensor: measured without {', '.join(call.extras)}"
         gradient = _gradient(call)
-        if call.lost is not None:
-            yield call.name, call.lost
-        elif gradient is None and call.reason is None and backward:
+        for note in call.notes:
+            yield call.name, note
+        if gradient is None and call.reason is None and backward and not _told(call):
             yield call.name, f"gradient: {LOST if call.hooked else 'its output does not ask for a gradient'}"
     if not isinstance(one.alignment, float) and one.calls:
         weighs = any(call.spec.weighs for call in one.calls)
@@ -211,6 +211,10 @@ def _gaps(one: Pass) -> Iterator[tuple[str, str]]:
         yield NETWORK, f"gradient alignment: {one.alignment or absent}"
     if not backward and one.calls:
         yield NETWORK, "gradients: no backward pass reached a measured output"
+
+
+def _told(call: Call) -> bool:
+    return any(note.startswith("gradient") for note in call.notes)
 
 
 def _never_called(passes: Sequence[Pass], specs: Sequence[Spec]) -> Iterator[Spec]:

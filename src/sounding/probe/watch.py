@@ -23,7 +23,7 @@ from sounding.probe.hooks import Hooks
 from sounding.probe.meeting import Meeting
 from sounding.probe.moments import TIERS, Tier
 from sounding.probe.outputs import main_tensor, sample_matrix, tensors_in, why_unmeasurable
-from sounding.probe.parts import WHOLE, Places, is_distributed
+from sounding.probe.parts import PENDING, WHOLE, Place, Places, is_distributed, local_part
 from sounding.probe.pipeline import REPEATS, find_stage, is_rehearsal
 from sounding.probe.records import Report, Unmeasured
 from sounding.probe.repeats import repeated_fraction
@@ -198,8 +198,9 @@ class Watched:
         axis = self._axis if self._axis < first.dim() else 0
         one.batch_size = int(first.shape[axis])
         one.input_reason = why_unmeasurable(first)
-        if self._tier == "full":
-            one.input["repeated_fraction"] = repeated_fraction(tensors, one.batch_size, first=axis)
+        plain = [tensor for tensor in tensors if not is_distributed(tensor)]
+        if self._tier == "full" and plain:
+            one.input["repeated_fraction"] = repeated_fraction(plain, one.batch_size, first=axis)
         if one.input_reason is None:
             matrix = sample_matrix(first.detach(), one.batch_size, first=axis, limit=self._samples)
             if matrix is not None:
@@ -250,7 +251,7 @@ class Watched:
             call.reason = f"it returned {type(output).__name__}, which holds no tensor"
             return None
         call.shape = tuple(tensor.shape)
-        seeded = self._seed(tensor, output) if self._seeding else None
+        seeded = self._seed(tensor, output) if self._seeding and self._places is None else None
         if seeded is not None:
             tensor, before = seeded, None
         if before is not None and (before.features or not spec.shown):
@@ -282,6 +283,8 @@ class Watched:
             call.extras = tuple(path for path, other in tensors_in(output) if other is not tensor)
         if self._places is not None:
             call.place = self._places.of(tensor)
+            if call.place.summed:
+                call.place = Place(reason=PENDING)
         call.reason = call.place.reason or (why_unmeasurable(tensor) if call.place is WHOLE else None)
         if call.reason is not None:
             return
@@ -368,7 +371,7 @@ class Watched:
         gradients only here."""
         if tensor is None or not self._passes:
             return None
-        seeded = self._seed(tensor, output) if self._seeding else None
+        seeded = self._seed(tensor, output) if self._seeding and self._places is None else None
         tensor = tensor if seeded is None else seeded
         one = self._passes[-1]
         waiting = [call for call in one.calls if call.spec is spec and not call.hooked and call.gradient is None]
@@ -381,7 +384,8 @@ class Watched:
     def _closest(self, one: Pass, waiting: list[Call], tensor: Tensor) -> Call:
         """Which call of a shared module is being repeated: the one with the same mean square, the latest of equals."""
         one.moments.reduce()
-        now = float(tensor.detach().double().square().mean())
+        held = local_part(tensor) if is_distributed(tensor) else tensor.detach()
+        now = float(held.double().square().mean())
         return min(reversed(waiting), key=lambda call: abs(call.values.get("mean_square", math.inf) - now))
 
 
