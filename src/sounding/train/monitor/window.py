@@ -291,10 +291,10 @@ class Window(Watched):
             for name in SCALES:
                 setattr(stage, name, partial(self._read_scaled, getattr(stage, name)))
 
-    def _read_scaled(self, scale: Callable[[int], None], factor: int) -> None:
-        """What the schedule calls in place of its stage's own methods: scale, then read."""
-        scale(factor)
-        self._read_all(factor)
+    def _read_scaled(self, scale: Callable[..., None], *arguments: int, **keywords: int) -> None:
+        """What the schedule calls in place of its stage's own methods, with the scale: scale, then read."""
+        scale(*arguments, **keywords)
+        self._read_all(next(iter((*arguments, *keywords.values())), 1))
 
     @walled
     def _read_all(self, factor: int) -> None:
