@@ -380,3 +380,13 @@ def test_polynomials_and_plane_agree_on_every_pair_moment(name, size, eps, scale
     assert found is not None
     planar = np.array(astuple(expectations.planar(law)[0]))
     assert (np.abs(found[0].values - planar) <= TOLERANCE.two_routes * found[0].scales).all()
+
+
+def test_where_the_fixed_point_does_not_attract_the_headline_promises_no_growth():
+    """SiLU at B = 64: theory's ×1.234 is that of a state which networks leave; they measure ×1.396."""
+    leaving, staying = batchnorm("silu", batch_size=64), batchnorm("gelu", batch_size=64)
+    assert not leaving.fixed_point.attracting
+    assert "does not attract" in str(leaving).splitlines()[0]
+    assert "trainable to" not in str(leaving)
+    assert staying.fixed_point.attracting
+    assert "gradients grow" in str(staying).splitlines()[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.cells import cell_len
 
+from sounding import predict, prescribe
 from sounding.cli import cli
 from sounding.errors import ExitCode, UsageError
 from tolerance import TOLERANCE
@@ -139,11 +141,15 @@ def test_gram_answers_from_a_correlation_or_a_file(tmp_path: Path) -> None:
 def test_prescribe_answers_with_all_options() -> None:
     data = answer("prescribe", "--activation", "tanh", "--batch-size", "64", "--depth", "200")
     assert data["reachable"] is True
-    assert data["options"][0]["trainable_depth"] >= 200
+    assert data["options"][0]["trainable_depth"] >= 600
+    assert data["weight_std"] == 1.0
     assert [o["size"] for o in data["options"]] == sorted(o["size"] for o in data["options"])
     assert all(failure["why"] for failure in data["unreachable"])
     told = table("prescribe", "--activation", "tanh", "--batch-size", "64", "--depth", "200")
-    assert "eps 0.29" in told
+    assert "eps 0.58" in told
+    assert "weights of variance 1/fan_in" in " ".join(told.split())
+    default = answer("prescribe", "-a", "tanh", "-b", "64", "-d", "200", "--weight-std", "0.5774", "--margin", "1")
+    assert default["options"][0]["eps"] == pytest.approx(0.29 / 3, rel=0.05)
     assert "not by shift" in told
 
 
@@ -321,3 +327,33 @@ def test_predict_is_the_public_face() -> None:
     assert predict.bounds.evaluate("rank2020-lemma13", width=4, regularity=0.5).sense == "upper"
     with pytest.raises(UsageError):
         predict.kernel("swish")
+
+
+PRINTED = {"as_json", "plot", "debug"}
+# what the command line writes otherwise: a seed for a generator, a file or a correlation for a matrix, a second answer
+TRANSLATED = {
+    "gram": ({"gram_matrix", "generator"}, {"file", "batch_size", "correlation", "decaying", "seed", "width"}),
+}
+
+
+@pytest.mark.parametrize("name", ["batchnorm", "kernel", "vanilla", "critical", "gram", "prescribe"])
+def test_python_and_command_line_take_the_same_options(name: str) -> None:
+    command = cli.get_command(None, "prescribe" if name == "prescribe" else "predict")  # type: ignore[arg-type]
+    if name != "prescribe":
+        command = command.get_command(None, name)  # type: ignore[union-attr, arg-type]
+    function = prescribe if name == "prescribe" else getattr(predict, name)
+    only_python, only_typed = TRANSLATED.get(name, (set(), set()))
+    typed = {option.name: option.default for option in command.params}  # type: ignore[union-attr]
+    known = inspect.signature(function).parameters
+    assert set(typed) - PRINTED - only_typed == set(known) - only_python
+    for key, parameter in known.items():
+        if key not in only_python and parameter.default is not parameter.empty:
+            # from Python a generator alone asks for sampling; the command line always has a seed
+            assert typed[key] == parameter.default or (name, key) == ("gram", "method"), key
+
+
+def test_weights_of_another_variance_are_those_of_another_eps() -> None:
+    """Batch norm sees eps/σ_w² alone."""
+    plain = answer(*BATCHNORM, "--eps", "0.1")
+    other = answer(*BATCHNORM, "--eps", "0.4", "--weight-std", "2")
+    assert other["gradient_growth"] == pytest.approx(plain["gradient_growth"], rel=TOLERANCE.exact)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -16,8 +15,6 @@ from sounding.limits import require_memory, require_time
 NORMS = ("none", "pre-rms", "post-rms", "pre-ln", "post-ln")
 
 
-# of some 50 ms each
-MOST_INTEGRALS = 300
 LEAST_LAYER, FASTEST = 5e-5, 1e11  # seconds of a layer, and entries per second, at the very least
 
 
@@ -34,14 +31,35 @@ def predict() -> None:
 @click.option("--eps", type=float, default=0.0, show_default=True, help="Added to the variance.")
 @click.option("--scale", type=float, default=1.0, show_default=True, help="γ: φ(γx + β) after normalization.")
 @click.option("--shift", type=float, default=0.0, show_default=True, help="β.")
+@click.option(
+    "--weight-std", "-w", type=float, default=1.0, show_default=True, metavar="W",
+    help="σ_w: weights have variance W²/fan-in; matters with eps.",
+)  # fmt: skip
+@click.option("--tolerance", type=float, default=1e-12, show_default=True, help="Of the integrals.")
 @presented
 def batchnorm(
-    activation: str, batch_size: float, eps: float, scale: float, shift: float, as_json: bool, plot: Path | None
+    activation: str,
+    batch_size: float,
+    eps: float,
+    scale: float,
+    shift: float,
+    weight_std: float,
+    tolerance: float,
+    as_json: bool,
+    plot: Path | None,
 ) -> None:
     """Batch normalization: fixed point, eigenvalues, gradient growth, trainable depth (meanfield2019)."""
     from sounding import predict as theory
 
-    result = theory.batchnorm(activation, batch_size=whole(batch_size), eps=eps, scale=scale, shift=shift)
+    result = theory.batchnorm(
+        activation,
+        batch_size=whole(batch_size),
+        eps=eps,
+        scale=scale,
+        shift=shift,
+        weight_std=weight_std,
+        tolerance=tolerance,
+    )
     draw(plot, lambda pictures: pictures.batchnorm(result))
     present(result, as_json=as_json)
 
@@ -65,12 +83,15 @@ def kernel(activation: str, norm: str, as_json: bool, plot: Path | None) -> None
     "--weight-std", "-w", type=float, required=True, metavar="W", help="σ_w: weights have variance W²/fan-in."
 )
 @click.option("--bias-std", "-s", type=float, default=0.0, show_default=True, metavar="S", help="σ_b.")
+@click.option("--start", type=float, default=1.0, show_default=True, metavar="Q", help="Variance of the input.")
 @presented
-def vanilla(activation: str, weight_std: float, bias_std: float, as_json: bool, plot: Path | None) -> None:
+def vanilla(
+    activation: str, weight_std: float, bias_std: float, start: float, as_json: bool, plot: Path | None
+) -> None:
     """A plain network: variance and correlation fixed points, χ, depth scales, phase (meanfield2019)."""
     from sounding import predict as theory
 
-    result = theory.vanilla(activation, weight_std=weight_std, bias_std=bias_std)
+    result = theory.vanilla(activation, weight_std=weight_std, bias_std=bias_std, start=start)
     draw(plot, lambda pictures: pictures.vanilla(activation, weight_std=weight_std, bias_std=bias_std))
     present(result, as_json=as_json)
 
@@ -104,6 +125,7 @@ def critical(activation: str, bias_std: float, as_json: bool, plot: Path | None)
     show_default=True,
     help="Where no quick method applies: double integrals (auto: up to 300 of them, 75 with eps), or Monte Carlo.",
 )
+@click.option("--samples", type=int, default=200_000, show_default=True, help="Batches that a sampled step draws.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Where an expectation is sampled.")
 @presented
 def gram(
@@ -116,6 +138,7 @@ def gram(
     eps: float,
     width: int | None,
     method: str,
+    samples: int,
     seed: int,
     as_json: bool,
     plot: Path | None,
@@ -128,13 +151,18 @@ def gram(
 
     start = input_gram(file, batch_size=batch_size, correlation=correlation, decaying=decaying)
     generator = np.random.default_rng(seed)
-    integrals = depth * len(start) * (len(start) - 1) // 2
-    most = MOST_INTEGRALS if eps == 0 else MOST_INTEGRALS // 4
     told = f"{depth} layers of {len(start)} samples"
     require_memory(8.0 * depth * len(start) ** 2, what=told)
     require_time(depth * (LEAST_LAYER + len(start) ** 2 / FASTEST), what=told)
-    sampled = method == "sampled" or (method == "auto" and integrals > most)
-    result = theory.gram(activation, start, depth=depth, eps=eps, generator=generator if sampled else None)
+    result = theory.gram(
+        activation,
+        start,
+        depth=depth,
+        eps=eps,
+        method=method,  # type: ignore[arg-type]
+        samples=samples,
+        generator=generator,
+    )
     draw(plot, lambda pictures: pictures.profile(result.profile(), "mean_cosine", title=result.activation))
     data = result.to_dict()
     if width is not None:
@@ -165,7 +193,7 @@ def bounds(
 ) -> None:
     """The theorems: list them, or evaluate one: `bounds rank2020-theorem2 --set width=64 --set regularity=0.5`."""
     from sounding.cli.settings import parse_settings
-    from sounding.theory.bounds import THEOREMS, evaluate, parameters
+    from sounding.theory.bounds import THEOREMS, evaluate, kernel_numbers, parameters
 
     if name is None:
         if settings or version or activation or plot:
@@ -181,7 +209,7 @@ def bounds(
     if version:
         arguments["version"] = version
     if activation:
-        arguments = {**_kernel_numbers(name, activation, norm), **arguments}
+        arguments = {**kernel_numbers(name, activation, norm=norm), **arguments}  # type: ignore[arg-type]
     bound = evaluate(name, **arguments)
     draw(plot, lambda pictures: pictures.bound(bound))
     if as_json:
@@ -191,38 +219,3 @@ def bounds(
         print_json(data)
     else:
         print_bound(bound)
-
-
-def _kernel_numbers(name: str, activation: str, norm: str) -> dict[str, Any]:
-    """What a chapter 5 theorem needs to know of an activation, from its kernel map."""
-    from sounding.theory.bounds import parameters
-
-    known = parameters(name)
-    if "slope_zero" not in known:
-        raise UsageError(
-            f"{name} does not depend on an activation, got --activation {activation}", hint="leaving it out"
-        )
-    from sounding import predict as theory
-    from sounding.theory.kernel import evaluate
-
-    result = theory.kernel(activation, norm)  # type: ignore[arg-type]
-    numbers: dict[str, Any] = {
-        "kappa_zero": result.zero,
-        "slope_zero": result.slope_zero,
-        "slope_one": result.slope_one,
-        "fixed_point": result.fixed_point,
-        "slope_fixed_point": result.slope_fixed_point,
-    }
-    if "second_moment" in known:
-        # Theorem 5.15 speaks of the unscaled activation
-        bare = theory.kernel(activation)
-        numbers = {
-            "second_moment": bare.second_moment,
-            "squared_mean": bare.second_moment * bare.zero,
-            "slope_zero": bare.second_moment * bare.slope_zero,
-            "slope_one": bare.second_moment * bare.slope_one,
-            "norm": norm,
-        }
-    numbers = {key: value for key, value in numbers.items() if key in known}
-    numbers["kappa"] = lambda rho: evaluate(activation, rho, norm=norm).value  # type: ignore[arg-type]
-    return numbers

@@ -23,14 +23,26 @@ if TYPE_CHECKING:
     "--batch-size", "-b", type=float, required=True, metavar="B", help="Samples per batch, at least 4; or inf."
 )
 @click.option("--depth", "-d", type=int, required=True, metavar="L", help="Layers it should be trainable to.")
-@click.option("--margin", type=float, default=1.0, show_default=True, help="Times the depth that theory should allow.")
+@click.option("--margin", type=float, default=3.0, show_default=True, help="Times the depth that theory should allow.")
+@click.option(
+    "--weight-std", "-w", type=float, default=1.0, show_default=True, metavar="W",
+    help="Weights have variance W²/fan-in; nn.Linear starts with 0.577.",
+)  # fmt: skip
 @presented
-def prescribe(activation: str, batch_size: float, depth: int, margin: float, as_json: bool, plot: Path | None) -> None:
+def prescribe(
+    activation: str,
+    batch_size: float,
+    depth: int,
+    margin: float,
+    weight_std: float,
+    as_json: bool,
+    plot: Path | None,
+) -> None:
     """Which eps, shift, scale, gains or weights make a batch norm network trainable by theory to depth L."""
     from sounding.theory.prescribe import prescribe as solve
 
     with working("searching the smallest change", quiet=as_json):
-        result = solve(activation, batch_size=whole(batch_size), depth=depth, margin=margin)
+        result = solve(activation, batch_size=whole(batch_size), depth=depth, margin=margin, weight_std=weight_std)
     draw(plot, lambda pictures: pictures.prescription(result))
     if as_json:
         print_json(result)
@@ -46,6 +58,7 @@ def print_prescription(result: Prescription) -> None:
 
     screen = console()
     screen.print(Text(str(result).splitlines()[0], style="bold"))
+    screen.print(Text(result.assumption, style="dim"))
     screen.print()
     if not result.options:
         screen.print(Text("Nothing searched reaches this depth.", style="bold red"))

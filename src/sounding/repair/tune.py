@@ -119,7 +119,7 @@ def _averaged(model: nn.Module, inputs: Inputs, norms: list[nn.Module]) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _prescribed(activation: str, batch_size: int, depth: int, margin: float) -> Option | None:
-    """Theory's choice; it takes seconds, and a recommendation asks for it several times."""
+    """Theory's choice for weights of variance 1/fan_in, kept since a recommendation asks for it several times."""
     return prescribe(activation, batch_size=batch_size, depth=depth, margin=margin).batchnorm
 
 

@@ -169,21 +169,29 @@ class BatchNormPrediction:
             for name, value, default in (("eps", self.eps, 0), ("scale", self.scale, 1), ("shift", self.shift, 0))
             if value != default
         )
-        verb = "grow" if self.gradient_growth >= 1 else "shrink"
-        deep = (
-            f"about {self.trainable_depth:.0f} layers" if self.trainable_depth < 1e6 else "more than a million layers"
-        )
+        name = f"BatchNorm({self.activation}, B={size}{extras})"
         state = "attracting" if self.fixed_point.attracting else "not attracting"
-        return (
-            f"BatchNorm({self.activation}, B={size}{extras}): gradients {verb} ×{self.gradient_growth:.6g} per layer "
-            f"(squared norm), depth scale {self.depth_scale:.3g}, trainable to {deep}\n"
+        lines = [
+            f"{name}: {self._headline()}",
             f"  fixed point  variance {self.fixed_point.variance:.4f}  correlation {self.fixed_point.correlation:.4f}  "
-            f"{'collapsed, ' if self.collapsed else ''}{state}"
-            + (
-                f"\n  off by up to {self.error:.1g} (of each number, or absolutely below 1)"
-                if self.error > _LARGE
-                else ""
+            f"{'collapsed, ' if self.collapsed else ''}{state}",
+        ]
+        if self.error > _LARGE:
+            lines.append(f"  off by up to {self.error:.1g} (of each number, or absolutely below 1); {self.method}")
+        return "\n".join(lines)
+
+    def _headline(self) -> str:
+        """How gradients grow and how deep one may go, or that a network does not stay at the fixed point."""
+        if not self.fixed_point.attracting:
+            return (
+                "the fixed point of equal samples does not attract, so deep batches leave it and the growth of their "
+                f"gradients is not predicted (it would be ×{self.gradient_growth:.6g} per layer there)"
             )
+        verb = "grow" if self.gradient_growth >= 1 else "shrink"
+        deep = f"about {self.trainable_depth:.0f}" if self.trainable_depth < 1e6 else "more than a million"
+        return (
+            f"gradients {verb} ×{self.gradient_growth:.6g} per layer (squared norm), depth scale "
+            f"{self.depth_scale:.3g}, trainable to {deep} layers"
         )
 
     __repr__ = __str__

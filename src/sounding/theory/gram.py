@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,6 +22,13 @@ from sounding.theory.batchnorm import ActivationLike, batchnorm
 from sounding.theory.covariance_map import MappedCovariance, center, check_covariance, covariance_map
 from sounding.theory.integrals.panels import integrate, interval
 from sounding.theory.kernel_path import check_depth
+
+GramMethod = Literal["auto", "quadrature", "sampled"]
+# of some 50 ms each: what one waits for without being asked; with eps they take four times as long
+MOST_INTEGRALS = 300
+MOST_INTEGRALS = (
+    300  # of some 50 ms each: what one waits for without being asked; with eps they take four times as long
+)
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,7 @@ def gram(
     *,
     depth: int,
     eps: float = 0.0,
+    method: GramMethod | None = None,
     samples: int = 200_000,
     generator: np.random.Generator | None = None,
 ) -> GramPrediction:
@@ -108,7 +116,7 @@ def gram(
 
     Quick for positively homogeneous activations at any Gram matrix, and for any activation where the batch has one or
     two directions left after centring or is permutation-symmetric; else B(B−1)/2 double integrals for each layer, or
-    sampled where a generator is given (see `covariance_map`).
+    sampled (see `covariance_map`).
 
     For a linear activation G* = (n/(n−1))·(I − 11ᵀ/n): singular, and not the identity the seed names, so that its
     Theorem 3.2 says nothing there.
@@ -118,7 +126,9 @@ def gram(
         gram_matrix: the input's Gram matrix, n × n with n ≥ 2, symmetric and positive semidefinite.
         depth: layers.
         eps: of the batch norm, inside the root.
-        samples, generator: sample the steps that have no quick method; without, they are integrated.
+        method: of steps that have no quick one: "quadrature", "sampled", or "auto", which samples where more than 300
+            double integrals would be needed, 75 with eps. By default they are sampled where a generator is given.
+        samples, generator: how many batches a sampled step draws, and from which.
 
     >>> found = gram("relu", np.diag([1.0, 2.0, 3.0, 4.0]), depth=30)
     >>> bool(found.distances[-1] < 1e-6), round(float(found.fixed_point[0, 0]), 12)
@@ -127,9 +137,10 @@ def gram(
     phi = resolve(activation)
     current = check_covariance(gram_matrix)
     layers, size = check_depth(depth), len(current)
+    drawn = generator if _samples(method, layers * size * (size - 1) // 2, eps, generator) else None
     matrices, errors, methods = [current], [0.0], []
     for _ in range(layers):
-        step = gram_map(phi, current, eps=eps, samples=samples, generator=generator)
+        step = gram_map(phi, current, eps=eps, samples=samples, generator=drawn)
         current = step.covariance
         matrices.append(current)
         errors.append(float(step.error.max()))
@@ -148,6 +159,17 @@ def gram(
         errors=tuple(errors),
         method=next((name for name in ("sampled", "quadrature") if name in methods), methods[0] if methods else "none"),
     )
+
+
+def _samples(method: GramMethod | None, integrals: int, eps: float, generator: np.random.Generator | None) -> bool:
+    """Whether steps without a quick method are sampled."""
+    if method not in (None, "auto", "quadrature", "sampled"):
+        raise UsageError(f"method must be auto, quadrature or sampled, got {method!r}")
+    if method in ("auto", "sampled") and generator is None:
+        raise UsageError(f"method {method!r} needs a generator", hint="generator=numpy.random.default_rng(0)")
+    if method == "auto":
+        return integrals > (MOST_INTEGRALS if eps == 0 else MOST_INTEGRALS // 4)
+    return method == "sampled" or (method is None and generator is not None)
 
 
 def gram_map(

@@ -13,6 +13,10 @@ from sounding.errors import NumericalError
 from sounding.theory.batchnorm import batchnorm, critical_eps
 
 LAYERS_PER_SCALE = 16.0
+# The forward eigenvalues G (collapse) and L (a few samples take the variance) that a prescribed point may have. Nearer
+# to 1 a deviation lives for more than 20 layers, and the fluctuations of a finite width carry a batch across. M, what
+# two samples keep of their likeness, is near 1 wherever growth is, and should be.
+STEADY = 0.95
 
 
 @dataclass(frozen=True)
@@ -32,12 +36,14 @@ class Point:
         growth: factor per layer of the squared gradient norm.
         variance: batch variance of the pre-activations at the fixed point; 0 where it has collapsed.
         attracting: whether deep batches go there.
+        slowest: the larger of the forward eigenvalues G and L.
     """
 
     setting: Setting
     growth: float
     variance: float
     attracting: bool
+    slowest: float
 
     @property
     def alive(self) -> bool:
@@ -53,18 +59,24 @@ class Point:
         """16/|ln growth| layers (meanfield2019: the overlay of its training figures)."""
         return LAYERS_PER_SCALE / abs(self.log_growth) if self.growth != 1 else math.inf
 
+    @property
+    def steady(self) -> bool:
+        """Whether samples stay distinct and batches of finite width stay close to the fixed point."""
+        return self.alive and self.attracting and self.slowest <= STEADY
+
     def reaches(self, limit: float) -> bool:
-        """Whether |ln growth| ≤ `limit` at an attracting fixed point that is alive."""
-        return self.alive and self.attracting and abs(self.log_growth) <= limit
+        """Whether |ln growth| ≤ `limit` at a steady point."""
+        return self.steady and abs(self.log_growth) <= limit
 
 
 @dataclass
 class Landscape:
-    """Growth over settings, for one activation and batch size."""
+    """Growth over settings, for one activation, batch size and law of the weights, of variance weight_std²/fan_in."""
 
     activation: Activation
     batch_size: float
     limit: float
+    weight_std: float = 1.0
     _points: dict[Setting, Point] = field(default_factory=dict)
     _collapse: dict[tuple[float, float], float] = field(default_factory=dict)
 
@@ -86,16 +98,19 @@ class Landscape:
             eps=setting.eps,
             scale=setting.scale,
             shift=setting.shift,
+            weight_std=self.weight_std,
         )
-        share = 1.0 if math.isinf(self.batch_size) else 1 - 1 / self.batch_size
-        return Point(setting, result.gradient_growth, result.fixed_point.mu * share, result.fixed_point.attracting)
+        share = self.weight_std**2 * (1.0 if math.isinf(self.batch_size) else 1 - 1 / self.batch_size)
+        point, forward = result.fixed_point, result.forward_eigenvalues
+        slowest = max(forward.G, forward.L)
+        return Point(setting, result.gradient_growth, point.mu * share, point.attracting, slowest)
 
     def collapse(self, setting: Setting) -> float:
         """The eps at which the batch collapses, at this scale and shift."""
         key = (setting.scale, setting.shift)
         if key not in self._collapse:
             found = critical_eps(self.activation, batch_size=self.batch_size, scale=key[0], shift=key[1])
-            self._collapse[key] = found.collapse
+            self._collapse[key] = found.collapse * self.weight_std**2
         return self._collapse[key]
 
     def size(self, point: Point) -> float:
@@ -105,7 +120,7 @@ class Landscape:
         return math.hypot(setting.scale * shrink - 1, setting.shift)
 
     def walk(self, path: Callable[[float], Setting], grid: Sequence[float]) -> tuple[Point | None, Point | None]:
-        """Along a path of growing change: the smallest change that reaches the limit, and the best point seen alive.
+        """Along a path of growing change: the smallest change that reaches the limit, and the best steady point seen.
 
         The grid finds the first interval that ends in reach; a root finder and two-digit rounding away from the start
         finish it.
@@ -117,25 +132,35 @@ class Landscape:
                 point = self.at(path(step))
             except NumericalError:
                 break
-            if point.alive and point.attracting and (best is None or abs(point.log_growth) < abs(best.log_growth)):
+            if point.steady and (best is None or abs(point.log_growth) < abs(best.log_growth)):
                 best = point
-            if point.reaches(self.limit):
-                return self._refine(path, before, step), best
+            if point.alive and point.attracting and abs(point.log_growth) <= self.limit:
+                found = self._refine(path, before, step)
+                if found is not None:
+                    return found, best
             before = step
         return None, best
 
-    def _refine(self, path: Callable[[float], Setting], outside: float, inside: float) -> Point:
+    def _refine(self, path: Callable[[float], Setting], outside: float, inside: float) -> Point | None:
+        """The smallest change between two steps that reaches the limit, None where no steady point does.
+
+        A step may also come to a steady point from one that is not, or go beyond the last steady one.
+        """
+        settles = self.at(path(inside)).steady
+
         def excess(step: float) -> float:
             point = self.at(path(step))
-            return abs(point.log_growth) - self.limit if point.alive and point.attracting else 1.0
+            if not (point.alive and point.attracting):
+                return 1.0
+            return max(abs(point.log_growth) - self.limit, point.slowest - STEADY if settles else -math.inf)
 
         crossing = inside
         if excess(outside) > 0 > excess(inside):
             crossing = brentq(excess, outside, inside, rtol=5e-3, xtol=1e-3 * inside)
-        for rounded in (round_up(crossing, 2), round_up(crossing, 3), round_up(inside, 2)):
+        for rounded in (round_up(crossing, 2), round_up(crossing, 3), round_up(inside, 2), inside):
             if rounded <= 1.1 * inside and self.at(path(rounded)).reaches(self.limit):
                 return self.at(path(rounded))
-        return self.at(path(inside))
+        return None
 
 
 def round_up(value: float, digits: int) -> float:

@@ -64,8 +64,9 @@ class Prescription:
 
     Args:
         activation, batch_size, depth, margin: what was asked.
+        weight_std: σ_w of weights of variance σ_w²/fan_in, for which every eps is meant.
         wanted_growth: the largest growth with which `margin`·`depth` layers are trainable.
-        growth, trainable_depth, attracting: of the network as it is: eps 0, scale 1, shift 0, Gaussian weights.
+        growth, trainable_depth, attracting: of the network as it is, with eps 0, scale 1, shift 0, Gaussian weights.
         options: what reaches the depth, smallest change first; "none" alone when nothing need change.
         unreachable: what does not, explained.
     """
@@ -74,12 +75,21 @@ class Prescription:
     batch_size: float
     depth: int
     margin: float
+    weight_std: float
     wanted_growth: float
     growth: float
     trainable_depth: float
     attracting: bool
     options: tuple[Option, ...]
     unreachable: tuple[Unreachable, ...]
+
+    @property
+    def assumption(self) -> str:
+        """Which law of the weights an eps is meant for, in words."""
+        return (
+            f"assumes weights of variance {self.weight_std**2:.4g}/fan_in; an eps must grow with their variance "
+            "(nn.Linear starts with 1/(3 fan_in): weight_std 0.577)"
+        )
 
     @property
     def best(self) -> Option | None:
@@ -99,6 +109,8 @@ class Prescription:
             "batch_size": self.batch_size,
             "depth": self.depth,
             "margin": self.margin,
+            "weight_std": self.weight_std,
+            "assumption": self.assumption,
             "wanted_growth": self.wanted_growth,
             "gradient_growth": self.growth,
             "trainable_depth": self.trainable_depth,
@@ -112,7 +124,8 @@ class Prescription:
         state = "" if self.attracting else " (at a fixed point that deep batches leave)"
         lines = [
             f"{self.activation}, batch size {self.batch_size:g}: gradients grow ×{self.growth:.5g} per layer{state}, "
-            f"trainable to about {self.trainable_depth:.4g} layers; wanted {self.depth}"
+            f"trainable to about {self.trainable_depth:.4g} layers; wanted {self.depth}, {self.margin:g} times over",
+            f"  {self.assumption}",
         ]
         lines += [
             f"  {option.change}: ×{option.growth:.5g}, {option.trainable_depth:.4g} layers (size {option.size:.2f})"

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sounding.errors import UsageError
 from sounding.theory.bounds import kernel_maps, orth2021, rank2020, thesis2024
 from sounding.theory.bounds.bound import Assumption, Bound
+
+if TYPE_CHECKING:
+    from sounding.theory.batchnorm import ActivationLike
+    from sounding.theory.kernel import Norm
 
 __all__ = [
     "Assumption",
     "Bound",
     "THEOREMS",
     "evaluate",
+    "kernel_numbers",
     "kernel_maps",
     "orth2021",
     "parameters",
@@ -71,6 +76,36 @@ def evaluate(name: str, **arguments: Any) -> Bound:
         problem = f"has no {', '.join(unknown)}" if unknown else f"needs {', '.join(missing)}"
         raise UsageError(f"{name} {problem}", hint=f"its parameters {', '.join(parameters(name))}")
     return theorem(**arguments)
+
+
+def kernel_numbers(name: str, activation: ActivationLike, *, norm: Norm = "none") -> dict[str, Any]:
+    """What a theorem of thesis2024 chapter 5 needs to know of an activation, from its kernel map, by parameter name."""
+    from sounding.theory.kernel import evaluate as evaluate_kernel
+    from sounding.theory.kernel import kernel
+
+    known = parameters(name)
+    if "slope_zero" not in known:
+        raise UsageError(f"{name} does not depend on an activation, got {activation}", hint="leaving it out")
+    found = kernel(activation, norm)
+    numbers: dict[str, Any] = {
+        "kappa_zero": found.zero,
+        "slope_zero": found.slope_zero,
+        "slope_one": found.slope_one,
+        "fixed_point": found.fixed_point,
+        "slope_fixed_point": found.slope_fixed_point,
+    }
+    if "second_moment" in known:
+        # Theorem 5.15 speaks of the unscaled activation
+        bare = kernel(activation)
+        numbers = {
+            "second_moment": bare.second_moment,
+            "squared_mean": bare.second_moment * bare.zero,
+            "slope_zero": bare.second_moment * bare.slope_zero,
+            "slope_one": bare.second_moment * bare.slope_one,
+            "norm": norm,
+        }
+    numbers = {key: value for key, value in numbers.items() if key in known}
+    return numbers | {"kappa": lambda rho: evaluate_kernel(activation, rho, norm=norm).value}
 
 
 def _find(name: str) -> Callable[..., Bound]:
