@@ -13,8 +13,6 @@ from sounding.errors import UsageError
 from sounding.limits import require_memory, require_time
 
 NORMS = ("none", "pre-rms", "post-rms", "pre-ln", "post-ln")
-
-
 LEAST_LAYER, FASTEST = 5e-5, 1e11  # seconds of a layer, and entries per second, at the very least
 
 
