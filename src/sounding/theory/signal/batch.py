@@ -34,26 +34,22 @@ from sounding.theory.signal.signal import Signal
 
 MODES = 48  # that are weighed one by one; the largest of the others has a few thousandths of the variance
 EXACT = 192  # points up to which all modes are computed: 20 ms
-PASSES = 3  # of subspace iteration: modes that it does not tell apart have almost the same weight
+PASSES = 2  # of subspace iteration: modes that it does not tell apart have almost the same weight
 STEIN_GRID = 4097  # steps of the tables of corrections, which need three digits
 NODES = 240  # of the trapezoid rule in ln s, which converges geometrically: 1e-10
 
 
 def batch_norm(rule: Normalize, signal: Signal) -> Signal:
     """x̂ of a batch norm, before scale and shift."""
-    modes = Modes.of(signal)
-    shared, own = modes.forward(rule.eps)
-    vectors = modes.vectors
-    matrix = shared * modes.centred
-    matrix += (vectors * ((own - shared * modes.values) * vectors.shape[1])) @ np.swapaxes(vectors, 1, 2)
-    return signal.like(matrix)
+    return signal.like(Modes.of(signal).standard(rule.eps))
 
 
 @dataclass(frozen=True)
 class Function:
-    """The elementwise function right behind a batch norm, and the gradient behind that function."""
+    """The elementwise function right behind a batch norm, its value, and the gradient that arrives at its value."""
 
     activation: Activation
+    value: Signal
     gradient: Signal
 
 
@@ -76,35 +72,51 @@ def batch_norm_backward(rule: Normalize, signal: Signal, gradient: Signal, funct
     matrix += share * vectors @ core @ np.swapaxes(vectors, 1, 2)
     matrix += (float(gamma_rest @ diagonal) + gamma_both * rest_trace) / size * rest
     if function is not None:
-        matrix += modes.inverse(rule.eps) * centre(gradient.like(_bend(rule, signal, function)))
+        matrix += modes.inverse(rule.eps) * centre(gradient.like(_bend(rule, modes, gradient, function)))
     mean = (gradient.mean - gradient.mean.mean()) * np.sqrt(f[-1, -1])
     return gradient.like(matrix, mean)
 
 
-def _bend(rule: Normalize, signal: Signal, function: Function) -> Array:
+def _bend(rule: Normalize, modes: Modes, gradient: Signal, function: Function) -> Array:
     """What a function behind the norm changes, before the factor E σ⁻² and the centring.
 
-    p and u are expanded in Hermite polynomials at the variance 1 that a norm leaves in the mean over points.
+    Of Y diag(q) Y the leading modes are taken, which hold it. Where φ(γy) = φ(y)·γ, u is φ itself, and the function's
+    value and the gradient have its moments already.
     """
-    size = signal.points.size
-    y = batch_norm(rule, signal).matrix
+    size, y = gradient.points.size, modes.standard(rule.eps)
+    behind, arriving = function.gradient, rule.scale.second_moment * function.gradient.matrix
     root = np.sqrt(np.maximum(np.diagonal(y, axis1=1, axis2=2), 1e-300))
     correlation = np.clip(y / (root[:, :, None] * root[:, None, :]), -1.0, 1.0)
-    scale = rule.scale.second_moment**0.5
-    tables = stein_tables(function.activation, scale=scale, shift=rule.shift.mean)
-    arriving = rule.scale.second_moment * function.gradient.matrix
+    slopes = function.activation.slopes
+    slant: Array | None = None
+    if function.activation.degree == 1.0 and slopes is not None and rule.shift.second_moment == 0:
+        mixed = np.sqrt(1.0 - correlation * correlation) * arriving
+        mixed *= (slopes[0] - slopes[1]) ** 2 / (2 * np.pi)
+        excess = behind.matrix * function.value.matrix - gradient.matrix * y
+    else:
+        mixed, excess, slant = _stein_terms(rule, function.activation, correlation, arriving)
+    q = behind.row_sums(mixed) / size
+    s = float(behind.row_sums(excess).sum()) / size**2
+    result = y * (s - q[:, :, None] - q[:, None, :])
+    vectors = modes.vectors * modes.forward(rule.eps)[1]
+    core = np.swapaxes(modes.vectors, 1, 2) @ (q[:, :, None] * modes.vectors)
+    result += (2 * y.shape[1]) * vectors @ core @ np.swapaxes(vectors, 1, 2)
+    if slant is not None:
+        turned = gradient.multiply(y, slant) / size
+        result -= turned + np.swapaxes(turned, 1, 2)
+    return np.asarray(result)
+
+
+def _stein_terms(
+    rule: Normalize, activation: Activation, correlation: Array, arriving: Array
+) -> tuple[Array, Array, Array]:
+    """D̂ ∘ E[p′u], D̂ ∘ (E[uu] − ρ E[pp]) and D̂ ∘ (E[pu′] − E[pp]), read off tables at the variance 1 of a norm."""
+    tables = stein_tables(activation, scale=rule.scale.second_moment**0.5, shift=rule.shift.mean)
     place = (correlation + 1.0) * (0.5 * (STEIN_GRID - 1))
     index = np.minimum(place.astype(np.int64), STEIN_GRID - 2)
     place -= index
-    mixed, excess, slant = (arriving * (table[index] + place * np.diff(table)[index]) for table in tables)
-    q = function.gradient.row_sums(mixed) / size
-    s = float(function.gradient.row_sums(excess).sum()) / size**2
-    result = y * (s - q[:, :, None] - q[:, None, :])
-    result += (2 / size) * signal.multiply(y * q[:, None, :], y)
-    if function.activation.degree != 1.0:
-        turned = signal.multiply(y, slant) / size
-        result -= turned + np.swapaxes(turned, 1, 2)
-    return np.asarray(result)
+    first, second, third = (arriving * (table[index] + place * np.diff(table)[index]) for table in tables)
+    return first, second, third
 
 
 def centre(signal: Signal) -> Array:
@@ -119,8 +131,8 @@ class Modes:
 
     Args:
         centred: C K C at the followed pairs.
-        values: λ_i, (modes,), in the mean over blocks.
-        vectors: v_i of each block, (blocks, size, modes), of length 1 within it.
+        values: λ_i, (modes,).
+        vectors: v_i, (1, size, modes), of length 1 within a block; all blocks share them.
         rest: Σ λ over the modes left out.
         typical: the λ that the modes left out share: their Σ λ² over their Σ λ.
     """
@@ -133,11 +145,12 @@ class Modes:
 
     @classmethod
     def of(cls, signal: Signal) -> Modes:
-        """The modes of a signal; over sub-grids, those of each block as a sample of all points."""
+        """The modes of a signal; over sub-grids, those of the mean block: each block is a sample of all points."""
         size = signal.points.size
         centred = signal.like(centre(signal))
-        found, vectors = leading_modes(centred.weigh(centred.matrix) / size, MODES)
-        values = np.maximum(found.mean(axis=0), 0.0)
+        mean_block = centred.weigh(centred.matrix).mean(axis=0, keepdims=True)
+        found, vectors = leading_modes(mean_block / size, MODES)
+        values = np.maximum(found[0], 0.0)
         total = centred.total / size
         squares = float(centred.row_sums(centred.matrix**2).sum()) / size**2
         rest = max(total - float(values.sum()), 0.0)
@@ -160,6 +173,14 @@ class Modes:
         weights = np.exp(exponent) * s * (logs[1] - logs[0])
         weights[0] = 0.5 * weights[0] + s[0]  # and what lies below the first node, where W is 1
         return s, weights
+
+    def standard(self, eps: float) -> Array:
+        """K̂, the second moments of x/√(σ² + eps)."""
+        shared, own = self.forward(eps)
+        weights = (own - shared * self.values) * self.vectors.shape[1]
+        matrix = shared * self.centred
+        matrix += (self.vectors * weights) @ np.swapaxes(self.vectors, 1, 2)
+        return np.asarray(matrix)
 
     def inverse(self, eps: float) -> float:
         """E 1/(σ² + eps) over channels."""

@@ -9,7 +9,7 @@ from sounding.errors import UsageError
 from sounding.theory.signal.description import Description
 from sounding.theory.signal.signal import FULL
 
-PAIRS = 2**21  # followed at one node: 16 MiB; more pairs sharpen the means over all of them that batch norm needs
+PAIRS = 2**20  # followed at one node: 8 MiB; more pairs sharpen the means over all of them that batch norm needs
 
 
 def spacings(description: Description, *, points: int = FULL, pairs: int = PAIRS) -> tuple[tuple[int, ...], ...]:

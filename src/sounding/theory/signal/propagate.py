@@ -206,7 +206,7 @@ def _backwards(
             if len(known) < len(inputs):
                 raise UsageError("the signal in front of it is not known")
             if isinstance(node.rule, Normalize):
-                behind = _function_behind(description, index, arrived)
+                behind = _function_behind(description, index, forward, arrived)
                 found = rules.normalized_backward(node.rule, node, known, gradient, behind)
             else:
                 found = _functions(description, index, context)[1](node.rule, node, known, gradient)
@@ -221,14 +221,18 @@ def _backwards(
     return tuple(arrived), tuple(weights)
 
 
-def _function_behind(description: Description, index: int, arrived: Sequence[Signal | None]) -> Function | None:
+def _function_behind(
+    description: Description, index: int, forward: Sequence[Signal | None], arrived: Sequence[Signal | None]
+) -> Function | None:
     """The elementwise function that alone uses a node's value, with the gradient behind it."""
     users = [(at, node.rule) for at, node in enumerate(description.nodes) if index in node.inputs]
     if len(users) != 1:
         return None
     at, rule = users[0]
-    gradient = arrived[at]
-    return Function(rule.activation, gradient) if isinstance(rule, Elementwise) and gradient is not None else None
+    value, gradient = forward[at], arrived[at]
+    if not isinstance(rule, Elementwise) or value is None or gradient is None:
+        return None
+    return Function(rule.activation, value, gradient)
 
 
 def _weight_gradient(node: Node, signal: Signal, gradient: Signal) -> float | None:

@@ -182,7 +182,7 @@ def spread_out(signal: Signal, points: Points) -> Signal:
 def gather(gradient: Signal, target: Signal) -> Signal:
     """The gradient at a signal that was spread out: the sum over its copies."""
     if gradient.points.size == target.points.size:
-        return Signal(gradient.matrix, target.points, gradient.mean, target.spacing, gradient.share)
+        return Signal(gradient.matrix, target.points, gradient.mean, target.spacing)
     samples, positions = gradient.points.samples, gradient.points.positions
     summed = gradient.gram.reshape(samples, positions, samples, positions)
     mean = gradient.mean.reshape(samples, positions)

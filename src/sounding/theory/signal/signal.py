@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
 
@@ -33,15 +33,12 @@ class Signal:
         points: where the signal lives.
         mean: (blocks, size), the mean over features of h_a; for gradients, their sum over features.
         spacing: of the sub-grids along each axis; 1 everywhere for all pairs.
-        share: of the pairs at different positions, those that are not 0 by construction: a stride of 2 leaves nothing
-            in the gradient at odd offsets, which sub-grids with even ones do not see.
     """
 
     matrix: Array
     points: Points
     mean: Array
     spacing: tuple[int, ...]
-    share: float = 1.0
 
     @classmethod
     def full(cls, matrix: Array, points: Points, mean: Array | None = None) -> Signal:
@@ -128,7 +125,7 @@ class Signal:
         followed = math.prod(self.lattice)
         if self.is_full or followed == 1:
             return 1.0
-        return max(self.share * self.points.positions - 1, 0.0) / (followed - 1)
+        return (self.points.positions - 1) / (followed - 1)
 
     def apart(self, matrix: Array) -> Array:
         """The entries of pairs at different positions, those at one position set to 0."""
@@ -154,16 +151,11 @@ class Signal:
     def like(self, matrix: Array, mean: Array | None = None) -> Signal:
         """A signal over the same pairs with other numbers; means of 0 unless given."""
         level = np.zeros(matrix.shape[:2]) if mean is None else mean
-        return Signal(matrix, self.points, level, self.spacing, self.share)
+        return Signal(matrix, self.points, level, self.spacing)
 
     def plus(self, other: Signal) -> Signal:
         """The sum of two independent signals of mean 0: gradients that arrive from two sides."""
-        summed = self.like(self.matrix + other.matrix, self.mean + other.mean)
-        if self.share == other.share or self.is_full:
-            return summed
-        sizes = [float(np.abs(one.apart(one.matrix)).sum()) + 1e-300 for one in (self, other)]
-        share = (self.share * sizes[0] + other.share * sizes[1]) / sum(sizes)
-        return replace(summed, share=share)
+        return self.like(self.matrix + other.matrix, self.mean + other.mean)
 
     def tokens(self) -> Iterator[Array]:
         """The positions × positions matrix of each sample, of the followed pairs, block by block."""

@@ -74,8 +74,14 @@ def _shift(rule: Convolution, source: Signal, target: Signal, *, to_output: bool
             new_means[(*head_out, *row_out)] += means[(*head_in, *row_in)]
         pairs, means = new_pairs, new_means
     blocks, size = math.prod(spacing), samples * math.prod(lattice)
-    share = source.share / (1 if forwards else math.prod(rule.stride))
-    return Signal(pairs.reshape(blocks, size, size), target.points, means.reshape(blocks, size), target.spacing, share)
+    matrix = pairs.reshape(blocks, size, size)
+    found = Signal(matrix, target.points, means.reshape(blocks, size), target.spacing)
+    stride = math.prod(rule.stride)
+    if forwards or found.is_full or stride == 1:
+        return found
+    # A stride leaves nothing at offsets that are no multiple of it, and sub-grids see only multiples: what they follow
+    # becomes the mean over both, which is what the sums over all pairs need.
+    return found.like(matrix - (1 - 1 / stride) * found.apart(matrix), found.mean)
 
 
 def _index(axis: int, axes: int, at: int | slice) -> tuple[Any, ...]:
