@@ -119,6 +119,23 @@ def test_batch_norm_of_few_vectors() -> None:
         assert_agrees(predicted.gram, seen)
 
 
+@pytest.mark.parametrize("name", ["relu", "tanh", "gelu"])
+def test_a_function_behind_batch_norm_bends_its_gradient(name: str) -> None:
+    """The gradients of all samples share a direction: what φ′ knows of y counts for a tenth of the squared norm."""
+    points = Points(96)
+    description = chain(
+        Node(Given(), (), points, 64),
+        (Linear(64, 2048, he(64)), points, 2048),
+        (Normalize("batch", 1e-5), points, 2048),
+        (Elementwise(resolve(name)), points, 2048),
+    )
+    inputs = {0: correlated(points, 64)}
+    measured, start = measure(description, inputs, seeds=6, reduce=lambda signal: np.array(signal.total))
+    found = propagate(description, given={0: Signal.of_features(inputs[0])}, gradients=start)
+    assert found.backward[1] is not None
+    assert_agrees(found.backward[1].total, measured.backward[1], allowance=2 * TOLERANCE.finite_width)
+
+
 def test_running_statistics() -> None:
     norm = Normalize("batch", 1e-5, Law(0.0, 1.1), Law(0.0, 0.2), running=(Law(0.02, 0.1), Law(0.01, 0.8)))
     assert_rule(chain(INPUT, FIRST, (norm, VECTORS, WIDTH)))

@@ -135,6 +135,7 @@ class Modes:
         vectors: v_i, (1, size, modes), of length 1 within a block; all blocks share them.
         rest: Σ λ over the modes left out.
         typical: the λ that the modes left out share: their Σ λ² over their Σ λ.
+        average: the mean λ over all directions left out, most of which have none; a gradient has them all.
     """
 
     centred: Array
@@ -142,6 +143,7 @@ class Modes:
     vectors: Array
     rest: float
     typical: float
+    average: float
 
     @classmethod
     def of(cls, signal: Signal) -> Modes:
@@ -155,10 +157,10 @@ class Modes:
         squares = float(centred.row_sums(centred.matrix**2).sum()) / size**2
         rest = max(total - float(values.sum()), 0.0)
         if rest <= 1e-12 * total:
-            return cls(centred.matrix, values, vectors, 0.0, 0.0)
+            return cls(centred.matrix, values, vectors, 0.0, 0.0, 0.0)
         least = rest / size
         typical = max((squares - float((values**2).sum())) / rest, least)
-        return cls(centred.matrix, values, vectors, rest, typical)
+        return cls(centred.matrix, values, vectors, rest, typical, rest / max(size - values.size, 1))
 
     def _nodes(self, eps: float) -> tuple[Array, Array]:
         """s and W(s) ds at the nodes of the trapezoid rule in ln s."""
@@ -199,12 +201,11 @@ class Modes:
         The modes left out differ in λ, to which their γ is proportional: `rest` carries it.
         """
         s, weights = self._nodes(eps)
-        every = np.append(self.values, self.typical)
-        shrunk = every / (1 + 2 * s[:, None] * every)
+        loose = 1 / (1 + 2 * s * self.typical)
+        shrunk = np.column_stack([self.values / (1 + 2 * s[:, None] * self.values), self.average * loose])
         once = (s * weights) @ shrunk
         gamma = 0.5 * shrunk.T @ ((s * s * weights)[:, None] * shrunk)
         f = weights.sum() - once[:, None] - once + 2 * gamma
-        loose = 1 / (1 + 2 * s * self.typical)
         gamma_rest = 0.5 * (s * s * weights * loose) @ shrunk[:, :-1]
         return f, gamma[:-1, :-1], gamma_rest, float(0.5 * (s * s * weights * loose**2).sum())
 
