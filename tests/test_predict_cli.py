@@ -116,6 +116,24 @@ def test_vanilla_and_critical_answer_with_the_promised_keys() -> None:
     assert edge["weight_std"] == pytest.approx(math.sqrt(math.pi) / 2, rel=TOLERANCE.closed_form)
 
 
+def test_residual_and_transformer_answer_with_the_promised_keys() -> None:
+    data = answer("predict", "residual", "-a", "relu", "--depth", "16")
+    assert data["stream_growth"] == pytest.approx(33)
+    assert set(data["gains"]) == {"up", "down"}
+    assert {"gradient_ratio", "gradient_growth", "correlation", "trainable_depth", "profile"} <= data.keys()
+    sized = answer(
+        "predict", "transformer", "-a", "gelu", "-d", "2", "-n", "8", "--score-scale", "1", "--gain", "down=0"
+    )
+    assert sized["collapsed"] is True
+    assert sized["score_std"] == pytest.approx(8)
+    assert sized["gains"]["down"] == 0
+    assert {"entropy", "condensation", "tokens", "head_size", "trainable_depth"} <= sized.keys()
+    normed = answer(
+        "predict", "transformer", "-a", "gelu", "-d", "2", "-n", "8", "--placement", "branch", "--query-norm"
+    )
+    assert normed["stream_growth"] == pytest.approx(5)
+
+
 def test_an_edge_of_chaos_that_does_not_exist_is_an_answer() -> None:
     assert answer("predict", "critical", "-a", "softplus")["weight_std"] is None
     assert "no edge" in table("predict", "critical", "-a", "softplus")
@@ -159,6 +177,7 @@ def test_tables_fit_and_say_what_the_json_says() -> None:
     assert "fixed point · correlation" in told
     assert "case" in table("predict", "kernel", "-a", "gelu")
     assert "chaotic" in table("predict", "vanilla", "-a", "tanh", "-w", "2", "-s", "0.1")
+    assert "trainable depth" in table("predict", "transformer", "-a", "relu", "-d", "4", "-n", "8")
     assert "σ_w" in table("predict", "critical", "-a", "tanh")
 
 
@@ -228,6 +247,7 @@ def test_pictures_are_written_by_their_ending(tmp_path: Path, ending: str) -> No
     [
         ("predict", "batchnorm", "-a", "tanh", "-b", "16"),
         ("predict", "vanilla", "-a", "tanh", "-w", "1.2"),
+        ("predict", "transformer", "-a", "relu", "-d", "4", "-n", "8"),
         ("predict", "critical", "-a", "tanh", "-s", "0.2"),
         ("prescribe", "-a", "identity", "-b", "16", "-d", "400"),
     ],
@@ -250,6 +270,8 @@ def test_every_command_draws(tmp_path: Path, arguments: tuple[str, ...]) -> None
         (("predict", "batchnorm", "-a", "swish", "-b", "16"), "unknown activation"),
         (("predict", "kernel", "-a", "math:gamma2"), "gamma2"),
         (("predict", "vanilla", "-a", "relu", "-w", "-1"), "weight"),
+        (("predict", "residual", "-a", "relu", "-d", "4", "--gain", "down"), "gain like down=0.1"),
+        (("predict", "transformer", "-a", "relu", "-d", "4", "-n", "8", "--init", "gpt2"), "width=768"),
         (("predict", "gram", "-a", "relu"), "input batch"),
         (("predict", "gram", "-a", "relu", "-b", "6"), "input batch"),
         (("predict", "gram", "-a", "relu", "-b", "6", "-c", "2"), "between -1 and 1"),

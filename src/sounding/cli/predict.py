@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from sounding.cli.output import print_json
+from sounding.cli.predict_blocks import residual, transformer
 from sounding.cli.presentation import activated, draw, present, presented, whole
 from sounding.cli.result import print_bound, print_bound_list, print_gram
 from sounding.errors import UsageError
@@ -19,6 +20,10 @@ LEAST_LAYER, FASTEST = 5e-5, 1e11  # seconds of a layer, and entries per second,
 @click.group()
 def predict() -> None:
     """What theory says about a random network, without drawing a weight."""
+
+
+predict.add_command(residual)
+predict.add_command(transformer)
 
 
 @predict.command(short_help="Batch norm: fixed point, gradient growth, trainable depth.")

@@ -9,6 +9,8 @@
 - `homogeneous`, `gegenbauer`: closed forms and series, the independent second routes to it.
 - `covariance_map`, `identity`, `backward`, `broken_symmetry`: any input covariance, gradients, what lies beyond BSB1.
 - `gram`, `gram_deviation`: the Gram matrix of a batch over depth, and at finite width (thesis2024 ch. 3).
+- `blocks`, `residual`: residual networks and transformers in closed form, tokens all alike in law.
+- `signal`: the Gram calculus, for any architecture.
 - `bounds`: the theorems of rank2020, orth2021 and thesis2024 as functions.
 - `landscape`, `options`, `prescribe`: the inverse problem, which change reaches a depth.
 """

@@ -17,7 +17,9 @@ import numpy as np
 
 from sounding.activations import Activation
 from sounding.errors import UsageError
+from sounding.theory.integrals.hermite import expand
 from sounding.theory.integrals.softmax import SoftmaxMoments, softmax_moments
+from sounding.theory.length import squared_slope
 from sounding.theory.signal.description import Array
 from sounding.theory.signal.gaussian import map_pairs
 
@@ -26,8 +28,8 @@ Init = Literal["lecun", "he", "xavier", "torch", "gpt2"]
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
 INITS: tuple[Init, ...] = get_args(Init)
 
-TABLE = 2049  # angles at which an activation is tabulated: linear interpolation leaves 3e-7
-PER_E_FOLD = 500  # variances of an activation that counts as new: rounding moves a kernel map by less than 1e-4
+TERMS = 128  # of a kernel map's series; with its tail it is within 0.5% up to correlations of 0.999, 0.01% below 0.97
+VANISHING = 1e-24  # stands for the limit of a variance of 0
 
 
 class Pair(NamedTuple):
@@ -71,6 +73,8 @@ def gains(init: Init, *, depth: int, width: int | None, expansion: float, placem
     """
     if init not in INITS:
         raise UsageError(f"expected an initialization among {', '.join(INITS)}, got {init!r}")
+    if not (math.isfinite(expansion) and expansion > 0):
+        raise UsageError(f"the expansion of a perceptron must be positive and finite, got {expansion}")
     if init == "gpt2":
         if width is None:
             raise UsageError("the initialization of GPT-2 has one standard deviation for all widths", hint="width=768")
@@ -96,7 +100,7 @@ class Perceptron:
 
     def __init__(self, activation: Activation, *, up: float, down: float) -> None:
         self.activation, self.up, self.down = activation, up, down
-        self._table = cache(self._tabulate)
+        self._expansion = cache(self._expand)
 
     def forward(self, entering: Pair) -> Pair:
         """Mean square and covariance of the branch's output."""
@@ -111,26 +115,26 @@ class Perceptron:
 
     def _maps(self, entering: Pair) -> tuple[Pair, Pair]:
         """E φφ and E φ′φ′ of one token and of two."""
-        variance, angle = self.up * entering.own, math.acos(max(entering.correlation, -1.0))
-        degree = self.activation.degree
-        # a homogeneous φ has one table, scaled; others one for each variance, rounded
-        rung = 0 if degree is not None else round(PER_E_FOLD * math.log(variance))
-        tables = self._table(rung)
-        place = angle / math.pi * (TABLE - 1)
-        found = [Pair(float(table[0]), float(np.interp(place, np.arange(TABLE), table))) for table in tables]
-        if degree is not None:
-            return found[0].times(variance**degree), found[1].times(variance ** (degree - 1))
-        return found[0], found[1]
+        variance, correlation = max(self.up * entering.own, VANISHING), max(entering.correlation, -1.0)
+        if self.activation.degree is not None:
+            matrix = variance * np.array([[[1.0, correlation], [correlation, 1.0]]])
+            maps = (map_pairs(self.activation, matrix, np.zeros((1, 2)), slope=slope).matrix for slope in (False, True))
+            values, slopes = (Pair(float(found[0, 0, 0]), float(found[0, 0, 1])) for found in maps)
+            return values, slopes
+        squares, second, slope = self._expansion(variance)
+        orders = np.arange(TERMS)
+        # what lies beyond the series: its mass, its slope, and from both the order at which it sits
+        mass, steep = max(second - squares.sum(), 1e-300), max(variance * slope - squares @ orders, 0.0)
+        cross = float(squares @ correlation**orders) + mass * correlation ** int(1.5 * TERMS)
+        falling = float((squares * orders)[1:] @ correlation ** orders[:-1])
+        falling += steep * abs(correlation) ** max(steep / mass, 1.5 * TERMS)
+        return Pair(second, cross), Pair(slope, falling / variance)
 
-    def _tabulate(self, rung: int) -> tuple[Array, Array]:
-        variance = math.exp(rung / PER_E_FOLD)
-        cosines = np.cos(np.linspace(0.0, math.pi, TABLE))
-        matrix = variance * np.stack([np.ones(TABLE), cosines, cosines, np.ones(TABLE)], axis=1).reshape(-1, 2, 2)
-        means = np.zeros((TABLE, 2))
-        pairs = [map_pairs(self.activation, matrix, means, slope=slope).matrix for slope in (False, True)]
-        for table in pairs:
-            table[0, 0, 1] = table[0, 0, 0]  # at angle 0 two tokens are one
-        return pairs[0][:, 0, 1], pairs[1][:, 0, 1]
+    def _expand(self, variance: float) -> tuple[Array, float, float]:
+        """Squared Hermite coefficients of φ(√v z), E φ² and E φ′²."""
+        series = expand(self.activation.scaled(math.sqrt(variance)), count=TERMS)
+        slope = squared_slope(self.activation, variance).value
+        return np.array(series.coefficients) ** 2, series.second_moment, slope
 
 
 class SelfAttention:
@@ -229,7 +233,7 @@ class Stream:
             return signal.plus(branch.forward(_unit(signal)), square)
         out = branch.forward(signal)
         if self.placement == "branch":
-            return signal.plus(_unit(out), square)
+            return signal.plus(_unit(out), square) if out.own > 0 else signal
         joined = signal.times(self._kept).plus(out, square)
         return joined if self.placement == "none" else _unit(joined)
 
@@ -239,7 +243,8 @@ class Stream:
         if self.placement == "pre":
             return gradient.plus(branch.backward(gradient, _unit(signal)), square / signal.own)
         if self.placement == "branch":
-            return gradient.plus(branch.backward(gradient, signal), square / branch.forward(signal).own)
+            size = branch.forward(signal).own
+            return gradient.plus(branch.backward(gradient, signal), square / size) if size > 0 else gradient
         if self.placement != "none":
             joined = self._kept * signal.own + square * branch.forward(signal).own
             gradient = gradient.times(1 / joined)

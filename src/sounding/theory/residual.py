@@ -43,7 +43,8 @@ class Residual:
         mean_square: q of the stream after 0, 1, … depth blocks.
         correlation: cosine of two samples (tokens) there.
         gradient_log: natural logarithm of the squared gradient there, relative to the last block's output.
-        trainable_depth: how many blocks change squared gradients by e^16, with the same weights; infinite if none do.
+        trainable_depth: how many blocks, with the same law of weights, change squared gradients by e^16 or let the
+            distance of two tokens, squared and relative to their size, fall by e^16; infinite if none do.
     """
 
     activation: str
@@ -93,7 +94,8 @@ class Residual:
 
     def _settings(self) -> dict[str, Any]:
         names = ("activation", "placement", "branch_scale", "depth")
-        return {**{name: getattr(self, name) for name in names}, "gains": self.gains._asdict()}
+        used = {"up": self.gains.up, "down": self.gains.down}
+        return {**{name: getattr(self, name) for name in names}, "gains": used}
 
     def __str__(self) -> str:
         far = f"{self.trainable_depth:.4g}" if math.isfinite(self.trainable_depth) else "any number of"
@@ -144,7 +146,8 @@ class Transformer(Residual):
 
     def _settings(self) -> dict[str, Any]:
         names = ("tokens", "head_size", "score_scale")
-        return {**super()._settings(), **{name: getattr(self, name) for name in names}}
+        own = {name: getattr(self, name) for name in names}
+        return {**super()._settings(), **own, "gains": self.gains._asdict()}
 
     def __str__(self) -> str:
         word = "condenses on few keys" if self.collapsed else "does not condense"
@@ -165,7 +168,7 @@ def residual(
     gain: Mapping[str, float] | None = None,
     width: int | None = None,
     expansion: float = 1.0,
-    mean_square: float = 1.0,
+    mean_square: float | None = None,
     correlation: float = 0.5,
 ) -> Residual:
     """Stream, correlation and gradients of depth blocks x + c W₂ φ(W₁ x), with the norm where `placement` says.
@@ -180,16 +183,17 @@ def residual(
         placement: "pre", "post", "branch" (norm behind the branch, inside the residual: OLMo 2), "deepnorm", "none".
         branch_scale: c (LayerScale, ReZero, CompleteP).
         init: "he", "lecun", "xavier", "torch" or "gpt2"; see `sounding.theory.blocks.gains`.
-        gain: gains that replace those of `init`, by name: up, down.
+        gain: gains (fan-in times variance) that replace those of `init`, by name: up, down.
         width: features of the stream, which "gpt2" needs.
         expansion: features of the branch over those of the stream.
-        mean_square, correlation: of the two samples that enter.
+        mean_square: of the samples that enter, 1 unless given; 2 · 0.02² for "gpt2", whose embeddings have it.
+        correlation: of the two samples that enter.
 
     >>> found = residual("relu", depth=16)
-    >>> found.mean_square[-1], round(found.gradient_ratio, 9)
+    >>> round(found.mean_square[-1], 9), round(found.gradient_ratio, 9)
     (33.0, 33.0)
     """
-    phi, layers, start = _checked(activation, depth, placement, branch_scale, mean_square, correlation)
+    phi, layers, start = _checked(activation, depth, placement, branch_scale, _start(init, mean_square), correlation)
     weights = gains(init, depth=layers, width=width, expansion=expansion, placement=placement)
     weights = weights._replace(**check_gains(gain or {}))
     stack = _Stack(Stream(placement, branch_scale, layers), (Perceptron(phi, up=weights.up, down=weights.down),))
@@ -210,7 +214,7 @@ def transformer(
     head_size: int = 64,
     score_scale: float | None = None,
     query_norm: bool = False,
-    mean_square: float = 1.0,
+    mean_square: float | None = None,
     correlation: float = 0.0,
 ) -> Transformer:
     """Stream, token correlation, attention and gradients of depth blocks of self-attention and perceptron.
@@ -233,14 +237,15 @@ def transformer(
         expansion: features of the perceptron over those of the stream.
         head_size: features of one head.
         score_scale: what scores are multiplied by, head_size^(−1/2) unless given; 1 for the missing division.
-        query_norm: whether each head's queries and keys are normed (QK-norm), as in OLMo 2.
-        mean_square, correlation: of the tokens that enter.
+        query_norm: whether each head's queries and keys are normed (QK-norm).
+        mean_square: of the tokens that enter, 1 unless given; 2 · 0.02² for "gpt2", whose embeddings have it.
+        correlation: of the tokens that enter.
 
     >>> found = transformer("gelu", depth=12, tokens=64, init="gpt2", width=768)
     >>> round(found.gradient_growth, 3), found.collapsed
-    (1.022, False)
+    (1.455, False)
     """
-    phi, layers, start = _checked(activation, depth, placement, branch_scale, mean_square, correlation)
+    phi, layers, start = _checked(activation, depth, placement, branch_scale, _start(init, mean_square), correlation)
     for name, number in (("tokens", tokens), ("head_size", head_size)):
         if not isinstance(number, int) or number < 2:
             raise UsageError(f"{name} must be a whole number of at least 2, got {number}")
@@ -249,6 +254,8 @@ def transformer(
     weights = gains(init, depth=layers, width=width, expansion=expansion, placement=placement)
     weights = weights._replace(**check_gains(gain or {}))
     scale = head_size**-0.5 if score_scale is None else score_scale
+    if not math.isfinite(scale):
+        raise UsageError(f"the scale of the scores must be finite, got {scale}")
     attention = SelfAttention(weights, tokens=tokens, scale=scale, head_size=head_size, width=width, normed=query_norm)
     perceptron = Perceptron(phi, up=weights.up, down=weights.down)
     stack = _Stack(Stream(placement, branch_scale, layers), (attention, perceptron))
@@ -310,29 +317,43 @@ class _Stack:
         }
 
     def _trainable_depth(self, signals: Sequence[Pair], depth: int) -> float:
-        """Blocks until |ln t| reaches 16; beyond `depth` by the growth of the last block.
+        """Blocks until |ln t| reaches 16, or −ln of the tokens' squared distance over their size, 2(1 − ρ), has."""
+        count = len(self.branches)
+        apart = [max(1 - signal.correlation, 1e-300) for signal in signals[::count]]
+        falls = [math.log(apart[0] / one) for one in apart]
+        gradient, steepness = Pair(1.0, 0.0), 0.0
+        for _ in range(SETTLED):
+            gradient, steepness = self._back(gradient, signals, depth - 1, 0.0)
+        by_gradients = self._reach(
+            lambda blocks: abs(self.gradients(signals, blocks)[0]), abs(steepness), signals, depth
+        )
+        # tokens that start alike have no distance to lose
+        by_distance = self._reach(lambda blocks: falls[blocks], falls[-1] - falls[-2], signals, depth)
+        return min(by_gradients, by_distance if apart[0] > 1e-12 else math.inf)
 
-        Where the stream grows linearly the gradients grow as a power k of it: t ~ q^k.
-        """
-        reached = abs(self.gradients(signals, depth)[0])
-        if reached >= SCALES:
+    def _reach(self, change: Callable[[int], float], rate: float, signals: Sequence[Pair], depth: int) -> float:
+        """Blocks until `change` reaches 16: by bisection up to `depth`, beyond it by the last block's rate."""
+        if change(depth) >= SCALES:
             low, high = 0, depth
             while high - low > 1:
                 middle = (low + high) // 2
-                low, high = (middle, high) if abs(self.gradients(signals, middle)[0]) < SCALES else (low, middle)
+                low, high = (middle, high) if change(middle) < SCALES else (low, middle)
             return float(high)
-        gradient, log = Pair(1.0, 0.0), 0.0
-        for _ in range(SETTLED):
-            gradient, log = self._back(gradient, signals, depth - 1, 0.0)
-        if abs(log) < 1e-9:
+        if rate < 1e-9:
             return math.inf
-        first, last = signals[-1 - len(self.branches)], signals[-1]
-        missing = (SCALES - reached) / abs(log)
-        rise = (last.own - first.own) / last.own
+        missing = (SCALES - change(depth)) / rate
+        rise = 1 - signals[-1 - len(self.branches)].own / signals[-1].own
         if self.stream.placement in ("pre", "branch") and rise > 0:
-            # dq/q = rise per block, so ln q grows by `missing` · rise while t changes by what is missing
+            # The stream grows linearly, and what changes by `rate` while ln q changes by `rise` is a power of q.
             return depth + (math.exp(missing * rise) - 1) / rise if missing * rise < 709 else math.inf
         return depth + missing
+
+
+def _start(init: Init, mean_square: float | None) -> float:
+    """The mean square of the stream that enters: token and position embeddings of GPT-2 add up to 2 · 0.02²."""
+    if mean_square is not None:
+        return mean_square
+    return 2 * 0.02**2 if init == "gpt2" else 1.0
 
 
 def _checked(

@@ -23,7 +23,9 @@ REACH = 8.0  # standard deviations of a score that are integrated; what lies bey
 STEP = 0.4  # of ln t and of a score: the trapezoid rule's error is exp(−π²/STEP), 2e-11
 FINE = 0.4  # the largest step of a standard Gaussian variable
 DEEP = 30.0  # e-folds below the smallest t that matters, where integrands have fallen below 1e-13
-WIDEST = 64.0  # variance beyond which what a row lacks of one-hot falls as 1/√v, the chance that two scores are close
+# Variances beyond which what a row lacks of one-hot falls as 1/√v, the chance that two scores are close: in itself, and
+# over ln n, which is four times where attention begins to condense.
+WIDEST, BEYOND = 64.0, 8.0
 LARGEST = 700.0  # exponents beyond which e^{−x} is 0 anyway
 CHI_NODES = 6  # of the law of a query's length; its relative variance is 2 over the head size
 
@@ -59,8 +61,9 @@ def softmax_moments(variance: float, correlation: float, *, keys: int, head_size
     if keys == 1 or variance == 0.0:
         slope = (keys - 1) / keys**2
         return SoftmaxMoments(1 / keys, 1 / keys, slope, slope, 1.0)
-    if variance > WIDEST:
-        edge, less = softmax_moments(WIDEST, correlation, keys=keys, head_size=head_size), math.sqrt(WIDEST / variance)
+    widest = max(WIDEST, BEYOND * math.log(keys))
+    if variance > widest:
+        edge, less = softmax_moments(widest, correlation, keys=keys, head_size=head_size), math.sqrt(widest / variance)
         own, slope = 1 - (1 - edge.own) * less, edge.slope * less
         return SoftmaxMoments(own, edge.shared, slope, edge.shared_slope * less**2, edge.entropy * less)
     shares, weights = _lengths(head_size)
