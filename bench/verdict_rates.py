@@ -54,7 +54,7 @@ def show_rates(seeds: range) -> None:
     print("| network | seeds | unhealthy | high severity |\n|---|---|---|---|")
     for family in (*networks.HEALTHY, networks.collapsed_mlp, networks.exploding_mlp):
         verdicts = [look(family(seed)) for seed in seeds]
-        print(f"| {family.__name__.replace('_', ' ')} | {len(seeds)} | {_share(not v.healthy for v in verdicts)} "
+        print(f"| {family.__name__.replace('_', ' ')} | {len(seeds)} | {_unhealthy(verdicts)} "
               f"| {_kinds(verdicts)} |", flush=True)  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def show_depths(seeds: range, *, train: bool) -> None:
     for name, depths in DEPTHS.items():
         for depth in depths:
             verdicts = [look(_draw(PLAIN[name], depth, seed)) for seed in seeds]
-            line = f"| {name} | {depth} | {_share(not v.healthy for v in verdicts)} | {_kinds(verdicts)} |"
+            line = f"| {name} | {depth} | {_unhealthy(verdicts)} | {_kinds(verdicts)} |"
             line += f" {_collapsed(verdicts)} |"
             if train:
                 sgd = max(_accuracy(PLAIN[name], depth, rate, adam=False) for rate in SGD_RATES)
@@ -112,6 +112,10 @@ def _accuracy(build: Build, depth: int, rate: float, *, adam: bool) -> float:
             optimizer.step()
         inputs, labels = networks.batch("standardized digits", samples=1500)
         return float((model(inputs).argmax(1) == labels).double().mean())
+
+
+def _unhealthy(verdicts: list[Verdict]) -> str:
+    return _share(verdict.status == "unhealthy" for verdict in verdicts)
 
 
 def _share(found: Iterable[bool]) -> str:

@@ -12,7 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, grad, jacrev, vmap
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.flop_counter import FlopCounterMode
 
 WIDTH, SAMPLES = 8, 12
 Step = Callable[[], object]
@@ -313,6 +316,55 @@ def warnings_are_errors() -> Made:
     return loop(model, loss)
 
 
+def traced() -> Made:
+    """The model is traced between two steps: what a hook computes would become part of the graph."""
+    model, inputs = plain(), batch()
+
+    def loss() -> Tensor:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            graph = str(torch.jit.trace(model, (inputs,)).graph)  # type: ignore[no-untyped-call]
+        assert "aten::detach" not in graph
+        return model(inputs).square().mean()
+
+    return loop(model, loss)
+
+
+def faked() -> Made:
+    model, inputs = plain(), batch()
+
+    def loss() -> Tensor:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            model(torch.empty(SAMPLES, WIDTH))
+        return model(inputs).square().mean()
+
+    return loop(model, loss)
+
+
+def selectively_checkpointed() -> Made:
+    """Products are kept and the rest is computed again: a product of ours would be taken for one of the model's."""
+    model, inputs = plain(), batch()
+    products = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default]
+
+    def loss() -> Tensor:
+        policy = lambda: create_selective_checkpoint_contexts(products)  # noqa: E731
+        return checkpoint(model, inputs, use_reentrant=False, context_fn=policy).square().mean()
+
+    return loop(model, loss)
+
+
+def counted() -> Made:
+    """The user counts operations, and gets the same number."""
+    model, inputs = plain(), batch()
+
+    def loss() -> Tensor:
+        with FlopCounterMode(display=False) as counter:
+            found = model(inputs).square().mean()
+        return found * counter.get_total_flops()
+
+    return loop(model, loss, rate=1e-6)
+
+
 class Case(NamedTuple):
     make: Callable[[], Made]
     seen: bool  # whether something of the step can be measured
@@ -344,5 +396,9 @@ CASES: dict[str, Case] = {
     "threads": Case(threads, True),
     "empty batch": Case(double_call_of_a_changing_batch, True),
     "one value": Case(zero_dimensional, True),
+    "jit.trace": Case(traced, True),
+    "fake tensors": Case(faked, True),
+    "selective checkpoint": Case(selectively_checkpointed, False),
+    "operations counted": Case(counted, False),
     "warnings are errors": Case(warnings_are_errors, True),
 }

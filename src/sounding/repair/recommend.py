@@ -13,6 +13,7 @@ from torch import nn
 
 from sounding.errors import NumericalError, TargetError, UsageError
 from sounding.probe.losses import Loss
+from sounding.probe.records import STATUSES, Status
 from sounding.probe.state import unwrap
 from sounding.probe.thresholds import THRESHOLDS
 from sounding.repair.candidates import list_candidates
@@ -38,7 +39,7 @@ class Tried:
         methods: in their order; () is the model as it is.
         options: to pass to `sounding.plan` with the methods.
         vitals: what was measured after it.
-        healthy: whether the check found nothing of high severity.
+        status: what the check says of the network: "healthy", "unhealthy" or "not known".
         score: how much of the signal arrives, forwards and backwards, from 0 to 1; see `score`.
         cost: of the cure, in words.
         side_effects: of the cure, in words.
@@ -48,7 +49,7 @@ class Tried:
     methods: tuple[str, ...]
     options: dict[str, dict[str, Any]]
     vitals: Vitals
-    healthy: bool
+    status: Status
     score: float
     cost: str
     side_effects: str
@@ -59,12 +60,18 @@ class Tried:
         """The methods, joined."""
         return " + ".join(self.methods) or AS_IT_IS
 
+    @property
+    def healthy(self) -> bool:
+        """Whether the network is known to be healthy."""
+        return self.status == "healthy"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {
             "methods": list(self.methods),
             "options": self.options,
             "score": self.score,
+            "status": self.status,
             "healthy": self.healthy,
             "vitals": self.vitals.to_dict(),
             "cost": self.cost,
@@ -98,7 +105,7 @@ class Recommendation:
                     reach,
                     f"{vitals.participation_ratio.value:.3g}",
                     f"{vitals.spread:.3g}",
-                    "" if item.healthy else "unhealthy" + (f", causes {', '.join(item.caused)}" if item.caused else ""),
+                    "" if item.healthy else item.status + (f", causes {', '.join(item.caused)}" if item.caused else ""),
                 )
             )
         widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
@@ -209,9 +216,9 @@ def _rank(tried: list[Tried], *, sound: bool) -> tuple[Tried, ...]:
 
     A sound model itself comes before every cure.
     """
-    ordered = sorted(tried, key=lambda item: (not item.healthy, -item.score, len(item.methods)))
+    ordered = sorted(tried, key=lambda item: (STATUSES.index(item.status), -item.score, len(item.methods)))
     top = ordered[0]
-    close = [item for item in ordered if item.healthy == top.healthy and item.score >= top.score - CLOSE]
+    close = [item for item in ordered if item.status == top.status and item.score >= top.score - CLOSE]
     close += [item for item in ordered if sound and not item.methods]
     first = min(close, key=lambda item: (len(item.methods), -item.score))
     return (first, *(item for item in ordered if item is not first))
@@ -223,7 +230,7 @@ def _tell(methods: tuple[str, ...], options: dict[str, dict[str, Any]], before: 
         methods=methods,
         options=options,
         vitals=after.vitals,
-        healthy=after.report.verdict.healthy,
+        status=after.report.verdict.status,
         score=score(after.vitals),
         cost="; ".join(dict.fromkeys(METHODS[name].cost for name in methods)),
         side_effects="; ".join(dict.fromkeys(METHODS[name].side_effects for name in methods)),

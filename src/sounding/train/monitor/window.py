@@ -37,7 +37,10 @@ PARTS = "gradient: it came back in several backward passes through one forward p
 STAGE = "this process holds stage {index} of a pipeline of {count}: the others are measured in their own processes"
 LOOSE = "a pipeline calls parts of this model as its stages, one by one: use a monitor for the module of each stage"
 SCALES = ("scale_grads", "perform_reduce_grad")  # what a schedule calls on its stage when a step's gradients are there
-TRANSFORMED = "a pass inside a transform of torch.func (vmap, grad, jacrev), whose values are not tensors of their own"
+TRANSFORMED = (
+    "calls inside a transform of torch.func (vmap, grad, jacrev), a trace or a dispatch mode (fake tensors, selective "
+    "checkpointing), where values are not tensors of their own or what measures them would be recorded"
+)
 THREAD = "the passes of a second thread, which ran the model at the same time"
 OVERFLOW = "gradients: they overflowed under the loss scale {scale:g}, so the step was not taken"
 
@@ -278,7 +281,9 @@ class Window(Watched):
         return True
 
     def _is_transformed(self) -> bool:
-        if torch._C._functorch.peek_interpreter_stack() is None:
+        core = torch._C
+        modes = core._len_torch_dispatch_stack() or core._get_tracing_state() is not None
+        if not modes and core._functorch.peek_interpreter_stack() is None:
             return False
         self.wall.note("network", TRANSFORMED)
         return True
@@ -321,13 +326,15 @@ class Window(Watched):
     def _observe(self, spec: Spec, args: Any, output: Any) -> Any:
         if torch._C._current_graph_task_id() == -1 and not (self._is_ours(spec.module) and self._listens()):
             return None
+        if self._is_transformed():
+            return None
         return super()._observe(spec, args, output)
 
     def _listens(self) -> bool:
         """Whether a call belongs to a pass that counts; modules may be called without the model around them."""
         if self._inside:
             return not self._resting
-        if not torch.is_grad_enabled() or self._is_transformed():
+        if not torch.is_grad_enabled():
             return False
         if find_stage() is not None:
             self._loose = True
