@@ -15,18 +15,18 @@ from sounding.claims import Claim
 from sounding.claims.claim import Context, Expectation, Setting, judge
 from sounding.claims.number import Number
 from sounding.claims.registry import find_claim
-from sounding.claims.thesis2024 import first_gradients, haar_networks
+from sounding.claims.thesis2024 import first_gradients, networks
 from sounding.claims.thesis2024.convergence import RATES
 from sounding.claims.thesis2024.correlation_maps import iterate, map_of, map_of_weights, random_maps, worst_over_bound
-from sounding.claims.thesis2024.first_gradients import data_start
 from sounding.claims.thesis2024.gram_paths import distances, fixed_gram, stretched, walk_grams
-from sounding.claims.thesis2024.haar_networks import (
-    build_trunk,
+from sounding.claims.thesis2024.kernel_figures import polynomial_activation
+from sounding.claims.thesis2024.networks import (
+    build_networks,
     draw_haar,
+    draw_start,
     every_layer_log_norms,
     first_layer_log_norms,
 )
-from sounding.claims.thesis2024.kernel_figures import polynomial_activation
 from sounding.reproduction import reproduce
 from sounding.theory.kernel import evaluate
 
@@ -114,9 +114,9 @@ def test_one_exploding_cell_fails_theorem_6_5(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("distinct", [None, 5])
 def test_every_run_has_a_batch_of_its_own(distinct: int | None) -> None:
-    values = {"data": "digits", "width": 10, "batch_size": 10, "runs": 3, "center": False}
+    values = {"data": "digits", "width": 10, "batch_size": 10, "runs": 3}
     generator = CONTEXT.generator(1)
-    start, labels, classes = data_start(values, CONTEXT, law="orthogonal", distinct=distinct, generator=generator)
+    start, labels, classes = draw_start(values, CONTEXT, distinct=distinct, generator=generator)
     assert start.shape == (3, 10, 10)
     assert labels.shape == (3, 10)
     assert classes == 10
@@ -171,7 +171,7 @@ def test_a_linear_network_without_norm_keeps_its_gram_matrix_on_average() -> Non
 def test_nearly_singular_draws_give_the_same_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     """All draws by QR, against Cholesky where it is safe; it fails on one of some 5000 draws of this width."""
     frames = draw_haar(6000, 20, generator=torch.Generator().manual_seed(5))
-    monkeypatch.setattr(haar_networks, "NEARLY_SINGULAR", math.inf)
+    monkeypatch.setattr(networks, "NEARLY_SINGULAR", math.inf)
     by_qr = draw_haar(6000, 20, generator=torch.Generator().manual_seed(5))
     assert torch.allclose(frames, by_qr, atol=1e-9)
     identity = torch.eye(20, dtype=frames.dtype)
@@ -189,22 +189,25 @@ def test_haar_matrices_are_orthogonal_and_unbiased() -> None:
 
 @pytest.mark.parametrize("center", [False, True])
 @pytest.mark.parametrize("law", ["gaussian", "orthogonal"])
-def test_gradients_agree_with_autograd(law: str, center: bool) -> None:
+@pytest.mark.parametrize("length", [None, 1.0])
+def test_gradients_agree_with_autograd(law: str, center: bool, length: float | None) -> None:
     generator = torch.Generator().manual_seed(1)
     start = torch.randn(2, 6, 5, dtype=torch.float64, generator=generator)
     labels = torch.randint(0, 3, (6,), generator=generator)
-    trunk = build_trunk(start, law=law, depth=6, generator=generator, center=center)
-    mine = first_layer_log_norms(trunk, labels, (3, 6), classes=3, generator=torch.Generator().manual_seed(5))
-    every = every_layer_log_norms(trunk, labels, classes=3, generator=torch.Generator().manual_seed(5))
+    made = build_networks(start, labels, depth=6, generator=generator, law=law, center=center, length=length, classes=3)
+    generator.manual_seed(5)
+    mine = first_layer_log_norms(made, (3, 6))
+    generator.manual_seed(5)
+    every = every_layer_log_norms(made)
     again = torch.Generator().manual_seed(5)
     heads = {depth: torch.randn(2, 5, 3, dtype=torch.float64, generator=again) / math.sqrt(5) for depth in (6, 3)}
     for column, depth in enumerate((3, 6)):
-        weights = [weight.clone().requires_grad_() for weight in trunk.weights[:depth]]
+        weights = [layer.weight.clone().requires_grad_() for layer in made.layers[:depth]]
         state = start
         for weight in weights:
             product = state @ weight.mT
             product = product - product.mean(1, keepdim=True) if center else product
-            state = product / product.square().mean(1, keepdim=True).sqrt()
+            state = product / product.square().mean(1, keepdim=True).sqrt() * (length or math.sqrt(6)) / math.sqrt(6)
         logits = state @ heads[depth]
         loss = sum(torch.nn.functional.cross_entropy(one, labels) for one in logits)
         assert isinstance(loss, torch.Tensor)
@@ -219,5 +222,6 @@ def test_repeated_samples_stay_equal() -> None:
     generator = torch.Generator().manual_seed(2)
     repeats = torch.arange(6) % 3
     start = torch.randn(1, 3, 6, dtype=torch.float64, generator=generator)[:, repeats]
-    trunk = build_trunk(start, law="orthogonal", depth=200, generator=generator, repeats=repeats)
-    assert torch.equal(trunk.states[-1][:, :3], trunk.states[-1][:, 3:])
+    labels = torch.zeros(1, 6, dtype=torch.int64)
+    made = build_networks(start, labels, depth=200, generator=generator, center=False, repeats=repeats)
+    assert torch.equal(made.states[-1][:, :3], made.states[-1][:, 3:])

@@ -14,8 +14,8 @@ from sounding.claims.number import Number, mean_of, student
 from sounding.claims.registry import find_claim
 from sounding.claims.thesis2024.appendix_data import PRINTED_COSINES, PRINTED_RANKS, _distance, draw_pixels
 from sounding.claims.thesis2024.appendix_explosion import _exponents, jackknife_ratio
-from sounding.claims.thesis2024.appendix_networks import (
-    build_networks,
+from sounding.claims.thesis2024.networks import (
+    build_on_data,
     constant,
     draw_batches,
     every_layer_log_norms,
@@ -47,7 +47,7 @@ def test_table_and_cosines_have_their_rows() -> None:
 @pytest.mark.parametrize("activation", ["identity", "tanh", "sin"])
 @pytest.mark.parametrize("center", [True, False])
 def test_gradients_are_those_of_autograd(activation: str, center: bool) -> None:
-    made = build_networks(SMALL, CONTEXT, activation=activation, gain=power(0.3), depth=4, offset=3, center=center)
+    made = build_on_data(SMALL, CONTEXT, activation=activation, gain=power(0.3), depth=4, offset=3, center=center)
     functions = {"identity": lambda x: x, "tanh": torch.tanh, "sin": torch.sin}
     before = made.generator.get_state()
     heads = torch.randn(3, 12, 10, generator=made.generator, dtype=torch.float64) / math.sqrt(12)
@@ -67,7 +67,7 @@ def test_gradients_are_those_of_autograd(activation: str, center: bool) -> None:
 
 
 def test_depths_may_come_in_any_order() -> None:
-    made = build_networks(SMALL, CONTEXT, activation="tanh", gain=constant(1.0), depth=30, offset=1)
+    made = build_on_data(SMALL, CONTEXT, activation="tanh", gain=constant(1.0), depth=30, offset=1)
     before = made.generator.get_state()
     rising = first_layer_log_norms(made, (5, 10, 30))
     made.generator.set_state(before)
@@ -75,19 +75,19 @@ def test_depths_may_come_in_any_order() -> None:
 
 
 def test_rates_are_positive_where_gradients_explode() -> None:
-    made = build_networks(SMALL, CONTEXT, activation="sin", gain=constant(1.5), depth=40, offset=1)
+    made = build_on_data(SMALL, CONTEXT, activation="sin", gain=constant(1.5), depth=40, offset=1)
     assert np.all(rates_at(every_layer_log_norms(made), (10,), gap=20) > 0)
 
 
 def test_gaps_leave_out_what_centring_takes() -> None:
-    made = build_networks(SMALL, CONTEXT, activation="identity", gain=constant(1.0), depth=3, offset=1)
+    made = build_on_data(SMALL, CONTEXT, activation="identity", gain=constant(1.0), depth=3, offset=1)
     assert np.all(np.isfinite(gaps_at(made, (3,))))
     assert float(isometry_gap(gram(made.states[3][0]))) == math.inf
 
 
 def test_every_run_has_its_batch_under_all_gains() -> None:
     first, other = (
-        build_networks(SMALL, CONTEXT, activation=name, gain=constant(gain), depth=1, offset=offset)
+        build_on_data(SMALL, CONTEXT, activation=name, gain=constant(gain), depth=1, offset=offset)
         for name, gain, offset in (("tanh", 1.0, 1), ("sin", 0.5, 2))
     )
     assert first.labels.shape == (3, 12)

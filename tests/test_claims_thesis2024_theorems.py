@@ -18,7 +18,7 @@ from sounding.claims.thesis2024.centred import centred_maps, drift, keeps_minus_
 from sounding.claims.thesis2024.concentration import EARLY, halves, transient
 from sounding.claims.thesis2024.correlation_maps import map_of, random_maps
 from sounding.claims.thesis2024.gram_paths import distances, slowest_rate
-from sounding.claims.thesis2024.haar_networks import gaps_over_depth
+from sounding.claims.thesis2024.networks import gaps_over_depth
 from sounding.claims.thesis2024.orthogonalization import draw_inputs, needed_constant
 from sounding.reproduction import reproduce
 

@@ -8,12 +8,16 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
+import torch
 
+from sounding.activations import resolve
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.meanfield2019.field import spread_paths
 from sounding.claims.meanfield2019.networks import settle
 from sounding.claims.number import DRAWN, Number, exact, fraction_of, jackknife, mean_of
 from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.walk import batch_norm, walk
+from sounding.predict import batchnorm
 
 NAMED = ["relu", "leaky_relu:0.1", "tanh", "sigmoid"]
 COTANGENTS = 4
@@ -22,8 +26,6 @@ OTHERS = ["gelu", "silu", "softplus", "elu", "selu", "erf"]
 
 def measure_scope(values: Mapping[str, Any], context: Context) -> Outcome:
     """The largest forward eigenvalue over batch sizes, and how unequal the samples of wide deep networks become."""
-    from sounding.predict import batchnorm
-
     sizes = values["batch_sizes"]
     largest = {}
     for name in NAMED + OTHERS:
@@ -84,8 +86,6 @@ def measure_scope(values: Mapping[str, Any], context: Context) -> Outcome:
 
 def _unevenness(name: str, size: int, values: Mapping[str, Any], context: Context) -> np.ndarray:
     """Standard deviation over mean of the samples' variances, (runs, layers)."""
-    import torch
-
     rows: list[torch.Tensor] = []
 
     def watch(layer: int, state: torch.Tensor) -> None:
@@ -106,22 +106,15 @@ def pair_of_batches(
     Per run and layer: the mean covariance of samples of different batches; how much larger it is for the alike ones;
     and the same of the gradients, pulled back from equal cotangents, layer 1 first.
     """
-    import torch
-
-    from sounding.activations import resolve
-
     phi, context = resolve(name).torch(), Context(device, random_seed)
     found: list[list[torch.Tensor]] = [[], [], []]
     for run in range(runs):
         place: dict[str, Any] = {"device": context.device, "generator": context.generator(run, device=context.device)}
         first, other = torch.randn(2, size, width, **place)
-        state = torch.stack([first, overlap * first + math.sqrt(1 - overlap**2) * other])
-        inner, covariance, alike = [], [], []
-        for _ in range(depth):
-            weight = torch.randn(width, width, **place) / math.sqrt(width)
-            inner.append((state @ weight.T).requires_grad_())
-            centred = inner[-1] - inner[-1].mean(1, keepdim=True)
-            state = phi(centred * centred.square().mean(1, keepdim=True).rsqrt())
+        start = torch.stack([first, overlap * first + math.sqrt(1 - overlap**2) * other]).requires_grad_()
+        inner, covariance, alike = list[torch.Tensor](), [], []
+        weights = (torch.randn(width, width, **place) / math.sqrt(width) for _ in range(depth))
+        for state in walk(start, weights, norm=batch_norm, activation=phi, products=inner):
             block = (state[0] @ state[1].T / width).detach().double()
             covariance.append(block.mean())
             alike.append((block.trace() - block.sum() / size) / (size - 1))
@@ -146,8 +139,6 @@ def _pair(
 
 def measure_cross_limit(values: Mapping[str, Any], context: Context) -> Outcome:
     """The covariance of samples of different batches deep in the network, beside (E φ(x₁))²."""
-    from sounding.predict import batchnorm
-
     numbers, series = {}, []
     for name in values["activations"]:
         measured, theory = [], []
@@ -181,8 +172,6 @@ def _relu_cross(size: float) -> float:
 
 def measure_cross_rate(values: Mapping[str, Any], context: Context) -> Outcome:
     """How fast likeness of two batches is lost either way, beside the eigenvalue of theorem F.1."""
-    from sounding.predict import batchnorm
-
     numbers, panels = {}, []
     largest = max(
         batchnorm(name, batch_size=size).cross_batch.eigenvalue

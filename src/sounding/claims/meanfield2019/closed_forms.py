@@ -10,17 +10,18 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from scipy.integrate import quad
+from scipy.special import beta, poch
 
+from sounding.activations import Activation
 from sounding.claims.meanfield2019.sampled import Array
-
-if TYPE_CHECKING:
-    import torch
-
-    from sounding.activations import Activation
-    from sounding.theory.batchnorm import BatchNormPrediction
+from sounding.predict import batchnorm
+from sounding.theory.batchnorm import BatchNormPrediction
+from sounding.theory.homogeneous import kernel, kernel_slope
+from sounding.theory.integrals.arc_cosine import second_moment
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,8 @@ class Case:
 
 def power(alpha: float, b: float) -> Activation:
     """x^α for x > 0 and −b·|x|^α for x < 0: α-ReLU at b = 0, its leaky variant else."""
-    from sounding.activations import Activation
 
     def twin() -> Callable[[torch.Tensor], torch.Tensor]:
-        import torch
-
         return lambda x: torch.where(x > 0, 1.0, -b) * x.abs() ** alpha
 
     return Activation(
@@ -55,18 +53,11 @@ def power(alpha: float, b: float) -> Activation:
 @cache
 def predicted(case: Case) -> BatchNormPrediction:
     """The fixed point by the product's quadrature, which knows nothing of closed forms."""
-    from sounding.predict import batchnorm
-
     return batchnorm(power(case.alpha, case.b), batch_size=case.size)
 
 
 def covariance_by_kernel(case: Case) -> float:
     """D.6, first form: c_α ((B−1)/2)^α P((B−1)/2, α/2)⁻² J_φ(0)."""
-    from scipy.special import poch
-
-    from sounding.theory.homogeneous import kernel
-    from sounding.theory.integrals.arc_cosine import second_moment
-
     half = (case.size - 1) / 2
     at_zero = kernel(0.0, degree=case.alpha, slopes=(1.0, case.b))
     return float(second_moment(case.alpha) * half**case.alpha * at_zero / poch(half, case.alpha / 2) ** 2)
@@ -81,11 +72,6 @@ def covariance_by_gamma(case: Case) -> float:
 
 def eigenvalue_by_spread(case: Case) -> float:
     """E.1, first form: (B/2) ((B−1)/2)^(α−1) P(B/2, α/2)⁻² μ⁻¹ c_α J_φ′(0), μ by quadrature."""
-    from scipy.special import poch
-
-    from sounding.theory.homogeneous import kernel_slope
-    from sounding.theory.integrals.arc_cosine import second_moment
-
     size, alpha = case.size, case.alpha
     slope = kernel_slope(0.0, degree=alpha, slopes=(1.0, case.b))
     front = size / 2 * ((size - 1) / 2) ** (alpha - 1) / poch(size / 2, alpha / 2) ** 2
@@ -94,10 +80,6 @@ def eigenvalue_by_spread(case: Case) -> float:
 
 def eigenvalue_by_kernel(case: Case) -> float:
     """E.1, second form: B P((B−1)/2, α)/((B−1) P(B/2, α/2)²) · J_φ′(0)/(J_φ(1) − J_φ(−1/(B−1)))."""
-    from scipy.special import poch
-
-    from sounding.theory.homogeneous import kernel, kernel_slope
-
     size, slopes = case.size, (1.0, case.b)
     front = size * poch((size - 1) / 2, case.alpha) / ((size - 1) * poch(size / 2, case.alpha / 2) ** 2)
     top, low = (kernel(c, degree=case.alpha, slopes=slopes) for c in (1.0, -1 / (size - 1)))
@@ -106,8 +88,6 @@ def eigenvalue_by_kernel(case: Case) -> float:
 
 def eigenvalue_by_beta(case: Case) -> float:
     """F.2: (1/8π) B (B−1)^(α−1) μ⁻¹ α² (a + b)² Beta(α/2, B/2)², μ by quadrature."""
-    from scipy.special import beta
-
     size, alpha = case.size, case.alpha
     front = size * (size - 1) ** (alpha - 1) / (8 * math.pi * predicted(case).fixed_point.mu)
     return float(front * alpha**2 * (1 + case.b) ** 2 * beta(alpha / 2, size / 2) ** 2)
@@ -115,7 +95,6 @@ def eigenvalue_by_beta(case: Case) -> float:
 
 def over_angle(function: Callable[[Array], Array], size: int, *, power_of_sine: int) -> tuple[float, float]:
     """∫₀^π sin^k θ f(−√(B−1) cos θ) dθ, cut at the kink, and the bound of its error."""
-    from scipy.integrate import quad
 
     def integrand(theta: float) -> float:
         return float(math.sin(theta) ** power_of_sine * function(np.array(-math.sqrt(size - 1) * math.cos(theta))))

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.meanfield2019.closed_forms import (
@@ -28,9 +29,6 @@ from sounding.claims.meanfield2019.closed_forms import (
 from sounding.claims.meanfield2019.sampled import Array, widest
 from sounding.claims.number import Number, exact, jackknife, mean_of, scaled
 from sounding.claims.picture import Panel, Picture, Series
-
-if TYPE_CHECKING:
-    import torch
 
 GROUPS = 40
 """Independent groups of drawn batches, from which an interval is made."""
@@ -84,8 +82,6 @@ class _Batches:
         self.place: dict[str, Any] = {"device": context.device, "generator": generator}
 
     def draw(self, *shape: int) -> torch.Tensor:
-        import torch
-
         return torch.randn(*shape, self.case.size, dtype=torch.float64, **self.place)
 
     def activate(self, h: torch.Tensor) -> torch.Tensor:
@@ -95,8 +91,6 @@ class _Batches:
 
     def turn(self) -> torch.Tensor:
         """Random T with TTᵀ = G, (GROUPS, B, B): a deviation of the block between two batches, of no symmetry."""
-        import torch
-
         size = self.case.size
         centring = torch.eye(size, dtype=torch.float64, device=self.place["device"]) - 1 / size
         basis = torch.linalg.qr(centring)[0][:, :-1]
@@ -146,8 +140,6 @@ def draw_backward(case: Case, values: Mapping[str, Any], context: Context, offse
     Gradients u and Tu are pulled back through φ(BN(h)) at four independent h each: 16 pairs of batches. At the fixed
     point h has the variance μ and not 1, which divides the product of two gradients by μ.
     """
-    import torch
-
     batches = _Batches(case, values, context, offset)
     turn = batches.turn()
     cotangent = batches.draw(GROUPS, batches.count // 4)

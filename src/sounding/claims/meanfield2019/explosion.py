@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from fractions import Fraction
+from typing import Any
 
 import numpy as np
+import torch
 
+from sounding.activations import resolve
 from sounding.claims.claim import Context, Outcome
+from sounding.claims.meanfield2019.fixed_point import pieces, spherical_integrals
 from sounding.claims.meanfield2019.networks import pull_gradients
 from sounding.claims.number import DRAWN, Number, estimate, exact, mean_of
 from sounding.claims.picture import Panel, Picture, Series
-
-if TYPE_CHECKING:
-    import torch
+from sounding.claims.walk import batch_norm, walk
+from sounding.predict import batchnorm
+from sounding.theory.gegenbauer import gegenbauer_batchnorm
 
 _SMOOTH = ["tanh", "sigmoid", "erf", "sin", "gelu", "silu", "softplus", "identity"]
 _NONLINEAR = ["relu", "leaky_relu:0.9", "relu_power:2", "tanh", "erf", "sin", "sigmoid", "softplus", "gelu", "silu",
@@ -26,9 +30,6 @@ def explosion_rate(activation: str, size: int, *, nodes: int = 240) -> float:
 
     Cut at the kinks of φ in z₁ and in z₂, and in z₁ where a kink of z₂ reaches the end of the ellipse.
     """
-    from sounding.activations import resolve
-    from sounding.claims.meanfield2019.fixed_point import pieces, spherical_integrals
-
     phi = resolve(activation)
     q, qc = spherical_integrals(activation, size, nodes=nodes)
     cuts = [-1.0, 1.0]
@@ -61,8 +62,6 @@ def relu_rate(size: float) -> float:
 
 def attracting_sizes(activation: str, sizes: list[int]) -> list[int]:
     """The batch sizes at which no forward eigenvalue of the fixed point reaches 1: the premise of theorem 7."""
-    from sounding.predict import batchnorm
-
     found = {size: batchnorm(activation, batch_size=size).forward_eigenvalues for size in sizes}
     return [size for size, eigenvalues in found.items() if max(eigenvalues.L, eigenvalues.M) < 1]
 
@@ -114,9 +113,6 @@ def measure_relu_rate(values: Mapping[str, Any], context: Context) -> Outcome:
 
 def measure_series(values: Mapping[str, Any], context: Context) -> Outcome:
     """The Gegenbauer series beside the integral, the sign of its coefficients, and who comes closest to growth 1."""
-    from sounding.predict import batchnorm
-    from sounding.theory.gegenbauer import gegenbauer_batchnorm
-
     sizes = values["batch_sizes"]
     apart = max(
         abs(gegenbauer_batchnorm(name, batch_size=size).growth / batchnorm(name, batch_size=size).gradient_growth - 1)
@@ -157,8 +153,6 @@ def measure_series(values: Mapping[str, Any], context: Context) -> Outcome:
 
 def series_coefficient(degree: int, size: int) -> float:
     """c_k = 1 − (−1)^k ₂F₁(−k, B − 3 + k; B/2 − 1; (B − 2)/(2(B − 1))), the finite sum term by term."""
-    from fractions import Fraction
-
     x, total, term = Fraction(size - 2, 2 * (size - 1)), Fraction(0), Fraction(1)
     for j in range(degree + 1):
         total += term
@@ -168,8 +162,6 @@ def series_coefficient(degree: int, size: int) -> float:
 
 def measure_weight_gradients(values: Mapping[str, Any], context: Context) -> Outcome:
     """Squared weight gradients of random ReLU networks beside μ tr Π, Π of ∂E/∂h and, as printed, of ∂E/∂x."""
-    from sounding.predict import batchnorm
-
     size, depth, margin = values["batch_size"], values["depth"], values["margin"]
     theory = batchnorm("relu", batch_size=size)
     mu = theory.fixed_point.mu
@@ -210,20 +202,14 @@ def measure_weight_gradients(values: Mapping[str, Any], context: Context) -> Out
 
 def _squared_gradients(width: int, size: int, depth: int, context: Context, run: int) -> tuple[Any, Any, Any]:
     """Per layer: mean square of ∂E/∂w, and tr Π of ∂E/∂h and of ∂E/∂x, Π averaged over neurons."""
-    import torch
-
     generator = context.generator(run, device=context.device)
     place: dict[str, Any] = {"device": context.device, "generator": generator}
     state = torch.randn(size, width, **place)
-    weights, inner, outer = [], [], []
-    for _ in range(depth):
-        weights.append((torch.randn(width, width, **place) / math.sqrt(width)).requires_grad_())
-        inner.append(state @ weights[-1].T)
-        centred = inner[-1] - inner[-1].mean(0)
-        state = torch.relu(centred * centred.square().mean(0).rsqrt())
-        outer.append(state)
+    weights = [(torch.randn(width, width, **place) / math.sqrt(width)).requires_grad_() for _ in range(depth)]
+    inner: list[torch.Tensor] = []
+    outer = list(walk(state, weights, norm=batch_norm, activation=torch.relu, products=inner))
     cotangent = torch.randn(size, width, **place) * 1e-6
-    gradients = torch.autograd.grad(state, [*weights, *inner, *outer], cotangent)
+    gradients = torch.autograd.grad(outer[-1], [*weights, *inner, *outer], cotangent)
 
     def squares(part: tuple[torch.Tensor, ...]) -> np.ndarray:
         return torch.stack([g.double().square().sum() for g in part]).cpu().numpy()

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from sounding.claims.claim import Context
 from sounding.claims.meanfield2019.sampled import Array
-
-if TYPE_CHECKING:
-    import torch
 
 LOWEST, STEP = -16.0, 0.5
 """In ln s the integrand falls as s to the left and as s^(−(B−1)/2) to the right, and is analytic in a strip: the cut
@@ -25,8 +22,6 @@ def map_relu(covariances: torch.Tensor) -> torch.Tensor:
     (√(1 − c²) + (π − arccos c)c)/(2π). `theory.covariance_map` has the same for one
     covariance, of full or low rank, to rounding.
     """
-    import torch
-
     size = covariances.shape[-1]
     rows = covariances.mean(-1, keepdim=True)
     values, vectors = torch.linalg.eigh(covariances - rows - rows.mT + rows.mean(-2, keepdim=True))
@@ -51,8 +46,6 @@ def spread_paths(size: int, *, sigma: float, starts: int, layers: int, context: 
 
     A start has uncorrelated samples whose variances are log-normal, exp(σ·normal).
     """
-    import torch
-
     normals = torch.randn(starts, size, dtype=torch.float64, generator=context.generator(offset))
     covariances = torch.diag_embed(torch.exp(sigma * normals)).to(context.device)
     path = []

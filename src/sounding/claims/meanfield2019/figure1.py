@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.meanfield2019.networks import pull_gradients, settle
-from sounding.claims.number import DRAWN, Number, exact, mean_of, student
+from sounding.claims.number import DRAWN, Number, estimate, exact, mean_of, student
 from sounding.claims.picture import Map, Panel, Picture, Series
-
-if TYPE_CHECKING:
-    import torch
+from sounding.claims.walk import batch_norm
+from sounding.predict import batchnorm, bsb2_transition, simulate_broken_state
 
 
 def measure_eigenvalues(values: Mapping[str, Any], context: Context) -> Outcome:
     """λ_G and λ_L of one backward layer, measured in networks at their fixed point."""
-    from sounding.predict import batchnorm
-
     sizes = values["batch_sizes"]
     measured: dict[str, list[Number]] = {"G": [], "L": []}
     for place, size in enumerate(sizes):
@@ -49,8 +47,6 @@ def _pull_back_parts(size: int, values: Mapping[str, Any], context: Context, *, 
     The cotangents at the pre-activations of a layer are centred normals, of larger variance for every second sample;
     Π is averaged over neurons, before and after.
     """
-    import torch
-
     width, runs = values["width"], values["runs"]
     generator = context.generator(offset + 1, device=context.device)
     place: dict[str, Any] = {"device": context.device, "generator": generator}
@@ -65,8 +61,7 @@ def _pull_back_parts(size: int, values: Mapping[str, Any], context: Context, *, 
         )
         weight = torch.randn(count, width, width, **place) / math.sqrt(width)
         before = torch.bmm(state, weight.mT).requires_grad_()
-        centred = before - before.mean(1, keepdim=True)
-        output = torch.relu(centred * centred.square().mean(1, keepdim=True).rsqrt())
+        output = torch.relu(batch_norm(before))
         after = torch.randn(count, size, width, **place) * (1 + 0.8 * signs).clamp_min(0.05).sqrt()[:, None]
         after = after - after.mean(1, keepdim=True)
         following = torch.randn(count, width, width, **place) / math.sqrt(width)
@@ -82,8 +77,6 @@ def _part_l(rows: torch.Tensor, signs: torch.Tensor) -> torch.Tensor:
 
 
 def _pool(numbers: list[Number]) -> Number:
-    from sounding.claims.number import estimate
-
     half = np.array([number.high - number.value for number in numbers]) / 2.5758
     mean = float(np.mean([number.value for number in numbers]))
     return estimate(mean, float(np.sqrt(np.sum(half**2))) / len(numbers))
@@ -91,8 +84,6 @@ def _pool(numbers: list[Number]) -> Number:
 
 def measure_gradient_norms(values: Mapping[str, Any], context: Context) -> Outcome:
     """ln of the squared gradient norm layer by layer, and its slope against ln λ_G."""
-    from sounding.predict import batchnorm
-
     numbers, series = {}, []
     depth = values["depth"]
     for size in values["batch_sizes"]:
@@ -117,8 +108,6 @@ def measure_gradient_norms(values: Mapping[str, Any], context: Context) -> Outco
 
 def measure_transition(values: Mapping[str, Any], context: Context) -> Outcome:
     """The variance over a batch of the entries of its covariance, by degree α, in networks and in the mean field."""
-    from sounding.predict import bsb2_transition
-
     size = values["batch_size"]
     degrees = np.array(values["degrees"], dtype=np.float64)
     diagonal, off = (
@@ -167,8 +156,6 @@ def _entry_variances(degree: float, values: Mapping[str, Any], context: Context)
 
 
 def _settled_variance(degree: float, size: int, layers: int, context: Context) -> float:
-    from sounding.predict import simulate_broken_state
-
     generator = np.random.default_rng(context.random_seed)
     state = simulate_broken_state(
         f"relu_power:{float(degree)!r}", batch_size=size, layers=layers, generator=generator, tolerance=1e-6

@@ -10,13 +10,12 @@ import numpy as np
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.meanfield2019.trainable import draw_cells, judge_cells, train_cells
 from sounding.claims.picture import Picture
+from sounding.data import known_shape
+from sounding.predict import batchnorm
 
 
 def measure_depth_by_batch_size(values: Mapping[str, Any], context: Context) -> Outcome:
     """Accuracy over depth × batch size; with `whole_batch`, batches of that size and statistics over a part of them."""
-    from sounding.data import known_shape
-    from sounding.predict import batchnorm
-
     sizes, whole = values["batch_sizes"], values.get("whole_batch")
     norm = {"eps": values["eps"]}
     parts = []

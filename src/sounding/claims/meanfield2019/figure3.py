@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
 
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.meanfield2019.sampled import Array
 from sounding.claims.number import DRAWN, Number, mean_of
 from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.walk import batch_norm, walk
+from sounding.data import load_dataset, normalize
+from sounding.predict import batchnorm
 
 PARTS = {
     "weights": "norm of the weights",
@@ -26,10 +30,6 @@ PARTS = {
 @cache
 def first_steps(settings: str, depth: int, device: str, random_seed: int) -> dict[str, Array]:
     """ln of the three norms, (runs, steps + 1, depth) each; layer 1 first, step 0 before any learning."""
-    import torch
-
-    from sounding.data import load_dataset, normalize
-
     values, context = json.loads(settings), Context(device, random_seed)
     size, width = values["batch_size"], values["width"]
     data = load_dataset(values["data"], device=context.device)
@@ -45,11 +45,9 @@ def first_steps(settings: str, depth: int, device: str, random_seed: int) -> dic
         for _ in range(values["steps"] + 1):
             chosen = torch.randint(len(data.train_labels), (size,), generator=generator).to(context.device)
             state = normalize(data, data.train_inputs[chosen]).flatten(1)
-            inner = []
-            for weight in weights[:-1]:
-                inner.append(state @ weight.T)
-                centred = inner[-1] - inner[-1].mean(0)
-                state = torch.relu(centred * (centred.square().mean(0) + values["eps"]).rsqrt())
+            inner: list[torch.Tensor] = []
+            norm = partial(batch_norm, eps=values["eps"])
+            *_, state = walk(state, weights[:-1], norm=norm, activation=torch.relu, products=inner)
             loss = torch.nn.functional.cross_entropy(state @ weights[-1].T, data.train_labels[chosen])
             gradients = torch.autograd.grad(loss, [*weights, *inner])
             rows["weights"].append(_norms(weights[:-1]))
@@ -64,15 +62,11 @@ def first_steps(settings: str, depth: int, device: str, random_seed: int) -> dic
 
 
 def _norms(tensors: Any) -> Any:
-    import torch
-
     return torch.stack([tensor.detach().double().norm() for tensor in tensors])
 
 
 def measure_first_steps(values: Mapping[str, Any], context: Context) -> Outcome:
     """Slopes and ranges over depth of one of the three norms, before the first step and after it."""
-    from sounding.predict import batchnorm
-
     part, depths = values["part"], values["depths"]
     settings = json.dumps({key: value for key, value in values.items() if key not in ("part", "depths")})
     taken = {depth: first_steps(settings, depth, context.device, context.random_seed) for depth in depths}

@@ -9,13 +9,12 @@ from sounding.claims.claim import Context, Outcome
 from sounding.claims.meanfield2019.trainable import draw_cells, judge_cells, train_cells
 from sounding.claims.number import mean_of
 from sounding.claims.picture import Picture
+from sounding.data import known_shape
+from sounding.predict import batchnorm
 
 
 def measure_depth_by_norm(values: Mapping[str, Any], context: Context) -> Outcome:
     """Accuracy over depth × one number of the batch norm: its scale γ, its shift β or its eps."""
-    from sounding.data import known_shape
-    from sounding.predict import batchnorm
-
     knob, columns, size = values["knob"], values["columns"], values["batch_size"]
     fixed = {"eps": values["eps"], "scale": 1.0, "shift": values.get("shift", 0.0)}
     norms = [{**fixed, knob: value} for value in columns]

@@ -9,11 +9,16 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+from torch import nn
 
+import sounding.train
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.meanfield2019.sampled import Array
 from sounding.claims.number import Number, mean_of
 from sounding.claims.picture import Map, Panel, Picture
+from sounding.data import Augmentation, load_dataset
+from sounding.models import Vgg19
+from sounding.train import Recipe
 
 
 @cache
@@ -23,9 +28,6 @@ def sweep(settings: str, device: str, random_seed: int) -> Array:
     The networks of a seed start from the same weights, see the same batches and are trained as one; another seed has
     another order of the samples and other crops.
     """
-    from sounding.data import Augmentation, load_dataset
-    from sounding.train import Recipe, train_together_
-
     values, context = json.loads(settings), Context(device, random_seed)
     data = load_dataset(values["data"], device=context.device)
     cells = list(product(values["rates"], values["eps"], values["shifts"]))
@@ -43,7 +45,7 @@ def sweep(settings: str, device: str, random_seed: int) -> Array:
             _make_network(values, data.shape[0], data.classes, eps=eps, shift=shift, seed=seed, context=context)
             for _, eps, shift in cells
         ]
-        history = train_together_(
+        history = sounding.train.train_together_(
             networks,
             data,
             learning_rates=[rate for rate, *_ in cells],
@@ -60,10 +62,6 @@ def sweep(settings: str, device: str, random_seed: int) -> Array:
 def _make_network(
     values: Mapping[str, Any], channels: int, classes: int, *, eps: float, shift: float, seed: int, context: Context
 ) -> Any:
-    from torch import nn
-
-    from sounding.models import Vgg19
-
     generator = context.generator(100 + seed)
     # the smallest eps that torch takes for 0 is its own default
     norm: dict[str, Any] = {"eps": eps or 1e-5, "shift": shift}

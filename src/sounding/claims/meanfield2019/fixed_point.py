@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from scipy.special import gammaln
 
+from sounding.activations import resolve
 from sounding.claims.claim import Context, Outcome
+from sounding.claims.meanfield2019.field import map_relu
+from sounding.claims.meanfield2019.networks import settle
 from sounding.claims.meanfield2019.sampled import Array, draw_covariance, largest_deviation, normalized_batches, widest
 from sounding.claims.number import DRAWN, GROUPS, Number, estimate, exact, extreme_of, fraction_of
 from sounding.claims.picture import Panel, Picture, Series
-
-if TYPE_CHECKING:
-    import torch
+from sounding.predict import batchnorm
+from sounding.theory.covariance_map import center, laplace_covariance_map
 
 SAME = 1e-4
 """Two covariances of unit size that differ by less are the same limit."""
@@ -26,9 +30,6 @@ def measure_fixed_point(values: Mapping[str, Any], context: Context) -> Outcome:
 
     Their error is how much they change from 160 to 240 nodes.
     """
-    from sounding.activations import resolve
-    from sounding.predict import batchnorm
-
     numbers, panels = {}, []
     worst = error = 0.0
     formula: dict[str, list[list[float]]] = {}
@@ -70,11 +71,6 @@ def measure_fixed_point(values: Mapping[str, Any], context: Context) -> Outcome:
 
 def measure_relu_point(values: Mapping[str, Any], context: Context) -> Outcome:
     """Variance and correlation in wide random ReLU networks, and the limits of the map from different starts."""
-    import torch
-
-    from sounding.claims.meanfield2019.field import map_relu
-    from sounding.claims.meanfield2019.networks import settle
-
     rows = []
     for place, size in enumerate(values["batch_sizes"]):
         state = settle("relu", values["width"], size, depth=values["depth"], runs=values["runs"], context=context,
@@ -129,8 +125,6 @@ def count_other_limits(distances: Array) -> dict[str, Number]:
 
 def measure_relu_eigenvalues(values: Mapping[str, Any], context: Context) -> Outcome:
     """Differences of the map at its fixed point in the directions G, L and M, beside Theorem 6 in both readings."""
-    from sounding.theory.covariance_map import center, laplace_covariance_map
-
     relu = _relu()
     sizes = values["batch_sizes"]
     found: dict[str, list[float]] = {"G": [], "L": [], "M": []}
@@ -191,10 +185,6 @@ def spherical_integrals(activation: str, size: int, *, nodes: int = 240) -> tupl
     The angles are cut where an argument of φ meets one of its kinks: the outer one also where the inner kink reaches
     an end, so that what is integrated over each part is smooth.
     """
-    from scipy.special import gammaln
-
-    from sounding.activations import resolve
-
     phi = resolve(activation)
     near, far = 1 / math.sqrt(size - 1), math.sqrt(size * (size - 2) / (size - 1))
     cuts = [0.0, math.pi]
@@ -238,6 +228,4 @@ def _mean_of_each(*samples: torch.Tensor) -> tuple[Array, Array]:
 
 
 def _relu() -> Any:
-    from sounding.activations import resolve
-
     return resolve("relu")

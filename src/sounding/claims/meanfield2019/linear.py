@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.meanfield2019.sampled import Array, draw_covariance, largest_deviation, normalized_batches, widest
 from sounding.claims.number import GROUPS, Number, exact, extreme_of, fraction_of, slope_of
 from sounding.claims.picture import Panel, Picture, Series
+from sounding.predict import identity_convergence
+from sounding.theory.covariance_map import center
 
 ROUNDING = 1e-6
 """A spread that falls by less than this share, or an eigenvalue that stays this far from the limit, is a failure."""
@@ -34,9 +37,6 @@ def measure_unit_vectors(values: Mapping[str, Any], context: Context) -> Outcome
 
 def measure_centred(values: Mapping[str, Any], context: Context) -> Outcome:
     """The same for batch norm, from random covariances of full and of low rank; a few by the product's own map."""
-    from sounding.predict import identity_convergence
-    from sounding.theory.covariance_map import center
-
     size = values["batch_size"]
     paths: dict[int, Array] = {}
     deviations: list[Number] = []
@@ -80,8 +80,6 @@ def project_spectrum(eigenvalues: Array, *, nodes: int = 200) -> Array:
 
 
 def _normals(shape: tuple[int, ...], context: Context, *, offset: int) -> Array:
-    import torch
-
     return np.asarray(torch.randn(shape, dtype=torch.float64, generator=context.generator(offset)).numpy())
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
 
+import torch
+
+from sounding.chain import Simulation, simulate
 from sounding.claims.claim import Context
-
-if TYPE_CHECKING:
-    import torch
-
-    from sounding.chain import Simulation
+from sounding.claims.walk import walk_in_law
 
 
 def settle(
@@ -27,19 +25,11 @@ def settle(
     watch: Callable[[int, torch.Tensor], None] | None = None,
 ) -> torch.Tensor:
     """The states (runs, B, width) after `depth` layers φ(BN(HWᵀ)) from Gaussian inputs; `watch` sees each layer's."""
-    import torch
-
-    from sounding.chain.law import make_law
-    from sounding.chain.step import Chains, choose_route
-
-    law = make_law(width=width, batch_size=batch_size, activation=activation, depth=depth)
     generator = context.generator(offset, device=context.device)
     if start is None:
         start = torch.randn(runs, batch_size, width, device=context.device, generator=generator)
-    chains = Chains([law] * runs, start, route=choose_route(law, explicit=False), generator=generator)
-    for layer in range(1, depth + 1):
-        chains.step()
-        if watch is not None:
+    for layer, chains in enumerate(walk_in_law(start, depth=depth, generator=generator, activation=activation)):
+        if layer and watch is not None:
             watch(layer, chains.state)
     return chains.state
 
@@ -49,8 +39,6 @@ def pull_gradients(
     activation: str, width: int, batch_size: int, depth: int, runs: int, offset: int, device: str, random_seed: int
 ) -> Simulation:
     """Gradients through random networks and back, with their profile; kept for the rows that show the same networks."""
-    from sounding.chain import simulate
-
     return simulate(
         activation=activation,
         width=width,

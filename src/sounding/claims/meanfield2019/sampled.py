@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from sounding.activations import resolve
 from sounding.claims.claim import Context
 from sounding.claims.number import Number, estimate
-
-if TYPE_CHECKING:
-    import torch
 
 Array = NDArray[np.float64]
 
 
 def draw_covariance(size: int, generator: torch.Generator, *, rank: int | None = None) -> Array:
     """AAᵀ/rank for a size × rank Gaussian A, times unequal variances: a covariance without any symmetry."""
-    import torch
-
     rank = rank or 2 * size
     factor = torch.randn(size, rank, dtype=torch.float64, generator=generator)
     scale = torch.exp(0.5 * torch.randn(size, 1, dtype=torch.float64, generator=generator))
@@ -30,8 +26,6 @@ def draw_covariance(size: int, generator: torch.Generator, *, rank: int | None =
 
 def normalized_batches(covariance: Array, *, samples: int, context: Context, offset: int) -> torch.Tensor:
     """x = √B·Gh/|Gh| for h ~ N(0, Σ), (samples, B), float64 on the device."""
-    import torch
-
     values, vectors = np.linalg.eigh(covariance)
     root = torch.from_numpy(vectors * np.sqrt(np.maximum(values, 0.0))).to(context.device)
     generator = context.generator(offset, device=context.device)
@@ -45,8 +39,6 @@ def sample_map(
     activation: str, covariance: Array, *, samples: int, context: Context, offset: int
 ) -> tuple[Array, Array]:
     """V(Σ) = E[φ(x)φ(x)ᵀ] by Monte Carlo, and the standard error of each entry, both (B, B)."""
-    from sounding.activations import resolve
-
     x = normalized_batches(covariance, samples=samples, context=context, offset=offset)
     phi = resolve(activation).torch()(x)
     mean = phi.mT @ phi / samples

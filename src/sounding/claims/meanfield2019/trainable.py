@@ -5,19 +5,25 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
 
 from sounding.claims.claim import Context
+from sounding.claims.meanfield2019.parted import Parted
 from sounding.claims.meanfield2019.sampled import Array
 from sounding.claims.number import Number, fraction_of, mean_of
 from sounding.claims.picture import Map, Panel, Series
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from sounding.data import Dataset
+from sounding.data import Dataset, load_dataset, normalize
+from sounding.models import Mlp
+from sounding.models.initial import initialize_
+from sounding.train import Recipe
+from sounding.train.evaluate import evaluate_part
+from sounding.train.group import Group
+from sounding.train.products import Products
+from sounding.train.samples import Streams, take_samples
 
 CLEARLY_DEEPER = 1.5
 """Between 16ξ and so many times 16ξ a network is neither called inside nor outside: the boundary is not sharp."""
@@ -33,16 +39,6 @@ def train_cells(
     same for all norms: near the deepest that train, the order alone moves the accuracy as much as the weights do. Of
     `seeds` so many are trained `at_once`, all by default.
     """
-    import torch
-
-    from sounding.claims.meanfield2019.parted import Parted
-    from sounding.data import load_dataset, normalize
-    from sounding.train import Recipe
-    from sounding.train.evaluate import evaluate_part
-    from sounding.train.group import Group
-    from sounding.train.products import Products
-    from sounding.train.samples import Streams, take_samples
-
     data, device = load_dataset(values["data"], device=context.device), torch.device(context.device)
     inputs, tests = (normalize(data, part).flatten(1) for part in (data.train_inputs, data.test_inputs))
     recipe = Recipe(
@@ -88,11 +84,6 @@ def draw_networks(
     offsets: Sequence[int],
 ) -> list[nn.Module]:
     """A network for each offset and norm, with weights drawn on the device: the same for all norms."""
-    import torch
-
-    from sounding.models import Mlp
-    from sounding.models.initial import initialize_
-
     patterns = []
     for norm in norms:
         options: dict[str, Any] = {key: values[key] for key in ("width", "activation")} | dict(norm)
@@ -109,8 +100,6 @@ def draw_networks(
 
 def hold_norms(network: Any) -> Any:
     """The network with the scale and shift of its batch norms held constant."""
-    import torch
-
     for module in network.modules():
         if isinstance(module, torch.nn.BatchNorm1d):
             for parameter in module.parameters():

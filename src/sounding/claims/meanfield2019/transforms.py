@@ -12,14 +12,14 @@ from sounding.claims.claim import Context, Outcome
 from sounding.claims.meanfield2019.sampled import Array, draw_covariance, largest_deviation, sample_map, widest
 from sounding.claims.number import DRAWN, GROUPS, Number, exact, extreme_of, fraction_of, mean_of
 from sounding.claims.picture import Panel, Picture, Series
+from sounding.predict import covariance_map
+from sounding.theory.covariance_map import center
 
 TRACE_TOLERANCE = 0.01
 
 
 def measure_laplace(values: Mapping[str, Any], context: Context) -> Outcome:
     """Theorem 2 beside sampled batches, at covariances without symmetry."""
-    from sounding.predict import covariance_map
-
     numbers, series = {}, []
     for place, (name, size) in enumerate(values["cases"]):
         sigma = draw_covariance(size, context.generator(place))
@@ -112,8 +112,6 @@ class _Contour:
     """The eigenvectors of GΣG, the eigenvalues of C(λ) along the contour, and the nodes in r²."""
 
     def __init__(self, sigma: Array, *, inverted: bool, steps: int) -> None:
-        from sounding.theory.covariance_map import center
-
         size = len(sigma)
         values, vectors = np.linalg.eigh(center(sigma))
         values, self.vectors = values[1:], vectors[:, 1:]

@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
+from sounding.chain import Simulation, simulate
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import DRAWN, Number, estimate, jackknife, slope_of, student
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.theory.bounds import orth2021 as bounds
 
-if TYPE_CHECKING:
-    import torch
-    from numpy.typing import NDArray
-
-    from sounding.chain import Simulation
-
 
 def _chain(context: Context, offset: int, **options: Any) -> Simulation:
-    from sounding.chain import simulate
-
     return simulate(center=False, profile=True, device=context.device, generator=context.generator(offset), **options)
 
 
 def _nearly_rank_one(width: int, samples: int, spread: float) -> torch.Tensor:
     """Samples diag(1, ε, …, ε) as the released program starts, (samples, width)."""
-    import torch
-
     start = torch.zeros(samples, width, dtype=torch.float64)
     start[range(samples), range(samples)] = spread
     start[0, 0] = 1.0
@@ -38,8 +31,6 @@ def _nearly_rank_one(width: int, samples: int, spread: float) -> torch.Tensor:
 
 def measure_figure1(values: Mapping[str, Any], context: Context) -> Outcome:
     """|cos| between two samples over depth: with batch norm from nearly equal samples, without from orthogonal ones."""
-    import torch
-
     width, eps = values["width"], values["eps"]
     correlated = torch.zeros(2, width, dtype=torch.float64)
     correlated[0, 0], correlated[1, 0], correlated[1, 1] = 1.0, 1 - eps, eps

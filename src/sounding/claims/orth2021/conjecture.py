@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
+from sounding.activations import resolve
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import DRAWN, Number, estimate, ratio_of, slope_of
 from sounding.claims.picture import Panel, Picture, Series
-
-if TYPE_CHECKING:
-    import torch
 
 
 def _stationary_chain(
@@ -23,8 +22,6 @@ def _stationary_chain(
 
     Given F(Q), the columns of WF(Q) are normals times a factor of its Gram matrix: exact in law.
     """
-    import torch
-
     device = generator.device
     state = torch.randn(runs, samples, width, dtype=torch.float64, device=device, generator=generator)
     jitter = 1e-12 * torch.eye(samples, dtype=torch.float64, device=device)
@@ -47,10 +44,6 @@ def measure_conjecture(values: Mapping[str, Any], context: Context) -> Outcome:
 
     Those `beside` the named ones are shown, and count for nothing that compares curves.
     """
-    import torch
-
-    from sounding.activations import resolve
-
     numbers, series = {}, []
     level: list[Number] = []
     widths = np.array(values["widths"])
@@ -95,8 +88,6 @@ def measure_conjecture(values: Mapping[str, Any], context: Context) -> Outcome:
 
 
 def _exchangeable_mean(grams: torch.Tensor) -> torch.Tensor:
-    import torch
-
     mean = grams.mean((0, 1))
     n = len(mean)
     diagonal = mean.diagonal().mean()

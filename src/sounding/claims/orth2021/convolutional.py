@@ -5,30 +5,28 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch import nn as modules
 
+import sounding.train
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.orth2021.propagation import conv_stack
 from sounding.claims.orth2021.training import LABELS, difference_of, draw_curves, draw_inputs, draw_orders, load
 from sounding.claims.picture import Panel, Picture
-
-if TYPE_CHECKING:
-    import torch
-    from numpy.typing import NDArray
-    from torch import nn
-
-    from sounding.data import Dataset
+from sounding.data import Dataset
+from sounding.models import AlexNet
+from sounding.models.initial import initialize_
+from sounding.repair import orthogonalize_
+from sounding.train import Recipe
 
 
 def draw_network(values: Mapping[str, Any], depth: int, seed: int, context: Context) -> nn.Module:
     """Xavier's weights times √2, zero biases; a deeper network begins with the convolutions of a shallower one."""
-    import torch
-    from torch import nn as modules
-
-    from sounding.models import AlexNet
-
     data, generator = load(values["data"], context.device), context.generator(seed)
     network: nn.Module
     if values["plain"]:
@@ -44,10 +42,6 @@ def draw_network(values: Mapping[str, Any], depth: int, seed: int, context: Cont
 
 
 def _plain(data: Dataset, width: int, depth: int, generator: torch.Generator) -> nn.Module:
-    from torch import nn as modules
-
-    from sounding.models.initial import initialize_
-
     stack = conv_stack(data.shape[0], width, depth, batch_norm=False, generator=generator)
     readout = modules.Linear(width * math.prod(data.shape[1:]), data.classes)
     initialize_(readout, "xavier", generator)
@@ -56,10 +50,6 @@ def _plain(data: Dataset, width: int, depth: int, generator: torch.Generator) ->
 
 def orthogonalize_printed_(network: nn.Module, inputs: torch.Tensor, generator: torch.Generator) -> None:
     """Eq. (22) for the layers with as many outputs as inputs, as in the released program: V′ a slice, ‖WH‖_F = 1."""
-    import torch
-
-    from sounding.repair import orthogonalize_
-
     equal = [n for n, m in network.named_modules() if getattr(m, "in_channels", 0) == getattr(m, "out_channels", 1)]
     orthogonalize_(network, inputs, include=equal, frame="slice", generator=generator)
 
@@ -79,9 +69,6 @@ def orthogonalize_printed_(network: nn.Module, inputs: torch.Tensor, generator: 
 
 def _shorten(deep: nn.Module, shallow: nn.Module) -> nn.Module:
     """`shallow` with the convolutions that `deep` has in their places, and its own classifier."""
-    import torch
-    from torch import nn as modules
-
     with torch.no_grad():
         for name, module in shallow.named_modules():
             if isinstance(module, modules.Conv2d):
@@ -113,10 +100,8 @@ def _train(
 
     `networks` are those of every seed from Xavier's weights, then from orthogonalized ones.
     """
-    from sounding.train import Recipe, train_together_
-
     data = load(values["data"], context.device)
-    history = train_together_(
+    history = sounding.train.train_together_(
         networks,
         data,
         learning_rates=[values["rate"]] * len(networks),

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch import nn as modules
 
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import DRAWN, Number, mean_of
 from sounding.claims.orth2021.training import load
 from sounding.claims.picture import Panel, Picture, Series
-
-if TYPE_CHECKING:
-    import torch
-    from numpy.typing import NDArray
-    from torch import nn
-
-    from sounding.data import Dataset
+from sounding.data import Dataset, normalize
+from sounding.models import Mlp
+from sounding.models.initial import initialize_
 
 LATE = 10
 """Layers at the end over which the gap is asked to stay constant."""
@@ -26,10 +26,6 @@ LATE = 10
 
 def conv_stack(channels: int, width: int, depth: int, *, batch_norm: bool, generator: torch.Generator) -> nn.Sequential:
     """{3×3 convolution with zero padding, batch norm or none, ReLU} × depth, Xavier's weights."""
-    from torch import nn as modules
-
-    from sounding.models.initial import initialize_
-
     layers: list[nn.Module] = []
     for index in range(depth):
         layers.append(modules.Conv2d(channels if index == 0 else width, width, 3, padding=1, bias=False))
@@ -43,8 +39,6 @@ def conv_stack(channels: int, width: int, depth: int, *, batch_norm: bool, gener
 
 def _parts(features: torch.Tensor) -> torch.Tensor:
     """V of a batch, and the part of it that the angles make: with C = HHᵀ/tr HHᵀ, (‖C − I/n‖_F, ‖C − diag C‖_F)."""
-    import torch
-
     rows = features.detach().flatten(1).double()
     gram = rows @ rows.mT
     gram = gram / gram.trace()
@@ -56,9 +50,6 @@ def _parts(features: torch.Tensor) -> torch.Tensor:
 
 def _through_layers(network: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
     """`_parts` of the input and of Q_ℓ = BN(W F(Q_{ℓ−1})), what each activation gets, (2, layers + 1)."""
-    import torch
-    from torch import nn as modules
-
     found = [_parts(inputs)]
     handles = [
         module.register_forward_pre_hook(lambda module, arguments: found.append(_parts(arguments[0])))
@@ -77,8 +68,6 @@ def _through_layers(network: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
 def _network(
     values: Mapping[str, Any], kind: str, data: Dataset, *, batch_norm: bool, seed: int, context: Context
 ) -> Any:
-    from sounding.models import Mlp
-
     offset = 4 * seed + 2 * (kind == "ConvNet") + batch_norm
     if kind == "ConvNet":
         return conv_stack(
@@ -101,10 +90,6 @@ def _network(
 
 def _over_networks(values: Mapping[str, Any], kind: str, *, batch_norm: bool, context: Context) -> NDArray[np.float64]:
     """The gap and its part of the angles, (networks, 2, layers + 1): means over the batches that a network is given."""
-    import torch
-
-    from sounding.data import normalize
-
     data = load(values["data"], context.device)
     stored = data.part("train")[0]
     generator = context.generator(100_000)

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
+from sounding.chain import simulate
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import GROUPS, Number, estimate, exact, extreme_of
 from sounding.claims.picture import Panel, Picture, Role, Series
 from sounding.theory.bounds import orth2021 as bounds
 from sounding.theory.bounds.bound import Version
-
-if TYPE_CHECKING:
-    import torch
-    from numpy.typing import NDArray
 
 ROUNDING = 1e-9
 SHOWN = 300
@@ -50,8 +49,6 @@ def draw_layer(
     eigenvalues: NDArray[np.float64], width: int, draws: int, generator: torch.Generator
 ) -> NDArray[np.float64]:
     """HᵀH after one layer, `draws` times: the mean of d outer products of (w ⊙ σ)/‖w ⊙ σ‖ (appendix C.2)."""
-    import torch
-
     sigma = torch.from_numpy(np.sqrt(eigenvalues))
     rows = torch.randn(draws, width, len(eigenvalues), dtype=torch.float64, generator=generator) * sigma
     rows = rows / rows.norm(dim=-1, keepdim=True)
@@ -175,8 +172,6 @@ def measure_layer(values: Mapping[str, Any], context: Context) -> Outcome:
 
 def measure_theorem1(values: Mapping[str, Any], context: Context) -> Outcome:
     """The gap along the chain at finite width, and along the infinitely wide chain, against both bounds."""
-    from sounding.chain import simulate
-
     finite: dict[Version, list[list[float]]] = {"printed": [], "corrected": []}
     infinite: dict[Version, list[float]] = {"printed": [], "corrected": []}
     series = []
@@ -241,8 +236,6 @@ def follow_wide(n: int, layers: int) -> tuple[list[NDArray[np.float64]], float]:
 
 def _smallest_singular_value(n: int, width: int, depth: int, generator: torch.Generator, context: Context) -> float:
     """min σ_n(H_k) over the layers of chains from the same kind of input: what Assumption A1 calls α."""
-    from sounding.chain import simulate
-
     run = simulate(
         width=width,
         batch_size=n,

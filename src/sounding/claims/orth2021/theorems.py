@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
+from sounding.chain import simulate
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import DRAWN, Number, estimate, exact, fraction_of, slope_of
 from sounding.claims.orth2021 import spectra
 from sounding.claims.picture import Panel, Picture, Role, Series
+from sounding.measures import orthogonality_gap
 from sounding.theory.bounds import orth2021 as bounds
 from sounding.theory.bounds.bound import Version
 
@@ -43,8 +46,6 @@ def measure_lemma2(values: Mapping[str, Any], context: Context) -> Outcome:
 
 def measure_corollary3(values: Mapping[str, Any], context: Context) -> Outcome:
     """W₂² of chains at depth and of infinitely wide chains at every layer against the bounds; its fall with width."""
-    from sounding.chain import simulate
-
     shares: dict[Version, list[Number]] = {"printed": [], "corrected": []}
     radii, errors, panels = [], [], []
     n, depth = values["batch_size"], values["depth"]
@@ -113,8 +114,6 @@ def _squared_distance(eigenvalues: np.ndarray[Any, np.dtype[np.float64]]) -> flo
 
 def measure_appendix_e(values: Mapping[str, Any], context: Context) -> Outcome:
     """The gap before and after W = V′ Σ^(−1/2) Uᵀ, with V′ a slice of V or a matrix of orthonormal columns."""
-    import torch
-
     generator = context.generator()
     before, after = [], []
     d = values["width"]
@@ -144,6 +143,4 @@ def measure_appendix_e(values: Mapping[str, Any], context: Context) -> Outcome:
 
 def _gap_of(features: Any) -> float:
     """V of a (features, samples) matrix."""
-    from sounding.measures import orthogonality_gap
-
     return float(orthogonality_gap(features.mT))

@@ -8,21 +8,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
 
+import sounding.train
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, fraction_of, jackknife, mean_of
 from sounding.claims.picture import Panel, Picture, Series
-
-if TYPE_CHECKING:
-    import torch
-    from numpy.typing import NDArray
-    from torch import nn
-
-    from sounding.data import Dataset
-    from sounding.models import Mlp
+from sounding.data import Dataset, load_dataset, normalize
+from sounding.measures import orthogonality_gap
+from sounding.models import Mlp
+from sounding.repair import haar_, orthogonalize_
+from sounding.train import Recipe
 
 LABELS = {
     "xavier": "Xavier's weights",
@@ -39,8 +40,6 @@ Curves = dict[int, "NDArray[np.float64]"]
 @cache
 def load(name: str, device: str) -> Dataset:
     """A data set on the device, read once; without its test part, which no row of the paper looks at."""
-    from sounding.data import load_dataset
-
     data = load_dataset(name, device=device)
     return replace(data, test_inputs=data.test_inputs[:0], test_labels=data.test_labels[:0])
 
@@ -48,8 +47,6 @@ def load(name: str, device: str) -> Dataset:
 @contextmanager
 def products(precision: str, device: str) -> Iterator[None]:
     """Matrix products on a GPU with the given precision of torch: "highest", float32, or "high", TF32."""
-    import torch
-
     before = torch.get_float32_matmul_precision()
     try:
         if device.startswith("cuda"):
@@ -80,8 +77,6 @@ def difference_of(first: NDArray[np.float64], second: NDArray[np.float64]) -> Nu
 
 def draw_networks(values: Mapping[str, Any], depth: int, context: Context) -> list[Mlp]:
     """One network of Xavier's weights per seed; a deeper one begins with the layers of a shallower one."""
-    from sounding.models import Mlp
-
     data = load(values["data"], context.device)
     # Xavier's variance times gain² = 2 is He's where the fans are equal
     return [
@@ -100,8 +95,6 @@ def draw_networks(values: Mapping[str, Any], depth: int, context: Context) -> li
 
 def change_weights_(networks: Sequence[Mlp], values: Mapping[str, Any], variant: str, context: Context) -> None:
     """Turn Xavier's weights into those of a variant, in place; the first and last layer keep theirs."""
-    from sounding.repair import haar_, orthogonalize_
-
     outer = ["1.linear", "readout"]
     for seed, network in enumerate(networks):
         generator = context.generator(1000 + seed, device=context.device)
@@ -122,8 +115,6 @@ def change_weights_(networks: Sequence[Mlp], values: Mapping[str, Any], variant:
 
 def shorten(network: Mlp, shallow: Mlp) -> Mlp:
     """`shallow` with the layers of a deeper network that begins as it does, and its own readout."""
-    import torch
-
     weights = dict(network.named_parameters())
     with torch.no_grad():
         for name, weight in shallow.named_parameters():
@@ -137,8 +128,6 @@ def _print_scale_(network: nn.Module, samples: int) -> None:
 
     Without biases a ReLU network is homogeneous: one factor at the first orthogonalized layer does it for all.
     """
-    import torch
-
     weight = network.get_parameter("2.linear.weight")
     with torch.no_grad():
         weight.div_(math.sqrt(2 * weight.shape[0] * samples))
@@ -146,10 +135,6 @@ def _print_scale_(network: nn.Module, samples: int) -> None:
 
 def draw_inputs(values: Mapping[str, Any], count: int, generator: torch.Generator, context: Context) -> torch.Tensor:
     """So many training samples by chance, normalized."""
-    import torch
-
-    from sounding.data import normalize
-
     data = load(values["data"], context.device)
     samples = data.part("train")[0]
     chosen = torch.randperm(len(samples), generator=generator)[:count]
@@ -163,10 +148,6 @@ def draw_orders(seeds: int, context: Context) -> list[torch.Generator]:
 
 def gap_of_last_layer(network: nn.Module, inputs: torch.Tensor) -> float:
     """V of what reaches the readout."""
-    import torch
-
-    from sounding.measures import orthogonality_gap
-
     with torch.no_grad():
         hidden = inputs.flatten(1)
         for layer in list(network.children())[:-1]:
@@ -190,12 +171,10 @@ def final_losses(
     networks: Sequence[Mlp], values: Mapping[str, Any], clipping: float | None, context: Context
 ) -> NDArray[np.float64]:
     """Training loss at the end, one per seed, at the rate of the lowest mean; a run that diverged counts as chance."""
-    from sounding.train import Recipe, train_together_
-
     data, rates = load(values["data"], context.device), values["rates"]
     runs = [copy.deepcopy(network) for _ in rates for network in networks]
     with products(values["precision"], context.device):
-        history = train_together_(
+        history = sounding.train.train_together_(
             runs,
             data,
             learning_rates=[rate for rate in rates for _ in networks],
@@ -275,8 +254,6 @@ def measure_figure3a(values: Mapping[str, Any], context: Context) -> Outcome:
 
 def measure_figure3b(values: Mapping[str, Any], context: Context) -> Outcome:
     """The gap of the last layer and the training loss during training."""
-    from sounding.train import Recipe, train_together_
-
     data, batches = load(values["data"], context.device), draw_batches(values, context)
     networks = draw_networks(values, values["depth"], context)
     orders = draw_orders(len(networks), context)
@@ -285,7 +262,7 @@ def measure_figure3b(values: Mapping[str, Any], context: Context) -> Outcome:
     for epoch in range(values["epochs"]):
         recipe = Recipe(batch_size=values["batch_size"], epochs=1, evaluate="end")
         with products(values["precision"], context.device):
-            history = train_together_(
+            history = sounding.train.train_together_(
                 networks,
                 data,
                 learning_rates=[values["rates"][0]] * len(networks),

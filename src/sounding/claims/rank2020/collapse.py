@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
+from sounding.chain import simulate
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, estimate, exact, mean_of
 from sounding.claims.picture import Panel, Picture, Series
-
-if TYPE_CHECKING:
-    import torch
-
-    from sounding.profile import Estimate
+from sounding.measures import gradient_alignment
+from sounding.profile import Estimate
+from sounding.weights import resolve
 
 ROUNDING = 1e-12
 
@@ -26,10 +26,6 @@ def lyapunov_gap(
 
     Returns the gap (runs,) and 1 − |cos| between the direction after the last layer and the one before it (runs,).
     """
-    import torch
-
-    from sounding.weights import resolve
-
     law = resolve(weights)
     shape = (runs, width, width)
     frame = torch.linalg.qr(torch.randn(runs, width, 2, dtype=torch.float64, generator=generator))[0]
@@ -46,8 +42,6 @@ def lyapunov_gap(
 
 def measure_lemma3(values: Mapping[str, Any], context: Context) -> Outcome:
     """Products of I + γW: the second singular value falls behind exponentially, at every γ."""
-    from sounding.chain import simulate
-
     width, depth = values["width"], values["depth"]
     gaps: dict[float, Number] = {}
     turns, series = [], []
@@ -117,10 +111,6 @@ def _distance(ratio: Estimate, runs: int) -> Number:
 
 def measure_prop19(values: Mapping[str, Any], context: Context) -> Outcome:
     """Per-sample gradients of each neuron's weights in the last layer, from hidden features of rank 1, 2, …"""
-    import torch
-
-    from sounding.measures import gradient_alignment
-
     generator = context.generator()
     samples, width, classes = values["samples"], values["width"], values["classes"]
     ranks = values["ranks"]
@@ -159,7 +149,6 @@ def measure_prop19(values: Mapping[str, Any], context: Context) -> Outcome:
 
 def _row_gradients(hidden: torch.Tensor, readout: torch.Tensor, labels: torch.Tensor, loss: str) -> torch.Tensor:
     """(classes, samples, width): the gradient of each sample's loss in each row of the readout, by autograd."""
-    import torch
 
     def of_one(weight: torch.Tensor, features: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         logits = features @ weight.mT

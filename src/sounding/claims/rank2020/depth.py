@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
+import torch
 
+from sounding.activations import resolve
+from sounding.chain import simulate
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import DRAWN, Number, estimate, exact, mean_of, ratio_of, scaled
 from sounding.claims.picture import Panel, Picture, Series
-
-if TYPE_CHECKING:
-    import torch
-
-    from sounding.profile import Profile
+from sounding.claims.walk import measure_at, unit_features, unit_matrix, walk
+from sounding.measures import numerical_rank
+from sounding.profile import Profile
+from sounding.weights import draw_uniform
 
 
 def follow_ranks(
@@ -34,29 +37,18 @@ def follow_ranks(
     Weights are uniform of unit variance, inputs Gaussian, as many samples as features. Dividing by the Frobenius norm
     at each layer is what the released program does without batch norm; tanh then acts as if it were linear.
     """
-    import torch
-
-    from sounding.activations import resolve
-    from sounding.measures import numerical_rank
-    from sounding.weights import draw_uniform
-
     function = resolve(activation).torch()
     on = torch.Generator(device).manual_seed(int(torch.randint(2**31, (), generator=generator)))
-    state = torch.randn(runs, width, width, generator=on, device=device)
     shape = (runs, width, width)
-    layers, ranks = [0], [numerical_rank(state)]
-    for layer in range(1, depth + 1):
-        state = state @ draw_uniform(shape, generator=on, dtype=state.dtype, device=device).mT
-        if norm == "batch":
-            state = state - state.mean(-2, keepdim=True)
-            state = state / state.square().mean(-2, keepdim=True).sqrt().clamp_min(1e-30)
-        state = function(state)
-        if norm == "none":
-            state = state / torch.linalg.matrix_norm(state)[:, None, None].clamp_min(1e-30)
-        if layer % every == 0:
-            layers.append(layer)
-            ranks.append(numerical_rank(state))
-    return layers, torch.stack(ranks).cpu().numpy()
+    start = torch.randn(shape, generator=on, device=device)
+    weights = (draw_uniform(shape, generator=on, dtype=start.dtype, device=device) for _ in range(depth))
+    if norm == "batch":
+        states = walk(start, weights, norm=partial(unit_features, center=True), activation=function)
+    else:
+        states = walk(start, weights, activation=lambda product: unit_matrix(function(product)))
+    layers = range(every, depth + 1, every)
+    ranks = torch.cat([numerical_rank(start)[None], measure_at(states, layers, numerical_rank)])
+    return [0, *layers], ranks.cpu().numpy()
 
 
 def measure_fig2(values: Mapping[str, Any], context: Context) -> Outcome:
@@ -190,8 +182,6 @@ def _follow(
     values: Mapping[str, Any], generator: torch.Generator, *, width: int, start: str, measures: list[str]
 ) -> Profile:
     """Chains H ↦ BN((I + γW)H) with uniform weights and as many samples as features."""
-    from sounding.chain import simulate
-
     profile = simulate(
         width=width,
         batch_size=width,

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
+from sounding.chain import simulate
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, estimate, mean_of
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.rank2020.invariant import averages_of, log_slope, measured, name_of, number_of
-
-if TYPE_CHECKING:
-    import torch
 
 
 def measure_fig3a(values: Mapping[str, Any], context: Context) -> Outcome:
@@ -50,8 +49,6 @@ def measure_fig3a(values: Mapping[str, Any], context: Context) -> Outcome:
 
 def _compare_precisions(values: Mapping[str, Any], context: Context) -> Number:
     """The numerical rank that float64 leaves minus the one that float32 leaves, at width 16 and γ = 1."""
-    from sounding.chain import simulate
-
     ranks = [
         simulate(
             width=16,
@@ -97,8 +94,6 @@ def _log_eigenvalues(
     values: Mapping[str, Any], generator: torch.Generator, layers: Sequence[int]
 ) -> np.ndarray[Any, Any]:
     """(layers, 10): log₁₀ of the largest eigenvalues of one run."""
-    from sounding.chain import simulate
-
     top = 10
     found = simulate(
         width=values["width"],

@@ -7,20 +7,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
 
 from sounding.claims.claim import Context
 from sounding.claims.rank2020.perceptrons import Array, draw_samples
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from sounding.data import Dataset
-    from sounding.train import Progress
-
+from sounding.data import Dataset, load_dataset, normalize
+from sounding.data.resize import fit_images
+from sounding.measures import gradient_alignment, numerical_rank, participation_ratio
+from sounding.models import build
+from sounding.train import Progress, Recipe, train_
 
 KINDS = {
     "standard": "batch norm",
@@ -44,11 +43,6 @@ class Runs:
 
 def make_network(kind: str, values: Mapping[str, Any], channels: int, generator: torch.Generator) -> nn.Module:
     """A network with PyTorch's start, or with weights from U[0, 2/√fan_in] for the one-sided kind."""
-    import torch
-    from torch import nn
-
-    from sounding.models import build
-
     options: dict[str, Any] = {"norm": "none"} if kind.startswith("plain") else {"norm": "batch", "momentum": 1.0}
     if kind == "uncentred":
         options["centring"] = False
@@ -80,9 +74,6 @@ def look_times(kind: str, values: Mapping[str, Any]) -> list[int]:
 @lru_cache(maxsize=1)
 def load_square(name: str, side: int, device: str) -> Dataset:
     """A data set with its training images resized to side × side."""
-    from sounding.data import load_dataset
-    from sounding.data.resize import fit_images
-
     dataset = load_dataset(name, device=device)
     images = dataset.train_inputs
     if images.shape[-1] == side:
@@ -94,10 +85,6 @@ def draw_images(
     kind: str, values: Mapping[str, Any], context: Context, offset: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Normalized training images and labels; random pixels under the same labels for the kind that says so."""
-    import torch
-
-    from sounding.data import normalize
-
     dataset = load_square(values["dataset"], values["side"], context.device)
     images = dataset.train_inputs
     if kind.endswith("random images"):
@@ -112,11 +99,6 @@ def see_last_hidden(network: nn.Module, images: torch.Tensor) -> tuple[float, fl
     The gradient of a sample's loss in a row of the readout is a multiple of that sample's hidden features, so the mean
     absolute cosine between features is the alignment of the gradients (proposition 19).
     """
-    import torch
-    from torch import nn
-
-    from sounding.measures import gradient_alignment, numerical_rank, participation_ratio
-
     readout = [module for module in network.modules() if isinstance(module, nn.Linear)][-1]
     kept: list[torch.Tensor] = []
     hook = readout.register_forward_pre_hook(lambda _, arguments: kept.append(arguments[0]))
@@ -153,8 +135,6 @@ def train_kind(kind: str, settings: str, device: str, random_seed: int) -> Runs:
 @contextmanager
 def fast_convolutions(device: str) -> Iterator[None]:
     """On a GPU, let cuDNN time its algorithms for each shape once, and put the choice back as it was."""
-    import torch
-
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = before or device.startswith("cuda")
     try:
@@ -167,10 +147,6 @@ def _train_once(
     kind: str, values: Mapping[str, Any], context: Context, offset: int
 ) -> tuple[list[float], list[tuple[float, float, float]]]:
     """Training accuracy between looks, and the looks, the first of which is before training."""
-    import torch
-
-    from sounding.train import Recipe, train_
-
     data, device = draw_images(kind, values, context, offset + 400), context.device
     network = make_network(kind, values, data[0].shape[1], context.generator(offset)).to(device)
     if device.startswith("cuda"):  # the layout that tensor cores take

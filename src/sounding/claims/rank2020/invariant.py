@@ -6,17 +6,16 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from sounding.chain import Simulation, simulate_many
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, estimate
 from sounding.claims.picture import Panel, Picture, Series
-
-if TYPE_CHECKING:
-    from sounding.chain import Simulation
-    from sounding.profile import Estimate
+from sounding.profile import Estimate
+from sounding.theory.bounds import rank2020
 
 GROUPS = 32
 """Behind a simulation's standard error there are so many runs or more, or about so many batches of layers."""
@@ -38,8 +37,6 @@ def simulate_invariant(
     measures: tuple[str, ...] = MEASURES,
 ) -> tuple[Simulation, ...]:
     """H ↦ BN(H + γWH) from M₀ = I with as many samples as features; figures that show one experiment share it."""
-    from sounding.chain import simulate_many
-
     return simulate_many(
         widths=widths,
         residuals=residuals,
@@ -119,8 +116,6 @@ def measured(label: str, widths: Sequence[int], averages: Sequence[Estimate]) ->
 
 def measure_theorem2(values: Mapping[str, Any], context: Context) -> Outcome:
     """r and the soft rank beside the printed and the corrected bound, with the measured regularity constant."""
-    from sounding.theory.bounds import rank2020
-
     widths = values["widths"]
     ((_, found),) = averages_of(values, context).items()
     alphas = [average["regularity"] for average in found]
@@ -187,8 +182,6 @@ def measure_theorem2(values: Mapping[str, Any], context: Context) -> Outcome:
 
 def measure_lemma13(values: Mapping[str, Any], context: Context) -> Outcome:
     """E‖M‖_F² beside its printed and corrected upper bounds, and the balance that the corrected one comes from."""
-    from sounding.theory.bounds import rank2020
-
     widths = values["widths"]
     ((_, found),) = averages_of(values, context).items()
     squares = [average["frobenius_squared"] for average in found]

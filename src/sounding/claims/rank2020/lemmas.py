@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
+import torch
 
+from sounding import measures
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import DRAWN, Number, estimate, exact, fraction_of, mean_of, scaled
 from sounding.claims.picture import Panel, Picture, Series
-
-if TYPE_CHECKING:
-    import torch
+from sounding.claims.walk import unit_features, walk
+from sounding.measures import numerical_rank, soft_rank
+from sounding.theory.bounds import rank2020
+from sounding.weights import resolve
 
 Array = np.ndarray[Any, Any]
 ROUNDING = 1e-8
@@ -22,7 +26,6 @@ GROUPS = 30
 
 def draw_batches(count: int, size: int, *, generator: torch.Generator) -> torch.Tensor:
     """(count, size, size) batches of unit mean square features, of every rank and every decay of the spectrum."""
-    import torch
 
     def uniform() -> torch.Tensor:
         return torch.rand(count, 1, 1, generator=generator, dtype=torch.float64)
@@ -38,16 +41,12 @@ def draw_batches(count: int, size: int, *, generator: torch.Generator) -> torch.
 
 def measure_lemma1(values: Mapping[str, Any], context: Context) -> Outcome:
     """The participation ratio beside the rank, and beside the soft rank at each threshold."""
-    import torch
-
-    from sounding.measures import numerical_rank, participation_ratio, soft_rank
-
     generator = context.generator()
     thresholds = values["thresholds"]
     ratio, rank, soft = [], [], []
     for size in range(2, values["largest"] + 1):
         batches = draw_batches(values["batches"], size, generator=generator)
-        ratio.append(participation_ratio(batches))
+        ratio.append(measures.participation_ratio(batches))
         rank.append(numerical_rank(batches))
         soft.append(torch.stack([soft_rank(batches, threshold=tau) for tau in thresholds]))
     r, ranks = torch.cat(ratio).numpy(), torch.cat(rank).numpy()
@@ -91,10 +90,6 @@ def measure_lemma1(values: Mapping[str, Any], context: Context) -> Outcome:
 
 def measure_lemma4(values: Mapping[str, Any], context: Context) -> Outcome:
     """Many chains from one input of positive entries: what their features remember of its sign, layer by layer."""
-    import torch
-
-    from sounding.weights import resolve
-
     width, depth, gamma = values["width"], values["depth"], values["strength"]
     generator = context.generator()
     start = torch.rand(width, width, generator=generator).add_(0.5)
@@ -102,13 +97,11 @@ def measure_lemma4(values: Mapping[str, Any], context: Context) -> Outcome:
     curves: dict[str, list[Number]] = {"uniform": [], "one-sided": []}
     products: dict[str, list[Number]] = {"uniform": [], "one-sided": []}
     for law in curves:
-        state = start.expand(values["runs"], width, width)
-        for layer in range(1, depth + 1):
-            drawn = resolve(law).draw(
-                tuple(state.shape), generator=generator, dtype=state.dtype, device=torch.device("cpu")
-            )
-            state = state + gamma * state @ drawn.mT
-            state = state / state.square().mean(-2, keepdim=True).sqrt()
+        shape = (values["runs"], width, width)
+        draw = partial(resolve(law).draw, shape, generator=generator, dtype=start.dtype, device=start.device)
+        weights = (draw() for _ in range(depth))
+        states = walk(start.expand(shape), weights, norm=unit_features, inside=lambda h: gamma * h, skip=1.0)
+        for layer, state in enumerate(states, start=1):
             if layer in layers:
                 curves[law].append(mean_of(state.mean(dim=(-2, -1))))
                 cross = (state.mT @ state / width)[:, 0, 1]
@@ -185,11 +178,6 @@ def measure_lemma7(values: Mapping[str, Any], context: Context) -> Outcome:
 
 def _steps(batches: torch.Tensor, gamma: float, draws: int, generator: torch.Generator) -> tuple[Array, Array, Array]:
     """By batch, over γ²: the change of ‖M‖_F² that lemma 7 predicts, the mean over draws, its standard error."""
-    import torch
-
-    from sounding.theory.bounds import rank2020
-    from sounding.weights import resolve
-
     rows = []
     for batch in batches:
         shape = (draws, *batch.shape)
@@ -217,6 +205,5 @@ def _root_of(square: Number) -> Number:
 
 def _square_norm(batch: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
     """‖M₊‖_F² after H ↦ BN(H + H stepᵀ), for each draw."""
-    after = batch + batch @ step.mT
-    after = after / after.square().mean(-2, keepdim=True).sqrt()
+    (after,) = walk(batch, [step], norm=unit_features, skip=1.0)
     return (after.mT @ after / len(batch)).square().sum(dim=(-2, -1))

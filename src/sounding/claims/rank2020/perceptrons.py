@@ -5,26 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
+import sounding.train
 from sounding.claims.claim import Context
 from sounding.claims.number import Number, exact, mean_of, student
-
-if TYPE_CHECKING:
-    import torch
-
-    from sounding.models import Mlp
-    from sounding.train import History, Recipe
+from sounding.data import load_dataset
+from sounding.models import Mlp
+from sounding.train import History, Recipe, choose_rates
 
 Array = np.ndarray[Any, Any]
 
 
 def load_pixels(name: str, context: Context) -> tuple[torch.Tensor, ...]:
     """Flat training and test images with pixels in [0, 1], each followed by their labels."""
-    from sounding.data import load_dataset
-
     dataset = load_dataset(name, device=context.device)
     factor = 1.0 if dataset.train_inputs.is_floating_point() else 1 / 255
     train, test = (dataset.part(part)[0].flatten(1).float() * factor for part in ("train", "test"))
@@ -67,15 +64,13 @@ def train_grid(
     A run has weights and an order of the samples of its own, which are the same at all rates.
     Where every rate diverges, the smallest is reported, with its losses as they were before.
     """
-    from sounding.train import choose_rates, train_together_
-
     orders = [context.generator(1000 * offset + 500 + run, device=context.device) for run in range(runs)]
     networks, used = [], []
     for rate in rates:
         for run in range(runs):
             networks.append(make(context.generator(1000 * offset + run)))
             used.append(float(rate))
-    history = train_together_(
+    history = sounding.train.train_together_(
         networks,
         tuple(data),
         learning_rates=used,
@@ -106,15 +101,11 @@ def epochs_of(history: History) -> Array:
 
 def draw_samples(inputs: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
     """Indices of so many samples, by chance."""
-    import torch
-
     return torch.randperm(len(inputs), generator=generator)[:count].to(inputs.device)
 
 
 def last_hidden(network: Mlp, inputs: torch.Tensor) -> torch.Tensor:
     """The last hidden representation of a batch, with the batch's own statistics."""
-    import torch
-
     parts = list(network.children())[:-1]
     hidden = inputs.flatten(1).to(next(network.parameters()).device)
     with torch.no_grad():

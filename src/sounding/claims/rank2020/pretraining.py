@@ -7,10 +7,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
+import sounding.train
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, slope_of
 from sounding.claims.picture import Panel, Picture, Series
@@ -26,11 +28,10 @@ from sounding.claims.rank2020.perceptrons import (
     over_runs,
     train_grid,
 )
-
-if TYPE_CHECKING:
-    import torch
-
-    from sounding.models import Mlp
+from sounding.measures import participation_ratio
+from sounding.models import Mlp
+from sounding.repair import raise_rank_
+from sounding.train import Recipe
 
 LEVELS = ("no pre-training", "25 steps", "75 steps")
 NORMED = ("batch norm", "batch norm, one-sided start")
@@ -39,10 +40,6 @@ NORMED = ("batch norm", "batch norm, one-sided start")
 @lru_cache(maxsize=4)
 def compare_with_batch_norm(settings: str, device: str, random_seed: int) -> dict[str, list[Trained]]:
     """Pre-trained plain networks and batch-norm networks by depth, each at its best rate; figures share it."""
-    from sounding.models import Mlp
-    from sounding.repair import raise_rank_
-    from sounding.train import Recipe
-
     values, context = json.loads(settings), Context(device=device, random_seed=random_seed)
     data = load_pixels(values["dataset"], context)
     pixels = data[0].cpu()  # single small networks are pre-trained faster there
@@ -87,8 +84,6 @@ def compare_with_batch_norm(settings: str, device: str, random_seed: int) -> dic
 
 def torch_generator(seed: int) -> torch.Generator:
     """A CPU generator of that seed."""
-    import torch
-
     return torch.Generator().manual_seed(seed)
 
 
@@ -180,9 +175,6 @@ def measure_fig6(values: Mapping[str, Any], context: Context) -> Outcome:
 
 
 def _plain(inputs: torch.Tensor, values: Mapping[str, Any], context: Context, level: int) -> list[Mlp]:
-    from sounding.models import Mlp
-    from sounding.repair import raise_rank_
-
     networks, pixels = [], inputs.cpu()
     for run in range(values["runs"]):
         network = Mlp(
@@ -196,10 +188,6 @@ def _plain(inputs: torch.Tensor, values: Mapping[str, Any], context: Context, le
 
 
 def _normed(inputs: torch.Tensor, values: Mapping[str, Any], context: Context, *, one_sided: bool) -> list[Mlp]:
-    import torch
-
-    from sounding.models import Mlp
-
     networks = []
     for run in range(values["normed_runs"]):
         generator = context.generator(200 + run)
@@ -234,11 +222,6 @@ def _follow(
 
     `orders` are the offsets of each network's generators: of its order of the samples, and of the batch for r.
     """
-    import torch
-
-    from sounding.measures import participation_ratio
-    from sounding.train import Recipe, train_together_
-
     networks = [network for kind in kinds for network in kind]
     part = values["steps"] // values["evaluations"]
     recipe = Recipe(
@@ -254,7 +237,7 @@ def _follow(
 
     ratio, accuracy = [ratios()], []
     for _ in range(values["evaluations"]):
-        history = train_together_(
+        history = sounding.train.train_together_(
             networks,
             data,
             learning_rates=[values["rate"]] * len(networks),

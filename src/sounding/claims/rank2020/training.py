@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.rank2020.perceptrons import Trained, draw_samples, last_hidden, load_pixels, over_runs, train_grid
-
-if TYPE_CHECKING:
-    import torch
-
-    from sounding.models import Mlp
+from sounding.measures import numerical_rank
+from sounding.models import Mlp
+from sounding.train import Recipe
 
 
 def make_fig1_network(generator: torch.Generator, *, features: int, depth: int, width: int, norm: str) -> Mlp:
     """PyTorch's initial weights; batch norm without biases, affine map or running statistics, as released."""
-    from sounding.models import Mlp
-
     if norm == "none":
         return Mlp(features, 10, depth=depth, width=width, init="torch", generator=generator)
     return Mlp(
@@ -42,9 +39,6 @@ def make_fig1_network(generator: torch.Generator, *, features: int, depth: int, 
 
 def measure_fig1(values: Mapping[str, Any], context: Context) -> Outcome:
     """The rank at the start and the training accuracy at the end, by depth, with and without batch norm."""
-    from sounding.measures import numerical_rank
-    from sounding.train import Recipe
-
     inputs, labels, *_ = load_pixels(values["dataset"], context)
     recipe = Recipe(
         batch_size=values["batch_size"],
@@ -117,8 +111,6 @@ def _accuracies(
     generators: Sequence[torch.Generator],
 ) -> np.ndarray[Any, Any]:
     """Of each run on samples of its own, with statistics of batches of the training size, as released."""
-    import torch
-
     size = values["batch_size"]
     count = values["evaluated"] // size * size
     result = []

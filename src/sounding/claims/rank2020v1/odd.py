@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+import torch
 
+from sounding.activations import resolve
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import DRAWN, Number, estimate, exact, fraction_of, mean_of, slope_of
 from sounding.claims.picture import Panel, Picture, Series
-
-if TYPE_CHECKING:
-    import torch
+from sounding.claims.walk import measure_at, unit_features, unit_matrix, walk
+from sounding.measures import numerical_rank, participation_ratio, soft_rank
+from sounding.weights import draw_uniform
 
 Scaling = Literal["batch", "frobenius", "none"]
 Array = np.ndarray[Any, Any]
@@ -42,11 +44,6 @@ def follow_chain(
     S divides each feature by its root mean square ("batch"), the whole by its Frobenius norm ("frobenius"), or does
     nothing ("none"); γ = ∞ leaves W F(H) alone.
     """
-    import torch
-
-    from sounding.activations import resolve
-    from sounding.weights import draw_uniform
-
     function = resolve(activation).torch()
     generator = context.generator(offset, device=context.device)
     options: dict[str, Any] = {"dtype": torch.float64, "device": context.device}
@@ -55,30 +52,19 @@ def follow_chain(
     if start == "rank one":
         signs = torch.randint(2, (runs, 1, width), generator=generator, device=context.device) * 2.0 - 1
         state = state[..., :1] * signs
-    wanted, found = set(layers), []
-    for layer in range(1, depth + 1):
-        branch = function(state) @ draw_uniform(shape, generator=generator, **options).mT
-        state = branch if math.isinf(strength) else state + strength * branch
-        if scaling == "batch":
-            state = state / state.square().mean(-2, keepdim=True).sqrt()
-        elif scaling == "frobenius":
-            state = state / torch.linalg.matrix_norm(state)[:, None, None]
-        if layer in wanted:
-            found.append(measure(state))
-    return torch.stack(found).cpu().numpy()
+    weights = (draw_uniform(shape, generator=generator, **options) for _ in range(depth))
+    norm = {"batch": unit_features, "frobenius": unit_matrix, "none": None}[scaling]
+    states = walk(state, weights, norm=norm, inside=function, skip=strength)
+    return measure_at(states, layers, measure).cpu().numpy()
 
 
 def count_directions(state: torch.Tensor) -> torch.Tensor:
     """The rank as figure 1 counts it."""
-    from sounding.measures import numerical_rank
-
     return numerical_rank(state, tolerance=ZERO)
 
 
 def soft_rank_of_scaled(state: torch.Tensor) -> torch.Tensor:
     """The soft rank at ½ after scaling the batch to unit mean square, so that states without a norm have one too."""
-    from sounding.measures import soft_rank
-
     return soft_rank(state / state.square().mean(dim=(-2, -1), keepdim=True).sqrt())
 
 
@@ -187,8 +173,6 @@ def series_of(label: str, widths: Sequence[int], numbers: Sequence[Number]) -> S
 
 def measure_fig4(values: Mapping[str, Any], context: Context) -> Outcome:
     """r averaged over depth against the width, F = tanh, for several strengths."""
-    from sounding.measures import participation_ratio
-
     widths = values["widths"]
     numbers: dict[str, Number] = {}
     exponents, lowest, series = [], [], []

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from scipy import stats
 
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import LEVEL, Number, exact, mean_of, scaled
 from sounding.claims.picture import Panel, Picture, Series
-
-if TYPE_CHECKING:
-    import torch
+from sounding.data import load_dataset
+from sounding.data.dataset import normalize
+from sounding.measures import mean_cosine
 
 Array = NDArray[np.float64]
 
@@ -33,10 +35,6 @@ HALF_DIGIT = 0.005
 
 def draw_pixels(name: str, size: int, count: int, *, context: Context, offset: int) -> list[torch.Tensor]:
     """Batches (n, pixels) of values in [0, 1] in float32, samples without replacement."""
-    import torch
-
-    from sounding.data import load_dataset
-
     stored = load_dataset(name).train_inputs
     factor = 1.0 if stored.is_floating_point() else 1 / 255
     generator = context.generator(offset)
@@ -46,8 +44,6 @@ def draw_pixels(name: str, size: int, count: int, *, context: Context, offset: i
 
 def measure_ranks(values: Mapping[str, Any], context: Context) -> Outcome:
     """Table C.1: `torch.linalg.matrix_rank` of XXᵀ, computed in single and in double precision."""
-    import torch
-
     ranks: dict[tuple[str, str], list[Number]] = {}
     for place, name in enumerate(values["sets"]):
         for at, size in enumerate(values["sizes"]):
@@ -81,8 +77,6 @@ def _over_batches(values: Array) -> Number:
 
 def _scatter(values: Array) -> Number:
     """The standard deviation over batches, with the interval of a Gaussian law's."""
-    from scipy import stats
-
     value, freedom = float(values.std(ddof=1)), len(values) - 1
     ends = [
         value * float(np.sqrt(freedom / stats.chi2.ppf(tail, freedom))) for tail in ((1 + LEVEL) / 2, (1 - LEVEL) / 2)
@@ -134,10 +128,6 @@ def _draw_ranks(name: str, sizes: tuple[int, ...], ranks: Mapping[tuple[str, str
 
 def measure_cosines(values: Mapping[str, Any], context: Context) -> Outcome:
     """The mean cosine similarity of different samples of a batch of raw pixels, and of normalized ones beside it."""
-    from sounding.data import load_dataset
-    from sounding.data.dataset import normalize
-    from sounding.measures import mean_cosine
-
     raw, centred = {}, {}
     for place, name in enumerate(values["sets"]):
         pixels = draw_pixels(name, values["size"], values["batches"], context=context, offset=place)

@@ -15,9 +15,10 @@ import numpy as np
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, jackknife, mean_of
 from sounding.claims.picture import Panel, Picture, Series
-from sounding.claims.thesis2024.appendix_networks import (
+from sounding.claims.thesis2024.gram_paths import points, slopes
+from sounding.claims.thesis2024.networks import (
     Array,
-    build_networks,
+    build_on_data,
     constant,
     every_layer_log_norms,
     first_layer_log_norms,
@@ -26,7 +27,6 @@ from sounding.claims.thesis2024.appendix_networks import (
     power,
     rates_at,
 )
-from sounding.claims.thesis2024.gram_paths import points, slopes
 
 NONLINEAR = ("tanh", "sin")
 GRADIENT = "log₁₀ of the first layer's gradient norm"
@@ -43,7 +43,7 @@ def measure_shaping(values: Mapping[str, Any], context: Context) -> Outcome:
         gaps = {}
         for name, gain in (("plain", constant(1.0)), ("shaped", power(values["exponent"]))):
             offset = 10 * place + (name == "shaped")
-            made = build_networks(
+            made = build_on_data(
                 values, context, activation=activation, gain=gain, depth=int(depths[-1]), offset=offset
             )
             logs = first_layer_log_norms(made, values["depths"])
@@ -71,7 +71,7 @@ def bulk_rates(
     gradient does.
     """
     depth, margin = values["depth"], values["margin"]
-    made = build_networks(
+    made = build_on_data(
         values, context, activation=activation, gain=constant(gain), depth=depth, offset=offset, center=center
     )
     logs = every_layer_log_norms(made)
@@ -156,7 +156,7 @@ def measure_gain_exponent(values: Mapping[str, Any], context: Context) -> Outcom
     for place, activation in enumerate(NONLINEAR):
         rows = []
         for index, exponent in enumerate(exponents):
-            made = build_networks(
+            made = build_on_data(
                 values,
                 context,
                 activation=activation,

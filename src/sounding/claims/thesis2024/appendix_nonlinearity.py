@@ -16,13 +16,13 @@ from sounding.claims.thesis2024.appendix_explosion import (
     NONLINEAR,
     bulk_rates,
 )
-from sounding.claims.thesis2024.appendix_networks import (
-    build_networks,
+from sounding.claims.thesis2024.gram_paths import points, slopes
+from sounding.claims.thesis2024.networks import (
+    build_on_data,
     constant,
     first_layer_log_norms,
     gaps_at,
 )
-from sounding.claims.thesis2024.gram_paths import points, slopes
 
 
 def measure_nonlinearity(values: Mapping[str, Any], context: Context) -> Outcome:
@@ -32,7 +32,7 @@ def measure_nonlinearity(values: Mapping[str, Any], context: Context) -> Outcome
     numbers: dict[str, Number] = {}
     gradients, isometries = [], []
     for place, activation in enumerate((*NONLINEAR, "identity")):
-        made = build_networks(
+        made = build_on_data(
             values, context, activation=activation, gain=constant(1.0), depth=int(depths[-1]), offset=place
         )
         logs = first_layer_log_norms(made, values["depths"])
@@ -59,7 +59,7 @@ def measure_centring(values: Mapping[str, Any], context: Context) -> Outcome:
     numbers: dict[str, Number] = {}
     rises, series = [], []
     for place, (name, center) in enumerate((("standard", True), ("simplified", False))):
-        made = build_networks(
+        made = build_on_data(
             values,
             context,
             activation="identity",

@@ -21,6 +21,8 @@ from sounding.claims.thesis2024.correlation_maps import (
     walk_pair,
     worst_over_bound,
 )
+from sounding.theory.kernel import kernel
+from sounding.theory.kernel_path import bound, sequence
 
 ROUNDING = 1e-6
 SHOWN = 60
@@ -93,9 +95,6 @@ def _algebraic_exponent(one: CorrelationMap) -> Number:
 
 def draw_path(values: Mapping[str, Any], context: Context) -> tuple[Panel, Number]:
     """The first activation's distance to ρ* over depth: networks, κ, and both bounds; and the networks' deviation."""
-    from sounding.theory.kernel import kernel
-    from sounding.theory.kernel_path import bound, sequence
-
     (name, norm), start, depth = values["activations"][0], values["start"], values["layers"]
     known = kernel(name, norm)
     layers = np.arange(depth + 1)

@@ -11,10 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.polynomial import chebyshev
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 
+from sounding.chain import simulate
 from sounding.claims.claim import Context
 from sounding.claims.number import mean_of
+from sounding.theory.bounds.kernel_maps import kernel_case
+from sounding.theory.kernel import kernel, normalized
+from sounding.theory.kernel_path import interpolate
 
 Array = NDArray[np.float64]
 
@@ -39,11 +46,6 @@ class CorrelationMap:
 
 def map_of(activation: str, norm: Any = "none") -> CorrelationMap:
     """The map of an activation; κ as a series in arccos ρ, exact to about 1e-12."""
-    from numpy.polynomial import chebyshev
-
-    from sounding.theory.kernel import kernel, normalized
-    from sounding.theory.kernel_path import interpolate
-
     found = kernel(activation, norm)
     coefficients = np.array(interpolate(normalized(activation, norm)).coefficients)
 
@@ -58,10 +60,6 @@ def map_of(activation: str, norm: Any = "none") -> CorrelationMap:
 
 def map_of_weights(weights: Array, name: str = "") -> CorrelationMap:
     """The map of the squared Hermite coefficients p_0, p_1, …"""
-    from scipy.optimize import brentq
-
-    from sounding.theory.bounds.kernel_maps import kernel_case
-
     series = np.polynomial.Polynomial(weights)
     slope = series.deriv()
     case = kernel_case(float(weights[0]), float(slope(1.0)))
@@ -145,10 +143,6 @@ def walk_pair(
     Args:
         norm: "pre-rms", "post-rms", "pre-ln" or "post-ln".
     """
-    import torch
-
-    from sounding.chain import simulate
-
     place, _, kind = norm.partition("-")
     batch = torch.zeros(2, width, dtype=torch.float64)
     batch[0, 0], batch[1, 0], batch[1, 1] = 1.0, start, np.sqrt(1 - start**2)

@@ -5,66 +5,35 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, mean_of, scaled
 from sounding.claims.picture import Panel, Picture, Series
-from sounding.claims.thesis2024.appendix_networks import draw_batches
 from sounding.claims.thesis2024.gram_paths import points, slopes
-from sounding.claims.thesis2024.haar_networks import (
+from sounding.claims.thesis2024.networks import (
     Array,
-    build_trunk,
+    build_networks,
+    build_on_data,
     every_layer_log_norms,
     first_layer_log_norms,
     square_inputs,
 )
-
-if TYPE_CHECKING:
-    import torch
-
-
-def data_start(
-    values: Mapping[str, Any], context: Context, *, law: str, distinct: int | None, generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """A batch of real data for every run behind an input layer and batch norm, (runs, n, d); labels; classes.
-
-    The input layer has the law of the others: orthonormal columns, or Gaussian entries. With `distinct` the batch
-    repeats so many samples.
-    """
-    import torch
-
-    size, width, runs = values["batch_size"], values["width"], values["runs"]
-    inputs, labels, classes = draw_batches(values["data"], distinct or size, runs, context)
-    shape = (runs, inputs.shape[2], width)
-    weights = torch.randn(shape, generator=generator, dtype=torch.float64, device=context.device)
-    if law == "orthogonal":
-        weights = torch.linalg.qr(weights).Q
-    state = inputs @ weights
-    if distinct:
-        again = torch.arange(size, device=context.device) % distinct
-        state, labels = state[:, again], labels[:, again]
-    if values["center"]:
-        state = state - state.mean(dim=1, keepdim=True)
-    return state * (math.sqrt(size) / state.norm(dim=1, keepdim=True)), labels, classes
+from sounding.measures import gram, isometry_gap
+from sounding.theory.batchnorm import batchnorm
+from sounding.theory.bounds.thesis2024 import theorem_6_5
 
 
 def log_norms(
     values: Mapping[str, Any], context: Context, *, law: str, offset: int, distinct: int | None = None
 ) -> Array:
     """ln of the gradient norm of the first square layer, (runs, depths)."""
-    import torch
-
-    generator = context.generator(offset, device=context.device)
-    start, labels, classes = data_start(values, context, law=law, distinct=distinct, generator=generator)
-    size, depths = values["batch_size"], values["depths"]
-    repeats = torch.arange(size, device=context.device) % distinct if distinct else None
-    trunk = build_trunk(
-        start, law=law, depth=max(depths), generator=generator, center=values["center"], repeats=repeats
-    )
-    return first_layer_log_norms(trunk, labels, depths, classes=classes, generator=generator)
+    depths, length = values["depths"], math.sqrt(values["batch_size"])
+    options: dict[str, Any] = {"law": law, "center": values["center"], "length": length, "distinct": distinct}
+    return first_layer_log_norms(build_on_data(values, context, depth=max(depths), offset=offset, **options), depths)
 
 
 def draw_log_norms(curves: Mapping[str, Array], values: Mapping[str, Any], theory: Mapping[str, Array]) -> Panel:
@@ -80,8 +49,6 @@ def draw_log_norms(curves: Mapping[str, Array], values: Mapping[str, Any], theor
 
 def measure_weights(values: Mapping[str, Any], context: Context) -> Outcome:
     """Figure 6.3: the first layer's gradient norm against depth for Haar and Gaussian weights."""
-    from sounding.theory.batchnorm import batchnorm
-
     depths = np.array(values["depths"])
     late = depths >= values["window"]
     curves = {
@@ -152,18 +119,13 @@ class Cell:
 
 def measure_cell(values: Mapping[str, Any], context: Context, *, width: int, kind: str, law: str, offset: int) -> Cell:
     """Gradients of random networks on random inputs; slopes from the depth or layer `window` on."""
-    import torch
-
-    from sounding.measures import gram, isometry_gap
-    from sounding.theory.bounds.thesis2024 import theorem_6_5
-
     depths, window = np.array(values["depths"]), values["window"]
     generator = context.generator(offset, device=context.device)
     start = torch.cat([square_inputs(kind, width, 1, generator=generator) for _ in range(values["runs"])])
     labels = torch.arange(width, device=context.device) % 10
-    trunk = build_trunk(start, law=law, depth=int(depths[-1]), generator=generator, feature_norm=1.0)
-    logs = first_layer_log_norms(trunk, labels, values["depths"], classes=10, generator=generator)
-    layers = every_layer_log_norms(trunk, labels, classes=10, generator=generator)
+    made = build_networks(start, labels, depth=int(depths[-1]), generator=generator, law=law, center=False, length=1.0)
+    logs = first_layer_log_norms(made, values["depths"])
+    layers = every_layer_log_norms(made)
     gaps = isometry_gap(gram(start), tolerance=0.0).cpu().numpy()
     # with a loss of slope s = 1 the bound limits the rise of the gradient from its last layer
     bounds = np.array([theorem_6_5(width, input_gap=float(gap)).value for gap in gaps])

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from sounding.claims.claim import Context
 from sounding.claims.number import Number, mean_of
 from sounding.claims.picture import Series
-
-if TYPE_CHECKING:
-    import torch
+from sounding.claims.walk import walk_in_law
+from sounding.theory.batchnorm import batchnorm
+from sounding.theory.bounds.thesis2024 import theorem_3_2
+from sounding.theory.gram_deviation import gram_deviation
 
 Array = NDArray[np.float64]
 
@@ -30,31 +32,21 @@ def walk_grams(
     norm: str = "batch",
 ) -> torch.Tensor:
     """G_1 … G_depth of independent networks whose input has the Gram matrix `start`: (runs, depth, n, n)."""
-    import torch
-
-    from sounding.chain.law import make_law
-    from sounding.chain.step import Chains, choose_route
-
     size = len(start)
-    law = make_law(width=width, batch_size=size, activation=activation, norm=norm, depth=depth)
     factor = torch.as_tensor(np.linalg.cholesky(start) * math.sqrt(width), dtype=torch.float32)
     rows = torch.zeros(size, width, dtype=torch.float32)
     rows[:, :size] = factor
     generator = context.generator(offset, device=context.device)
     state = rows.to(context.device).expand(runs, size, width).clone()
-    chains = Chains([law] * runs, state, route=choose_route(law, explicit=False), generator=generator)
-    grams = torch.empty(runs, depth, size, size, dtype=torch.float64, device=context.device)
-    for layer in range(depth):
-        chains.step()
+    grams = []
+    for chains in walk_in_law(state, depth=depth, generator=generator, activation=activation, norm=norm):
         scale = (2 * chains.log_scale).exp() if norm == "none" else torch.ones_like(chains.log_scale)
-        grams[:, layer] = chains.gram() * scale.view(-1, 1, 1) / width
-    return grams
+        grams.append(chains.gram() * scale.view(-1, 1, 1) / width)
+    return torch.stack(grams[1:], dim=1)
 
 
 def distances(activation: str, start: Array, **options: Any) -> Array:
     """‖G_ℓ − G*‖_F of each run and layer, (runs, depth)."""
-    import torch
-
     target = start if options.get("norm") == "none" else fixed_gram(activation, len(start))
     grams = walk_grams(activation, start, **options)
     return np.asarray(torch.linalg.matrix_norm(grams - torch.as_tensor(target).to(grams)).cpu().numpy())
@@ -62,8 +54,6 @@ def distances(activation: str, start: Array, **options: Any) -> Array:
 
 def fixed_gram(activation: str, size: int) -> Array:
     """G* = q((1 − c)I + c11ᵀ) of the mean field."""
-    from sounding.theory.batchnorm import batchnorm
-
     point = batchnorm(activation, batch_size=size).fixed_point
     return np.asarray(point.variance * ((1 - point.correlation) * np.eye(size) + point.correlation))
 
@@ -76,16 +66,12 @@ def stretched(size: int) -> Array:
 
 def slowest_rate(activation: str, size: int) -> float:
     """The larger of the mean field's |λ_L| and |λ_M|, by which G_ℓ comes to G* per layer."""
-    from sounding.theory.batchnorm import batchnorm
-
     forward = batchnorm(activation, batch_size=size).forward_eigenvalues
     return max(abs(forward.L), abs(forward.M))
 
 
 def bound_line(activation: str, size: int, *, width: int, depth: int) -> Array:
     """Theorem 3.2 as printed with C = 1, layers 1 … depth; 1 − α is the square of the mean field's slowest rate."""
-    from sounding.theory.bounds.thesis2024 import theorem_3_2
-
     alpha = 1 - slowest_rate(activation, size) ** 2
     found = theorem_3_2(fixed_gram(activation, size), width=width, depth=depth, mixing=alpha, version="printed")
     assert found.profile is not None
@@ -94,8 +80,6 @@ def bound_line(activation: str, size: int, *, width: int, depth: int) -> Array:
 
 def deviation_line(activation: str, size: int, *, width: int, depth: int, context: Context) -> Array:
     """The root mean square of ‖G_ℓ − G*‖_F from G*, to leading order in 1/√d, layers 1 … depth."""
-    from sounding.theory.gram_deviation import gram_deviation
-
     generator = np.random.default_rng(context.random_seed)
     found = gram_deviation(activation, batch_size=size, width=width, generator=generator)
     return np.array([row.value for row in found.profile(depth)])

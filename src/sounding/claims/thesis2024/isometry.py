@@ -10,11 +10,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from scipy.stats import ortho_group
 
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import GROUPS, Number, exact, extreme_of, fraction_of, mean_of
 from sounding.claims.picture import Panel, Picture, Series
+from sounding.measures import isometry, second_moment
+from sounding.theory.bounds.thesis2024 import corollary_4_4, corollary_4_5, corollary_6_4, theorem_4_3, theorem_6_3
+from sounding.weights import draw_orthogonal
 
 Array = NDArray[np.float64]
 
@@ -81,8 +86,6 @@ def histogram(panels: Mapping[str, Array], caption: str) -> Picture:
 
 def measure_theorem_4_3(values: Mapping[str, Any], context: Context) -> Outcome:
     """Isometry after unit-norm projection against the bound."""
-    from sounding.theory.bounds.thesis2024 import theorem_4_3
-
     logs = compare(values, context, theorem_4_3)
     equal = np.random.default_rng(context.random_seed).standard_normal((6, 9))
     equal /= np.linalg.norm(equal, axis=1, keepdims=True)
@@ -98,8 +101,6 @@ def measure_theorem_4_3(values: Mapping[str, Any], context: Context) -> Outcome:
 
 def measure_corollary_4_4(values: Mapping[str, Any], context: Context) -> Outcome:
     """The same for layer norm and for RMS norm."""
-    from sounding.theory.bounds.thesis2024 import corollary_4_4
-
     printed = compare(values, context, corollary_4_4, version="printed")
     corrected = compare(values, context, corollary_4_4, version="corrected")
     four = corollary_4_4(np.eye(4), version="printed")
@@ -118,8 +119,6 @@ def measure_corollary_4_4(values: Mapping[str, Any], context: Context) -> Outcom
 
 def measure_corollary_4_5(values: Mapping[str, Any], context: Context) -> Outcome:
     """Isometry of the feature covariance after batch norm, with ā over n and over d."""
-    from sounding.theory.bounds.thesis2024 import corollary_4_5
-
     printed = compare(values, context, corollary_4_5, version="printed")
     corrected = compare(values, context, corollary_4_5, version="corrected")
     numbers = {
@@ -133,10 +132,6 @@ def measure_corollary_4_5(values: Mapping[str, Any], context: Context) -> Outcom
 
 def measure_lemma_6_2(values: Mapping[str, Any], context: Context) -> Outcome:
     """Isometry after a rotation and batch norm against the variance of the rotated features' norms."""
-    from scipy.stats import ortho_group
-
-    from sounding.theory.bounds.thesis2024 import corollary_4_5
-
     generator = np.random.default_rng(context.random_seed + 1)
     ratios = []
     for batch in draw_batches(values, context):
@@ -153,11 +148,6 @@ def measure_lemma_6_2(values: Mapping[str, Any], context: Context) -> Outcome:
 
 def rotate_many(inputs: Array, *, draws: int, context: Context, offset: int, norm: bool = True) -> Array:
     """Isometry of BN(WX), or of WX, for `draws` Haar matrices W; `inputs` is X as (samples, features)."""
-    import torch
-
-    from sounding.measures import isometry, second_moment
-    from sounding.weights import draw_orthogonal
-
     generator = context.generator(offset, device=context.device)
     batch = torch.as_tensor(inputs, dtype=torch.float64, device=context.device)
     shape = (draws, len(inputs), len(inputs))
@@ -183,8 +173,6 @@ def haar_inputs(values: Mapping[str, Any], context: Context, group: int) -> Iter
 
 def measure_theorem_6_3(values: Mapping[str, Any], context: Context) -> Outcome:
     """E I(BN(WX)) by Monte Carlo against the bound, and the eigenvalues of XXᵀ."""
-    from sounding.theory.bounds.thesis2024 import theorem_6_3
-
     lows, results, largest, widest = [], [], [], []
     for group in range(GROUPS):
         ratios, eigenvalues = [], []
@@ -222,8 +210,6 @@ def measure_theorem_6_3(values: Mapping[str, Any], context: Context) -> Outcome:
 
 def measure_corollary_6_4(values: Mapping[str, Any], context: Context) -> Outcome:
     """E ψ(WX) and E ψ(BN(WX)) against ψ(X) + ln(1 − Σ(λ − 1)²/(2d²(d + 2)))."""
-    from sounding.theory.bounds.thesis2024 import corollary_6_4
-
     lows, highs = [], []
     series: dict[int, list[tuple[float, Number, Number]]] = {}
     for group in range(GROUPS):

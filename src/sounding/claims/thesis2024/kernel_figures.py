@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.polynomial import hermite_e
 
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, exact, slope_of
@@ -20,12 +21,11 @@ from sounding.claims.thesis2024.correlation_maps import (
     map_of_weights,
     walk_pair,
 )
+from sounding.theory.bounds.kernel_maps import theorem_5_11
 
 
 def polynomial_activation(weights: Array) -> Callable[[Any], Any]:
     """x ↦ Σ √p_k h_k(x), h_k the normalized Hermite polynomials: the activation whose κ is Σ p_k ρ^k."""
-    from numpy.polynomial import hermite_e
-
     scaled = [math.sqrt(weight / math.factorial(order)) for order, weight in enumerate(weights)]
     plain = [float(c) for c in hermite_e.herme2poly(scaled)]
 
@@ -63,8 +63,6 @@ def draw_case(
     one: CorrelationMap, activation: Any, values: Mapping[str, Any], context: Context, *, offset: int, title: str
 ) -> tuple[Panel, Number]:
     """|ρ_ℓ − ρ*| over depth: networks of finite width, κ, and the corrected bound; and the networks' deviation."""
-    from sounding.theory.bounds.kernel_maps import theorem_5_11
-
     start, depth = values["start"], values["depth"]
     layers = np.arange(depth + 1)
     path = iterate(one, np.array([start]), depth)[:, 0]

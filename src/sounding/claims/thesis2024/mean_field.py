@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, mean_of
@@ -27,6 +28,7 @@ from sounding.claims.thesis2024.gram_paths import (
     thin,
     walk_grams,
 )
+from sounding.theory.gram import gram
 
 
 def measure_observation(values: Mapping[str, Any], context: Context) -> Outcome:
@@ -65,8 +67,6 @@ def measure_observation(values: Mapping[str, Any], context: Context) -> Outcome:
 
 def measure_linear_fixed_point(values: Mapping[str, Any], context: Context) -> Outcome:
     """The time-averaged Gram matrix of a linear batch norm network against the identity and against G*."""
-    import torch
-
     size, depth, burn = values["batch_size"], values["depth"], values["burn_in"]
     options = {"width": values["width"], "depth": depth, "runs": values["runs"], "context": context, "offset": 0}
     mean = walk_grams("identity", stretched(size), **options)[:, burn:].mean(dim=1).cpu()
@@ -92,8 +92,6 @@ def measure_linear_fixed_point(values: Mapping[str, Any], context: Context) -> O
 
 def measure_depth(values: Mapping[str, Any], context: Context) -> Outcome:
     """Figure 3.2: the distance over depth, from a stretched batch."""
-    from sounding.theory.gram import gram
-
     size, width, depth = values["batch_size"], values["width"], values["depth"]
     layers = np.arange(1, depth + 1)
     numbers: dict[str, Number] = {}

@@ -5,18 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import GROUPS, Number, extreme_of, mean_of, scaled
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.gram_paths import Array, points, slopes, thin
-from sounding.claims.thesis2024.haar_networks import gaps_over_depth, square_inputs
-
-if TYPE_CHECKING:
-    import torch
+from sounding.claims.thesis2024.networks import gaps_over_depth, square_inputs
 
 RELEASED_CONSTANT = 0.015
 PROVED_CONSTANT = 32.0
@@ -26,8 +24,6 @@ RESOLVED_GAP = 1e-11
 
 def measure_gap_decay(values: Mapping[str, Any], context: Context) -> Outcome:
     """Figure 6.1: the isometry gap over depth from (1 − f)I + f·uvᵀ."""
-    import torch
-
     depth, share, runs = values["depth"], values["share"], values["runs"]
     layers = np.arange(depth + 1)
     numbers: dict[str, Number] = {}
@@ -78,8 +74,6 @@ def draw_inputs(kind: str, width: int, count: int, *, generator: torch.Generator
     Args:
         kind: "gaussian" or "correlated" as in `square_inputs`, or "isometric", close to the identity.
     """
-    import torch
-
     if kind != "isometric":
         return torch.cat([square_inputs(kind, width, 1, generator=generator) for _ in range(count)])
     noise = torch.randn(count, width, width, generator=generator, dtype=torch.float64, device=generator.device)

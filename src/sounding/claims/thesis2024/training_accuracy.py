@@ -5,21 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+import sounding.train
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, exact, mean_of
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.gram_paths import points
-
-if TYPE_CHECKING:
-    import torch
-
-    from sounding.data import Dataset
-    from sounding.models import Mlp
+from sounding.data import Dataset, load_dataset
+from sounding.models import Mlp
+from sounding.train import Recipe
 
 Array = NDArray[np.float64]
 Curves = dict[tuple[str, int], dict[str, Array]]
@@ -39,8 +38,6 @@ def shaped_networks(
     dataset: Dataset, depth: int, *, width: int, activation: str, exponent: float, seeds: int, context: Context
 ) -> list[Mlp]:
     """One network per seed: batch norm, Haar weights, gains ℓ^(−exponent) in front of the activation."""
-    from sounding.models import Mlp
-
     return [
         Mlp(
             math.prod(dataset.shape),
@@ -82,9 +79,6 @@ def _train(
     Training accuracy is that on the batches since the last look; networks of one seed start from the same weights and
     see the same batches.
     """
-    from sounding.data import load_dataset
-    from sounding.train import Recipe, train_together_
-
     context = Context(device=device, random_seed=random_seed)
     dataset = load_dataset(data, device=device)
     recipe = Recipe(
@@ -99,7 +93,7 @@ def _train(
             networks = shaped_networks(
                 dataset, depth, width=width, activation=activation, exponent=exponent, seeds=seeds, context=context
             )
-            history = train_together_(
+            history = sounding.train.train_together_(
                 networks,
                 dataset,
                 learning_rates=[learning_rate] * seeds,

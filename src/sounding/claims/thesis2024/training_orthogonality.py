@@ -11,21 +11,22 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+import sounding.train
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, mean_of
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.gram_paths import points, thin
 from sounding.claims.thesis2024.training_accuracy import draw_orders, shaped_networks
-
-if TYPE_CHECKING:
-    import torch
-
-    from sounding.models import Mlp
+from sounding.data import load_dataset
+from sounding.data.dataset import batches
+from sounding.models import Mlp
+from sounding.train import Recipe
 
 Array = NDArray[np.float64]
 
@@ -75,10 +76,6 @@ def _train(
     device: str,
     random_seed: int,
 ) -> dict[float, Deep]:
-    from sounding.data import load_dataset
-    from sounding.data.dataset import batches
-    from sounding.train import Recipe, train_together_
-
     context = Context(device=device, random_seed=random_seed)
     dataset = load_dataset(data, device=device)
     dataset = replace(dataset, test_inputs=dataset.test_inputs[:0], test_labels=dataset.test_labels[:0])
@@ -95,7 +92,7 @@ def _train(
     recipe = Recipe(
         batch_size=batch_size, steps=steps, evaluate=(steps - max(1, steps // 10), steps), train_metrics="seen"
     )
-    history = train_together_(
+    history = sounding.train.train_together_(
         networks,
         dataset,
         learning_rates=[rate for rate in rates for _ in range(seeds)],
@@ -119,15 +116,11 @@ def _train(
 
 
 def _rows(tensors: list[torch.Tensor]) -> Array:
-    import torch
-
     return np.asarray(torch.stack(tensors).cpu().numpy())
 
 
 def square_weights(network: Mlp) -> torch.Tensor:
     """The weights from the second layer on, (layers, d, d) in float64."""
-    import torch
-
     return torch.stack([weight.detach() for weight in _weights(network)]).double()
 
 
@@ -138,8 +131,6 @@ def _weights(network: Mlp) -> list[torch.Tensor]:
 
 def weight_gaps(weights: torch.Tensor) -> torch.Tensor:
     """ln(tr(WWᵀ)/d) − ln det(WWᵀ)/d of each W, by Cholesky, which a GPU batches well; good to 1e-14 in float64."""
-    import torch
-
     gram = weights @ weights.mT
     roots = torch.linalg.cholesky(gram).diagonal(dim1=-2, dim2=-1)
     mean = gram.diagonal(dim1=-2, dim2=-1).mean(dim=-1)
@@ -149,8 +140,6 @@ def weight_gaps(weights: torch.Tensor) -> torch.Tensor:
 
 def gradient_norms(network: Mlp, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """‖∂loss/∂W_ℓ‖_F of the square layers on a batch; running statistics are left as they are."""
-    import torch
-
     network = copy.deepcopy(network).train()
     loss = torch.nn.functional.cross_entropy(network(inputs), labels)
     found = torch.autograd.grad(loss, _weights(network))

@@ -1,0 +1,323 @@
+"""Networks φ(α_ℓ BN(HWᵀ)) with Haar or Gaussian weights (chapter 6): isometry gaps, gradients of the weights.
+
+Samples are rows. Gradients are pulled back with their norm in logarithms, so that a thousand exploding layers stay
+finite; networks of all depths share their first layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sounding.claims.claim import Context
+from sounding.claims.walk import walk_in_law
+from sounding.data import load_dataset
+from sounding.data.dataset import batches
+from sounding.measures import isometry_gap, of_spectrum
+
+Array = NDArray[np.float64]
+Schedule = Callable[[int], float]
+
+CHUNK = 50
+"""Layers whose weights are drawn at once: enough to keep a GPU busy, few enough to hold."""
+
+NEARLY_SINGULAR = 1e-4
+"""Pivots of Cholesky's factor in this ratio: beyond it Newton's two steps would not reach rounding."""
+
+
+def constant(gain: float) -> Schedule:
+    """The schedule with one gain in every layer."""
+    return lambda layer: gain
+
+
+def power(exponent: float) -> Schedule:
+    """The schedule α_ℓ = ℓ^(−exponent)."""
+    return lambda layer: float(layer) ** -exponent
+
+
+def draw_haar(count: int, width: int, *, generator: torch.Generator) -> torch.Tensor:
+    """Haar matrices by Cholesky, which a GPU batches well, made orthogonal to rounding by two steps of Newton's.
+
+    Cholesky squares the condition, so draws that are close to singular take the QR decomposition: the same matrices.
+    """
+    shape = (count, width, width)
+    normals = torch.randn(shape, generator=generator, dtype=torch.float64, device=generator.device)
+    lower, failed = torch.linalg.cholesky_ex(normals @ normals.mT)
+    pivots = lower.diagonal(dim1=-2, dim2=-1)
+    safe = (failed == 0) & (pivots.amin(-1) > NEARLY_SINGULAR * pivots.amax(-1))
+    frames: torch.Tensor = torch.linalg.solve_triangular(lower, normals, upper=False)
+    for _ in range(2):
+        frames = 1.5 * frames - 0.5 * frames @ (frames.mT @ frames)
+    if not bool(safe.all()):
+        columns, upper = torch.linalg.qr(normals[~safe].mT)
+        frames[~safe] = (columns * upper.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]).mT
+    return frames
+
+
+def draw_weights(law: str, count: int, width: int, *, generator: torch.Generator) -> torch.Tensor:
+    """(count, width, width) weights: "orthogonal", or "gaussian" of variance 1/width."""
+    if law == "orthogonal":
+        return draw_haar(count, width, generator=generator)
+    shape = (count, width, width)
+    return torch.randn(shape, generator=generator, dtype=torch.float64, device=generator.device) / math.sqrt(width)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of many networks: its weights, b = BN(HWᵀ), and the norm `length` of b's features.
+
+    `factor` is what batch norm multiplied each feature by, `slope` is φ′(α b)α at every value, None where it is 1.
+    """
+
+    weight: torch.Tensor
+    normalized: torch.Tensor
+    length: float
+    factor: torch.Tensor
+    slope: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Networks:
+    """states[ℓ] (runs, n, d) after ℓ layers; layers[ℓ − 1] led there. The loss is that of `labels` (runs, n)."""
+
+    states: list[torch.Tensor]
+    layers: list[Layer]
+    center: bool
+    labels: torch.Tensor
+    classes: int
+    generator: torch.Generator
+
+
+def build_networks(
+    start: torch.Tensor,
+    labels: torch.Tensor,
+    *,
+    depth: int,
+    generator: torch.Generator,
+    law: str = "orthogonal",
+    activation: str = "identity",
+    gain: Schedule | None = None,
+    center: bool = True,
+    length: float | None = None,
+    repeats: torch.Tensor | None = None,
+    classes: int = 10,
+) -> Networks:
+    """Send `start` (runs, n, d) through `depth` layers of weights of the law, with `labels` for the loss at the end.
+
+    Args:
+        gain: α by layer; None for 1.
+        length: of every feature behind batch norm; None for unit mean square.
+        repeats: which sample each sample repeats. Copies are kept equal, for rounding would tell them apart, and the
+            network amplifies that.
+    """
+    runs, _, width = start.shape
+    states, layers = [start], list[Layer]()
+    while len(layers) < depth:
+        drawn = draw_weights(law, min(CHUNK, depth - len(layers)) * runs, width, generator=generator)
+        for weight in drawn.view(-1, runs, width, width):
+            product = states[-1] @ weight.mT
+            product = product if repeats is None else product[:, repeats]
+            normalized, factor, norm = normalize(product, center=center, length=length)
+            alpha = 1.0 if gain is None else gain(len(layers) + 1)
+            state, slope = _activate(activation, normalized, alpha)
+            states.append(state)
+            layers.append(Layer(weight, normalized, norm, factor, slope))
+    return Networks(states, layers, center, labels, classes, generator)
+
+
+def normalize(
+    product: torch.Tensor, *, center: bool, length: float | None = None
+) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Features of unit mean square over the samples or of the given norm, what each was multiplied by, and its norm."""
+    if center:
+        product = product - product.mean(dim=1, keepdim=True)
+    if length is None:
+        factor, length = product.square().mean(dim=1, keepdim=True).rsqrt(), math.sqrt(product.shape[1])
+    else:
+        factor = length / product.norm(dim=1, keepdim=True)
+    return product * factor, factor, length
+
+
+def _activate(name: str, normalized: torch.Tensor, gain: float) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """φ(α b), and its slope in b."""
+    if name == "identity" and gain == 1.0:
+        return normalized, None
+    inner = gain * normalized
+    if name == "sin":
+        return torch.sin(inner), gain * torch.cos(inner)
+    if name == "tanh":
+        output = torch.tanh(inner)
+        return output, gain * (1 - output.square())
+    return inner, torch.full_like(inner, gain)
+
+
+def pull_back(networks: Networks, layer: int, cotangent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradient at layer `layer`'s product HWᵀ, and at the state before it; (..., runs, n, d)."""
+    made = networks.layers[layer - 1]
+    inner = cotangent if made.slope is None else cotangent * made.slope
+    if networks.center:
+        inner = inner - inner.mean(dim=-2, keepdim=True)
+    unit = made.normalized / made.length
+    inner = inner - unit * (unit * inner).sum(dim=-2, keepdim=True)
+    product = inner * made.factor
+    return product, product @ made.weight
+
+
+def loss_gradient(networks: Networks, layer: int) -> torch.Tensor:
+    """The gradient of the mean cross-entropy of a random linear classifier behind a layer, at that layer's state."""
+    state, generator = networks.states[layer], networks.generator
+    runs, size, width = state.shape
+    shape = (runs, width, networks.classes)
+    head = torch.randn(shape, generator=generator, dtype=torch.float64, device=generator.device) / math.sqrt(width)
+    logits = state @ head
+    target = torch.nn.functional.one_hot(networks.labels, networks.classes).to(logits.dtype)
+    return (logits.softmax(dim=-1) - target) / size @ head.mT
+
+
+def log_norms_at(networks: Networks, depths: Sequence[int], layers: Sequence[int]) -> Array:
+    """ln‖∂loss/∂W_ℓ‖_F at some layers of the networks of each depth, (layers, runs, depths), in one pass back.
+
+    NaN for a layer that a network does not have.
+    """
+    start = networks.states[0]
+    gradient, logs = start.new_empty(0, *start.shape), start.new_empty(0, len(start))
+    found = {}
+    for layer in range(max(depths), 0, -1):
+        if layer in depths:
+            fresh = loss_gradient(networks, layer)
+            size = fresh.norm(dim=(-2, -1), keepdim=True)
+            gradient, logs = torch.cat([gradient, (fresh / size)[None]]), torch.cat([logs, size.log().view(1, -1)])
+        product, below = pull_back(networks, layer, gradient)
+        if layer in layers:
+            found[layer] = logs + (product.mT @ networks.states[layer - 1]).norm(dim=(-2, -1)).log()
+        norm = below.norm(dim=(-2, -1), keepdim=True)
+        gradient, logs = below / norm, logs + norm.flatten(1).log()
+    order = np.argsort(-np.asarray(depths))
+    result = np.full((len(layers), len(start), len(depths)), np.nan)
+    for index, layer in enumerate(layers):
+        rows = found[layer].cpu().numpy()
+        result[index][:, order[: len(rows)]] = rows.T
+    return result
+
+
+def first_layer_log_norms(networks: Networks, depths: Sequence[int]) -> Array:
+    """ln‖∂loss/∂W_1‖_F of the networks of each depth, (runs, depths)."""
+    return np.asarray(log_norms_at(networks, depths, (1,))[0])
+
+
+def every_layer_log_norms(networks: Networks) -> Array:
+    """ln‖∂loss/∂W_ℓ‖_F of every layer of the deepest network, (runs, depth)."""
+    depth = len(networks.layers)
+    return np.asarray(log_norms_at(networks, (depth,), range(1, depth + 1))[..., 0].T)
+
+
+def rates_at(logs: Array, layers: Sequence[int], *, gap: int) -> Array:
+    """R(ℓ), positive when gradients grow towards the input: ln‖∇W_ℓ‖ − ln‖∇W_{ℓ+gap}‖ over `gap`, (runs, layers).
+
+    (C.155) prints the opposite sign, under which exploding gradients have negative rates.
+    """
+    index = np.asarray(layers, dtype=np.int64) - 1
+    return np.asarray((logs[:, index] - logs[:, index + gap]) / gap)
+
+
+def gaps_at(networks: Networks, depths: Sequence[int]) -> Array:
+    """Isometry gaps of the centred representations after each depth, (runs, depths).
+
+    Centred batch norm makes the samples sum to zero, so the gap is taken in the n − 1 directions that are left; with a
+    network that does not centre, in all n.
+    """
+    found = []
+    for depth in depths:
+        state = networks.states[depth]
+        values = torch.linalg.svdvals(state - state.mean(dim=1, keepdim=True) if networks.center else state)
+        kept = values[:, :-1] if networks.center and state.shape[1] <= state.shape[2] else values
+        found.append(of_spectrum.isometry_gap(kept.square(), tolerance=0.0))
+    return np.asarray(torch.stack(found, dim=1).cpu().numpy())
+
+
+def gaps_over_depth(start: torch.Tensor, *, depth: int, context: Context, offset: int) -> Array:
+    """The isometry gap of linear Haar networks after 0 … depth layers, (runs, depth + 1); `start` is (runs, d, d)."""
+    generator = context.generator(offset, device=context.device)
+    law = {"weights": "haar", "center": False, "dtype": "float64"}
+    walked = walk_in_law(start.clone(), depth=depth, generator=generator, **law)
+    gaps = [isometry_gap(chains.gram(), tolerance=0.0) for chains in walked]
+    return np.asarray(torch.stack(gaps, dim=1).cpu().numpy())
+
+
+def draw_start(
+    values: Mapping[str, Any],
+    context: Context,
+    *,
+    generator: torch.Generator,
+    law: str = "orthogonal",
+    center: bool = True,
+    length: float | None = None,
+    distinct: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """A batch of real data for every run behind an input layer and batch norm, (runs, n, d); labels; classes.
+
+    The input layer has the law of the others: orthonormal columns, or Gaussian entries. With `distinct` the batch
+    repeats so many samples. A run has the same batch whatever follows it and whatever the offset of `generator`.
+    """
+    size, width, runs = values["batch_size"], values["width"], values["runs"]
+    inputs, labels, classes = draw_batches(values["data"], distinct or size, runs, context)
+    shape = (runs, inputs.shape[2], width)
+    weights = torch.randn(shape, generator=generator, dtype=torch.float64, device=context.device)
+    state = inputs @ (torch.linalg.qr(weights).Q if law == "orthogonal" else weights)
+    if distinct:
+        again = torch.arange(size, device=context.device) % distinct
+        state, labels = state[:, again], labels[:, again]
+    return normalize(state, center=center, length=length)[0], labels, classes
+
+
+def build_on_data(
+    values: Mapping[str, Any],
+    context: Context,
+    *,
+    depth: int,
+    offset: int,
+    law: str = "orthogonal",
+    center: bool = True,
+    length: float | None = None,
+    distinct: int | None = None,
+    **layers: Any,
+) -> Networks:
+    """Networks on batches of real data as `draw_start` has them; `layers` are further options of `build_networks`."""
+    generator = context.generator(offset, device=context.device)
+    shared: dict[str, Any] = {"generator": generator, "law": law, "center": center, "length": length}
+    start, labels, classes = draw_start(values, context, distinct=distinct, **shared)
+    repeats = torch.arange(len(labels[0]), device=context.device) % distinct if distinct else None
+    return build_networks(start, labels, depth=depth, repeats=repeats, classes=classes, **shared, **layers)
+
+
+def draw_batches(data: str, size: int, runs: int, context: Context) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Flat normalized inputs (runs, size, features) of a batch for every run, their labels, the number of classes."""
+    return _draw_batches(data, size, runs, context.device, context.random_seed)
+
+
+@cache
+def _draw_batches(
+    data: str, size: int, runs: int, device: str, random_seed: int
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    dataset = load_dataset(data)
+    generator = Context(random_seed=random_seed).generator(7)
+    drawn = [next(batches(dataset, size, generator=generator)) for _ in range(runs)]
+    inputs = torch.stack([batch.flatten(1) for batch, _ in drawn]).to(device, torch.float64)
+    return inputs, torch.stack([labels for _, labels in drawn]).to(device), dataset.classes
+
+
+def square_inputs(kind: str, width: int, runs: int, *, generator: torch.Generator) -> torch.Tensor:
+    """Batches (runs, d, d) whose features have norm 1: "gaussian", or "correlated" samples with a common part."""
+    options = {"dtype": torch.float64, "device": generator.device}
+    batch = torch.randn(1, width, width, generator=generator, **options)  # type: ignore[call-overload]
+    if kind == "correlated":
+        batch = batch + 2 * torch.randn(1, 1, width, generator=generator, **options)  # type: ignore[call-overload]
+    one: torch.Tensor = batch / batch.norm(dim=1, keepdim=True)
+    return one.expand(runs, width, width).contiguous()
