@@ -42,7 +42,7 @@ from sounding.claims import (
     read_results,
     slope_of,
 )
-from sounding.claims.claim import Context
+from sounding.claims.claim import Context, Standing, stand
 from sounding.claims.registry import shipped_verdicts
 from sounding.claims.result import Result, fingerprint_of, plain
 from sounding.cli import cli
@@ -52,6 +52,7 @@ from sounding.report.ledger import write_index, write_markdown, write_page, writ
 ROOT = Path(__file__).parent.parent
 COMMITTED = ROOT / "docs" / "claims"
 ROWS = {claim.id: claim for claim in all_claims()}
+needs_results = pytest.mark.skipif(not COMMITTED.is_dir(), reason="no results are committed")
 PICTURE = Picture((Panel("x, layers", "y", (Series("points", [0, 1], [1, 2], error=[0.1, 0.1]),)),), "What to see.")
 
 
@@ -124,6 +125,81 @@ def test_the_verdict_follows_from_the_numbers(printed: Number, corrected: Number
         correction = Correction("one is one", (Expectation("one", "", low=0.9, high=1.1),))
         numbers["one"] = corrected
     assert judge(made_up(correction=correction), numbers) == verdict
+    standing = stand(made_up().expectations, correction.expectations if correction else None, numbers)
+    assert standing.verdict == verdict
+    assert (standing.as_printed == "holds") == (verdict == "holds")
+    assert (standing.corrected == "none") == (standing.as_printed != "fails" or correction is None)
+
+
+@pytest.mark.parametrize(
+    ("parts", "whole"),
+    [
+        ([("holds", "none"), ("holds", "none")], ("holds", "none")),
+        ([("holds", "none"), ("fails", "holds")], ("fails", "holds")),
+        ([("open", "none"), ("fails", "holds")], ("fails", "holds")),
+        ([("open", "none"), ("holds", "none")], ("open", "none")),
+        ([("fails", "holds"), ("fails", "none")], ("fails", "none")),
+        ([("fails", "fails"), ("fails", "holds")], ("fails", "fails")),
+    ],
+)
+def test_a_statement_stands_no_better_than_its_worst_case(parts: list[Any], whole: tuple[Any, Any]) -> None:
+    for order in (parts, parts[::-1]):
+        assert Standing.worst(Standing(*part) for part in order) == Standing(*whole)
+
+
+@needs_results
+def test_a_failure_as_printed_is_never_green() -> None:
+    """Not even of a theorem whose own row holds, once a case of it fails."""
+    found = {name: results for name, results in read_results(COMMITTED).items() if "thm5.11" in name}
+    page, text = write_page(found, folder="claims"), write_markdown(found, folder="claims")
+    row = page[page.index('<tr id="thesis2024-thm5.11">') :]
+    assert '<td class="fails">fails as printed' in row[: row.index("</tr>")]
+    assert "part of thesis2024-thm5.11: theorem 5.11, case 1" in text
+    alone = {"thesis2024-thm5.11": found["thesis2024-thm5.11"]}
+    assert "1 holds unreduced" in write_markdown(alone, folder="claims")
+
+
+def test_the_old_name_of_paper_still_works_with_a_warning(tmp_path: Path) -> None:
+    run = CliRunner().invoke
+    new, old = (run(cli, ["claims", "list", option, "rank2020v1", "--json"]) for option in ("--paper", "--seed"))
+    assert json.loads(old.stdout) == json.loads(new.stdout)
+    assert not new.stderr
+    assert "--paper rank2020v1" in old.stderr
+    out = ["--out", str(tmp_path), "--json"]
+    named = run(cli, ["reproduce", "rank2020-lemma1", "--seed", "3", *out])
+    assert not named.stderr
+    assert read_results(tmp_path)["rank2020-lemma1"]["quick"].random_seed == 3
+    both = run(cli, ["reproduce", "rank2020-lemma1", "--seed", "rank2020", *out])
+    assert both.exit_code == 2
+    assert "--paper rank2020" in both.stderr
+    assert run(cli, ["reproduce", "rank2020-lemma1", "--seed", "3", "--random-seed", "4", *out]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        (["theorem", "5.11"], "thesis2024-thm5.11"),
+        (["Thm. 5.11 of thesis2024"], "thesis2024-thm5.11"),
+        (["fig", "3a", "rank2020"], "rank2020-fig3a"),
+        (["lemma 3"], "rank2020-lemma3-gaussian"),
+        (["rank2020-fig3a"], "rank2020-fig3a"),
+        (["Table C.1"], "thesis2024-tableC.1"),
+    ],
+)
+def test_rows_are_found_by_the_papers_numbering(words: list[str], first: str) -> None:
+    found = json.loads(CliRunner().invoke(cli, ["claims", "find", *words, "--json"]).stdout)
+    assert found[0]["id"] == first
+
+
+def test_a_row_is_shown_by_the_papers_numbering() -> None:
+    run = CliRunner().invoke
+    shown = json.loads(run(cli, ["claims", "show", "thesis2024", "theorem 5.11", "--json"]).stdout)
+    assert shown["id"] == "thesis2024-thm5.11"
+    assert [case["id"][-1] for case in shown["cases"]] == list("1234")
+    several = run(cli, ["claims", "show", "figure", "1"])
+    assert several.exit_code == 2
+    assert "rank2020-fig1" in several.stderr
+    assert run(cli, ["claims", "find", "theorem 77"]).exit_code == 2
 
 
 def test_a_number_that_was_not_measured_decides_nothing() -> None:
@@ -232,6 +308,12 @@ def test_the_command_line_lists_shows_and_reproduces(tmp_path: Path) -> None:
     listed = json.loads(run(cli, ["claims", "list", "--json"]).stdout)
     assert [row["id"] for row in listed] == list(ROWS)
     assert {"id", "paper", "kind", "statement", "verdict", "scale"} <= set(listed[0])
+    assert {"as_printed", "corrected", "reduction", "quotation", "parent"} <= set(listed[0])
+    by_id = {row["id"]: row for row in listed}
+    assert by_id["thesis2024-thm5.11-case1"]["parent"] == "thesis2024-thm5.11"
+    assert by_id["thesis2024-thm5.11"]["as_printed"] == "fails"
+    assert by_id["rank2020-lemma1"]["reduction"] is None
+    assert "75" in by_id["rank2020-fig1"]["reduction"]
     shown = json.loads(run(cli, ["claims", "show", "rank2020-lemma1", "--json"]).stdout)
     assert shown["expectations"][0]["of"] == "statement"
     assert run(cli, ["claims", "show", "rank2020-lemma1"]).exit_code == 0
@@ -262,9 +344,6 @@ def test_wrong_usage_is_a_sentence(
     result = CliRunner().invoke(cli, arguments)
     assert result.exit_code == 2
     assert words in result.stderr
-
-
-needs_results = pytest.mark.skipif(not COMMITTED.is_dir(), reason="no results are committed")
 
 
 @needs_results

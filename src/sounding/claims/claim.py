@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -17,6 +17,7 @@ Kind: TypeAlias = Literal["theorem", "figure", "table", "observation"]
 Scale: TypeAlias = Literal["quick", "standard", "paper"]
 Verdict: TypeAlias = Literal["holds", "holds with correction", "does not hold", "not decided at this scale"]
 Status: TypeAlias = Literal["met", "violated", "open"]
+Answer: TypeAlias = Literal["holds", "fails", "open"]
 
 KINDS: tuple[Kind, ...] = ("theorem", "figure", "table", "observation")
 SCALES: tuple[Scale, ...] = ("quick", "standard", "paper")
@@ -49,6 +50,35 @@ class Expectation:
         if self.low <= number.low and number.high <= self.high:
             return "met"
         return "violated" if number.high < self.low or number.low > self.high else "open"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a row stands: its statement as printed, and with the correction that it has where the printed one fails.
+
+    >>> Standing("fails", "holds").verdict
+    'holds with correction'
+    """
+
+    as_printed: Answer
+    corrected: Answer | Literal["none"]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Both in one: a failure as printed holds with correction, or does not, or its correction is undecided."""
+        if self.as_printed == "holds":
+            return "holds"
+        if self.as_printed == "open" or self.corrected == "open":
+            return "not decided at this scale"
+        return "holds with correction" if self.corrected == "holds" else "does not hold"
+
+    @classmethod
+    def worst(cls, parts: Iterable[Standing]) -> Standing:
+        """How a statement stands whose parts stand so: no better than the worst of them, as printed and corrected."""
+        found = list(parts)
+        printed = max((part.as_printed for part in found), key=("holds", "open", "fails").index)
+        failed = [part.corrected for part in found if part.as_printed == "fails"]
+        return cls(printed, max(failed, key=("holds", "open", "none", "fails").index, default="none"))
 
 
 @dataclass(frozen=True)
@@ -107,6 +137,8 @@ class Claim:
         settings: ours, per scale.
         measure: (values of the setting, context) → Outcome.
         note: why the result differs from the paper's, or what to know when reading it.
+        quotation: a short sentence of the paper itself, where one says it.
+        parent: the id of the row whose statement this one is a case or a part of.
     """
 
     id: str
@@ -121,6 +153,8 @@ class Claim:
     released: str = ""
     correction: Correction | None = None
     note: str = ""
+    quotation: str = ""
+    parent: str = ""
 
     def scale_or_below(self, scale: Scale) -> Scale:
         """The largest scale the claim has that is not above `scale`: a theorem may need no more than quick."""
@@ -129,28 +163,26 @@ class Claim:
 
 def judge(claim: Claim, numbers: Mapping[str, Number]) -> Verdict:
     """The verdict that follows from the numbers."""
-    return judge_expectations(
-        claim.expectations, None if claim.correction is None else claim.correction.expectations, numbers
+    corrected = None if claim.correction is None else claim.correction.expectations
+    return stand(claim.expectations, corrected, numbers).verdict
+
+
+def stand(
+    printed: Sequence[Expectation], corrected: Sequence[Expectation] | None, numbers: Mapping[str, Number]
+) -> Standing:
+    """How numbers leave a statement and its correction, None where it has none.
+
+    A correction counts only where the printed statement fails: a ledger that prefers its own words is none.
+    """
+    as_printed = weigh(expectation.judge(numbers.get(expectation.quantity)) for expectation in printed)
+    if as_printed != "fails" or corrected is None:
+        return Standing(as_printed, "none")
+    return Standing(
+        as_printed, weigh(expectation.judge(numbers.get(expectation.quantity)) for expectation in corrected)
     )
 
 
-def judge_expectations(
-    printed: Sequence[Expectation], corrected: Sequence[Expectation] | None, numbers: Mapping[str, Number]
-) -> Verdict:
-    """The verdict from the expectations of a statement and of its correction, None where it has none.
-
-    holds: every expectation is met. does not hold: one is violated, and no correction is met. holds with correction:
-    one is violated, and every expectation of the correction is met. not decided: nothing is violated, but an interval
-    reaches over a bound; or the correction's does.
-    """
-    found = [expectation.judge(numbers.get(expectation.quantity)) for expectation in printed]
-    if all(status == "met" for status in found):
-        return "holds"
-    if "violated" not in found:
-        return "not decided at this scale"
-    if corrected is None:
-        return "does not hold"
-    found = [expectation.judge(numbers.get(expectation.quantity)) for expectation in corrected]
-    if all(status == "met" for status in found):
-        return "holds with correction"
-    return "does not hold" if "violated" in found else "not decided at this scale"
+def weigh(found: Iterable[Status]) -> Answer:
+    """What the status of each expectation makes of a statement: it holds if all are met, fails if one is violated."""
+    statuses = set(found)
+    return "fails" if "violated" in statuses else "open" if "open" in statuses else "holds"

@@ -1,7 +1,8 @@
 """The rows of the ledger: one file of data each, read when its id is asked for.
 
 `rows/PAPER/NAME.toml` is the row PAPER-NAME, `rows/order.toml` lists the names in the order of the paper. A row that
-says `like = ID` takes from that row what it does not say itself; settings are taken key by key, everything else whole.
+says `like = ID` takes from that row what it does not say itself: settings key by key, everything else whole, but never
+`parent` and `quotation`.
 """
 
 from __future__ import annotations
@@ -63,6 +64,11 @@ def find_claim(claim_id: str) -> Claim:
     raise UsageError(f"no claim {claim_id!r}", hint=hint)
 
 
+def cases_of(claim_id: str) -> tuple[Claim, ...]:
+    """The rows that are cases or parts of a row's statement, in the order of the paper."""
+    return tuple(claim for claim in claims_of(find_claim(claim_id).paper) if claim.parent == claim_id)
+
+
 def shipped_verdicts() -> dict[str, dict[str, Any]]:
     """The verdicts of the results that come with the package, by id."""
     return {row["id"]: row for row in json.loads((FOLDER / "ledger.json").read_text("utf-8"))}
@@ -105,7 +111,7 @@ def _read(claim_id: str) -> dict[str, Any]:
     model = fields.pop("like", None)
     if model is None:
         return fields
-    base = _read(model)
+    base = {key: value for key, value in _read(model).items() if key not in ("parent", "quotation")}
     own = fields.pop("settings", {})
     settings = {scale: base["settings"].get(scale, {}) | own.get(scale, {}) for scale in {**base["settings"], **own}}
     return {**base, **fields, "settings": settings}

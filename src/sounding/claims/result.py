@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import sounding
-from sounding.claims.claim import SCALES, Claim, Context, Expectation, Scale, Verdict, judge, judge_expectations
+from sounding.claims.claim import (
+    SCALES,
+    Claim,
+    Context,
+    Expectation,
+    Scale,
+    Standing,
+    Verdict,
+    judge,
+    stand,
+)
 from sounding.claims.number import Number
 from sounding.errors import UsageError
 from sounding.files import changed_files
@@ -55,6 +65,14 @@ class Result:
     fingerprint: str
 
     @property
+    def standing(self) -> Standing:
+        """How the row stands as printed and corrected, by its numbers and bounds."""
+        found: dict[str, list[Expectation]] = {"statement": [], "correction": []}
+        for e in self.expectations:
+            found[e["of"]].append(Expectation(e["quantity"], e["why"], low=float(e["low"]), high=float(e["high"])))
+        return stand(found["statement"], found["correction"] or None, self.numbers)
+
+    @property
     def command(self) -> str:
         """The command that makes it again."""
         device = "" if self.device == "cpu" else " --device cuda"
@@ -63,7 +81,7 @@ class Result:
 
     def to_json(self) -> str:
         """The text of result.json."""
-        fields = {"schema": SCHEMA, **asdict(self), "command": self.command}
+        fields = {"schema": SCHEMA, **asdict(self), **asdict(self.standing), "command": self.command}
         return json.dumps(plain(fields), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
@@ -79,12 +97,13 @@ class Result:
             if schema == 1:
                 fields = {OLD_NAMES.get(name, name): value for name, value in fields.items()}
             if schema in (1, SCHEMA):
-                fields.pop("command")
+                for derived in ("command", "as_printed", "corrected"):
+                    fields.pop(derived, None)
                 numbers = {n: {k: _number(v) for k, v in number.items()} for n, number in fields["numbers"].items()}
                 fields["numbers"] = {name: Number(**number) for name, number in numbers.items()}
                 fields["expectations"] = tuple(fields["expectations"])
                 result = cls(**fields)
-                verdict = _judge_again(result)
+                verdict = result.standing.verdict
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
             raise UsageError(f"{source} is no result of a claim", hint=AGAIN) from None
         if schema not in (1, SCHEMA):
@@ -178,14 +197,6 @@ def _read(path: Path) -> Result:
     if changed:
         raise UsageError(f"{path.parent} was changed since it was written: {', '.join(changed)}", hint=AGAIN)
     return Result.from_json(path.read_bytes().decode("utf-8", "replace"), source=str(path))
-
-
-def _judge_again(result: Result) -> Verdict:
-    """The verdict that the numbers and bounds of a result give."""
-    found: dict[str, list[Expectation]] = {"statement": [], "correction": []}
-    for e in result.expectations:
-        found[e["of"]].append(Expectation(e["quantity"], e["why"], low=float(e["low"]), high=float(e["high"])))
-    return judge_expectations(found["statement"], found["correction"] or None, result.numbers)
 
 
 def _versions() -> dict[str, str]:

@@ -44,37 +44,73 @@ def list_(paper: str | None, seed: str | None, results: Path | None, as_json: bo
     rows = [_row(claim, known) for claim in (claims_of(paper) if paper else all_claims())]
     if as_json:
         print_json(rows)
-        return
+    else:
+        _print_rows(rows)
+
+
+@claims.command()
+@click.argument("words", nargs=-1, required=True)
+@results_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON array on stdout.")
+def find(words: tuple[str, ...], results: Path | None, as_json: bool) -> None:
+    """Rows by the paper's own numbering or by what they say, such as "theorem 5.11" or soft rank.
+
+    Exit codes: 0 something was found; 2 nothing was.
+    """
+    from sounding.claims.search import search_claims
+
+    known = _known(results)
+    found = [_row(claim, known) for claim in search_claims(" ".join(words))]
+    if not found:
+        raise UsageError(f"no row has {' '.join(words)!r}", hint="fewer words, or sounding claims list")
+    if as_json:
+        print_json(found)
+    else:
+        _print_rows(found)
+
+
+def _print_rows(rows: list[dict[str, Any]]) -> None:
+    """A table with a badge a column, and the totals below."""
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
-    for heading in ("id", "kind", "verdict", "scale"):
+    for heading in ("id", "kind", "as printed", "corrected", "scale", "reduced"):
         table.add_column(heading, no_wrap=True)
     for row in rows:
-        table.add_row(row["id"], row["kind"], row["verdict"], row["scale"] or "")
+        name = f"└ {row['id']}" if row["parent"] else row["id"]
+        corrected = "" if row["corrected"] in (None, "none") else row["corrected"]
+        reduced = "reduced" if row["reduction"] else ""
+        table.add_row(name, row["kind"], row["as_printed"] or NOT_RUN, corrected, row["scale"] or "", reduced)
     screen = console()
     screen.print(table)
     screen.print(f"\n{_totals(rows)} Try sounding claims show ID, sounding reproduce ID.", markup=False)
 
 
 @claims.command()
-@click.argument("claim_id", metavar="ID")
+@click.argument("words", nargs=-1, required=True, metavar="ID")
 @results_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def show(claim_id: str, results: Path | None, as_json: bool) -> None:
-    """One row: what the paper says, the settings, what is expected, and what came out."""
-    from sounding.claims import find_claim
+def show(words: tuple[str, ...], results: Path | None, as_json: bool) -> None:
+    """One row: what the paper says, the settings, what is expected, and what came out.
 
-    claim = find_claim(claim_id)
-    row = _row(claim, _known(results)) | _details(claim)
+    ID may be the paper's own numbering, such as "thesis2024 theorem 5.11".
+    """
+    claim = _choose(" ".join(words))
+    known = _known(results)
+    row = _row(claim, known) | _details(claim, known)
     if as_json:
         print_json(row)
         return
     screen = console()
     screen.print(f"{claim.id}  {claim.paper}, {claim.place} ({claim.kind})\n", markup=False, style="bold")
     screen.print(claim.statement, markup=False)
-    lines = {"the paper's experiment": claim.experiment, "released program": claim.released, "note": claim.note}
+    lines = {
+        "in the paper's words": claim.quotation,
+        "the paper's experiment": claim.experiment,
+        "released program": claim.released,
+        "note": claim.note,
+    }
     lines["correction"] = claim.correction.statement if claim.correction else ""
     for name, text in lines.items():
         if text:
@@ -90,7 +126,12 @@ def show(claim_id: str, results: Path | None, as_json: bool) -> None:
         reduced = f" (reduced: {setting.reduction})" if setting.reduction else ""
         screen.print(f"  {scale}: {values}{reduced}", markup=False)
     scale_of = f" at {row['scale']} scale" if row["scale"] else ""
-    screen.print(f"\nverdict{scale_of}: {row['verdict']}", markup=False, style="bold")
+    badges = f" (as printed: {row['as_printed']}, corrected: {row['corrected']})" if row["as_printed"] else ""
+    screen.print(f"\nverdict{scale_of}: {row['verdict']}{badges}", markup=False, style="bold")
+    for case in row["cases"]:
+        screen.print(f"  its part {case['id']}: {case['verdict']}", markup=False)
+    if row["parent"]:
+        screen.print(f"  a part of {row['parent']}", markup=False)
     if row["evidence"]:
         screen.print(row["evidence"], markup=False)
 
@@ -149,7 +190,9 @@ def _known(results: Path | None) -> dict[str, dict[str, Any]]:
 
 
 def _row(claim: Claim, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """A row of the list; `reduction` is that of the scale whose verdict is shown, None where nothing is smaller."""
     found = known.get(claim.id, {"verdict": NOT_RUN, "scale": None, "evidence": ""})
+    scale = found["scale"]
     return {
         "id": claim.id,
         "paper": claim.paper,
@@ -157,15 +200,23 @@ def _row(claim: Claim, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "place": claim.place,
         "kind": claim.kind,
         "statement": claim.statement,
+        "quotation": claim.quotation or None,
+        "parent": claim.parent or None,
         "verdict": found["verdict"],
-        "scale": found["scale"],
+        "as_printed": found.get("as_printed"),
+        "corrected": found.get("corrected"),
+        "scale": scale,
+        "reduction": (claim.settings[scale].reduction or None) if scale in claim.settings else None,
         "evidence": found["evidence"],
     }
 
 
-def _details(claim: Claim) -> dict[str, Any]:
+def _details(claim: Claim, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
     from dataclasses import asdict
 
+    from sounding.claims.registry import cases_of
+
+    cases = [_row(case, known) for case in cases_of(claim.id)]
     checked = [("statement", e) for e in claim.expectations]
     checked += [("correction", e) for e in (claim.correction.expectations if claim.correction else ())]
     return {
@@ -173,13 +224,36 @@ def _details(claim: Claim) -> dict[str, Any]:
         "released": claim.released,
         "correction": claim.correction.statement if claim.correction else "",
         "note": claim.note,
+        "cases": [{"id": case["id"], "verdict": case["verdict"]} for case in cases],
         "expectations": [{"of": of, **asdict(expectation)} for of, expectation in checked],
         "settings": {scale: asdict(setting) for scale, setting in claim.settings.items()},
     }
 
 
-def _totals(rows: list[dict[str, Any]]) -> str:
-    from collections import Counter
+def _choose(words: str) -> Claim:
+    """The row of that id or of that place in a paper.
 
-    counted = Counter(row["verdict"] for row in rows)
-    return f"{len(rows)} rows: " + ", ".join(f"{number} {verdict}" for verdict, number in counted.items()) + "."
+    Raises:
+        UsageError: there is none, or there are several.
+    """
+    from sounding.claims import find_claim
+    from sounding.claims.search import search_claims
+
+    if " " not in words:
+        return find_claim(words)
+    found = search_claims(words)
+    # a statement and its cases are asked for as one
+    found = [claim for claim in found if claim.parent not in {other.id for other in found}]
+    if len(found) != 1:
+        names = ", ".join(claim.id for claim in found[:6])
+        raise UsageError(f"{len(found)} rows have {words!r}", hint=names or "sounding claims find WORDS")
+    return found[0]
+
+
+def _totals(rows: list[dict[str, Any]]) -> str:
+    from sounding.claims.claim import Standing
+    from sounding.report.ledger import sum_up
+
+    run = [row for row in rows if row["as_printed"]]
+    told = sum_up((Standing(row["as_printed"], row["corrected"]), bool(row["reduction"])) for row in run)
+    return told if len(run) == len(rows) else f"{len(rows) - len(run)} of {len(rows)} rows not run. {told}"

@@ -192,6 +192,8 @@ def _progress(rows: int, *, quiet: bool) -> Iterator[Callable[[str], None]]:
 
 
 def _object(result: Result, out: str, kept: Collection[str]) -> dict[str, Any]:
+    from dataclasses import asdict
+
     from sounding.claims.result import folder_of
 
     return {
@@ -201,6 +203,7 @@ def _object(result: Result, out: str, kept: Collection[str]) -> dict[str, Any]:
         "kind": result.kind,
         "statement": result.statement,
         "verdict": result.verdict,
+        **asdict(result.standing),
         "scale": result.scale,
         "correction": result.correction,
         "reduction": result.reduction,

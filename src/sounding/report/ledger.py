@@ -7,59 +7,86 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sounding.claims.claim import PAPERS, VERDICTS, Scale
+from sounding.claims.claim import PAPERS, Scale, Standing
 from sounding.claims.number import LEVEL
+from sounding.claims.registry import all_claims, cases_of
 from sounding.claims.result import Result, folder_of, largest
 
 SHOWN = 4
+SORTS = (  # of rows: one, and several
+    ("holds unreduced", "hold unreduced"),
+    ("holds on a smaller run", "hold on smaller runs"),
+    ("fails as printed and holds once corrected", "fail as printed and hold once corrected"),
+    ("fails", "fail"),
+    ("open", "open"),
+)
 HEADINGS = ("place", "statement", "verdict", "evidence", "scale", "more")
 INTRODUCTION = (
     f"Each row is a statement of a paper, in our words, and what measuring it gave. A number stands with its "
     f"{LEVEL:.0%} interval; a verdict follows from where that interval lies against bounds written from the statement. "
-    f"Where a row was run at several scales, the largest is quoted. Rows whose bounds or settings changed after trial "
-    f"runs are listed in docs/claims.md of the repository. Rows that share a computation have its time once, in the "
-    f"row that came first; the others have 0 s."
+    f"A statement that fails as printed may hold once corrected; one with cases stands no better than the worst of "
+    f"them. Where a row was run at several scales, the largest is quoted. Rows whose bounds or settings changed after "
+    f"trial runs are listed in docs/claims.md of the repository. Rows that share a computation have its time once, in "
+    f"the row that came first; the others have 0 s."
 )
 STYLE = """body{font:15px/1.45 system-ui,sans-serif;max-width:1200px;margin:2rem auto;padding:0 1rem;color:#1a1a1a}
 table{border-collapse:collapse;width:100%;margin:1rem 0;table-layout:fixed;overflow-wrap:break-word}
 th:nth-child(1){width:11%}th:nth-child(2){width:23%}th:nth-child(3){width:19%}th:nth-child(4){width:27%}
 th:nth-child(5){width:12%}th:nth-child(6){width:8%}td,th{text-align:left;vertical-align:top;padding:.4rem .6rem;
-border-bottom:1px solid #ddd}.holds{color:#00684a}.does{color:#a3290f}.not{color:#6b5a00}
+border-bottom:1px solid #ddd}.holds{color:#00684a}.fails{color:#a3290f}.open{color:#6b5a00}
 @media(prefers-color-scheme:dark){body{background:#141414;color:#e6e6e6}td,th{border-color:#333}a{color:#8ab4f8}
-.holds{color:#5fd3a5}.does{color:#ff8f73}.not{color:#e6cf6a}}
+.holds{color:#5fd3a5}.fails{color:#ff8f73}.open{color:#e6cf6a}}
 @media(max-width:600px){table,tbody,tr,td{display:block}thead{display:none}td{border:0}tr{border-bottom:1px solid #888}}
 """
 
 
 @dataclass(frozen=True)
 class Line:
-    """One row of the printed ledger."""
+    """One row of the printed ledger: its result, how it stands with its cases, and how its cases stand."""
 
     result: Result
-    evidence: str
+    standing: Standing
+    cases: Mapping[str, Standing]
+    parent: str
     links: Mapping[str, str]
 
 
-def count_verdicts(results: Iterable[Result]) -> dict[str, int]:
-    """How many rows have each verdict."""
-    counted = Counter(result.verdict for result in results)
-    return {verdict: counted[verdict] for verdict in VERDICTS}
+def stand_with_cases(results: Iterable[Result]) -> dict[str, Standing]:
+    """How each row stands: a statement with cases no better than the worst of those that are among `results`."""
+    own = {result.id: result.standing for result in results}
+    parents = {claim.id: claim.parent for claim in all_claims()}
+    return {
+        name: Standing.worst([standing, *(own[case] for case in own if parents.get(case) == name)])
+        for name, standing in own.items()
+    }
 
 
 def write_totals(results: Iterable[Result]) -> str:
     """The totals in one sentence."""
-    counted = count_verdicts(results)
-    plural = {"holds": "hold", "holds with correction": "hold with correction", "does not hold": "do not hold"}
-    parts = ", ".join(
-        f"{number} {verdict if number == 1 else plural.get(verdict, verdict)}" for verdict, number in counted.items()
-    )
+    found = list(results)
+    standings = stand_with_cases(found)
+    return sum_up((standings[result.id], bool(result.reduction)) for result in found)
+
+
+def sum_up(rows: Iterable[tuple[Standing, bool]]) -> str:
+    """How many rows stand how, in one sentence; each comes with whether its run was smaller than the paper's."""
+    counted = Counter(_sort_of(standing, reduced) for standing, reduced in rows)
+    parts = [f"{counted[sort]} {sort[counted[sort] > 1]}" for sort in SORTS if counted[sort]]
     total = sum(counted.values())
-    return f"{total} statement{'' if total == 1 else 's'}: {parts}."
+    return f"{total} statement{'' if total == 1 else 's'}: {', '.join(parts)}."
+
+
+def _sort_of(standing: Standing, reduced: bool) -> tuple[str, str]:
+    if standing.as_printed == "holds":
+        return SORTS[1] if reduced else SORTS[0]
+    if standing.verdict == "not decided at this scale":
+        return SORTS[4]
+    return SORTS[2] if standing.corrected == "holds" else SORTS[3]
 
 
 def write_markdown(found: Mapping[str, Mapping[Scale, Result]], *, folder: str) -> str:
@@ -89,7 +116,7 @@ def write_page(found: Mapping[str, Mapping[Scale, Result]], *, folder: str) -> s
         rows = []
         for line in lines:
             cells = [f"<td>{html.escape(text)}</td>" for text in _texts(line)]
-            cells[2] = cells[2].replace("<td>", f'<td class="{line.result.verdict.split()[0]}">')
+            cells[2] = cells[2].replace("<td>", f'<td class="{line.standing.as_printed}">')
             links = " · ".join(f'<a href="{html.escape(t)}">{name}</a>' for name, t in line.links.items())
             rows.append(f'<tr id="{line.result.id}">{"".join(cells)}<td>{links}</td></tr>')
         parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>")
@@ -104,10 +131,12 @@ def write_page(found: Mapping[str, Mapping[Scale, Result]], *, folder: str) -> s
 def write_index(found: Mapping[str, Mapping[Scale, Result]]) -> list[dict[str, Any]]:
     """What `sounding claims list` shows of the results that come with the package."""
     index = []
+    standings = stand_with_cases(largest(results) for results in found.values())
     for results in found.values():
         quoted = largest(results)
+        standing = standings[quoted.id]
         verdicts = {scale: result.verdict for scale, result in results.items()}
-        fields = {"id": quoted.id, "verdict": quoted.verdict, "scale": quoted.scale}
+        fields = {"id": quoted.id, "verdict": standing.verdict, **asdict(standing), "scale": quoted.scale}
         fields["evidence"] = "; ".join(describe_evidence(quoted))
         index.append({**fields, "verdicts": verdicts, "date": quoted.date, "device": quoted.device})
     return index
@@ -120,32 +149,43 @@ def relative(folder: Path, page: Path) -> str:
 
 def _lines(found: Mapping[str, Mapping[Scale, Result]], folder: str) -> dict[str, list[Line]]:
     """Rows by paper, in the order of the registry."""
-    from sounding.claims.registry import claims_of
-
+    quoted = {name: largest(results) for name, results in found.items()}
+    standings = stand_with_cases(quoted.values())
     lines: dict[str, list[Line]] = {}
-    for paper in PAPERS:
-        for claim in claims_of(paper):
-            if claim.id not in found:
-                continue
-            result = largest(found[claim.id])
-            place = folder_of(Path(folder), result.id, result.scale).as_posix()
-            files = {"figure": "figure.svg", "numbers": "numbers.csv", "all": "result.json"}
-            links = {name: quote(f"{place}/{file}", safe="/:.") for name, file in files.items()}
-            lines.setdefault(paper, []).append(Line(result, _evidence(result), links))
+    for claim in all_claims():
+        if claim.id not in quoted:
+            continue
+        result = quoted[claim.id]
+        place = folder_of(Path(folder), result.id, result.scale).as_posix()
+        files = {"figure": "figure.svg", "numbers": "numbers.csv", "all": "result.json"}
+        links = {name: quote(f"{place}/{file}", safe="/:.") for name, file in files.items()}
+        cases = {case.id: standings[case.id] for case in cases_of(claim.id) if case.id in standings}
+        lines.setdefault(claim.paper, []).append(Line(result, standings[claim.id], cases, claim.parent, links))
     return lines
 
 
 def _texts(line: Line) -> list[str]:
     result = line.result
-    verdict: str = result.verdict
-    if result.verdict == "holds with correction":
-        verdict += f": {result.correction}"
-    if result.note and result.verdict != "holds":
-        verdict += f" ({result.note})"
+    nested = f"part of {line.parent}: " if line.parent else ""
     scale = f"{result.scale}, {result.date}, {result.device}, {result.seconds:.0f} s"
     if result.reduction:
         scale += f"; reduced: {result.reduction}"
-    return [f"{result.place} ({result.id})", result.statement, verdict, line.evidence, scale]
+    return [f"{nested}{result.place} ({result.id})", result.statement, _verdict(line), _evidence(result), scale]
+
+
+def _verdict(line: Line) -> str:
+    """How the row stands as printed and corrected, with the correction and the note where it does not simply hold."""
+    result, standing = line.result, line.standing
+    text: str = standing.verdict
+    if standing.as_printed == "fails":
+        correction = f": {result.correction}" if result.correction else ""
+        text = f"fails as printed, {standing.verdict}{correction}" if correction or line.cases else "fails as printed"
+    if result.note and standing.as_printed != "holds":
+        text += f" ({result.note})"
+    if line.cases:
+        parts = {result.id: result.standing, **line.cases}
+        text += f" [{'; '.join(f'{name}: {part.verdict}' for name, part in parts.items())}]"
+    return text
 
 
 def describe_evidence(result: Result) -> list[str]:
