@@ -14,7 +14,7 @@ def make_finding(kind="rank_collapse", *, severity="high", layer="2.linear", dep
     settings = {
         "evidence": {"share_outside": 0.0123, "weight_layers": 64.0},
         "why": "Products of random layers collapse.",
-        "seed": "rank2020",
+        "paper": "rank2020",
         "remedies": ("sounding repair TARGET --method add_batchnorm: normalize", "make it shallower"),
         **changes,
     }

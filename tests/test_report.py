@@ -111,7 +111,7 @@ def test_the_policy_allows_these_scripts_and_nothing_else():
 
 def test_names_are_escaped_everywhere():
     finding = make_finding(
-        layer=EVIL, why=EVIL, remedies=(EVIL, f"sounding {EVIL}: {EVIL}"), evidence={EVIL: 1.0}, seed=EVIL
+        layer=EVIL, why=EVIL, remedies=(EVIL, f"sounding {EVIL}: {EVIL}"), evidence={EVIL: 1.0}, paper=EVIL
     )
     names = [EVIL] * 8
     report = make_report(names=names, findings=[finding], unmeasured=[(EVIL, EVIL)], environment={EVIL: EVIL})
@@ -167,7 +167,7 @@ def test_a_thousand_layers_stay_small():
     assert len(data) < 200_000
 
 
-def test_every_finding_and_seed_has_words():
+def test_every_finding_and_paper_has_words():
     from typing import get_args
 
     from sounding.probe.records import FindingKind

@@ -23,7 +23,7 @@ from sounding.profile import Profile, Row
 from sounding.repair import METHODS
 
 SAMPLE, ALL = range(12), range(200)
-SEEDS = ("rank2020", "meanfield2019", "thesis2024")
+PAPERS = ("rank2020", "meanfield2019", "thesis2024")
 
 
 def look(case: Case) -> Verdict:
@@ -223,8 +223,10 @@ def test_each_illness_is_found_and_explained(name: str) -> None:
     assert not verdict.healthy
     assert verdict.summary.startswith("Unhealthy: ")
     for finding in verdict.findings:
-        assert any(seed in finding.why for seed in SEEDS)
-        assert finding.seed in SEEDS
+        assert any(paper in finding.why for paper in PAPERS)
+        assert finding.paper in PAPERS
+        with pytest.warns(DeprecationWarning, match=r"Finding\.paper"):
+            assert finding.seed == finding.paper
         assert finding.remedies
         assert all(math.isfinite(value) for value in finding.evidence.values())
     json.dumps(verdict.to_dict(), allow_nan=False)

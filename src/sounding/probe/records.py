@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -35,7 +36,7 @@ class Finding:
         depth: that module's place in execution order (the `layer` column of the profile), or None.
         evidence: the numbers behind it.
         why: one sentence, with what the theory says.
-        seed: the key of the paper it comes from.
+        paper: the key of the paper it comes from.
         remedies: what to try, the likeliest first.
     """
 
@@ -45,8 +46,14 @@ class Finding:
     depth: int | None
     evidence: Mapping[str, float]
     why: str
-    seed: str
+    paper: str
     remedies: tuple[str, ...]
+
+    @property
+    def seed(self) -> str:
+        """The old name of `paper`."""
+        warnings.warn("Finding.seed is now Finding.paper", DeprecationWarning, stacklevel=2)
+        return self.paper
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; the remedies are called "try"."""
@@ -57,7 +64,8 @@ class Finding:
             "depth": self.depth,
             "evidence": dict(self.evidence),
             "why": self.why,
-            "seed": self.seed,
+            "paper": self.paper,
+            "seed": self.paper,  # the name of "paper" up to version 0.1
             "try": list(self.remedies),
         }
 

@@ -170,7 +170,7 @@ def write_environment(reports: Reports) -> str:
 
 def write_citation(reports: Reports) -> str:
     """How to cite the tool, and the papers the findings of this report rest on."""
-    keys = [key for key in PAPERS if any(f.seed == key for r in reports.values() for f in r.verdict.findings)]
+    keys = [key for key in PAPERS if any(f.paper == key for r in reports.values() for f in r.verdict.findings)]
     papers = "".join(
         f'<li><span class="key">{escape(key)}</span> {escape(str(PAPERS[key]))}</li>' for key in keys or list(PAPERS)
     )

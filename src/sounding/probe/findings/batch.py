@@ -66,7 +66,7 @@ def find_degenerate_batch(reading: Reading, thresholds: Thresholds) -> list[Find
             depth=0,
             evidence={key: value for key, value in evidence.items() if math.isfinite(value)},
             why=why,
-            seed="rank2020",
+            paper="rank2020",
             remedies=remedies,
         )
     ]
@@ -97,7 +97,7 @@ def find_batch_too_small(reading: Reading, thresholds: Thresholds) -> list[Findi
             depth=worst.depth,
             evidence={"values_per_feature": float(values), "line": float(thresholds.growing_batch)},
             why=_why_small(values),
-            seed="meanfield2019",
+            paper="meanfield2019",
             remedies=(
                 "use a batch of 32 or more per device, or synchronized batch norm",
                 "sounding repair TARGET --method swap_normalization: layer norm does not depend on the batch",
@@ -121,7 +121,7 @@ def _one_sample(reading: Reading) -> Finding:
         depth=0,
         evidence={"samples": 1.0},
         why="One sample has no rank, cosine or alignment: only norms were judged (rank2020 needs two samples).",
-        seed="rank2020",
+        paper="rank2020",
         remedies=("check with a batch of 32 or more",),
     )
 

@@ -101,7 +101,7 @@ def find_rank_collapse(reading: Reading, thresholds: Thresholds) -> list[Finding
                 f"{_where(reading, order, unseen)}, under {collapse.line:.2g} of the signal lies "
                 f"outside one direction ({shares[-1]:.2g} at the last{known}): {_reason(reading, collapse)} (rank2020)."
             ),
-            seed="rank2020",
+            paper="rank2020",
             remedies=_remedies(reading, collapse),
         )
     ]
@@ -199,7 +199,7 @@ def find_gradient_alignment(reading: Reading, thresholds: Thresholds) -> list[Fi
                 )
                 + "directional gradient vanishing (rank2020)."
             ),
-            seed="rank2020",
+            paper="rank2020",
             remedies=collapse[0].remedies if collapse else _alike_remedies(reading),
         )
     ]

@@ -72,7 +72,7 @@ def _silenced(reading: Reading) -> Finding | None:
             f"{what} at {end.name!r}: the gradient is exactly zero for the weights of all {len(measured)} layers that "
             "have any, the end of a gradient that vanishes with depth (meanfield2019)."
         ),
-        seed="meanfield2019",
+        paper="meanfield2019",
         remedies=(
             "look for weights of zero, and for units that are zero for the whole batch",
             "sounding repair TARGET --method he: variance 2/fan_in for ReLU, where PyTorch's default is 1/(3 fan_in)",
@@ -95,7 +95,7 @@ def _finding(reading: Reading, change: Change, *, severity: Severity, thresholds
             if broken is not None
             else _why(change, within="beyond" if severity == "high" else "close to", thresholds=thresholds)
         ),
-        seed="meanfield2019",
+        paper="meanfield2019",
         remedies=_broken_remedies(broken) if broken is not None else _remedies(reading, explodes=change.explodes),
     )
 

@@ -40,7 +40,7 @@ def find_dead_units(reading: Reading, thresholds: Thresholds) -> list[Finding]:
                 f"{share:.0%} of the units are zero for every sample: they pass neither signal nor gradient, and the "
                 "rank of what follows is at most the number of live units (rank2020)."
             ),
-            seed="rank2020",
+            paper="rank2020",
             remedies=(
                 "lower the learning rate, or start from biases of zero",
                 "sounding repair TARGET --method add_batchnorm: each unit is then positive for some sample",
@@ -87,7 +87,7 @@ def find_saturation(reading: Reading, thresholds: Thresholds) -> list[Finding]:
                 f"{share:.0%} of the units sit where the activation is flat, so the gradient is multiplied by nearly "
                 f"zero there{together}; the gain that reaches the activation is too large (thesis2024, section 6.4)."
             ),
-            seed="thesis2024",
+            paper="thesis2024",
             remedies=(
                 "sounding repair TARGET --method shape_activations: smaller gains with depth",
                 "sounding repair TARGET --method haar: orthogonal weights of gain 1",
@@ -119,7 +119,7 @@ def find_non_finite(reading: Reading, thresholds: Thresholds) -> list[Finding]:
             depth=first.depth,
             evidence={"non_finite_fraction": share, "layers": float(len(bad))},
             why=f"{share:.2%} of the values at {first.name} are NaN or infinite, {consequence}.",
-            seed="meanfield2019",
+            paper="meanfield2019",
             remedies=_finite_remedies(first),
         )
     ]
@@ -141,7 +141,7 @@ def _non_finite_gradient(reading: Reading) -> list[Finding]:
                 f"The signal is finite, but the gradient at {broken[-1].name} is NaN or infinite; backwards, too, a "
                 "norm that grows by a constant factor per layer leaves the range of the format (meanfield2019)."
             ),
-            seed="meanfield2019",
+            paper="meanfield2019",
             remedies=_finite_remedies(broken[-1]),
         )
     ]
