@@ -153,7 +153,7 @@ class Grumpy:
         object.__setattr__(self, "held", held)
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("held", "__class__", "__dict__"):
+        if name == "held":
             return object.__getattribute__(self, name)
         raise RuntimeError(f"I have no {name}")
 

@@ -68,7 +68,8 @@ def walled(method: Callable[Concatenate[Owner, P], Result]) -> Callable[Concaten
         try:
             return method(self, *arguments, **keywords)
         except Exception as error:
-            self._fail(method.__name__, error, arguments)
+            with suppress(Exception):
+                self._fail(method.__name__, error, arguments)
             return None
 
     return guarded

@@ -231,10 +231,9 @@ class Window(Watched):
         """Name what was not measured: the call or the weight that a hook was about, else the input or the network."""
         subject = {"_begin": "input", "_take_input_gradient": "input"}.get(place, "network")
         for argument in arguments:
-            if isinstance(argument, Spec | Call):
-                subject = argument.name
-            elif isinstance(argument, str):
-                subject = argument
+            if type(argument) in (Spec, Call, str):  # what a module returned may refuse even isinstance
+                subject = argument if type(argument) is str else argument.name
+                break
         reason = self.wall.note_error(subject, error)
         last = self._passes[-1].calls[-1:] if self._passes else []
         for call in last:
