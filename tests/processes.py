@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.sharded_models import Halves, make_batch, make_halves, make_stack, make_stages, make_tokens, rows_of
+from tests.sharded_models import Again, Halves, make_batch, make_halves, make_stack, make_stages, make_tokens, rows_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -26,7 +26,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.functional import cross_entropy
 
 import sounding
-from sounding.errors import UsageError
+from sounding.errors import SoundingError, UsageError
 from sounding.probe import meeting
 from sounding.train.monitor import Monitor
 
@@ -152,6 +152,29 @@ def two_ways() -> Found:
     return {"check": rows_of(whole), "monitor": rows_of(monitor.report) if monitor.profiles else None}
 
 
+def variants() -> Found:
+    """Weights also replicated, weights that stay gathered, blocks that run twice, a pass that fails."""
+    inputs, targets = make_batch()
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicas", "shards"))
+    kept = shard(make_stack())
+    kept.set_reshard_after_backward(False)
+    cross_entropy(kept(inputs), targets).backward()
+    again = Again(make_stack())
+    shard(again.body)
+    broken = shard(make_stack())
+    handle = broken[2].register_forward_hook(_break)
+    refusal = _refusal(lambda: sounding.check(broken, inputs, targets))
+    handle.remove()
+    models = {"replicated": shard(make_stack(), mesh=mesh), "kept": kept, "again": fully_shard(again), "broken": broken}
+    return {name: rows_of(sounding.check(model, inputs, targets)) for name, model in models.items()} | {
+        "refusal": refusal
+    }
+
+
+def _break(*_: Any) -> None:
+    raise ValueError("the hook fails")
+
+
 def pipeline() -> Found:
     """A schedule with four micro-batches; every process holds a stage and measures it."""
     found: Found = {}
@@ -205,7 +228,7 @@ def _run_loose(schedule: Any) -> Found:
 def lonely() -> Found:
     """Only the first process measures: it says what it lacks, and nobody waits for ever."""
     meeting.ARRIVAL = 1.0
-    model = shard(make_stack())
+    model, halves = shard(make_stack()), cut(make_halves())
     inputs, targets = make_batch()
     found: Found = {}
     if dist.get_rank() == 0:
@@ -217,8 +240,13 @@ def lonely() -> Found:
             cross_entropy(model(inputs), targets).backward()
             monitor.step()
         found |= {"watch": rows_of(watched.report), "monitor": rows_of(monitor.report)}
+        with Monitor(halves) as parallel:
+            cross_entropy(halves(inputs), targets).backward()
+            parallel.step()
+        found["parallel"] = rows_of(parallel.report)
     else:
         cross_entropy(model(inputs), targets).backward()
+        cross_entropy(halves(inputs), targets).backward()
     meeting.ARRIVAL = 60.0
     found["after"] = rows_of(sounding.check(model, inputs, targets, tier="fast"))
     return found
@@ -260,7 +288,7 @@ def flat() -> Found:
 def _refusal(attempt: Callable[[], object]) -> str:
     try:
         attempt()
-    except UsageError as error:
+    except SoundingError as error:
         return str(error)
     return ""
 
@@ -276,6 +304,7 @@ SCENES = {
         tensor_parallel_watch,
         tensor_parallel_monitor,
         two_ways,
+        variants,
         pipeline,
         loose_stages,
         lonely,

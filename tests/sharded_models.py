@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 
 from sounding.probe.records import Report
 
@@ -67,6 +68,17 @@ def make_tokens() -> tuple[Tokens, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     tokens, targets = (torch.randint(0, 12, (6, 4), generator=generator) for _ in range(2))
     return Tokens(), tokens, targets
+
+
+class Again(nn.Module):
+    """A body whose activations are computed again in the backward pass."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self.body, x, use_reentrant=True)
 
 
 def make_halves() -> Halves:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sharded_models import make_batch, make_halves, make_stack, make_stages, make_tokens, rows_of
+from tests.sharded_models import Again, make_batch, make_halves, make_stack, make_stages, make_tokens, rows_of
 from tests.tolerance import TOLERANCE
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -29,7 +29,7 @@ SCENES = {
     2: "fully_sharded_check fully_sharded_watch fully_sharded_monitor tensor_parallel_check tensor_parallel_watch "
     "tensor_parallel_monitor transformer pipeline loose_stages lonely flat",
     4: "fully_sharded_check fully_sharded_monitor tensor_parallel_check tensor_parallel_monitor transformer two_ways "
-    "pipeline",
+    "variants pipeline",
 }
 PATIENCE = 240.0  # seconds for all scenes on a machine that computes something else too; alone they take 20
 _found: dict[int, list[dict[str, Any]]] = {}
@@ -189,6 +189,19 @@ def test_weights_cut_and_sharded(world: int, scenes: list[dict[str, Any]]) -> No
     same_rows(scenes[0]["two_ways"]["monitor"], one_step(make_halves()), only="weight_gradient_log_norm")
 
 
+@pytest.mark.parametrize("world", [pytest.param(4, marks=pytest.mark.slow)])
+def test_weights_replicated_kept_gathered_run_twice_and_after_an_error(
+    world: int, scenes: list[dict[str, Any]]
+) -> None:
+    plain = rows_of(sounding.check(make_stack(), *make_batch()))
+    again = rows_of(sounding.check(Again(make_stack()), *make_batch()))
+    for scene in (item["variants"] for item in scenes):
+        for name in ("replicated", "kept", "broken"):
+            same_rows(scene[name], plain)
+        same_rows(scene["again"], again)
+        assert "the hook fails" in scene["refusal"]
+
+
 @pytest.mark.parametrize("world", WORLDS)
 def test_stages_of_a_pipeline(world: int, scenes: list[dict[str, Any]]) -> None:
     """Each process reports its stage after the schedule has scaled the gradients: those of the whole batch."""
@@ -227,6 +240,9 @@ def test_one_process_alone_neither_waits_nor_guesses(world: int, scenes: list[di
     for scene in (first["watch"], first["monitor"]):
         assert "did not measure at the same time" in scene["unmeasured"]["0.weight"]
         assert not any("weight_gradient" in key for key in scene["rows"])
+    assert "did not measure at the same time" in first["parallel"]["unmeasured"]["blocks.0.act"]
+    assert not any(".act " in key for key in first["parallel"]["rows"])
+    assert any("head.weight " in key for key in first["parallel"]["rows"])
     expected = rows_of(sounding.check(make_stack(), *make_batch(), tier="fast"))
     for scene in (first["after"], other["after"]):
         same_rows(scene, expected)

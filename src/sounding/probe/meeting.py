@@ -23,6 +23,7 @@ ARRIVAL = 60.0  # seconds for the others to call `check`: they may load a checkp
 PAUSE = 0.002  # seconds between two looks at the store: short beside a step that is measured
 ALONE = "the other processes did not measure at the same time, so their parts are missing"
 LATE = f"the other processes did not finish within {PATIENCE:g} s, so their parts are missing"
+ENDED = "the measurement ended by an error"
 NO_STORE = "the processes share no store to put their parts together"
 _met: Counter[str] = Counter()  # how often this process met the others under a name; nothing else tells rounds apart
 
@@ -46,6 +47,7 @@ class Meeting:
         """Let the others know that this process measures."""
         try:
             if self._store is not None:
+                self._store.delete_key(f"{self._key}/said/{self.rank}")  # of a round that ended by an error
                 self._store.set(f"{self._key}/here/{self.rank}", "1")
         except RuntimeError:  # a store that is gone: `exchange` says so
             self._store = None
@@ -84,21 +86,25 @@ class Meeting:
 
     def _exchange(self, store: Any, message: Message, *, wait: bool) -> dict[int, Message] | str:
         store.set(f"{self._key}/said/{self.rank}", _pack(message))
-        if not wait:
-            return ALONE
         if not store.check([f"{self._key}/here/{rank}" for rank in self.ranks]):
             self._withdraw([self.rank])
             return ALONE
+        if not wait:
+            self._count()
+            return ENDED
         said = {rank: f"{self._key}/said/{rank}" for rank in self.ranks}
         if not self._wait(list(said.values()), PATIENCE):
             self._withdraw([self.rank])  # who comes later must not take this message for one of another round
             return LATE
         found = {rank: _unpack(store.get(key)) for rank, key in said.items()}
-        if self._counts:
-            _met[self._name] += 1
+        self._count()
         if store.add(f"{self._key}/read", 1) == len(self.ranks):  # the last reader clears up
             self._withdraw(self.ranks)
         return found
+
+    def _count(self) -> None:
+        if self._counts:
+            _met[self._name] += 1
 
     def _wait(self, keys: list[str], seconds: float) -> bool:
         """Whether the keys appear in time. Looking again and again leaves the store to torch's own threads meanwhile,
