@@ -24,6 +24,8 @@ from sounding.profile import Profile
 from sounding.train import History, Recipe, train_
 
 ABSURD = [
+    ("check", "mlp,depth=2", "--repeats", "1000000000000"),
+    ("repair", "mlp,depth=2", "--method", "raise_rank", "--set", "steps=1000000000000"),
     ("check", "mlp,depth=1000000000"),
     ("check", "mlp,width=1000000"),
     ("check", "transformer,depth=1000000000"),
@@ -120,6 +122,7 @@ def crafted(path: Path, kind: str) -> Path:
             "objects": header((3,), "|O") + b"\x80\x04N.",
             "text": b"inputs",
             "negative": header((-5, 4)),
+            "unclosed": b"\x93NUMPY\x01\x00\x10\x00{{{{{{{{{{{{{{{{",
         }
         archive.writestr("inputs.npy", content.get(kind, header((8, 64)) + bytes(8 * 64 * 4)))
     if kind == "truncated":
@@ -136,7 +139,19 @@ def crafted(path: Path, kind: str) -> Path:
     return path
 
 
-KINDS = ("huge", "longer", "endless", "no header", "objects", "text", "negative", "truncated", "encrypted", "method")
+KINDS = (
+    "huge",
+    "longer",
+    "endless",
+    "no header",
+    "objects",
+    "text",
+    "negative",
+    "unclosed",
+    "truncated",
+    "encrypted",
+    "method",
+)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -192,6 +207,38 @@ def test_a_checkpoint_with_the_right_sum_and_the_wrong_content_is_refused(missin
         (tmp_path / "crafted").write_bytes(MAGIC + hashlib.sha256(payload).digest() + payload)
         with pytest.raises((DataError, UsageError)):
             train_(make_mlp(0), make_data(), generator=seeded(), **{**options, "checkpoint": tmp_path / "crafted"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("check", "mlp,depth=2", "--seed", str(10**30)), ExitCode.USAGE),
+        (("train", "--seeds", f"3,{10**30}"), ExitCode.USAGE),
+        (("train", "--data-seed", str(10**30)), ExitCode.USAGE),
+        (("predict", "gram", "-a", "relu", "-b", "4", "-c", "0.5", "--seed", "-1"), ExitCode.USAGE),
+        (("predict", "batchnorm", "-a", "relu", "-b", "1e300"), ExitCode.NUMERICAL),
+        (("train", "--checkpoint", "x" * 300, "--epochs", "1"), ExitCode.USAGE),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_numbers_and_names_out_of_range_end_in_a_sentence(
+    arguments: tuple[str, ...],
+    code: ExitCode,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found, _, err = run(arguments, capsys)
+    assert found == code, err
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    import os
+
+    os.mkfifo(tmp_path / "pipe.npz")
+    with pytest.raises(UsageError, match="no regular file"):
+        load_batch(tmp_path / "pipe.npz")
 
 
 def test_control_bytes_become_visible() -> None:

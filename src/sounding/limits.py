@@ -111,9 +111,12 @@ def require_arrays(stream: IO[bytes], path: Path) -> None:
 def _require_length(stream: IO[bytes], length: int, what: str) -> None:
     import numpy as np
 
-    version = np.lib.format.read_magic(stream)
-    read: Any = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(stream)
+    try:
+        version = np.lib.format.read_magic(stream)
+        read: Any = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(stream)
+    except Exception as error:  # numpy hands the header to Python's own parser, which has errors of many kinds
+        raise ValueError(f"{what} has no header of numpy") from error
     needed = math.prod(shape) * dtype.itemsize
     require_memory(needed, what=f"an array of shape {shape}, as {what} says,")
     if not dtype.hasobject and stream.tell() + needed != length:

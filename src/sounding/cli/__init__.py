@@ -21,7 +21,7 @@ import click
 
 from sounding import __version__
 from sounding.cli.output import say
-from sounding.errors import DataError, ExitCode, SoundingError
+from sounding.errors import DataError, ExitCode, NumericalError, SoundingError
 
 COMMANDS = {
     "check": ("sounding.cli.check:check", "Measure a network: does signal survive its depth, where does it die, why?"),
@@ -160,6 +160,8 @@ def _explain(error: Exception) -> SoundingError | None:
         where = f" ({error.filename})" if error.filename else ""
         hint = "making room on the disk, then the same command again" if error.errno in NO_ROOM else None
         return DataError(f"the system refused: {error.strerror or error}{where}", hint=hint)
+    if isinstance(error, OverflowError):
+        return NumericalError(f"a number left the range of float64 ({error})", hint="less extreme values")
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error):
         told = str(error).partition("\n")[0]
         return DataError(f"the memory of this machine does not suffice ({told or 'no more can be had'})",

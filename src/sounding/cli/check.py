@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.output import console, despite_a_closed_pipe, print_json, require_writable, working
+from sounding.cli.output import SEED, console, despite_a_closed_pipe, print_json, require_writable, working
 from sounding.errors import ExitCode, InterruptedRun, UsageError, require_device
+from sounding.limits import require_time
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from sounding.cli.inputs import Choice
     from sounding.probe.records import Report
 
+LEAST_REPEAT = 1e-3  # seconds that measuring a batch takes at the least
 EXAMPLE_INPUT = 64
 EXAMPLE_DEPTH = 64
 EXAMPLE_WIDTH = 128
@@ -75,7 +77,7 @@ class Subject:
 @click.option("--loss", metavar="NAME", help="cross_entropy, mse, random, or file.py:name [default: by the targets].")
 @click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Batches to average over.")
 @click.option("--device", metavar="NAME", help="cpu, cuda, cuda:1, mps, ... [default: where the network is].")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the weights a callable draws, and the batch.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the weights a callable draws, and the batch.")
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write an interactive report, one file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; prose goes to stderr.")
 @click.option("--quiet", "-q", is_flag=True, help="Only the verdict.")
@@ -105,6 +107,7 @@ def check(
     3 numerical failure, 4 not known (too little could be measured to say),
     130 interrupted (what was measured is kept).
     """
+    require_time(LEAST_REPEAT * repeats, what=f"{repeats} repeats")
     if html is not None:
         require_writable(html)
     if target is None and input_shape is None:

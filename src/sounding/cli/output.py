@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+SEED = click.IntRange(-(2**63), 2**63 - 1)  # what a generator of torch takes
 CONTROLS = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
 
 

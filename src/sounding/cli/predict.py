@@ -129,7 +129,9 @@ def critical(activation: str, bias_std: float, as_json: bool, plot: Path | None)
     help="Where no quick method applies: double integrals (auto: up to 300 of them, 75 with eps), or Monte Carlo.",
 )
 @click.option("--samples", type=int, default=200_000, show_default=True, help="Batches that a sampled step draws.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Where an expectation is sampled.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Where an expectation is sampled."
+)
 @presented
 def gram(
     activation: str,

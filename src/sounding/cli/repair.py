@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.check import choose_device, choose_loss, parse_shape
-from sounding.cli.output import console, print_json, require_writable, working
+from sounding.cli.check import LEAST_REPEAT, choose_device, choose_loss, parse_shape
+from sounding.cli.output import SEED, console, print_json, require_writable, working
 from sounding.cli.weights import require_weights_path, write_weights
 from sounding.errors import ExitCode, UsageError
+from sounding.limits import require_time
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +73,7 @@ class Repaired:
 @click.option("--loss", metavar="NAME", help="cross_entropy, mse, random, or file.py:name [default: by the targets].")
 @click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Batches for the evidence.")
 @click.option("--device", metavar="NAME", help="cpu, cuda, cuda:1, mps, ... [default: where the network is].")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the weights drawn, and the batch.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the weights drawn, and the batch.")
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a before/after report, one file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; prose goes to stderr.")
 @click.option("--quiet", "-q", is_flag=True, help="Only the verdict.")
@@ -110,11 +111,16 @@ def repair(
             f"expected --out with weights to write, got --out {out} with --dry-run, which changes and writes none",
             hint="one of the two",
         )
+    require_time(LEAST_REPEAT * repeats, what=f"{repeats} repeats")
     if html is not None:
         require_writable(html)
     if out is not None:
         require_weights_path(out)
     chosen = Settings(data, input_shape, batch_size, loss, repeats, device, seed, parse_options(settings, method))
+    steps = max(
+        (int(given["steps"]) for given in chosen.options.values() if isinstance(given.get("steps"), int)), default=0
+    )
+    require_time(LEAST_REPEAT * steps, what=f"a cure of {steps} steps")
     with working("loading", quiet=quiet) as tell:
         repaired = _repair(target, method, chosen, tell)
     plan = repaired.plan

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.output import console, print_json, require_writable, say
+from sounding.cli.output import SEED, console, print_json, require_writable, say
 from sounding.cli.settings import parse_numbers
 from sounding.cli.training import curves_of, print_history
 from sounding.errors import DataError, ExitCode, InterruptedRun, UsageError, require_device
@@ -56,7 +56,7 @@ ONE_VALUE = ("depth", "width", "activation", "norm", "gain_exponent")
 @click.option("--statistics", default="running", show_default=True, help="Of batch norm at evaluation: running, batch.")
 @click.option("--measure-at", metavar="S,..", help="Steps after which every run is measured over depth.")
 @click.option("--choose-by", default="train_loss", show_default=True, help="How the best rate of a group is chosen.")
-@click.option("--data-seed", type=int, default=0, show_default=True, help="Of the order of the samples.")
+@click.option("--data-seed", type=SEED, default=0, show_default=True, help="Of the order of the samples.")
 @click.option("--own-orders", is_flag=True, help="An order of the samples for every seed, as if trained alone.")
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:1.")
 @click.option(

@@ -110,6 +110,8 @@ def _labelled(
 
 
 def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UsageError(f"expected a .npz file, got {path}, which is no regular file")  # a pipe would be waited for
     try:
         # opened here: numpy leaves its own handle open when the archive is broken
         with path.open("rb") as stream:

@@ -93,6 +93,8 @@ def make_grid(
     require_memory(LAYER_BYTES * runs, what=f"a grid of {runs} networks")
     chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     axes = {name: list(values) for name, values in (vary or {}).items()}
+    if any(not -(2**63) <= seed < 2**63 for seed in chosen):
+        raise UsageError(f"seeds must be whole numbers of 64 bits, got {max(chosen, key=abs)}", hint="0, 1, 2")
     if not rates or not chosen or not all(axes.values()):
         raise UsageError("expected at least one seed, one learning rate and one value of each option that varies")
     clash = set(axes) & set(options)
