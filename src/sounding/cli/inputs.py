@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from sounding.data import Batch, Dataset, load_batch, load_dataset
 from sounding.data.catalogue import CATALOGUE
 from sounding.errors import UsageError
 from sounding.limits import require_memory
+from sounding.probe.state import materializable, preserve, set_mode
 
 SEQUENCE = 16
 IMAGE_SIDES = (32, 28, 8, 16, 48, 64, 96, 128, 224)
@@ -199,8 +199,7 @@ def _try(model: nn.Module, batch: Batch, axis: int) -> tuple[str | None, float]:
 
     hooks = [module.register_forward_hook(add) for module in model.modules()]
     try:
-        with calling("the network"), _undisturbed(model):
-            model(batch.inputs.narrow(axis, 0, count))
+        _answer(model, batch, axis)
     except Exception as error:
         return in_words(error.__cause__ or error), 0.0
     finally:
@@ -209,23 +208,17 @@ def _try(model: nn.Module, batch: Batch, axis: int) -> tuple[str | None, float]:
     return None, values / count
 
 
-@contextlib.contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; modes and RNG state as before afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        with torch.random.fork_rng(), torch.no_grad():
-            model.eval()
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
+def _answer(model: nn.Module, batch: Batch, axis: int) -> object:
+    """What the model makes of two samples in evaluation mode; it and the random states are as before afterwards."""
+    tried = materializable(model)
+    with calling("the network"), preserve(tried), torch.no_grad():
+        set_mode(tried, "eval", dropout=True)
+        return tried(batch.inputs.narrow(axis, 0, min(2, batch.inputs.shape[axis])))
 
 
 def _has_classes(model: nn.Module, batch: Batch, axis: int) -> bool:
     """A network with fewer outputs than there are labels is measured without them."""
-    with calling("the network"), _undisturbed(model):
-        output = model(batch.inputs.narrow(axis, 0, min(2, batch.inputs.shape[axis])))
+    output = _answer(model, batch, axis)
     return isinstance(output, torch.Tensor) and output.ndim == 2 and output.shape[1] >= (batch.classes or 0)
 
 

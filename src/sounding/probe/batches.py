@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sounding.errors import TargetError, UsageError
-from sounding.probe.outputs import tensors_in
+from sounding.probe.outputs import leading_tensor, tensors_in
 from sounding.probe.parts import is_distributed
 
 
@@ -28,33 +28,50 @@ class Batch:
         return [tensor for _, tensor in tensors_in((self.arguments, dict(self.keywords)))]
 
     def size(self, axis: int = 0) -> int | None:
-        """The number of samples: of the first floating-point tensor, else of the first one."""
-        tensors = [tensor for tensor in self.tensors() if tensor.dim() > 0]
-        first = next((tensor for tensor in tensors if tensor.is_floating_point()), tensors[0] if tensors else None)
+        """The number of samples: of the tensor that speaks for them."""
+        first = leading_tensor(self.tensors())
         return None if first is None else int(first.shape[axis if axis < first.dim() else 0])
 
-    def prepare(self) -> tuple[tuple[Any, ...], dict[str, Any], list[Tensor]]:
+    def prepare(self, *, plain: bool = False) -> tuple[tuple[Any, ...], dict[str, Any], list[Tensor]]:
         """Copies to send through the model, floating-point ones asking for a gradient, and the leaves that get it.
 
         The gradient reaches the outputs of layers before the first trainable weight this way. What the model receives
-        is no leaf, so it may work in place, and no part of the caller's tensors.
+        is no leaf, so it may work in place, and no part of the caller's tensors. With `plain` it receives leaves that
+        ask for nothing, which it may turn into numpy arrays and ask for gradients itself.
         """
         leaves: list[Tensor] = []
 
         def ready(value: Any) -> Any:
             if isinstance(value, Tensor):
-                if not value.is_floating_point() or value.layout is not torch.strided:
+                if plain or not value.is_floating_point() or value.layout is not torch.strided:
                     return value.detach().clone()
                 leaf = value.detach().clone().requires_grad_()
                 leaves.append(leaf)
                 return leaf.clone()
-            if isinstance(value, Mapping):
-                return type(value)({key: ready(item) for key, item in value.items()}) if type(value) is dict else value
+            if type(value) is dict:
+                return {key: ready(item) for key, item in value.items()}
             if type(value) in (tuple, list):
                 return type(value)(ready(item) for item in value)
             return value
 
         return tuple(ready(item) for item in self.arguments), {k: ready(v) for k, v in self.keywords.items()}, leaves
+
+    def uncopied(self) -> list[tuple[str, Any]]:
+        """What the model and the loss receive as it is, by name: caches and other objects, and the targets."""
+        found: list[tuple[str, Any]] = [("targets", self.targets)]
+
+        def look(name: str, value: Any) -> None:
+            if type(value) is dict:
+                for key, item in value.items():
+                    look(f"{name}.{key}", item)
+            elif type(value) in (tuple, list):
+                for index, item in enumerate(value):
+                    look(f"{name}.{index}", item)
+            elif not isinstance(value, Tensor):
+                found.append((name, value))
+
+        look("inputs", self.arguments or dict(self.keywords))
+        return found
 
 
 def batches_of(inputs: Any, targets: Any, repeats: int, *, batch_axis: int | None) -> Iterator[Batch]:
@@ -109,13 +126,32 @@ def check_batch(batch: Batch) -> None:
             raise UsageError("expected inputs as dense arrays, got a nested tensor", hint="to_padded_tensor(0.0)")
         if tensor.dim() > 0 and tensor.shape[0] == 0:
             raise UsageError(f"expected at least one sample, got an empty batch of shape {tuple(tensor.shape)}")
-        if tensor.is_floating_point() and tensor.device.type != "meta":
-            bad = int((~torch.isfinite(tensor)).sum())
-            if bad:
-                raise UsageError(
-                    f"expected finite inputs, got {bad} NaN or infinite values of {tensor.numel()}",
-                    hint="cleaning the data first",
-                )
+    check_finite(batch.tensors())
+
+
+def check_finite(tensors: Sequence[Tensor]) -> None:
+    """Refuse NaN and infinity in floating-point inputs; −∞ is allowed beside other inputs, where it is a mask."""
+    for tensor in tensors:
+        if not tensor.is_floating_point() or tensor.is_meta:
+            continue
+        values = _stored(tensor)
+        fine = torch.isfinite(values)
+        if len(tensors) > 1:
+            fine |= torch.isneginf(values)
+        bad = int((~fine).sum())
+        if bad:
+            raise UsageError(
+                f"expected finite inputs, got {bad} NaN or infinite values of {tensor.numel()}",
+                hint="cleaning the data first",
+            )
+
+
+def _stored(tensor: Tensor) -> Tensor:
+    """The values of a tensor that are stored one by one: all of a dense one, the entries of a sparse one."""
+    tensor = tensor.detach()
+    if tensor.layout is torch.strided:
+        return tensor
+    return tensor.coalesce().values() if tensor.is_sparse else tensor.values()
 
 
 def _fresh(inputs: Any, targets: Any, repeats: int) -> Iterator[Batch]:
@@ -164,6 +200,9 @@ def _dims(item: Any) -> int:
 def _cut(item: Any, part: slice, size: int, axis: int) -> Any:
     """The samples of one repeat; what is not about samples (a mask over positions, a number) stays whole."""
     if isinstance(item, Tensor) and axis < item.dim() and item.shape[axis] == size:
+        if item.layout is not torch.strided:
+            chosen = torch.arange(size, device=item.device)[part]
+            return item.to_sparse(layout=torch.sparse_coo).index_select(axis, chosen).to_sparse(layout=item.layout)
         return item[part] if axis == 0 else item[(slice(None),) * axis + (part,)]
     if isinstance(item, dict):
         return {key: _cut(value, part, size, axis) for key, value in item.items()}

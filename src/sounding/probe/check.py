@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from sounding.errors import InterruptedRun, SoundingError, TargetError, UsageError
 from sounding.probe.batches import Batch, batches_of
-from sounding.probe.calls import Pass, named_modules, named_parameters
+from sounding.probe.calls import ROOT, Pass, named_modules, named_parameters
 from sounding.probe.environment import describe_environment
 from sounding.probe.gathered import resharded
 from sounding.probe.gradients import log_norm, muted, needs_accumulation
@@ -18,9 +19,21 @@ from sounding.probe.hooks import claim
 from sounding.probe.losses import Loss, evaluate_loss, loss_name
 from sounding.probe.meeting import Meeting
 from sounding.probe.moments import Tier
-from sounding.probe.records import Report
+from sounding.probe.records import Report, Unmeasured
 from sounding.probe.sharded import find_shards
-from sounding.probe.state import MODES, Mode, all_modules, all_tensors, materializable, preserve, set_mode, unwrap
+from sounding.probe.snapshot import Snapshot
+from sounding.probe.state import (
+    MODES,
+    Mode,
+    all_modules,
+    all_tensors,
+    materializable,
+    preserve,
+    set_mode,
+    thaw,
+    untouched,
+    unwrap,
+)
 from sounding.probe.table import list_unmeasured
 from sounding.probe.watch import Watched
 
@@ -87,6 +100,7 @@ def check(
     root = materializable(unwrap(model))
     batches = batches_of(inputs, targets, repeats, batch_axis=batch_axis)
     settings: dict[str, Any] = {"mode": mode, "loss": "random", "dropout": dropout}
+    left: dict[tuple[str, str], None] = {}
     shards = find_shards(root)
     if shards is not None:
         seed = (generator or torch.default_generator).initial_seed()
@@ -95,21 +109,43 @@ def check(
             generator = torch.Generator().manual_seed(seed)
     modules = all_modules(root)
     claimed = claim([*modules, *all_tensors(modules)[0]])
-    with torch.inference_mode(False), torch.enable_grad(), resharded(root), preserve(root), resharded(root), claimed:
-        set_mode(root, mode, dropout=dropout)
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        resharded(root),
+        preserve(root) as kept,
+        resharded(root),
+        claimed,
+    ):
+        _make_ready(root, mode, dropout=dropout)
         watched = _Checked(
             root, tier=tier, only=only, types=types, samples=samples, batch_axis=batch_axis, source="check"
         )
         try:
             for done, batch in enumerate(batches, start=1):
                 settings["loss"] = loss_name(loss, batch.targets)
-                watched.run(batch, loss=loss, generator=generator)
+                with untouched(batch.uncopied()) as beside:
+
+                    def rewind(beside: Snapshot = beside) -> None:
+                        kept.restore()
+                        beside.restore()
+                        _make_ready(root, mode, dropout=dropout)
+
+                    watched.run(batch, loss=loss, generator=generator, rewind=rewind)
+                left |= dict.fromkeys(beside.left)
                 if progress is not None:
                     progress(done, repeats)
         except KeyboardInterrupt as stop:
             partial = watched.finish(settings | {"partial": True})
             raise InterruptedRun("interrupted; what was measured so far is kept", partial=partial) from stop
-        return watched.finish(settings)
+        report = watched.finish(settings)
+    named = tuple(Unmeasured(name or ROOT, reason) for name, reason in {**dict.fromkeys(kept.left), **left})
+    return replace(report, unmeasured=report.unmeasured + named)
+
+
+def _make_ready(root: nn.Module, mode: Mode, *, dropout: bool) -> None:
+    thaw(root)
+    set_mode(root, mode, dropout=dropout)
 
 
 class _Checked(Watched):
@@ -119,18 +155,50 @@ class _Checked(Watched):
         super().__init__(root, **options)
         self._seeding = True
         self._gathers = self._shards is not None and self._shards.gathered
+        self._plain_inputs = self._in_loss = False
 
-    def run(self, batch: Batch, *, loss: str | Loss | None, generator: torch.Generator | None) -> None:
-        """One forward and one backward pass."""
-        arguments, keywords, leaves = batch.prepare()
+    def run(
+        self,
+        batch: Batch,
+        *,
+        loss: str | Loss | None,
+        generator: torch.Generator | None,
+        rewind: Callable[[], None],
+    ) -> None:
+        """One forward and one backward pass.
+
+        A model that fails is run again, from the state it was in, on plain leaves: it may call `x.numpy()` or set
+        `x.requires_grad`, which tensors that ask for a gradient refuse. If it fails again, it does so in a run like its
+        user's, and that failure counts.
+        """
+        before = len(self._passes)
+        try:
+            self._pass(batch, loss=loss, generator=generator)
+        except TargetError:
+            if self._plain_inputs or self._in_loss:
+                raise
+            del self._passes[before:]
+            rewind()
+            self._plain_inputs = True
+        else:
+            return
+        self._pass(batch, loss=loss, generator=generator)
+
+    def _pass(self, batch: Batch, *, loss: str | Loss | None, generator: torch.Generator | None) -> None:
+        arguments, keywords, leaves = batch.prepare(plain=self._plain_inputs)
         self._seeds = []
         with self:
             output = _call(self._root, arguments, keywords, batch)
+            self._in_loss = True
             scalar = evaluate_loss(output, batch.targets, loss=loss, generator=generator)
+            self._in_loss = False
             del output
             one = self._passes[-1] if self._passes else Pass(self._tier)
             one.weights |= self._backward(scalar, leaves)
         self._seeds = []
+
+    def _seed(self, tensor: Tensor, output: Any) -> Tensor | None:
+        return None if self._plain_inputs else super()._seed(tensor, output)
 
     def finish(self, settings: Mapping[str, Any]) -> Report:
         """The report of the passes run."""

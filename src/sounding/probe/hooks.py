@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import CodeType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+_call: Any = nn.Module._call_impl
+_slow: Any = nn.Module._slow_forward
+# The code from which torch calls `forward` once it has seen to the hooks; any other caller goes past the hooks.
+CALLERS = {
+    _call.__code__,
+    _slow.__code__,
+    *(c for c in _call.__code__.co_consts if isinstance(c, CodeType)),
+}
 Hook = Callable[..., Any]
 _claims: Counter[int] = Counter()  # modules and weights that a check runs on, by identity
 PLAIN = (Tensor, nn.Parameter)  # subclasses may store their hooks elsewhere
@@ -45,12 +56,21 @@ class Hooks:
         self._number = RemovableHandle(OrderedDict()).id
         self._stores: list[dict[int, Any]] = []
         self._handles: list[RemovableHandle] = []
+        self._forwards: list[Forward] = []
 
     def on_call(self, module: nn.Module, hook: Hook) -> None:
         """Call it after the module's forward method; scripted modules refuse torch's method, and still run the hook."""
         store: dict[int, Any] = module._forward_hooks
         store[self._number] = hook
         self._stores.append(store)
+
+    def on_forward(self, module: nn.Module, hook: Hook, *, before: Hook | None = None) -> None:
+        """Call `hook(args, output)` when someone calls the module's forward method past its hooks.
+
+        `before(args, kwargs)` is called first. What the hook returns, if anything, stands for the output.
+        """
+        if not isinstance(module, torch.jit.ScriptModule):
+            self._forwards.append(Forward(module, hook, before))
 
     def on_weight(self, weight: Tensor, hook: Hook) -> None:
         """Call it with the gradient of a tensor where gradients end."""
@@ -81,4 +101,77 @@ class Hooks:
             store.pop(self._number, None)
         for handle in self._handles:
             handle.remove()
-        self._stores, self._handles = [], []
+        for forward in reversed(self._forwards):
+            forward.remove()
+        self._stores, self._handles, self._forwards = [], [], []
+
+
+class Listener:
+    """A hook that does nothing in a copy of what it hangs on, in memory or on disk: a copy has nothing to report."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Hook) -> None:
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._call(*arguments)
+
+    def __reduce__(self) -> Any:
+        return _itself, (_rest,)
+
+
+class Forward:
+    """A module's forward method for the time of a watch: the method itself, and a hook for calls that pass hooks by.
+
+    A copy of the module, in memory or on disk, gets the method alone.
+    """
+
+    __slots__ = ("_before", "_hook", "_module", "_own", "_plain")
+
+    def __init__(self, module: nn.Module, hook: Hook, before: Hook | None) -> None:
+        self._module, self._hook, self._before = module, hook, before
+        self._own = "forward" in vars(module)
+        self._plain: Any = module.forward
+        vars(module)["forward"] = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(args, kwargs, direct=sys._getframe(1).f_code not in CALLERS)
+
+    def __reduce__(self) -> Any:
+        # The copy has no attributes yet when this is looked up in it, so that its class answers.
+        return (_itself, (self._plain,)) if self._own else (getattr, (self._module, "forward"))
+
+    def remove(self) -> None:
+        """Take it off, also from under that of another watch."""
+        attributes = vars(self._module)
+        above = attributes.get("forward")
+        if above is self:
+            if self._own:
+                attributes["forward"] = self._plain
+            else:
+                del attributes["forward"]
+            return
+        while isinstance(above, Forward):
+            if above._plain is self:
+                above._plain, above._own = self._plain, self._own
+                return
+            above = above._plain
+
+    def _run(self, args: Any, kwargs: Any, *, direct: bool) -> Any:
+        if direct and self._before is not None:
+            self._before(args, kwargs)
+        plain = self._plain
+        output = plain._run(args, kwargs, direct=direct) if isinstance(plain, Forward) else plain(*args, **kwargs)
+        if not direct:
+            return output
+        replaced = self._hook(args, output)
+        return output if replaced is None else replaced
+
+
+def _rest(*_: Any) -> None:
+    """What stands in a copy where a hook stood."""
+
+
+def _itself(value: Any) -> Any:
+    return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -48,6 +48,27 @@ def answer_tensor(value: Any) -> Tensor | None:
         if isinstance(item, Tensor) and not isinstance(value, Tensor):
             return item
     return main_tensor(value)
+
+
+def leading_tensor(tensors: Iterable[Tensor]) -> Tensor | None:
+    """The tensor of a model's inputs that speaks for the samples: the first floating-point one that is no mask.
+
+    Where there is none it is the first one that is no mask, such as tokens, else the first one.
+    """
+    found = [tensor for tensor in tensors if tensor.dim() > 0]
+    if len(found) > 1:
+        found = [tensor for tensor in found if not is_mask(tensor)] or found
+    return next((tensor for tensor in found if tensor.is_floating_point()), found[0] if found else None)
+
+
+def is_mask(tensor: Tensor) -> bool:
+    """Whether a tensor says by −∞ where attention must not look."""
+    if not tensor.is_floating_point() or tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested:
+        return False
+    try:
+        return bool(torch.isneginf(tensor.detach()).any())
+    except RuntimeError:  # inside vmap there is no single answer
+        return False
 
 
 def why_unmeasurable(tensor: Tensor) -> str | None:

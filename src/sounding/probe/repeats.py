@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor
 
 from sounding.probe.outputs import sample_axis
@@ -14,14 +15,13 @@ def repeated_fraction(inputs: Iterable[Tensor], batch_size: int, *, first: int =
 
     Tensors without an axis of the batch's size (a mask, a constant) are the same for all samples and have no say.
 
-    >>> import torch
     >>> repeated_fraction([torch.tensor([[1, 2], [3, 4], [1, 2], [1, 2]])], 4)
     0.5
     """
     keys: list[list[bytes]] = [[] for _ in range(batch_size)]
     for tensor in inputs:
         axis = sample_axis(tensor, batch_size, first=first)
-        if axis is None or tensor.is_nested or tensor.device.type == "meta":
+        if axis is None or tensor.is_nested or tensor.is_meta or tensor.layout is not torch.strided:
             continue
         rows = tensor.detach().movedim(axis, 0).reshape(batch_size, -1)
         values = (rows.float() if rows.is_floating_point() else rows).cpu().numpy()

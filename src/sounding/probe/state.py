@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
+from sounding.probe.snapshot import Snapshot
+
 Mode = Literal["train", "eval", "keep"]
 MODES: tuple[Mode, ...] = ("train", "eval", "keep")
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -24,22 +26,24 @@ PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 @contextmanager
-def preserve(model: nn.Module) -> Iterator[None]:
-    """On leaving, all as before: modes, buffers, gradients and plain attributes of the model, and the random states."""
-    modules = all_modules(model)
-    with ExitStack() as stack:
-        stack.enter_context(_random_states())
-        stack.callback(_restore_modules, [(vars(module), dict(vars(module)), _stores(module)) for module in modules])
-        parameters, buffers = all_tensors(modules)
-        for buffer in buffers:
-            if not is_lazy(buffer):
-                stack.callback(_restore_values, buffer, buffer.detach().clone())
-        gradients = [(parameter, parameter.grad, parameter.requires_grad) for parameter in parameters]
-        stack.callback(_restore_gradients, gradients)
-        for parameter, gradient, _ in gradients:
-            if gradient is not None:
-                parameter.grad = None
-        yield
+def preserve(model: nn.Module) -> Iterator[Snapshot]:
+    """On leaving, the model, all that hangs on it and the random states are as before; `.grad` is None meanwhile.
+
+    The snapshot that is given names in `left`, after the block, what could not be put back.
+    """
+    with _random_states(), untouched([("", model)]) as snapshot:
+        snapshot.set_gradients_aside()
+        yield snapshot
+
+
+@contextmanager
+def untouched(values: Iterable[tuple[str, Any]]) -> Iterator[Snapshot]:
+    """On leaving, the named values and all that hangs on them are as before."""
+    snapshot = Snapshot(*values)
+    try:
+        yield snapshot
+    finally:
+        snapshot.restore()
 
 
 def all_modules(model: nn.Module) -> list[nn.Module]:
@@ -72,7 +76,11 @@ def set_mode(model: nn.Module, mode: Mode, *, dropout: bool) -> None:
     inside a forward method follows the module's mode and cannot be reached.
     """
     if mode != "keep":
-        model.train(mode == "train")
+        try:
+            model.train(mode == "train")
+        except NotImplementedError:  # modules of torch.export run in the mode they were exported in, and say so
+            for module in all_modules(model):
+                module.training = mode == "train"
     if dropout or mode == "keep":
         return
     for module in all_modules(model):
@@ -120,12 +128,34 @@ def unwrap(model: nn.Module) -> nn.Module:
     """The user's own module inside torch.compile, DataParallel and DistributedDataParallel, however nested."""
     while True:
         children = model._modules
-        if len(children) != 1:
+        if len(children) != 1 or isinstance(model, torch.jit.ScriptModule):
             return model
         inner = children.get("_orig_mod") or (children.get("module") if isinstance(model, PARALLEL) else None)
         if inner is None:
             return model
         model = inner
+
+
+def thaw(model: nn.Module) -> None:
+    """Put ordinary copies in the place of tensors made in inference mode, which no graph may save.
+
+    Only inside `preserve`, which puts the originals back.
+    """
+    copies: dict[int, Tensor] = {}
+
+    def copy_of(tensor: Tensor) -> Tensor:
+        if id(tensor) not in copies:
+            plain = tensor.clone()
+            trainable = isinstance(tensor, nn.Parameter)
+            copies[id(tensor)] = nn.Parameter(plain, tensor.requires_grad) if trainable else plain
+        return copies[id(tensor)]
+
+    for module in all_modules(model):
+        stores: tuple[dict[str, Any], ...] = (cast(Any, module._parameters), cast(Any, module._buffers), vars(module))
+        for store in stores:
+            for name, value in list(store.items()):
+                if isinstance(value, Tensor) and not is_lazy(value) and value.is_inference():
+                    store[name] = copy_of(value)
 
 
 def materializable(model: nn.Module) -> nn.Module:
@@ -152,39 +182,3 @@ def _random_states() -> Iterator[None]:
         finally:
             np.random.set_state(numpy_state)  # noqa: NPY002
             random.setstate(python_state)
-
-
-def _stores(module: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """What a module holds by name, and a copy of it; those of a script are no dictionaries and cannot change."""
-    stores = (module._buffers, module._parameters, module._modules)
-    return [(store, dict(store)) for store in stores if isinstance(store, dict)]
-
-
-def _restore_modules(before: list[tuple[dict[str, Any], dict[str, Any], Any]]) -> None:
-    for now, attributes, stores in before:
-        _restore_entries(now, attributes)
-        for store, entries in stores:
-            _restore_entries(store, entries)
-
-
-def _restore_entries(store: dict[str, Any], before: dict[str, Any]) -> None:
-    if store.keys() != before.keys():
-        for name in [name for name in store if name not in before]:
-            del store[name]
-    store.update(before)
-
-
-def _restore_values(buffer: Tensor, before: Tensor) -> None:
-    with torch.no_grad():
-        if buffer.shape == before.shape:
-            buffer.copy_(before)
-        else:
-            buffer.data = before
-
-
-def _restore_gradients(before: list[tuple[nn.Parameter, Tensor | None, bool]]) -> None:
-    for parameter, gradient, requires_grad in before:
-        if parameter.grad is not gradient:
-            parameter.grad = gradient
-        if parameter.requires_grad != requires_grad:
-            parameter.requires_grad_(requires_grad)

@@ -19,17 +19,17 @@ from sounding.probe.alignment import LastLayer, align
 from sounding.probe.calls import Call, Pass, Spec, named_parameters, survey
 from sounding.probe.forward import measure_output
 from sounding.probe.gradients import hook_gradient, log_norm, when_backward_ends
-from sounding.probe.hooks import Hooks
+from sounding.probe.hooks import Hooks, Listener
 from sounding.probe.meeting import Meeting
 from sounding.probe.moments import TIERS, Tier
-from sounding.probe.outputs import main_tensor, sample_matrix, tensors_in, why_unmeasurable
+from sounding.probe.outputs import leading_tensor, main_tensor, sample_matrix, tensors_in, why_unmeasurable
 from sounding.probe.parts import PENDING, WHOLE, Place, Places, is_distributed, local_part
 from sounding.probe.pipeline import REPEATS, find_stage, is_rehearsal
 from sounding.probe.records import Report, Unmeasured
 from sounding.probe.repeats import repeated_fraction
 from sounding.probe.sharded import HELD, SHARED_LAYER, Shards, find_shards, join_parts, measure_part
 from sounding.probe.shortcut import shortest_depth
-from sounding.probe.state import plain_execution, unwrap
+from sounding.probe.state import all_modules, plain_execution, unwrap
 from sounding.probe.table import Table, collect, list_unmeasured
 from sounding.profile import Profile
 
@@ -144,11 +144,21 @@ class Watched:
         return collect(self._passes, parameters, specs=self._specs, tier=tier, source=source, settings=settings)
 
     def _attach(self) -> None:
-        begin = nn.Module.register_forward_pre_hook(self._root, self._begin, with_kwargs=True, prepend=True)
-        self._handles += [begin, nn.Module.register_forward_hook(self._root, self._end)]
+        begin, end = Listener(self._begin), Listener(self._end)
+        self._handles += [
+            nn.Module.register_forward_pre_hook(self._root, begin, with_kwargs=True, prepend=True),
+            nn.Module.register_forward_hook(self._root, end),
+        ]
         hooks = self._listen()
+        # A replica of DataParallel shares the attributes of its module, and would run the module's forward method.
+        past = not any(isinstance(module, nn.DataParallel) for module in all_modules(self._outer))
         for spec in self._specs:
             hooks.on_call(spec.module, self._observer(spec))
+            if past:
+                hooks.on_forward(spec.module, partial(self._observe, spec))
+        if past:
+            begin_past, end_past = partial(self._begin, self._root), partial(self._end, self._root)
+            hooks.on_forward(self._root, end_past, before=begin_past)
         self._hook_weights()
 
     def _listen(self) -> Hooks:
@@ -166,7 +176,7 @@ class Watched:
         self._parameters = named_parameters(self._root)
         for name, weight in self._parameters:
             if weight.requires_grad and not is_lazy(weight) and (chosen is None or id(weight) in chosen):
-                self._listen().on_weight(weight, partial(self._take_weight_gradient, name, weight))
+                self._listen().on_weight(weight, Listener(partial(self._take_weight_gradient, name, weight)))
 
     def _detach(self) -> None:
         for handle in self._handles:
@@ -191,10 +201,10 @@ class Watched:
         self._last = None
         self._note_gaps(one)
         tensors = [tensor for _, tensor in tensors_in((args, kwargs)) if tensor.dim() > 0]
-        if not tensors:
+        first = leading_tensor(tensors)
+        if first is None:
             one.input_reason = "the model was called without a tensor"
             return
-        first = next((tensor for tensor in tensors if tensor.is_floating_point()), tensors[0])
         axis = self._axis if self._axis < first.dim() else 0
         one.batch_size = int(first.shape[axis])
         one.input_reason = why_unmeasurable(first)
@@ -226,10 +236,7 @@ class Watched:
             self._passes[-1].shortest = shortest_depth(tensor for _, tensor in tensors_in(output))
 
     def _observer(self, spec: Spec) -> Callable[[nn.Module, Any, Any], Any]:
-        def observe(_module: nn.Module, args: Any, output: Any) -> Any:
-            return self._observe(spec, args, output)
-
-        return observe
+        return Listener(lambda _module, args, output: self._observe(spec, args, output))
 
     def _observe(self, spec: Spec, args: Any, output: Any) -> Any:
         tensor = output if isinstance(output, Tensor) else main_tensor(output)

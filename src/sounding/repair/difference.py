@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sounding.repair.snapshot import Snapshot
+from sounding.probe.snapshot import Snapshot, refill
 
 ABSENT = object()
 
@@ -26,48 +26,54 @@ class Difference:
 
     def make(self) -> None:
         """Bring the model from the state before to the state after."""
-        known = {id(state.module): state for state in self.before.modules}
-        for state in self.after.modules:
-            old = known.get(id(state.module))
-            if old is None:  # a module the cure brought in: it is wholly the cure's
-                state.restore()
+        known = {id(module) for module, _ in self.before.modules}
+        for module, kind in self.after.modules:
+            attributes = vars(module)
+            new = self.after.content(attributes)
+            if id(module) not in known:  # a module the cure brought in: it is wholly the cure's
+                _refill_module(self.after, attributes, new)
                 continue
-            state.module.__class__ = state.kind
-            for name in {**old.attributes, **state.attributes}:
-                if name in state.contents and name in old.contents:
-                    _change_container(state.module.__dict__, name, old.contents[name], state.contents[name])
-                elif not _same(old.attributes.get(name, ABSENT), state.attributes.get(name, ABSENT)):
-                    _set(state.module.__dict__, name, state.attributes.get(name, ABSENT))
-        held = {id(tensor): value for tensor, value, _ in self.before.values}
+            module.__class__ = kind
+            old = self.before.content(attributes)
+            for name in {**old, **new}:
+                was, now = old.get(name, ABSENT), new.get(name, ABSENT)
+                contents = self.before.content(was), self.after.content(now)
+                if None not in contents:
+                    _change_container(attributes, name, *contents)
+                elif not _same(was, now):
+                    _set(attributes, name, now)
+        held = {id(one.tensor): one for one in self.before.tensors}
         with torch.no_grad():
-            for tensor, value, requires_grad in self.after.values:
-                if id(tensor) not in held or not equal_bits(held[id(tensor)], value):
-                    tensor.data.copy_(value)
-                if id(tensor) not in held and tensor.is_leaf:
-                    tensor.requires_grad_(requires_grad)
-
-    def changed_values(self) -> list[Tensor]:
-        """The tensors whose values differ or that are new."""
-        held = {id(tensor): value for tensor, value, _ in self.before.values}
-        return [
-            tensor
-            for tensor, value, _ in self.after.values
-            if id(tensor) not in held or not equal_bits(held[id(tensor)], value)
-        ]
+            for one in self.after.tensors:
+                value, before = self.after.value(one), held.get(id(one.tensor))
+                if before is None or not equal_bits(self.before.value(before), value):
+                    one.tensor.data.copy_(value)
+                if before is None and one.tensor.is_leaf:
+                    one.tensor.requires_grad_(one.requires_grad)
 
 
 def find_moved(snapshot: Snapshot, model: nn.Module) -> str | None:
     """The first parameter, or the structure, that is no longer as in the snapshot; None when all is."""
-    if [id(module) for module in model.modules()] != [id(state.module) for state in snapshot.modules]:
+    if {id(module) for module in model.modules()} != {id(module) for module, _ in snapshot.modules}:
         return "its modules"
-    if any(type(state.module) is not state.kind for state in snapshot.modules):
+    if any(type(module) is not kind for module, kind in snapshot.modules):
         return "its modules"
-    held = {id(tensor): value for tensor, value, _ in snapshot.values}
+    held = {id(one.tensor): one for one in snapshot.tensors}
     for name, parameter in model.named_parameters():
-        value = held.get(id(parameter))
-        if value is None or not equal_bits(parameter.detach(), value):
+        one = held.get(id(parameter))
+        if one is None or not equal_bits(parameter.detach(), snapshot.value(one)):
             return name
     return None
+
+
+def _refill_module(snapshot: Snapshot, attributes: dict[str, Any], content: dict[str, Any]) -> None:
+    """Give a module its attributes in a snapshot, and the containers among them what they held."""
+    attributes.clear()
+    attributes.update(content)
+    for value in content.values():
+        held = snapshot.content(value)
+        if held is not None:
+            refill(value, held)
 
 
 def equal_bits(first: Tensor, second: Tensor) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sounding.errors import SoundingError, TargetError, UsageError
+from sounding.probe.batches import check_finite
 from sounding.probe.state import unwrap
 from sounding.repair.layers import WEIGHT_LAYERS
 
@@ -45,10 +46,7 @@ def check_inputs(inputs: Inputs) -> None:
     if tensors[0].dim() == 0 or len(tensors[0]) < 2:
         got = len(tensors[0]) if tensors[0].dim() else "a single number"
         raise UsageError(f"expected at least 2 samples, got {got}", hint="a batch of 128 or more")
-    for tensor in tensors:
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            bad = int((~torch.isfinite(tensor)).sum())
-            raise UsageError(f"expected finite inputs, got {bad} NaN or infinite values")
+    check_finite(tensors)
 
 
 def sample_count(inputs: Inputs) -> int:

@@ -12,13 +12,14 @@ from torch.nn.parameter import is_lazy
 
 from sounding.errors import UsageError
 from sounding.probe.losses import Loss
+from sounding.probe.snapshot import Snapshot
 from sounding.probe.state import unwrap
 from sounding.repair.changes import Changes
 from sounding.repair.difference import Difference, find_moved
 from sounding.repair.evidence import Evidence, Fresh, compare, examine
 from sounding.repair.methods import Method, choose_methods
 from sounding.repair.passes import Inputs, check_inputs
-from sounding.repair.snapshot import Snapshot, all_or_nothing, take_snapshot
+from sounding.repair.snapshot import all_or_nothing, take_snapshot
 
 SHOWN = 6
 
@@ -142,7 +143,7 @@ class Plan:
         """
         if self._undo is None:
             raise UsageError("there is nothing to undo: the plan is not applied", hint="plan.apply() first")
-        self._undo.restore()
+        self._undo.restore(versions=False)  # graphs opened since must not take old values for theirs
         self._undo = None
 
     def recipe(self) -> str:
