@@ -112,7 +112,7 @@ class BagOfWords(nn.Module):
         self.head = nn.Linear(4, 3)
 
     def forward(self, counts: Tensor) -> Tensor:
-        result: Tensor = self.head(torch.sparse.mm(counts, self.weight))
+        result: Tensor = self.head(counts @ self.weight)
         return result
 
 

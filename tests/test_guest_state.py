@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import array
 import copy
+import gc
 import random
 from collections import deque
 from collections.abc import Callable
@@ -11,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests import guests_attributes as guests
 from tests import guests_shy as shy
-from tests import guests_state as guests
+from tests import guests_weights as weights
+from tests.tolerance import TOLERANCE
 from torch import Tensor, nn
 
 import sounding
@@ -24,7 +28,7 @@ SAMPLES = 8
 
 
 def rows() -> Tensor:
-    return torch.randn(SAMPLES, guests.WIDTH)
+    return torch.randn(SAMPLES, weights.WIDTH)
 
 
 def tokens() -> Tensor:
@@ -47,29 +51,29 @@ GUESTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
     **{
         kind.__name__: (kind, rows)
         for kind in (
-            guests.ClampedByData, guests.ClampedInPlace, guests.ClampedThroughNumpy, guests.UnitRows,
-            guests.WrittenStorage, guests.NewParameter, guests.InnerOptimizer, guests.MomentumInside,
-            guests.MomentumTeacher, guests.Hebbian, guests.FlatWeights, guests.FrozenOnTheFly, guests.InnerBackward,
-            guests.Taught, guests.Half, guests.ExpandedBuffer, guests.InferenceBuffer, guests.SparseBuffer,
-            guests.QuantizedBuffer, guests.QueueBuffer, guests.GraphBuffer, guests.GrowingBuffer, guests.PlainTensors,
-            guests.DelayedNorm, guests.Counters, guests.Nested, guests.Arrays, guests.Metered, guests.DropsAttribute,
-            guests.NewLayers, guests.Switches, guests.OwnGenerators, guests.GlobalGenerators, guests.Reseeds,
-            guests.SharedGenerator, guests.HooksAddHooks, guests.RemovesItself,
-            shy.Saliency, shy.ReadsGrad, shy.CallsNumpy, shy.FrozenNumpy, shy.ByForward, shy.HalfByForward,
-            shy.Patched,
+            weights.ClampedByData, weights.ClampedInPlace, weights.ClampedThroughNumpy, weights.UnitRows,
+            weights.WrittenStorage, weights.NewParameter, weights.InnerOptimizer, weights.MomentumInside,
+            weights.MomentumTeacher, weights.Hebbian, weights.FlatWeights, weights.FrozenOnTheFly,
+            weights.InnerBackward, weights.Taught, weights.Half, weights.ExpandedBuffer, weights.InferenceBuffer,
+            weights.SparseBuffer, weights.QuantizedBuffer, weights.QueueBuffer, weights.GraphBuffer,
+            weights.GrowingBuffer, weights.PlainTensors, weights.DelayedNorm, guests.Counters, guests.Nested,
+            guests.Arrays, guests.Metered, guests.DropsAttribute, guests.NewLayers, guests.Switches,
+            guests.OwnGenerators, guests.GlobalGenerators, guests.Reseeds, guests.SharedGenerator,
+            guests.HooksAddHooks, guests.RemovesItself, shy.Saliency, shy.ReadsGrad, shy.CallsNumpy, shy.FrozenNumpy,
+            shy.ByForward, shy.HalfByForward, shy.Patched,
         )
     },
-    "max norm": (guests.MaxNormEmbedding, tokens),
-    "max norm bag": (guests.MaxNormBag, tokens),
-    "merged lora": (guests.merged_lora, rows),
-    "inference weights": (guests.inference_weights, rows),
+    "max norm": (weights.MaxNormEmbedding, tokens),
+    "max norm bag": (weights.MaxNormBag, tokens),
+    "merged lora": (weights.merged_lora, rows),
+    "inference weights": (weights.inference_weights, rows),
     "passed cache": (guests.Cached, with_cache(guests.Cache)),
     "passed list": (guests.Cached, with_cache(list)),
     "passed dict": (guests.Cached, with_cache(dict)),
     "masked": (shy.Masked, with_mask),
     "masked tokens": (shy.MaskedTokens, lambda: (shy.causal(5), tokens())),
     "sparse": (shy.SparseInput, graph),
-    "sparse alone": (shy.BagOfWords, lambda: torch.randn(SAMPLES, guests.WIDTH).relu().to_sparse()),
+    "sparse alone": (shy.BagOfWords, lambda: torch.randn(SAMPLES, weights.WIDTH).relu().to_sparse()),
     "compressed": (shy.SparseInput, lambda: (torch.eye(SAMPLES).to_sparse_csr(), rows())),
     "exported": (shy.exported, rows),
     "exported inside": (shy.exported_inside, rows),
@@ -110,7 +114,7 @@ def _inside(value: Any, seen: dict[int, Any]) -> Any:
         return value.getstate()
     if isinstance(value, np.ndarray):
         return value.tolist()
-    if isinstance(value, bytearray | torch.fx.Graph):
+    if isinstance(value, bytearray | array.array | torch.fx.Graph):
         return repr(value)
     if isinstance(value, dict):
         return [(repr(key) if isinstance(key, str) else id(key), portrait(item, seen)) for key, item in value.items()]
@@ -118,7 +122,8 @@ def _inside(value: Any, seen: dict[int, Any]) -> Any:
         return [portrait(item, seen) for item in value]
     if isinstance(value, set):
         return sorted(map(repr, value))
-    held = {name: getattr(value, name) for name in getattr(type(value), "__slots__", ()) if hasattr(value, name)}
+    names = [f"_{type(value).__name__}{n}" if n[:2] == "__" else n for n in getattr(type(value), "__slots__", ())]
+    held = {name: getattr(value, name) for name in names if hasattr(value, name)}
     foreign = type(value).__module__.startswith("tests.")
     own = {name: item for name, item in vars(type(value)).items() if foreign and not name.startswith("__")}
     if isinstance(value, torch.jit.ScriptModule):
@@ -271,13 +276,81 @@ def test_what_cannot_be_put_back_is_named() -> None:
     model = guests.Iterating()
     report = sounding.check(model, rows())
     assert any(item.name == "counter" and "cannot be put back" in item.reason for item in report.unmeasured)
-    untouched = guests.Host()
+    untouched = weights.Host()
     untouched.counter = iter([1, 2])
     assert not any("put back" in item.reason for item in sounding.check(untouched, rows()).unmeasured)
 
 
+def test_what_serves_another_thread_is_left_alone_and_named() -> None:
+    model = guests.Logging()
+    report = sounding.check(model, rows())
+    assert any(item.name == "background" and "lock" in item.reason for item in report.unmeasured)
+    assert model.background.waiting.qsize() == model.background.sent == 1
+
+
+def test_an_error_that_is_kept_keeps_no_copies() -> None:
+    """A notebook keeps the last error, and with it the frames it came through."""
+    model = nn.Linear(10007, 1)
+    with pytest.raises(TargetError) as caught:
+        sounding.check(model, torch.randn(3, 5))
+    assert caught.value.__traceback__ is not None
+    size = model.weight.untyped_storage().nbytes()
+    assert not any(type(it) is Tensor and it.dtype is torch.uint8 and it.numel() == size for it in gc.get_objects())
+
+
+def test_a_second_run_on_plain_inputs_leaves_gradients_alone() -> None:
+    """A reentrant checkpoint accumulates into `.grad`, which must be set aside for the second run too."""
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.body(torch.from_numpy(x.numpy()))
+            result: Tensor = torch.utils.checkpoint.checkpoint(self.head, hidden, use_reentrant=True)
+            return result
+
+    model = Both()
+    model(rows()).sum().backward()
+    before = portrait(model)
+    sounding.check(model, rows())
+    assert portrait(model) == before
+
+
+def test_a_function_compiled_inside_a_model_runs_eagerly_while_it_is_watched() -> None:
+    class Inside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(6, 6)
+            self.fast = torch.compile(self.slow, backend="eager", fullgraph=True)
+
+        def slow(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.body.forward(x))
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.fast(x)
+            return result
+
+    model = Inside()
+    model(rows())
+    report = sounding.check(model, rows())
+    assert report.profile.select("gradient_log_norm", name="body")
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_inputs_are_cut_into_repeats(layout: torch.layout) -> None:
+    """The numbers of a layer behind them are those of the same inputs stored densely."""
+    model, inputs = shy.BagOfWords(), torch.randn(16, 6).relu()
+    dense = sounding.check(model, inputs, loss=torch.sum, repeats=2).profile
+    sparse = sounding.check(model, inputs.to_sparse(layout=layout), loss=torch.sum, repeats=2).profile
+    for measure in ("mean_square", "gradient_log_norm"):
+        found, expected = (p.select(measure, name="head").rows[0].value for p in (sparse, dense))
+        assert found == pytest.approx(expected, rel=TOLERANCE.float32_forward)
+
+
 def test_a_memory_written_with_an_open_graph_is_a_leaf_again() -> None:
-    model = guests.GraphBuffer()
+    model = weights.GraphBuffer()
     sounding.check(model, rows())
     assert model.memory.is_leaf
     assert not model.memory.requires_grad
@@ -380,4 +453,4 @@ def test_the_lone_input_must_still_be_finite() -> None:
     bad = rows()
     bad[0, 0] = -torch.inf
     with pytest.raises(sounding.errors.UsageError, match="expected finite inputs, got 1"):
-        sounding.check(guests.Host(), bad)
+        sounding.check(weights.Host(), bad)

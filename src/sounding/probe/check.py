@@ -59,10 +59,11 @@ def check(
 ) -> Report:
     """Does signal survive this network's depth? One forward and one backward pass per repeat, then a verdict.
 
-    The model is left as it was: mode, running statistics and other buffers, `.grad` of every parameter, requires_grad,
-    hooks and random states, also when the model raises. The profile holds, for every leaf module call in execution
-    order (layer 0 is the input), the forward measures, the gradient log-norm with respect to its output and to its
-    weights, and for the network the fitted gradient growth and the alignment of the last layer's gradients.
+    The model and all that hangs on it is left as it was, bit for bit, also when it raises: parameters and buffers with
+    their version counters, `.grad`, modes, attributes, hooks, caches that were passed in, and random states. What
+    cannot be put back is named in `unmeasured`. The profile holds, for every leaf module call in execution order (layer
+    0 is the input), the forward measures, the gradient log-norm with respect to its output and to its weights, and for
+    the network the fitted gradient growth and the alignment of the last layer's gradients.
 
     Args:
         model: any module; torch.compile and data-parallel wrappers are looked through.
@@ -128,6 +129,7 @@ def check(
 
                     def rewind(beside: Snapshot = beside) -> None:
                         kept.restore()
+                        kept.set_gradients_aside()
                         beside.restore()
                         _make_ready(root, mode, dropout=dropout)
 

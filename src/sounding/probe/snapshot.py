@@ -8,13 +8,14 @@ is not sound: writes through `.data`, numpy views, storages, batch norm and fore
 
 from __future__ import annotations
 
+import array
 import enum
 import random
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
+from itertools import chain
 from operator import is_
 from typing import Any, cast
 
@@ -33,11 +34,16 @@ ATOMS = frozenset(
 # Objects of these packages are not entered: data sets, graphs of code, processes and logs are not a model's state, and
 # from a logger or a process group everything else could be reached.
 CLOSED = (
-    "torch.fx", "torch.export", "torch._", "torch.jit", "torch.cuda", "torch.distributed", "torch.utils.data",
-    "logging", "threading", "_thread", "multiprocessing", "concurrent", "asyncio", "io", "_io", "socket", "pathlib",
-    "weakref", "functools", "inspect", "typing", "sounding",
+    "torch.fx.", "torch.export.", "torch._", "torch.jit.", "torch.cuda.", "torch.distributed.", "torch.utils.data.",
+    "logging.", "pathlib.", "weakref.", "functools.", "inspect.", "typing.", "sounding.", "lightning.",
+    "pytorch_lightning.",
 )  # fmt: skip
-FAMILIAR = ("torch.", "builtins", "collections", "typing", "abc")  # packages whose classes hold no state of a model
+# An object that holds one of these serves other threads or the outside; it moves on by itself and is left alone.
+LIVE = (
+    "threading.", "_thread.", "queue.", "_queue.", "multiprocessing.", "concurrent.", "asyncio.", "socket.", "ssl.",
+    "io.", "_io.", "subprocess.",
+)  # fmt: skip
+FAMILIAR = ("torch.", "builtins.", "collections.", "typing.", "abc.")  # packages whose classes hold no model's state
 # Objects that are looked at, at most: a module that holds its trainer holds half of the program. A million of them
 # take about a second; nearest ones come first, so that the model's own come before what they lead to.
 LIMIT = 200_000
@@ -58,13 +64,13 @@ class Snapshot:
         self.tensors: list[HeldTensor] = []
         self._objects, self._parameters = objects, parameters
         self._contents: dict[int, tuple[Any, Any]] = {}
-        self._empty: list[dict[Any, Any]] = []
+        self._empty: dict[int, dict[Any, Any]] = {}
         self._ways_back: list[tuple[str, Callable[[], Any]]] = []
         self._storages = Storages()
         self._seen: dict[int, Any] = {}
         self._left: dict[tuple[str, str], None] = {}
         self._walk(deque(roots))
-        self._storages.copy()
+        self._left |= dict.fromkeys(self._storages.copy())
 
     @property
     def left(self) -> tuple[tuple[str, str], ...]:
@@ -78,26 +84,26 @@ class Snapshot:
             versions: set version counters back as well, so that a graph that was open before runs backward. Not right
                 where graphs were opened since that are still of use.
         """
-        for module, kind in self.modules:
-            if type(module) is not kind:
-                module.__class__ = kind
-        for store in self._empty:
-            if store:
-                refill(store, {})
-        for container, before in self._contents.values():
-            refill(container, before)
-        ways: list[tuple[str, Callable[[], Any]]] = [
-            *((held.name, held.restore) for held in self.tensors),
-            ("", self._storages.restore),
-            *((held.name, held.rewind) for held in self.tensors if versions),
-            *self._ways_back,
-        ]
+        ways: Iterator[tuple[str, Callable[[], Any]]] = chain(
+            (("", partial(_set_kind, module, kind)) for module, kind in self.modules if type(module) is not kind),
+            (("", partial(refill, store, {})) for store in self._empty.values() if store),
+            (("", partial(refill, container, before)) for container, before in self._contents.values()),
+            ((held.name, held.restore) for held in self.tensors),
+            self._storages.ways_back(),
+            ((held.name, held.rewind) for held in self.tensors if versions),
+            self._ways_back,
+        )
         for name, way in ways:
             try:
                 if way() is False:
                     self._left[name, "it was changed, and cannot be put back"] = None
-            except Exception as error:  # one tensor that resists must not keep the others from coming back
+            except Exception as error:  # one thing that resists must not keep the others from coming back
                 self._left[name, f"it cannot be put back ({type(error).__name__}: {error})"] = None
+
+    def release(self) -> None:
+        """Let go of all copies: an error that is kept keeps the frames it came through, and these hold the snapshot."""
+        self.modules, self.tensors, self._ways_back = [], [], []
+        self._contents, self._empty, self._seen, self._storages = {}, {}, {}, Storages()
 
     def set_gradients_aside(self) -> None:
         """Let every `.grad` be None until `restore`, so that nothing is added to what the user has accumulated."""
@@ -108,7 +114,7 @@ class Snapshot:
     def content(self, container: Any) -> Any:
         """What a dictionary, list or set held; None for what was not there or is none."""
         found = self._contents.get(id(container))
-        return found[1] if found is not None else {} if any(container is store for store in self._empty) else None
+        return found[1] if found is not None else {} if id(container) in self._empty else None
 
     def value(self, held: HeldTensor) -> Tensor:
         """What a tensor held, as a tensor that shares the copy's memory."""
@@ -120,9 +126,7 @@ class Snapshot:
             if id(value) in self._seen or type(value) in ATOMS:
                 continue
             if len(self._seen) > LIMIT:
-                self._left["", f"more than {LIMIT} objects hang on the model; the farther ones were not looked at"] = (
-                    None
-                )
+                self._left["", f"more than {LIMIT} objects hang on it; the farther ones are not put back"] = None
                 return
             self._seen[id(value)] = value
             for key, item in self._take(name, value):
@@ -144,7 +148,7 @@ class Snapshot:
             yield from self._take_object(value)
         elif isinstance(value, tuple | frozenset):
             yield from enumerate(value)
-        elif isinstance(value, np.ndarray | bytearray):
+        elif isinstance(value, np.ndarray | bytearray | array.array):
             self._ways_back.append((name, _array(value)))
             if isinstance(value, np.ndarray) and value.dtype == object:
                 yield from enumerate(value.flat)
@@ -153,15 +157,18 @@ class Snapshot:
         elif isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools"):
             before = _position(value)
             self._ways_back.append((name, lambda: before is not None and _position(value) == before))
-        elif self._objects and not isinstance(value, enum.Enum) and not type(value).__module__.startswith(CLOSED):
-            yield from self._take_object(value)
+        elif self._objects and not isinstance(value, enum.Enum) and not _is_from(type(value), CLOSED + LIVE):
+            if any(_is_from(type(held), LIVE) for held in (_attributes(value) or {}).values()):
+                self._left[name, "it holds a lock, a thread or a file; what it changes is not put back"] = None
+            else:
+                yield from self._take_object(value)
 
     def _take_tensor(self, name: str, tensor: Tensor) -> Iterator[tuple[Any, Any]]:
         if is_lazy(tensor) or (not self._parameters and isinstance(tensor, nn.Parameter)):
             return
         try:
             held = HeldTensor(name, tensor)
-            self._storages.add(tensor)
+            self._storages.add(name, tensor)
         except Exception as error:
             self._left[name, f"its values cannot be copied, nor put back ({type(error).__name__}: {error})"] = None
             return
@@ -169,7 +176,7 @@ class Snapshot:
         if vars(tensor):
             yield "", vars(tensor)
         else:
-            self._empty.append(vars(tensor))
+            self._empty[id(vars(tensor))] = vars(tensor)
 
     def _take_module(self, name: str, module: nn.Module) -> Iterator[tuple[Any, Any]]:
         self.modules.append((module, type(module)))
@@ -179,7 +186,7 @@ class Snapshot:
             if type(value) in ATOMS:
                 continue
             if isinstance(value, dict) and not value:
-                self._empty.append(value)
+                self._empty[id(value)] = value
             elif key.endswith("_hooks"):  # what hooks keep for themselves is theirs, which hooks there are is not
                 self._contents[id(value)] = (value, value.copy())
             else:
@@ -194,16 +201,17 @@ class Snapshot:
             self._contents[id(value)] = (value, dict(value))
             yield from value.items()
         else:
-            self._empty.append(value)
+            self._empty[id(value)] = value
 
     def _take_object(self, value: Any) -> Iterator[tuple[Any, Any]]:
         """The attributes of an object that is no module: those in its dictionary, and those in slots."""
         kind = type(value)
         if kind in (dict, list, set, deque, OrderedDict):
             return
-        with suppress(AttributeError, TypeError):
-            yield "", object.__getattribute__(value, "__dict__")
-        slots = [name for base in kind.__mro__ for name in _names(vars(base).get("__slots__", ()))]
+        attributes = _attributes(value)
+        if attributes is not None:
+            yield "", attributes
+        slots = _slots(kind)
         held = {name: getattr(value, name) for name in slots if hasattr(value, name)}
         if held:
             self._ways_back.append(("", partial(_set_slots, value, slots, held)))
@@ -215,13 +223,17 @@ class Snapshot:
         if not self._objects:
             return
         for base in kind.__mro__:
-            if id(base) in self._seen or f"{base.__module__}.".startswith(FAMILIAR):
+            if id(base) in self._seen or _is_from(base, FAMILIAR):
                 continue
             self._seen[id(base)] = base
             held = {k: v for k, v in vars(base).items() if not k.startswith("__") and not _is_code(v)}
             if held:
                 self._ways_back.append((base.__name__, partial(_set_class, base, held)))
                 yield from held.items()
+
+
+def _set_kind(module: nn.Module, kind: type[nn.Module]) -> None:
+    module.__class__ = kind
 
 
 def _join(name: str, key: Any) -> str:
@@ -248,14 +260,14 @@ def refill(container: Any, before: Any) -> None:
         container.update(before) if isinstance(container, set) else container.extend(before)
 
 
-def _array(array: Any) -> Callable[[], None]:
-    before = array.copy()
+def _array(values: Any) -> Callable[[], None]:
+    before = values[:] if isinstance(values, array.array) else values.copy()
 
     def back() -> None:
-        if isinstance(array, bytearray):
-            array[:] = before
-        elif array.flags.writeable:
-            np.copyto(array, before)
+        if not isinstance(values, np.ndarray):
+            values[:] = before
+        elif values.tobytes() != before.tobytes():
+            np.copyto(values, before)
 
     return back
 
@@ -298,9 +310,28 @@ def _script(module: torch.jit.ScriptModule) -> Callable[[], None]:
     return back
 
 
-def _names(slots: Any) -> tuple[str, ...]:
-    names = (slots,) if isinstance(slots, str) else tuple(slots)
-    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+def _is_from(kind: type, packages: tuple[str, ...]) -> bool:
+    return f"{kind.__module__}.".startswith(packages)
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
+    """The dictionary of an object's attributes, past any `__getattr__` of its own; None where there is none."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _slots(kind: type) -> list[str]:
+    """The names under which objects of a class hold attributes outside their dictionary."""
+    found = []
+    for base in kind.__mro__:
+        names = vars(base).get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            private = name.startswith("__") and not name.endswith("__")
+            found.append(f"_{base.__name__.lstrip('_')}{name}" if private else name)
+    return [name for name in found if name not in ("__dict__", "__weakref__")]
 
 
 def _set_slots(value: Any, slots: list[str], before: dict[str, Any]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -82,40 +84,53 @@ class Storages:
     """The memory that tensors lie in, each piece once: tensors that share it, views and expanded ones are one piece."""
 
     def __init__(self) -> None:
-        self._held: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}
+        self._held: dict[int, tuple[str, torch.UntypedStorage]] = {}
+        self._copies: dict[int, Tensor] = {}
 
-    def add(self, tensor: Tensor) -> None:
+    def add(self, name: str, tensor: Tensor) -> None:
         """Remember to copy what the tensor lies in."""
         for part in _parts(tensor):
             storage = part.untyped_storage()
             if storage.device.type != "meta":
-                self._held.setdefault(storage._cdata, (storage, part))
+                self._held.setdefault(storage._cdata, (name, storage))
 
-    def copy(self) -> None:
-        """Copy all memory: on the device it is on, or on the host where the device has too little room."""
+    def copy(self) -> list[tuple[str, str]]:
+        """Copy all memory: on the device it is on, or on the host where the device has too little room.
+
+        Returns name and reason of what could not be copied.
+        """
         sizes: dict[torch.device, int] = {}
-        for storage, _ in self._held.values():
+        for _, storage in self._held.values():
             sizes[storage.device] = sizes.get(storage.device, 0) + storage.nbytes()
         crowded = {device for device, size in sizes.items() if device.type == "cuda" and size > SHARE * _free(device)}
-        for key, (storage, _) in self._held.items():
-            now = _bytes(storage)
-            self._held[key] = (storage, now.cpu() if storage.device in crowded else now.clone())
+        failed = []
+        for key, (name, storage) in self._held.items():
+            try:
+                now = _bytes(storage)
+                self._copies[key] = now.cpu() if storage.device in crowded else now.clone()
+            except (RuntimeError, NotImplementedError) as error:  # a tensor that only looks as if it had memory
+                failed.append((name, f"its values cannot be copied, nor be put back ({error})"))
+        return failed
 
-    def restore(self) -> None:
-        """Write back what differs. What is equal is not written: it may be a file that is mapped for reading only."""
-        for storage, before in self._held.values():
-            if storage.nbytes() != before.nbytes:
-                storage.resize_(before.nbytes)
-            now = _bytes(storage)
-            was = before.to(now.device)
-            if not torch.equal(_wide(now), _wide(was)):
-                now.copy_(was)
+    def ways_back(self) -> list[tuple[str, Callable[[], None]]]:
+        """How to put every piece back, by the name of a tensor in it."""
+        return [(self._held[key][0], partial(_write, self._held[key][1], copy)) for key, copy in self._copies.items()]
 
     def value(self, like: Tensor) -> Tensor:
         """What a tensor's place held, in the shape of that tensor."""
-        copied = self._held[like.untyped_storage()._cdata][1]
+        copied = self._copies[like.untyped_storage()._cdata]
         whole = torch.empty(0, dtype=like.dtype, device=copied.device)
         return whole.set_(copied.untyped_storage(), like.storage_offset(), like.shape, like.stride())
+
+
+def _write(storage: torch.UntypedStorage, before: Tensor) -> None:
+    """Write back what differs. What is equal is not written: it may be a file that is mapped for reading only."""
+    if storage.nbytes() != before.nbytes:
+        storage.resize_(before.nbytes)
+    now = _bytes(storage)
+    was = before.to(now.device)
+    if not torch.equal(_wide(now), _wide(was)):
+        now.copy_(was)
 
 
 def _parts(tensor: Tensor) -> list[Tensor]:
