@@ -177,8 +177,8 @@ class _Checked(Watched):
         try:
             self._pass(batch, loss=loss, generator=generator)
         except TargetError:
-            if self._plain_inputs or self._in_loss:
-                raise
+            if self._plain_inputs or self._in_loss or self._shards is not None:
+                raise  # of several processes that share a model one must not run it again alone
             del self._passes[before:]
             rewind()
             self._plain_inputs = True

@@ -135,6 +135,9 @@ def _write(storage: torch.UntypedStorage, before: Tensor) -> None:
 
 def _parts(tensor: Tensor) -> list[Tensor]:
     """The tensors with memory of their own that a tensor is made of: itself, or those of a sparse or wrapping one."""
+    local = getattr(tensor, "_local_tensor", None)
+    if isinstance(local, Tensor):  # of a distributed tensor, whose own list of parts not every version can give
+        return _parts(local)
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is not None:
         return [part for name in flatten()[0] for part in _parts(getattr(tensor, name))]
