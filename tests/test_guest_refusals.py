@@ -9,7 +9,7 @@ import torch
 import torch.utils.checkpoint
 from tests import guests_shy as shy
 from tests import guests_weights as weights
-from tests.guests import meet, rows
+from tests.guests import meet, rows, world
 from tests.tolerance import TOLERANCE
 from torch import Tensor, nn
 
@@ -53,6 +53,7 @@ def test_layers_called_by_forward_are_seen_as_if_they_were_called(name: str) -> 
 
 def test_watches_inside_each_other_see_each_call_once() -> None:
     model, inputs = meet("HalfByForward")
+    before = world()
     outer, inner = sounding.watch(model), sounding.watch(model)
     with outer:
         inner.__enter__()
@@ -60,6 +61,7 @@ def test_watches_inside_each_other_see_each_call_once() -> None:
         model.forward(inputs)
     model(inputs)  # the outer one has gone first and hears nothing more
     inner.__exit__(None, None, None)
+    assert world() == before
     counts = [watched.profile.settings["repeats"] for watched in (outer, inner)]
     assert counts == [2, 3]
     assert not any("#" in row.name for row in outer.profile if not row.name.startswith("two.act"))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
-import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
+from sounding.probe.eager import eager_execution, slow_attention
 from sounding.probe.snapshot import Snapshot
 
 Mode = Literal["train", "eval", "keep"]
@@ -93,17 +93,15 @@ def set_mode(model: nn.Module, mode: Mode, *, dropout: bool) -> None:
 
 
 @contextmanager
-def plain_execution(model: nn.Module) -> Iterator[None]:
+def plain_execution() -> Iterator[None]:
     """Run every module in Python, where hooks see it: no attention fast path, no compiled graphs."""
-    with ExitStack() as stack:
-        fast = torch.backends.mha.get_fastpath_enabled()
-        stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
-        torch.backends.mha.set_fastpath_enabled(False)
-        stance = getattr(torch.compiler, "set_stance", None)
-        # A function that the model compiled itself shows only in that the compiler has been loaded.
-        if stance is not None and ("torch._dynamo" in sys.modules or any(map(is_compiled, all_modules(model)))):
-            stack.enter_context(stance("force_eager"))
+    eager_execution.hold()
+    slow_attention.hold()
+    try:
         yield
+    finally:
+        slow_attention.release()
+        eager_execution.release()
 
 
 class DropoutAtRest(TorchFunctionMode):
@@ -120,11 +118,6 @@ class DropoutAtRest(TorchFunctionMode):
             if len(args) > 4:
                 del kwargs["dropout_p"]
         return func(*args, **kwargs)
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Whether calling the module would run a compiled graph."""
-    return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -86,7 +86,7 @@ class Watched:
             raise UsageError(
                 "expected a watch that is not running, got one entered twice", hint="a second sounding.watch"
             )
-        self._plain = plain_execution(self._outer)
+        self._plain = plain_execution()
         self._plain.__enter__()
         try:
             self._attach()

@@ -113,7 +113,7 @@ class _Reader:
                 handles.append(spec.module.register_forward_hook(self._leave(spec)))
             for tensor in Batch(arguments, keywords, None).tensors():
                 self._trace.put(tensor, Measured(tensor))
-            with plain_execution(self._root), DropoutAtRest(), self._trace:
+            with plain_execution(), DropoutAtRest(), self._trace:
                 return self._root(*arguments, **keywords)
         except Exception as error:
             raise TargetError(f"the model raised {type(error).__name__} while it was read: {error}") from error

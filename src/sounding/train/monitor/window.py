@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sounding.probe.calls import Call, Pass, Spec, survey
+from sounding.probe.eager import eager_execution
 from sounding.probe.gradients import join_log_norms, log_norm
 from sounding.probe.hooks import is_claimed
 from sounding.probe.meeting import Meeting
@@ -26,7 +27,6 @@ from sounding.probe.table import Table, collect
 from sounding.probe.units import bounds_of
 from sounding.probe.watch import Watched
 from sounding.train.monitor.blocks import KeptMoments, Passes
-from sounding.train.monitor.eager import eager_execution
 from sounding.train.monitor.observers import Hook, Observer
 from sounding.train.monitor.selection import Modules
 from sounding.train.monitor.structure import Structure
