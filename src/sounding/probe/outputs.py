@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sounding.probe.parts import is_distributed
 
@@ -145,3 +145,16 @@ def positions_per_sample(tensor: Tensor, batch_size: int, *, first: int = 0, cha
     for size in rest:
         total *= size
     return total // max(units, 1)
+
+
+def guess_axis(root: nn.Module) -> int:
+    """The axis of the samples in the inputs: 1 for torch's own sequence modules with batch_first=False, else 0."""
+    if not type(root).__module__.startswith("torch.nn"):
+        return 0
+    for module in root.modules():
+        batch_first = getattr(module, "batch_first", None)
+        if batch_first is not None:
+            return int(not batch_first)
+        if isinstance(module, nn.Sequential):
+            return 0
+    return 0

@@ -22,7 +22,7 @@ from sounding.probe.gradients import hook_gradient, log_norm, when_backward_ends
 from sounding.probe.hooks import Hooks, Listener
 from sounding.probe.meeting import Meeting
 from sounding.probe.moments import TIERS, Tier
-from sounding.probe.outputs import leading_tensor, main_tensor, sample_matrix, tensors_in, why_unmeasurable
+from sounding.probe.outputs import guess_axis, leading_tensor, main_tensor, sample_matrix, tensors_in, why_unmeasurable
 from sounding.probe.parts import PENDING, WHOLE, Place, Places, is_distributed, local_part
 from sounding.probe.pipeline import REPEATS, find_stage, is_rehearsal
 from sounding.probe.records import Report, Unmeasured
@@ -66,7 +66,7 @@ class Watched:
         self._samples = SAMPLES[tier] if samples is None else samples
         self._source = source
         self._only, self._types = only, types
-        self._axis = _guess_axis(self._root) if batch_axis is None else batch_axis
+        self._axis = guess_axis(self._root) if batch_axis is None else batch_axis
         self._specs: list[Spec] = survey(self._root, only=only, types=types)
         self._parameters: list[tuple[str, nn.Parameter]] = []
         self._passes: list[Pass] = []
@@ -436,16 +436,3 @@ def _unchanged(last: tuple[weakref.ref[Tensor], int, Call], tensor: Tensor) -> C
     if reference() is not tensor or tensor.is_inference() or version != tensor._version:
         return None
     return call
-
-
-def _guess_axis(root: nn.Module) -> int:
-    """The axis of the samples in the inputs: 1 for torch's own sequence modules with batch_first=False, else 0."""
-    if not type(root).__module__.startswith("torch.nn"):
-        return 0
-    for module in root.modules():
-        batch_first = getattr(module, "batch_first", None)
-        if batch_first is not None:
-            return int(not batch_first)
-        if isinstance(module, nn.Sequential):
-            return 0
-    return 0
