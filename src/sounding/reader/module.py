@@ -76,11 +76,11 @@ def read(
     >>> [node.label for node in blueprint.description.nodes]
     ['measured', 'linear 4 → 8', 'relu', 'linear 8 → 2']
     """
-    from sounding.probe.watch import _guess_axis
+    from sounding.probe.outputs import guess_axis
 
     root = materializable(unwrap(model))
     batch = make_batch(inputs, targets)
-    axis = _guess_axis(root) if batch_axis is None else batch_axis
+    axis = guess_axis(root) if batch_axis is None else batch_axis
     size = batch.size(axis)
     if size is None:
         raise UsageError("expected inputs with at least one tensor, got none")
