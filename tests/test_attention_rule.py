@@ -200,6 +200,18 @@ def test_equal_tokens_and_single_keys_are_exact() -> None:
     assert attend(rule, single, generator=generator).entropy == 1.0
 
 
+def test_query_gradients_of_tokens_that_are_almost_equal() -> None:
+    """Queries carry (1 − ρ)², keys 1 − ρ, and no digits are lost although 1 − ρ is 1e-6: uniform J has tr J² = 7/64."""
+    apart, generator = 1e-6, np.random.default_rng(0)
+    gram = np.kron(np.eye(2), apart * np.eye(8)) + (1 - apart)
+    rule = make_rule(scale=0.5)
+    back = attend_backward(rule, Projections(gram, gram, gram, 2), gradient=np.eye(16), generator=generator)
+    assert back.draws == 0
+    expected = 0.25 * SIZE * 7 / 64
+    np.testing.assert_allclose(np.diag(back.queries), expected * apart**2, rtol=TOLERANCE.float32_forward)
+    np.testing.assert_allclose(np.diag(back.keys), expected * apart, rtol=TOLERANCE.float32_forward)
+
+
 def test_values_of_another_sequence() -> None:
     """Cross-attention: 3 query positions read 2 key positions, in each of 2 samples."""
     rule, generator = make_rule(scale=0.0), np.random.default_rng(0)

@@ -115,8 +115,8 @@ def attend(
     >>> attend(rule, inputs, generator=np.random.default_rng(0)).gram.round(3).tolist()[0]
     [0.5, 0.5, 0.0, 0.0]
     """
-    pairs = draw_heads(rule, inputs, generator=generator)
     closed = _closed_form(rule, inputs, route)
+    pairs = draw_heads(rule, inputs, generator=generator, joint=closed is None)
     seen: list[Statistics] = []
     if closed is not None:
         seen += [head.statistics for pair in islice(pairs, 2) for head in pair]

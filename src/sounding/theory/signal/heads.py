@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import lapack
+from scipy.linalg import block_diag, lapack
 
 from sounding.errors import UsageError
 from sounding.theory.signal.description import Array, Attention, Law, Normalize
@@ -119,8 +119,25 @@ def factor(gram: Array) -> Floats:
     """
     packed, pivots, rank, _ = lapack.dpstrf(gram, lower=1)
     root = np.empty((len(gram), rank), dtype=np.float32)
-    root[pivots - 1] = np.tril(packed)[:, :rank]
+    root[pivots - 1] = np.tril(packed[:, :rank].astype(np.float32))
     return root
+
+
+def _roots(inputs: Projections, joint: bool) -> tuple[Floats, Floats]:
+    """Factors of the Gram matrices of queries and keys; of one alone where the other is a multiple of it."""
+    queries, keys, samples = inputs.queries, inputs.keys, inputs.samples
+
+    def root(gram: Array) -> Floats:
+        if joint:
+            return factor(gram)
+        own = gram.reshape(samples, len(gram) // samples, samples, -1)
+        return np.asarray(block_diag(*(factor(own[at, :, at]) for at in range(samples))))
+
+    first, sizes = root(queries), [float(np.trace(gram)) for gram in (queries, keys)]
+    ratio = sizes[1] / sizes[0] if sizes[0] > 0 else 0.0
+    if keys.shape == queries.shape and np.abs(keys - ratio * queries).max() <= 1e-12 * sizes[1]:
+        return first, first * np.float32(math.sqrt(ratio))
+    return first, root(keys)
 
 
 def rotary_angles(positions: int, head_size: int, *, base: float = 10_000.0, share: float = 1.0) -> Array:
@@ -140,13 +157,16 @@ def rotary_angles(positions: int, head_size: int, *, base: float = 10_000.0, sha
     return angles
 
 
-def draw_heads(rule: Attention, inputs: Projections, *, generator: np.random.Generator) -> Iterator[tuple[Head, Head]]:
+def draw_heads(
+    rule: Attention, inputs: Projections, *, generator: np.random.Generator, joint: bool = True
+) -> Iterator[tuple[Head, Head]]:
     """Pairs of heads without end; the second of a pair has the same keys and the opposite queries.
 
     Opposite queries have the same law and opposite scores, so that terms of odd order in the scores, the noisiest
-    ones while scores are small, cancel from the mean of a pair.
+    ones while scores are small, cancel from the mean of a pair. Statistics of the scores need no joint law of
+    different samples; without it the factors cost less.
     """
-    roots = factor(inputs.queries), factor(inputs.keys)
+    roots = _roots(inputs, joint)
     additive = score_mask(rule, inputs)
     turns = [_turns(rule, inputs.samples, positions) for positions in inputs.positions]
     while True:

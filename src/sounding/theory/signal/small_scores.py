@@ -46,36 +46,62 @@ class SmallScores:
 
     def backward(self, gradient: Array) -> tuple[Array, Array, Array]:
         """D at queries, keys and values."""
-        inputs, weighted = self.inputs, self.strength * self.inputs.queries * gradient
-        values = mixed(self.mean.swapaxes(1, 2), gradient) + self._scattered(weighted, inputs.keys)
+        weighted = self.strength * self.inputs.queries * gradient
+        at_keys, at_values = self._scattered(weighted, (self.inputs.values, self.inputs.keys))
         queries = self.strength * gradient * self._fluctuation()
-        return queries, self._scattered(weighted, inputs.values), values
+        return queries, at_keys, mixed(self.mean.swapaxes(1, 2), gradient) + at_values
 
     def _mean_weights(self) -> tuple[float, Array]:
         """`spread`, and Ā = E A to second order."""
-        u, keys = self.uniform, self.inputs.keys
-        averaged = left(u, keys)
-        blocks = _own(averaged, self.inputs.samples)
-        centred = _diagonals(keys, self.inputs) - 2 * blocks + np.einsum("sab,sab->sa", blocks, u)[..., None]
-        variance = self.strength * np.diag(self.inputs.queries).reshape(len(u), -1, 1) * centred
+        u, samples = self.uniform, self.inputs.samples
+        averaged = u @ _own(self.inputs.keys, samples)
+        squares = np.diag(self.inputs.keys).reshape(samples, 1, -1)
+        centred = squares - 2 * averaged + np.einsum("sab,sab->sa", averaged, u)[..., None]
+        variance = self.strength * np.diag(self.inputs.queries).reshape(samples, -1, 1) * centred
         row = np.einsum("sab,sab->sa", u, variance)
         return float(np.sqrt(np.mean(row**2))), u * (1 + 0.5 * (variance - row[..., None]))
 
     def _fluctuation(self) -> Array:
         """B(K, V), by multiplying out the four products of J^a = diag(u_a) − u_a u_aᵀ and J^c."""
-        u, keys, values = self.uniform, self.inputs.keys, self.inputs.values
+        u = self.uniform.astype(np.float32)
+        (keys, one), (values, other) = (self._centred(gram) for gram in (self.inputs.keys, self.inputs.values))
         by_keys, by_values = left(u, keys), left(u, values)
         cross = left(u, (by_keys * by_values).T)
-        squares: Array = left(u, by_keys.T) * left(u, by_values.T)
-        return mixed(u, keys * values) - cross - cross.T + squares
+        squares = left(u, by_keys.T) * left(u, by_values.T)
+        return one * other * _doubled(mixed(u, keys * values) - cross - cross.T + squares)
 
-    def _scattered(self, weighted: Array, gram: Array) -> Array:
-        """G(W, X)."""
-        u, back = self.uniform, self.uniform.swapaxes(1, 2)
-        averaged = left(u, gram)
-        cross = left(back, averaged * left(back, weighted).T)
-        squares: Array = mixed(back, weighted * left(u, averaged.T))
-        return mixed(back, weighted) * gram - cross - cross.T + squares
+    def _scattered(self, weighted: Array, grams: tuple[Array, ...]) -> list[Array]:
+        """G(W, X) for each X."""
+        u = self.uniform.astype(np.float32)
+        back = u.swapaxes(1, 2)
+        size = float(np.abs(weighted).max()) or 1.0
+        sent = (weighted / size).astype(np.float32)
+        half = left(back, sent)
+        whole = left(back, half.T)
+        found = []
+        for gram in grams:
+            centred, scale = self._centred(gram)
+            averaged = left(u, centred)
+            cross = left(back, averaged * half.T)
+            squares = mixed(back, sent * left(u, averaged.T))
+            found.append(size * scale * _doubled(whole * centred - cross - cross.T + squares))
+        return found
+
+    def _centred(self, gram: Array) -> tuple[Floats, float]:
+        """A Gram matrix without the means of rows and columns over each sample, in single precision, and its scale.
+
+        The Jacobians take these means off anyway. Without them no digits cancel, however alike the tokens are.
+        """
+        samples = self.inputs.samples
+        blocks = gram.reshape(samples, len(gram) // samples, samples, -1)
+        rows = blocks - blocks.mean(axis=3, keepdims=True)
+        rows -= rows.mean(axis=1, keepdims=True)
+        size = float(np.abs(rows).max()) or 1.0
+        return (rows / size).astype(np.float32).reshape(gram.shape), size
+
+
+def _doubled(matrix: Floats) -> Array:
+    return np.asarray(matrix, dtype=np.float64)
 
 
 def left(weights: Floats, gram: Floats) -> Floats:
@@ -93,7 +119,3 @@ def _own(matrix: Array, samples: int) -> Array:
     """The blocks (samples, rows, columns) of a matrix that join points of one sample."""
     blocks = matrix.reshape(samples, len(matrix) // samples, samples, -1)
     return np.asarray(blocks[np.arange(samples), :, np.arange(samples), :])
-
-
-def _diagonals(gram: Array, inputs: Projections) -> Array:
-    return np.diag(gram).reshape(inputs.samples, 1, -1)
