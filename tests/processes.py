@@ -103,20 +103,25 @@ def tensor_parallel_check() -> Found:
 
 
 def transformer() -> Found:
-    """Heads and positions cut over the processes, the embedding by rows, logits that stay a DTensor."""
-    model, tokens, targets = make_tokens()
+    """Heads and positions cut over the processes, the embedding by rows, logits that stay a DTensor, cut or whole."""
+    _, tokens, targets = make_tokens()
+    checked = sounding.check(_cut_tokens(Shard(-1)), tokens, targets)
+    whole = sounding.check(_cut_tokens(Replicate()), tokens, targets)
+    torch.manual_seed(dist.get_rank())  # the processes must agree on a random direction all the same
+    random = sounding.check(_cut_tokens(Shard(-1)), tokens, tier="fast")
+    return {"check": rows_of(checked), "whole": rows_of(whole), "random": rows_of(random)}
+
+
+def _cut_tokens(logits: Any) -> nn.Module:
+    model, _, _ = make_tokens()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     cut_in, cut_out = {"input_layouts": Shard(1)}, {"output_layouts": Shard(1)}
     plan = {name: ColwiseParallel(**cut_in) for name in ("query", "key", "value", "up")}
     plan |= {"norm1": SequenceParallel(), "norm2": SequenceParallel()}
     plan |= {name: RowwiseParallel(**cut_out) for name in ("join", "down")}
     plan |= {"table": RowwiseParallel(input_layouts=Replicate(), **cut_out)}
-    plan |= {"out": ColwiseParallel(**cut_in, use_local_output=False)}
-    parallelize_module(model, mesh, plan)
-    checked = sounding.check(model, tokens, targets)
-    torch.manual_seed(dist.get_rank())  # the processes must agree on a random direction all the same
-    random = sounding.check(model, tokens, tier="fast")
-    return {"check": rows_of(checked), "random": rows_of(random)}
+    plan |= {"out": ColwiseParallel(**cut_in, output_layouts=logits, use_local_output=False)}
+    return parallelize_module(model, mesh, plan)
 
 
 def tensor_parallel_watch() -> Found:

@@ -153,9 +153,9 @@ def test_a_transformer_cut_by_heads_and_positions(world: int, scenes: list[dict[
     absent = ("token_participation_ratio", "gradient_alignment", "key.bias weight_gradient_log_norm")
     expected["rows"] = {key: value for key, value in expected["rows"].items() if not key.endswith(absent)}
     for scene in (item["transformer"] for item in scenes):
-        found = scene["check"]["rows"]
-        scene["check"]["rows"] = {key: value for key, value in found.items() if not key.endswith(absent)}
-        same_rows(scene["check"], expected)
+        for found in (scene["check"], scene["whole"]):
+            found["rows"] = {key: value for key, value in found["rows"].items() if not key.endswith(absent)}
+            same_rows(found, expected)
         assert "token participation ratio" in scene["check"]["unmeasured"]["act"]
         assert "alignment" in scene["check"]["unmeasured"]["network"]
     random = [item["transformer"]["random"]["rows"] for item in scenes]

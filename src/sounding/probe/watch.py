@@ -292,14 +292,16 @@ class Watched:
             call.place = self._places.of(tensor)
             if call.place.summed:
                 call.place = Place(reason=PENDING)
-        call.reason = call.place.reason or (why_unmeasurable(tensor) if call.place is WHOLE else None)
+        whole = call.place is WHOLE
+        seen = local_part(tensor) if whole and is_distributed(tensor) else tensor.detach()
+        call.reason = call.place.reason or (why_unmeasurable(seen) if whole else None)
         if call.reason is not None:
             return
         if spec.shown:
             if one.batch_size is None:
                 one.batch_size = int(tensor.shape[0]) if tensor.dim() else 1
-            measure = measure_output if call.place is WHOLE else measure_part
-            measure(one, call, tensor.detach(), axis=self._axis, limit=self._samples)
+            measure = measure_output if whole else measure_part
+            measure(one, call, seen, axis=self._axis, limit=self._samples)
         if tensor.requires_grad and not tensor.is_inference():
             call.hooked = True
             if spec.weighs:
