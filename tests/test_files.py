@@ -233,7 +233,7 @@ def start(arguments: list[str], folder: Path) -> subprocess.Popen[str]:
 
 
 def wait_for(there: Any) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180  # a machine that others use too starts processes slowly
     while not there() and time.monotonic() < deadline:
         time.sleep(0.02)
 
