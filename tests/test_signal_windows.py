@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import signal_networks
 from signal_networks import chain, measure
 from sounding.activations import resolve
 from sounding.theory.signal import (
@@ -18,6 +19,7 @@ from sounding.theory.signal import (
     Normalize,
     Points,
     Pool,
+    Rule,
     Signal,
     measures,
     propagate,
@@ -212,3 +214,46 @@ def test_a_residual_network_with_batch_norm_is_predicted() -> None:
         assert abs(reduce(forward)[1] - cosine) <= allowed * cosine_error + 0.01
         norm, error = measured.backward[index][0][0], measured.backward[index][1][0]
         assert abs(backward.total - norm) <= allowed * error + 0.025 * norm
+
+
+def rectified_network(points: Points, *, blocks: int, width: int) -> Description:
+    """A ResNet whose stream is rectified after every sum: ReLU(x + BN(…))."""
+    nodes = [Node(Given(), (), points, 3)]
+    norm = Normalize("batch", 1e-5)
+
+    def add(rule: Rule, *inputs: int) -> int:
+        nodes.append(Node(rule, inputs, points, width))
+        return len(nodes) - 1
+
+    stream = add(RELU, add(norm, add(convolve((3, width), 3, padding=1), 0)))
+    for _ in range(blocks):
+        inner = add(RELU, add(norm, add(convolve((width, width), 3, padding=1), stream)))
+        branch = add(norm, add(convolve((width, width), 3, padding=1), inner))
+        stream = add(RELU, add(Add((1.0, 1.0)), stream, branch))
+    return Description(tuple(nodes), (stream,))
+
+
+@pytest.mark.slow
+def test_a_rectified_stream_is_followed_with_its_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken for Gaussian, six blocks were off by 7% in mean square, 0.08 in cosine and 16% in squared gradients."""
+    points = Points(8, (4, 4))
+    monkeypatch.setattr(signal_networks, "output_pull", lambda shape: np.random.default_rng(7).standard_normal(shape))
+    description = rectified_network(points, blocks=6, width=128)
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((8, 4, 4, 3)) + 0.5 * rng.standard_normal((8, 1, 1, 3))
+
+    def reduce(signal: Signal) -> np.ndarray:
+        return np.array([signal.total, measures(signal, 128, finite_width=False, spectrum=False)["mean_cosine"]])
+
+    measured, start = measure(description, {0: values}, seeds=8, reduce=reduce)
+    found = propagate(description, given={0: Signal.of_features(values)}, gradients=start)
+    for index in [3, *(index + 1 for index in streams(description)[1:])]:
+        forward, backward = found.forward[index], found.backward[index]
+        assert forward is not None
+        assert backward is not None
+        (total, cosine), (total_error, cosine_error) = measured.forward[index]
+        allowed = TOLERANCE.standard_errors
+        assert abs(forward.total - total) <= allowed * total_error + TOLERANCE.finite_width * total
+        assert abs(reduce(forward)[1] - cosine) <= allowed * cosine_error + TOLERANCE.finite_width
+        norm, error = measured.backward[index][0][0], measured.backward[index][1][0]
+        assert abs(backward.total - norm) <= allowed * error + TOLERANCE.finite_width * norm

@@ -12,8 +12,9 @@ W(s) = e^(−s eps) Π(1 + 2sλ)^(−1/2) and ℓ_i(s) = λ_i/(1 + 2sλ_i), exac
 where D is independent of x. Modes beyond the leading ones share one ℓ, with the sum and the sum of squares that they
 have. What follows takes y for Gaussian, an error of relative order 1/(participation ratio of the points).
 
-A function φ right behind the norm makes D depend on y: it is D̂ ∘ φ′(y)φ′(y)ᵀ with D̂ behind the function. By Stein's
-lemma for Gaussian y with Gram matrix Y, p = φ′(y) and u = y φ′(y), the terms along y change by
+A function behind the norm makes gradients depend on y: g = ĝ p(y) with ĝ independent of it and p = v, the amplitude
+that gradients carry (`shapes`); D = D̂ ∘ E[p p]. By Stein's lemma for Gaussian y with Gram matrix Y and u = y p(y), the
+terms along y change by
 
     Y_ab (s − q_a − q_b) + (2/N) Y diag(q) Y − (Y Δ + Δᵀ Y)/N,   q_a = Σ_c D̂_ac E[p′_a u_c]/N,
     s = Σ_cd D̂_cd (E[u_c u_d] − Y_cd E[p_c p_d])/N²,   Δ_cb = D̂_cb (E[p_b u′_c] − E[p_b p_c])
@@ -27,15 +28,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sounding.activations.activation import Activation
 from sounding.theory.signal.description import Array, Normalize
-from sounding.theory.signal.gaussian import hermite_coefficients, horner
+from sounding.theory.signal.gaussian import horner
+from sounding.theory.signal.shapes import hermite_rows
 from sounding.theory.signal.signal import Signal
 
 MODES = 48  # that are weighed one by one; the largest of the others has a few thousandths of the variance
 EXACT = 192  # points up to which all modes are computed: 20 ms
 PASSES = 2  # of subspace iteration: modes that it does not tell apart have almost the same weight
-STEIN_GRID = 4097  # steps of the tables of corrections, which need three digits
+STEIN_GRID, STEIN_TERMS = 4097, 256  # of the tables of corrections, which need three digits
+STRAIGHT = 1e-6  # a smaller table is none
 NODES = 240  # of the trapezoid rule in ln s, which converges geometrically: 1e-10
 
 
@@ -44,17 +46,8 @@ def batch_norm(rule: Normalize, signal: Signal) -> Signal:
     return signal.like(Modes.of(signal).standard(rule.eps))
 
 
-@dataclass(frozen=True)
-class Function:
-    """The elementwise function right behind a batch norm, its value, and the gradient that arrives at its value."""
-
-    activation: Activation
-    value: Signal
-    gradient: Signal
-
-
-def batch_norm_backward(rule: Normalize, signal: Signal, gradient: Signal, function: Function | None = None) -> Signal:
-    """The gradient in front of a batch norm whose scale has been applied to `gradient`; `function` stands behind it."""
+def batch_norm_backward(rule: Normalize, signal: Signal, gradient: Signal, amplitude: Array | None = None) -> Signal:
+    """The gradient in front of a batch norm whose scale has been applied to `gradient`, which depends on y by v."""
     modes = Modes.of(signal)
     vectors, size, share = modes.vectors, signal.points.size, signal.matrix.shape[1] / signal.points.size
     centred = centre(gradient)
@@ -71,52 +64,36 @@ def batch_norm_backward(rule: Normalize, signal: Signal, gradient: Signal, funct
     core = (f[:-1, :-1] - f[:-1, -1:] - f[-1:, :-1] + f[-1, -1]) * inner + np.diag(own_trace)
     matrix += share * vectors @ core @ np.swapaxes(vectors, 1, 2)
     matrix += (float(gamma_rest @ diagonal) + gamma_both * rest_trace) / size * rest
-    if function is not None:
-        matrix += modes.inverse(rule.eps) * centre(gradient.like(_bend(rule, modes, gradient, function)))
+    if amplitude is not None:
+        matrix += modes.inverse(rule.eps) * centre(gradient.like(_bend(rule, modes, gradient, amplitude)))
     mean = (gradient.mean - gradient.mean.mean()) * np.sqrt(f[-1, -1])
     return gradient.like(matrix, mean)
 
 
-def _bend(rule: Normalize, modes: Modes, gradient: Signal, function: Function) -> Array:
-    """What a function behind the norm changes, before the factor E σ⁻² and the centring.
+def _bend(rule: Normalize, modes: Modes, gradient: Signal, amplitude: Array) -> Array:
+    """What the amplitude of gradients changes, before the factor E σ⁻² and the centring.
 
-    Of Y diag(q) Y the leading modes are taken, which hold it. Where φ(γy) = φ(y)·γ, u is φ itself, and the function's
-    value and the gradient have its moments already.
+    Of Y diag(q) Y the leading modes are taken, which hold it.
     """
     size, y = gradient.points.size, modes.standard(rule.eps)
-    behind, arriving = function.gradient, rule.scale.second_moment * function.gradient.matrix
     root = np.sqrt(np.maximum(np.diagonal(y, axis1=1, axis2=2), 1e-300))
-    correlation = np.clip(y / (root[:, :, None] * root[:, None, :]), -1.0, 1.0)
-    slopes = function.activation.slopes
-    slant: Array | None = None
-    if function.activation.degree == 1.0 and slopes is not None and rule.shift.second_moment == 0:
-        mixed = np.sqrt(1.0 - correlation * correlation) * arriving
-        mixed *= (slopes[0] - slopes[1]) ** 2 / (2 * np.pi)
-        excess = behind.matrix * function.value.matrix - gradient.matrix * y
-    else:
-        mixed, excess, slant = _stein_terms(rule, function.activation, correlation, arriving)
-    q = behind.row_sums(mixed) / size
-    s = float(behind.row_sums(excess).sum()) / size**2
+    place = y / (root[:, :, None] * root[:, None, :])
+    place = (np.clip(place, -1.0, 1.0) + 1.0) * (0.5 * (STEIN_GRID - 1))
+    index = np.minimum(place.astype(np.int64), STEIN_GRID - 2)
+    place -= index
+    tables = stein_tables(amplitude)
+    mixed, excess = (gradient.matrix * (table[index] + place * np.diff(table)[index]) for table in tables[:2])
+    q = gradient.row_sums(mixed) / size
+    s = float(gradient.row_sums(excess).sum()) / size**2
     result = y * (s - q[:, :, None] - q[:, None, :])
     vectors = modes.vectors * modes.forward(rule.eps)[1]
     core = np.swapaxes(modes.vectors, 1, 2) @ (q[:, :, None] * modes.vectors)
     result += (2 * y.shape[1]) * vectors @ core @ np.swapaxes(vectors, 1, 2)
-    if slant is not None:
+    if float(np.abs(tables[2]).max()) > STRAIGHT:
+        slant = gradient.matrix * (tables[2][index] + place * np.diff(tables[2])[index])
         turned = gradient.multiply(y, slant) / size
         result -= turned + np.swapaxes(turned, 1, 2)
     return np.asarray(result)
-
-
-def _stein_terms(
-    rule: Normalize, activation: Activation, correlation: Array, arriving: Array
-) -> tuple[Array, Array, Array]:
-    """D̂ ∘ E[p′u], D̂ ∘ (E[uu] − ρ E[pp]) and D̂ ∘ (E[pu′] − E[pp]), read off tables at the variance 1 of a norm."""
-    tables = stein_tables(activation, scale=rule.scale.second_moment**0.5, shift=rule.shift.mean)
-    place = (correlation + 1.0) * (0.5 * (STEIN_GRID - 1))
-    index = np.minimum(place.astype(np.int64), STEIN_GRID - 2)
-    place -= index
-    first, second, third = (arriving * (table[index] + place * np.diff(table)[index]) for table in tables)
-    return first, second, third
 
 
 def centre(signal: Signal) -> Array:
@@ -210,19 +187,23 @@ class Modes:
         return f, gamma[:-1, :-1], gamma_rest, float(0.5 * (s * s * weights * loose**2).sum())
 
 
-def stein_tables(activation: Activation, *, scale: float, shift: float) -> tuple[Array, Array, Array]:
-    """E[p′ u], E[u u] − ρ E[p p] and E[p u′] − E[p p] over equal steps of ρ from −1 to 1, for φ′(scale·y + shift).
+def stein_tables(amplitude: Array) -> tuple[Array, Array, Array]:
+    """E[p′u]/E[pp], E[uu]/E[pp] − ρ and E[pu′]/E[pp] − 1 over equal steps of ρ from −1 to 1, p the amplitude.
 
-    With p = Σ p_k he_k: u_k = √k p_{k−1} + √(k+1) p_{k+1}, and a derivative takes c_k to √(k+1) c_{k+1}.
+    With p = Σ p_k he_k: u_k = √k p_{k−1} + √(k+1) p_{k+1}, and a derivative takes c_k to √(k+1) c_{k+1}. Where p is a
+    step (ReLU), E[pu′] is E[pp], and the last table is 0 up to what the series leaves out.
     """
-    p = hermite_coefficients(activation, mean=shift, std=scale, slope=True)
+    p = hermite_rows(STEIN_TERMS) @ amplitude
     roots = np.sqrt(np.arange(1, p.size))
     raised, lowered = np.append(0.0, roots * p[:-1]), np.append(roots * p[1:], 0.0)
     u = raised + lowered
+    u[-1] = 0.0  # the term that would need the next coefficient
     u_slope = np.append(roots * u[1:], 0.0)
     rho = np.linspace(-1.0, 1.0, STEIN_GRID)
-    pairs = horner(p * p, rho)
-    return horner(lowered * u, rho), horner(u * u, rho) - rho * pairs, horner(p * u_slope, rho) - pairs
+    pairs = np.maximum(horner(p * p, rho), 1e-3)
+    flat = float((amplitude**2 * (1 - amplitude**2 / amplitude.max() ** 2)).max()) < 1e-9 * amplitude.max() ** 2
+    slant = np.zeros_like(rho) if flat else horner(p * u_slope, rho) / pairs - 1
+    return horner(lowered * u, rho) / pairs, horner(u * u, rho) / pairs - rho, slant
 
 
 def leading_modes(matrix: Array, count: int) -> tuple[Array, Array]:

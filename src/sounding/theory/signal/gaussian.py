@@ -19,6 +19,7 @@ from sounding.activations.activation import Activation
 from sounding.theory.integrals.arc_cosine import arc_cosines, second_moment
 from sounding.theory.integrals.panels import legendre
 from sounding.theory.signal.description import Array
+from sounding.theory.signal.shapes import PLACES, map_shaped
 
 Function = Callable[[Array], Array]
 
@@ -43,7 +44,15 @@ class Mapped:
     mean: Array
 
 
-def map_pairs(activation: Activation, matrix: Array, mean: Array, *, slope: bool = False) -> Mapped:
+def map_pairs(
+    activation: Activation,
+    matrix: Array,
+    mean: Array,
+    *,
+    slope: bool = False,
+    shape: Array | None = None,
+    amplitude: Array | None = None,
+) -> Mapped:
     """E f(x_a) f(x_b) and E f(x_a), f = φ or, with `slope`, φ′, for x Gaussian with these means and second moments.
 
     Args:
@@ -51,6 +60,8 @@ def map_pairs(activation: Activation, matrix: Array, mean: Array, *, slope: bool
         matrix: K, (blocks, n, n).
         mean: m, (blocks, n).
         slope: whether f is φ′.
+        shape: the law of x over features where it is not Gaussian; see `shapes`.
+        amplitude: how gradients depend on x.
 
     Error: rounding for positively homogeneous φ (of degree 1 also with means: 1e-9); elsewhere about 1e-9 of E f² where
     all points have one variance, and LEFT_OUT or what `TERMS` terms leave out times how much the tail's shape differs
@@ -65,6 +76,9 @@ def map_pairs(activation: Activation, matrix: Array, mean: Array, *, slope: bool
     np.clip(correlation, -1.0, 1.0, out=correlation)
     index = np.arange(matrix.shape[1])
     correlation[:, index, index] = 1.0
+    if shape is not None or amplitude is not None:
+        law = PLACES if shape is None else shape
+        return Mapped(*map_shaped(activation, mean, std, correlation, law, slope=slope, amplitude=amplitude))
     if activation.degree is not None and activation.slopes is not None and centred:
         return _homogeneous(activation.degree, activation.slopes, std, correlation, outer, slope)
     if activation.degree == 1.0 and activation.slopes is not None and bool((std > 0).all()):
@@ -277,13 +291,6 @@ def _tabulate(expansion: _Expansion, *, start: int) -> Array:
     else:
         values[0], values[-1] = end, other
     return values
-
-
-def hermite_coefficients(activation: Activation, *, mean: float, std: float, slope: bool) -> Array:
-    """The coefficients c_k = E f(mean + std·z) he_k(z) of φ, or of φ′ with `slope`, k < LONG."""
-    f = activation.derivative if slope else activation.function
-    found: Array = _expand(activation, f, np.array([[mean, std]]), LONG, width=0.25).coefficients[0]
-    return found
 
 
 def horner(coefficients: Array, x: Array) -> Array:

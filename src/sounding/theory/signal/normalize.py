@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sounding.theory.signal.batch import Function, batch_norm, batch_norm_backward
+from sounding.theory.signal.batch import batch_norm, batch_norm_backward
 from sounding.theory.signal.description import Array, Law, Normalize
 from sounding.theory.signal.group import group_norm, group_norm_backward
 from sounding.theory.signal.signal import Signal
@@ -27,20 +27,15 @@ def normalize(rule: Normalize, signal: Signal, features: int) -> Signal:
     return scale(_standardize(rule, signal, features), rule.scale, rule.shift)
 
 
-def normalize_backward(
-    rule: Normalize, signal: Signal, gradient: Signal, features: int, function: Function | None = None
-) -> Signal:
-    """The gradient in front of a normalization, from the signal in front of it and the gradient behind.
-
-    `function` is what stands right behind a batch norm, on which its gradient depends.
-    """
+def normalize_backward(rule: Normalize, signal: Signal, gradient: Signal, features: int) -> Signal:
+    """The gradient in front of a normalization, from the signal in front of it and the gradient behind."""
     factor = rule.scale.second_moment
     inner = gradient.like(factor * gradient.matrix, rule.scale.mean * gradient.mean)
     if rule.running is not None:
         weight = _running_weight(rule)
         return inner.like(weight[1] * inner.matrix, weight[0] * inner.mean)
     if rule.kind == "batch":
-        return batch_norm_backward(rule, signal, inner, function)
+        return batch_norm_backward(rule, signal, inner, gradient.shape)
     if rule.kind == "group":
         return group_norm_backward(rule, signal, inner, features)
     std = np.sqrt(_spread(rule, signal) + rule.eps)

@@ -11,7 +11,6 @@ import numpy as np
 from sounding.errors import UsageError
 from sounding.theory.signal import rules, windows
 from sounding.theory.signal.attention import Attended, attend_signals, attend_signals_backward
-from sounding.theory.signal.batch import Function
 from sounding.theory.signal.description import (
     Add,
     Attention,
@@ -205,11 +204,7 @@ def _backwards(
         try:
             if len(known) < len(inputs):
                 raise UsageError("the signal in front of it is not known")
-            if isinstance(node.rule, Normalize):
-                behind = _function_behind(description, index, forward, arrived)
-                found = rules.normalized_backward(node.rule, node, known, gradient, behind)
-            else:
-                found = _functions(description, index, context)[1](node.rule, node, known, gradient)
+            found = _functions(description, index, context)[1](node.rule, node, known, gradient)
         except UsageError as error:
             notes.setdefault(index, f"no gradient passes it: {error}")
             lost |= set(node.inputs)
@@ -219,20 +214,6 @@ def _backwards(
             already = arrived[at]
             arrived[at] = one if already is None else already.plus(one)
     return tuple(arrived), tuple(weights)
-
-
-def _function_behind(
-    description: Description, index: int, forward: Sequence[Signal | None], arrived: Sequence[Signal | None]
-) -> Function | None:
-    """The elementwise function that alone uses a node's value, with the gradient behind it."""
-    users = [(at, node.rule) for at, node in enumerate(description.nodes) if index in node.inputs]
-    if len(users) != 1:
-        return None
-    at, rule = users[0]
-    value, gradient = forward[at], arrived[at]
-    if not isinstance(rule, Elementwise) or value is None or gradient is None:
-        return None
-    return Function(rule.activation, value, gradient)
 
 
 def _weight_gradient(node: Node, signal: Signal, gradient: Signal) -> float | None:

@@ -6,12 +6,14 @@ Every forward function takes (rule, node, inputs) and gives the signal of the no
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from sounding.activations import Activation
 from sounding.errors import UsageError
-from sounding.theory.signal.batch import Function
 from sounding.theory.signal.description import (
     Add,
     Array,
@@ -33,6 +35,7 @@ from sounding.theory.signal.description import (
 )
 from sounding.theory.signal.gaussian import map_pairs
 from sounding.theory.signal.normalize import normalize, normalize_backward, scale
+from sounding.theory.signal.shapes import amplitude_before, amplitude_of_term, pushed, summed
 from sounding.theory.signal.signal import Signal
 
 Inputs = tuple[Signal, ...]
@@ -69,16 +72,22 @@ def elementwise(rule: Elementwise, node: Node, inputs: Inputs) -> Signal:
     """K′ = E φ(x_a)φ(x_b) for Gaussian x with the signal's means and second moments; see `gaussian.map_pairs`.
 
     The limit is that of wide layers, whose sums over inputs are Gaussian; behind a sum that holds another function's
-    output (a residual stream of rectified values) it is an approximation.
+    output (a residual stream of rectified values) the law over features is followed (`shapes`), pairs by a copula.
     """
-    mapped = map_pairs(rule.activation, inputs[0].matrix, inputs[0].mean)
-    return inputs[0].like(mapped.matrix, mapped.mean)
+    (signal,) = inputs
+    mapped = map_pairs(rule.activation, signal.matrix, signal.mean, shape=signal.shape)
+    shape = pushed(rule.activation, *signal.typical, signal.shape)
+    return replace(signal.like(mapped.matrix, mapped.mean), shape=shape)
 
 
 def elementwise_backward(rule: Elementwise, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
     """D′ = D ∘ E φ′(x_a)φ′(x_b): wide random weights make gradients independent of the values that they meet."""
-    mapped = map_pairs(rule.activation, inputs[0].matrix, inputs[0].mean, slope=True)
-    return (gradient.like(gradient.matrix * mapped.matrix, gradient.mean * mapped.mean),)
+    (signal,) = inputs
+    mapped = map_pairs(
+        rule.activation, signal.matrix, signal.mean, slope=True, shape=signal.shape, amplitude=gradient.shape
+    )
+    before = gradient.like(gradient.matrix * mapped.matrix, gradient.mean * mapped.mean)
+    return (replace(before, shape=amplitude_before(rule.activation, *signal.typical, signal.shape, gradient.shape)),)
 
 
 def normalized(rule: Normalize, node: Node, inputs: Inputs) -> Signal:
@@ -86,16 +95,14 @@ def normalized(rule: Normalize, node: Node, inputs: Inputs) -> Signal:
     return normalize(rule, inputs[0], node.features)
 
 
-def normalized_backward(
-    rule: Normalize, node: Node, inputs: Inputs, gradient: Signal, function: Function | None = None
-) -> Gradients:
+def normalized_backward(rule: Normalize, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
     """See `normalize_backward`."""
-    return (normalize_backward(rule, inputs[0], gradient, node.features, function),)
+    return (normalize_backward(rule, inputs[0], gradient, node.features),)
 
 
 def scaled(rule: Scale, node: Node, inputs: Inputs) -> Signal:
     """K′ = E c² K + E c E u (m_a + m_b) + E u²."""
-    return scale(inputs[0], rule.factor, rule.shift)
+    return replace(scale(inputs[0], rule.factor, rule.shift), shape=inputs[0].shape)
 
 
 def scaled_backward(rule: Scale, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
@@ -120,16 +127,24 @@ def add(rule: Add, node: Node, inputs: Inputs) -> Signal:
             matrix += cross + np.swapaxes(cross, 1, 2)
         matrix += coefficient**2 * parts[at].matrix
         mean = mean + own
-    return first.like(matrix, mean)
+    spreads = [(abs(c) * parts[at].typical[1], parts[at].shape) for at, c in merged.items()]
+    return replace(first.like(matrix, mean), shape=summed(spreads))
 
 
 def add_backward(rule: Add, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
     """D_i = c_i² D, summed over what was spread out."""
     merged = _merge(rule.coefficients, node.inputs)
+    terms = {at: (abs(c) * inputs[at].typical[1], inputs[at].shape) for at, c in merged.items()}
+    spread = math.sqrt(sum(std**2 for std, _ in terms.values()))
+    law = summed(list(terms.values())) if gradient.shape is not None else None
     found = []
     for at, one in enumerate(inputs):
         coefficient = merged.get(at, 0.0)
-        found.append(gather(gradient.like(coefficient**2 * gradient.matrix, coefficient * gradient.mean), one))
+        own = gather(gradient.like(coefficient**2 * gradient.matrix, coefficient * gradient.mean), one)
+        if gradient.shape is not None and at in terms:
+            others = math.sqrt(max(spread**2 - terms[at][0] ** 2, 0.0))
+            own = replace(own, shape=amplitude_of_term(gradient.shape, (spread, law), terms[at], others))
+        found.append(own)
     return tuple(found)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
 
@@ -33,12 +33,15 @@ class Signal:
         points: where the signal lives.
         mean: (blocks, size), the mean over features of h_a; for gradients, their sum over features.
         spacing: of the sub-grids along each axis; 1 everywhere for all pairs.
+        shape: the law of the values over features, as `shapes` has it; None for Gaussian ones. Of a gradient, how large
+            it is at each place of that law; None where it does not depend on the value.
     """
 
     matrix: Array
     points: Points
     mean: Array
     spacing: tuple[int, ...]
+    shape: Array | None = None
 
     @classmethod
     def full(cls, matrix: Array, points: Points, mean: Array | None = None) -> Signal:
@@ -108,6 +111,17 @@ class Signal:
         return tuple(size // step for size, step in zip(self.points.grid, self.spacing, strict=True))
 
     @property
+    def std(self) -> Array:
+        """The standard deviation over features of every point, (blocks, size)."""
+        return np.asarray(np.sqrt(np.maximum(self.diagonal - self.mean**2, 0.0)))
+
+    @property
+    def typical(self) -> tuple[float, float]:
+        """The feature mean and the standard deviation over features of all points together."""
+        mean = float(self.mean.mean())
+        return mean, math.sqrt(max(float((self.diagonal - self.mean**2).mean()), 0.0))
+
+    @property
     def total(self) -> float:
         """The sum of the second moments of all points: the squared norm of a gradient."""
         return float(np.einsum("bii->", self.matrix))
@@ -155,7 +169,12 @@ class Signal:
 
     def plus(self, other: Signal) -> Signal:
         """The sum of two independent signals of mean 0: gradients that arrive from two sides."""
-        return self.like(self.matrix + other.matrix, self.mean + other.mean)
+        summed = self.like(self.matrix + other.matrix, self.mean + other.mean)
+        if self.shape is None and other.shape is None:
+            return summed
+        squares = [(one.total, 1.0 if one.shape is None else one.shape**2) for one in (self, other)]
+        whole = max(sum(size for size, _ in squares), 1e-300)
+        return replace(summed, shape=np.sqrt(sum(size / whole * square for size, square in squares)))
 
     def tokens(self) -> Iterator[Array]:
         """The positions × positions matrix of each sample, of the followed pairs, block by block."""
