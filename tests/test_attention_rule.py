@@ -212,6 +212,21 @@ def test_query_gradients_of_tokens_that_are_almost_equal() -> None:
     np.testing.assert_allclose(np.diag(back.keys), expected * apart, rtol=TOLERANCE.float32_forward)
 
 
+@pytest.mark.parametrize("hidden", [-10_000.0, float(np.finfo(np.float32).min)])
+def test_a_finite_number_hides_as_infinity_does(hidden: float) -> None:
+    """Networks mask with −10 000 or float32's smallest number; entropy counts the keys that are seen."""
+    inputs = Projections(np.eye(12), np.eye(12), np.eye(12), 2)
+    finite = np.where(np.isinf(HIDDEN), hidden, 0.0) - 3.0  # softmax ignores what a whole row has in common
+    for route in ("heads", "small scores"):
+        one, other = (
+            attend(make_rule(mask=mask), inputs, generator=np.random.default_rng(0), route=route)
+            for mask in (HIDDEN, finite)
+        )
+        np.testing.assert_allclose(one.gram, other.gram, rtol=TOLERANCE.float32_forward)
+        assert one.entropy == pytest.approx(other.entropy, rel=TOLERANCE.float32_forward)
+        assert one.score_std == pytest.approx(other.score_std, rel=TOLERANCE.float32_forward)
+
+
 def test_values_of_another_sequence() -> None:
     """Cross-attention: 3 query positions read 2 key positions, in each of 2 samples."""
     rule, generator = make_rule(scale=0.0), np.random.default_rng(0)

@@ -20,6 +20,9 @@ from sounding.theory.signal.description import Array, Attention, Law, Normalize
 
 Floats = NDArray[Any]  # of single precision, which is four times as fast and far finer than the draws
 
+# A mask this far below the largest of its row hides a key whatever its score: many networks write −10 000 or the
+# smallest number of their dtype instead of −inf.
+FAINT = -1000.0
 ONE_HOT = 0.9  # the weight from which on a row of attention counts as looking at one key alone
 
 
@@ -194,6 +197,8 @@ def score_mask(rule: Attention, inputs: Projections) -> Array:
         mask = mask + np.where(np.arange(columns) <= np.arange(rows)[:, None], 0.0, -np.inf)
     if not (mask > -np.inf).any(axis=2).all():
         raise UsageError("expected that every position sees at least one key, got a mask that hides them all")
+    mask = mask - mask.max(axis=2, keepdims=True)
+    mask[mask < FAINT] = -np.inf
     return mask
 
 
