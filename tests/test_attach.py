@@ -13,10 +13,10 @@ import networks
 from sounding.activations import resolve
 from sounding.probe.attach import attach
 from sounding.probe.check import check
-from sounding.probe.gaussian import gaussian_moments
 from sounding.probe.records import Report
 from sounding.profile import Profile
-from sounding.theory.batchnorm import batchnorm
+from sounding.theory.batchnorm import BatchNormPrediction, batchnorm
+from sounding.theory.length import product_moment, second_moment, slope_kurtosis, squared_slope
 from tolerance import TOLERANCE, assert_within_standard_errors
 
 SEEDS = range(6)
@@ -80,11 +80,12 @@ def test_batch_norm_is_laid_beside_its_fixed_point(samples: int) -> None:
     def build() -> nn.Module:
         return networks.mlp(24, 200, normalization=nn.BatchNorm1d)
 
-    exact = batchnorm("relu", batch_size=samples)
+    exact = batchnorm("relu", batch_size=samples, eps=1e-5, weight_std=3**-0.5)
     for report in reports(build, samples)[:3]:
         theory = report.profile.value("gradient_growth", source="theory")
         measured = report.profile.value("gradient_growth", source="check")
-        assert math.isclose(theory.value, exact.gradient_growth, rel_tol=TOLERANCE.finite_difference)
+        expected = exact.gradient_growth * first_factor(report, exact)
+        assert math.isclose(theory.value, expected, rel_tol=TOLERANCE.finite_width)
         assert theory.stderr is not None
         assert measured.stderr is not None
         assert_within_standard_errors(measured.value, theory.value, math.hypot(theory.stderr, measured.stderr))
@@ -107,10 +108,77 @@ def test_eps_and_shift_take_the_quadrature_route() -> None:
         report = check(model, torch.randn(32, 64))
     weights = [module for module in model if isinstance(module, nn.Linear)][:-1]
     spread = math.sqrt(sum(float(w.weight.detach().double().square().mean()) * w.in_features for w in weights) / 11)
-    exact = batchnorm("relu", batch_size=32, eps=0.5, shift=2.0, weight_std=spread).gradient_growth
-    assert math.isclose(
-        report.profile.value("gradient_growth", source="theory").value, exact, rel_tol=TOLERANCE.float32_forward
-    )
+    exact = batchnorm("relu", batch_size=32, eps=0.5, shift=2.0, weight_std=spread)
+    expected = exact.gradient_growth * first_factor(report, exact)
+    found = report.profile.value("gradient_growth", source="theory").value
+    assert math.isclose(found, expected, rel_tol=TOLERANCE.float32_forward)
+
+
+def first_factor(report: Report, theory: BatchNormPrediction) -> float:
+    """What a first batch norm that divides by the inputs' spread adds to the growth of each of the steps."""
+    (square,) = [row.value for row in report.profile.select("mean_square", source="check") if row.layer == 1]
+    (share,) = [row.value for row in report.profile.select("distinct_share", source="check") if row.layer == 1]
+    layers = report.profile.settings["theory"]["layers"]
+    settled = theory.weight_std**2 * theory.fixed_point.mu * (1 - 1 / theory.batch_size)
+    return ((settled + theory.eps) / (square * share + theory.eps)) ** (1 / (layers - 1))
+
+
+def test_the_first_layer_of_a_narrow_network_is_no_error() -> None:
+    """ReLU, 64 wide, 20 deep: ln measured/theory was −0.056 on average, beyond its scatter, before theory knew."""
+    ratios = []
+    for report in reports(lambda: networks.mlp(21, 64, normalization=nn.BatchNorm1d), 32):
+        values = [report.profile.value("gradient_growth", source=source).value for source in ("check", "theory")]
+        ratios.append(math.log(values[0] / values[1]))
+    stderr = float(torch.tensor(ratios).std()) / math.sqrt(len(ratios))
+    assert_within_standard_errors(sum(ratios) / len(ratios), 0.0, stderr, allowance=2 * TOLERANCE.finite_width)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (nn.Mish, "Mish"),
+        (nn.Hardswish, "Hardswish"),
+        (nn.ReLU6, "ReLU6"),
+        (nn.Softsign, "Softsign"),
+        (nn.PReLU, "leaky_relu:0.25"),
+        (lambda: nn.Hardtanh(-2.0, 2.0), "Hardtanh(min_val=-2.0, max_val=2.0)"),
+    ],
+)
+def test_activation_modules_without_a_name_are_taken_as_functions(module: Callable[[], nn.Module], name: str) -> None:
+    """Beside the measurement, with dropout that is off in between."""
+
+    def build() -> nn.Module:
+        model = networks.mlp(8, 300, activation=module)
+        parts = [part for layer in model for part in (layer, nn.Dropout(0.3))]
+        return nn.Sequential(*parts[:-1])
+
+    with networks.seeded(0):
+        report = check(build(), torch.randn(24, 64))
+    settings = report.profile.settings["theory"]
+    assert settings["applied"], settings["note"]
+    assert settings["activation"] == name
+    for predicted, measured in pairs(report.profile, "mean_square"):
+        assert measured == pytest.approx(predicted, rel=0.25)
+    growths = [report.profile.value("gradient_growth", source=source) for source in ("check", "theory")]
+    stderr = math.hypot(*(growth.stderr or 0.0 for growth in growths))
+    assert_within_standard_errors(growths[0].value, growths[1].value, stderr)
+
+
+def test_dropout_that_is_on_is_an_obstacle_with_a_name() -> None:
+    with networks.seeded(0):
+        model = nn.Sequential(*(m for _ in range(6) for m in (nn.Linear(64, 64), nn.Dropout(0.3), nn.ReLU())))
+        note = check(model, torch.randn(16, 64), dropout=True).profile.settings["theory"]["note"]
+    assert "Dropout '1' is none of these" in note
+
+
+def test_the_note_names_what_ended_the_longest_stack() -> None:
+    """Not the first module that theory does not know, but the one without which the stack would be longer."""
+    with networks.seeded(0):
+        parts: list[nn.Module] = [nn.LayerNorm(64)]
+        for activation in (nn.ReLU, nn.ReLU, nn.Tanh, nn.Tanh):
+            parts += [nn.Linear(64, 64), activation()]
+        note = check(nn.Sequential(*parts, nn.Softmax(-1)), torch.randn(16, 64)).profile.settings["theory"]["note"]
+    assert "the activation changes from relu to tanh at '5'" in note
 
 
 def test_a_critical_network_has_no_trainable_depth() -> None:
@@ -123,7 +191,8 @@ def test_the_finding_carries_the_prediction() -> None:
     with networks.seeded(0):
         model = networks.mlp(60, 64, normalization=nn.BatchNorm1d)
         (finding, *_) = check(model, torch.randn(32, 64)).verdict.findings
-    assert math.isclose(finding.evidence["growth_predicted"], 1.52195, rel_tol=1e-4)
+    # 1.52195 but for the first of 58 steps
+    assert math.isclose(finding.evidence["growth_predicted"], 1.52195, rel_tol=0.05)
 
 
 @pytest.mark.parametrize("name", ["relu", "leaky_relu:0.3", "identity"])
@@ -133,10 +202,13 @@ def test_closed_moments_are_the_quadrature(name: str, correlation: float) -> Non
     from dataclasses import replace
 
     activation = resolve(name)
-    closed = gaussian_moments(activation, 1.7, correlation)
-    numeric = gaussian_moments(replace(activation, degree=None, slopes=None), 1.7, correlation)
-    for field in ("square", "product", "slope", "kurtosis"):
-        assert math.isclose(getattr(closed, field), getattr(numeric, field), rel_tol=1e-6, abs_tol=1e-6)
+    hidden = replace(activation, degree=None, slopes=None)
+    closed, numeric = (product_moment(phi, 1.7, correlation).value for phi in (activation, hidden))
+    assert closed == pytest.approx(numeric, rel=TOLERANCE.two_routes, abs=TOLERANCE.two_routes)
+    for moment in (second_moment, squared_slope):
+        closed, numeric = (moment(phi, 1.7).value for phi in (activation, hidden))
+        assert closed == pytest.approx(numeric, rel=TOLERANCE.two_routes)
+    assert slope_kurtosis(activation, 1.7) == pytest.approx(slope_kurtosis(hidden, 1.7), rel=TOLERANCE.two_routes)
 
 
 class Functional(nn.Module):

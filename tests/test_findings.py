@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from sounding.activations import resolve
 from sounding.probe.findings.collapse import share_outside
-from sounding.probe.gaussian import gaussian_moments
 from sounding.probe.verdict import judge
 from sounding.profile import Profile, Row
+from sounding.theory.length import product_moment, second_moment
 
 
 def severities(profile: Profile) -> dict[str, str]:
@@ -111,8 +111,7 @@ def test_the_line_lies_where_theory_puts_fourteen_relu_layers() -> None:
     """The ReLU correlation map from uncorrelated inputs: 1 − c stays above 0.1 up to layer 13 and falls as 1/ℓ²."""
     relu, correlation, shares = resolve("relu"), 0.0, []
     for _ in range(50):
-        moments = gaussian_moments(relu, 1.0, correlation)
-        correlation = moments.product / moments.square
+        correlation = product_moment(relu, 1.0, correlation).value / second_moment(relu, 1.0).value
         shares.append(1 - correlation)
     below = next(layer for layer, share in enumerate(shares, 1) if share < 0.1)
     assert below in (13, 14, 15)

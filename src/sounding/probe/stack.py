@@ -8,12 +8,18 @@ from typing import Any
 
 from torch import nn
 
+from sounding.activations import Activation, from_callable, resolve
+from sounding.errors import SoundingError
 from sounding.probe.calls import named_modules, named_parameters
 from sounding.probe.parts import is_distributed
 from sounding.probe.reading import Call, Reading
+from sounding.probe.state import DROPOUT
+from sounding.probe.units import is_activation
 
 SHORTEST = 3
 TRANSPARENT = ("Identity", "Flatten", "Unflatten")
+# what foreign modules compute, by class and settings: looking for the kinks of a function takes some 50 ms
+_FUNCTIONS: dict[tuple[type[nn.Module], str], Activation | None] = {}
 
 
 @dataclass(frozen=True)
@@ -23,7 +29,7 @@ class Block:
     linear: Call
     weights: nn.Linear
     norm: nn.BatchNorm1d | None
-    activation: str
+    activation: Activation
     last: Call
 
 
@@ -34,8 +40,8 @@ class Stack:
     blocks: tuple[Block, ...]
 
     @property
-    def activation(self) -> str:
-        """The name of the activation, as `sounding.activations.resolve` knows it."""
+    def activation(self) -> Activation:
+        """The activation of every block."""
         return self.blocks[0].activation
 
     @property
@@ -58,22 +64,57 @@ def find_stack(model: nn.Module, reading: Reading) -> Stack | str:
     shortest = reading.settings.get("shortest_depth")
     if shortest is not None and shortest < layers:
         return f"there are ways around layers (the shortest passes {shortest} of {layers}); theory is of plain stacks"
-    runs, obstacle = _runs(modules, reading)
-    best = max(runs, key=len, default=[])
-    if len(best) < SHORTEST:
-        return f"no {SHORTEST} consecutive blocks of Linear, BatchNorm1d or none, and one activation{obstacle}"
-    if best[0].activation == "identity" and not _sequential(modules, best):
+    runs = _runs(modules, reading)
+    best = max(runs, key=lambda run: len(run.blocks), default=Run((), ""))
+    if len(best.blocks) < SHORTEST:
+        why = next((run.ended for run in (best, *runs) if run.ended), "")
+        return f"no {SHORTEST} consecutive blocks of Linear, BatchNorm1d or none, and one activation{why}"
+    if best.blocks[0].activation.name == "identity" and not _sequential(modules, best.blocks):
         return "no activation modules between the linear layers; one applied as a function cannot be seen"
-    return Stack(tuple(best))
+    return Stack(best.blocks)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive blocks that are alike, and in words what ended them; "" at the end of the network."""
+
+    blocks: tuple[Block, ...]
+    ended: str
+
+
+def find_activation(module: nn.Module) -> Activation | None:
+    """What a module computes on every element, None where it is no activation.
+
+    Modules that theory has no name for (Mish, Hardswish, ReLU6, Softsign, one of your own) are taken as functions.
+
+    >>> find_activation(nn.LeakyReLU(0.2)).name, find_activation(nn.ReLU6()).kinks, find_activation(nn.Softmax(-1))
+    ('leaky_relu:0.2', (0.0, 6.0), None)
+    """
+    known = name_activation(module)
+    if known is not None:
+        return resolve(known)
+    if not is_activation(module) or list(module.parameters()) or module._modules:
+        return None
+    key = (type(module), repr(module))
+    if key not in _FUNCTIONS:
+        try:
+            # called without its hooks; the name tells modules with different settings apart
+            _FUNCTIONS[key] = from_callable(module.forward, name=repr(module).removesuffix("()"))
+        except SoundingError:
+            _FUNCTIONS[key] = None
+    return _FUNCTIONS[key]
 
 
 def name_activation(module: nn.Module) -> str | None:
     """The name under which theory knows a module's activation, None when it does not.
 
     >>> name_activation(nn.LeakyReLU(0.2)), name_activation(nn.GELU()), name_activation(nn.PReLU())
-    ('leaky_relu:0.2', 'gelu', None)
+    ('leaky_relu:0.2', 'gelu', 'leaky_relu:0.25')
     """
     match module:
+        case nn.PReLU():
+            slopes = module.weight.detach()
+            return f"leaky_relu:{float(slopes[0]):g}" if bool((slopes == slopes[0]).all()) else None
         case nn.LeakyReLU():
             return f"leaky_relu:{module.negative_slope:g}"
         case nn.ELU() if not isinstance(module, nn.CELU):
@@ -96,29 +137,44 @@ def name_activation(module: nn.Module) -> str | None:
     return known.get(type(module))
 
 
-def _runs(modules: Mapping[str, nn.Module], reading: Reading) -> tuple[list[list[Block]], str]:
-    """Maximal runs of alike blocks, and the first module that theory does not know, for the message."""
-    runs: list[list[Block]] = [[]]
-    obstacle = ""
-    calls = [call for call in reading.calls if not _transparent(_module(modules, call), call)]
+def _runs(modules: Mapping[str, nn.Module], reading: Reading) -> list[Run]:
+    """Maximal runs of alike blocks, each with what ended it."""
+    runs: list[Run] = []
+    blocks: list[Block] = []
+    calls = [call for call in reading.calls if not _transparent(_module(modules, call), call, reading)]
     index = 0
     while index < len(calls):
         block, length = _block(modules, calls[index:])
-        if block is None or "#" in block.linear.name:  # a second call shares its weights, which theory does not
-            kind = calls[index].kind or "an unknown module"
-            obstacle = obstacle or f" ({kind} {calls[index].name!r} is none of these)"
-            runs.append([])
-            index += 1
-            continue
-        if runs[-1] and not _alike(runs[-1][0], block):
-            runs.append([])
-        runs[-1].append(block)
+        ended = ""
+        if block is None:
+            # a Linear is stopped by what follows it
+            stopped = calls[min(index + length, len(calls)) - 1]
+            ended = f" ({stopped.kind or 'an unknown module'} {stopped.name!r} is none of these)"
+        elif "#" in block.linear.name:
+            ended = (
+                f" ({block.linear.name.partition('#')[0]!r} is called again, and theory has new weights in every layer)"
+            )
+        elif blocks and not _alike(blocks[0], block):
+            runs.append(Run(tuple(blocks), f" ({_difference(blocks[0], block)} at {block.linear.name!r})"))
+            blocks = []
+        if ended:
+            runs.append(Run(tuple(blocks), ended))
+            blocks = []
+        elif block is not None:
+            blocks.append(block)
         index += length
-    return runs, obstacle
+    return [*runs, Run(tuple(blocks), "")]
+
+
+def _difference(one: Block, other: Block) -> str:
+    """How two blocks that follow each other are not alike."""
+    if (one.norm is None) != (other.norm is None):
+        return "batch norm begins" if one.norm is None else "batch norm ends"
+    return f"the activation changes from {one.activation.name} to {other.activation.name}"
 
 
 def _block(modules: Mapping[str, nn.Module], calls: list[Call]) -> tuple[Block | None, int]:
-    """The block that starts at the first call, and how many calls it takes."""
+    """The block that starts at the first call and how many calls it takes; or None, up to the call that prevents it."""
     first = calls[0]
     linear = _module(modules, first)
     if not isinstance(linear, nn.Linear) or (first.features and first.features != linear.out_features):
@@ -127,12 +183,12 @@ def _block(modules: Mapping[str, nn.Module], calls: list[Call]) -> tuple[Block |
     norm = following[0] if isinstance(following[0], nn.BatchNorm1d) else None
     taken = 2 if norm is not None else 1
     candidate = following[taken - 1]
-    activation = name_activation(candidate) if candidate is not None else None
+    activation = find_activation(candidate) if candidate is not None else None
     if activation is None and (candidate is None or isinstance(candidate, nn.Linear)):
         # A bare linear layer: the last one of a network, or a block of a linear network.
-        return Block(first, linear, norm, "identity", calls[taken - 1]), taken
+        return Block(first, linear, norm, resolve("identity"), calls[taken - 1]), taken
     if activation is None:
-        return None, 1
+        return None, taken + 1
     return Block(first, linear, norm, activation, calls[taken]), taken + 1
 
 
@@ -142,16 +198,19 @@ def _module(modules: Mapping[str, nn.Module], call: Call) -> nn.Module | None:
 
 
 def _alike(one: Block, other: Block) -> bool:
-    return one.activation == other.activation and (one.norm is None) == (other.norm is None)
+    """Whether two blocks have one activation and both a batch norm or neither."""
+    return one.activation.name == other.activation.name and (one.norm is None) == (other.norm is None)
 
 
-def _transparent(module: nn.Module | None, call: Call) -> bool:
-    if isinstance(module, nn.Dropout):
-        return module.p == 0
+def _transparent(module: nn.Module | None, call: Call, reading: Reading) -> bool:
+    """Whether a call passes its input on: a reshaping, or dropout that was off when it was measured."""
+    if isinstance(module, DROPOUT):
+        on = reading.settings.get("dropout", module.training) and reading.settings.get("mode") != "eval"
+        return module.p == 0 or not on
     return call.kind in TRANSPARENT
 
 
-def _sequential(modules: Mapping[str, nn.Module], blocks: list[Block]) -> bool:
+def _sequential(modules: Mapping[str, nn.Module], blocks: tuple[Block, ...]) -> bool:
     """Whether every container above the blocks is a Sequential, which applies nothing of its own."""
     parents = {""}
     for block in blocks:

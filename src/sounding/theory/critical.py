@@ -14,7 +14,7 @@ from scipy.optimize import brentq
 
 from sounding.activations import Activation, resolve
 from sounding.errors import UsageError
-from sounding.theory.length import NOISE, Moments, moment_slope, second_moment, squared_slope, tabulate
+from sounding.theory.length import NOISE, LengthTable, moment_slope, second_moment, squared_slope, tabulate
 from sounding.theory.vanilla import check_stds, first_chi, phase_of, settle
 
 Array = NDArray[np.float64]
@@ -141,7 +141,7 @@ def phase_diagram(
     if not len(weight_stds) or not len(bias_stds):
         raise UsageError("a phase diagram needs at least one weight and one bias standard deviation, got none")
     squares = [[check_stds(w, b) for w in weight_stds] for b in bias_stds]
-    moments: Moments | None = None
+    moments: LengthTable | None = None
     if phi.degree != 1.0:
         largest = [max(pair[i] for row in squares for pair in row) for i in (0, 1)]
         moments = tabulate(phi, weight=largest[0], bias=largest[1])

@@ -19,8 +19,11 @@ from scipy.optimize import brentq
 from sounding.activations import Activation, resolve
 from sounding.activations.kinks import kink_exponent
 from sounding.errors import UsageError
+from sounding.theory.integrals.arc_cosine import second_moment
 from sounding.theory.integrals.hermite import expand
 from sounding.theory.integrals.mehler import nested_mean
+from sounding.theory.integrals.powers import kernel as power_kernel
+from sounding.theory.integrals.powers import kernel_slope
 from sounding.theory.integrals.quadrature import Integral, gaussian_joint_mean, gaussian_mean
 
 Array = NDArray[np.float64]
@@ -33,6 +36,7 @@ EDGE = 1e-9  # κ′(1) within this of 1 is 1: it is exactly 1 for homogeneous a
 COINCIDING = 0.97  # above this |ρ| the kinks of φ(X) and φ(Y) away from 0 run side by side
 SMALLEST = 1e-4  # the angle arccos ρ below which a fixed point counts as 1
 ROUGH = 0.5005  # E φ′² is infinite from the kink |x|^½ on
+ROUNDING = 1e-14  # of a closed form: some dozens of roundings and the hypergeometric function
 
 
 @dataclass(frozen=True)
@@ -253,9 +257,13 @@ def evaluate(
 
 
 def kappa(neuron: Neuron, rho: float) -> Integral:
-    """E ψ(X)ψ(Y); 1 exactly at ρ = 1."""
+    """E ψ(X)ψ(Y), in closed form for a positively homogeneous activation; 1 exactly at ρ = 1."""
     if rho == 1.0:
         return Integral(1.0, 0.0, 0)
+    phi = neuron.activation
+    if phi.degree is not None and phi.slopes is not None:
+        value = second_moment(phi.degree) * power_kernel(rho, degree=phi.degree, slopes=phi.slopes) - neuron.mean**2
+        return Integral(value / neuron.std**2, ROUNDING * neuron.second_moment / neuron.std**2, 0)
     return _pair_mean(neuron, lambda x, y: neuron.function(x) * neuron.function(y), rho)
 
 
@@ -263,7 +271,10 @@ def slope_at(neuron: Neuron, rho: float) -> Integral:
     """κ′(ρ): E ψ′(X)ψ′(Y), or where ψ jumps the derivative of the density (see `slope_by_density`)."""
     if rho == 1.0:
         return _slope_one(neuron)
-    roughness = neuron.roughness()
+    phi, roughness = neuron.activation, neuron.roughness()
+    if phi.degree is not None and phi.slopes is not None and roughness > ROUGH:
+        value = second_moment(phi.degree) * kernel_slope(rho, degree=phi.degree, slopes=phi.slopes) / neuron.std**2
+        return Integral(value, ROUNDING * max(value, 1.0), 0)
     # ψ′ is unbounded at a kink of exponent below 1; its product is integrable but slow, so keep it for near ±1
     if roughness >= 1.0 or (roughness > ROUGH and abs(rho) > 0.99):
         return _pair_mean(neuron, lambda x, y: neuron.derivative(x) * neuron.derivative(y), rho)

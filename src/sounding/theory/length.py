@@ -13,7 +13,8 @@ from scipy.optimize import brentq, minimize_scalar
 from sounding.activations import Activation, has_second_moment
 from sounding.activations.kinks import kink_exponent
 from sounding.errors import NumericalError
-from sounding.theory.integrals.quadrature import Integral, gaussian_mean
+from sounding.theory.integrals.powers import half_moment, kernel
+from sounding.theory.integrals.quadrature import Integral, gaussian_mean, gaussian_pair_mean
 
 Array = NDArray[np.float64]
 
@@ -38,7 +39,7 @@ class LengthPoint:
 
 
 @dataclass(frozen=True)
-class Moments:
+class LengthTable:
     """E φ(√q z)² on a grid of q, tabulated once for many weight and bias variances."""
 
     activation: Activation
@@ -52,21 +53,26 @@ class Moments:
         return bool((np.diff(finite) >= -1e-9 * finite[1:]).all())
 
 
-def second_moment(phi: Activation, variance: float) -> Integral:
+def second_moment(phi: Activation, variance: float, *, tolerance: float = 1e-13) -> Integral:
     """E φ(√q z)²; infinite where it does not exist."""
     if variance == 0:
         return Integral(float(phi(np.zeros(1))[0]) ** 2, 0.0, 1)
-    return _mean(phi, lambda y: phi(y) ** 2, variance)
+    if phi.degree is not None and phi.slopes is not None:
+        return _closed(_squares(phi.slopes) * half_moment(2 * phi.degree), variance**phi.degree)
+    return _mean(phi, lambda y: phi(y) ** 2, variance, tolerance)
 
 
-def squared_slope(phi: Activation, variance: float) -> Integral:
+def squared_slope(phi: Activation, variance: float, *, tolerance: float = 1e-13) -> Integral:
     """E φ′(√q z)², the slope of the correlation map at 1 per unit of weight variance; infinite where φ jumps.
 
     At q = 0 it is the limit of vanishing variance, which is 0 or infinite for a power other than 1 at the origin.
     """
     if any(kink_exponent(phi.function, kink) <= ROUGH for kink in phi.kinks):
         return Integral(math.inf, 0.0, 0)
-    found = _mean(phi, lambda y: phi.derivative(y) ** 2, max(variance, VANISHING))
+    if phi.degree is not None and phi.slopes is not None and (variance > 0 or phi.degree == 1.0):
+        slope = phi.degree**2 * _squares(phi.slopes) * half_moment(2 * phi.degree - 2)
+        return _closed(slope, max(variance, VANISHING) ** (phi.degree - 1.0))
+    found = _mean(phi, lambda y: phi.derivative(y) ** 2, max(variance, VANISHING), tolerance)
     if variance == 0:
         trend = found.value / max(squared_slope(phi, 1e4 * VANISHING).value, 1e-300)
         return Integral(0.0, 0.0, 0) if trend < 0.5 else Integral(math.inf, 0.0, 0) if trend > 2 else found
@@ -100,7 +106,7 @@ def limit(moment: Callable[[Activation, float], Integral], phi: Activation) -> f
     return 2 * far - near if far > 0 else 0.0
 
 
-def tabulate(phi: Activation, *, weight: float, bias: float) -> Moments:
+def tabulate(phi: Activation, *, weight: float, bias: float) -> LengthTable:
     """E φ(√q z)² on a grid of q that holds every fixed point for weight and bias variances up to the given ones."""
     largest = LARGEST
     if phi.growth == "bounded":
@@ -109,10 +115,10 @@ def tabulate(phi: Activation, *, weight: float, bias: float) -> Moments:
     count = math.ceil(PER_DECADE * math.log10(largest / SMALLEST)) + 1
     variances = np.geomspace(SMALLEST, largest, count)
     values = [second_moment(phi, float(q)).value for q in variances]
-    return Moments(phi, variances, np.array(values))
+    return LengthTable(phi, variances, np.array(values))
 
 
-def fixed_points(moments: Moments, weight: float, bias: float) -> tuple[LengthPoint, ...]:
+def fixed_points(moments: LengthTable, weight: float, bias: float) -> tuple[LengthPoint, ...]:
     """All q ≥ 0 with weight·E φ(√q z)² + bias = q, ascending; weight = σ_w², bias = σ_b².
 
     Crossings are bracketed on the grid, near misses between grid points included. 0 is one when bias = 0 and φ(0) = 0.
@@ -133,7 +139,7 @@ def fixed_points(moments: Moments, weight: float, bias: float) -> tuple[LengthPo
     return tuple(found)
 
 
-def relative_change(moments: Moments, weight: float, bias: float) -> Array:
+def relative_change(moments: LengthTable, weight: float, bias: float) -> Array:
     """q′/q − 1 on the grid: positive where a layer increases the variance."""
     with np.errstate(all="ignore"):
         return np.asarray((weight * moments.values + bias) / moments.variances - 1)
@@ -157,11 +163,58 @@ def _brackets(positions: Array, values: Array, excess: Callable[[float], float])
     return pairs
 
 
-def _mean(phi: Activation, f: Callable[[Array], Array], variance: float) -> Integral:
+def slope_kurtosis(phi: Activation, variance: float, *, tolerance: float = 1e-13) -> float:
+    """E φ′⁴/(E φ′²)² at y = √q z: how unevenly units pass gradients on; infinite where φ has no slope."""
+    square = squared_slope(phi, variance, tolerance=tolerance).value
+    fourth = _mean(phi, lambda y: phi.derivative(y) ** 4, variance, tolerance).value
+    return fourth / square**2 if square > 0 else math.inf
+
+
+def product_moment(phi: Activation, variance: float, correlation: float, *, tolerance: float = 1e-12) -> Integral:
+    """E φ(u)φ(v) for Gaussian u and v of one variance and a correlation: the correlation map before it is normalized.
+
+    In closed form for a positively homogeneous activation (the arc-cosine kernel); infinite where it does not exist.
+
+    >>> from sounding.activations import resolve
+    >>> round(product_moment(resolve("relu"), 2.0, 0.0).value, 6)  # 1/π
+    0.31831
+    """
+    if phi.degree is not None and phi.slopes is not None:
+        shape = kernel(correlation, degree=phi.degree, slopes=phi.slopes) * half_moment(2 * phi.degree)
+        return _closed(shape, variance**phi.degree)
     std = math.sqrt(variance)
     if phi.growth == "exponential" and not has_second_moment(phi, std=std):
         return Integral(math.inf, 0.0, 0)
     try:
-        return gaussian_mean(f, std=std, kinks=phi.kinks, length=phi.length, center=phi.center, tolerance=1e-13)
+        return gaussian_pair_mean(
+            phi.function,
+            phi.function,
+            correlation,
+            std=std,
+            kinks_f=phi.kinks,
+            length=phi.length,
+            center=phi.center,
+            tolerance=tolerance,
+        )
+    except NumericalError:
+        return Integral(math.inf, 0.0, 0)
+
+
+def _squares(slopes: tuple[float, float]) -> float:
+    return slopes[0] ** 2 + slopes[1] ** 2
+
+
+def _closed(shape: float, size: float) -> Integral:
+    """A closed form with its rounding."""
+    return Integral(shape * size, 1e-15 * abs(shape) * size, 1)
+
+
+def _mean(phi: Activation, f: Callable[[Array], Array], variance: float, tolerance: float = 1e-13) -> Integral:
+    """E f(√q z), infinite where it does not exist."""
+    std = math.sqrt(variance)
+    if phi.growth == "exponential" and not has_second_moment(phi, std=std):
+        return Integral(math.inf, 0.0, 0)
+    try:
+        return gaussian_mean(f, std=std, kinks=phi.kinks, length=phi.length, center=phi.center, tolerance=tolerance)
     except NumericalError:
         return Integral(math.inf, 0.0, 0)
