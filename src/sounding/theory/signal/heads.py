@@ -184,7 +184,7 @@ def draw_heads(
 def score_mask(rule: Attention, inputs: Projections) -> Array:
     """What is added to the scores, (samples or 1, queries, keys): 0 where visible, −inf where hidden."""
     rows, columns = inputs.positions
-    mask = np.zeros((1, rows, columns))
+    mask: Array = np.zeros((1, rows, columns))
     if rule.mask is not None:
         given = np.asarray(rule.mask, dtype=np.float64)
         if given.shape not in ((rows, columns), (1, rows, columns), (inputs.samples, rows, columns)):
