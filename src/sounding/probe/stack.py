@@ -23,7 +23,7 @@ _FUNCTIONS: dict[tuple[type[nn.Module], str], Activation | None] = {}
 
 
 @dataclass(frozen=True)
-class Block:
+class PlainLayer:
     """One layer of theory: the calls of its linear map and activation, and its batch norm if it has one."""
 
     linear: Call
@@ -37,7 +37,7 @@ class Block:
 class Stack:
     """Consecutive blocks with one activation and one kind of normalization."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[PlainLayer, ...]
 
     @property
     def activation(self) -> Activation:
@@ -78,7 +78,7 @@ def find_stack(model: nn.Module, reading: Reading) -> Stack | str:
 class Run:
     """Consecutive blocks that are alike, and in words what ended them; "" at the end of the network."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[PlainLayer, ...]
     ended: str
 
 
@@ -140,7 +140,7 @@ def name_activation(module: nn.Module) -> str | None:
 def _runs(modules: Mapping[str, nn.Module], reading: Reading) -> list[Run]:
     """Maximal runs of alike blocks, each with what ended it."""
     runs: list[Run] = []
-    blocks: list[Block] = []
+    blocks: list[PlainLayer] = []
     calls = [call for call in reading.calls if not _transparent(_module(modules, call), call, reading)]
     index = 0
     while index < len(calls):
@@ -166,14 +166,14 @@ def _runs(modules: Mapping[str, nn.Module], reading: Reading) -> list[Run]:
     return [*runs, Run(tuple(blocks), "")]
 
 
-def _difference(one: Block, other: Block) -> str:
+def _difference(one: PlainLayer, other: PlainLayer) -> str:
     """How two blocks that follow each other are not alike."""
     if (one.norm is None) != (other.norm is None):
         return "batch norm begins" if one.norm is None else "batch norm ends"
     return f"the activation changes from {one.activation.name} to {other.activation.name}"
 
 
-def _block(modules: Mapping[str, nn.Module], calls: list[Call]) -> tuple[Block | None, int]:
+def _block(modules: Mapping[str, nn.Module], calls: list[Call]) -> tuple[PlainLayer | None, int]:
     """The block that starts at the first call and how many calls it takes; or None, up to the call that prevents it."""
     first = calls[0]
     linear = _module(modules, first)
@@ -186,10 +186,10 @@ def _block(modules: Mapping[str, nn.Module], calls: list[Call]) -> tuple[Block |
     activation = find_activation(candidate) if candidate is not None else None
     if activation is None and (candidate is None or isinstance(candidate, nn.Linear)):
         # A bare linear layer: the last one of a network, or a block of a linear network.
-        return Block(first, linear, norm, resolve("identity"), calls[taken - 1]), taken
+        return PlainLayer(first, linear, norm, resolve("identity"), calls[taken - 1]), taken
     if activation is None:
         return None, taken + 1
-    return Block(first, linear, norm, activation, calls[taken]), taken + 1
+    return PlainLayer(first, linear, norm, activation, calls[taken]), taken + 1
 
 
 def _module(modules: Mapping[str, nn.Module], call: Call) -> nn.Module | None:
@@ -197,7 +197,7 @@ def _module(modules: Mapping[str, nn.Module], call: Call) -> nn.Module | None:
     return modules.get(call.name.partition("#")[0])
 
 
-def _alike(one: Block, other: Block) -> bool:
+def _alike(one: PlainLayer, other: PlainLayer) -> bool:
     """Whether two blocks have one activation and both a batch norm or neither."""
     return one.activation.name == other.activation.name and (one.norm is None) == (other.norm is None)
 
@@ -210,7 +210,7 @@ def _transparent(module: nn.Module | None, call: Call, reading: Reading) -> bool
     return call.kind in TRANSPARENT
 
 
-def _sequential(modules: Mapping[str, nn.Module], blocks: tuple[Block, ...]) -> bool:
+def _sequential(modules: Mapping[str, nn.Module], blocks: tuple[PlainLayer, ...]) -> bool:
     """Whether every container above the blocks is a Sequential, which applies nothing of its own."""
     parents = {""}
     for block in blocks:

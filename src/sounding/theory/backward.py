@@ -82,10 +82,12 @@ def backward_profile(prediction: BatchNormPrediction, covariance: Array, *, dept
 
 
 def _log(value: float) -> float:
+    """The logarithm, −∞ at 0."""
     return math.log(value) if value > 0 else -math.inf
 
 
 def _parts(prediction: BatchNormPrediction, covariance: Array, layers: int) -> CovarianceParts:
+    """The parts of a covariance, after checks of its size and of the number of layers."""
     if layers < 0:
         raise UsageError(f"expected a number of layers of at least 0, got {layers}")
     size = np.shape(covariance)[0] if np.ndim(covariance) else 0

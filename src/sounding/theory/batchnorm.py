@@ -277,6 +277,7 @@ def critical_eps(
 def _check(
     activation: ActivationLike, batch_size: float, eps: float, scale: float, shift: float
 ) -> tuple[Affine, float]:
+    """The activation behind its scale and shift, with kinks known as far as the batch reaches, and the batch size."""
     size = check_batch_size(batch_size)
     if not (math.isfinite(eps) and eps >= 0):
         raise UsageError(f"eps must be at least 0 and finite, got {eps}", hint="eps 1e-5")
@@ -373,10 +374,12 @@ def _assemble(
 
 
 def _attracting(forward: Eigenvalues) -> bool:
+    """Whether no forward eigenvalue exceeds 1 by more than rounding."""
     return max(forward.G, forward.L, forward.M) <= 1.0 + 1e-11
 
 
 def _collapsed(affine: Affine, size: float, eps: float) -> dict[str, Any]:
+    """What is reported of the collapsed phase, from the slopes at the shift alone."""
     require_slope(affine)
     rates = collapse_rates(affine, size)
     height = float(affine.value(np.array([affine.shift]))[0]) ** 2
@@ -391,6 +394,7 @@ def _collapsed(affine: Affine, size: float, eps: float) -> dict[str, Any]:
 
 
 def _numbers(found: dict[str, Any]) -> np.ndarray:
+    """All numbers reported, in one array, to see how errors move them."""
     forward, backward = found["forward_eigenvalues"], found["backward_eigenvalues"]
     point, cross = found["fixed_point"], found["cross_batch"]
     return np.array([*forward.to_dict().values(), *backward.to_dict().values(), point.variance, point.correlation,

@@ -129,6 +129,7 @@ def simulate_broken_state(
 
 
 def _winners(variances: Array) -> tuple[int, float]:
+    """How many samples lie above the largest gap of the sorted variances, and their share of the variance."""
     ratios = variances[:-1] / np.maximum(variances[1:], 1e-300)
     gap = int(ratios.argmax())
     if ratios[gap] < _WINNER_RATIO:

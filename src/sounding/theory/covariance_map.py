@@ -175,6 +175,7 @@ def _trapezoid(activation: Activation, values: Array, vectors: Array, eps: float
 
 
 def _symmetric(affine: Affine, size: int, mu: float, eps: float) -> MappedCovariance:
+    """V at a batch-symmetric covariance, from the moments of one and two coordinates."""
     law = NormalizedLaw(float(size), mu, eps)
     expectations = Expectations(affine, float(size))
     line, error = expectations.line(law)

@@ -267,6 +267,7 @@ def _rate_of_three(phi: Activation, fixed: Array) -> float:
 
 
 def _mean_cosine(matrix: Array) -> float:
+    """The mean cosine of different samples, NaN where a sample is 0."""
     scale = np.sqrt(np.maximum(np.diag(matrix), 0.0))
     outer = np.outer(scale, scale)
     with np.errstate(all="ignore"):

@@ -123,6 +123,7 @@ def gram_deviation(
 
 
 def _shape(phi: Activation) -> dict[str, Any]:
+    """What quadrature wants to know of an activation beside its kinks."""
     return {"length": phi.length, "center": phi.center}
 
 

@@ -55,6 +55,7 @@ def homogeneous_batchnorm(activation: Activation, batch_size: float) -> Homogene
 
 
 def _finite(alpha: float, slopes: tuple[float, float], size: float) -> HomogeneousPrediction:
+    """The closed forms at a finite batch."""
     a, b = slopes
     rho, width = -1.0 / (size - 1.0), size - 1.0
     top = kernel(1.0, degree=alpha, slopes=slopes)
@@ -92,6 +93,7 @@ def _finite(alpha: float, slopes: tuple[float, float], size: float) -> Homogeneo
 
 
 def _infinite(alpha: float, slopes: tuple[float, float]) -> HomogeneousPrediction:
+    """The closed forms in the limit of an infinite batch."""
     a, b = slopes
     scale = second_moment(alpha)
     top, low = (kernel(c, degree=alpha, slopes=slopes) for c in (1.0, 0.0))

@@ -324,6 +324,7 @@ def _rounded(integral: Integral) -> Integral:
 
 
 def _slope_one(neuron: Neuron) -> Integral:
+    """κ′(1) = E ψ′², infinite where ψ jumps or rises like a square root."""
     if neuron.roughness() <= ROUGH:
         return Integral(math.inf, 0.0, 0)
     phi = neuron.activation
@@ -333,6 +334,7 @@ def _slope_one(neuron: Neuron) -> Integral:
 
 
 def _case(zero: float, slope_one: float) -> int:
+    """The case of Theorem 5.11, from κ(0) and κ′(1)."""
     if zero == 0.0:
         return 1
     if abs(slope_one - 1) <= EDGE:
@@ -400,6 +402,7 @@ def _fixed_points(
 
 
 def _series_derivative(neuron: Neuron, rho: float, order: int) -> Integral:
+    """Σ c_k² k!/(k−n)! ρ^(k−n), with a bound on the terms left out."""
     count = 128 if abs(rho) < 0.7 else 512 if abs(rho) < 0.92 else 2048
     if abs(rho) > 0.98:
         raise UsageError(

@@ -33,6 +33,7 @@ class Interpolant:
     error: float
 
     def __call__(self, rho: float) -> float:
+        """κ(ρ) from the series."""
         unit = 2 * math.acos(min(max(rho, -1.0), 1.0)) / math.pi - 1
         return float(chebyshev.chebval(unit, np.array(self.coefficients)))
 

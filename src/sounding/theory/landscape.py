@@ -52,6 +52,7 @@ class Point:
 
     @property
     def log_growth(self) -> float:
+        """ln growth, −∞ where gradients vanish at once."""
         return math.log(self.growth) if self.growth > 0 else -math.inf
 
     @property
@@ -92,6 +93,7 @@ class Landscape:
         return self._points[setting]
 
     def _predict(self, setting: Setting) -> Point:
+        """The prediction at a setting, reduced to what the search looks at."""
         result = batchnorm(
             self.activation,
             batch_size=self.batch_size,

@@ -201,6 +201,7 @@ def product_moment(phi: Activation, variance: float, correlation: float, *, tole
 
 
 def _squares(slopes: tuple[float, float]) -> float:
+    """a² + b² of the two slopes."""
     return slopes[0] ** 2 + slopes[1] ** 2
 
 

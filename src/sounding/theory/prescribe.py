@@ -105,6 +105,7 @@ def prescribe(
 
 
 def _search(landscape: Landscape, now: Point, depth: int, found: Results) -> None:
+    """File every kind of change, as an option or with the reason why it cannot help."""
     eps, best_eps = landscape.walk(*_eps_path(landscape, Setting()))
     _file("eps", "eps {eps:g}", eps, best_eps, _why_not_eps(landscape, best_eps), landscape, found)
     sign = 1.0 if _improves(landscape, now, 1.0) else -1.0
@@ -130,6 +131,7 @@ def _eps_path(landscape: Landscape, start: Setting) -> tuple[Callable[[float], S
 
 
 def _improves(landscape: Landscape, now: Point, shift: float) -> bool:
+    """Whether a shift upwards lowers the growth at least as much as one downwards."""
     return landscape.at(Setting(shift=shift)).growth <= landscape.at(Setting(shift=-shift)).growth
 
 
@@ -160,6 +162,7 @@ def _try_jointly(
 def _file(
     kind: Kind, words: str, point: Point | None, best: Point | None, why: str, landscape: Landscape, found: Results
 ) -> None:
+    """Add a point as an option, or what came nearest to the depth with the reason."""
     if point is not None:
         change = words.format(**vars(point.setting))
         found[0].append(_option(kind, change, point, landscape))
@@ -169,6 +172,7 @@ def _file(
 
 
 def _option(kind: Kind, change: str, point: Point, landscape: Landscape) -> Option:
+    """A point of the landscape as an option."""
     return Option(
         kind=kind,
         change=change,
@@ -187,6 +191,7 @@ _NOT_ATTRACTING = (
 
 
 def _why_not_eps(landscape: Landscape, best: Point | None) -> str:
+    """Why no eps below the collapse reaches the depth."""
     top = landscape.collapse(Setting())
     seen = f"the growth stays at ×{best.growth:.4g} or more" if best is not None else _UNSTEADY
     return (
@@ -196,6 +201,7 @@ def _why_not_eps(landscape: Landscape, best: Point | None) -> str:
 
 
 def _why_not_shift(landscape: Landscape, now: Point, best: Point | None) -> str:
+    """Why no shift reaches the depth."""
     if _is_linear(landscape.activation):
         return "a linear activation passes the shift on, and the next batch norm subtracts it"
     if best is None:
@@ -206,6 +212,7 @@ def _why_not_shift(landscape: Landscape, now: Point, best: Point | None) -> str:
 
 
 def _why_not_scale(landscape: Landscape, best: Point | None) -> str:
+    """Why no smaller scale reaches the depth."""
     if landscape.activation.degree is not None:
         return "a scale only multiplies a positively homogeneous activation, and the next batch norm divides it out"
     if best is None:
@@ -214,10 +221,12 @@ def _why_not_scale(landscape: Landscape, best: Point | None) -> str:
 
 
 def _is_linear(activation: Activation) -> bool:
+    """Whether the activation is a multiple of the identity."""
     return activation.degree == 1 and activation.slopes is not None and activation.slopes[0] == activation.slopes[1]
 
 
 def _linear_limit(landscape: Landscape) -> str:
+    """The growth of a linear network as the reason, and the batch size that would be enough."""
     rate = landscape.linear_log_growth
     if rate <= landscape.limit:
         return "the activation does not become linear enough on the way"
@@ -267,6 +276,7 @@ def _by_gains(
 def _by_haar(
     landscape: Landscape, depth: int, excess: Callable[[np.ndarray], np.ndarray] | None, found: Results
 ) -> None:
+    """Haar weights, alone or with gains: they remove the linear part of the growth (thesis2024, Theorem 6.5)."""
     if excess is None or not (landscape.at(Setting()).steady or landscape.activation.degree is not None):
         found[1].append(Unreachable("haar", None, None, _NOT_ATTRACTING))
         return
@@ -290,6 +300,7 @@ def _by_haar(
 
 
 def _gains(exponent: float, depth: int) -> np.ndarray:
+    """α_ℓ = ℓ^−exponent of every layer."""
     return np.arange(1, depth + 1, dtype=np.float64) ** -exponent
 
 
@@ -308,6 +319,7 @@ def _find_exponent(rate: Callable[[np.ndarray], np.ndarray], depth: int, limit: 
 
 
 def _gain_option(kind: Kind, exponent: float, depth: int, log_growth: float, rests_on: str) -> Option:
+    """Gains as an option, with or without Haar weights."""
     haar = kind == "haar+gains"
     spread = float(np.sqrt(np.mean((1 - _gains(exponent, depth)) ** 2)))
     return Option(

@@ -271,6 +271,7 @@ def _settle_linear(phi: Activation, weight: float, bias: float, start: float) ->
 
 
 def _follow(moments: LengthTable, points: tuple[LengthPoint, ...], weight: float, bias: float, start: float) -> Settled:
+    """The fixed point that a variance goes to: the next one in the direction of its first step."""
     phi, largest = moments.activation, float(moments.variances[-1])
     diverging = Settled(math.inf, "diverging", math.nan, points)
 
@@ -296,6 +297,7 @@ def _follow(moments: LengthTable, points: tuple[LengthPoint, ...], weight: float
 
 
 def _describe(phi: Activation, weight: float, bias: float, settled: Settled) -> Vanilla:
+    """The record of a network whose variance has settled."""
     variance, status, slope, points = settled
     first = first_chi(phi, weight, settled)
     chi_1, damping = first.value, 1.0
@@ -344,6 +346,7 @@ def depth_scale(factor: float) -> float:
 
 
 def _neuron(phi: Activation, variance: float, moment: float) -> Neuron:
+    """ψ of a layer at variance q, scaled to E ψ² = 1."""
     return Neuron(phi.scaled(math.sqrt(variance)), 0.0, math.sqrt(moment), moment)
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 
-from sounding.activations import resolve
 from sounding.probe.findings.collapse import share_outside
 from sounding.probe.reading import Call, Reading
 from sounding.probe.records import Finding, Severity
 from sounding.probe.thresholds import Thresholds
-from sounding.theory.homogeneous import homogeneous_batchnorm
+from sounding.theory.batchnorm import batchnorm
 
 ROUNDING = 1e-6
 DEGENERATE_REMEDIES = ("use a batch of different samples", "remove duplicates, or shuffle before batching")
@@ -151,6 +150,6 @@ def _why_small(values: int) -> str:
     elif values <= 5:
         moment = "the squared gradient behind it has infinite variance"
     else:
-        growth, limit = (homogeneous_batchnorm(resolve("relu"), size).backward.G for size in (values, math.inf))
+        growth, limit = (batchnorm("relu", batch_size=size).gradient_growth for size in (values, math.inf))
         moment = f"ReLU gradients grow by {growth:.2f} per layer, against {limit:.2f} for a large batch"
     return f"Batch norm takes its statistics over {values} values per feature, where {moment} (meanfield2019)."

@@ -109,6 +109,7 @@ def kernel_numbers(name: str, activation: ActivationLike, *, norm: Norm = "none"
 
 
 def _find(name: str) -> Callable[..., Bound]:
+    """The function of a theorem, or an error that lists all names."""
     if name not in THEOREMS:
         raise UsageError(f"unknown theorem {name!r}", hint=f"one of {', '.join(THEOREMS)}")
     return THEOREMS[name]

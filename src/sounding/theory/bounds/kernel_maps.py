@@ -67,7 +67,7 @@ def theorem_5_8(
 def corollary_5_10(
     slope_zero: float, *, start: float, depth: int, kappa: KernelMap | None = None, kappa_zero: float = 0.0
 ) -> Bound:
-    """The same for ρ itself: |ρ_ℓ| ≤ α^ℓ|ρ_0|/(1 − |ρ_0|) (thesis2024 Corollary 5.10, whose ρ_0 needs its modulus)."""
+    """A geometric bound on ρ itself, |ρ_ℓ| ≤ α^ℓ|ρ_0|/(1 − |ρ_0|) (thesis2024 Corollary 5.10; ρ_0 needs a modulus)."""
     inner = theorem_5_8(slope_zero, start=start, depth=depth, kappa_zero=kappa_zero)
     rate, layers = inner.values["rate"], int(depth)
     curve = potential(start) * rate ** np.arange(layers + 1)
@@ -242,6 +242,7 @@ def _contraction(
     version: Version = "corrected",
     erratum: str = "",
 ) -> Bound:
+    """The bound |ρ_ℓ|/(1 − |ρ_ℓ|) ≤ rate^ℓ·|ρ_0|/(1 − |ρ_0|); theorems differ in the rate and its conditions."""
     origin = check_number(start, name="start", least=-1.0, most=1.0)
     layers = check_integer(depth, name="depth", least=0)
     curve = potential(origin) * rate ** np.arange(layers + 1)
@@ -266,6 +267,7 @@ def _contraction(
 
 
 def _sequence(kappa: KernelMap | None, start: float, layers: int) -> Array | None:
+    """ρ_0, κ(ρ_0), κ(κ(ρ_0)), …, None without a map."""
     if kappa is None:
         return None
     values = [float(start)]

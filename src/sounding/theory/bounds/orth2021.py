@@ -60,6 +60,7 @@ def expected_spectrum(singular_values: ArrayLike, *, method: Method = "quadratur
 
 
 def _eigenvalues(singular_values: ArrayLike) -> Array:
+    """Squared singular values, scaled to add up to 1."""
     sigma = np.asarray(singular_values, dtype=np.float64)
     if sigma.ndim != 1 or sigma.size < 1 or not np.all(np.isfinite(sigma)) or np.any(sigma < 0) or not np.any(sigma):
         raise UsageError(f"expected singular values: a list of numbers ≥ 0, not all 0, got {singular_values!r}")
@@ -68,6 +69,7 @@ def _eigenvalues(singular_values: ArrayLike) -> Array:
 
 
 def _shares_by_quadrature(eigenvalues: Array) -> Array:
+    """p_i by the trapezoid rule at two steps, which must agree."""
     if len(eigenvalues) == 1:
         return np.ones(1)
     coarse, fine = (_trapezoid(eigenvalues, step) for step in (0.2, 0.1))
@@ -88,6 +90,7 @@ def _trapezoid(eigenvalues: Array, step: float) -> Array:
 
 
 def _shares_by_series(eigenvalues: Array) -> Array:
+    """p_i by a mixture of χ² laws, the second route."""
     return np.array([lam * _inverse_moment(eigenvalues, i) for i, lam in enumerate(eigenvalues)])
 
 
@@ -213,6 +216,7 @@ def theorem_1(
 
 
 def _head_and_floor(d: int, n: int, alpha: float, version: Version) -> tuple[float, float]:
+    """The factor of the geometric term and the floor that depth does not lower, as printed or corrected."""
     if version == "printed":
         return 2.0, 3 * n / (alpha * math.sqrt(d)) if alpha > 0 else math.inf
     spread = math.sqrt(n * (n - 1))
@@ -291,10 +295,12 @@ def corollary_3(
 
 
 def _shape(width: int, batch_size: int) -> tuple[int, int]:
+    """Width and batch size as checked integers."""
     return check_integer(width, name="width", least=1), check_integer(batch_size, name="batch_size", least=2)
 
 
 def _chain(d: int, n: int) -> tuple[Assumption, ...]:
+    """What every statement about the chain without centring assumes."""
     return (
         Assumption("the width is at least the batch size", d >= n, f"d = {d}, n = {n}"),
         Assumption("Gaussian weights, linear activations, batch norm without centring", None),

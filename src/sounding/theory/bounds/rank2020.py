@@ -14,7 +14,6 @@ from numpy.typing import ArrayLike
 
 from sounding.errors import UsageError
 from sounding.theory.bounds.bound import (
-    Array,
     Assumption,
     Bound,
     Version,
@@ -184,6 +183,7 @@ def theorem_2(width: int, *, regularity: float, threshold: float = 0.5, version:
 
 
 def _chain_assumptions(alpha: float) -> tuple[Assumption, ...]:
+    """What every statement about the residual chain assumes."""
     return (
         Assumption("the regularity constant α is below 1", alpha < 1, f"α = {alpha:.4g}"),
         Assumption("the input has full rank d", None, "on rank k < d the chain stays at rank k"),
@@ -191,8 +191,3 @@ def _chain_assumptions(alpha: float) -> tuple[Assumption, ...]:
         Assumption("weights are i.i.d., symmetric, of variance 1 and bounded", None, "U[−√3, √3] is"),
         Assumption("the chain has a unique invariant law on full-rank matrices", None, "not unique on lower ranks"),
     )
-
-
-def moment_of(features: ArrayLike) -> Array:
-    """The second-moment matrix XᵀX/N of a batch, for `regularity_constant`."""
-    return second_moment(check_matrix(features, name="features"))

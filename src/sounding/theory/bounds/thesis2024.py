@@ -111,7 +111,7 @@ def theorem_4_3(features: ArrayLike) -> Bound:
 
 
 def corollary_4_4(features: ArrayLike, *, version: Version = "corrected") -> Bound:
-    """The same for layer normalization (thesis2024 Corollary 4.4).
+    """RMS or layer normalization raises isometry by the spread of the lengths (thesis2024 Corollary 4.4).
 
     corrected: for RMS normalization. printed: for layer norm, which also centres each sample, and there it is false: it
     takes I₄ from isometry 1 to 0. `actual` is the isometry after RMS normalization, or after layer norm when printed.
@@ -160,6 +160,7 @@ def corollary_4_5(features: ArrayLike, *, version: Version = "corrected") -> Bou
 def _isometry_gain(
     matrix: Array, *, name: str, source: str, erratum: str, version: Version = "corrected", after: Array | None = None
 ) -> Bound:
+    """The bound I(G̃) ≥ I(G)(1 + relative variance of the lengths), beside the isometry after normalization."""
     lengths = np.linalg.norm(matrix, axis=1)
     _refuse_zero(lengths, "sample")
     before = isometry(matrix @ matrix.T)
@@ -183,6 +184,7 @@ def _isometry_gain(
 
 
 def _refuse_zero(lengths: Array, what: str) -> None:
+    """Raise where a sample or feature is all zero."""
     if np.any(lengths == 0):
         raise UsageError(f"expected no {what} to be all zero, got {int(np.sum(lengths == 0))}")
 
@@ -232,16 +234,19 @@ def corollary_6_4(features: ArrayLike, *, version: Version = "corrected") -> Bou
 
 
 def _haar_input(features: ArrayLike) -> tuple[Array, Array, float]:
+    """The batch, the eigenvalues of its square Gram matrix, and its isometry."""
     matrix = check_matrix(features, name="features", square=True)
     return matrix, np.asarray(np.linalg.eigvalsh(matrix.T @ matrix)), isometry(matrix.T @ matrix)
 
 
 def _haar_factor(eigenvalues: Array) -> float:
+    """1 − Σ(λ − 1)²/(2d²(d + 2)), the expected factor of one layer."""
     d = len(eigenvalues)
     return 1 - float(np.sum((eigenvalues - 1) ** 2)) / (2 * d**2 * (d + 2))
 
 
 def _haar_assumptions(matrix: Array, before: float) -> tuple[Assumption, ...]:
+    """What every statement about Haar weights assumes, and whether this batch fulfils it."""
     deviation = float(np.max(np.abs(np.linalg.norm(matrix, axis=0) - 1)))
     return (
         Assumption("every feature has norm 1 over the batch", deviation < 1e-6, f"largest deviation {deviation:.3g}"),

@@ -11,8 +11,8 @@ from scipy.special import hyp2f1
 from sounding.activations.activation import Array
 from sounding.errors import UsageError
 
-_TABLE_PAYS = 4000
-_NODES, _HALVINGS = 20, 22
+_TABLE_PAYS = 4000  # correlations from which on the set-up of the table costs less than hypergeometric functions
+_NODES, _HALVINGS = 20, 22  # of a piece of the table, and pieces towards each end: 1e-14 for degrees from −0.4 to 20
 
 
 def arc_cosine(correlation: float, *, degree: float) -> float:
@@ -42,6 +42,7 @@ def arc_cosines(correlation: Array, *, degree: float) -> Array:
 
 
 def _by_series(c: Array, degree: float) -> Array:
+    """J_α by hypergeometric functions of its even and odd part."""
     even = math.gamma(0.5 * (degree + 1)) ** 2 * hyp2f1(-degree / 2, -degree / 2, 0.5, c * c)
     odd = 2.0 * math.gamma(0.5 * degree + 1) ** 2 * c * hyp2f1(0.5 * (1 - degree), 0.5 * (1 - degree), 1.5, c * c)
     return np.asarray(2.0 ** (degree - 2) / math.pi * (even + odd) / second_moment(degree))
@@ -72,6 +73,7 @@ def _table(degree: float) -> Array:
 
 
 def _interpolate(coefficients: Array, theta: Array) -> Array:
+    """J_α(cos θ) from the table, by Clenshaw's rule."""
     edges = _edges()
     piece = np.clip(np.searchsorted(edges, theta, side="right") - 1, 0, edges.size - 2)
     t = 2.0 * (theta - edges[piece]) / np.diff(edges)[piece] - 1.0

@@ -111,6 +111,7 @@ class Cells:
         return found
 
     def _curve(self, reach: Array, kink: int, sign: int, offset: int) -> Array:
+        """The angle of a kink curve, offset ± arccos(kink/T), at radii T."""
         bend = np.arccos(np.clip(self.column(kink) / reach, -1.0, 1.0))
         return self.column(offset) + self.column(sign) * bend
 
@@ -402,6 +403,7 @@ def _to_ends(order: int) -> Array:
 
 
 def _cut(table: Array, in_angle: NDArray[np.bool_], place: Array, grading: int) -> Cells:
+    """Cells cut in two across the angle where `in_angle` says so, at `place`, and across the radius elsewhere."""
     pieces = []
     for mask, low, high in ((in_angle, Cells.Q0, Cells.Q1), (~in_angle, Cells.W0, Cells.W1)):
         part = table[mask]

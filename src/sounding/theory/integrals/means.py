@@ -34,10 +34,12 @@ _SOFT_EDGES = (0.0, 2.0, 4.0, 6.5, 9.5)
 
 
 def normal_density(z: Array) -> Array:
+    """The density of a standard Gaussian."""
     return np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
 
 
 def sphere_density(batch_size: float) -> Function:
+    """The density of one coordinate of the sphere of radius √B in the plane orthogonal to ones."""
     degrees = batch_size - 1
     norm = half_gamma_ratio(0.5 * (degrees - 1)) / math.sqrt(math.pi * degrees)
 
@@ -194,6 +196,7 @@ def radial_law(batch_size: float) -> tuple[Function, Callable[[float], float], F
 
 
 def _shells(inner: float, outer: float) -> list[tuple[float, float]]:
+    """The two sides of the next block outwards, or one interval for the innermost."""
     return [(-outer, outer)] if inner == 0 else [(-outer, -inner), (inner, outer)]
 
 
@@ -218,6 +221,7 @@ def _piece(
 
 
 def _add(a: Adapted, b: Adapted) -> Adapted:
+    """Two integrations of the same integrands over different ranges, added up."""
     return Adapted(
         a.values + b.values,
         a.errors + b.errors,

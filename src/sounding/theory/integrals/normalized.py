@@ -147,9 +147,11 @@ def _interpolated_mean(degrees: float, power: float, logarithm: Array) -> Array:
     return total
 
 
+# ln(b/a) beyond which the mean is its own limit, the length of a Chebyshev piece and its degree: 1e-16 on each
 _LOG_LOW, _LOG_HIGH, _PIECE, _DEGREE = math.log(1e-18), math.log(1e14), 2.0, 17
+# spacing of the knots of quintics, 1e-15 between them, and from how many places on their set-up pays
 _KNOT, _LARGE = 0.015, 2000
-_THINNEST = 1e-13
+_THINNEST = 1e-13  # a layer at the edge of the sphere that holds less than rounding
 
 
 @lru_cache(maxsize=128)

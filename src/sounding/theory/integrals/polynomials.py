@@ -200,6 +200,7 @@ class _Projection:
 
     @classmethod
     def of(cls, table: Table, law: NormalizedLaw, terms: int) -> _Projection:
+        """The projections of a table's φ and D on `terms` polynomials."""
         weight = table.weight(law, 0.0)
         rows = np.stack([table.rise, table.slope]) * weight
         if law.eps == 0:

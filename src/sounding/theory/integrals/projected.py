@@ -34,12 +34,12 @@ from sounding.theory.integrals.means import Plane, pair_means
 from sounding.theory.integrals.panels import integrate, interval
 
 Complex = NDArray[np.complex128]
-_CROSSING = 0.25
+_CROSSING = 0.25  # where the line crosses the real axis: half way to the branch point at −1/2 in units of the trace
 # δ and the step in y, for eps = 0 and eps > 0: 1e-13 of the largest density
 _PATHS = ((math.pi / 8, 0.2), (math.pi / 4, 0.14))
-_CHUNK = 8_000
-_NEGLIGIBLE = 1e-17
-_FLAT = 1e-9
+_CHUNK = 8_000  # places times nodes at once, which caches hold
+_NEGLIGIBLE = 1e-17  # of the largest term of a sum
+_FLAT = 1e-9  # a coordinate, or a sine between two, that counts as 0: the pair is then one coordinate
 
 
 @dataclass(frozen=True)

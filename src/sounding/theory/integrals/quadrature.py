@@ -237,6 +237,7 @@ def _joint_mean(
     center: float | tuple[float, float],
     tolerance: float,
 ) -> Integral:
+    """E h over a pair, with kinks moved into the coordinates of the law."""
     means, lengths, centers = (_both(entry) for entry in (mean, length, center))
     stds = tuple(_positive(entry, "std") for entry in _both(std))
     lines: list[list[float]] = []
@@ -255,16 +256,20 @@ def _joint_mean(
 
 
 def _both(entry: float | tuple[float, float]) -> tuple[float, float]:
+    """One entry for both coordinates, or the pair that was given."""
     return entry if isinstance(entry, tuple) else (entry, entry)
 
 
 def _positive(value: float, name: str) -> float:
+    """A finite number other than 0."""
     if not math.isfinite(value) or value == 0:
         raise UsageError(f"{name} must be finite and not 0, got {value}")
     return float(value)
 
 
 def _one(f: Function) -> Function:
+    """An integrand that is checked to act on each element."""
+
     def checked(y: Array) -> Array:
         values = np.asarray(f(y), dtype=np.float64)
         if values.shape != y.shape:
@@ -278,4 +283,5 @@ def _one(f: Function) -> Function:
 
 
 def _scalar(adapted: Adapted) -> Integral:
+    """The first of several integrals as a record."""
     return Integral(float(adapted.values[0]), float(adapted.errors[0]), adapted.evaluations)

@@ -22,12 +22,15 @@ from sounding.theory.integrals.affine import Affine
 from sounding.theory.integrals.normalized import NormalizedLaw
 from sounding.theory.integrals.panels import legendre
 
-_ORDER = 12
-_SAMPLES, _FEW_SAMPLES, _SMALL = 384, 96, 0.3  # of half a circle, of one that is small, and its radius
+_ORDER = 12  # nodes of a panel in the radius: with these panels a wave of frequency 30 is resolved
+# samples of half a circle, of one that is small, and its radius: kinks leave 1e-6 of F, which a later step takes off
+_SAMPLES, _FEW_SAMPLES, _SMALL = 384, 96, 0.3
 _WIDEST, _FAR_WIDEST = 0.5, 2.0  # panels in T, before and beyond where the law of a bounded φ ends
-_BULK = 9.0
+_BULK = 9.0  # standard deviations beyond which a bounded φ adds nothing
 _SMALLEST = 1e-4  # radius, and distance from the last one in the angle
-_WEIGHTLESS = 1e-14
+_WEIGHTLESS = 1e-14  # of the law next to the edge of the sphere: no panels are needed there
+# the last coefficients of a circle that count as rounding, the waves that the radii may miss (their squares are below
+# rounding), and the circle on which waves are counted
 _RESOLVED, _UNSEEN, _TYPICAL = 1e-13, 1e-6, 3.0
 
 
@@ -62,7 +65,7 @@ class Sketch:
         return float((law.radial_weight(self.chi, 0) * self.means * self.step).sum())
 
     def highest(self) -> float:
-        """No F is larger."""
+        """The largest mean over a circle, which no F exceeds."""
         return float(self.means.max())
 
 

@@ -55,6 +55,7 @@ class Table:
 
     @cached_property
     def _weights(self) -> dict[float, Array]:
+        """The law's weights by power of s², each computed once."""
         return {}
 
     def weight(self, law: NormalizedLaw, power: float) -> Array:
@@ -283,6 +284,7 @@ class _Panels:
 
     @classmethod
     def of(cls, affine: Affine, law: NormalizedLaw, low: Array, high: Array) -> _Panels:
+        """Panels between `low` and `high`, with φ, D and what sixteen terms leave of them."""
         nodes, weights = legendre(ORDER)
         to_series, to_slopes, amplified = _transforms()
         half = 0.5 * (high - low)[:, None]
@@ -353,18 +355,22 @@ class _Panels:
         return found & (self.high - self.low > 1e-6)
 
     def take(self, mask: NDArray[np.bool_]) -> _Panels:
+        """Some of the panels."""
         return _Panels(*(column[:, mask] if column.ndim == 3 else column[mask] for column in self._columns()))
 
     def ordered(self) -> _Panels:
+        """The panels in ascending order."""
         order = np.argsort(self.low)
         return _Panels(*(column[:, order] if column.ndim == 3 else column[order] for column in self._columns()))
 
     @classmethod
     def join(cls, parts: list[_Panels]) -> _Panels:
+        """The panels of all parts."""
         columns = zip(*(part._columns() for part in parts), strict=True)
         return cls(*(np.concatenate(column, axis=1 if column[0].ndim == 3 else 0) for column in columns))
 
     def _columns(self) -> tuple[Array, ...]:
+        """All arrays in the order of the fields."""
         errors = (self.rise_error, self.slope_error, self.truncated)
         return self.low, self.high, self.rise, self.slope, *errors, self.mass
 
