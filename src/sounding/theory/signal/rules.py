@@ -140,7 +140,8 @@ def add_backward(rule: Add, node: Node, inputs: Inputs, gradient: Signal) -> Gra
     found = []
     for at, one in enumerate(inputs):
         coefficient = merged.get(at, 0.0)
-        own = gather(gradient.like(coefficient**2 * gradient.matrix, coefficient * gradient.mean), one)
+        matrix = gradient.matrix if coefficient == 1.0 else coefficient**2 * gradient.matrix
+        own = gather(gradient.like(matrix, coefficient * gradient.mean), one)
         if gradient.shape is not None and at in terms:
             others = math.sqrt(max(spread**2 - terms[at][0] ** 2, 0.0))
             own = replace(own, shape=amplitude_of_term(gradient.shape, (spread, law), terms[at], others))
