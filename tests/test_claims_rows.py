@@ -78,5 +78,16 @@ def test_settings_of_an_unknown_scale_are_named(tmp_path: Path, monkeypatch: pyt
         rows._load.__wrapped__("orth2021", "lemma2")
 
 
+def test_parents_and_quotations_are_well_formed() -> None:
+    """A parent is a row of the same paper that is no case itself; a quotation is short."""
+    ids = {claim.id: claim for claim in all_claims()}
+    assert any(claim.parent for claim in ids.values())
+    for claim in ids.values():
+        if claim.parent:
+            assert ids[claim.parent].paper == claim.paper
+            assert not ids[claim.parent].parent
+        assert len(claim.quotation) <= 320
+
+
 def test_an_id_is_found_once_and_kept() -> None:
     assert find_claim("rank2020-lemma1") is find_claim("rank2020-lemma1")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from numpy.typing import ArrayLike
+
+from sounding.claims.number import Number
 
 Role: TypeAlias = Literal["measured", "theory", "paper", "bound"]
 AxisScale: TypeAlias = Literal["linear", "log", "symlog"]
@@ -37,6 +39,12 @@ class Map:
     x: Sequence[float]
     y: Sequence[float]
     values: ArrayLike
+
+
+def points_of(label: str, x: ArrayLike, numbers: Iterable[Number]) -> Series:
+    """Measured numbers as points with their intervals."""
+    found = list(numbers)
+    return Series(label, x, [n.value for n in found], error=[n.high - n.value for n in found])
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sounding.claims.claim import PAPERS, Scale, Standing
+from sounding.claims.claim import PAPERS, Claim, Scale, Standing
 from sounding.claims.number import LEVEL
 from sounding.claims.registry import all_claims, cases_of
 from sounding.claims.result import Result, folder_of, largest
@@ -52,7 +52,7 @@ class Line:
     result: Result
     standing: Standing
     cases: Mapping[str, Standing]
-    parent: str
+    claim: Claim
     links: Mapping[str, str]
 
 
@@ -160,17 +160,19 @@ def _lines(found: Mapping[str, Mapping[Scale, Result]], folder: str) -> dict[str
         files = {"figure": "figure.svg", "numbers": "numbers.csv", "all": "result.json"}
         links = {name: quote(f"{place}/{file}", safe="/:.") for name, file in files.items()}
         cases = {case.id: standings[case.id] for case in cases_of(claim.id) if case.id in standings}
-        lines.setdefault(claim.paper, []).append(Line(result, standings[claim.id], cases, claim.parent, links))
+        lines.setdefault(claim.paper, []).append(Line(result, standings[claim.id], cases, claim, links))
     return lines
 
 
 def _texts(line: Line) -> list[str]:
     result = line.result
-    nested = f"part of {line.parent}: " if line.parent else ""
+    nested = f"part of {line.claim.parent}: " if line.claim.parent else ""
+    quoted = f" The paper: “{line.claim.quotation}”" if line.claim.quotation else ""
     scale = f"{result.scale}, {result.date}, {result.device}, {result.seconds:.0f} s"
     if result.reduction:
         scale += f"; reduced: {result.reduction}"
-    return [f"{nested}{result.place} ({result.id})", result.statement, _verdict(line), _evidence(result), scale]
+    place, statement = f"{nested}{result.place} ({result.id})", f"{result.statement}{quoted}"
+    return [place, statement, _verdict(line), _evidence(result), scale]
 
 
 def _verdict(line: Line) -> str:

@@ -15,7 +15,7 @@ from sounding.claims.claim import Context, Outcome
 from sounding.claims.meanfield2019.field import spread_paths
 from sounding.claims.meanfield2019.networks import settle
 from sounding.claims.number import DRAWN, Number, exact, fraction_of, jackknife, mean_of
-from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.picture import Panel, Picture, Series, points_of
 from sounding.claims.walk import batch_norm, walk
 from sounding.predict import batchnorm
 
@@ -148,8 +148,7 @@ def measure_cross_limit(values: Mapping[str, Any], context: Context) -> Outcome:
             theory.append(batchnorm(name, batch_size=size).cross_batch.covariance)
         ratios = [Number(m.value / t, m.low / t, m.high / t, m.samples) for m, t in zip(measured, theory, strict=True)]
         numbers[f"covariance_over_theory_{name}"] = max(ratios, key=lambda ratio: abs(ratio.value - 1))
-        error = [m.high - m.value for m in measured]
-        series.append(Series(name, values["batch_sizes"], [m.value for m in measured], error=error))
+        series.append(points_of(name, values["batch_sizes"], measured))
         series.append(Series(f"{name} (E φ)²", values["batch_sizes"], theory, role="theory"))
     sizes = values["batch_sizes"]
     closed = [_relu_cross(size) for size in sizes]

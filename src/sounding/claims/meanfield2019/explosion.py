@@ -15,7 +15,7 @@ from sounding.claims.claim import Context, Outcome
 from sounding.claims.meanfield2019.fixed_point import pieces, spherical_integrals
 from sounding.claims.meanfield2019.networks import pull_gradients
 from sounding.claims.number import DRAWN, Number, estimate, exact, mean_of
-from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.picture import Panel, Picture, Series, points_of
 from sounding.claims.walk import batch_norm, walk
 from sounding.predict import batchnorm
 from sounding.theory.gegenbauer import gegenbauer_batchnorm
@@ -76,7 +76,7 @@ def measure_any_activation(values: Mapping[str, Any], context: Context) -> Outco
         worst = max(range(len(sizes)), key=lambda i: abs(growth[i].value / theory[i] - 1))
         numbers[f"growth_over_theory_{name}"] = _over(growth[worst], theory[worst])
         numbers[f"batch_sizes_{name}"] = exact(len(sizes))
-        series.append(_with_interval(name, sizes, growth))
+        series.append(points_of(name, sizes, growth))
         series.append(Series(f"{name} (Theorem 7)", sizes, theory, role="theory"))
     panel = Panel("batch size B", "growth of the squared gradient per layer", series, x_scale="log")
     caption = (
@@ -102,7 +102,7 @@ def measure_relu_rate(values: Mapping[str, Any], context: Context) -> Outcome:
         worst = max(range(len(sizes)), key=lambda i: abs(growth[i].value / theory[i] - 1))
         numbers[f"growth_over_theory_{name}"] = _over(growth[worst], theory[worst])
         shown = grid[(grid >= min(sizes)) & (grid <= max(sizes))]
-        series.append(_with_interval(name, sizes, growth))
+        series.append(points_of(name, sizes, growth))
         series.append(Series(f"{name} (Theorem 8)", shown, [rate(size) for size in shown], role="theory"))
     limit = math.pi / (math.pi - 1)
     series.append(Series("π/(π − 1)", [min(sizes), max(sizes)], [limit, limit], role="paper"))
@@ -228,7 +228,3 @@ def _growth(name: str, size: int, values: Mapping[str, Any], context: Context, o
 
 def _over(number: Number, unit: float) -> Number:
     return Number(number.value / unit, number.low / unit, number.high / unit, number.samples)
-
-
-def _with_interval(label: str, sizes: list[int], growth: list[Number]) -> Series:
-    return Series(label, sizes, [g.value for g in growth], error=[g.high - g.value for g in growth])

@@ -12,7 +12,7 @@ import torch
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.meanfield2019.networks import pull_gradients, settle
 from sounding.claims.number import DRAWN, Number, estimate, exact, mean_of, student
-from sounding.claims.picture import Map, Panel, Picture, Series
+from sounding.claims.picture import Map, Panel, Picture, Series, points_of
 from sounding.claims.walk import batch_norm
 from sounding.predict import batchnorm, bsb2_transition, simulate_broken_state
 
@@ -34,7 +34,7 @@ def measure_eigenvalues(values: Mapping[str, Any], context: Context) -> Outcome:
         numbers[f"{part}_over_theory_at_smallest"] = ratios[0]
         numbers[f"{part}_over_theory_at_largest"] = ratios[-1]
         numbers[f"{part}_over_theory_mean"] = _pool(ratios)
-        series.append(Series(f"λ_{part}", sizes, [n.value for n in found], error=[n.high - n.value for n in found]))
+        series.append(points_of(f"λ_{part}", sizes, found))
         series.append(Series(f"λ_{part} (theory)", sizes, theory, role="theory"))
     panel = Panel("batch size B", "eigenvalue of the backward Jacobian", series)
     caption = f"ReLU networks of width {values['width']}, one layer back at the fixed point: points; theory: lines."

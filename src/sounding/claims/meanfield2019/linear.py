@@ -36,7 +36,10 @@ def measure_unit_vectors(values: Mapping[str, Any], context: Context) -> Outcome
 
 
 def measure_centred(values: Mapping[str, Any], context: Context) -> Outcome:
-    """The same for batch norm, from random covariances of full and of low rank; a few by the product's own map."""
+    """The eigenvalues under batch norm layer by layer, from random covariances of full and of low rank.
+
+    One start of each rank is also followed by `identity_convergence`, which shares no code with `follow`.
+    """
     size = values["batch_size"]
     paths: dict[int, Array] = {}
     deviations: list[Number] = []

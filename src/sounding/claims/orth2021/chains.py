@@ -99,7 +99,7 @@ def over_groups(curves: NDArray[np.float64], function: Callable[[NDArray[np.floa
 
 
 def _slope(gaps: NDArray[np.float64], first: int, last: int) -> float:
-    """That of ln V over the layers from first to last."""
+    """The slope of ln V over the layers from first to last."""
     return float(np.polyfit(np.arange(first, last + 1), np.log(gaps[first : last + 1]), 1)[0])
 
 

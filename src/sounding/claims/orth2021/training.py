@@ -134,7 +134,7 @@ def _print_scale_(network: nn.Module, samples: int) -> None:
 
 
 def draw_inputs(values: Mapping[str, Any], count: int, generator: torch.Generator, context: Context) -> torch.Tensor:
-    """So many training samples by chance, normalized."""
+    """`count` training samples drawn by chance, normalized."""
     data = load(values["data"], context.device)
     samples = data.part("train")[0]
     chosen = torch.randperm(len(samples), generator=generator)[:count]
@@ -142,7 +142,7 @@ def draw_inputs(values: Mapping[str, Any], count: int, generator: torch.Generato
 
 
 def draw_orders(seeds: int, context: Context) -> list[torch.Generator]:
-    """Of the order of the samples, one a seed, the same whatever is trained."""
+    """A generator for each seed that orders its samples, the same whatever is trained."""
     return [context.generator(5000 + seed, device=context.device) for seed in range(seeds)]
 
 
@@ -156,7 +156,7 @@ def gap_of_last_layer(network: nn.Module, inputs: torch.Tensor) -> float:
 
 
 def draw_batches(values: Mapping[str, Any], context: Context) -> list[torch.Tensor]:
-    """One a seed, to measure the gap on."""
+    """A batch for each seed, on which its gap is measured."""
     offsets = range(3000, 3000 + values["seeds"])
     return [draw_inputs(values, values["batch_size"], context.generator(offset), context) for offset in offsets]
 

@@ -11,7 +11,7 @@ import torch
 from sounding.chain import simulate
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, estimate, exact, mean_of
-from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.picture import Panel, Picture, Series, points_of
 from sounding.measures import gradient_alignment
 from sounding.profile import Estimate
 from sounding.weights import resolve
@@ -88,12 +88,7 @@ def measure_lemma3(values: Mapping[str, Any], context: Context) -> Outcome:
             "γ",
             "ln σ₂/σ₁ per layer",
             (
-                Series(
-                    "measured",
-                    strengths,
-                    [n.value for n in gaps.values()],
-                    error=[n.high - n.value for n in gaps.values()],
-                ),
+                points_of("measured", strengths, gaps.values()),
                 Series("0: no collapse", [strengths[0], strengths[-1]], [0.0, 0.0], role="bound"),
             ),
             title="Lyapunov exponents",
@@ -131,10 +126,7 @@ def measure_prop19(values: Mapping[str, Any], context: Context) -> Outcome:
         "alignment_at_rank_1": min((row[0] for row in lowest.values()), key=lambda n: n.low),
         "alignment_at_largest_rank": max((row[-1] for row in lowest.values()), key=lambda n: n.high),
     }
-    series = [
-        Series(loss, ranks, [n.value for n in row], error=[n.high - n.value for n in row])
-        for loss, row in lowest.items()
-    ]
+    series = [points_of(loss, ranks, row) for loss, row in lowest.items()]
     panel = Panel(
         "rank of the last hidden representation",
         "mean |cos| between gradients",

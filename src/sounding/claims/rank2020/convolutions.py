@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import Number, exact
-from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.number import Number, exact, over_runs
+from sounding.claims.picture import Panel, Picture, points_of
 from sounding.claims.rank2020.images import KINDS, Runs, look_times, train_kind
-from sounding.claims.rank2020.perceptrons import difference, over_runs
+from sounding.claims.rank2020.perceptrons import difference
 
 
 def find_runs(values: Mapping[str, Any], context: Context) -> dict[str, Runs]:
@@ -33,9 +33,7 @@ def draw_runs(
     for kind, runs in found.items():
         rows = getattr(runs, name)
         steps = [0, *look_times(kind, values)][-rows.shape[1] :]
-        points = [over_runs(column) for column in rows.T]
-        error = [n.high - n.value for n in points]
-        series.append(Series(KINDS[kind], steps, [n.value for n in points], error=error))
+        series.append(points_of(KINDS[kind], steps, [over_runs(column) for column in rows.T]))
     return Panel("SGD step", label, series, title=label.split(" of ")[0], y_scale="log" if log else "linear")
 
 

@@ -13,8 +13,8 @@ import torch
 from sounding.activations import resolve
 from sounding.chain import simulate
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import DRAWN, Number, estimate, exact, mean_of, ratio_of, scaled
-from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.number import DRAWN, Number, estimate, exact, over_runs, ratio_of, scaled
+from sounding.claims.picture import Panel, Picture, Series, points_of
 from sounding.claims.walk import measure_at, unit_features, unit_matrix, walk
 from sounding.measures import numerical_rank
 from sounding.profile import Profile
@@ -68,21 +68,13 @@ def measure_fig2(values: Mapping[str, Any], context: Context) -> Outcome:
             device=context.device,
         )
         late = 3 * len(layers) // 4
-        numbers[f"rank_{'with' if norm == 'batch' else 'without'}_batch_norm"] = _steady(ranks[late:])
-        points = [_steady(row[None]) for row in ranks]
-        error = np.array([n.high - n.value for n in points])
-        series.append(Series(label, layers, [n.value for n in points], error=error))
+        numbers[f"rank_{'with' if norm == 'batch' else 'without'}_batch_norm"] = over_runs(ranks[late:].mean(axis=0))
+        series.append(points_of(label, layers, [over_runs(row) for row in ranks]))
     root = math.sqrt(width)
     series.append(Series("√d (the paper's floor)", [0, values["depth"]], [root, root], role="paper"))
     series.append(Series("1: collapse", [0, values["depth"]], [1.0, 1.0], role="bound"))
     panel = Panel("layer", "numerical rank", series, y_scale="log", title=values["activation"])
     return Outcome(numbers, Picture((panel,), values["caption"]))
-
-
-def _steady(ranks: np.ndarray[Any, Any]) -> Number:
-    """The mean over layers, as a mean over runs; all runs alike is exact."""
-    by_run = ranks.mean(axis=0)
-    return exact(float(by_run[0])) if np.ptp(by_run) == 0 else mean_of(by_run)
 
 
 def measure_cor15(values: Mapping[str, Any], context: Context) -> Outcome:
@@ -107,14 +99,13 @@ def measure_cor15(values: Mapping[str, Any], context: Context) -> Outcome:
     }
     widths = np.array(values["widths"])
     bounds = np.sqrt((1 - np.array(values["regularities"])) * widths)
-    error = [n.high - n.value for n in smallest]
     panels = (
         Panel("layer", "rank of H", series, title="every layer", x_scale="log", y_scale="log"),
         Panel(
             "width d",
             "smallest rank over the layers",
             (
-                Series("measured", widths, [n.value for n in smallest], error=error),
+                points_of("measured", widths, smallest),
                 Series("√((1 − α)d)", widths, bounds, role="bound"),
             ),
             title="smallest",

@@ -13,7 +13,7 @@ import torch
 from sounding import measures
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import DRAWN, Number, estimate, exact, fraction_of, mean_of, scaled
-from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.picture import Panel, Picture, Series, points_of
 from sounding.claims.walk import unit_features, walk
 from sounding.measures import numerical_rank, soft_rank
 from sounding.theory.bounds import rank2020
@@ -114,10 +114,8 @@ def measure_lemma4(values: Mapping[str, Any], context: Context) -> Outcome:
 
     def drawn_as(found: dict[str, list[Number]]) -> list[Series]:
         names = {"uniform": "symmetric weights", "one-sided": "one-sided weights"}
-        return [
-            Series(names[law], layers, [n.value for n in row], error=[n.high - n.value for n in row])
-            for law, row in found.items()
-        ] + [Series("0 (symmetric law)", [layers[0], layers[-1]], [0.0, 0.0], role="paper")]
+        limit = Series("0 (symmetric law)", [layers[0], layers[-1]], [0.0, 0.0], role="paper")
+        return [*(points_of(names[law], layers, row) for law, row in found.items()), limit]
 
     panels = (
         Panel("layer", "mean of a feature over chains", drawn_as(curves), x_scale="log", title="features"),

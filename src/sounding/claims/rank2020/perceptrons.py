@@ -12,7 +12,7 @@ import torch
 
 import sounding.train
 from sounding.claims.claim import Context
-from sounding.claims.number import Number, exact, mean_of, student
+from sounding.claims.number import Number, exact, over_runs, student
 from sounding.data import load_dataset
 from sounding.models import Mlp
 from sounding.train import History, Recipe, choose_rates
@@ -112,11 +112,6 @@ def last_hidden(network: Mlp, inputs: torch.Tensor) -> torch.Tensor:
         for part in parts:
             hidden = part(hidden)
     return hidden
-
-
-def over_runs(values: Array) -> Number:
-    """Student's interval over runs; all alike is exact."""
-    return exact(float(values[0])) if np.ptp(values) == 0 else mean_of(values)
 
 
 def difference(first: Array, second: Array) -> Number:

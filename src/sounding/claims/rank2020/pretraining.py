@@ -14,8 +14,8 @@ import torch
 
 import sounding.train
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import Number, slope_of
-from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.number import Number, over_runs, slope_of
+from sounding.claims.picture import Panel, Picture, Series, points_of
 from sounding.claims.rank2020.perceptrons import (
     Array,
     Trained,
@@ -25,7 +25,6 @@ from sounding.claims.rank2020.perceptrons import (
     draw_samples,
     last_hidden,
     load_pixels,
-    over_runs,
     train_grid,
 )
 from sounding.measures import participation_ratio
@@ -55,7 +54,7 @@ def compare_with_batch_norm(settings: str, device: str, random_seed: int) -> dic
         raised: dict[int, Mlp] = {}
 
         def pretrained(generator: torch.Generator, depth: int = depth, raised: dict[int, Mlp] = raised) -> Mlp:
-            """One pre-training for each initialization, shared by the learning rates."""
+            """A copy of the network that was pre-trained from this start; learning rates share the pre-training."""
             seed = generator.initial_seed()
             if seed not in raised:
                 network = Mlp(features, 10, depth=depth, width=width, generator=generator)
@@ -105,10 +104,8 @@ def measure_comparison(values: Mapping[str, Any], context: Context) -> Outcome:
         series = []
         for kind, row in found.items():
             for depth, trained in zip(values["depths"], row, strict=True):
-                points = [over_runs(column) for column in trained.curves[name].T]
-                error = [n.high - n.value for n in points]
-                label = f"{kind}, {depth} layers"
-                series.append(Series(label, trained.epochs, [n.value for n in points], error=error))
+                found_at = [over_runs(column) for column in trained.curves[name].T]
+                series.append(points_of(f"{kind}, {depth} layers", trained.epochs, found_at))
         panels.append(Panel("epoch", words[name], series, title=words[name]))
     rates = "; ".join(f"{kind}: {', '.join(f'{t.rate:g}' for t in row)}" for kind, row in found.items())
     caption = "The plain network whose rank was raised loses less by depth than the one with batch norm, and is ahead."
@@ -153,11 +150,7 @@ def measure_fig6(values: Mapping[str, Any], context: Context) -> Outcome:
     epochs = epochs / values["evaluations"]
 
     def drawn(rows: dict[str, Array], times: Array) -> list[Series]:
-        series = []
-        for name, row in rows.items():
-            points = [over_runs(column) for column in row.T]
-            series.append(Series(name, times, [n.value for n in points], error=[n.high - n.value for n in points]))
-        return series
+        return [points_of(name, times, [over_runs(column) for column in row.T]) for name, row in rows.items()]
 
     panels = (
         Panel(

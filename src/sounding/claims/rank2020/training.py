@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import Number
-from sounding.claims.picture import Panel, Picture, Series
-from sounding.claims.rank2020.perceptrons import Trained, draw_samples, last_hidden, load_pixels, over_runs, train_grid
+from sounding.claims.number import Number, over_runs
+from sounding.claims.picture import Panel, Picture, Series, points_of
+from sounding.claims.rank2020.perceptrons import Trained, draw_samples, last_hidden, load_pixels, train_grid
 from sounding.measures import numerical_rank
 from sounding.models import Mlp
 from sounding.train import Recipe
@@ -86,10 +86,7 @@ def measure_fig1(values: Mapping[str, Any], context: Context) -> Outcome:
     names = {"none": "no norm", "batch": "batch norm"}
 
     def drawn(found: dict[str, list[Number]]) -> list[Series]:
-        return [
-            Series(names[k], depths, [n.value for n in row], error=[n.high - n.value for n in row])
-            for k, row in found.items()
-        ]
+        return [points_of(names[k], depths, row) for k, row in found.items()]
 
     chance = Series("chance", [depths[0], depths[-1]], [0.1, 0.1], role="bound")
     panels = (
@@ -110,7 +107,7 @@ def _accuracies(
     values: Mapping[str, Any],
     generators: Sequence[torch.Generator],
 ) -> np.ndarray[Any, Any]:
-    """Of each run on samples of its own, with statistics of batches of the training size, as released."""
+    """The accuracy of each run on samples of its own, with statistics of batches of the training size, as released."""
     size = values["batch_size"]
     count = values["evaluated"] // size * size
     result = []

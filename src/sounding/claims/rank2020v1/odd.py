@@ -11,8 +11,8 @@ import torch
 
 from sounding.activations import resolve
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import DRAWN, Number, estimate, exact, fraction_of, mean_of, slope_of
-from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.number import DRAWN, Number, estimate, exact, fraction_of, mean_of, over_runs, slope_of
+from sounding.claims.picture import Panel, Picture, Series, points_of
 from sounding.claims.walk import measure_at, unit_features, unit_matrix, walk
 from sounding.measures import numerical_rank, participation_ratio, soft_rank
 from sounding.weights import draw_uniform
@@ -68,12 +68,6 @@ def soft_rank_of_scaled(state: torch.Tensor) -> torch.Tensor:
     return soft_rank(state / state.square().mean(dim=(-2, -1), keepdim=True).sqrt())
 
 
-def average_over_runs(values: Array) -> Number:
-    """The mean over layers, as a mean over runs; all runs alike is exact."""
-    by_run = values.mean(axis=0)
-    return exact(float(by_run[0])) if np.ptp(by_run) == 0 else mean_of(by_run)
-
-
 def measure_fig1(values: Mapping[str, Any], context: Context) -> Outcome:
     """ln of the rank over depth, with and without batch norm, for two strengths."""
     depth, width = values["depth"], values["width"]
@@ -99,8 +93,8 @@ def measure_fig1(values: Mapping[str, Any], context: Context) -> Outcome:
             )
             late = np.array(layers) >= 3 * depth // 4
             name = "with" if scaling == "batch" else "without"
-            numbers[f"rank_{name}_batch_norm_at_gamma_{gamma:g}"] = average_over_runs(ranks[late])
-            points = [average_over_runs(row[None]) for row in ranks]
+            numbers[f"rank_{name}_batch_norm_at_gamma_{gamma:g}"] = over_runs(ranks[late].mean(axis=0))
+            points = [over_runs(row) for row in ranks]
             error = [(n.high - n.low) / 2 / n.value for n in points]
             series.append(Series(label, layers, np.log([n.value for n in points]), error=error))
         ends = [1, depth]
@@ -127,7 +121,7 @@ def measure_by_width(
     """The average of a measure over depth, at each width."""
     layers = range(values["burn_in"], values["depth"] + 1, values["every"])
     return [
-        average_over_runs(
+        over_runs(
             follow_chain(
                 width,
                 measure,
@@ -139,7 +133,7 @@ def measure_by_width(
                 runs=values["runs"],
                 context=context,
                 offset=100 * offset + index,
-            )
+            ).mean(axis=0)
         )
         for index, width in enumerate(values["widths"])
     ]
@@ -166,11 +160,6 @@ def _stderr(number: Number) -> float:
     return (number.high - number.low) / 2 / DRAWN
 
 
-def series_of(label: str, widths: Sequence[int], numbers: Sequence[Number]) -> Series:
-    """Points with their intervals."""
-    return Series(label, widths, [n.value for n in numbers], error=[n.high - n.value for n in numbers])
-
-
 def measure_fig4(values: Mapping[str, Any], context: Context) -> Outcome:
     """r averaged over depth against the width, F = tanh, for several strengths."""
     widths = values["widths"]
@@ -182,7 +171,7 @@ def measure_fig4(values: Mapping[str, Any], context: Context) -> Outcome:
         numbers[f"exponent_at_gamma_{name}"] = exponent_of(widths, found)
         exponents.append(numbers[f"exponent_at_gamma_{name}"])
         lowest += found
-        series.append(series_of(f"γ = {name}", widths, found))
+        series.append(points_of(f"γ = {name}", widths, found))
     numbers["smallest_exponent"] = min(exponents, key=lambda n: n.low)
     numbers["smallest_r"] = min(lowest, key=lambda n: n.low)
     series.append(Series("√d (linear networks' order)", widths, np.sqrt(widths), role="paper"))
@@ -223,7 +212,7 @@ def measure_table1(values: Mapping[str, Any], context: Context) -> Outcome:
         "tanh_without_norm_at_widest": found["tanh, no norm"][-1],
         "largest_tanh_kept_small": max(found["tanh, no norm, kept small"], key=lambda n: n.high),
     }
-    series = [series_of(label, widths, row) for label, row in found.items()]
+    series = [points_of(label, widths, row) for label, row in found.items()]
     series.append(Series("√d", widths, np.sqrt(widths), role="paper"))
     series.append(Series("1: collapse", [widths[0], widths[-1]], [1.0, 1.0], role="bound"))
     panel = Panel(

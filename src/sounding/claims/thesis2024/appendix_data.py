@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import LEVEL, Number, exact, mean_of, scaled
-from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.number import LEVEL, Number, exact, over_runs, scaled
+from sounding.claims.picture import Panel, Picture, Series, points_of
 from sounding.data import load_dataset
 from sounding.data.dataset import normalize
 from sounding.measures import mean_cosine
@@ -53,7 +53,7 @@ def measure_ranks(values: Mapping[str, Any], context: Context) -> Outcome:
                 # singular values as the thesis took them; in double precision eigenvalues are as good, and faster
                 counts = [int(torch.linalg.matrix_rank(gram, hermitian=kind == "float64")) for gram in grams]
                 found = np.array(counts, dtype=np.float64)
-                ranks.setdefault((name, kind), []).append(_over_batches(found))
+                ranks.setdefault((name, kind), []).append(over_runs(found))
             context.progress((place + (at + 1) / len(values["sizes"])) / len(values["sets"]))
     numbers = {
         f"rank_{name}_{size}_{kind}": number
@@ -69,10 +69,6 @@ def measure_ranks(values: Mapping[str, Any], context: Context) -> Outcome:
         "allow."
     )
     return Outcome(numbers, Picture(panels, caption))
-
-
-def _over_batches(values: Array) -> Number:
-    return exact(float(values[0])) if np.ptp(values) == 0 else mean_of(values)
 
 
 def _scatter(values: Array) -> Number:
@@ -115,10 +111,7 @@ def _against_table(numbers: Mapping[str, Number]) -> dict[str, Number]:
 
 
 def _draw_ranks(name: str, sizes: tuple[int, ...], ranks: Mapping[tuple[str, str], list[Number]]) -> Panel:
-    series = [
-        Series(kind, sizes, [n.value for n in ranks[name, kind]], error=[n.high - n.value for n in ranks[name, kind]])
-        for kind in ("float32", "float64")
-    ]
+    series = [points_of(kind, sizes, ranks[name, kind]) for kind in ("float32", "float64")]
     series.append(Series("rank n", sizes, sizes, role="bound"))
     if name in PRINTED_RANKS:
         table = [PRINTED_RANKS[name][n][0] if n in PRINTED_RANKS[name] else n for n in sizes]
@@ -136,8 +129,8 @@ def measure_cosines(values: Mapping[str, Any], context: Context) -> Outcome:
         inputs = (normalize(data, batch.cpu().view(-1, *data.shape)).flatten(1).double() for batch in pixels)
         centred[name] = np.array([float(mean_cosine(batch)) for batch in inputs])
         context.progress((place + 1) / len(values["sets"]))
-    numbers = {f"cosine_{name}": _over_batches(found) for name, found in raw.items()}
-    numbers |= {f"cosine_normalized_{name}": _over_batches(found) for name, found in centred.items()}
+    numbers = {f"cosine_{name}": over_runs(found) for name, found in raw.items()}
+    numbers |= {f"cosine_normalized_{name}": over_runs(found) for name, found in centred.items()}
     numbers |= {f"scatter_of_one_batch_{name}": _scatter(found) for name, found in raw.items()}
     numbers |= {
         f"excess_in_scatters_{name}": excess_in_scatters(found, PRINTED_COSINES[name])
@@ -163,11 +156,10 @@ def excess_in_scatters(found: Array, printed: float) -> Number:
 
     The interval is that of the worst corners: of the mean's interval and of the scatter's.
     """
-    apart, unit = _distance(_over_batches(found), printed), _scatter(found)
+    apart, unit = _distance(over_runs(found), printed), _scatter(found)
     value, low, high = (max(0.0, end - HALF_DIGIT) for end in (apart.value, apart.low, apart.high))
     return Number(value / unit.value, low / unit.high, high / unit.low, len(found))
 
 
 def _drawn(label: str, places: list[int], found: Mapping[str, Array]) -> Series:
-    means = [_over_batches(row) for row in found.values()]
-    return Series(label, places, [n.value for n in means], error=[n.high - n.value for n in means])
+    return points_of(label, places, [over_runs(row) for row in found.values()])

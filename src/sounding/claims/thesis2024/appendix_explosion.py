@@ -116,7 +116,7 @@ def measure_gain_law(values: Mapping[str, Any], context: Context) -> Outcome:
 
 
 def _clear_points(label: str, gains: Sequence[float], rates: Sequence[Number]) -> Series:
-    """Those that a logarithmic axis can show with their intervals."""
+    """The points that a logarithmic axis can show with their intervals."""
     kept = [(gain, rate) for gain, rate in zip(gains, rates, strict=True) if rate.low > 0]
     return Series(label, [g for g, _ in kept], [r.value for _, r in kept], error=[r.high - r.value for _, r in kept])
 

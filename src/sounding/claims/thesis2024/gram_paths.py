@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sounding.claims.claim import Context
 from sounding.claims.number import Number, mean_of
-from sounding.claims.picture import Series
+from sounding.claims.picture import Series, points_of
 from sounding.claims.walk import walk_in_law
 from sounding.theory.batchnorm import batchnorm
 from sounding.theory.bounds.thesis2024 import theorem_3_2
@@ -92,8 +92,7 @@ def thin(count: int, most: int = 40) -> NDArray[np.int64]:
 
 def points(label: str, x: Any, samples: Array) -> Series:
     """The mean over runs with its 99% interval at each column of `samples`."""
-    numbers = [mean_of(column) for column in samples.T]
-    return Series(label, x, [n.value for n in numbers], error=[n.high - n.value for n in numbers])
+    return points_of(label, x, [mean_of(column) for column in samples.T])
 
 
 def slopes(x: Any, samples: Array) -> Number:

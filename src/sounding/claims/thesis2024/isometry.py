@@ -16,7 +16,7 @@ from scipy.stats import ortho_group
 
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import GROUPS, Number, exact, extreme_of, fraction_of, mean_of
-from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.picture import Panel, Picture, Series, points_of
 from sounding.measures import isometry, second_moment
 from sounding.theory.bounds.thesis2024 import corollary_4_4, corollary_4_5, corollary_6_4, theorem_4_3, theorem_6_3
 from sounding.weights import draw_orthogonal
@@ -100,7 +100,7 @@ def measure_theorem_4_3(values: Mapping[str, Any], context: Context) -> Outcome:
 
 
 def measure_corollary_4_4(values: Mapping[str, Any], context: Context) -> Outcome:
-    """The same for layer norm and for RMS norm."""
+    """Isometry before and after layer norm and RMS norm, on random samples."""
     printed = compare(values, context, corollary_4_4, version="printed")
     corrected = compare(values, context, corollary_4_4, version="corrected")
     four = corollary_4_4(np.eye(4), version="printed")
@@ -238,8 +238,7 @@ def measure_corollary_6_4(values: Mapping[str, Any], context: Context) -> Outcom
         gaps += x
         for position, name in ((1, "BN(WX)"), (2, "WX")):
             found = [row[1] if position == 1 else row[2] for row in rows]
-            error = [number.high - number.value for number in found]
-            drawn.append(Series(f"{name}, d = {width}", x, [number.value for number in found], error=error))
+            drawn.append(points_of(f"{name}, d = {width}", x, found))
     drawn.append(Series("promised", [min(gaps), max(gaps)], [1.0, 1.0], role="bound"))
     panel = Panel("isometry gap of X", "fall of the gap over the promised one", drawn, x_scale="log", y_scale="symlog")
     caption = "A rotation alone leaves the gap as it is (fall 0); with batch norm it falls by more than promised (1)."

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import sounding.train
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import Number, exact, mean_of
+from sounding.claims.number import Number, over_runs
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.gram_paths import points
 from sounding.data import Dataset, load_dataset
@@ -55,7 +55,7 @@ def shaped_networks(
 
 
 def draw_orders(seeds: int, context: Context) -> list[torch.Generator]:
-    """Of the order of the samples, one a seed, the same for all depths and activations."""
+    """A generator for each seed that orders its samples, the same for all depths and activations."""
     return [context.generator(900_000 + seed, device=context.device) for seed in range(seeds)]
 
 
@@ -120,13 +120,13 @@ def measure_accuracy(values: Mapping[str, Any], context: Context) -> Outcome:
         error = {a: np.mean([1 - final[a, depth] for depth in depths], axis=0) for a in ACTIVATIONS}
         for activation in NONLINEAR:
             ratio = error["identity"] / np.maximum(error[activation], 1e-4)
-            numbers[f"{part}_error_of_identity_over_{activation}"] = _over_seeds(ratio)
+            numbers[f"{part}_error_of_identity_over_{activation}"] = over_runs(ratio)
             if part == "train":
-                numbers[f"widening_over_{activation}"] = _over_seeds(ratio / _middle_ratio(found, activation, depths))
+                numbers[f"widening_over_{activation}"] = over_runs(ratio / _middle_ratio(found, activation, depths))
         for activation in ACTIVATIONS:
-            numbers[f"{part}_accuracy_{activation}"] = _over_seeds(1 - error[activation])
+            numbers[f"{part}_accuracy_{activation}"] = over_runs(1 - error[activation])
             change = final[activation, max(depths)] - final[activation, min(depths)]
-            numbers[f"{part}_change_with_depth_{activation}"] = _over_seeds(change)
+            numbers[f"{part}_change_with_depth_{activation}"] = over_runs(change)
     panels = [
         Panel(
             "step of SGD",
@@ -157,7 +157,3 @@ def _middle_ratio(found: Curves, activation: str, depths: tuple[int, ...]) -> Ar
 
 def _curve(label: str, curves: Mapping[str, Array], part: str) -> Series:
     return points(label, curves["step"][0], curves[part])
-
-
-def _over_seeds(values: Array) -> Number:
-    return exact(float(values[0])) if np.ptp(values) == 0 else mean_of(values)
