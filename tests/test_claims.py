@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -54,6 +55,12 @@ COMMITTED = ROOT / "docs" / "claims"
 ROWS = {claim.id: claim for claim in all_claims()}
 needs_results = pytest.mark.skipif(not COMMITTED.is_dir(), reason="no results are committed")
 PICTURE = Picture((Panel("x, layers", "y", (Series("points", [0, 1], [1, 2], error=[0.1, 0.1]),)),), "What to see.")
+
+
+@functools.cache
+def committed_results() -> dict[str, dict[Any, Result]]:
+    """Every committed result, read once for all tests."""
+    return read_results(COMMITTED)
 
 
 def made_up(**changes: Any) -> Claim:
@@ -150,7 +157,7 @@ def test_a_statement_stands_no_better_than_its_worst_case(parts: list[Any], whol
 @needs_results
 def test_a_failure_as_printed_is_never_green() -> None:
     """Not even of a theorem whose own row holds, once a case of it fails."""
-    found = {name: results for name, results in read_results(COMMITTED).items() if "thm5.11" in name}
+    found = {name: results for name, results in committed_results().items() if "thm5.11" in name}
     page, text = write_page(found, folder="claims"), write_markdown(found, folder="claims")
     row = page[page.index('<tr id="thesis2024-thm5.11">') :]
     assert '<td class="fails">fails as printed' in row[: row.index("</tr>")]
@@ -349,7 +356,7 @@ def test_wrong_usage_is_a_sentence(
 @needs_results
 def test_the_ledger_is_made_from_the_committed_results() -> None:
     """docs/ledger.md and the verdicts in the package are what `sounding claims table` writes."""
-    found = read_results(COMMITTED)
+    found = committed_results()
     assert set(found) == set(ROWS), "every row has a committed result"
     assert (ROOT / "docs" / "ledger.md").read_text("utf-8") == write_markdown(found, folder="claims")
     assert (ROOT / "docs" / "ledger.html").read_text("utf-8") == write_page(found, folder="claims")
@@ -362,7 +369,7 @@ def test_the_ledger_is_made_from_the_committed_results() -> None:
 @pytest.mark.parametrize("claim_id", ROWS)
 def test_committed_verdicts_follow_from_committed_numbers(claim_id: str) -> None:
     """Against the bounds in the code: neither a verdict nor a bound was changed after the run."""
-    for scale, result in read_results(COMMITTED)[claim_id].items():
+    for scale, result in committed_results()[claim_id].items():
         assert judge(ROWS[claim_id], result.numbers) == result.verdict
         assert result.statement == ROWS[claim_id].statement
         assert result.verdict in VERDICTS
@@ -375,7 +382,7 @@ def test_committed_verdicts_follow_from_committed_numbers(claim_id: str) -> None
 @pytest.mark.parametrize("claim_id", ROWS)
 def test_committed_figures_name_the_verdict(claim_id: str) -> None:
     """A result that was judged again has its figure's title too."""
-    for scale, result in read_results(COMMITTED)[claim_id].items():
+    for scale, result in committed_results()[claim_id].items():
         drawn = COMMITTED / claim_id / scale / "figure.svg"
         if drawn.exists():
             words = " ".join(re.sub(r"<[^>]*>", " ", drawn.read_text(encoding="utf-8")).split())
@@ -386,7 +393,7 @@ def test_committed_figures_name_the_verdict(claim_id: str) -> None:
 @pytest.mark.parametrize("claim_id", ROWS)
 def test_the_opposite_statement_does_not_hold(claim_id: str) -> None:
     """Of every row that holds: bounds moved to the other side of its interval are violated by the same numbers."""
-    for result in read_results(COMMITTED)[claim_id].values():
+    for result in committed_results()[claim_id].values():
         if result.verdict != "holds":
             continue
         claim = ROWS[claim_id]
@@ -403,7 +410,7 @@ def test_the_opposite_statement_does_not_hold(claim_id: str) -> None:
 @pytest.mark.parametrize("claim_id", ROWS)
 def test_every_row_gives_its_committed_verdict(claim_id: str, tmp_path: Path) -> None:
     """At quick scale; a verdict may differ only where the interval of the deciding number reaches the committed one."""
-    committed = read_results(COMMITTED)[claim_id]["quick"]
+    committed = committed_results()[claim_id]["quick"]
     result = sounding.reproduce(claim_id, out=tmp_path)
     if result.verdict == committed.verdict:
         return
