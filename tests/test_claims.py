@@ -161,6 +161,7 @@ def test_a_failure_as_printed_is_never_green() -> None:
     page, text = write_page(found, folder="claims"), write_markdown(found, folder="claims")
     row = page[page.index('<tr id="thesis2024-thm5.11">') :]
     assert '<td class="fails">fails as printed' in row[: row.index("</tr>")]
+    assert '<a class="fails" href="#thesis2024-thm5.11">theorem 5.11 ✗</a>' in page
     assert "part of thesis2024-thm5.11: theorem 5.11, case 1" in text
     alone = {"thesis2024-thm5.11": found["thesis2024-thm5.11"]}
     assert "1 holds unreduced" in write_markdown(alone, folder="claims")

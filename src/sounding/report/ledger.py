@@ -25,6 +25,7 @@ SORTS = (  # of rows: one, and several
     ("fails", "fail"),
     ("open", "open"),
 )
+MARKS = {"holds": "", "fails": " ✗", "open": " ?"}  # in the index, where colour alone would not do
 HEADINGS = ("place", "statement", "verdict", "evidence", "scale", "more")
 INTRODUCTION = (
     f"Each row is a statement of a paper, in our words, and what measuring it gave. A number stands with its "
@@ -104,7 +105,7 @@ def write_markdown(found: Mapping[str, Mapping[Scale, Result]], *, folder: str) 
 
 
 def write_page(found: Mapping[str, Mapping[Scale, Result]], *, folder: str) -> str:
-    """The same as one HTML page."""
+    """The whole ledger as one HTML page, each paper behind an index of its places."""
     quoted = [largest(results) for results in found.values()]
     introduction = html.escape(INTRODUCTION)
     totals = html.escape(write_totals(quoted))
@@ -112,7 +113,12 @@ def write_page(found: Mapping[str, Mapping[Scale, Result]], *, folder: str) -> s
     head = "".join(f"<th>{heading}</th>" for heading in HEADINGS)
     for paper, lines in _lines(found, folder).items():
         totals = write_totals(line.result for line in lines)
-        parts.append(f"<h2>{paper}</h2><p>{html.escape(PAPERS[paper])}. {html.escape(totals)}</p>")
+        index = " · ".join(
+            f'<a class="{line.standing.as_printed}" href="#{line.result.id}">{html.escape(line.result.place)}'
+            f"{MARKS[line.standing.as_printed]}</a>"
+            for line in lines
+        )
+        parts.append(f"<h2>{paper}</h2><p>{html.escape(PAPERS[paper])}. {html.escape(totals)}</p><p>{index}</p>")
         rows = []
         for line in lines:
             cells = [f"<td>{html.escape(text)}</td>" for text in _texts(line)]
