@@ -13,8 +13,8 @@ from sounding.probe.reading import NETWORK, Call, Reading, add_theory, read
 from sounding.probe.stack import Stack, find_stack
 from sounding.profile import Profile, Row
 from sounding.theory.batchnorm import DEPTH_SCALES, batchnorm, depth_scale
-from sounding.theory.length import product_moment, second_moment, slope_kurtosis, squared_slope
-from sounding.theory.vanilla import uncorrelated_shares
+from sounding.theory.length import slope_kurtosis, squared_slope
+from sounding.theory.vanilla import layer_maps, uncorrelated_shares
 
 SOURCE = "theory"
 QUADRATURE = 1e-7  # tolerance of the integrals, far below the finite-width noise of any measurement beside them
@@ -93,23 +93,18 @@ def _predict_vanilla(stack: Stack, reading: Reading) -> tuple[list[Row], str]:
     rows: list[Row] = []
     rates: list[float] = []
     variance = 0.0
-    for block, after in zip(stack.blocks, (*stack.blocks[1:], None), strict=True):
-        square = second_moment(activation, q, tolerance=QUADRATURE).value
-        product = product_moment(activation, q, max(-1.0, min(1.0, c)), tolerance=QUADRATURE).value
-        rows += _call_rows(block.linear, q, c, reading.samples)
-        if block.last.depth != block.linear.depth and square > 0:
-            rows += _call_rows(block.last, square, product / square, reading.samples)
+    weights = [_second_moments(block.weights) for block in stack.blocks[1:]]
+    signals = layer_maps(activation, q, max(-1.0, min(1.0, c)), weights, tolerance=QUADRATURE)
+    for block, signal, after in zip(stack.blocks, signals, (*weights, None), strict=False):
+        rows += _call_rows(block.linear, signal.variance, signal.correlation, reading.samples)
+        if block.last.depth != block.linear.depth and signal.square > 0:
+            rows += _call_rows(block.last, signal.square, signal.product / signal.square, reading.samples)
         if after is None:
             break
-        weight, bias = _second_moments(after.weights)
-        chi = weight * squared_slope(activation, q, tolerance=QUADRATURE).value
+        chi = after[0] * squared_slope(activation, signal.variance, tolerance=QUADRATURE).value
         rates.append(math.log(chi) if chi > 0 else -math.inf)
-        kurtosis = slope_kurtosis(activation, q, tolerance=QUADRATURE)
+        kurtosis = slope_kurtosis(activation, signal.variance, tolerance=QUADRATURE)
         variance += (3 * kurtosis - 1) / block.weights.out_features
-        q, product = weight * square + bias, weight * product + bias
-        if not (math.isfinite(q) and q > 0):
-            break
-        c = product / q
     if not rates or not math.isfinite(sum(rates)):
         return [], "the activation has no slope where its inputs lie"
     rate = sum(rates) / len(rates)

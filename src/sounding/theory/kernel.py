@@ -22,8 +22,8 @@ from sounding.errors import UsageError
 from sounding.theory.integrals.arc_cosine import second_moment
 from sounding.theory.integrals.hermite import expand
 from sounding.theory.integrals.mehler import nested_mean
+from sounding.theory.integrals.powers import half_moment, kernel_slope
 from sounding.theory.integrals.powers import kernel as power_kernel
-from sounding.theory.integrals.powers import kernel_slope
 from sounding.theory.integrals.quadrature import Integral, gaussian_joint_mean, gaussian_mean
 
 Array = NDArray[np.float64]
@@ -328,6 +328,10 @@ def _slope_one(neuron: Neuron) -> Integral:
     if neuron.roughness() <= ROUGH:
         return Integral(math.inf, 0.0, 0)
     phi = neuron.activation
+    if phi.degree is not None and phi.slopes is not None:
+        a, b = phi.slopes
+        value = phi.degree**2 * (a * a + b * b) * half_moment(2 * phi.degree - 2) / neuron.std**2
+        return Integral(value, ROUNDING * value, 0)
     return gaussian_mean(
         lambda z: neuron.derivative(z) ** 2, kinks=phi.kinks, length=phi.length, center=phi.center, tolerance=1e-13
     )

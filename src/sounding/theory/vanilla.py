@@ -6,7 +6,7 @@ The base of meanfield2019, after Poole et al. 2016 and Schoenholz et al. 2017.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -38,6 +38,7 @@ Status = Literal["fixed", "vanishing", "marginal", "diverging"]
 EDGE = 1e-9  # |χ₁ − 1| below this is the edge of chaos
 LINEAR = 1e-6  # how close to 1 the slope of the correlation map at 1 comes at infinite variance where φ becomes linear
 LARGEST_STD = 1e100  # its square times the span of the grid of variances, 1e24 and more, still fits float64
+FADED = 1e-290  # a variance whose square root and products are hardly numbers any more
 SETTLING = 200  # layers after which the nearest attracting variance is the one a variance goes to
 
 NOTES: dict[Status, str] = {
@@ -200,21 +201,57 @@ def trajectory(
     settings: dict[str, Any] = {
         "activation": phi.name, "weight_std": weight_std, "bias_std": bias_std, "of": "preactivations",
     }  # fmt: skip
-    rows = [Row(0, "", "mean_square", q, None, "theory"), Row(0, "", "mean_cosine", rho, None, "theory")]
-    for layer in range(1, layers + 1):
-        moment = second_moment(phi, q).value
-        following = weight * moment + bias
-        if not math.isfinite(following):
-            settings["diverged_at"] = layer
-            break
-        if following < 1e-290:
-            settings["vanished_at"] = layer
-            break
-        if moment > 0:
-            rho = (weight * product_moment(phi, q, rho).value + bias) / following
-        q, rho = following, min(max(rho, -1.0), 1.0)
-        rows += [Row(layer, "", "mean_square", q, None, "theory"), Row(layer, "", "mean_cosine", rho, None, "theory")]
+    rows: list[Row] = []
+    for layer, signal in enumerate(layer_maps(phi, q, rho, [(weight, bias)] * layers)):
+        named = {"mean_square": signal.variance, "mean_cosine": signal.correlation}
+        rows += [Row(layer, "", measure, value, None, "theory") for measure, value in named.items()]
+    if layer < layers:
+        ended = math.isfinite(weight * signal.square + bias)
+        settings["vanished_at" if ended else "diverged_at"] = layer + 1
     return Profile(tuple(rows), settings)
+
+
+@dataclass(frozen=True)
+class LayerSignal:
+    """Two samples at one layer: mean square and correlation before the activation, E φ² and E φφ after it."""
+
+    variance: float
+    correlation: float
+    square: float
+    product: float
+
+
+def layer_maps(
+    phi: Activation,
+    variance: float,
+    correlation: float,
+    layers: Sequence[tuple[float, float]],
+    *,
+    tolerance: float = 1e-12,
+) -> Iterator[LayerSignal]:
+    """The length and correlation maps (meanfield2019, section 2), layer by layer, from the first one's pre-activations.
+
+    q′ = σ_w² E φ² + σ_b² and q′c′ = σ_w² E φφ + σ_b². The signals end early where the variance fades below 1e-290 or
+    leaves the range of floating-point numbers.
+
+    Args:
+        phi: the activation of every layer.
+        variance, correlation: of the pre-activations of the first layer.
+        layers: (σ_w², σ_b²) of each further layer.
+        tolerance: of the integrals.
+    """
+    for following in (*layers, None):
+        square = second_moment(phi, variance, tolerance=tolerance).value
+        product = product_moment(phi, variance, correlation, tolerance=tolerance).value if square > 0 else 0.0
+        yield LayerSignal(variance, correlation, square, product)
+        if following is None:
+            return
+        weight, bias = following
+        variance = weight * square + bias
+        if not (math.isfinite(variance) and variance >= FADED):
+            return
+        if square > 0:
+            correlation = max(-1.0, min(1.0, (weight * product + bias) / variance))
 
 
 def uncorrelated_shares(
@@ -237,15 +274,7 @@ def uncorrelated_shares(
     >>> round(shares[0], 3), round(shares[1], 3), sum(share < 0.1 for share in shares)
     (1.0, 0.682, 37)
     """
-    correlation, shares = 0.0, [1.0]
-    for weight, bias in layers:
-        product = weight * product_moment(phi, variance, correlation, tolerance=tolerance).value + bias
-        variance = weight * second_moment(phi, variance, tolerance=tolerance).value + bias
-        if not (math.isfinite(variance) and variance > 0):
-            break
-        correlation = max(-1.0, min(1.0, product / variance))
-        shares.append(1 - correlation)
-    return tuple(shares)
+    return tuple(1 - signal.correlation for signal in layer_maps(phi, variance, 0.0, layers, tolerance=tolerance))
 
 
 def check_stds(weight_std: float, bias_std: float) -> tuple[float, float]:
