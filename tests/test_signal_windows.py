@@ -15,6 +15,7 @@ from sounding.theory.signal import (
     Elementwise,
     Given,
     Law,
+    Multiply,
     Node,
     Normalize,
     Points,
@@ -134,6 +135,30 @@ def test_sub_grids_give_the_entries_of_all_pairs() -> None:
                     np.testing.assert_allclose(block, one.gram[np.ix_(numbers, numbers)], rtol=TOLERANCE.closed_form)
     for index in (1, 3, 5):
         assert part.weight_gradients[index] == pytest.approx(whole.weight_gradients[index], rel=0.2)
+
+
+def test_a_gate_per_sample_spreads_over_sub_grids() -> None:
+    """Squeeze and excitation on a large grid: what is followed equals the entries of all pairs."""
+    points, gate = Points(3, (8, 8)), Points(3)
+    nodes = (
+        Node(Given(), (), points, 8),
+        Node(Pool((8, 8), (8, 8), ((0, 0), (0, 0))), (0,), gate, 8),
+        Node(Elementwise(resolve("sigmoid")), (1,), gate, 8),
+        Node(Multiply(), (0, 2), points, 8),
+    )
+    description = Description(nodes, (3,))
+    values = correlated(points, 8)
+    pull = np.random.default_rng(0).standard_normal((3, 8, 8, 8))
+    runs = []
+    for spacing in ((1, 1), (4, 4)):
+        given = {0: Signal.of_features(values, spacing=spacing), 1: Signal.of_features(values.mean(axis=(1, 2)))}
+        gradients = {3: Signal.of_features(pull, reduce="sum", spacing=spacing)}
+        runs.append(propagate(description, given=given, gradients=gradients))
+    # the gate's gradient is a sum over all pairs, estimated from those that are followed, and a small part of the input's
+    for index, find, allowed in ((3, "forward", TOLERANCE.closed_form), (0, "backward", TOLERANCE.finite_width)):
+        one, other = (getattr(run, find)[index] for run in runs)
+        assert other.total == pytest.approx(one.total, rel=allowed)
+    assert runs[1].backward[2].total == pytest.approx(runs[0].backward[2].total, rel=0.4)  # type: ignore[union-attr]
 
 
 def test_pooling_over_windows_is_not_followed_over_sub_grids() -> None:

@@ -36,7 +36,7 @@ from sounding.theory.signal.description import (
 from sounding.theory.signal.gaussian import map_pairs
 from sounding.theory.signal.normalize import normalize, normalize_backward, scale
 from sounding.theory.signal.shapes import amplitude_before, amplitude_of_term, pushed, summed
-from sounding.theory.signal.signal import Signal
+from sounding.theory.signal.signal import Signal, block_points
 
 Inputs = tuple[Signal, ...]
 Gradients = tuple[Signal, ...]
@@ -116,7 +116,7 @@ def add(rule: Add, node: Node, inputs: Inputs) -> Signal:
     A branch whose last weights are centred and independent of the stream is such an input. An input that is added to
     itself is merged with itself.
     """
-    parts = [spread_out(one, node.points) for one in inputs]
+    parts = spread_all(inputs, node.points)
     merged = _merge(rule.coefficients, node.inputs)
     first = parts[0]
     matrix, mean = np.zeros_like(first.matrix), np.zeros_like(first.mean)
@@ -167,7 +167,7 @@ def multiply(rule: Multiply, node: Node, inputs: Inputs) -> Signal:
     """K′ = K₁ ∘ K₂ for independent inputs; a value times itself is the function x², with Gaussian x."""
     if node.inputs[0] == node.inputs[1]:
         return elementwise(Elementwise(SQUARE), node, inputs[:1])
-    left, right = (spread_out(one, node.points) for one in inputs)
+    left, right = spread_all(inputs, node.points)
     return left.like(left.matrix * right.matrix, left.mean * right.mean)
 
 
@@ -176,23 +176,31 @@ def multiply_backward(rule: Multiply, node: Node, inputs: Inputs, gradient: Sign
     if node.inputs[0] == node.inputs[1]:
         (whole,) = elementwise_backward(Elementwise(SQUARE), node, inputs[:1], gradient)
         return whole, whole.like(np.zeros_like(whole.matrix))
-    left, right = (spread_out(one, node.points) for one in inputs)
+    left, right = spread_all(inputs, node.points)
     return (
         gather(gradient.like(gradient.matrix * right.matrix, gradient.mean * right.mean), inputs[0]),
         gather(gradient.like(gradient.matrix * left.matrix, gradient.mean * left.mean), inputs[1]),
     )
 
 
-def spread_out(signal: Signal, points: Points) -> Signal:
-    """A signal without positions, or of one sample, repeated over those of `points`."""
-    if signal.points.size == points.size:
-        return signal
+def spread_all(inputs: Inputs, points: Points) -> list[Signal]:
+    """All inputs over the pairs of those that have every point: what has no positions, or one sample, is repeated."""
+    whole = next((one for one in inputs if one.points.size == points.size), None)
+    spacing = (1,) * len(points.grid) if whole is None else whole.spacing
+    parts = [one if one.points.size == points.size else _spread_out(one, points, spacing) for one in inputs]
+    if any(one.matrix.shape != parts[0].matrix.shape for one in parts):
+        raise UsageError(f"expected inputs with the same sub-grids, got {[one.spacing for one in parts]}")
+    return parts
+
+
+def _spread_out(signal: Signal, points: Points, spacing: tuple[int, ...]) -> Signal:
     if not signal.is_full or signal.points.positions not in (1, points.positions):
         raise UsageError(f"expected signals over {points} or one that spreads out to them, got {signal.points}")
     samples = np.arange(points.samples) if signal.points.samples > 1 else np.zeros(points.samples, dtype=int)
     places = np.arange(points.positions) if signal.points.positions > 1 else np.zeros(points.positions, dtype=int)
-    index = (samples[:, None] * signal.points.positions + places).ravel()
-    return Signal.full(signal.gram[np.ix_(index, index)], points, signal.mean[0][index])
+    index = (samples[:, None] * signal.points.positions + places).ravel()[block_points(points, spacing)]
+    matrix = np.stack([signal.gram[np.ix_(one, one)] for one in index])
+    return Signal(matrix, points, signal.mean[0][index], spacing)
 
 
 def gather(gradient: Signal, target: Signal) -> Signal:
@@ -200,10 +208,12 @@ def gather(gradient: Signal, target: Signal) -> Signal:
     if gradient.points.size == target.points.size:
         return Signal(gradient.matrix, target.points, gradient.mean, target.spacing)
     samples, positions = gradient.points.samples, gradient.points.positions
-    summed = gradient.gram.reshape(samples, positions, samples, positions)
-    mean = gradient.mean.reshape(samples, positions)
     if target.points.positions == 1:
-        summed, mean = summed.sum(axis=(1, 3), keepdims=True), mean.sum(axis=1, keepdims=True)
+        pairs, means = gradient.position_sums()
+        summed, mean = pairs.reshape(samples, 1, samples, 1), means.reshape(samples, 1)
+    else:
+        summed = gradient.gram.reshape(samples, positions, samples, positions)
+        mean = gradient.mean.reshape(samples, positions)
     if target.points.samples == 1:
         summed, mean = summed.sum(axis=(0, 2), keepdims=True), mean.sum(axis=0, keepdims=True)
     return Signal.full(summed.reshape(target.points.size, -1), target.points, mean)
@@ -255,7 +265,7 @@ def join(rule: Join, node: Node, inputs: Inputs, features: tuple[int, ...]) -> S
     """Features side by side: the mean of the K_i weighed by their features. Positions side by side: blocks of one
     matrix, with m_a m_b between points of different inputs, which share nothing but their feature means."""
     if rule.axis == "features":
-        parts = [spread_out(one, node.points) for one in inputs]
+        parts = spread_all(inputs, node.points)
         shares = np.array(features) / sum(features)
         matrix = sum(share * one.matrix for share, one in zip(shares, parts, strict=True))
         mean = sum(share * one.mean for share, one in zip(shares, parts, strict=True))

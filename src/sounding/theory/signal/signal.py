@@ -156,6 +156,12 @@ class Signal:
         """A matrix whose sum over a block is the sum over all pairs: entries times the pairs that they stand for."""
         return matrix if self.is_full else np.asarray(matrix + (self.repeat - 1) * self.apart(matrix))
 
+    def position_sums(self) -> tuple[Array, Array]:
+        """Sums over all pairs of positions, (samples, samples), and of the means over positions, (samples,)."""
+        samples, rest = self.points.samples, self.matrix.shape[1] // self.points.samples
+        pairs = self.weigh(self.matrix).reshape(-1, samples, rest, samples, rest).sum(axis=(0, 2, 4))
+        return 0.5 * (pairs + pairs.T), self.mean.reshape(-1, samples, rest).sum(axis=(0, 2))
+
     def multiply(self, left: Array, right: Array) -> Array:
         """The product Σ_c L_ac R_cb over all points c, at the followed pairs."""
         if self.is_full:

@@ -115,13 +115,9 @@ def pool(rule: Pool, node: Node, inputs: Inputs) -> Signal:
     if signal.is_full:
         return mixed(_averages(rule, signal.points.grid, node), signal, node.points)
     _require_global(rule, signal, node)
-    samples, positions = signal.points.samples, signal.points.positions
-    size = signal.matrix.shape[1]
-    rows = signal.matrix.reshape(-1, size, samples, size // samples).sum(axis=3)
-    rows = rows + (signal.repeat - 1) * signal.apart(signal.matrix).reshape(-1, size, samples, size // samples).sum(3)
-    gram = rows.reshape(len(rows), samples, -1, samples).sum(axis=(0, 2)) / positions**2
-    mean = signal.mean.reshape(len(rows), samples, -1).mean(axis=(0, 2))
-    return Signal.full(0.5 * (gram + gram.T), node.points, mean)
+    positions = signal.points.positions
+    pairs, means = signal.position_sums()
+    return Signal.full(pairs / positions**2, node.points, means / positions)
 
 
 def pool_backward(rule: Pool, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
