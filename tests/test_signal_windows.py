@@ -154,7 +154,7 @@ def test_a_gate_per_sample_spreads_over_sub_grids() -> None:
         given = {0: Signal.of_features(values, spacing=spacing), 1: Signal.of_features(values.mean(axis=(1, 2)))}
         gradients = {3: Signal.of_features(pull, reduce="sum", spacing=spacing)}
         runs.append(propagate(description, given=given, gradients=gradients))
-    # the gate's gradient is a sum over all pairs, estimated from those that are followed, and a small part of the input's
+    # the gate's gradient is a sum over all pairs, estimated from those followed, and a small part of the input's
     for index, find, allowed in ((3, "forward", TOLERANCE.closed_form), (0, "backward", TOLERANCE.finite_width)):
         one, other = (getattr(run, find)[index] for run in runs)
         assert other.total == pytest.approx(one.total, rel=allowed)
