@@ -29,13 +29,16 @@ from sounding.theory.integrals.table import Table, Tables
 # Degrees up to which the sums take about 0.1 s. Without eps a term costs one pass over the table; with eps the
 # polynomials are also evaluated at every radius.
 MOST_TERMS, MOST_TERMS_WITH_EPS = 2400, 256
+MOST_WAVES_WITH_EPS = 640  # for waves, which take as many terms as radians, and seconds
 _FIRST_TERMS = 32  # smooth activations need 20 to 60
-_TELLING = 128  # a degree from which on no fall of the coefficients means none to come; a wave's begin after its own
+# degrees from which on no fall of the coefficients means none to come; those of a wave begin after its own radians
+_TELLING, _TELLING_WAVES = 128, 512
 _SLACK = 50.0  # times the tolerance: at the highest degree a little less is better than another method
 _MOST_WORK = 2e7  # nodes times terms: some 0.1 s
 _LOWER = 0.8  # of the degree: where the difference that measures the rest is taken
 _HALF = 0.5  # of the degree: a further difference where the sums have not converged, and fall like a power of it
 _FINE = 0.6  # the step in the radius, in units of what a smooth integrand needs, where that is not known to do
+_FINEST = 0.04  # steps for waves of some 300 radians; four seconds at most
 _DOUBT = 3.0  # times those differences: covers a decay as slow as the root of the degree
 _BLOCK = 32  # polynomials for one matrix product; more do not stay in the cache
 
@@ -91,11 +94,15 @@ class Polynomials:
         Each to `tolerance` relative to its Cauchy–Schwarz bound, and the table; or None where that takes too many
         terms. Without `checked` the errors are not measured.
         """
-        limit = MOST_TERMS if law.eps == 0 else MOST_TERMS_WITH_EPS
+        bends = self.tables.affine.kinks_within(law.support) > 0
+        # where φ is steep in some places only, cells are faster than many polynomials
+        waves = not bends and self.tables.at(law, degree=0, tolerance=tolerance).wavy
+        limit = MOST_TERMS if law.eps == 0 else MOST_WAVES_WITH_EPS if waves else MOST_TERMS_WITH_EPS
+        telling = _TELLING_WAVES if waves else _TELLING
         _, envelope = _tabulated(law.batch_size)
         # the coefficients of a bend fall like 1/k or faster
         bent = envelope[:limit] / np.arange(1, limit + 1)
-        if self.tables.affine.kinks_within(law.support) and not bool((bent < 0.5 * tolerance).any()):
+        if bends and not bool((bent < 0.5 * tolerance).any()):
             return None
         small = np.flatnonzero(envelope < 0.5 * tolerance)
         if law.eps == 0 and small.size:
@@ -118,8 +125,8 @@ class Polynomials:
                     self._terms[asked] = terms
                     return found, table
                 needed = 1.5 * terms
-            if needed > 3 * limit and terms < _TELLING:
-                needed = float(_TELLING)
+            if needed > 3 * limit and terms < telling:
+                needed = float(telling)
             if terms == limit or needed > 3 * limit:
                 return None
             terms = min(max(int(needed), terms + 16), limit)
@@ -269,7 +276,7 @@ class _Projection:
             coarser = np.abs(values - self._over_radii(wanted, 1.3 * step, _LOWER)[0])
             while bool((coarser > (3 * tolerance) ** (1 / 1.3) * scales).any()):
                 step *= 0.6
-                if step < 0.2:
+                if step < _FINEST:
                     return None
                 finer = self._over_radii(wanted, step, _LOWER)[0]
                 values, coarser = finer, np.abs(finer - values)

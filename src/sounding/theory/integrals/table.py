@@ -34,6 +34,7 @@ _TURNS = 8.0  # radians of a polynomial that one panel resolves beside φ
 SOFT_EDGES = (0.0, 1.0, 2.0, 3.25, 4.75, 6.5, 8.0, 9.5, 11.25, 13.0, 16.0, 20.0, 24.0, 28.0, 33.0, 38.0)
 _USELESS = 0.1  # a share of error from which on the table says nothing
 _STEEP = 8.0  # times narrower than the widest panel: there φ itself asks for cuts in the plane of two coordinates
+_ALIKE = 5.0  # times the narrowest panel: two halvings, and what a change of the angle makes of one wave
 _SAME = 0.1  # as a ratio of μ/eps: laws whose x differ so little share panels, with room left in their tolerance
 _MOST_BREAKS = 64  # more would be a function that no panel holds
 _LARGEST = 1e120  # squares, times x⁶, must be numbers
@@ -106,6 +107,12 @@ class Table:
                 if abs(low + high) < 2 * (self.edges[-1] - 0.3):
                     found.append((reach * math.sin(0.5 * (low + high)), reach * (high - low)))
         return found
+
+    @property
+    def wavy(self) -> bool:
+        """Whether most of the range has panels about as narrow as the narrowest, as for waves."""
+        width = np.diff(self.edges)
+        return bool(width[width < _ALIKE * width.min()].sum() > 0.5 * width.sum())
 
     def series(self) -> tuple[Array, Array]:
         """Legendre coefficients of φ and D on each panel, (panels, ORDER)."""
