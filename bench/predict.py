@@ -1,6 +1,6 @@
 """What a prediction costs: `predict.batchnorm` over activations and batch sizes, against Monte Carlo of equal error.
 
-    python bench/predict.py                   the table; ends with 1 if a named activation takes 0.2 s, or a function 5 s
+    python bench/predict.py                   the table; ends with 1 if an activation takes 0.2 s, a function 5 s
     python bench/predict.py --eps 1e-5        the same with eps > 0
     python bench/predict.py --callables       Python functions alone: waves, many kinks, steep and narrow ones
     python bench/predict.py --wild 12         every function of bench/callables.py at so many random settings
