@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from dataclasses import replace
 
@@ -208,10 +207,8 @@ def test_images_are_looked_at_while_one_training_runs() -> None:
     from sounding.claims.rank2020.images import train_kind
 
     values = dict(find_claim("rank2020-fig5").settings["quick"].values)
-    del values["kinds"]
     values |= {"width": 2, "runs": 2, "rank_batch": 16, "every": 2, "steps": {"standard": 6, "one-sided": 2}}
-    settings = json.dumps(values, sort_keys=True)
-    standard, broken = (train_kind(kind, settings, "cpu", 0) for kind in ("standard", "one-sided"))
+    standard, broken = (train_kind(values, Context(), kind) for kind in ("standard", "one-sided"))
     assert standard.accuracy.shape == (2, 3)
     assert standard.ratio.shape == (2, 4)
     assert broken.accuracy.shape == (2, 1)
@@ -221,7 +218,6 @@ def test_images_are_looked_at_while_one_training_runs() -> None:
 
 def test_runs_of_images_share_no_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights, batches, orders, dropout and random images are each run's and each kind's own."""
-    from sounding.claims.claim import Context
     from sounding.claims.rank2020 import images
 
     offsets: list[int] = []
@@ -236,9 +232,8 @@ def test_runs_of_images_share_no_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     values |= {"width": 2, "runs": 2, "rank_batch": 16, "every": 1, "plain_every": 1}
     values["steps"] = {"standard": 1, "plain": 1}
     kinds = values.pop("kinds")
-    settings = json.dumps(values, sort_keys=True)
     for kind in kinds:
-        images.train_kind(kind, settings, "cpu", 11)
+        images.train_kind(values, Context(random_seed=11), kind)
     assert len(kinds) == 4
     assert len(offsets) == len(set(offsets)) == 2 * 4 * 4 + 2
 

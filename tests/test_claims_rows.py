@@ -7,13 +7,17 @@ import inspect
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sounding.claims import all_claims, find_claim
 from sounding.claims import registry as rows
+from sounding.claims.claim import Context
 from sounding.claims.registry import ROWS, Measurement
+from sounding.claims.share import KEPT, share
 
 
 def test_files_and_order_agree() -> None:
@@ -91,3 +95,26 @@ def test_parents_and_quotations_are_well_formed() -> None:
 
 def test_an_id_is_found_once_and_kept() -> None:
     assert find_claim("rank2020-lemma1") is find_claim("rank2020-lemma1")
+
+
+def test_rows_of_one_experiment_share_it() -> None:
+    """Settings that the function does not get, or a context's progress, make no difference; all others do."""
+    calls: list[dict[str, object]] = []
+
+    @share("shown")
+    def measure(values: Mapping[str, Any], context: Context, kind: str) -> int:
+        calls.append(dict(values))
+        return len(calls)
+
+    first = measure({"width": 3, "rates": [0.1], "shown": "loss"}, Context(), "a")
+    assert measure({"width": 3, "rates": (0.1,), "shown": "accuracy"}, Context(progress=print), "a") == first
+    assert calls == [{"width": 3, "rates": [0.1]}]
+    changed = [
+        measure({"width": 3, "rates": [0.2]}, Context(), "a"),
+        measure({"width": 3, "rates": [0.1]}, Context(), "b"),
+    ]
+    changed.append(measure({"width": 3, "rates": [0.1]}, Context(random_seed=1), "a"))
+    assert changed == [2, 3, 4]
+    for width in range(4, 4 + KEPT):
+        measure({"width": width}, Context(), "a")
+    assert measure({"width": 3, "rates": [0.1]}, Context(), "a") == 5 + KEPT, "the oldest are let go"

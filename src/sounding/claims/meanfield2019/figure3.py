@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +15,7 @@ from sounding.claims.claim import Context, Outcome
 from sounding.claims.meanfield2019.sampled import Array
 from sounding.claims.number import DRAWN, Number, mean_of
 from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.share import share
 from sounding.claims.walk import batch_norm, walk
 from sounding.data import load_dataset, normalize
 from sounding.predict import batchnorm
@@ -27,10 +27,9 @@ PARTS = {
 }
 
 
-@cache
-def first_steps(settings: str, depth: int, device: str, random_seed: int) -> dict[str, Array]:
+@share("part", "depths")
+def first_steps(values: Mapping[str, Any], context: Context, depth: int) -> dict[str, Array]:
     """ln of the three norms, (runs, steps + 1, depth) each; layer 1 first, step 0 before any learning."""
-    values, context = json.loads(settings), Context(device, random_seed)
     size, width = values["batch_size"], values["width"]
     data = load_dataset(values["data"], device=context.device)
     found: dict[str, list[Array]] = {name: [] for name in PARTS}
@@ -68,8 +67,7 @@ def _norms(tensors: Any) -> Any:
 def measure_first_steps(values: Mapping[str, Any], context: Context) -> Outcome:
     """Slopes and ranges over depth of one of the three norms, before the first step and after it."""
     part, depths = values["part"], values["depths"]
-    settings = json.dumps({key: value for key, value in values.items() if key not in ("part", "depths")})
-    taken = {depth: first_steps(settings, depth, context.device, context.random_seed) for depth in depths}
+    taken = {depth: first_steps(values, context, depth) for depth in depths}
     found = {depth: norms[part][:, :, 1:] for depth, norms in taken.items()}
     weights = taken[max(depths)]["weights"][:, 1, 1:]
     deepest = found[max(depths)]

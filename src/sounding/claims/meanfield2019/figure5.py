@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from functools import cache
 from itertools import product
 from typing import Any
 
@@ -16,19 +14,19 @@ from sounding.claims.claim import Context, Outcome
 from sounding.claims.meanfield2019.sampled import Array
 from sounding.claims.number import Number, mean_of
 from sounding.claims.picture import Map, Panel, Picture
+from sounding.claims.share import share
 from sounding.data import Augmentation, load_dataset
 from sounding.models import Vgg19
 from sounding.train import Recipe
 
 
-@cache
-def sweep(settings: str, device: str, random_seed: int) -> Array:
+@share("other")
+def sweep(values: Mapping[str, Any], context: Context) -> Array:
     """Test accuracies (rates, eps, shifts, seeds, evaluations).
 
     The networks of a seed start from the same weights, see the same batches and are trained as one; another seed has
     another order of the samples and other crops.
     """
-    values, context = json.loads(settings), Context(device, random_seed)
     data = load_dataset(values["data"], device=context.device)
     cells = list(product(values["rates"], values["eps"], values["shifts"]))
     recipe = Recipe(
@@ -82,8 +80,7 @@ def _make_network(
 def measure_acceleration(values: Mapping[str, Any], context: Context) -> Outcome:
     """The gain in early accuracy from eps > 0 and from β > 0, the other one at its best or at 0."""
     best_of_other = values["other"] == "best"
-    settings = json.dumps({key: value for key, value in values.items() if key != "other"})
-    accuracy = sweep(settings, context.device, context.random_seed)
+    accuracy = sweep(values, context)
     numbers: dict[str, Number] = {}
     panels = []
     for name, axis in (("eps", 1), ("shift", 2)):

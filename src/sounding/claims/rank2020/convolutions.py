@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,10 +16,9 @@ from sounding.claims.rank2020.perceptrons import difference
 
 def find_runs(values: Mapping[str, Any], context: Context) -> dict[str, Runs]:
     """The runs of every kind that a figure shows."""
-    settings = json.dumps({name: value for name, value in values.items() if name != "kinds"}, sort_keys=True)
     found = {}
     for index, kind in enumerate(values["kinds"]):
-        found[kind] = train_kind(kind, settings, context.device, context.random_seed)
+        found[kind] = train_kind(values, context, kind)
         context.progress((index + 1) / len(values["kinds"]))
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from torch import nn
 
 from sounding.claims.claim import Context
 from sounding.claims.rank2020.perceptrons import Array, draw_samples
+from sounding.claims.share import share
 from sounding.data import Dataset, load_dataset, normalize
 from sounding.data.resize import fit_images
 from sounding.measures import gradient_alignment, numerical_rank, participation_ratio
@@ -114,16 +114,15 @@ def see_last_hidden(network: nn.Module, images: torch.Tensor) -> tuple[float, fl
     return tuple(float(f(features)) for f in (numerical_rank, participation_ratio, gradient_alignment))  # type: ignore[return-value]
 
 
-@lru_cache(maxsize=16)
-def train_kind(kind: str, settings: str, device: str, random_seed: int) -> Runs:
+@share("kinds")
+def train_kind(values: Mapping[str, Any], context: Context, kind: str) -> Runs:
     """Train the runs of one kind by plain SGD, looking at the last hidden layer on the way; figures share it.
 
     Nothing that is drawn is shared by two runs or by two kinds.
     """
-    values, context = json.loads(settings), Context(device=device, random_seed=random_seed)
     first = 1000 * list(KINDS).index(kind)
     accuracy, seen = [], []
-    with fast_convolutions(device):
+    with fast_convolutions(context.device):
         for run in range(values["runs"]):
             scores, looks = _train_once(kind, values, context, first + run)
             accuracy.append(scores)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,6 +25,7 @@ from sounding.claims.rank2020.perceptrons import (
     load_pixels,
     train_grid,
 )
+from sounding.claims.share import share
 from sounding.measures import participation_ratio
 from sounding.models import Mlp
 from sounding.repair import raise_rank_
@@ -36,10 +35,9 @@ LEVELS = ("no pre-training", "25 steps", "75 steps")
 NORMED = ("batch norm", "batch norm, one-sided start")
 
 
-@lru_cache(maxsize=4)
-def compare_with_batch_norm(settings: str, device: str, random_seed: int) -> dict[str, list[Trained]]:
+@share("shown")
+def compare_with_batch_norm(values: Mapping[str, Any], context: Context) -> dict[str, list[Trained]]:
     """Pre-trained plain networks and batch-norm networks by depth, each at its best rate; figures share it."""
-    values, context = json.loads(settings), Context(device=device, random_seed=random_seed)
     data = load_pixels(values["dataset"], context)
     pixels = data[0].cpu()  # single small networks are pre-trained faster there
     features, width = data[0].shape[1], values["width"]
@@ -88,8 +86,7 @@ def torch_generator(seed: int) -> torch.Generator:
 
 def measure_comparison(values: Mapping[str, Any], context: Context) -> Outcome:
     """Curves over epochs of the quantities that the figure shows, and their differences at the deepest network."""
-    shared = {name: value for name, value in values.items() if name != "shown"}
-    found = compare_with_batch_norm(json.dumps(shared, sort_keys=True), context.device, context.random_seed)
+    found = compare_with_batch_norm(values, context)
     numbers: dict[str, Number] = {}
     panels = []
     words = {"train_loss": "training loss", "train_accuracy": "training accuracy", "test_loss": "test loss"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import sounding.train
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, over_runs
 from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.share import share
 from sounding.claims.thesis2024.gram_paths import points
 from sounding.data import Dataset, load_dataset
 from sounding.models import Mlp
@@ -27,15 +27,8 @@ NONLINEAR = ("tanh", "sin")
 ACTIVATIONS = (*NONLINEAR, "identity")
 
 
-def train_all(values: Mapping[str, Any], context: Context) -> Curves:
-    """Curves of every activation and depth; rows that show the same training share it."""
-    names = ("data", "depths", "width", "batch_size", "steps", "learning_rate", "seeds", "exponent", "looks")
-    given = {**values, "depths": tuple(values["depths"])}
-    return _train(*(given[name] for name in names), device=context.device, random_seed=context.random_seed)
-
-
 def shaped_networks(
-    dataset: Dataset, depth: int, *, width: int, activation: str, exponent: float, seeds: int, context: Context
+    dataset: Dataset, depth: int, values: Mapping[str, Any], *, activation: str, context: Context
 ) -> list[Mlp]:
     """One network per seed: batch norm, Haar weights, gains ℓ^(−exponent) in front of the activation."""
     return [
@@ -43,14 +36,14 @@ def shaped_networks(
             math.prod(dataset.shape),
             dataset.classes,
             depth=depth,
-            width=width,
+            width=values["width"],
             activation=activation,
             norm="batch",
             init="haar",
-            gain_exponent=exponent,
+            gain_exponent=values["exponent"],
             generator=context.generator(100 * depth + seed),
         )
-        for seed in range(seeds)
+        for seed in range(values["seeds"])
     ]
 
 
@@ -59,47 +52,31 @@ def draw_orders(seeds: int, context: Context) -> list[torch.Generator]:
     return [context.generator(900_000 + seed, device=context.device) for seed in range(seeds)]
 
 
-@cache
-def _train(
-    data: str,
-    depths: tuple[int, ...],
-    width: int,
-    batch_size: int,
-    steps: int,
-    learning_rate: float,
-    seeds: int,
-    exponent: float,
-    looks: int,
-    *,
-    device: str,
-    random_seed: int,
-) -> Curves:
+@share("parts")
+def train_all(values: Mapping[str, Any], context: Context) -> Curves:
     """step, train and test accuracy, (seeds, looks) each, by activation and depth.
 
     Training accuracy is that on the batches since the last look; networks of one seed start from the same weights and
     see the same batches.
     """
-    context = Context(device=device, random_seed=random_seed)
-    dataset = load_dataset(data, device=device)
+    dataset, seeds, steps = load_dataset(values["data"], device=context.device), values["seeds"], values["steps"]
     recipe = Recipe(
-        batch_size=batch_size,
+        batch_size=values["batch_size"],
         steps=steps,
-        evaluate=tuple(int(step) for step in np.linspace(0, steps, looks + 1)[1:]),
+        evaluate=tuple(int(step) for step in np.linspace(0, steps, values["looks"] + 1)[1:]),
         train_metrics="seen",
     )
     found: Curves = {}
-    for depth in depths:
+    for depth in values["depths"]:
         for activation in ACTIVATIONS:
-            networks = shaped_networks(
-                dataset, depth, width=width, activation=activation, exponent=exponent, seeds=seeds, context=context
-            )
+            networks = shaped_networks(dataset, depth, values, activation=activation, context=context)
             history = sounding.train.train_together_(
                 networks,
                 dataset,
-                learning_rates=[learning_rate] * seeds,
+                learning_rates=[values["learning_rate"]] * seeds,
                 recipe=recipe,
                 generator=draw_orders(seeds, context),
-                device=device,
+                device=context.device,
             )
             curves = [history.curve(seed) for seed in range(seeds)]
             found[activation, depth] = {

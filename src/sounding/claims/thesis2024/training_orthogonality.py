@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ import sounding.train
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, mean_of
 from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.share import share
 from sounding.claims.thesis2024.gram_paths import points, thin
 from sounding.claims.thesis2024.training_accuracy import draw_orders, shaped_networks
 from sounding.data import load_dataset
@@ -56,34 +56,20 @@ def train_deep(values: Mapping[str, Any], context: Context, *, activation: str, 
     """
     both = activation == values["activations"][0] and depth == max(values["depths"])
     rates = (values["learning_rate"], values["larger_rate"]) if both else (values["learning_rate"],)
-    names = ("data", "width", "batch_size", "steps", "seeds", "exponent")
-    given = tuple(values[name] for name in names)
-    return _train(activation, depth, rates, *given, device=context.device, random_seed=context.random_seed)
+    return _train(values, context, activation, depth, rates)
 
 
-@cache
+@share("shown", "activations", "depths", "learning_rate", "larger_rate")
 def _train(
-    activation: str,
-    depth: int,
-    rates: tuple[float, ...],
-    data: str,
-    width: int,
-    batch_size: int,
-    steps: int,
-    seeds: int,
-    exponent: float,
-    *,
-    device: str,
-    random_seed: int,
+    values: Mapping[str, Any], context: Context, activation: str, depth: int, rates: tuple[float, ...]
 ) -> dict[float, Deep]:
-    context = Context(device=device, random_seed=random_seed)
-    dataset = load_dataset(data, device=device)
+    """What became of the networks at each of the rates, which are trained as one."""
+    seeds, steps, batch_size, device = values["seeds"], values["steps"], values["batch_size"], context.device
+    dataset = load_dataset(values["data"], device=device)
     dataset = replace(dataset, test_inputs=dataset.test_inputs[:0], test_labels=dataset.test_labels[:0])
     draws = [context.generator(910_000 + seed, device=device) for seed in range(seeds)]
     measured = [next(batches(dataset, batch_size, generator=generator)) for generator in draws]
-    first = shaped_networks(
-        dataset, depth, width=width, activation=activation, exponent=exponent, seeds=seeds, context=context
-    )
+    first = shaped_networks(dataset, depth, values, activation=activation, context=context)
     for network in first:
         network.to(device)
     old = [square_weights(network) for network in first]
@@ -107,7 +93,9 @@ def _train(
         new = [square_weights(network) for network in networks[runs]]
         found[rate] = Deep(
             gaps=_rows([weight_gaps(weights) for weights in new]),
-            unbiased=_rows([(w - v).square().sum(dim=(-2, -1)) / width for w, v in zip(new, old, strict=True)]),
+            unbiased=_rows(
+                [(w - v).square().sum(dim=(-2, -1)) / values["width"] for w, v in zip(new, old, strict=True)]
+            ),
             before=_rows(before),
             after=_rows([gradient_norms(n, *batch) for n, batch in zip(networks[runs], measured, strict=True)]),
             accuracy=np.array(accuracy[runs], dtype=np.float64),

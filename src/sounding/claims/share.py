@@ -1,0 +1,43 @@
+"""One experiment, several rows: what a measurement computed is kept for the next row that shows it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from sounding.claims.claim import Context
+from sounding.claims.result import plain
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Shared = Callable[Concatenate[Mapping[str, Any], Context, P], T]
+
+KEPT = 16
+"""Results kept of each function: the most that rows of one figure and its variants ask for in turn."""
+
+
+def share(*unseen: str) -> Callable[[Shared[P, T]], Shared[P, T]]:
+    """A decorator for functions of settings and context that keeps what they return.
+
+    Args:
+        unseen: settings in which rows may differ and still share; the function does not get them.
+    """
+
+    def decorate(function: Shared[P, T]) -> Shared[P, T]:
+        kept: dict[str, T] = {}
+
+        @wraps(function)
+        def shared(values: Mapping[str, Any], context: Context, /, *args: P.args, **options: P.kwargs) -> T:
+            seen = {name: value for name, value in values.items() if name not in unseen}
+            key = json.dumps(plain([seen, args, options, context.device, context.random_seed]), sort_keys=True)
+            if key not in kept:
+                if len(kept) == KEPT:
+                    kept.pop(next(iter(kept)))
+                kept[key] = function(seen, context, *args, **options)
+            return kept[key]
+
+        return shared
+
+    return decorate
