@@ -1,0 +1,281 @@
+"""How far one network scatters around the prediction, which is the mean over seeds: the laws of finite width.
+
+A layer of N random features estimates every second moment by a mean over N draws. Its relative error is a source of
+noise of variance 2/N for the size of the signal and 1/N for each correlation, which the rules behind it pass on: a norm
+removes noise of size, a residual sum dilutes it, a function multiplies noise of correlation by the slope of its kernel
+map. To first order the noise at a node is a linear combination of the sources; its coefficients are followed here,
+forwards for the signal and backwards for the gradient. Points that are alike err alike, so a mean over points averages
+noise only as far as their Gram matrix has directions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sounding.activations.activation import Activation
+from sounding.theory.signal.description import (
+    Add,
+    Array,
+    Attention,
+    Convolution,
+    Description,
+    Elementwise,
+    Given,
+    Join,
+    Linear,
+    Multiply,
+    Node,
+    Normalize,
+    Part,
+)
+from sounding.theory.signal.gaussian import map_pairs
+from sounding.theory.signal.propagate import Propagation
+from sounding.theory.signal.signal import Signal
+
+NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(96)
+STEP = 1e-3  # relative step of numerical slopes: their error, 1e-6, is far below what a spread deserves
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The scatter over seeds at every node, to first order in 1/width.
+
+    Args:
+        size: the standard deviation of ln(mean square).
+        directions: 1/variance of a correlation between samples, in units of (1 − c²)²: the number of independent
+            features that a Gram matrix with this scatter would have.
+        gradient: the standard deviation of the logarithm of the squared gradient norm.
+        weight_gradient: the same for the squared norm of the weight's gradient.
+    """
+
+    size: Array
+    directions: Array
+    gradient: Array
+    weight_gradient: Array
+
+
+def spread(description: Description, propagation: Propagation) -> Spread:
+    """The scatter over seeds of what a description predicts."""
+    nodes, forward = description.nodes, propagation.forward
+    count = len(nodes)
+    size, shape = np.zeros((count, count)), np.zeros((count, count))
+    size_noise, shape_noise = np.zeros(count), np.zeros(count)
+    for index, node in enumerate(nodes):
+        signal = forward[index]
+        inputs = [one for at in node.inputs if (one := forward[at]) is not None]
+        if signal is None or isinstance(node.rule, Given) or len(inputs) < len(node.inputs):
+            continue
+        size[index], shape[index] = _passed(node, signal, inputs, size[list(node.inputs)], shape[list(node.inputs)])
+        _add_sources(index, node, signal, inputs, nodes, (size, shape), (size_noise, shape_noise))
+    gradient, gradient_noise = _backwards(description, propagation, size)
+    own = [0.0 if one is None else _alike(one.matrix) for one in forward]
+    arrived = [0.0 if one is None else _alike(one.matrix) for one in propagation.backward]
+    size_variance = (size**2) @ size_noise
+    gradient_variance = (gradient**2) @ np.concatenate([size_noise, gradient_noise])
+    inputs_of = np.array([node.inputs[0] if node.inputs else index for index, node in enumerate(nodes)])
+    # The gradient of a weight is a sum over points of products: it has the noise of both factors.
+    paired = np.hstack([size[inputs_of], np.zeros((count, count))]) + gradient
+    weight_variance = (paired**2) @ np.concatenate([size_noise, gradient_noise])
+    widths = np.array([node.features for node in nodes])
+    return Spread(
+        np.sqrt(size_variance),
+        1.0 / np.maximum((shape**2) @ shape_noise, 1e-300),
+        np.sqrt(gradient_variance),
+        np.sqrt(weight_variance + 2 * np.array(own) * np.array(arrived) / np.maximum(widths, 1)),
+    )
+
+
+def _passed(node: Node, signal: Signal, inputs: Sequence[Signal], sizes: Array, shapes: Array) -> tuple[Array, Array]:
+    """How the noise of the inputs arrives at a node."""
+    rule, q = node.rule, _mean_square(signal)
+    match rule:
+        case Linear() | Convolution():
+            share = max(0.0, 1.0 - rule.bias.second_moment / q) if q > 0 else 1.0
+            return share * sizes[0], share * shapes[0]
+        case Elementwise():
+            slope = _size_slope(rule.activation, inputs[0])
+            return slope * sizes[0], _shape_slope(rule.activation, inputs[0], signal) * shapes[0]
+        case Normalize(running=None):
+            left = rule.eps / (_mean_square(inputs[0]) + rule.eps)
+            return left * sizes[0], shapes[0]
+        case Add() | Join():
+            factors: Sequence[float] = rule.coefficients if isinstance(rule, Add) else [1.0] * len(inputs)
+            parts = np.array([c**2 * _mean_square(one) for c, one in zip(factors, inputs, strict=True)])
+            shares = parts / max(parts.sum(), 1e-300)
+            return shares @ sizes, shares @ shapes
+        case Multiply():
+            return sizes.sum(axis=0), shapes.sum(axis=0)
+        case Attention():
+            return sizes[-1], shapes[-1]
+    return sizes[0], shapes[0]
+
+
+def _add_sources(
+    index: int,
+    node: Node,
+    signal: Signal,
+    inputs: Sequence[Signal],
+    nodes: Sequence[Node],
+    coefficients: tuple[Array, Array],
+    noises: tuple[Array, Array],
+) -> None:
+    """The noise that a node's own finite number of features adds."""
+    rule, alike = node.rule, _alike(signal.matrix)
+    features = max(node.features, 1)
+    match rule:
+        case Linear() | Convolution():
+            extra, paired = 2.0, 1.0
+        case Elementwise():
+            moments = _moments(rule.activation, inputs[0])
+            slope = _size_slope(rule.activation, inputs[0])
+            extra = max(moments.kurtosis - 1 - 2 * slope**2, 0.0)
+            # What φ(x)φ(y) scatters beyond what the pair of Gaussians explains, as for two equal points.
+            paired = extra / 2
+        case Part():
+            whole = nodes[node.inputs[0]].features
+            extra, paired = (2.0 * (1 - node.features / whole), 1 - node.features / whole) if whole else (0.0, 0.0)
+        case _:
+            return
+    coefficients[0][index, index] = coefficients[1][index, index] = 1.0
+    noises[0][index] = extra / features * alike
+    noises[1][index] = paired / features * _alike_positions(signal)
+
+
+def _backwards(description: Description, propagation: Propagation, size: Array) -> tuple[Array, Array]:
+    """The coefficients of the gradient's noise in the forward sources and in those of the backward pass."""
+    nodes, count = description.nodes, len(description.nodes)
+    gradient, noise = np.zeros((count, 2 * count)), np.zeros(count)
+    weight = np.zeros(count)  # of what has arrived so far
+    for index in range(count - 1, -1, -1):
+        node, arrived = nodes[index], propagation.backward[index]
+        if arrived is None or isinstance(node.rule, Given) or not node.inputs:
+            continue
+        if weight[index] > 0:
+            gradient[index] /= weight[index]
+        inputs = [propagation.forward[at] for at in node.inputs]
+        known = [one for one in inputs if one is not None]
+        if len(known) < len(inputs):
+            continue
+        vector, extra = _returned(node, known, gradient[index], size[list(node.inputs)], arrived)
+        if extra > 0:
+            noise[index] = extra
+            vector = vector.copy()
+            vector[count + index] = 1.0
+        total = _gain(node, known) * arrived.total
+        for at in node.inputs:
+            gradient[at] += total * vector
+            weight[at] += total
+    return gradient, noise
+
+
+def _returned(
+    node: Node, inputs: Sequence[Signal], gradient: Array, sizes: Array, arrived: Signal
+) -> tuple[Array, float]:
+    """The noise of a gradient behind a node, going backwards, and the variance of what the node adds to it."""
+    rule, alike = node.rule, _alike(arrived.matrix)
+    vector = gradient.copy()
+    width = sizes.shape[1]
+    match rule:
+        case Linear():
+            return vector, 2.0 / rule.fan_in * alike
+        case Convolution():
+            return vector, 2.0 / rule.channels_in * alike
+        case Elementwise():
+            moments = _moments(rule.activation, inputs[0])
+            vector[:width] += moments.gradient_slope * sizes[0]
+            return vector, max(moments.slope_kurtosis - 1, 0.0) / max(node.features, 1) * alike
+        case Normalize(running=None):
+            vector[:width] -= sizes[0]
+            return vector, 0.0
+        case Multiply():
+            vector[:width] += sizes.mean(axis=0)
+            return vector, 0.0
+    return vector, 0.0
+
+
+def _gain(node: Node, inputs: Sequence[Signal]) -> float:
+    """Roughly by how much a squared gradient grows through a node, to weigh what arrives from several sides."""
+    rule = node.rule
+    match rule:
+        case Linear() | Convolution():
+            fan = rule.fan_in if isinstance(rule, Linear) else rule.channels_in
+            return fan * rule.weight.second_moment
+        case Normalize(running=None):
+            return rule.scale.second_moment / (_mean_square(inputs[0]) + rule.eps)
+    return 1.0
+
+
+@dataclass(frozen=True)
+class _Moments:
+    kurtosis: float  # E φ⁴ / (E φ²)²
+    slope_kurtosis: float  # E φ′⁴ / (E φ′²)²
+    gradient_slope: float  # d ln E φ′² / d ln q
+
+
+def _moments(activation: Activation, signal: Signal) -> _Moments:
+    q = _mean_square(signal)
+
+    def mean(power: int, scale: float = 1.0, *, slope: bool = False) -> float:
+        x = NODES * math.sqrt(q * scale)
+        values = activation.derivative(x) if slope else activation(x)
+        return float(WEIGHTS @ np.abs(values) ** power / WEIGHTS.sum())
+
+    square, steep = mean(2), mean(2, slope=True)
+    if not (square > 0 and steep > 0):
+        return _Moments(3.0, 1.0, 0.0)
+    change = math.log(mean(2, 1 + STEP, slope=True) / mean(2, 1 - STEP, slope=True)) / (2 * STEP)
+    return _Moments(mean(4) / square**2, mean(4, slope=True) / steep**2, change)
+
+
+def _size_slope(activation: Activation, signal: Signal) -> float:
+    """d ln E φ² / d ln q at the signal's mean square."""
+    if activation.degree is not None:
+        return activation.degree
+    q = _mean_square(signal)
+    values = [float(WEIGHTS @ activation(NODES * math.sqrt(q * (1 + h))) ** 2) for h in (STEP, -STEP)]
+    return math.log(values[0] / values[1]) / (2 * STEP) if min(values) > 0 else 1.0
+
+
+def _shape_slope(activation: Activation, before: Signal, after: Signal) -> float:
+    """By how much the scatter of correlations shrinks, in units of (1 − c²), at the typical pair of samples."""
+    c, q = min(_cosine(before), 1 - 1e-6), _mean_square(before)
+    h = min(1e-3, (1 - abs(c)) / 4)
+    pair = np.array([[[q, q * (c + s)], [q * (c + s), q]] for s in (h, -h)])
+    mapped = map_pairs(activation, pair, np.zeros((2, 2))).matrix
+    cosines = mapped[:, 0, 1] / np.sqrt(mapped[:, 0, 0] * mapped[:, 1, 1])
+    later = min(_cosine(after), 1 - 1e-9)
+    return float((cosines[0] - cosines[1]) / (2 * h) * (1 - c**2) / max(1 - later**2, 1e-12))
+
+
+def _mean_square(signal: Signal) -> float:
+    return float(np.mean(signal.diagonal))
+
+
+def _cosine(signal: Signal) -> float:
+    """The typical correlation between samples."""
+    gram = signal.sample_gram
+    if len(gram) < 2:
+        return 0.0
+    root = np.sqrt(np.maximum(np.diag(gram), 1e-300))
+    cosines = gram / np.outer(root, root)
+    return float(np.clip((cosines.sum() - len(gram)) / (len(gram) * (len(gram) - 1)), -1.0, 1.0))
+
+
+def _alike(matrix: Array) -> float:
+    """Σ K_ab² / (Σ K_aa)²: 1 where all points are one direction, 1/n where they are orthogonal."""
+    trace = float(np.einsum("bii->", matrix))
+    blocks = len(matrix)
+    return float(np.sum(matrix**2) * blocks / trace**2) if trace > 0 else 1.0
+
+
+def _alike_positions(signal: Signal) -> float:
+    """How far positions of one sample err alike: 1 for vectors and for positions that are all one direction."""
+    if signal.points.positions <= 1:
+        return 1.0
+    ratios = [float(np.sum(one**2)) / max(float(np.trace(one)) ** 2, 1e-300) for one in signal.tokens()]
+    blocks = len(signal.matrix)
+    return min(1.0, float(np.mean(ratios)) / blocks if blocks > 1 else float(np.mean(ratios)))
