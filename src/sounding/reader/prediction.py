@@ -17,11 +17,12 @@ from sounding.theory.signal.spread import Spread, spread
 # Points of which all pairs are followed at most. Time grows as the square: 1024 points take half a second for a block.
 MOST_POINTS = 1024
 DRAWN = 12  # Gram matrices drawn for the mean and spread of a measure: the spread is known to a fifth
-SPECTRAL = 128  # samples up to which spectra are taken of every drawn Gram matrix
 # What theory itself may be off by beyond the scatter over seeds, as a share of the noise's own first order: terms of
 # the next order in 1/width. Chosen on MLPs, a convolutional network and transformers of width 64 to 256.
 NEXT_ORDER = 0.5
 ROUNDING = 2e-4  # of float32 passes
+# Terms of order 1/width that are not followed at all, per direction: the lengths of samples scatter too.
+FLOORS = {"mean_cosine": 0.3, "distinct_share": 0.3, "participation_ratio": 0.3, "orthogonality_gap": 0.1}
 
 
 @dataclass(frozen=True)
@@ -145,20 +146,32 @@ def _measures(
     found = {"mean_square": (square, square * relative)}
     if len(gram) < 2:
         return found
-    drawn = draw_grams(gram, directions, DRAWN, generator)
-    values = {"mean_cosine": _mean_cosines(drawn)}
-    if complete:
-        values |= _shape_measures(drawn)
+    common = _common(signal)
+    drawn = draw_grams(gram, common, directions, DRAWN, generator)
+    values, exact = _shape_measures(drawn), _shape_measures(gram[None])
     for measure, numbers in values.items():
-        if np.isfinite(numbers).all():
-            mean, scatter = float(np.mean(numbers)), float(np.std(numbers, ddof=1))
-            found[measure] = mean, math.hypot(scatter * math.sqrt(1 + 1 / DRAWN), ROUNDING * abs(mean), 1e-6)
+        if not np.isfinite(numbers).all() or not (complete or measure == "mean_cosine"):
+            continue
+        mean, scatter = float(np.mean(numbers)), float(np.std(numbers, ddof=1)) * math.sqrt(1 + 1 / DRAWN)
+        # what the finite width adds to a mean is known to its first order only
+        unsure = NEXT_ORDER / 2 * abs(mean - float(exact[measure][0]))
+        found[measure] = mean, math.hypot(scatter, unsure, FLOORS[measure] / directions, ROUNDING * abs(mean))
     return found
 
 
-def draw_grams(gram: Array, directions: float, count: int, generator: np.random.Generator) -> Array:
-    """Gram matrices of `directions` Gaussian features with this mean, (count, samples, samples)."""
-    values, vectors = np.linalg.eigh(gram)
+def _common(signal: Signal) -> Array:
+    """The part of the sample Gram matrix that all features share: the product of the feature means, over positions."""
+    samples = signal.points.samples
+    means = signal.mean.reshape(len(signal.mean), samples, -1)
+    return np.asarray(np.einsum("bsp,btp->st", means, means) / signal.points.positions)
+
+
+def draw_grams(gram: Array, common: Array, directions: float, count: int, generator: np.random.Generator) -> Array:
+    """Gram matrices of `directions` Gaussian features with this second moment, (count, samples, samples).
+
+    The part `common`, which every feature has (the mean of rectified values), does not scatter as the rest does.
+    """
+    values, vectors = np.linalg.eigh(gram - common)
     root = vectors * np.sqrt(np.maximum(values, 0.0))
     features = int(min(max(round(directions), 1), 10**9))
     samples = len(gram)
@@ -169,7 +182,9 @@ def draw_grams(gram: Array, directions: float, count: int, generator: np.random.
     else:
         normals = generator.standard_normal((count, samples, features))
         inner = normals @ np.swapaxes(normals, 1, 2) / features
-    return np.asarray(root @ inner @ root.T)
+    level = np.sqrt(np.maximum(np.diag(common), 0.0))
+    crossed = root @ generator.standard_normal((count, samples, 1)) / math.sqrt(features) * level
+    return np.asarray(root @ inner @ root.T + common + crossed + np.swapaxes(crossed, 1, 2))
 
 
 def _mean_cosines(drawn: Array) -> Array:
@@ -184,16 +199,9 @@ def _shape_measures(drawn: Array) -> dict[str, Array]:
     samples = drawn.shape[1]
     trace = np.einsum("bii->b", drawn)
     squares = np.sum(drawn**2, axis=(1, 2))
-    found = {
+    return {
+        "mean_cosine": _mean_cosines(drawn),
         "participation_ratio": trace**2 / squares,
         "orthogonality_gap": np.sqrt(np.maximum(squares / trace**2 - 1 / samples, 0.0)),
         "distinct_share": 1 - drawn.sum(axis=(1, 2)) / samples / trace,
     }
-    if samples <= SPECTRAL:
-        spectra = np.maximum(np.linalg.eigvalsh(drawn), 0.0)
-        shares = spectra / trace[:, None]
-        logs = np.log(np.maximum(shares, 1e-300))
-        found["effective_rank"] = np.exp(-np.sum(shares * logs, axis=1))
-        with np.errstate(divide="ignore"):
-            found["isometry_gap"] = -np.mean(np.log(spectra), axis=1) + np.log(trace / samples)
-    return found

@@ -37,6 +37,7 @@ from sounding.theory.signal.propagate import Propagation
 from sounding.theory.signal.signal import Signal
 
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(96)
+FEW = 256  # points that tell how alike all of them are; their products cost the cube
 STEP = 1e-3  # relative step of numerical slopes: their error, 1e-6, is far below what a spread deserves
 
 
@@ -72,20 +73,26 @@ def spread(description: Description, propagation: Propagation) -> Spread:
         size[index], shape[index] = _passed(node, signal, inputs, size[list(node.inputs)], shape[list(node.inputs)])
         _add_sources(index, node, signal, inputs, nodes, (size, shape), (size_noise, shape_noise))
     gradient, gradient_noise = _backwards(description, propagation, size)
-    own = [0.0 if one is None else _alike(one.matrix) for one in forward]
-    arrived = [0.0 if one is None else _alike(one.matrix) for one in propagation.backward]
     size_variance = (size**2) @ size_noise
     gradient_variance = (gradient**2) @ np.concatenate([size_noise, gradient_noise])
     inputs_of = np.array([node.inputs[0] if node.inputs else index for index, node in enumerate(nodes)])
     # The gradient of a weight is a sum over points of products: it has the noise of both factors.
-    paired = np.hstack([size[inputs_of], np.zeros((count, count))]) + gradient
-    weight_variance = (paired**2) @ np.concatenate([size_noise, gradient_noise])
-    widths = np.array([node.features for node in nodes])
+    joint = np.array(
+        [_joint(node, forward, gradient) for node, gradient in zip(nodes, propagation.backward, strict=True)]
+    )
+    forward_part = ((size[inputs_of] + gradient[:, :count]) ** 2) @ size_noise
+    backward_part = (gradient[:, count:] ** 2) @ gradient_noise
+    arrived_alike = np.array([1.0 if one is None else _alike(one.matrix) for one in propagation.backward])
+    own_alike = np.array([1.0 if one is None else _alike(one.matrix) for one in forward])[inputs_of]
+    weight_variance = forward_part * np.maximum(joint / own_alike, 1) + backward_part * np.maximum(
+        joint / arrived_alike, 1
+    )
+    widths = np.maximum(np.array([node.features for node in nodes]), 1)
     return Spread(
         np.sqrt(size_variance),
         1.0 / np.maximum((shape**2) @ shape_noise, 1e-300),
         np.sqrt(gradient_variance),
-        np.sqrt(weight_variance + 2 * np.array(own) * np.array(arrived) / np.maximum(widths, 1)),
+        np.sqrt(weight_variance + 2 * joint / widths),
     )
 
 
@@ -103,15 +110,19 @@ def _passed(node: Node, signal: Signal, inputs: Sequence[Signal], sizes: Array, 
             left = rule.eps / (_mean_square(inputs[0]) + rule.eps)
             return left * sizes[0], shapes[0]
         case Add() | Join():
-            factors: Sequence[float] = rule.coefficients if isinstance(rule, Add) else [1.0] * len(inputs)
-            parts = np.array([c**2 * _mean_square(one) for c, one in zip(factors, inputs, strict=True)])
-            shares = parts / max(parts.sum(), 1e-300)
+            shares = _shares(rule.coefficients if isinstance(rule, Add) else [1.0] * len(inputs), inputs)
             return shares @ sizes, shares @ shapes
         case Multiply():
             return sizes.sum(axis=0), shapes.sum(axis=0)
         case Attention():
             return sizes[-1], shapes[-1]
     return sizes[0], shapes[0]
+
+
+def _shares(coefficients: Sequence[float], inputs: Sequence[Signal]) -> Array:
+    """Which share of a sum's mean square each summand has."""
+    parts = np.array([c**2 * _mean_square(one) for c, one in zip(coefficients, inputs, strict=True)])
+    return np.asarray(parts / max(parts.sum(), 1e-300))
 
 
 def _add_sources(
@@ -133,8 +144,11 @@ def _add_sources(
             moments = _moments(rule.activation, inputs[0])
             slope = _size_slope(rule.activation, inputs[0])
             extra = max(moments.kurtosis - 1 - 2 * slope**2, 0.0)
-            # What φ(x)φ(y) scatters beyond what the pair of Gaussians explains, as for two equal points.
-            paired = extra / 2
+            paired = _pair_noise(rule.activation, inputs[0])
+        case Add():
+            # The cross term of two summands is 0 in the mean only: it scatters by √(2/N) of their geometric mean.
+            crossed = 1 - float(np.sum(_shares(rule.coefficients, inputs) ** 2))
+            extra, paired = 2 * crossed, crossed
         case Part():
             whole = nodes[node.inputs[0]].features
             extra, paired = (2.0 * (1 - node.features / whole), 1 - node.features / whole) if whole else (0.0, 0.0)
@@ -148,14 +162,18 @@ def _add_sources(
 def _backwards(description: Description, propagation: Propagation, size: Array) -> tuple[Array, Array]:
     """The coefficients of the gradient's noise in the forward sources and in those of the backward pass."""
     nodes, count = description.nodes, len(description.nodes)
-    gradient, noise = np.zeros((count, 2 * count)), np.zeros(count)
-    weight = np.zeros(count)  # of what has arrived so far
+    gradient, noise = np.zeros((count, 3 * count)), np.zeros(2 * count)
+    weight, squares = np.zeros(count), np.zeros(count)  # of what has arrived so far
     for index in range(count - 1, -1, -1):
         node, arrived = nodes[index], propagation.backward[index]
         if arrived is None or isinstance(node.rule, Given) or not node.inputs:
             continue
         if weight[index] > 0:
             gradient[index] /= weight[index]
+            # Gradients that arrive from several sides have a cross term as the summands of a signal do.
+            crossed = 1 - squares[index] / weight[index] ** 2
+            gradient[index, 2 * count + index] = 1.0
+            noise[count + index] = 2 * crossed / max(node.features, 1) * _alike(arrived.matrix)
         inputs = [propagation.forward[at] for at in node.inputs]
         known = [one for one in inputs if one is not None]
         if len(known) < len(inputs):
@@ -169,6 +187,7 @@ def _backwards(description: Description, propagation: Propagation, size: Array) 
         for at in node.inputs:
             gradient[at] += total * vector
             weight[at] += total
+            squares[at] += total**2
     return gradient, noise
 
 
@@ -251,6 +270,28 @@ def _shape_slope(activation: Activation, before: Signal, after: Signal) -> float
     return float((cosines[0] - cosines[1]) / (2 * h) * (1 - c**2) / max(1 - later**2, 1e-12))
 
 
+def _pair_noise(activation: Activation, before: Signal) -> float:
+    """What the correlation of φ(x) and φ(y) over N features scatters beyond what the Gaussian pair explains, times N.
+
+    The influence of one feature on a correlation r is φ(x)φ(y)/q − r (φ(x)² + φ(y)²)/(2q); for the Gaussian pair itself
+    it has the variance (1 − c²)², in units of which the result is stated.
+    """
+    c, q = float(np.clip(_cosine(before), -0.999, 0.999)), _mean_square(before)
+    weights = np.outer(WEIGHTS, WEIGHTS) / WEIGHTS.sum() ** 2
+    x = np.broadcast_to(NODES[:, None], weights.shape)
+    y = c * x + math.sqrt(1 - c**2) * NODES
+    first, second = (activation(math.sqrt(q) * one.ravel()).reshape(weights.shape) for one in (x, y))
+    square = float(np.sum(weights * first**2))
+    if not square > 0:
+        return 0.0
+    r = float(np.sum(weights * first * second)) / square
+    influence = first * second / square - r * (first**2 + second**2) / (2 * square)
+    base = x * y - c * (x**2 + y**2) / 2
+    covariance = float(np.sum(weights * influence * base))
+    left = float(np.sum(weights * influence**2)) - covariance**2 / (1 - c**2) ** 2
+    return max(left, 0.0) / max(1 - r**2, 1e-6) ** 2
+
+
 def _mean_square(signal: Signal) -> float:
     return float(np.mean(signal.diagonal))
 
@@ -263,6 +304,16 @@ def _cosine(signal: Signal) -> float:
     root = np.sqrt(np.maximum(np.diag(gram), 1e-300))
     cosines = gram / np.outer(root, root)
     return float(np.clip((cosines.sum() - len(gram)) / (len(gram) * (len(gram) - 1)), -1.0, 1.0))
+
+
+def _joint(node: Node, forward: Sequence[Signal | None], gradient: Signal | None) -> float:
+    """tr(DKDK)/(tr DK)²: how few directions of points decide the gradient of a weight, of up to FEW points."""
+    signal = forward[node.inputs[0]] if node.inputs else None
+    if gradient is None or signal is None or gradient.matrix.shape != signal.matrix.shape:
+        return 0.0
+    product = signal.matrix[0][:FEW, :FEW] @ gradient.matrix[0][:FEW, :FEW]
+    trace = float(np.trace(product))
+    return min(1.0, float(np.sum(product * product.T)) / trace**2) if trace > 0 else 1.0
 
 
 def _alike(matrix: Array) -> float:
