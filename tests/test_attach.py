@@ -260,7 +260,7 @@ OUTSIDE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
 def test_where_theory_does_not_apply_it_says_why(name: str) -> None:
     build, shape, reason = OUTSIDE[name]
     with networks.seeded(0):
-        report = check(build(), torch.randn(shape))
+        report = check(build(), torch.randn(shape), theory=False)
     assert "theory" not in report.profile.sources
     note = report.profile.settings["theory"]
     assert note["applied"] is False
@@ -270,7 +270,7 @@ def test_where_theory_does_not_apply_it_says_why(name: str) -> None:
 def test_running_statistics_are_not_what_theory_describes() -> None:
     with networks.seeded(0):
         model = networks.mlp(6, 64, normalization=nn.BatchNorm1d)
-        report = check(model, torch.randn(16, 64), mode="eval")
+        report = check(model, torch.randn(16, 64), mode="eval", theory=False)
     assert "running statistics" in report.profile.settings["theory"]["note"]
 
 

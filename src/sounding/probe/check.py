@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from sounding.probe.sharded import find_shards
 from sounding.probe.snapshot import Snapshot
 from sounding.probe.state import (
     MODES,
+    DropoutAtRest,
     Mode,
     all_modules,
     all_tensors,
@@ -54,6 +56,7 @@ def check(
     types: type[nn.Module] | Sequence[type[nn.Module]] | None = None,
     samples: int | None = None,
     batch_axis: int | None = None,
+    theory: bool | None = None,
     generator: torch.Generator | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
@@ -84,6 +87,8 @@ def check(
             "full" and 64 for "fast". Gradients are always of the whole batch.
         batch_axis: the axis of the inputs that holds the samples; by default 0, or 1 for torch's own recurrent and
             transformer modules with batch_first=False.
+        theory: lay prediction beside measurement, layer by layer; by default for the tier "full". It costs one more
+            forward pass, and time that grows as the square of the points followed (at most 1024).
         generator: where the random direction comes from; None is torch's default generator.
         progress: called with (repeats done, repeats).
 
@@ -120,7 +125,14 @@ def check(
     ):
         _make_ready(root, mode, dropout=dropout)
         watched = _Checked(
-            root, tier=tier, only=only, types=types, samples=samples, batch_axis=batch_axis, source="check"
+            root,
+            resting=not dropout and mode != "keep",
+            tier=tier,
+            only=only,
+            types=types,
+            samples=samples,
+            batch_axis=batch_axis,
+            source="check",
         )
         try:
             for done, batch in enumerate(batches, start=1):
@@ -141,6 +153,9 @@ def check(
             partial = watched.finish(settings | {"partial": True})
             raise InterruptedRun("interrupted; what was measured so far is kept", partial=partial) from stop
         report = watched.finish(settings)
+        wanted = tier == "full" if theory is None else theory
+        if wanted and shards is None:
+            report = watched.predict(report, loss=loss, mode=mode, batch_axis=batch_axis)
     named = tuple(Unmeasured(name or ROOT, reason) for name, reason in {**dict.fromkeys(kept.left), **left})
     return replace(report, unmeasured=report.unmeasured + named)
 
@@ -153,9 +168,12 @@ def _make_ready(root: nn.Module, mode: Mode, *, dropout: bool) -> None:
 class _Checked(Watched):
     """A watch that runs the passes itself and reads weight gradients off them."""
 
-    def __init__(self, root: nn.Module, **options: Any) -> None:
+    def __init__(self, root: nn.Module, *, resting: bool, **options: Any) -> None:
         super().__init__(root, **options)
         self._seeding = True
+        self._resting = resting
+        self._last_batch: Batch | None = None
+        self._last_state: tuple[Any, Tensor] = (None, torch.empty(0))
         self._gathers = self._shards is not None and self._shards.gathered
         self._plain_inputs = self._in_loss = False
 
@@ -189,8 +207,10 @@ class _Checked(Watched):
     def _pass(self, batch: Batch, *, loss: str | Loss | None, generator: torch.Generator | None) -> None:
         arguments, keywords, leaves = batch.prepare(plain=self._plain_inputs)
         self._seeds = []
-        with self:
+        source = generator if generator is not None else torch.default_generator
+        with self, DropoutAtRest() if self._resting else nullcontext():
             output = _call(self._root, arguments, keywords, batch)
+            self._last_batch, self._last_state = batch, (source.device, source.get_state())
             self._in_loss = True
             scalar = evaluate_loss(output, batch.targets, loss=loss, generator=generator)
             self._in_loss = False
@@ -201,6 +221,20 @@ class _Checked(Watched):
 
     def _seed(self, tensor: Tensor, output: Any) -> Tensor | None:
         return None if self._plain_inputs else super()._seed(tensor, output)
+
+    def predict(self, report: Report, *, loss: str | Loss | None, mode: Mode, batch_axis: int | None) -> Report:
+        """The report with theory laid beside the last batch; its loss takes the same random direction."""
+        from sounding.reader.beside import lay_beside
+
+        if self._last_batch is None:
+            return report
+        device, state = self._last_state
+        again = torch.Generator(device)
+        again.set_state(state)
+        profile = lay_beside(
+            report.profile, self._root, self._last_batch, loss=loss, mode=mode, batch_axis=batch_axis, generator=again
+        )
+        return replace(report, profile=profile)
 
     def finish(self, settings: Mapping[str, Any]) -> Report:
         """The report of the passes run."""

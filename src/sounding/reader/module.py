@@ -76,10 +76,24 @@ def read(
     >>> [node.label for node in blueprint.description.nodes]
     ['measured', 'linear 4 → 8', 'relu', 'linear 8 → 2']
     """
+    return read_batch(
+        model, make_batch(inputs, targets), loss=loss, mode=mode, batch_axis=batch_axis, generator=generator
+    )
+
+
+def read_batch(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    loss: str | Loss | None,
+    mode: Mode,
+    batch_axis: int | None,
+    generator: torch.Generator | None,
+) -> Blueprint:
+    """The description of a module on a batch that has been checked already; see `read`."""
     from sounding.probe.outputs import guess_axis
 
     root = materializable(unwrap(model))
-    batch = make_batch(inputs, targets)
     axis = guess_axis(root) if batch_axis is None else batch_axis
     size = batch.size(axis)
     if size is None:
