@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -12,7 +13,7 @@ from torch import nn
 import networks
 from sounding.activations import resolve
 from sounding.probe.attach import attach
-from sounding.probe.check import check
+from sounding.probe.check import check as check_all
 from sounding.probe.records import Report
 from sounding.profile import Profile
 from sounding.theory.batchnorm import BatchNormPrediction, batchnorm
@@ -20,6 +21,9 @@ from sounding.theory.length import product_moment, second_moment, slope_kurtosis
 from tolerance import TOLERANCE, assert_within_standard_errors
 
 SEEDS = range(6)
+
+# the stack of theory alone, without the description that is read off the module
+check = functools.partial(check_all, theory=False)
 
 
 def tanh_gain(weight: torch.Tensor) -> torch.Tensor:
@@ -260,7 +264,7 @@ OUTSIDE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
 def test_where_theory_does_not_apply_it_says_why(name: str) -> None:
     build, shape, reason = OUTSIDE[name]
     with networks.seeded(0):
-        report = check(build(), torch.randn(shape), theory=False)
+        report = check(build(), torch.randn(shape))
     assert "theory" not in report.profile.sources
     note = report.profile.settings["theory"]
     assert note["applied"] is False
@@ -270,7 +274,7 @@ def test_where_theory_does_not_apply_it_says_why(name: str) -> None:
 def test_running_statistics_are_not_what_theory_describes() -> None:
     with networks.seeded(0):
         model = networks.mlp(6, 64, normalization=nn.BatchNorm1d)
-        report = check(model, torch.randn(16, 64), mode="eval", theory=False)
+        report = check(model, torch.randn(16, 64), mode="eval")
     assert "running statistics" in report.profile.settings["theory"]["note"]
 
 

@@ -15,9 +15,10 @@ from sounding.probe.losses import Loss
 from sounding.probe.state import Mode
 from sounding.profile import Profile, Row
 from sounding.reader.module import read_batch
-from sounding.reader.prediction import Prediction, predict
+from sounding.reader.prediction import Prediction, estimate_seconds, predict
 
 SOURCE = "theory"
+PATIENCE = 2.0  # seconds that a check may add without being asked
 
 
 def lay_beside(
@@ -29,6 +30,7 @@ def lay_beside(
     mode: Mode,
     batch_axis: int | None,
     generator: torch.Generator | None,
+    hurry: bool = False,
 ) -> Profile:
     """The profile with rows of source "theory" beside its measured ones, where the module could be read.
 
@@ -39,11 +41,15 @@ def lay_beside(
     told: dict[str, Any] = dict(profile.settings.get("theory", {}))
     try:
         blueprint = read_batch(model, batch, loss=loss, mode=mode, batch_axis=batch_axis, generator=generator)
+        seconds = estimate_seconds(blueprint)
+        if hurry and seconds > PATIENCE:
+            told["reading"] = f"theory was left out, it would take about {seconds:.0f} s; theory=True asks for it"
+            return replace(profile, settings={**profile.settings, "theory": told})
         prediction = predict(blueprint)
     except (SoundingError, RuntimeError, ValueError, ArithmeticError) as error:
         # What a stranger's module does under a trace must not cost the user the measurement.
         told["reading"] = f"the module could not be read: {error}"
-        return Profile(profile.rows, {**profile.settings, "theory": told})
+        return replace(profile, settings={**profile.settings, "theory": told})
     layers, predicted = blueprint.weight_layers
     told |= {"weight_layers": layers, "predicted_layers": predicted, "samples": prediction.samples}
     told["measured_instead"] = list(prediction.notes)

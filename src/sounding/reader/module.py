@@ -14,9 +14,19 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sounding.errors import TargetError, UsageError
 from sounding.probe.batches import Batch, make_batch
 from sounding.probe.calls import Spec, named_parameters, survey
+from sounding.probe.hooks import Hooks
 from sounding.probe.losses import Loss, evaluate_loss
 from sounding.probe.outputs import answer_tensor, main_tensor
-from sounding.probe.state import DropoutAtRest, Mode, materializable, plain_execution, preserve, set_mode, unwrap
+from sounding.probe.state import (
+    DropoutAtRest,
+    Mode,
+    materializable,
+    plain_execution,
+    preserve,
+    set_mode,
+    untouched,
+    unwrap,
+)
 from sounding.reader import linear, pointwise, recognize, shapes, softmax  # noqa: F401 - importing registers their rules
 from sounding.reader.trace import NotCovered, Trace, to_canonical
 from sounding.reader.values import Draft, Function, Measured, Traced, Value
@@ -76,13 +86,13 @@ def read(
     >>> [node.label for node in blueprint.description.nodes]
     ['measured', 'linear 4 → 8', 'relu', 'linear 8 → 2']
     """
-    return read_batch(
-        model, make_batch(inputs, targets), loss=loss, mode=mode, batch_axis=batch_axis, generator=generator
-    )
+    root, batch = materializable(unwrap(model)), make_batch(inputs, targets)
+    with preserve(root), untouched(batch.uncopied()):
+        return read_batch(root, batch, loss=loss, mode=mode, batch_axis=batch_axis, generator=generator)
 
 
 def read_batch(
-    model: nn.Module,
+    root: nn.Module,
     batch: Batch,
     *,
     loss: str | Loss | None,
@@ -90,15 +100,14 @@ def read_batch(
     batch_axis: int | None,
     generator: torch.Generator | None,
 ) -> Blueprint:
-    """The description of a module on a batch that has been checked already; see `read`."""
+    """The description of a module on a batch that has been checked already; who calls it puts the module back."""
     from sounding.probe.outputs import guess_axis
 
-    root = materializable(unwrap(model))
     axis = guess_axis(root) if batch_axis is None else batch_axis
     size = batch.size(axis)
     if size is None:
         raise UsageError("expected inputs with at least one tensor, got none")
-    with torch.inference_mode(False), torch.enable_grad(), preserve(root):
+    with torch.inference_mode(False), torch.enable_grad():
         set_mode(root, mode, dropout=False)
         reader = _Reader(root, size, axis)
         output = reader.run(batch)
@@ -120,11 +129,13 @@ class _Reader:
 
     def run(self, batch: Batch) -> Any:
         arguments, keywords, _ = batch.prepare()
-        handles = []
+        hooks = Hooks()
+        handles: list[Any] = [hooks]
         try:
             for spec in self._specs:
                 handles.append(spec.module.register_forward_pre_hook(self._enter(spec)))
-                handles.append(spec.module.register_forward_hook(self._leave(spec)))
+                hooks.on_call(spec.module, self._leave(spec))
+                hooks.on_forward(spec.module, self._past(spec))
             for tensor in Batch(arguments, keywords, None).tensors():
                 self._trace.put(tensor, Measured(tensor))
             with plain_execution(), DropoutAtRest(), self._trace:
@@ -147,6 +158,14 @@ class _Reader:
                 self._name(spec, main_tensor(output))
 
         return leave
+
+    def _past(self, spec: Spec) -> Any:
+        leave = self._leave(spec)
+
+        def past(_args: Any, output: Any) -> None:
+            leave(spec.module, _args, output)
+
+        return past
 
     def _name(self, spec: Spec, tensor: Tensor | None) -> None:
         """Give the node behind what a module returned the name under which a check measures it."""

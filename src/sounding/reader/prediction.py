@@ -10,15 +10,17 @@ import numpy as np
 from torch import Tensor
 
 from sounding.reader.module import Blueprint
-from sounding.theory.signal import Description, Given, Points, Propagation, Signal, propagate
+from sounding.theory.signal import Description, Given, Normalize, Points, Propagation, Signal, propagate, spacings
 from sounding.theory.signal.description import Array
 from sounding.theory.signal.spread import Spread, spread
 
-# Points of which all pairs are followed at most. Time grows as the square: 1024 points take half a second for a block.
-MOST_POINTS = 1024
+# Points of which all pairs are followed at most. Time grows as the square: 1024 points take most of a second a block.
+MOST_POINTS = 512
 # What theory itself may be off by beyond the scatter over seeds, as a share of the noise's own first order: terms of
 # the next order in 1/width. Chosen on MLPs, a convolutional network and transformers of width 64 to 256.
 NEXT_ORDER = 0.5
+# measured on one core: 12 blocks of a transformer over 1024 points 9 s, 20 layers over 100 points 0.2 s
+NODE_SECONDS, PAIR_SECONDS = 4e-3, 5e-8
 ROUNDING = 2e-4  # of float32 passes
 # The first order leaves a tenth of the rows of wide networks, and more of narrow ones, outside two of its standard
 # deviations; a third more holds 95% on every kind of network it was chosen on (`bench/bands.py`).
@@ -60,12 +62,15 @@ def predict(blueprint: Blueprint, *, generator: np.random.Generator | None = Non
     """What theory expects a check to measure at every call that it describes."""
     generator = generator or np.random.default_rng(0)
     description, samples = _thinned(blueprint.description)
-    given = {at: _signal(array, description, at, samples) for at, array in blueprint.given.items()}
+    spacing = spacings(description)
+    given = {at: _signal(array, description, at, samples, spacing[at]) for at, array in blueprint.given.items()}
     gradients = {
-        at: _signal(array, description, at, samples, gradient=True) for at, array in blueprint.gradients.items()
+        at: _signal(array, description, at, samples, spacing[at], gradient=True)
+        for at, array in blueprint.gradients.items()
     }
-    found = propagate(description, given=given, gradients=gradients, generator=generator)
-    scatter = spread(description, found)
+    with np.errstate(all="ignore"):  # a dead layer has cosines of 0/0, which end as rows that are left out
+        found = propagate(description, given=given, gradients=gradients, generator=generator)
+        scatter = spread(description, found)
     whole = next((len(array) for array in blueprint.given.values()), samples)
     missing = _left_out(blueprint.gradients, samples)
     rows = tuple(_rows(blueprint, description, found, scatter, complete=samples == whole, missing=missing))
@@ -75,11 +80,25 @@ def predict(blueprint: Blueprint, *, generator: np.random.Generator | None = Non
     return Prediction(rows, found, scatter, samples, tuple(notes))
 
 
+def estimate_seconds(blueprint: Blueprint) -> float:
+    """Roughly how long theory will take: so much for a node, and so much for each pair of points that is followed."""
+    description, _ = _thinned(blueprint.description)
+    pairs = sum(
+        node.points.samples**2 * node.points.positions**2 / math.prod(step)
+        for node, step in zip(description.nodes, spacings(description), strict=True)
+    )
+    return NODE_SECONDS * len(description.nodes) + PAIR_SECONDS * pairs
+
+
 def _thinned(description: Description) -> tuple[Description, int]:
-    """The description over as many samples as theory can follow in full."""
+    """The description over as many samples as theory can follow in full; batch norm needs them all."""
     samples = max(node.points.samples for node in description.nodes)
     positions = max(node.points.positions for node in description.nodes)
-    kept = min(samples, max(2, MOST_POINTS // positions))
+    batched = any(
+        isinstance(node.rule, Normalize) and node.rule.kind == "batch" and node.rule.running is None
+        for node in description.nodes
+    )
+    kept = samples if batched else min(samples, max(2, MOST_POINTS // positions))
     if kept == samples:
         return description, samples
     import dataclasses
@@ -88,10 +107,12 @@ def _thinned(description: Description) -> tuple[Description, int]:
     return dataclasses.replace(description, nodes=nodes), kept
 
 
-def _signal(array: Tensor, description: Description, at: int, samples: int, *, gradient: bool = False) -> Signal:
+def _signal(
+    array: Tensor, description: Description, at: int, samples: int, spacing: tuple[int, ...], *, gradient: bool = False
+) -> Signal:
     points = description.nodes[at].points
     values = array[:samples].detach().double().cpu().numpy()
-    return Signal.of_features(values.reshape(points.samples, *points.grid, -1), reduce="sum" if gradient else "mean")
+    return Signal.of_features(values, points=points, spacing=spacing, reduce="sum" if gradient else "mean")
 
 
 def _left_out(gradients: Mapping[int, Tensor], samples: int) -> float:
@@ -123,7 +144,9 @@ def _rows(
         if gradient is not None and gradient.total > 0:
             expected["gradient_log_norm"] = _log_norm(gradient.total * missing, scatter.gradient[index])
         for name in called:
-            yield from (Expected(name, measure, value, WIDER * sd) for measure, (value, sd) in expected.items())
+            for measure, (value, sd) in expected.items():
+                if math.isfinite(value) and math.isfinite(sd):
+                    yield Expected(name, measure, value, WIDER * sd)
         square = found.weight_gradients[index]
         if square is not None and square > 0 and node.weight:
             value, sd = _log_norm(square * missing, scatter.weight_gradient[index])
