@@ -408,7 +408,7 @@ def _by_name(function: Callable[[Tensor], Tensor]) -> Activation | None:
         if np.allclose(known(x.numpy()), y, rtol=1e-7, atol=1e-9):
             return known
     slope = -float(y[0]) / 8.0
-    leaky = resolve(f"leaky_relu:{-slope:.10g}") if np.isfinite(slope) and slope else None
+    leaky = resolve(f"leaky_relu:{slope:.10g}") if np.isfinite(slope) and slope else None
     return leaky if leaky is not None and np.allclose(leaky(x.numpy()), y, rtol=1e-7, atol=1e-9) else None
 
 

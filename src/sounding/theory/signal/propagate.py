@@ -197,6 +197,8 @@ def _backwards(
         if index in lost:
             arrived[index] = gradient = None
             lost |= set(node.inputs)
+        if gradient is not None and isinstance(node.rule, Given):
+            lost |= set(node.inputs)  # what stands behind a part that no rule covers sends no known gradient through it
         if gradient is None or isinstance(node.rule, Given):
             continue
         inputs = [forward[at] for at in node.inputs]
