@@ -1,4 +1,4 @@
-"""The ledger: every figure, table and theorem of the papers, how it is checked, and what came out.
+"""The ledger: figures, tables, theorems and observations of the papers, how each is checked, and what came out.
 
 A `Claim` states what a paper says and what that requires of measured numbers; `judge` computes the verdict from the
 intervals. `sounding.reproduce` runs claims and writes results, `sounding claims table` makes the ledger from them.

@@ -23,7 +23,7 @@ results_option = click.option(
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def claims() -> None:
-    """The ledger: every figure, table and theorem of the five papers, and whether it holds.
+    """The ledger: figures, tables, theorems and observations of the five papers, and whether they hold.
 
     Verdicts shown are those of the results that come with the package, or of --results DIR.
     """

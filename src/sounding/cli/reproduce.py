@@ -217,6 +217,7 @@ def _object(result: Result, out: str, kept: Collection[str]) -> dict[str, Any]:
 
 
 def _print(found: list[Result], out: str, kept: Collection[str]) -> None:
+    from sounding.claims.registry import cases_of
     from sounding.report.ledger import describe_evidence, write_totals
 
     screen = console()
@@ -230,5 +231,8 @@ def _print(found: list[Result], out: str, kept: Collection[str]) -> None:
             screen.print(f"  correction: {result.correction}", markup=False)
         if result.reduction:
             screen.print(f"  reduced: {result.reduction}", markup=False)
+        if cases := cases_of(result.id):
+            names = ", ".join(case.id for case in cases)
+            screen.print(f"  its parts are rows of their own, and it stands no better than they: {names}", markup=False)
     if found:
         screen.print(f"\n{write_totals(found)} Results in {out}.", markup=False, soft_wrap=True)
