@@ -225,22 +225,6 @@ def _series(f: Callable[[Array], Array], ladder: Panels, what: str) -> tuple[Arr
     return tail, np.abs(tail) * (np.abs(ratio - earlier) / (1.0 - ratio) + 1e-14)
 
 
-def gauss_error(rows: Array, *, order: int, terms: int, doubt: float) -> Array:
-    """The error of Gauss's rule on each panel, from the last Legendre coefficients of the weighted integrand.
-
-    The rule of n nodes is exact up to the degree 2n − 1, and coefficients fall geometrically: c_{2n} ≈ c_n²/c_0.
-
-    Args:
-        rows: (integrands, panels, nodes), each value times its weight.
-        order: the number of nodes.
-        terms: how many of the last coefficients are looked at.
-        doubt: a factor on c_n²/c_0.
-    """
-    tail = np.abs(rows @ coefficients(order)[:, -terms:]).max(axis=2)
-    size = np.maximum(np.abs(rows).sum(axis=2), 1e-300)
-    return np.asarray(tail * np.minimum(1.0, doubt * tail / size))
-
-
 @lru_cache(maxsize=16)
 def coefficients(order: int) -> Array:
     """(order, order): from values times Gauss's weights to twice the Legendre coefficients."""
