@@ -137,7 +137,7 @@ class _Reader:
                 hooks.on_call(spec.module, self._leave(spec))
                 hooks.on_forward(spec.module, self._past(spec))
             for tensor in Batch(arguments, keywords, None).tensors():
-                self._trace.put(tensor, Measured(tensor))
+                self._trace.put(tensor, Measured(tensor, layout=self._trace.input_layout(tensor)))
             with plain_execution(), DropoutAtRest(), self._trace:
                 return self._root(*arguments, **keywords)
         except Exception as error:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from sounding.reader.layout import Atom, Axis, Layout, permute, same_roles
-from sounding.reader.trace import NotCovered, Trace, as_layout, handles
+from sounding.reader.layout import Atom, Axis, Layout, permute, reshape, same_roles
+from sounding.reader.trace import NotCovered, Trace, handles
 from sounding.reader.values import Constant, Function, Measured, Scores, Traced, Value
 from sounding.theory.signal.description import Join, Mix, Part, Pool, Take
 
@@ -31,55 +31,48 @@ def unchanged(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: 
     return trace.of(item) if item.shape == out.shape else None
 
 
-@handles("view", "_unsafe_view", "reshape", "_reshape_alias")
-def view(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
-    """Another shape of the same numbers."""
-    value = _subject(trace, args[0])
-    if isinstance(value, Traced):
-        return Traced(value.node, as_layout(value.layout, out.shape))
-    return value if isinstance(value, Scores) else None
+MOVES = frozenset(
+    {"view", "_unsafe_view", "reshape", "_reshape_alias", "permute", "transpose", "t", "unsqueeze", "squeeze"}
+    | {"clone", "_to_copy", "detach", "alias", "contiguous"}
+)
 
 
-@handles("permute", "transpose", "t", "mT", "numpy_T", "movedim", "swapaxes")
-def turn(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
-    """Axes in another order."""
-    value = _subject(trace, args[0])
-    if not isinstance(value, Traced):
-        if isinstance(value, Scores):
-            raise NotCovered("products of queries and keys are transposed")
-        return None
-    count = len(value.layout)
-    order = list(range(count))
-    if trace.func._overloadpacket.__name__ == "permute":
-        order = [axis % count for axis in args[1]]
-    else:
+def moved(name: str, layout: Layout, args: tuple[Any, ...], shape: tuple[int, ...]) -> Layout | None:
+    """The layout after an operation that only moves numbers to other axes, None where it cuts across atoms."""
+    count = len(layout)
+    if name in ("view", "_unsafe_view", "reshape", "_reshape_alias"):
+        return reshape(layout, shape)
+    if name == "permute":
+        return permute(layout, [axis % count for axis in args[1]])
+    if name in ("transpose", "t"):
+        order = list(range(count))
         first, second = (args[1] % count, args[2] % count) if len(args) > 2 else (0, count - 1)
         order[first], order[second] = second, first
-    return Traced(value.node, permute(value.layout, order))
+        return permute(layout, order)
+    if name == "unsqueeze":
+        axes = list(layout)
+        axes.insert(args[1] % (count + 1), ())
+        return Layout(axes)
+    if name == "squeeze":
+        given = args[1] if len(args) > 1 else range(count)
+        chosen = {axis % count for axis in (given if isinstance(given, list | tuple | range) else [given])}
+        return Layout(axis for at, axis in enumerate(layout) if at not in chosen or layout.shape[at] != 1)
+    return layout if layout.shape == shape else None
 
 
-@handles("unsqueeze")
-def widen(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
-    """One more axis of size 1."""
+@handles("view", "_unsafe_view", "reshape", "_reshape_alias", "permute", "transpose", "t", "unsqueeze", "squeeze")
+def move(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
+    """Another shape of the same numbers, or axes in another order."""
     value = _subject(trace, args[0])
+    name = trace.func._overloadpacket.__name__.removesuffix("_")
     if not isinstance(value, Traced):
+        if isinstance(value, Scores) and name in ("permute", "transpose", "t"):
+            raise NotCovered("products of queries and keys are transposed")
         return value if isinstance(value, Scores) else None
-    axes = list(value.layout)
-    axes.insert(args[1] % (len(axes) + 1), ())
-    return Traced(value.node, Layout(axes))
-
-
-@handles("squeeze")
-def narrow(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
-    """Axes of size 1 dropped."""
-    value = _subject(trace, args[0])
-    if not isinstance(value, Traced):
-        return value if isinstance(value, Scores) else None
-    count = len(value.layout)
-    given = args[1] if len(args) > 1 else range(count)
-    chosen = {axis % count for axis in (given if isinstance(given, list | tuple | range) else [given])}
-    kept = [axis for place, axis in enumerate(value.layout) if place not in chosen or value.layout.shape[place] != 1]
-    return Traced(value.node, Layout(kept))
+    layout = moved(name, value.layout, args, tuple(out.shape))
+    if layout is None:
+        raise NotCovered(f"a view as {tuple(out.shape)} cuts across samples, positions and features")
+    return Traced(value.node, layout)
 
 
 @handles("expand")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from sounding.activations import Activation, resolve
+from sounding.activations import Activation
 from sounding.errors import SoundingError
-from sounding.reader.layout import Keys, Layout, reshape, same_roles
+from sounding.reader.functions import as_activation
+from sounding.reader.layout import Atom, Keys, Layout, reshape, same_roles
 from sounding.reader.values import Constant, Draft, Function, Measured, Scores, Traced, Value
 from sounding.theory.signal.description import Elementwise, Flatten, Given, Law, Rule, Scale
 
@@ -20,8 +21,6 @@ Place = tuple[Any, ...]
 Handler = Callable[["Trace", tuple[Any, ...], dict[str, Any], Any], Any]
 HANDLERS: dict[str, Handler] = {}
 Reader = TypeVar("Reader", bound=Handler)
-# Activations with closed forms or analytic derivatives, which a function that agrees with them is taken for.
-NAMES = ("relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid", "softplus", "elu", "selu", "erf", "hardtanh", "exp")
 # Where theory may start: on measured values these operations make nodes, all others only more measured values.
 STARTERS = frozenset(
     {
@@ -134,7 +133,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if all(isinstance(value, Constant) for value in values):
             return [(item, _constant_of(func, item, values)) for item in outputs]
         if name not in STARTERS and not any(isinstance(value, Traced | Function | Scores) for value in values):
-            return [(item, self._unpredicted(item, values)) for item in outputs]
+            layout = self._followed(name, args, outputs)
+            return [(item, replace(self._unpredicted(item, values), layout=layout)) for item in outputs]
         reason = f"no rule covers the operation {name!r}"
         handler = HANDLERS.get(name)
         if handler is None and torch.Tag.pointwise in func.tags:
@@ -154,6 +154,21 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         plain = tuple(float(n) for n in (*args, *kwargs.values()) if isinstance(n, int | float))
         return [(item, self._function_or_measured(item, values, reason, plain)) for item in outputs]
 
+    def _followed(self, name: str, args: tuple[Any, ...], outputs: list[Tensor]) -> Layout | None:
+        """The axes of what an operation made of measured values alone."""
+        from sounding.reader.shapes import MOVES, moved
+
+        known = [(item, value) for item in _tensors(args) if isinstance(value := self._known.get(id(item)), Measured)]
+        if len(outputs) != 1 or not known or known[0][1].layout is None:
+            return None
+        item, layout, shape = known[0][0], known[0][1].layout, tuple(outputs[0].shape)
+        if name in MOVES:
+            return moved(name, layout, args, shape)
+        if name == "embedding" and len(known) == 1:
+            return Layout([*layout, (self.keys.atom("position", shape[-1]),)])
+        same = all(tuple(one.shape) == shape for one, _ in known)
+        return layout if same and torch.Tag.pointwise in self.func.tags and tuple(item.shape) == shape else None
+
     def _unchanged(self, values: Any, args: Any, kwargs: Any, outputs: list[Tensor]) -> Value | None:
         """The value that an operation returned as it was (dropout at rest, a cache that was empty)."""
         if len(outputs) == 0:
@@ -172,7 +187,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if len(bases) == 1 and isinstance(base := bases.pop(), Traced) and item.is_floating_point():
             numbers = plain + tuple(n for value in values if isinstance(value, Function) for n in value.numbers)
             layout = base.layout if tuple(item.shape) == base.layout.shape else None
-            return self.recognized(Function(base, item, layout, numbers=numbers, label=reason))
+            return self.recognized(Function(base, item, layout, numbers=numbers, label=reason + self._place_words()))
         return self._unpredicted(item, values, reason)
 
     def recognized(self, function: Function) -> Value:
@@ -182,10 +197,13 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return recognize(self, function) or function
 
     def _unpredicted(self, item: Tensor, values: list[Value], reason: str = "") -> Measured:
-        reasons = [reason + (f" in {self.where!r}" if self.where else "")] if reason else []
+        reasons = [reason + self._place_words()] if reason else []
         reasons += [value.reason for value in values if isinstance(value, Measured) and value.reason]
         depends = frozenset().union(*(self.nodes_of(value) for value in values))
         return Measured(item, reasons[0] if reasons else "", depends)
+
+    def _place_words(self) -> str:
+        return f" in {self.where!r}" if self.where else ""
 
     def nodes_of(self, value: Value) -> frozenset[int]:
         """The nodes that a value was computed from."""
@@ -270,7 +288,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 view = reshape(seen.layout, tensor.shape) if seen is not None else None
                 if seen is not None and view is not None and view.roles(tensor.dim() - 1) <= {"feature"}:
                     return Traced(seen.node, view)
-                node = self.measure(value, self.guess_layout(tensor, features=features))
+                followed = value.layout if isinstance(value, Measured) else None
+                node = self.measure(value, self.guess_layout(tensor, features=features, followed=followed))
                 if tensor.is_contiguous() and last:
                     self._measured[place] = node
                 return node
@@ -294,15 +313,25 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         draft.features_array = to_canonical(tensor, layout)
         return node
 
-    def guess_layout(self, tensor: Tensor, *, features: int | None = None) -> Layout:
+    def input_layout(self, tensor: Tensor) -> Layout | None:
+        """The axes of an input: its samples, and everything else."""
+        if self.batch_axis >= tensor.dim() or tensor.shape[self.batch_axis] != self.batch_size:
+            return None
+        return Layout(
+            (self.keys.atom("sample" if axis == self.batch_axis else "position", size),)
+            for axis, size in enumerate(tensor.shape)
+        )
+
+    def guess_layout(self, tensor: Tensor, *, features: int | None = None, followed: Layout | None = None) -> Layout:
         """The meaning of a measured tensor's axes: samples first, features where the next layer takes them."""
         axes: list[tuple[Any, ...]] = [()] * tensor.dim()
         place = (tensor.dim() - 1 if features is None else features) if tensor.dim() > 1 else None
-        sample = (
-            self.batch_axis
-            if self.batch_axis < tensor.dim() and tensor.shape[self.batch_axis] == self.batch_size
-            else 0
-        )
+        if followed is not None and place is not None and followed.roles(place) <= {"position"}:
+            taken = tuple(Atom("feature", atom.key, atom.size) for atom in followed[place])
+            return followed.with_axis(place, taken)
+        fitting = [axis for axis in (self.batch_axis, *range(tensor.dim())) if axis != place and axis < tensor.dim()]
+        # torch's own attention puts positions first; where no axis has the size, the first may hold samples · positions
+        sample = next((axis for axis in fitting if tensor.shape[axis] == self.batch_size), 0)
         if tensor.dim() == 0 or sample == place:
             raise NotCovered(f"a tensor of shape {tuple(tensor.shape)} has no axis of samples")
         for axis, size in enumerate(tensor.shape):
@@ -326,7 +355,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             assert apply is not None
             try:
                 with _disable_current_modes():
-                    self._activations[label] = _by_name(apply) or resolve(_named(apply, label))
+                    self._activations[label] = as_activation(apply, label)
             except SoundingError as error:
                 raise NotCovered(f"theory cannot take {label} as an activation: {error}") from error
         return self._activations[label]
@@ -355,14 +384,6 @@ def to_canonical(tensor: Tensor, layout: Layout) -> Tensor:
     sizes, order = layout.canonical()
     points = layout.points
     return tensor.reshape(sizes).permute(order).reshape(points.samples, points.positions, layout.features)
-
-
-def as_layout(layout: Layout, shape: Any) -> Layout:
-    """The layout after a view, or the refusal."""
-    found = reshape(layout, shape)
-    if found is None:
-        raise NotCovered(f"a view as {tuple(shape)} cuts across samples, positions and features")
-    return found
 
 
 def scalar(item: Any) -> float | None:
@@ -397,27 +418,6 @@ def _constant_of(func: Any, item: Tensor, values: list[Value]) -> Constant:
 def _depends(value: Value) -> bool:
     """Whether a value depends on the inputs."""
     return not isinstance(value, Constant)
-
-
-def _by_name(function: Callable[[Tensor], Tensor]) -> Activation | None:
-    """The named activation that a function of numbers agrees with: libraries write one GELU in six ways."""
-    x = torch.linspace(-8, 8, 321, dtype=torch.float64)
-    y = function(x).numpy()
-    for name in NAMES:
-        known = resolve(name)
-        if np.allclose(known(x.numpy()), y, rtol=1e-7, atol=1e-9):
-            return known
-    slope = -float(y[0]) / 8.0
-    leaky = resolve(f"leaky_relu:{slope:.10g}") if np.isfinite(slope) and slope else None
-    return leaky if leaky is not None and np.allclose(leaky(x.numpy()), y, rtol=1e-7, atol=1e-9) else None
-
-
-def _named(function: Callable[[Tensor], Tensor], label: str) -> Callable[[Tensor], Tensor]:
-    def apply(x: Tensor) -> Tensor:
-        return function(x)
-
-    apply.__name__ = label
-    return apply
 
 
 def _place(tensor: Tensor) -> Place | None:

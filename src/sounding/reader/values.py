@@ -32,11 +32,14 @@ class Measured:
         tensor: its value.
         reason: why it is not predicted; "" for an input and what is computed from inputs alone.
         depends: the nodes it was computed from; their gradients are not predicted through it.
+        layout: which axes hold the samples, every other one called positions, as far as views and functions of single
+            numbers let it be followed; which axis holds the features is known only when a layer takes them.
     """
 
     tensor: Tensor
     reason: str = ""
     depends: frozenset[int] = frozenset()
+    layout: Layout | None = None
 
 
 @dataclass(frozen=True)
