@@ -15,7 +15,7 @@ TIERS = [
     {"errors", "files", "limits"},
     {"activations", "measures", "profile", "weights"},
     {"theory", "predict"},
-    {"chain", "probe", "reader", "data", "models"},
+    {"chain", "probe", "reader", "data", "models", "start"},
     {"repair", "train"},
     {"claims", "sweep"},
     {"plot", "figures", "report", "reproduction"},

@@ -17,7 +17,8 @@ from sounding.errors import UsageError
 from sounding.probe.reading import read
 from sounding.report import render_html, write_html
 from sounding.report.charts import fit_line, to_columns
-from sounding.report.words import CHARTS, FINDINGS, PAPERS
+from sounding.probe.kinds import page_of, pages
+from sounding.report.words import CHARTS, PAPERS
 from tolerance import TOLERANCE
 
 
@@ -57,7 +58,7 @@ def test_the_verdict_comes_first_then_findings_with_evidence_and_what_to_try():
     order = [
         "Unhealthy",
         "Representations collapse.",
-        FINDINGS["rank_collapse"],
+        page_of("rank_collapse").title,
         "Products of random layers collapse.",
         "sounding repair TARGET --method add_batchnorm",
         "make it shallower",
@@ -172,7 +173,7 @@ def test_every_finding_and_paper_has_words():
 
     from sounding.probe.records import FindingKind
 
-    assert set(FINDINGS) == set(get_args(FindingKind))
+    assert set(pages()) == set(get_args(FindingKind))
     assert set(PAPERS) == {"rank2020", "rank2020v1", "orth2021", "meanfield2019", "thesis2024"}
 
 

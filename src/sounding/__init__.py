@@ -22,6 +22,7 @@ _INDEX = {
     "predict": "sounding.predict",
     "theory": "sounding.theory",
     "weights": "sounding.weights",
+    "audit": "sounding.start",
     "check": "sounding.probe",
     "watch": "sounding.probe",
     "read": "sounding.reader",
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
     from sounding.repair.recommend import recommend as recommend
     from sounding.report import write_html as write_html
     from sounding.reproduction import reproduce as reproduce
+    from sounding.start.audit import audit as audit
     from sounding.theory.prescribe import prescribe as prescribe
     from sounding.train.monitor import Monitor as Monitor
 

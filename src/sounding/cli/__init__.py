@@ -25,6 +25,8 @@ from sounding.errors import DataError, ExitCode, NumericalError, SoundingError
 
 COMMANDS = {
     "check": ("sounding.cli.check:check", "Measure a network: does signal survive its depth, where does it die, why?"),
+    "audit": ("sounding.cli.audit:audit", "Look at a network's parameters before its first step, without data."),
+    "explain": ("sounding.cli.explain:explain", "What a kind of finding means, what to do, and when to ignore it."),
     "repair": ("sounding.cli.repair:repair", "Mend a network: try a cure, show whether it helps, write the weights."),
     "predict": ("sounding.cli.predict:predict", "What theory says about a random network, without drawing a weight."),
     "prescribe": ("sounding.cli.prescribe:prescribe", "Which eps, shift, scale, gain or weights reach a wanted depth."),

@@ -241,7 +241,8 @@ def write_finding(finding: Finding, index: int) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    place = "" if finding.layer is None else f" at {finding.layer}"
+    where = finding.parameter or finding.layer
+    place = "" if where is None else f" at {where}"
     if finding.depth is not None:
         place += f" (call {finding.depth})"
     head = Text.assemble(

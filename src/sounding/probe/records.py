@@ -22,6 +22,25 @@ FindingKind = Literal[
     "dead_units",
     "saturation",
     "non_finite",
+    "parameter_not_finite",
+    "never_written",
+    "constant_weight",
+    "zero_start",
+    "cloned_weights",
+    "odd_scale",
+    "fans_exchanged",
+    "norm_weight",
+    "large_bias",
+    "config_law",
+    "meta_law",
+    "start_loss",
+    "class_imbalance",
+    "softmax_twice",
+    "huge_signal",
+    "frozen",
+    "detached",
+    "unused",
+    "behind_zeros",
 ]
 
 
@@ -30,7 +49,7 @@ class Finding:
     """One thing that is wrong: what, how bad, where, in numbers, why, and what to try.
 
     Args:
-        kind: one of the nine kinds.
+        kind: one of the kinds that `sounding explain` describes.
         severity: "high" makes a network unhealthy; "medium" and "low" are warnings.
         layer: the name of the module where it shows first, or None when it is about the whole network.
         depth: that module's place in execution order (the `layer` column of the profile), or None.
@@ -38,6 +57,9 @@ class Finding:
         why: one sentence, with what the theory says.
         paper: the key of the paper it comes from.
         remedies: what to try, the likeliest first.
+        parameter: the name of the parameter it is about, or None.
+        expected: what a sound start has there, in words, "" where the reason says it.
+        found: what is there instead.
     """
 
     kind: FindingKind
@@ -48,6 +70,9 @@ class Finding:
     why: str
     paper: str
     remedies: tuple[str, ...]
+    parameter: str | None = None
+    expected: str = ""
+    found: str = ""
 
     @property
     def seed(self) -> str:
@@ -62,6 +87,9 @@ class Finding:
             "severity": self.severity,
             "layer": self.layer,
             "depth": self.depth,
+            "parameter": self.parameter,
+            "expected": self.expected,
+            "found": self.found,
             "evidence": dict(self.evidence),
             "why": self.why,
             "paper": self.paper,

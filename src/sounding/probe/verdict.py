@@ -46,9 +46,12 @@ def judge(profile: Profile, *, thresholds: Thresholds = THRESHOLDS) -> Verdict:
     return judge_reading(read(profile), thresholds=thresholds)
 
 
-def judge_reading(reading: Reading, *, thresholds: Thresholds = THRESHOLDS) -> Verdict:
-    """The verdict on a profile that was read already."""
+def judge_reading(
+    reading: Reading, *, beside: tuple[Finding, ...] = (), thresholds: Thresholds = THRESHOLDS
+) -> Verdict:
+    """The verdict on a profile that was read already, and on what was found beside it: in parameters and loss."""
     found = [_finite(finding) for find in FINDERS for finding in find(reading, thresholds)]
+    found += map(_finite, beside)
     findings = tuple(sorted(found, key=lambda finding: SEVERITIES[finding.severity]))
     missing = find_missing(reading)
     status: Status = "healthy" if missing is None else "not known"
@@ -137,3 +140,7 @@ def _phrase(finding: Finding, depth: int) -> str:
             return f"{share} of the units of {where} are saturated"
         case "non_finite":
             return f"NaN or infinity appears at {where}"
+        case _:
+            return (
+                f"{finding.parameter or finding.layer or 'the network'}: {finding.found}, expected {finding.expected}"
+            )

@@ -33,13 +33,13 @@ class Surveyed:
     shape_error: float
 
 
-def survey_law(weight: Tensor) -> Surveyed:
+def survey_law(weight: Tensor, *, entries: Tensor | None = None) -> Surveyed:
     """The law of a tensor's entries: mean, variance, and which shape its fourth moment and its range fit.
 
-    A mean within four standard errors of zero is taken as zero: a random matrix has such a mean by chance, and theory
+    The moments are those of `entries` where a caller has drawn some of them from a large tensor. A mean within four standard errors of zero is taken as zero: a random matrix has such a mean by chance, and theory
     would otherwise add it up over the features.
     """
-    entries = weight.detach().double().flatten()
+    entries = (weight if entries is None else entries).detach().double().flatten()
     count = entries.numel()
     if count == 0 or not bool(torch.isfinite(entries).all()):
         return Surveyed(Law(math.nan, shape="other"), math.nan, math.nan)
@@ -80,9 +80,9 @@ def _shape(centred: Tensor, kurtosis: float) -> tuple[str, float]:
 
 def _is_orthogonal(weight: Tensor) -> bool:
     """Whether the rows or the columns of a matrix, whichever are fewer, are orthogonal and of one length."""
-    wide = weight.detach().double()
+    wide = weight.detach()
     wide = wide if wide.shape[0] <= wide.shape[1] else wide.T
-    some = wide[: min(len(wide), 64)]
+    some = wide[: min(len(wide), 64)].double()
     if len(some) < 2:
         return False
     gram = some @ some.T

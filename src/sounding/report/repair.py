@@ -11,7 +11,7 @@ from sounding.repair.changes import Changes
 from sounding.repair.evidence import Evidence, tell
 from sounding.repair.plan import Plan
 from sounding.report.document import render_html, write_html
-from sounding.report.words import FINDINGS
+from sounding.probe.kinds import page_of
 
 
 def write_repair_html(plan: Plan, path: str | Path) -> Path:
@@ -64,7 +64,7 @@ def _write_outcome(evidence: Evidence) -> str:
 
 def _items(findings: Iterable[Finding]) -> Iterable[str]:
     for finding in findings:
-        title = FINDINGS.get(finding.kind, finding.kind)
+        title = page_of(finding.kind).title
         yield f"<li>{escape(title)} ({escape(finding.severity)}): {escape(finding.why)}</li>"
 
 

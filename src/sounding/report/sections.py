@@ -10,10 +10,11 @@ from typing import Any
 
 from sounding import __version__
 from sounding.probe.findings.collapse import share_outside
+from sounding.probe.kinds import page_of
 from sounding.probe.reading import Reading, read
 from sounding.probe.records import Finding, Report
 from sounding.profile import Estimate
-from sounding.report.words import EVIDENCE, FINDINGS, PAPERS
+from sounding.report.words import EVIDENCE, PAPERS
 
 Reports = Mapping[str, Report]
 
@@ -87,9 +88,10 @@ def write_findings(reports: Reports) -> str:
 
 def _write_finding(finding: Finding) -> str:
     place = ""
-    if finding.layer is not None:
+    where = finding.parameter or finding.layer
+    if where is not None:
         call = "" if finding.depth is None else f" · call {finding.depth}"
-        place = f'<p class="place">at <code>{escape(finding.layer)}</code>{call}</p>'
+        place = f'<p class="place">at <code>{escape(where)}</code>{call}</p>'
     rows = "".join(
         f"<tr><th scope=row>{escape(EVIDENCE.get(key, key.replace('_', ' ')))}</th>"
         f"<td>{escape(write_number(value))}</td></tr>"
@@ -97,7 +99,7 @@ def _write_finding(finding: Finding) -> str:
     )
     numbers = f"<details><summary>Evidence in numbers</summary><table>{rows}</table></details>" if rows else ""
     remedies = "".join(f"<li>{_write_remedy(remedy)}</li>" for remedy in finding.remedies)
-    title = FINDINGS.get(finding.kind, finding.kind)
+    title = page_of(finding.kind).title
     return (
         f'<article class="finding {finding.severity}"><header><h4>{escape(title)}</h4>'
         f'<span class="severity">{finding.severity} severity</span></header>{place}'

@@ -129,18 +129,6 @@ CHARTS = (
     ),
 )
 
-FINDINGS = {
-    "rank_collapse": "Representations collapse",
-    "gradient_explosion": "Gradients explode",
-    "gradient_vanishing": "Gradients vanish",
-    "gradient_alignment": "All samples ask for the same update",
-    "degenerate_batch": "The batch is degenerate",
-    "batch_too_small": "The batch is too small",
-    "dead_units": "Units are dead",
-    "saturation": "Units are saturated",
-    "non_finite": "NaN or infinity appears",
-}
-
 EVIDENCE = {
     "growth": "factor per weight layer",
     "growth_low": "… at least (95%)",

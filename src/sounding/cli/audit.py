@@ -1,0 +1,103 @@
+"""`sounding audit`: the parameters of a network before its first step, without data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from sounding.cli.output import SEED, console, despite_a_closed_pipe, print_json, working
+from sounding.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from sounding.start import Audit
+
+
+@click.command()
+@click.argument("target")
+@click.option("--compare", metavar="FACTORY", help="Build FACTORY eagerly and through the meta device, compare laws.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the weights a callable draws.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; prose goes to stderr.")
+@click.option("--quiet", "-q", is_flag=True, help="Only the verdict.")
+@click.pass_context
+def audit(ctx: click.Context, target: str, compare: str | None, seed: int, as_json: bool, quiet: bool) -> None:
+    """Look at every parameter of a network before its first step: its law, its siblings, what is wrong.
+
+    TARGET is as for `sounding check`. With --compare FACTORY, a callable without arguments that makes a network (often
+    TARGET itself), the network is built a second time through the meta device and its own initialization.
+
+    \b
+    Exit codes: 0 nothing of high severity, 1 a finding of high severity, 2 wrong usage or a target that fails.
+    """
+    results = {target: _audit(target, seed, quiet=quiet)}
+    if compare is not None:
+        results[f"{compare} through the meta device"] = _compare(compare, seed)
+    worst = next((one for one in results.values() if one.status == "unhealthy"), results[target])
+    with despite_a_closed_pipe():
+        if as_json:
+            print_json(
+                {"target": target, **worst.to_dict(), "audits": {name: one.to_dict() for name, one in results.items()}}
+            )
+        prose = console(stderr=as_json, quiet=quiet and as_json)
+        for name, one in results.items():
+            _print(one, prose, title=name, quiet=quiet)
+    ctx.exit(ExitCode.of(worst.status))
+
+
+def _audit(target: str, seed: int, *, quiet: bool) -> Audit:
+    import torch
+
+    from sounding.cli.target import load_target
+    from sounding.start.audit import audit as audit_network
+
+    with working(f"looking at {target}", quiet=quiet), torch.random.fork_rng():
+        # the command line is the edge: here, and nowhere in the library, a seed is set
+        torch.manual_seed(seed)
+        return audit_network(load_target(target))
+
+
+def _compare(factory: str, seed: int) -> Audit:
+    import torch
+    from torch import nn
+
+    from sounding.cli.target import load_object, load_target
+    from sounding.models import is_spec
+    from sounding.start.compare import compare_paths
+
+    if not is_spec(factory) and isinstance(load_object(factory), nn.Module):
+        raise UsageError(f"expected {factory} to be a callable that makes a network, got a network")
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return compare_paths(lambda: load_target(factory))
+
+
+def _print(result: Audit, prose: Console, *, title: str, quiet: bool) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from sounding.cli.numbers import write_number
+    from sounding.cli.table import COLORS, shorten, write_finding
+
+    worst = result.findings[0].severity if result.findings else None
+    mark = {"healthy": "✓", "unhealthy": "✗", "not known": "?"}[result.status]
+    if not quiet:
+        prose.print(Text(title, style="bold underline"))
+    prose.print(Text.assemble((f"{mark} ", COLORS[worst] if worst else "green"), (result.summary, "bold")))
+    if quiet:
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
+    for heading in ("parameters", "kind", "how many", "size", "scale", "law"):
+        table.add_column(heading, no_wrap=True, justify="left" if heading in ("parameters", "kind", "law") else "right")
+    for place in result.places:
+        low, high = (write_number(value) for value in place.scale)
+        scale = low if low == high else f"{low} … {high}"
+        table.add_row(Text(shorten(place.name, 40)), place.kind, str(place.count), str(place.size), scale, place.law)
+    prose.print()
+    prose.print(table)
+    prose.print(Text("scale: root mean square of the entries; law: the known law that it fits.", style="dim"))
+    for index, finding in enumerate(result.findings, start=1):
+        prose.print()
+        prose.print(write_finding(finding, index))

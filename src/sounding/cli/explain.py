@@ -1,0 +1,25 @@
+"""`sounding explain`: the page of a kind of finding."""
+
+from __future__ import annotations
+
+import click
+
+from sounding.cli.output import print_json, say
+
+
+@click.command()
+@click.argument("kind", required=False)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def explain(kind: str | None, as_json: bool) -> None:
+    """Print what a KIND of finding means, where it was seen, what to do and when to ignore it; all kinds without it."""
+    from sounding.probe.kinds import page_of, pages
+
+    chosen = [page_of(kind)] if kind is not None else list(pages().values())
+    if as_json:
+        print_json({"kinds": [vars(page) for page in chosen]})
+    elif kind is None:
+        width = max(len(page.kind) for page in chosen)
+        say("\n".join(f"{page.kind:<{width}}  {page.title}" for page in chosen))
+    else:
+        page = chosen[0]
+        say(f"{page.kind}: {page.title}\n\n{page.text.replace('**', '')}")

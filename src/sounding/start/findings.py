@@ -1,0 +1,366 @@
+"""What is wrong with a parameter before the first step, read from its values alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from statistics import median
+
+import torch
+
+from sounding.probe.records import Finding, FindingKind, Severity
+from sounding.start.laws import configured_scale, known_laws, name_law
+from sounding.start.parameters import SURE, WEIGHTS, Parameter, Start
+
+# A scale is odd from a factor of 3 on: laws in use for one fan differ by √6 (PyTorch's default and He), and siblings
+# drawn by one law differ by their sampling error alone.
+FACTOR = 3.0
+FAR = 10.0  # a warning of medium severity; docs/audit.md has the trainings
+# A drawn weight has no entry below float32's normal range (1.2e-38): one in 10^36 would. Memory that nobody wrote does.
+DENORMAL = 1.2e-38
+WILD = 1e6  # the largest entry over the median one: 5 for a Gaussian, 40 for the heaviest law in use
+LEAST = 16  # entries below which a law cannot be told from chance
+DROWNED = 0.5  # the share of a layer's output that its bias may be before it is named
+DRAWN = ("gaussian", "uniform", "truncated", "orthogonal")
+Finder = Callable[[Start], Iterator[Finding]]
+
+
+def find_all(start: Start) -> tuple[Finding, ...]:
+    """Every finding about the parameters; the first kind that explains a parameter is the only one for it."""
+    found: list[Finding] = []
+    told: set[str] = set()
+    for finder in FINDERS:
+        for finding in finder(start):
+            if finding.parameter not in told:
+                found.append(finding)
+        told |= {finding.parameter for finding in found if finding.parameter is not None}
+    return tuple(found)
+
+
+def make_finding(
+    kind: FindingKind,
+    severity: Severity,
+    parameter: Parameter,
+    *,
+    expected: str,
+    found: str,
+    why: str,
+    remedies: tuple[str, ...],
+    evidence: Mapping[str, float] | None = None,
+) -> Finding:
+    """A finding about one parameter."""
+    return Finding(
+        kind, severity, parameter.layer or None, None, dict(evidence or {}), why, "", remedies,
+        parameter=parameter.name, expected=expected, found=found,
+    )  # fmt: skip
+
+
+def find_not_finite(start: Start) -> Iterator[Finding]:
+    """Parameters with NaN or infinity; where denormal numbers stand beside them, they were never written."""
+    for one in start.parameters:
+        if one.finite:
+            continue
+        share = 1 - float(torch.isfinite(one.tensor).float().mean())
+        yield make_finding(
+            "parameter_not_finite", "high", one, expected="numbers", found=f"{share:.2%} NaN or infinite",
+            why=f"{share:.2%} of the entries of {one.name} are NaN or infinite, so every output that passes it is. "
+            "Memory that was reserved and never written often looks like this.",
+            remedies=("initialize it; after to_empty call the model's own initialization",),
+            evidence={"share": share},
+        )  # fmt: skip
+
+
+def find_never_written(start: Start) -> Iterator[Finding]:
+    """Memory of `torch.empty`: denormal numbers, or a spread that no law has."""
+    for one in start.parameters:
+        if one.constant or not one.finite or one.entries < LEAST or one.kind == "vector":
+            continue
+        sizes = one.sample.abs().double()
+        denormal = float(((sizes > 0) & (sizes < DENORMAL)).double().mean())
+        middle = float(sizes[sizes > 0].median()) if bool((sizes > 0).any()) else 0.0
+        wild = max(abs(one.low), abs(one.high)) / middle if middle else 1.0
+        if denormal <= 0.01 and wild <= WILD:
+            continue
+        sure = "nearly certain" if denormal > 0.01 and wild > WILD else "very likely"
+        yield make_finding(
+            "never_written", "high" if wild > WILD or denormal > 0.5 else "medium", one,
+            expected="entries of one size", found=f"{denormal:.0%} denormal, largest {wild:.0e} times the median",
+            why=f"It is {sure} that {one.name} was reserved and never written: {denormal:.0%} of its entries lie below "
+            f"the normal range of float32, and the largest is {wild:.0e} times the median. What it holds changes from "
+            "run to run.",
+            remedies=("initialize it; after to_empty call the model's own initialization",
+                      "sounding audit TARGET --compare TARGET: build it through the meta device and compare"),
+            evidence={"denormal_share": denormal, "largest_over_median": wild},
+        )  # fmt: skip
+
+
+def find_constant(start: Start) -> Iterator[Finding]:
+    """Weights that are all zero or all equal, where siblings or the kind of layer are not."""
+    matrices = [one for one in start.parameters if one.kind in ("linear", "convolution")]
+    dead = len(matrices) > 1 and all(one.constant and one.low == 0 for one in matrices)
+    for members in start.groups.values():
+        flat = [one for one in members if one.kind in WEIGHTS and one.constant and one.tensor.numel() > LEAST]
+        if not flat:
+            continue
+        zero = [one for one in flat if one.low == 0 and one.kind != "matrix"]
+        equal = [one for one in flat if one.low != 0]
+        practice = not dead and (len(zero) == len(members) or zero == [start.last])
+        if zero and practice:
+            yield _zero_start(zero, start)
+        elif zero:
+            yield make_finding(
+                "constant_weight", "high" if dead else "medium", zero[0],
+                expected="random entries, as its siblings have", found="zero everywhere",
+                why=f"{_name(zero)} {'is' if len(zero) == 1 else 'are'} zero everywhere"
+                + (", as every matrix of the network is: no signal passes and nothing is learned." if dead else
+                   f", where {len(members) - len(zero)} at the same place of other blocks are not."),
+                remedies=("draw it as its siblings are drawn",), evidence={"parameters": len(zero)},
+            )  # fmt: skip
+        if equal:
+            yield make_finding(
+                "constant_weight", "high" if equal[0].kind != "matrix" else "low", equal[0],
+                expected="random entries", found=f"{equal[0].low:.4g} everywhere",
+                why=f"Every entry of {_name(equal)} is the same, so all of its units compute the same thing and get "
+                "the same gradient: the layer is as wide as one unit.",
+                remedies=("draw it at random",), evidence={"parameters": len(equal), "value": equal[0].low},
+            )  # fmt: skip
+
+
+def _zero_start(zero: list[Parameter], start: Start) -> Finding:
+    name = zero[0].name.lower()
+    if "lora" in name:
+        practice = "LoRA starts its second factor at zero, so that the adapted network is the original one"
+    elif "ada" in name or "modulation" in name:
+        practice = "DiT starts the layers that modulate its norms at zero (adaLN-zero), so that each block is empty"
+    elif zero == [start.last]:
+        practice = "an output that starts at zero gives every class the same probability"
+    else:
+        practice = "residual branches that end in zero start as the identity (Fixup, zero-init residual, ControlNet)"
+    return make_finding(
+        "zero_start", "low", zero[0], expected="random entries or, by this practice, zero", found="zero everywhere",
+        why=f"{_name(zero)} {'starts' if len(zero) == 1 else 'start'} at zero, all of that place: {practice}. What "
+        "stands before it gets its first gradient after the first step.",
+        remedies=("nothing, if that is meant",), evidence={"parameters": len(zero)},
+    )  # fmt: skip
+
+
+def find_clones(start: Start) -> Iterator[Finding]:
+    """Random weights that are equal to others, entry by entry, and not tied to them; one finding for all."""
+    seen: dict[object, list[Parameter]] = {}
+    for one in start.parameters:
+        # raw matrices may hold a fixed pattern, which every layer has by right
+        drawn = one.kind in WEIGHTS and (one.kind != "matrix" or one.law.shape in DRAWN)
+        if drawn and not one.constant and one.finite and one.tensor.numel() >= LEAST:
+            key = (one.tensor.shape, one.tensor.dtype, one.low, one.high, float(one.sample.double().sum()))
+            seen.setdefault(key, []).append(one)
+    copies, groups = [], set()
+    for first, *others in seen.values():
+        equal = [one for one in others if torch.equal(one.tensor, first.tensor)]
+        copies += [(one, first) for one in equal]
+        groups |= {one.group for one in equal}
+    if copies:
+        one, first = copies[0]
+        yield make_finding(
+            "cloned_weights", "medium", one, expected="a draw of its own", found=f"equal to {first.name}",
+            why=f"{len(copies)} weights at {len(groups)} places start equal to others, entry by entry, and are not tied "
+            f"to them: {one.name} is {first.name}. Layers made by copying one that was initialized do this, "
+            "nn.TransformerEncoder among them; theory and common practice expect independent draws.",
+            remedies=("initialize every layer again: for p in model.parameters(): if p.dim() > 1: xavier_uniform_(p)",),
+            evidence={"copies": len(copies), "places": len(groups)},
+        )  # fmt: skip
+
+
+def find_odd_scales(start: Start) -> Iterator[Finding]:
+    """Weights whose scale is far from that of their siblings, or from every known law of their kind."""
+    for members in start.groups.values():
+        drawn = [one for one in members if one.kind in WEIGHTS and one.scale > 0 and one.entries >= LEAST]
+        odd = [(one, _off_siblings(one, drawn)) for one in drawn]
+        outliers = [(one, factor) for one, factor in odd if factor >= FACTOR]
+        if outliers and 4 * len(outliers) <= len(drawn):
+            one, factor = max(outliers, key=lambda item: item[1])
+            usual = median(other.scale for other in drawn)
+            yield _odd(one, factor, usual, f"as its {len(drawn) - 1} siblings have", len(outliers))
+            continue
+        worst = max(drawn, key=lambda one: _off_laws(one, start), default=None)
+        factor = _off_laws(worst, start) if worst is not None else 0.0
+        if worst is not None and factor >= FACTOR:
+            laws = _laws_of(worst, start)
+            closest = min(laws, key=lambda name: abs(math.log(worst.scale / laws[name])))
+            yield _odd(worst, factor, laws[closest], f"which is {closest}, the closest known law", len(drawn))
+
+
+def _odd(one: Parameter, factor: float, usual: float, source: str, count: int) -> Finding:
+    size, expected = "large" if one.scale > usual else "small", f"{usual:.3g}, {source}"
+    tied = (
+        f" It is also the output: behind a norm its logits have a standard deviation of {one.scale * one.fan_in**0.5:.3g}."
+        if one.head
+        else ""
+    )
+    return make_finding(
+        "odd_scale", "medium" if factor >= FAR else "low", one, expected=f"a standard deviation of {expected}",
+        found=f"{one.scale:.3g}",
+        why=f"The standard deviation of {one.name} is {one.scale:.3g}, {factor:.3g} times too {size}: expected "
+        f"{expected}.{tied}",
+        remedies=("draw it by the law of its siblings or of its kind",),
+        evidence={"standard_deviation": one.scale, "factor": factor, "parameters": count},
+    )  # fmt: skip
+
+
+def _off_siblings(one: Parameter, drawn: list[Parameter]) -> float:
+    """The factor between a scale and its siblings', 1 where their own spread or their fans explain it."""
+    if len(drawn) < 4:
+        return 1.0
+    factors = []
+    # laws go with 1/√fan_in, 1/√fan_out or no fan; siblings of other widths may follow any of them
+    for power_in, power_out in ((0.0, 0.0), (0.5, 0.0), (0.0, 0.5)):
+        logs = [
+            math.log(other.scale * max(other.fan_in, 1) ** power_in * max(other.fan_out, 1) ** power_out)
+            for other in drawn
+        ]
+        own = logs[drawn.index(one)]
+        middle = median(logs)
+        spread = 1.5 * median(abs(value - middle) for value in logs)
+        off = abs(own - middle)
+        factors.append(math.exp(off) if off > 6 * spread + SURE * one.error else 1.0)
+    return min(factors)
+
+
+def _off_laws(one: Parameter, start: Start) -> float:
+    """The factor by which a scale lies outside of all known laws of its kind; raw matrices have none."""
+    if one.kind == "matrix":
+        return 1.0
+    laws = _laws_of(one, start).values()
+    return max(one.scale / max(laws), min(laws) / one.scale) * (1 - SURE * min(one.error, 0.2))
+
+
+def _laws_of(one: Parameter, start: Start) -> dict[str, float]:
+    laws = known_laws(one, start)
+    if one.head and getattr(start.config, "initializer_factor", None) is None:
+        # it is the output, too, where an embedding's normal law makes logits of √width
+        laws = {name: scale for name, scale in laws.items() if not name.startswith("normal")}
+    return laws
+
+
+def find_exchanged(start: Start) -> Iterator[Finding]:
+    """Scales of 1/√fan_out where the others of the kind have 1/√fan_in, in layers where the two differ."""
+    gains = {"He": 2.0, "LeCun": 1.0, "PyTorch's default": 1 / 3}
+    linear = [one for one in start.parameters if one.kind == "linear" and one.scale > 0 and one.entries >= LEAST]
+    clear = [one for one in linear if max(one.fan_in, one.fan_out) >= 2 * min(one.fan_in, one.fan_out)]
+    for name, gain in gains.items():
+        right = [one for one in linear if one.fits(math.sqrt(gain / one.fan_in))]
+        wrong = [
+            one for one in clear if one.fits(math.sqrt(gain / one.fan_out))
+            and (not name_law(one, start) or (name_law(one, start) == "He by fan_out" and name == "He"))
+        ]  # fmt: skip
+        if wrong and (len(right) > len(wrong) or name != "He"):
+            one = wrong[0]
+            others = f", as {len(right)} others of the network have" if right else ""
+            yield make_finding(
+                "fans_exchanged", "medium", one,
+                expected=f"{math.sqrt(gain / one.fan_in):.3g} by its fan_in of {one.fan_in} ({name}){others}",
+                found=f"{one.scale:.3g}, which is {name} by its fan_out of {one.fan_out}",
+                why=f"{_name(wrong)} has the scale of its transpose: {one.scale:.3g} belongs to a fan_in of "
+                f"{one.fan_out}, and its fan_in is {one.fan_in}, so its outputs are {one.fan_in / one.fan_out:.3g} "
+                "times as large (variance) as the law means.",
+                remedies=("a linear layer holds its weight as (outputs, inputs): draw it with mode='fan_in'",),
+                evidence={"fan_in": one.fan_in, "fan_out": one.fan_out, "parameters": len(wrong)},
+            )  # fmt: skip
+
+
+def find_norm_weights(start: Start) -> Iterator[Finding]:
+    """Scales of norms that are not one, and how much that matters."""
+    for members in start.groups.values():
+        norms = [one for one in members if one.kind == "norm weight" and one.finite]
+        zero = [one for one in norms if one.scale == 0]
+        if zero and len(zero) == len(norms):
+            # a class that multiplies by 1 + weight (Gemma) starts all of its norms at zero
+            every = all(one.scale == 0 for one in start.parameters if one.kind == "norm weight")
+            if not every:
+                yield _zero_start(zero, start)
+            continue
+        odd = [one for one in norms if abs(one.scale - 1) > 0.1]
+        if odd:
+            one = max(odd, key=lambda item: abs(math.log(max(item.scale, 1e-6))))
+            far = not 1 / FAR < one.scale < FAR
+            yield make_finding(
+                "norm_weight", "medium" if far else "low", one, expected="1", found=f"{one.scale:.4g}",
+                why=f"The scale of the norm {one.layer!r} has a root mean square of {one.scale:.4g} where 1 is usual: "
+                f"what leaves it is {one.scale**2:.3g} times as large (mean square), {_number(len(odd))} of "
+                f"{len(norms)} norms at this place.",
+                remedies=("torch.nn.init.ones_ on it, unless that is meant",),
+                evidence={"scale": one.scale, "parameters": len(odd)},
+            )  # fmt: skip
+
+
+def find_biases(start: Start) -> Iterator[Finding]:
+    """Biases that are a large part of what their layer gives out."""
+    by_layer = {one.layer: one for one in start.parameters if one.kind in ("linear", "convolution")}
+    for members in start.groups.values():
+        worst, most, shares = None, 0.0, []
+        for one in members:
+            weight = by_layer.get(one.layer)
+            if one.kind != "bias" or weight is None or not one.finite or not weight.finite or weight.scale == 0:
+                continue
+            shares.append(share := one.scale**2 / (one.scale**2 + weight.fan_in * weight.scale**2))
+            usual = max(abs(one.low), abs(one.high)) <= 1.001 * weight.fan_in**-0.5  # PyTorch's default ends there
+            if share > max(most, DROWNED) and not usual:
+                worst, most = one, share
+        if worst is not None:
+            # where all siblings have it, it is meant: Mamba's step sizes are biases of 5
+            alone = len(shares) == 1 or median(shares) < DROWNED
+            yield make_finding(
+                "large_bias", "medium" if most > 0.9 and alone else "low", worst, expected="0, or PyTorch's 1/√fan_in at most",
+                found=f"a root mean square of {worst.scale:.3g}",
+                why=f"For inputs of size one, {most:.0%} of the mean square that {worst.layer!r} gives out is its bias "
+                f"({worst.scale:.3g}): it is the same for every sample, so samples look more alike behind it.",
+                remedies=("torch.nn.init.zeros_ on it, unless it encodes something (class frequencies, gates)",),
+                evidence={"share": most, "bias": worst.scale},
+            )  # fmt: skip
+
+
+def find_config_law(start: Start) -> Iterator[Finding]:
+    """Weights whose scale is not the one that the network's configuration says."""
+    scale = configured_scale(start.config)
+    if scale is None:
+        return
+    depth = math.sqrt(2 * start.blocks)
+    asked = (scale, scale / depth, scale / math.sqrt(start.blocks))
+    for members in start.groups.values():
+        off = [
+            one for one in members
+            if one.kind in ("linear", "embedding", "convolution") and one.scale > 0 and one.entries >= 256
+            and min(abs(math.log(one.scale / value)) for value in asked) > SURE * one.error + 0.15
+        ]  # fmt: skip
+        if off:
+            one = off[0]
+            named = name_law(one, start)
+            yield make_finding(
+                "config_law", "low", one, expected=f"{scale:.3g}, the configuration's", found=f"{one.scale:.3g}"
+                + (f" ({named})" if named else ""),
+                why=f"The configuration asks for a standard deviation of {scale:.3g}; {_name(off)} has {one.scale:.3g}"
+                + (f", which is {named}." if named else "."),
+                remedies=("look whether the library's initialization reaches this layer",),
+                evidence={"configured": scale, "standard_deviation": one.scale, "parameters": len(off)},
+            )  # fmt: skip
+
+
+def _name(parameters: list[Parameter]) -> str:
+    more = f" and {len(parameters) - 1} more at the same place" if len(parameters) > 1 else ""
+    return f"{parameters[0].name}{more}"
+
+
+def _number(count: int) -> str:
+    return "one" if count == 1 else str(count)
+
+
+FINDERS: tuple[Finder, ...] = (
+    find_not_finite,
+    find_never_written,
+    find_constant,
+    find_clones,
+    find_exchanged,
+    find_odd_scales,
+    find_norm_weights,
+    find_biases,
+    find_config_law,
+)

@@ -1,0 +1,65 @@
+"""The scales that people draw weights with, by name."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from sounding.start.parameters import Parameter, Start
+
+# the attributes under which libraries keep the standard deviation that weights are drawn with
+CONFIGURED = ("initializer_range", "init_std", "initializer_std")
+
+
+def configured_scale(config: Any) -> float | None:
+    """The standard deviation that the network's configuration asks for, or None."""
+    for name in CONFIGURED:
+        value = getattr(config, name, None)
+        if isinstance(value, float | int) and 0 < value < math.inf:
+            return float(value)
+    return None
+
+
+def known_laws(parameter: Parameter, start: Start) -> dict[str, float]:
+    """Standard deviations by name for a parameter of this kind and these fans, the commonest first.
+
+    Depth L enters as the number of repeated blocks. DeepNorm's factor is that of a decoder, (8L)^(-1/4); the one of an
+    encoder with a decoder lies beside it within the width of the rules that use these laws.
+    """
+    fan_in, fan_out, depth = max(parameter.fan_in, 1), max(parameter.fan_out, 1), start.blocks
+    residual = math.sqrt(2 * depth)
+    laws = {"0.02": 0.02, "0.02/√(2L)": 0.02 / residual}
+    scale = configured_scale(start.config)
+    if scale is not None:
+        laws |= {"the configuration's": scale, "the configuration's/√(2L)": scale / residual}
+    if parameter.kind == "embedding":
+        # the factor of T5 multiplies its normal law of 1
+        factor = getattr(start.config, "initializer_factor", 1.0)
+        return laws | {"normal": 1.0, "normal times the configuration's factor": factor, "1/√width": fan_in**-0.5}
+    xavier = math.sqrt(2 / (fan_in + fan_out))
+    laws |= {
+        "PyTorch's default": (3 * fan_in) ** -0.5,
+        "He": math.sqrt(2 / fan_in),
+        "LeCun": fan_in**-0.5,
+        "Xavier": xavier,
+        "He by fan_out": math.sqrt(2 / fan_out),
+        "Xavier with DeepNorm": xavier * (8 * depth) ** -0.25,
+        "LeCun/√L": (fan_in * depth) ** -0.5,
+        "Xavier of gain 5/3": 5 / 3 * xavier,
+        "orthogonal": max(fan_in, fan_out) ** -0.5,
+        "orthogonal of gain √2": math.sqrt(2 / max(fan_in, fan_out)),
+        "small (√(2/5d))": math.sqrt(0.4 / fan_in),
+    }
+    if parameter.kind == "recurrent":
+        hidden = parameter.fan_in if "hh" in parameter.name.rpartition(".")[2] else max(parameter.fan_out // 4, 1)
+        laws["PyTorch's default"] = (3 * hidden) ** -0.5
+    return laws
+
+
+def name_law(parameter: Parameter, start: Start) -> str:
+    """The first of the known laws that a parameter's scale fits, or "" where none does: small matrices fit several."""
+    if parameter.scale == 0 or not math.isfinite(parameter.scale):
+        return ""
+    if parameter.law.shape == "orthogonal":
+        return "orthogonal"
+    return next((name for name, scale in known_laws(parameter, start).items() if parameter.fits(scale)), "")

@@ -1,0 +1,211 @@
+"""Every parameter of a network with its role, its siblings and the law of its entries."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from sounding.probe.calls import named_modules, named_parameters
+from sounding.probe.parts import is_distributed
+from sounding.reader.laws import survey_law
+from sounding.theory.signal.description import Law
+
+# A standard deviation of 16 384 entries is known to 0.6%; more of them would cost time and settle nothing.
+SAMPLED = 16_384
+SURE = 4.0  # standard errors
+SLACK = 0.03  # what a law may be off by rounding of its constant, beside the sampling error
+WEIGHTS = ("linear", "convolution", "recurrent", "embedding", "matrix")
+TOKENS = re.compile(r"embed|token|pos|cls|query|latent", re.IGNORECASE)
+NUMBER = re.compile(r"(?<![^._])\d+(?![^._])")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter as the audit sees it.
+
+    Args:
+        name: its full name; a tied one has its first.
+        layer: the name of the module that holds it.
+        kind: "linear", "convolution", "recurrent", "embedding", "matrix", "norm weight", "norm bias", "bias", "vector".
+        fan_in: how many inputs add up in one output, 0 where the kind has none.
+        fan_out: how many outputs one input reaches, 0 where the kind has none.
+        tensor: its values.
+        law: the law of its entries, from at most 16 384 of them.
+        low: the least entry of all, NaN where one is NaN.
+        high: the largest entry of all.
+        entries: how many entries the law was taken from.
+        sample: these entries.
+        uses: how many places of the network hold this very parameter.
+        head: whether a tied embedding is also the network's output.
+    """
+
+    name: str
+    layer: str
+    kind: str
+    fan_in: int
+    fan_out: int
+    tensor: Tensor = field(repr=False, compare=False)
+    law: Law
+    low: float
+    high: float
+    entries: int
+    sample: Tensor = field(repr=False, compare=False)
+    uses: int = 1
+    head: bool = False
+
+    @property
+    def group(self) -> str:
+        """The name with its numbers left open, which siblings in a repeated structure share."""
+        return NUMBER.sub("*", self.name)
+
+    @property
+    def finite(self) -> bool:
+        """Whether every entry is a number."""
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+    @property
+    def constant(self) -> bool:
+        """Whether all entries are equal."""
+        return self.low == self.high
+
+    @property
+    def scale(self) -> float:
+        """The root mean square of the entries."""
+        return math.sqrt(self.law.second_moment)
+
+    @property
+    def error(self) -> float:
+        """The relative standard error of the scale, from the fourth moment."""
+        return math.sqrt(max(self.law.kurtosis - 1, 0.1) / (4 * max(self.entries, 1)))
+
+    def fits(self, scale: float) -> bool:
+        """Whether the scale is this one, up to chance and rounding."""
+        return self.scale > 0 and abs(math.log(self.scale / scale)) < SURE * self.error + SLACK
+
+
+@dataclass(frozen=True)
+class Start:
+    """A network's parameters as they stand before the first step, and what its configuration says of them."""
+
+    parameters: tuple[Parameter, ...]
+    config: Any = None
+
+    @cached_property
+    def groups(self) -> dict[tuple[str, str], list[Parameter]]:
+        """Siblings by the name with its numbers left open, and the kind."""
+        found: dict[tuple[str, str], list[Parameter]] = {}
+        for parameter in self.parameters:
+            found.setdefault((parameter.group, parameter.kind), []).append(parameter)
+        return found
+
+    def siblings(self, parameter: Parameter) -> list[Parameter]:
+        """The others at the same place of a repeated structure."""
+        return [other for other in self.groups[parameter.group, parameter.kind] if other is not parameter]
+
+    @cached_property
+    def blocks(self) -> int:
+        """How often the most repeated structure occurs, at least once."""
+        counts = Counter(p.group for p in self.parameters if p.kind in ("linear", "convolution"))
+        return max([*counts.values(), 1])
+
+    @cached_property
+    def last(self) -> Parameter | None:
+        """The last matrix of the network, in the order in which it was written: mostly its output."""
+        return next((p for p in reversed(self.parameters) if p.kind in ("linear", "convolution")), None)
+
+
+def take_stock(root: nn.Module) -> Start:
+    """Every floating-point parameter that has values, surveyed."""
+    modules = dict(named_modules(root))
+    owners: dict[int, list[nn.Module]] = {}
+    for module in modules.values():
+        for held in module._parameters.values():
+            if held is not None:
+                owners.setdefault(id(held), []).append(module)
+    found = tuple(_survey_all(named_parameters(root), modules, owners))
+    configs = (getattr(module, "config", None) for module in modules.values())
+    return Start(found, next((config for config in configs if config is not None), None))
+
+
+def _survey_all(
+    named: list[tuple[str, nn.Parameter]], modules: dict[str, nn.Module], owners: dict[int, list[nn.Module]]
+) -> Iterator[Parameter]:
+    for name, parameter in named:
+        if is_lazy(parameter) or parameter.is_meta or not parameter.is_floating_point():
+            continue
+        tensor = parameter.detach()
+        if is_distributed(tensor):
+            whole: Any = tensor
+            tensor = whole.to_local()  # one process looks at its own part, which has the same law
+        if tensor.numel() == 0 or tensor.layout is not torch.strided or tensor.element_size() < 2:
+            continue
+        layer, _, key = name.rpartition(".")
+        holders = owners.get(id(parameter), [])
+        owner = modules.get(layer) or (holders[0] if holders else None)
+        kind = _kind(owner, key, tensor)
+        fan_in, fan_out = _fans(owner, kind, tensor)
+        low, high = (float(value) for value in torch.aminmax(tensor))
+        sample = sample_entries(tensor)
+        law = survey_law(tensor, entries=sample).law
+        head = kind == "embedding" and any(_is_linear(holder) for holder in holders)
+        yield Parameter(
+            name, layer, kind, fan_in, fan_out, tensor, law, low, high, sample.numel(), sample,
+            uses=max(len(holders), 1), head=head,
+        )  # fmt: skip
+
+
+def sample_entries(tensor: Tensor) -> Tensor:
+    """At most about 16 384 entries, spread over all rows and columns."""
+    flat = tensor.reshape(-1)
+    step = max(flat.numel() // SAMPLED, 1)
+    row = tensor.shape[-1] if tensor.dim() else 1
+    while step > 1 and math.gcd(step, row) != 1:  # else some columns would never be seen
+        step += 1
+    return flat[::step]
+
+
+def _is_linear(module: nn.Module | None) -> bool:
+    return isinstance(module, nn.Linear) or hasattr(module, "out_features") or _is_transposed(module)
+
+
+def _is_transposed(module: nn.Module | None) -> bool:
+    """Whether a linear layer holds its weight as (inputs, outputs), as the Conv1D of GPT-2 does."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+
+
+def _kind(owner: nn.Module | None, key: str, tensor: Tensor) -> str:
+    long = sum(size > 1 for size in tensor.shape) > 1
+    normalizes = "Norm" in type(owner).__name__
+    if "bias" in key.lower():
+        return "norm bias" if normalizes else "bias"
+    if normalizes and key in ("weight", "gamma", "scale", "beta"):
+        return "norm bias" if key == "beta" else "norm weight"
+    if isinstance(owner, nn.Embedding | nn.EmbeddingBag):
+        return "embedding"
+    if isinstance(owner, nn.RNNBase | nn.RNNCellBase):
+        return "recurrent"
+    if isinstance(owner, nn.modules.conv._ConvNd) and tensor.dim() > 2:
+        return "convolution"
+    if tensor.dim() == 2 and (_is_linear(owner) or isinstance(owner, nn.MultiheadAttention)):
+        return "linear"
+    return "vector" if not long or TOKENS.search(key) else "matrix"
+
+
+def _fans(owner: nn.Module | None, kind: str, tensor: Tensor) -> tuple[int, int]:
+    if kind in ("linear", "recurrent", "matrix") and tensor.dim() >= 2:
+        outputs, inputs = tensor.shape[-2:]
+        return (outputs, inputs) if _is_transposed(owner) else (inputs, outputs)
+    if kind == "convolution":
+        size = math.prod(tensor.shape[2:])
+        groups = int(getattr(owner, "groups", 1))
+        return tensor.shape[1] * size, tensor.shape[0] * size // max(groups, 1)
+    return (tensor.shape[-1], tensor.shape[0]) if kind == "embedding" else (0, 0)
