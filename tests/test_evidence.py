@@ -103,7 +103,7 @@ def test_healthy_names_what_was_not_looked_at() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.before, self.behind = networks.mlp(3, 16, features=16), networks.mlp(2, 16, features=10)
-            self.spare = nn.Linear(16, 16)
+            self.spare = nn.Linear(16, 64)
 
         def forward(self, x: Tensor) -> Tensor:
             return self.behind(self.before(x).detach())

@@ -14,10 +14,10 @@ import pytest
 
 from reports import EVIL, make_finding, make_report
 from sounding.errors import UsageError
+from sounding.probe.kinds import page_of, pages
 from sounding.probe.reading import read
 from sounding.report import render_html, write_html
 from sounding.report.charts import fit_line, to_columns
-from sounding.probe.kinds import page_of, pages
 from sounding.report.words import CHARTS, PAPERS
 from tolerance import TOLERANCE
 

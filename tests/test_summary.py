@@ -72,7 +72,8 @@ def test_a_gradient_that_was_not_measured_is_not_said_to_survive() -> None:
     assert "no gradient came back" in asleep.summary
     assert "gradient survive" not in asleep.summary
     cut = sounding.check(Cut(), inputs).verdict
-    assert "(2 of 5)" in cut.summary
+    assert (cut.findings[0].kind, cut.findings[0].severity) == ("detached", "high")
+    assert any("(2 of 5)" in gap for gap in cut.not_judged)
     assert "gradient survive" not in cut.summary
 
 
@@ -80,7 +81,11 @@ def test_a_head_of_zeros_is_told_and_no_finding() -> None:
     model = plain(4)
     nn.init.zeros_(model[-1].weight)
     verdict = sounding.check(model, torch.randn(16, 16, generator=torch.Generator().manual_seed(1))).verdict
-    assert verdict.findings == ()
+    assert [(finding.kind, finding.severity) for finding in verdict.findings] == [
+        ("zero_start", "low"),
+        ("behind_zeros", "low"),
+    ]
+    assert "practice" in verdict.findings[1].why
     assert "exactly zero at 3 of them" in verdict.summary
 
 
@@ -89,7 +94,11 @@ def test_a_network_in_which_no_weight_has_a_gradient_cannot_learn() -> None:
     model = Rectified()
     nn.init.zeros_(model.layers[2].weight)
     verdict = sounding.check(model, torch.randn(16, 16, generator=torch.Generator().manual_seed(1))).verdict
-    assert [(finding.kind, finding.severity) for finding in verdict.findings] == [("gradient_vanishing", "high")]
+    assert [(finding.kind, finding.severity) for finding in verdict.findings] == [
+        ("gradient_vanishing", "high"),
+        ("constant_weight", "medium"),
+        ("behind_zeros", "medium"),
+    ]
     assert "no gradient reaches any weight" in verdict.summary
     assert not verdict.healthy
 

@@ -122,6 +122,9 @@ def print_report(report: Report, console: Console, *, title: str = "", legend: b
         console.print(Text(title, style="bold underline"))
     if "data" in report.environment:
         console.print(Text(f"on {report.environment['data']}", style="dim"))
+    start = report.profile.settings.get("start")
+    if start:
+        console.print(Text(str(start["sentence"]), style="dim"))
     console.print(write_verdict(report))
     if reading.calls:
         console.print()

@@ -17,7 +17,7 @@ from sounding.probe.environment import describe_environment
 from sounding.probe.gathered import resharded
 from sounding.probe.gradients import log_norm, muted, needs_accumulation
 from sounding.probe.hooks import claim
-from sounding.probe.losses import Loss, evaluate_loss, loss_name
+from sounding.probe.losses import Loss, evaluate_loss, loss_name, next_tokens
 from sounding.probe.meeting import Meeting
 from sounding.probe.moments import Tier
 from sounding.probe.records import Report, Unmeasured
@@ -38,6 +38,7 @@ from sounding.probe.state import (
 )
 from sounding.probe.table import list_unmeasured
 from sounding.probe.watch import Watched
+from sounding.start.loss import StartLoss, average, measure_loss
 
 ONE_VALUE = "more than 1 value per channel"  # what torch says when batch norm has nothing to take a variance over
 
@@ -74,8 +75,8 @@ def check(
             arguments; or a callable or an iterator that gives one (inputs, targets) pair per repeat.
         targets: integer classes (cross-entropy) or floating-point values (mean squared error).
         loss: "cross_entropy", "mse", "random", or a callable of (output, targets), or of the output alone without
-            targets. By default what the targets ask for; without targets the inner product of the output with a random
-            direction.
+            targets. By default what the targets ask for; without targets the next token for language models, else the
+            inner product of the output with a random direction.
         repeats: measure this often and average, with standard errors. Every repeat sees a batch of its own: a given
             batch is cut into that many parts.
         tier: "full", or "fast" without the spectral measures.
@@ -137,7 +138,6 @@ def check(
         )
         try:
             for done, batch in enumerate(batches, start=1):
-                settings["loss"] = loss_name(loss, batch.targets)
                 with untouched(batch.uncopied()) as beside:
 
                     def rewind(beside: Snapshot = beside) -> None:
@@ -147,6 +147,7 @@ def check(
                         _make_ready(root, mode, dropout=dropout)
 
                     watched.run(batch, loss=loss, generator=generator, rewind=rewind)
+                settings["loss"] = watched.losses[-1].name
                 left |= dict.fromkeys(beside.left)
                 if progress is not None:
                     progress(done, repeats)
@@ -180,6 +181,8 @@ class _Checked(Watched):
         self._last_state: tuple[Any, Tensor] = (None, torch.empty(0))
         self._gathers = self._shards is not None and self._shards.gathered
         self._plain_inputs = self._in_loss = False
+        self._vocabularies = {part.num_embeddings for part in all_modules(root) if isinstance(part, nn.Embedding)}
+        self.losses: list[StartLoss] = []
 
     def run(
         self,
@@ -216,8 +219,13 @@ class _Checked(Watched):
             output = _call(self._root, arguments, keywords, batch)
             self._last_batch, self._last_state = batch, (source.device, source.get_state())
             self._in_loss = True
-            scalar = evaluate_loss(output, batch.targets, loss=loss, generator=generator)
+            targets = batch.targets
+            if targets is None and loss is None and getattr(output, "loss", None) is None:
+                targets = next_tokens(output, batch.tensors(), self._vocabularies)
+            scalar = evaluate_loss(output, targets, loss=loss, generator=generator)
             self._in_loss = False
+            name = loss_name(loss, targets)
+            self.losses.append(measure_loss(output, targets, loss=loss, name=name, value=scalar))
             del output
             one = self._passes[-1] if self._passes else Pass(self._tier)
             one.weights |= self._backward(scalar, leaves)
@@ -254,10 +262,16 @@ class _Checked(Watched):
         """The report of the passes run."""
         from sounding.probe.attach import attach_and_read
         from sounding.probe.verdict import judge_reading
+        from sounding.start.judge import judge_start
 
+        loss = average(self.losses)
+        if loss is not None:
+            settings = {**settings, "start": loss.to_dict()}
         profile, reading = attach_and_read(self._root, self._table(settings).profile())
         unmeasured = list_unmeasured(self._passes, self._root, self._specs)
-        return Report(profile, judge_reading(reading), unmeasured, describe_environment(self._root))
+        beside = judge_start(self._root, self._passes, reading, loss) if self._shards is None else ()
+        verdict = judge_reading(reading, beside=beside)
+        return Report(profile, verdict, unmeasured, describe_environment(self._root))
 
     def _backward(self, scalar: Tensor, leaves: list[Tensor]) -> dict[str, float]:
         """ln‖∂L/∂w‖ of every weight that takes part. `.grad` stays out of it, except for reentrant checkpoints."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sounding.errors import TargetError, UsageError
-from sounding.probe.outputs import answer_tensor
+from sounding.probe.outputs import answer_tensor, leading_tensor
 from sounding.probe.parts import is_distributed
 
 Loss = Callable[..., Tensor]
@@ -100,16 +100,39 @@ def _cross_entropy(answer: Tensor, targets: Tensor) -> Tensor:
         _check_classes(targets, 2)
         flat = _wide(answer).reshape(targets.shape)
         return functional.binary_cross_entropy_with_logits(flat, targets.to(flat.dtype))
+    axis = class_axis(answer, targets)
+    if axis is None:
+        raise UsageError(
+            f"expected class targets for an output of shape {tuple(answer.shape)}, got the shape "
+            f"{tuple(targets.shape)}",
+            hint="one integer per sample, or loss=… of your own",
+        )
+    _check_classes(targets, answer.shape[axis])
+    return functional.cross_entropy(_wide(answer).movedim(axis, 1), targets.long())
+
+
+def class_axis(answer: Tensor, targets: Tensor) -> int | None:
+    """The axis of an output that holds the classes: 1 as torch has it, or the last as language models do; else None."""
     if answer.dim() >= 2 and answer.shape[:1] + answer.shape[2:] == targets.shape:
-        _check_classes(targets, answer.shape[1])
-        return functional.cross_entropy(_wide(answer), targets.long())
-    if answer.shape[:-1] == targets.shape:
-        _check_classes(targets, answer.shape[-1])
-        return functional.cross_entropy(_wide(answer).flatten(0, -2), targets.long().flatten())
-    raise UsageError(
-        f"expected class targets for an output of shape {tuple(answer.shape)}, got the shape {tuple(targets.shape)}",
-        hint="one integer per sample, or loss=… of your own",
-    )
+        return 1
+    return answer.dim() - 1 if answer.dim() >= 2 and answer.shape[:-1] == targets.shape else None
+
+
+def next_tokens(output: Any, inputs: Iterable[Tensor], vocabularies: Container[int]) -> Tensor | None:
+    """The targets of a language model that was given none: at each position the token that follows; None for others.
+
+    A language model answers whole tokens of shape (samples, positions) by logits over a vocabulary that one of its
+    embeddings has. The last position has nothing to predict, marked as torch's losses ignore it.
+    """
+    answer, tokens = answer_tensor(output), leading_tensor(inputs)
+    if tokens is None or answer is None or is_distributed(answer) or tokens.dtype not in (torch.int64, torch.int32):
+        return None
+    fits = tokens.dim() == 2 and tokens.shape[1] > 1 and answer.dim() == 3 and answer.shape[:2] == tokens.shape
+    if not fits or not answer.is_floating_point() or answer.shape[2] not in vocabularies:
+        return None
+    if answer.shape[1] == answer.shape[2] or int(tokens.max()) >= answer.shape[2] or int(tokens.min()) < 0:
+        return None
+    return functional.pad(tokens[:, 1:].long(), (0, 1), value=-100)
 
 
 def _check_classes(targets: Tensor, classes: int) -> None:

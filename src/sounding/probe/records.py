@@ -12,7 +12,7 @@ from sounding.profile import Profile
 Severity = Literal["low", "medium", "high"]
 Status = Literal["healthy", "not known", "unhealthy"]
 STATUSES: tuple[Status, ...] = ("healthy", "not known", "unhealthy")  # from best to worst
-FindingKind = Literal[
+MeasuredKind = Literal[
     "rank_collapse",
     "gradient_explosion",
     "gradient_vanishing",
@@ -22,6 +22,8 @@ FindingKind = Literal[
     "dead_units",
     "saturation",
     "non_finite",
+]
+StartKind = Literal[
     "parameter_not_finite",
     "never_written",
     "constant_weight",
@@ -42,6 +44,7 @@ FindingKind = Literal[
     "unused",
     "behind_zeros",
 ]
+FindingKind = Literal[MeasuredKind, StartKind]
 
 
 @dataclass(frozen=True)

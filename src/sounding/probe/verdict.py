@@ -58,7 +58,9 @@ def judge_reading(
     if any(finding.severity == "high" for finding in findings):
         status = "unhealthy"
     gaps = find_gaps(reading)
-    return Verdict(status, findings, _summarize(reading, findings, status, missing, gaps), gaps)
+    notes = {id(finding) for finding in found[-len(beside) :] if finding.severity == "low"} if beside else set()
+    told = tuple(finding for finding in findings if id(finding) not in notes)  # notes are no warnings
+    return Verdict(status, findings, _summarize(reading, told, status, missing, gaps), gaps)
 
 
 def _finite(finding: Finding) -> Finding:

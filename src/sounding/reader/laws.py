@@ -36,8 +36,9 @@ class Surveyed:
 def survey_law(weight: Tensor, *, entries: Tensor | None = None) -> Surveyed:
     """The law of a tensor's entries: mean, variance, and which shape its fourth moment and its range fit.
 
-    The moments are those of `entries` where a caller has drawn some of them from a large tensor. A mean within four standard errors of zero is taken as zero: a random matrix has such a mean by chance, and theory
-    would otherwise add it up over the features.
+    The moments are those of `entries` where a caller has drawn some of them from a large tensor. A mean within four
+    standard errors of zero is taken as zero: a random matrix has such a mean by chance, and theory would otherwise add
+    it up over the features.
     """
     entries = (weight if entries is None else entries).detach().double().flatten()
     count = entries.numel()

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
+from sounding.probe.kinds import page_of
 from sounding.probe.records import Finding, Report
 from sounding.repair.changes import Changes
 from sounding.repair.evidence import Evidence, tell
 from sounding.repair.plan import Plan
 from sounding.report.document import render_html, write_html
-from sounding.probe.kinds import page_of
 
 
 def write_repair_html(plan: Plan, path: str | Path) -> Path:

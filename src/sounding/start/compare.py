@@ -88,8 +88,8 @@ def _law_differs(one: Parameter, other: Parameter) -> Finding:
     return Finding(
         "meta_law", "high" if not one.finite else "medium", one.layer or None, None,
         {"eager": other.scale, "through_meta": one.scale},
-        f"Built eagerly, {one.name} has a root mean square of {other.scale:.3g} around {other.law.mean:.3g}; through the "
-        f"meta device and its own initialization it has {one.scale:.3g} around {one.law.mean:.3g}.", "",
+        f"Built eagerly, {one.name} has a root mean square of {other.scale:.3g} around {other.law.mean:.3g}; through "
+        f"the meta device and its own initialization it has {one.scale:.3g} around {one.law.mean:.3g}.", "",
         ("put the initialization into reset_parameters or init_weights, which both ways call",),
         parameter=one.name, expected=f"{other.scale:.3g}, as built eagerly", found=f"{one.scale:.3g}",
     )  # fmt: skip

@@ -30,9 +30,7 @@ def find_all(start: Start) -> tuple[Finding, ...]:
     found: list[Finding] = []
     told: set[str] = set()
     for finder in FINDERS:
-        for finding in finder(start):
-            if finding.parameter not in told:
-                found.append(finding)
+        found += [finding for finding in finder(start) if finding.parameter not in told]
         told |= {finding.parameter for finding in found if finding.parameter is not None}
     return tuple(found)
 
@@ -148,8 +146,9 @@ def find_clones(start: Start) -> Iterator[Finding]:
     """Random weights that are equal to others, entry by entry, and not tied to them; one finding for all."""
     seen: dict[object, list[Parameter]] = {}
     for one in start.parameters:
-        # raw matrices may hold a fixed pattern, which every layer has by right
-        drawn = one.kind in WEIGHTS and (one.kind != "matrix" or one.law.shape in DRAWN)
+        # raw matrices may hold a fixed pattern, which every layer has by right: Mamba's rates are ln 1, ln 2, … per row
+        pattern = one.kind == "matrix" and (one.law.shape not in DRAWN or torch.equal(one.tensor[0], one.tensor[-1]))
+        drawn = one.kind in WEIGHTS and not pattern
         if drawn and not one.constant and one.finite and one.tensor.numel() >= LEAST:
             key = (one.tensor.shape, one.tensor.dtype, one.low, one.high, float(one.sample.double().sum()))
             seen.setdefault(key, []).append(one)
@@ -162,8 +161,8 @@ def find_clones(start: Start) -> Iterator[Finding]:
         one, first = copies[0]
         yield make_finding(
             "cloned_weights", "medium", one, expected="a draw of its own", found=f"equal to {first.name}",
-            why=f"{len(copies)} weights at {len(groups)} places start equal to others, entry by entry, and are not tied "
-            f"to them: {one.name} is {first.name}. Layers made by copying one that was initialized do this, "
+            why=f"{len(copies)} weights at {len(groups)} places start equal to others, entry by entry, and are not "
+            f"tied to them: {one.name} is {first.name}. Layers made by copying one that was initialized do this, "
             "nn.TransformerEncoder among them; theory and common practice expect independent draws.",
             remedies=("initialize every layer again: for p in model.parameters(): if p.dim() > 1: xavier_uniform_(p)",),
             evidence={"copies": len(copies), "places": len(groups)},
@@ -175,12 +174,15 @@ def find_odd_scales(start: Start) -> Iterator[Finding]:
     for members in start.groups.values():
         drawn = [one for one in members if one.kind in WEIGHTS and one.scale > 0 and one.entries >= LEAST]
         odd = [(one, _off_siblings(one, drawn)) for one in drawn]
-        outliers = [(one, factor) for one, factor in odd if factor >= FACTOR]
+        usual = median(one.scale for one in drawn) if drawn else 0.0
+        outliers = [
+            (one, factor) for one, factor in odd if factor >= FACTOR and not (one is start.last and one.scale < usual)
+        ]
         if outliers and 4 * len(outliers) <= len(drawn):
             one, factor = max(outliers, key=lambda item: item[1])
-            usual = median(other.scale for other in drawn)
             yield _odd(one, factor, usual, f"as its {len(drawn) - 1} siblings have", len(outliers))
             continue
+        drawn = [one for one in drawn if one is not start.last or one.scale >= 0.02]  # a head may start small
         worst = max(drawn, key=lambda one: _off_laws(one, start), default=None)
         factor = _off_laws(worst, start) if worst is not None else 0.0
         if worst is not None and factor >= FACTOR:
@@ -191,16 +193,13 @@ def find_odd_scales(start: Start) -> Iterator[Finding]:
 
 def _odd(one: Parameter, factor: float, usual: float, source: str, count: int) -> Finding:
     size, expected = "large" if one.scale > usual else "small", f"{usual:.3g}, {source}"
-    tied = (
-        f" It is also the output: behind a norm its logits have a standard deviation of {one.scale * one.fan_in**0.5:.3g}."
-        if one.head
-        else ""
-    )
+    logits = one.scale * one.fan_in**0.5
+    tied = f" It is also the output: behind a norm its logits have a standard deviation of {logits:.3g}."
     return make_finding(
         "odd_scale", "medium" if factor >= FAR else "low", one, expected=f"a standard deviation of {expected}",
         found=f"{one.scale:.3g}",
         why=f"The standard deviation of {one.name} is {one.scale:.3g}, {factor:.3g} times too {size}: expected "
-        f"{expected}.{tied}",
+        f"{expected}." + (tied if one.head else ""),
         remedies=("draw it by the law of its siblings or of its kind",),
         evidence={"standard_deviation": one.scale, "factor": factor, "parameters": count},
     )  # fmt: skip
@@ -309,7 +308,8 @@ def find_biases(start: Start) -> Iterator[Finding]:
             # where all siblings have it, it is meant: Mamba's step sizes are biases of 5
             alone = len(shares) == 1 or median(shares) < DROWNED
             yield make_finding(
-                "large_bias", "medium" if most > 0.9 and alone else "low", worst, expected="0, or PyTorch's 1/√fan_in at most",
+                "large_bias", "medium" if most > 0.9 and alone else "low", worst,
+                expected="0, or PyTorch's 1/√fan_in at most",
                 found=f"a root mean square of {worst.scale:.3g}",
                 why=f"For inputs of size one, {most:.0%} of the mean square that {worst.layer!r} gives out is its bias "
                 f"({worst.scale:.3g}): it is the same for every sample, so samples look more alike behind it.",

@@ -155,6 +155,8 @@ def _phrase(finding: Finding, *, first: bool) -> str:
             return f"{evidence['saturated_fraction']:.0%} of the units are saturated"
         case "non_finite":
             return "NaN or infinity appears"
+        case _:  # findings about the start, which a check has and a monitor does not
+            return finding.found
 
 
 def _where(depth: int | None, layer: str | None) -> str:

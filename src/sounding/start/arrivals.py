@@ -1,0 +1,121 @@
+"""Gradients that do not arrive: frozen, detached, unused or behind exact zeros, each told apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import nn
+
+from sounding.probe.calls import Pass, named_modules, named_parameters
+from sounding.probe.records import Finding, FindingKind, Severity
+from sounding.start.parameters import NUMBER
+
+MOST = 0.5  # of the numbers in matrices that ask for a gradient: beyond it, training leaves out the network itself
+WORDS: dict[FindingKind, tuple[str, str, str]] = {
+    "frozen": (
+        "{names} {do} not ask for a gradient (requires_grad=False) and {stay} as it is",
+        "nothing, if that is meant; else requires_grad_(True)",
+        "frozen",
+    ),
+    "detached": (
+        "{names} took part in the pass, but no gradient of the loss comes back: what it gives is detached on the way, "
+        "or the loss does not use it",
+        "look for detach(), no_grad, item() and casts to integers between it and the loss",
+        "cut off from the loss",
+    ),
+    "unused": (
+        "{names} was not used in this pass, so it is never trained by such a loss",
+        "remove it, or call it",
+        "not used",
+    ),
+    "behind_zeros": (
+        "{names} gets a gradient of exactly zero: it is multiplied by zeros on its way back",
+        "look for weights of zero and dead units between it and the loss",
+        "a gradient of exactly zero",
+    ),
+}
+
+
+def find_arrivals(
+    root: nn.Module, passes: Sequence[Pass], *, whole: bool, practice: Sequence[Finding] = ()
+) -> list[Finding]:
+    """A finding for each reason why gradients do not arrive.
+
+    Args:
+        root: the network.
+        passes: the passes of a check, with the weights that got a gradient.
+        whole: whether the loss sees all that the network returned; else some outputs are left out by right.
+        practice: findings that name zero-initialized outputs, which explain zero gradients behind them.
+    """
+    if not any(one.weights for one in passes):
+        return []  # nothing came back at all, which the verdict says by itself
+    lost: dict[FindingKind, list[tuple[str, nn.Parameter]]] = {}
+    asked = 0
+    modules = dict(named_modules(root))
+    for name, parameter in named_parameters(root):
+        if not parameter.is_floating_point():
+            continue
+        asked += _weight(parameter) if parameter.requires_grad else 0
+        reason = _reason(name, parameter, passes, modules)
+        if reason is not None:
+            lost.setdefault(reason, []).append((name, parameter))
+    frozen = {NUMBER.sub("*", name) for name, _ in lost.get("frozen", ())}
+    trained = {NUMBER.sub("*", name) for name, parameter in named_parameters(root) if parameter.requires_grad}
+    found = []
+    for kind, parameters in lost.items():
+        share = sum(_weight(parameter) for _, parameter in parameters) / max(asked, 1)
+        severity: Severity = "low"
+        if kind == "frozen":
+            severity = "medium" if frozen & trained else "low"
+        elif kind == "detached" and share > MOST:
+            severity = "high" if whole else "medium"
+        elif kind == "behind_zeros" and share > MOST and not practice:
+            severity = "medium"
+        found.append(_finding(kind, severity, parameters, share, practice))
+    return found
+
+
+def _weight(parameter: nn.Parameter) -> int:
+    return parameter.numel() if parameter.dim() > 1 else 0
+
+
+def _reason(
+    name: str, parameter: nn.Parameter, passes: Sequence[Pass], modules: dict[str, nn.Module]
+) -> FindingKind | None:
+    if not parameter.requires_grad:
+        return "frozen"
+    norms = [one.weights[name] for one in passes if name in one.weights]
+    if norms:
+        return "behind_zeros" if all(norm == -math.inf for norm in norms) else None
+    if any(name in one.gaps or name in one.split for one in passes):
+        return None  # its gradient is elsewhere: in another process, or inside an optimizer's own buffer
+    layer = name.rpartition(".")[0]
+    ran = {call.spec.name for one in passes for call in one.calls} | {part for one in passes for part in one.entered}
+    above = layer.rpartition(".")[0]
+    inside = isinstance(modules.get(above), nn.MultiheadAttention) and above in ran  # it multiplies by its child itself
+    return "detached" if layer in ran or layer == "" or inside else "unused"
+
+
+def _finding(
+    kind: FindingKind,
+    severity: Severity,
+    parameters: list[tuple[str, nn.Parameter]],
+    share: float,
+    practice: Sequence[Finding],
+) -> Finding:
+    name = parameters[0][0]
+    sentence, remedy, found = WORDS[kind]
+    names = name if len(parameters) == 1 else f"{name} and {len(parameters) - 1} more parameters"
+    why = sentence.format(names=names, do="does" if len(parameters) == 1 else "do",
+                          stay="stays" if len(parameters) == 1 else "stay")  # fmt: skip
+    if len(parameters) > 1:
+        for one, many in ((" was ", " were "), (" gets ", " get "), (" it is ", " they are "), (" it ", " they ")):
+            why = why.replace(one, many)
+    if kind == "behind_zeros" and practice:
+        why += f"; {practice[0].parameter} starts at zero, which is a practice and explains it for the first step"
+    return Finding(
+        kind, severity, name.rpartition(".")[0] or None, None,
+        {"parameters": float(len(parameters)), "share": share}, f"{why}.", "", (remedy,),
+        parameter=name, expected="a gradient", found=found,
+    )  # fmt: skip

@@ -1,0 +1,70 @@
+"""What a check says of the start: parameters, loss, gradients that do not arrive, and signals beyond all scales."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import nn
+
+from sounding.probe.calls import Pass
+from sounding.probe.reading import Reading
+from sounding.probe.records import Finding, Severity
+from sounding.start.arrivals import find_arrivals
+from sounding.start.findings import find_all
+from sounding.start.loss import StartLoss, judge_loss
+from sounding.start.parameters import take_stock
+
+# Root mean squares. Raw pixels have 100, so inputs are named from 1000 on; logits of 100 cost 5000 nats.
+LARGE_INPUT, LARGE_OUTPUT = 1e3, 1e2
+BEYOND = 1e4  # what training does not come back from: docs/audit.md
+
+
+def judge_start(
+    root: nn.Module, passes: Sequence[Pass], reading: Reading, loss: StartLoss | None
+) -> tuple[Finding, ...]:
+    """Every finding about the start, for the verdict of a check."""
+    parameters = find_all(take_stock(root))
+    practice = [finding for finding in parameters if finding.kind == "zero_start"]
+    whole = loss is None or loss.whole
+    arrivals = find_arrivals(root, passes, whole=whole, practice=practice)
+    return (*judge_loss(loss), *_judge_signal(root, reading), *parameters, *arrivals)
+
+
+def _judge_signal(root: nn.Module, reading: Reading) -> list[Finding]:
+    """Inputs that no norm brings back, and outputs that are huge; each at its place."""
+    given, calls = _size(reading.input.get("mean_square")), reading.calls
+    found = []
+    if given > LARGE_INPUT and not any(call.normalizes for call in calls):
+        severity: Severity = "high" if given > BEYOND else "medium"
+        why = f"The inputs have a root mean square of {given:.3g}, and no normalization brings them back."
+        found.append(_finding(severity, reading.input.name, 0, given, why, ("scale the inputs to unit mean square",)))
+    last = calls[-1] if calls else None
+    made = _size(last.get("mean_square")) if last is not None else 0.0
+    if last is not None and made > LARGE_OUTPUT and made > 10 * given:
+        still = [part for part in root.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)
+                 and not part.training and part.track_running_stats]  # fmt: skip
+        cause = (
+            " Its batch norms are in evaluation mode, where they divide by running statistics that nobody has "
+            "estimated yet." if still else ""
+        )  # fmt: skip
+        remedies = (
+            ("put batch norms into training mode",) if still else
+            (f"look at the weights of {last.name!r}, and at the norm before it", "sounding audit TARGET")
+        )  # fmt: skip
+        why = f"The last layer gives out a root mean square of {made:.3g}, and nothing behind it brings it back.{cause}"
+        found.append(_finding("high" if made > BEYOND else "medium", last.name, last.depth, made, why, remedies))
+    return found
+
+
+def _size(mean_square: float) -> float:
+    return math.sqrt(mean_square) if mean_square >= 0 else 0.0
+
+
+def _finding(
+    severity: Severity, layer: str, depth: int, size: float, why: str, remedies: tuple[str, ...]
+) -> Finding:  # fmt: skip
+    return Finding(
+        "huge_signal", severity, layer, depth, {"root_mean_square": size}, why, "", remedies,
+        expected="a root mean square around 1", found=f"{size:.3g}",
+    )  # fmt: skip
