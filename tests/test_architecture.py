@@ -17,7 +17,7 @@ TIERS = [
     {"theory", "predict"},
     {"chain", "probe", "reader", "data", "models", "start"},
     {"repair", "train"},
-    {"claims", "sweep"},
+    {"claims"},
     {"plot", "figures", "report", "reproduction"},
     {"cli"},
 ]
