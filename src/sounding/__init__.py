@@ -40,6 +40,7 @@ _INDEX = {
     "models": "sounding.models",
     "train": "sounding.train",
     "Monitor": "sounding.train.monitor",
+    "sweep": "sounding.sweeping.run",
     "claims": "sounding.claims",
     "reproduce": "sounding.reproduction",
 }
@@ -90,6 +91,7 @@ if TYPE_CHECKING:
     from sounding.report import write_html as write_html
     from sounding.reproduction import reproduce as reproduce
     from sounding.start.audit import audit as audit
+    from sounding.sweeping.run import sweep as sweep
     from sounding.theory.prescribe import prescribe as prescribe
     from sounding.train.monitor import Monitor as Monitor
 

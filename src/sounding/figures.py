@@ -28,6 +28,7 @@ INSIDE = 6  # entries; a longer legend goes below its panel, free corner or not
 POINTS = 60  # of one series; more of them in order are drawn as a curve
 # colours that stay apart for the colour-blind (Okabe and Ito)
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+ON_MAP = "#FFFFFF"  # lines over a map, with a dark edge: a map is dark at one end and bright at the other
 # the look of a series on the first round through the colours, on the second, ...
 MARKERS = ("o", "^", "s", "D")
 DASHES: dict[str, tuple[Any, ...]] = {
@@ -111,7 +112,7 @@ def _looks(panel: Panel) -> list[_Look]:
         place = colours.setdefault(key, len(colours))
         taken.add((place, series.role))
         again, dashes = place // len(COLOURS), DASHES[series.role]
-        colour = "#FFFFFF" if panel.map is not None else COLOURS[place % len(COLOURS)]
+        colour = ON_MAP if panel.map is not None else COLOURS[place % len(COLOURS)]
         looks.append(_Look(colour, MARKERS[again % len(MARKERS)], dashes[again % len(dashes)]))
     return looks
 
@@ -119,7 +120,11 @@ def _looks(panel: Panel) -> list[_Look]:
 def _draw_series(axes: Axes, series: Series, look: _Look) -> None:
     x, y = np.asarray(series.x, dtype=np.float64), np.asarray(series.y, dtype=np.float64)
     if series.role != "measured":
-        axes.plot(x, y, linestyle=look.dash, lw=1.6, color=look.colour, alpha=0.9, label=series.label)
+        (line,) = axes.plot(x, y, linestyle=look.dash, lw=1.6, color=look.colour, alpha=0.9, label=series.label)
+        if look.colour == ON_MAP:
+            from matplotlib.patheffects import withStroke
+
+            line.set_path_effects([withStroke(linewidth=3.4, foreground="#333333")])
         return
     curve = len(x) > POINTS and bool(np.all(np.diff(x) > 0))
     if curve:

@@ -32,6 +32,7 @@ COMMANDS = {
     "prescribe": ("sounding.cli.prescribe:prescribe", "Which eps, shift, scale, gain or weights reach a wanted depth."),
     "simulate": ("sounding.cli.simulate:simulate", "Random networks as Markov chains, exact in law, any depth."),
     "train": ("sounding.cli.train:train", "Train networks on real data: a grid of runs as one program."),
+    "sweep": ("sounding.cli.sweep:sweep", "A grid of runs on many processes or machines, results that survive."),
     "reproduce": ("sounding.cli.reproduce:reproduce", "Redo the papers: figures, tables, theorems, and what holds."),
     "claims": ("sounding.cli.claims:claims", "The ledger of the papers' claims: list, show, table."),
     "data": ("sounding.cli.data:data", "Real data sets: list, get, verify."),

@@ -111,6 +111,20 @@ def working(message: str, *, quiet: bool = False) -> Iterator[Callable[[str], No
         yield lambda text: status.update(text)
 
 
+@contextlib.contextmanager
+def progress_over(what: str, *, quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar with the time left on a terminal's stderr, moved by (what, done, total); nothing elsewhere."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda text, done, total: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda text, done, total: bar.update(task, description=text, completed=done, total=total)
+
+
 def require_writable(path: Path) -> None:
     """Find out before the work, not after it, that a result cannot be written."""
     folder = path.parent

@@ -43,7 +43,7 @@ ONE_VALUE = ("depth", "width", "activation", "norm", "gain_exponent")
 @click.option("--gain-exponent", metavar="K", help="Gains ℓ^(-K) in front of the activation.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any other option of the model.")
 @click.option("--lr", "rates", default="0.1", show_default=True, metavar="R,..", help="Learning rates.")
-@click.option("--seeds", default="1", show_default=True, metavar="N", help="How many, or which, as 3,5,8.")
+@click.option("--seeds", default="1", show_default=True, metavar="N", help="How many, or which, as 3,5,8 or 3,.")
 @click.option("--optimizer", default="sgd", show_default=True, help="sgd, momentum, adam or rmsprop.")
 @click.option("--momentum", type=float, default=0.9, show_default=True, help="Of momentum.")
 @click.option("--loss", default="cross-entropy", show_default=True, help="cross-entropy or mse.")
@@ -80,6 +80,8 @@ def train(model: str, dataset: str, **options: Any) -> int:
     Exit codes: 0 done, 2 wrong usage, 130 interrupted and 143 terminated (what was trained is printed and
     kept).
     """
+    from sounding.train.checkpoint import previous_of
+
     for path in (options["out"], options["plot"]):
         if path is not None:
             require_writable(path)
@@ -90,7 +92,8 @@ def train(model: str, dataset: str, **options: Any) -> int:
     grid = _grid(model, data, options, fixed, vary)
     path = options["checkpoint"] or _default_checkpoint(model, dataset, options)
     if options["fresh"]:
-        path.unlink(missing_ok=True)
+        for left in (path, previous_of(path)):
+            left.unlink(missing_ok=True)
     resumed = path.exists()
     if resumed:
         say(f"sounding: going on from {path} (--fresh starts anew)", err=True)
@@ -149,9 +152,10 @@ def _grid(model: str, data: Any, options: Mapping[str, Any], fixed: dict[str, An
     from sounding.train import make_grid
 
     rates = parse_numbers("--lr", options["rates"], kind=float)
-    seeds = parse_numbers("--seeds", options["seeds"], kind=int)
-    chosen: Any = seeds[0] if len(seeds) == 1 else seeds
-    if len(seeds) == 1 and seeds[0] < 1:
+    seeds = parse_numbers("--seeds", options["seeds"].removesuffix(","), kind=int)
+    many = len(seeds) == 1 and not options["seeds"].endswith(",")  # "3" are three seeds, "3," is the seed 3
+    chosen: Any = seeds[0] if many else seeds
+    if many and seeds[0] < 1:
         raise UsageError(f"--seeds must be at least 1, got {seeds[0]}")
     return make_grid(model, data, learning_rates=rates, seeds=chosen, vary=vary, **fixed)
 

@@ -1,0 +1,154 @@
+"""`sounding sweep`: a grid of runs on many processes or machines, and a directory that keeps what they found."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sounding.cli.output import print_json, progress_over, require_writable, say
+from sounding.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from sounding.sweeping import Progress, Spec, Status
+
+CLUSTER = "in-process, local:4 (Dask here), or the address of a Dask scheduler, tcp://HOST:8786."
+FOLDER = click.Path(path_type=Path, file_okay=False)
+FILE = click.Path(path_type=Path)
+
+
+@click.group()
+def sweep() -> None:
+    """Do a grid of runs on many processes or machines; every result is kept in a directory."""
+
+
+def _engine(command: Any) -> Any:
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),
+        click.option("--quiet", "-q", is_flag=True, help="No progress."),
+        click.option("--jobs", type=int, metavar="N", help="Local processes.  [default: one a core]"),
+        click.option("--cluster", metavar="C", help=CLUSTER),
+    ):
+        command = option(command)
+    return command
+
+
+@sweep.command(short_help="Do a sweep, or what is left of it.")
+@click.argument("spec", type=FILE)
+@click.option(
+    "--out", type=FOLDER, required=True, metavar="DIR", help="Keeps the results; what is there is not redone."
+)
+@click.option("--limit", type=float, metavar="S", help="Seconds that a task may take.")
+@_engine
+def run(spec: Path, out: Path, limit: float | None, **engine: Any) -> int:
+    """Do the sweep that SPEC.toml describes.
+
+    \b
+    verb = "predict batchnorm"     # or module:function
+    [options]
+    activation = "relu"
+    [grid]
+    batch-size = [8, 16, 32]
+
+    \b
+    Exit codes: 0 all tasks are done, 2 wrong usage, 3 a task failed (resume tries it again), 130 interrupted.
+    """
+    from sounding.cli.verbs import prepare
+    from sounding.sweeping import read_spec
+
+    found = prepare(read_spec(spec))
+    return _run(found if limit is None else dataclasses.replace(found, limit=limit), out, **engine)
+
+
+@sweep.command(short_help="Do what a sweep has left, failed tasks again.")
+@click.argument("folder", type=FOLDER, metavar="DIR")
+@_engine
+def resume(folder: Path, **engine: Any) -> int:
+    """Do the tasks of a sweep that have no result in DIR, those that failed again."""
+    from sounding.sweeping import Store
+
+    return _run(Store(folder).read_spec(), folder, **engine)
+
+
+@sweep.command(short_help="How far a sweep is.")
+@click.argument("folder", type=FOLDER, metavar="DIR")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def status(folder: Path, as_json: bool) -> None:
+    """How many tasks of a sweep are done, and which failed why; while it runs, too."""
+    from sounding.sweeping import Store
+
+    _tell(Store(folder).status(), folder, as_json=as_json)
+
+
+@sweep.command(short_help="The table of a sweep, and its picture.")
+@click.argument("folder", type=FOLDER, metavar="DIR")
+@click.option("--csv", "csv_file", type=FILE, metavar="FILE", help="Write the table as CSV.  [default: to stdout]")
+@click.option("--parquet", type=FILE, metavar="FILE", help="Write the table as Parquet (extra `parquet`).")
+@click.option("--plot", type=FILE, metavar="FILE", help="Draw its picture: .svg, .png or .pdf.")
+@click.option("--x", metavar="AXIS", help="Of the picture, instead of what the sweep says.")
+@click.option("--y", metavar="AXIS", help="A heat map over this axis too.")
+@click.option("--curves", metavar="AXIS", help="A curve for each value.")
+@click.option("--value", metavar="COLUMN", help="What is drawn.")
+def collect(folder: Path, csv_file: Path | None, parquet: Path | None, plot: Path | None, **picture: Any) -> None:
+    """One tidy table of all results in DIR, in the order of the grid; a picture of it."""
+    from sounding.sweeping import Store
+    from sounding.sweeping.table import read_table
+
+    for path in (csv_file, parquet, plot):
+        if path is not None:
+            require_writable(path)
+    if any(picture.values()) and plot is None:
+        raise UsageError("expected --plot FILE with the options of a picture, got none", hint="--plot picture.svg")
+    store = Store(folder)
+    spec = store.read_spec()
+    table = read_table(store, spec)
+    if table.missing:
+        say(
+            f"sounding: {table.missing} of {len(spec)} tasks have no result yet; sounding sweep resume {folder}",
+            err=True,
+        )
+    if csv_file is not None or (parquet is None and plot is None):
+        text = table.to_csv(csv_file)
+        if csv_file is None:
+            say(text, nl=False)
+    if parquet is not None:
+        table.to_parquet(parquet)
+    if plot is not None:
+        from sounding.figures import draw_picture
+        from sounding.plot import save
+        from sounding.sweeping.pictures import make_picture
+
+        line = spec.line_spec()
+        drawn = make_picture(spec, table, None if line is None else read_table(store, line), **picture)
+        save(draw_picture(drawn, title=str(spec.picture.get("title", spec.verb))), plot)
+
+
+def _run(spec: Spec, out: Path, *, cluster: str | None, jobs: int | None, quiet: bool, as_json: bool) -> int:
+    from sounding.sweeping import Store, run_sweep
+
+    with progress_over("tasks", quiet=quiet) as tell:
+
+        def update(state: Progress) -> None:
+            failed = f"tasks ({state.failed} failed)" if state.failed else "tasks"
+            tell(failed, state.done + state.failed, state.total)
+
+        run_sweep(spec, out, cluster=cluster, jobs=jobs, progress=update)
+    found = Store(out).status()
+    _tell(found, out, as_json=as_json)
+    return int(ExitCode.NUMERICAL if found.left else ExitCode.HEALTHY)
+
+
+def _tell(status: Status, folder: Path, *, as_json: bool) -> None:
+    if as_json:
+        failures = [{"options": options, "message": message} for options, message in status.failures]
+        fields = {"total": status.total, "done": status.done, "failed": status.failed, "failures": failures}
+        print_json({"folder": str(folder), **fields})
+        return
+    left = status.left - status.failed
+    say(f"{folder}: {status.done} of {status.total} tasks done, {status.failed} failed, {left} left")
+    for options, message in status.failures:
+        say(f"  {', '.join(f'{name}={value}' for name, value in options.items())}: {message}")
+    if status.failed > len(status.failures):
+        say(f"  and {status.failed - len(status.failures)} more: see {folder / 'failures'}")

@@ -1,0 +1,145 @@
+"""Verbs of the command line as functions of options, for sweeps: what `--json` prints, as rows of a table."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import io
+import itertools
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sounding.errors import UsageError
+from sounding.sweeping.spec import SEED, Spec
+
+VERBS = ("predict", "prescribe", "simulate", "train", "check")
+OURS = {"json", "quiet", "plot", "out", "html", "checkpoint", "fresh", "debug", "help"}  # written or printed elsewhere
+STACKED = ("lr", SEED, "init", "eps", "shift", "scale", "residual")  # what runs of one stack of `train` differ in
+RATE = {"lr": "learning_rate"}  # as a history calls it
+
+
+def prepare(spec: Spec) -> Spec:
+    """The sweep with all that a verb adds to it; UsageError where a task would not be understood.
+
+    Every value of the grid is read by the verb's own parser once, so that a typing error is found before the work.
+    """
+    if ":" in spec.verb:
+        return spec
+    if spec.verb == "train" and not spec.stack:
+        spec = dataclasses.replace(spec, stack=tuple(name for name in spec.axes if name in STACKED))
+    elif spec.stack:
+        if spec.verb != "train":
+            raise UsageError(f"only runs of train stack, got stack for {spec.verb!r}", hint="no stack")
+        wrong = [name for name in spec.stack if name not in STACKED]
+        if wrong:
+            raise UsageError(f"runs that differ in {wrong[0]!r} do not stack", hint=f"of {', '.join(STACKED)}")
+    first = {name: values[0] for name, values in spec.axes.items()}
+    for name, values in {"": [None], **spec.axes}.items():
+        for value in values:
+            options = {**spec.options, **first, **({name: value} if name else {})}
+            _parse(spec.verb, options)
+    line = spec.line_spec()
+    if line is not None:
+        prepare(line)
+    return spec
+
+
+def run_verb(verb: str, options: Mapping[str, Any], stack: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The rows that a verb gives: one, or for a stack of trainings one for each run; times are left out."""
+    printed = io.StringIO()
+    command = _find(verb)
+    with tempfile.TemporaryDirectory() as scratch:
+        words = _words(command, verb, options)
+        if verb == "train":
+            words += ["--checkpoint", str(Path(scratch) / "run")]
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()), _told(verb):
+            command.main([*words, "--json"], prog_name=f"sounding {verb}", standalone_mode=False)
+    found = json.loads(printed.getvalue())
+    return _runs(found, options, stack) if verb == "train" else [_without_times(found)]
+
+
+def _find(verb: str) -> click.Command:
+    from sounding.cli import COMMANDS
+
+    name, *rest = verb.split()
+    if name not in VERBS:
+        raise UsageError(
+            f"no verb {verb!r} that a sweep can run", hint=f"one of {', '.join(VERBS)}, or module:function"
+        )
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    command: Any = getattr(importlib.import_module(module), attribute)
+    if isinstance(command, click.Group):
+        known = ", ".join(f"{name} {part}" for part in command.commands)
+        if len(rest) != 1 or rest[0] not in command.commands:
+            raise UsageError(f"no verb {verb!r} that a sweep can run", hint=f"one of {known}")
+        command = command.commands[rest[0]]
+    elif rest:
+        raise UsageError(f"no verb {verb!r} that a sweep can run", hint=name)
+    assert isinstance(command, click.Command)
+    return command
+
+
+def _parse(verb: str, options: Mapping[str, Any]) -> None:
+    command = _find(verb)
+    with _told(verb), command.make_context(f"sounding {verb}", _words(command, verb, options)):
+        pass
+
+
+@contextlib.contextmanager
+def _told(verb: str) -> Any:
+    try:
+        yield
+    except click.ClickException as error:
+        raise UsageError(f"{verb}: {error.format_message()}") from error
+
+
+def _words(command: click.Command, verb: str, options: Mapping[str, Any]) -> list[str]:
+    """The command line that says these options: flags, lists with commas or repeated, arguments in their places."""
+    known = {text.lstrip("-").replace("-", "_"): option for option in command.params for text in option.opts}
+    words: list[str] = []
+    last: list[str] = []
+    for name, value in options.items():
+        if verb == "train" and name == SEED:
+            values = value if isinstance(value, list) else [value]
+            words.append(f"--seeds={','.join(map(str, values))},")  # the comma: these seeds, not so many
+            continue
+        option = known.get(name)
+        if option is None or name in OURS:
+            names = sorted(set(known) - OURS)
+            raise UsageError(f"{verb} has no option {name!r} in a sweep", hint=f"one of {', '.join(names)}")
+        several = [str(part) for part in value] if isinstance(value, list) else [str(value)]
+        if isinstance(option, click.Argument):
+            last += several
+        elif isinstance(option, click.Option) and option.is_flag:
+            words += option.opts[:1] if value else option.secondary_opts[:1]
+        elif option.multiple:
+            words += [f"{max(option.opts, key=len)}={part}" for part in several]
+        else:
+            words.append(f"{max(option.opts, key=len)}={','.join(several)}")
+    return [*words, *(["--", *last] if last else [])]
+
+
+def _runs(found: Mapping[str, Any], options: Mapping[str, Any], stack: Sequence[str]) -> list[dict[str, Any]]:
+    """The last point of every run of a training, in the order of the stack's axes."""
+    points = {point[0]: dict(zip(found["columns"], point, strict=True)) for point in found["curves"]}
+    rows = []
+    for values in itertools.product(*(options[name] for name in stack)):
+        wanted = {RATE.get(name, name): value for name, value in zip(stack, values, strict=True)}
+        run = next(index for index, entry in enumerate(found["settings"])
+                   if all(entry.get(name, value) == value for name, value in wanted.items()))  # fmt: skip
+        point = {name: value for name, value in points[run].items() if name != "run"}
+        rows.append({**point, "diverged": found["diverged"][run]})
+    return rows
+
+
+def _without_times(found: Any) -> Any:
+    if not isinstance(found, Mapping):
+        return found
+    kept = {name: value for name, value in found.items() if not name.endswith(("seconds", "per_second"))}
+    return {name: _without_times(value) for name, value in kept.items()}

@@ -1,0 +1,163 @@
+"""The directory of a sweep: one file a result, one a failure, named by their tasks; it alone says what is done.
+
+`sweep.json` is the sweep, `tasks.txt` the names of its tasks, `results/ab/NAME.json` a result and
+`failures/ab/NAME.json` the message of a task that failed. Two digits of the name choose a folder, so that none of
+100 000 results is in a folder of more than about 400. Files appear whole, by a rename; all of them are JSON or text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sounding import __version__
+from sounding.errors import UsageError
+from sounding.files import cannot_write, locked, place
+from sounding.sweeping.spec import Call, Spec, spec_of
+
+SWEEP, TASKS = "sweep.json", "tasks.txt"
+SHOWN = 20  # failures that a status lists; all of them are files
+NUMBERS = {"nan", "inf", "-inf"}  # what JSON has no number for
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a sweep is; `failures` are the first few (options, message)."""
+
+    total: int
+    done: int
+    failed: int
+    failures: tuple[tuple[Mapping[str, Any], str], ...] = ()
+
+    @property
+    def left(self) -> int:
+        """Tasks without a result, the failed ones included."""
+        return self.total - self.done
+
+
+@dataclass(frozen=True)
+class Store:
+    """A run directory."""
+
+    folder: Path
+
+    @contextlib.contextmanager
+    def opened(self, spec: Spec) -> Iterator[None]:
+        """Alone with the directory, which is made and described if it is new.
+
+        Raises:
+            UsageError: another client works here, or it holds something else.
+            DataError: it cannot be written.
+        """
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if any(self.folder.iterdir()) and not (self.folder / SWEEP).is_file():
+                raise UsageError(f"{self.folder} holds something that is no sweep", hint="another --out")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"cannot write into {self.folder}: {error.strerror or error}", hint="another --out"
+            ) from error
+        with locked(self.folder / SWEEP):
+            names = "".join(f"{call.address}\n" for call in _all_calls(spec))
+            place(self.folder / TASKS, names.encode())
+            place(self.folder / SWEEP, _dump({**spec.to_dict(), "version": __version__}))
+            yield
+
+    def read_spec(self) -> Spec:
+        """The sweep of the directory.
+
+        Raises:
+            UsageError: the directory holds none, or one of another version of the package.
+        """
+        path = self.folder / SWEEP
+        try:
+            data = json.loads(path.read_text("utf-8"))
+            version = data.pop("version")
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise UsageError(f"{self.folder} holds no sweep", hint="sounding sweep run SPEC.toml --out DIR") from error
+        if version != __version__:
+            raise UsageError(f"the sweep in {self.folder} is of version {version} of sounding, this is {__version__}",
+                             hint="that version, or sounding sweep run with another --out")  # fmt: skip
+        return spec_of(data, where=str(path))
+
+    def done(self) -> set[str]:
+        """The names of all tasks that have a result."""
+        return set(self._names("results"))
+
+    def keep(self, call: Call, rows: list[dict[str, Any]], *, seconds: float) -> None:
+        """Write the result of a task; its failure, if it had one, is forgotten."""
+        self._write("results", call, {"rows": rows, "seconds": seconds})
+        with contextlib.suppress(OSError):
+            self._path("failures", call.address).unlink()
+
+    def keep_failure(self, call: Call, message: str) -> None:
+        """Write why a task failed, without the name of the user's home; the next run tries it again."""
+        home = str(Path.home())
+        self._write("failures", call, {"message": message.replace(home, "~") if len(home) > 1 else message})
+
+    def read(self, call: Call) -> list[dict[str, Any]] | None:
+        """The rows of a task; None where there is no result, or a damaged one, which is removed to be made again."""
+        path = self._path("results", call.address)
+        try:
+            rows = json.loads(path.read_text("utf-8"))["rows"]
+            return [{name: _number(value) for name, value in row.items()} for row in rows]
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            path.unlink(missing_ok=True)
+            return None
+
+    def status(self) -> Status:
+        """How far the sweep is, from names alone: a second suffices for 100 000 tasks."""
+        try:
+            tasks = set((self.folder / TASKS).read_text("ascii").split())
+        except OSError as error:
+            raise UsageError(f"{self.folder} holds no sweep", hint="sounding sweep run SPEC.toml --out DIR") from error
+        done = tasks & self.done()
+        failed = sorted((tasks & set(self._names("failures"))) - done)
+        return Status(len(tasks), len(done), len(failed), tuple(self._failures(failed[:SHOWN])))
+
+    def _failures(self, names: Iterable[str]) -> Iterator[tuple[Mapping[str, Any], str]]:
+        for name in names:
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                found = json.loads(self._path("failures", name).read_text("utf-8"))
+                yield found["options"], found["message"]
+
+    def _names(self, kind: str) -> Iterator[str]:
+        with contextlib.suppress(FileNotFoundError):
+            for folder in os.scandir(self.folder / kind):
+                for name in os.listdir(folder):
+                    if name.endswith(".json") and not name.startswith("."):
+                        yield name.removesuffix(".json")
+
+    def _path(self, kind: str, address: str) -> Path:
+        return self.folder / kind / address[:2] / f"{address}.json"
+
+    def _write(self, kind: str, call: Call, content: Mapping[str, Any]) -> None:
+        path = self._path(kind, call.address)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        place(path, _dump({"verb": call.verb, "options": call.options, "version": __version__, **content}))
+
+
+def _all_calls(spec: Spec) -> Iterator[Call]:
+    yield from spec.calls()
+    line = spec.line_spec()
+    if line is not None:
+        yield from line.calls()
+
+
+def _dump(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, allow_nan=False).encode()
+
+
+def _number(value: Any) -> Any:
+    return float(value) if isinstance(value, str) and value in NUMBERS else value
