@@ -17,7 +17,7 @@ TIERS = [
     {"theory", "predict"},
     {"chain", "probe", "reader", "data", "models", "start"},
     {"repair", "train"},
-    {"claims"},
+    {"claims", "sweeping"},
     {"plot", "figures", "report", "reproduction"},
     {"cli"},
 ]
