@@ -83,9 +83,11 @@ def _is_orthogonal(weight: Tensor) -> bool:
     """Whether the rows or the columns of a matrix, whichever are fewer, are orthogonal and of one length."""
     wide = weight.detach()
     wide = wide if wide.shape[0] <= wide.shape[1] else wide.T
-    some = wide[: min(len(wide), 64)].double()
-    if len(some) < 2:
-        return False
-    gram = some @ some.T
+    # eight rows of a random matrix give it away; 64 are looked at where they do not
+    return len(wide) > 1 and all(_are_orthogonal(wide[:count].double()) for count in (8, 64))
+
+
+def _are_orthogonal(rows: Tensor) -> bool:
+    gram = rows @ rows.T
     scale = float(gram.diagonal().mean())
-    return scale > 0 and float((gram / scale - torch.eye(len(some), dtype=gram.dtype)).abs().max()) < ORTHOGONAL
+    return scale > 0 and float((gram / scale - torch.eye(len(rows), dtype=gram.dtype)).abs().max()) < ORTHOGONAL

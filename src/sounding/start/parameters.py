@@ -170,7 +170,7 @@ def sample_entries(tensor: Tensor) -> Tensor:
     row = tensor.shape[-1] if tensor.dim() else 1
     while step > 1 and math.gcd(step, row) != 1:  # else some columns would never be seen
         step += 1
-    return flat[::step]
+    return flat[::step].double()  # once: a view would fetch far-apart memory again for every question
 
 
 def _is_linear(module: nn.Module | None) -> bool:
