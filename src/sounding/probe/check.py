@@ -238,6 +238,7 @@ class _Checked(Watched):
         self, report: Report, *, loss: str | Loss | None, mode: Mode, batch_axis: int | None, hurry: bool
     ) -> Report:
         """The report with theory laid beside the last batch; its loss takes the same random direction."""
+        from sounding.probe.verdict import join_findings
         from sounding.reader.beside import lay_beside
 
         if self._last_batch is None:
@@ -246,7 +247,7 @@ class _Checked(Watched):
         again = torch.Generator(device)
         again.set_state(state)
         with untouched(self._last_batch.uncopied()):
-            profile = lay_beside(
+            profile, findings = lay_beside(
                 report.profile,
                 self._root,
                 self._last_batch,
@@ -256,7 +257,7 @@ class _Checked(Watched):
                 generator=again,
                 hurry=hurry,
             )
-        return replace(report, profile=profile)
+        return replace(report, profile=profile, verdict=join_findings(report.verdict, findings))
 
     def finish(self, settings: Mapping[str, Any]) -> Report:
         """The report of the passes run."""

@@ -44,7 +44,8 @@ StartKind = Literal[
     "unused",
     "behind_zeros",
 ]
-FindingKind = Literal[MeasuredKind, StartKind]
+TheoryKind = Literal["disagreement", "cause"]
+FindingKind = Literal[MeasuredKind, StartKind, TheoryKind]
 
 
 @dataclass(frozen=True)

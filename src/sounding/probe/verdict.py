@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from sounding.errors import UsageError
@@ -61,6 +62,15 @@ def judge_reading(
     notes = {id(finding) for finding in found[-len(beside) :] if finding.severity == "low"} if beside else set()
     told = tuple(finding for finding in findings if id(finding) not in notes)  # notes are no warnings
     return Verdict(status, findings, _summarize(reading, told, status, missing, gaps), gaps)
+
+
+def join_findings(verdict: Verdict, findings: Sequence[Finding]) -> Verdict:
+    """The verdict with the findings of theory, which explain and warn: none of them makes a network unhealthy."""
+    if not findings:
+        return verdict
+    joined = tuple(sorted((*verdict.findings, *map(_finite, findings)), key=lambda one: SEVERITIES[one.severity]))
+    told = "; ".join(_phrase(finding, 0) for finding in findings if finding.severity != "low")
+    return replace(verdict, findings=joined, summary=f"{verdict.summary} Theory: {told}." if told else verdict.summary)
 
 
 def _finite(finding: Finding) -> Finding:

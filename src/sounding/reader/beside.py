@@ -12,8 +12,10 @@ from torch import nn
 from sounding.errors import SoundingError
 from sounding.probe.batches import Batch
 from sounding.probe.losses import Loss
+from sounding.probe.records import Finding
 from sounding.probe.state import Mode
 from sounding.profile import Profile, Row
+from sounding.reader.disagreement import find_disagreement
 from sounding.reader.module import read_batch
 from sounding.reader.prediction import Prediction, estimate_seconds, predict
 
@@ -31,8 +33,8 @@ def lay_beside(
     batch_axis: int | None,
     generator: torch.Generator | None,
     hurry: bool = False,
-) -> Profile:
-    """The profile with rows of source "theory" beside its measured ones, where the module could be read.
+) -> tuple[Profile, tuple[Finding, ...]]:
+    """The profile with rows of source "theory" beside its measured ones, and what theory finds in it.
 
     A row of theory has the layer, name and measure of the measured row; its `stderr` is the standard deviation over
     seeds, so that two of them are the 95% band. `settings["theory"]` says how many weight layers are predicted, and
@@ -44,12 +46,14 @@ def lay_beside(
         seconds = estimate_seconds(blueprint)
         if hurry and seconds > PATIENCE:
             told["reading"] = f"theory was left out, it would take about {seconds:.0f} s; theory=True asks for it"
-            return replace(profile, settings={**profile.settings, "theory": told})
+            return replace(profile, settings={**profile.settings, "theory": told}), ()
         prediction = predict(blueprint)
+        training = mode == "train" or (mode == "keep" and model.training)
+        findings = find_disagreement(profile, model, blueprint, prediction, training=training)
     except (SoundingError, RuntimeError, ValueError, ArithmeticError) as error:
         # What a stranger's module does under a trace must not cost the user the measurement.
         told["reading"] = f"the module could not be read: {error}"
-        return replace(profile, settings={**profile.settings, "theory": told})
+        return replace(profile, settings={**profile.settings, "theory": told}), ()
     layers, predicted = blueprint.weight_layers
     told |= {"weight_layers": layers, "predicted_layers": predicted, "samples": prediction.samples}
     told["measured_instead"] = list(prediction.notes)
@@ -59,7 +63,7 @@ def lay_beside(
         told["note"] = (
             f"the module's own description, rule by rule: {predicted} of {layers} weight layers are predicted"
         )
-    return replace(profile, rows=rows, settings={**profile.settings, "theory": told})
+    return replace(profile, rows=rows, settings={**profile.settings, "theory": told}), findings
 
 
 def _merged(profile: Profile, prediction: Prediction) -> tuple[Row, ...]:

@@ -1,1 +1,1 @@
-"""The nine findings. Each module holds functions from a reading to the findings of one kind."""
+"""The findings of a measurement alone. Each module holds functions from a reading to the findings of one kind."""

@@ -1,0 +1,300 @@
+"""Disagreement: where a measurement leaves the band that a random network of the same description has, and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from sounding.probe.calls import named_parameters
+from sounding.probe.records import Finding, Severity
+from sounding.profile import Profile
+from sounding.reader.module import Blueprint
+from sounding.reader.prediction import Prediction, predict
+from sounding.theory.signal import Normalize
+
+BAND = 2.0  # standard deviations over seeds: the 95% band
+# A single row must be further out to count alone: a network has hundreds of rows, and the first order of the spread has
+# longer tails than a Gaussian. Chosen on healthy networks (`bench/blame.py`, docs/disagreement.md).
+ALONE = 6.0
+SPECTRUM = 0.8  # a weight with at least this share of a random one's directions acts like a random one
+FORWARD = ("mean_square", "mean_cosine", "participation_ratio", "orthogonality_gap", "distinct_share")
+GRADIENTS = ("gradient_log_norm", "weight_gradient_log_norm")
+
+
+@dataclass(frozen=True)
+class Departure:
+    """Something measured and what theory expected of it; `deviations` counts standard deviations over seeds."""
+
+    name: str
+    measure: str
+    depth: int
+    measured: float
+    expected: float
+    deviations: float
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What no random network of the description has, and the layer that has it.
+
+    Args:
+        kind: "clone", "reused", "low_rank", "structured", "silent_units", "running", "cut" or "half".
+        departure: the layer, and what of it was expected and came.
+        text: the end of a sentence that starts with the layer.
+        remedy: what to try.
+        severity: of the finding, where the signal or the gradient leaves its band as well.
+    """
+
+    kind: str
+    departure: Departure
+    text: str
+    remedy: str
+    severity: Severity = "medium"
+
+
+def find_disagreement(
+    profile: Profile, model: nn.Module, blueprint: Blueprint, prediction: Prediction, *, training: bool
+) -> tuple[Finding, ...]:
+    """The finding at the first layer that no random network of this description has; at most one.
+
+    Weights are measured too: how alike two of them are, and how many directions one has, each against its own band. A
+    weight that leaves it is the cause, and its finding is of low severity as long as signal and gradient stay in their
+    bands. Without a cause in the weights a row must be six standard deviations out: first forward measures in
+    execution order, then gradients from the output to the input.
+
+    Args:
+        profile: the measured rows.
+        model: the module that was measured; its parameters show clones and missing ranks.
+        blueprint: its description.
+        prediction: what theory expects of it.
+        training: whether the pass was one of training, in which a batch norm should use the batch.
+    """
+    running = _first_running(blueprint) if training else ""
+    if running:
+        prediction = predict(_with_batch_statistics(blueprint))
+    departures = list(find_departures(profile, prediction))
+    parameters = dict(named_parameters(model))
+    cause = (
+        _of_running(departures, running)
+        or _of_zeros(departures, parameters)
+        or next(_of_weights(profile, blueprint, parameters), None)
+    )
+    if cause is not None:
+        at = cause.departure.depth
+        reached = (item for item in departures if item.measure in GRADIENTS or item.depth >= at)
+        return (_explained(cause, next((item for item in reached if item.deviations >= BAND), None)),)
+    first = next((item for item in departures if item.deviations >= ALONE), None)
+    return () if first is None else (_unexplained(first),)
+
+
+def find_departures(profile: Profile, prediction: Prediction) -> Iterator[Departure]:
+    """Every predicted row with its measurement: forward ones in execution order, then gradients from the output back.
+
+    A gradient that theory predicts and that was not measured, although others were, is one of exactly zero.
+    """
+    measured = {(row.name, row.measure): row for row in profile.rows if row.source == "check"}
+    depths = {row.name: row.layer for row in profile.rows if row.source == "check"}
+    gradients = any(row.measure == "gradient_log_norm" and math.isfinite(row.value) for row in measured.values())
+    found = []
+    for row in prediction.rows:
+        if row.name not in depths or not row.stderr > 0:
+            continue
+        is_gradient = row.measure in GRADIENTS
+        seen = measured.get((row.name, row.measure))
+        if seen is None and not (gradients and row.measure == "gradient_log_norm"):
+            continue
+        value = seen.value if seen is not None else -math.inf
+        if math.isnan(value) or not (is_gradient or row.measure in FORWARD):
+            continue
+        away = abs(value - row.value) / row.stderr
+        depth = depths[row.name]
+        found.append(
+            (
+                is_gradient,
+                -depth if is_gradient else depth,
+                Departure(row.name, row.measure, depth, value, row.value, away),
+            )
+        )
+    found.sort(key=lambda item: item[:2])
+    return (item for _, _, item in found)
+
+
+def _of_running(departures: Sequence[Departure], layer: str) -> Cause | None:
+    """A batch norm with running statistics, where they give another signal than the batch's own would."""
+    out = next((item for item in departures if item.deviations >= BAND), None)
+    if not layer or out is None:
+        return None
+    at = next((item for item in departures if item.name == layer), out)
+    return Cause(
+        "running",
+        at if at.deviations >= BAND else replace(out, name=layer),
+        "normalizes by running statistics in a training pass, not by the batch's own",
+        "put this batch norm into training mode, or let its running statistics see data first",
+    )
+
+
+def _of_zeros(departures: Sequence[Departure], parameters: Mapping[str, Tensor]) -> Cause | None:
+    """A signal of zero or infinity in half precision, or a gradient of exactly zero, where theory has a finite one."""
+    half = any(one.dtype == torch.float16 for one in parameters.values())
+    for item in departures:
+        if item.measure == "weight_gradient_log_norm":
+            continue
+        ended = not math.isfinite(item.measured) or (item.measure == "mean_square" and item.measured == 0.0)
+        if ended and half:
+            sinks = item.measured in (0.0, -math.inf)
+            return Cause(
+                "half",
+                item,
+                f"leaves the range of float16: its {'values sink to zero' if sinks else 'values overflow'}",
+                "keep this layer in float32 or bfloat16, or scale the loss (torch.amp.GradScaler)",
+            )
+        if item.measure == "gradient_log_norm" and item.measured == -math.inf:
+            return Cause(
+                "cut",
+                item,
+                "gets a gradient of exactly zero, or none, though its signal passes on: the gradient is cut behind it",
+                "look for detach(), no_grad(), .data, a constant scale of zero or a backward of your own behind it",
+            )
+    return None
+
+
+def _of_weights(profile: Profile, blueprint: Blueprint, parameters: Mapping[str, Tensor]) -> Iterator[Cause]:
+    """Weights that are used twice in a row, equal to an earlier one, or without the directions of random ones."""
+    depths = {row.name: row.layer for row in profile.rows if row.source == "check"}
+    nodes = blueprint.description.nodes
+    seen: dict[str, int] = {}
+    kinds: dict[tuple[torch.Size, float], list[tuple[str, Tensor]]] = {}
+    for index, node in enumerate(nodes):
+        weight, name = parameters.get(node.weight), node.name or node.weight
+        if weight is None or weight.dim() < 2 or name not in depths:
+            continue
+        alike = Departure(name, "cosine", depths[name], 1.0, 0.0, math.sqrt(weight.numel()))
+        if node.weight in seen:
+            if _leads_to(blueprint, seen[node.weight], index):
+                earlier = nodes[seen[node.weight]].name
+                text = f"multiplies by {node.weight!r} again, which {earlier!r} has used already"
+                remedy = "nothing, where the weights are shared on purpose; else give this layer its own"
+                yield Cause("reused", alike, text, remedy, "low")
+            continue
+        seen[node.weight] = index
+        weight = weight.detach()
+        peers = kinds.setdefault((weight.shape, float(weight.flatten()[0])), [])
+        twin = next((other for other, held in peers if torch.equal(held, weight)), None)
+        peers.append((name, weight))
+        if twin is not None and bool(weight.std() > 0):
+            text = f"has a weight that is an exact copy of that of {twin!r}"
+            remedy = "draw the weights of every layer anew (copy.deepcopy and nn.TransformerEncoder copy them)"
+            yield Cause("clone", alike, text, remedy)
+            continue
+        cause = _of_spectrum(name, depths[name], weight)
+        if cause is not None:
+            yield cause
+
+
+def _leads_to(blueprint: Blueprint, first: int, last: int) -> bool:
+    """Whether the value of one node goes into another, at whatever distance."""
+    reached = {first}
+    for index in range(first + 1, last + 1):
+        if reached.intersection(blueprint.description.nodes[index].inputs):
+            reached.add(index)
+    return last in reached
+
+
+def _of_spectrum(name: str, depth: int, weight: Tensor) -> Cause | None:
+    r"""A weight that has fewer directions than a random one: rows of zeros, a low rank, large singular values.
+
+    For an m × n matrix of independent centred entries with variance v and kurtosis κ, E tr (W Wᵀ)² =
+    v² m n (m + n + κ − 2), so that the number of directions (tr W Wᵀ)² / tr (W Wᵀ)² is m n / (m + n + κ − 2) with a
+    relative standard deviation of 2/(m + n): 0.060 at 16 × 16, 0.0075 at 128 × 128, measured.
+    """
+    raw = weight.flatten(1).double()
+    matrix = raw - raw.mean()
+    rows, columns = matrix.shape
+    square = matrix.square()
+    trace = float(square.sum())
+    if not (trace > 0 and math.isfinite(trace)):
+        return None
+    small = matrix if rows <= columns else matrix.T
+    gram = small @ small.T
+    kurtosis = float(square.square().mean()) / (trace / matrix.numel()) ** 2
+    expected = rows * columns / (rows + columns + kurtosis - 2)
+    directions = trace**2 / float(gram.square().sum())
+    away = (1 - directions / expected) * (rows + columns) / 2
+    if away < ALONE or directions > SPECTRUM * expected:
+        return None
+    departure = Departure(name, "directions", depth, directions, expected, away)
+    units, inputs = (int((raw.abs().amax(axis) == 0).sum()) for axis in (1, 0))
+    if units or inputs:
+        what = f"{units} of {rows} units" if units else f"{inputs} of {columns} inputs"
+        remedy = "look for a mask or a pruning that hides what this layer should see"
+        return Cause("silent_units", departure, f"has weights of exactly zero for {what}", remedy)
+    values = torch.linalg.eigvalsh(gram)
+    rank = int((values > 1e-10 * values[-1]).sum())
+    if rank < 0.9 * (len(gram) - 1):  # without its mean a random matrix may have one less
+        text = f"has a weight of rank {rank}, where {len(gram)} is possible"
+        return Cause("low_rank", departure, text, "draw a weight of full rank", "low")
+    text = "has a weight whose singular values are not those of independent entries, as trained weights have"
+    remedy = "nothing, where the weights are trained: the theory is one of random starts"
+    return Cause("structured", departure, text, remedy, "low")
+
+
+def _first_running(blueprint: Blueprint) -> str:
+    rules = ((node.rule, node.name) for node in blueprint.description.nodes if node.name)
+    return next((name for rule, name in rules if isinstance(rule, Normalize) and rule.running is not None), "")
+
+
+def _with_batch_statistics(blueprint: Blueprint) -> Blueprint:
+    description = blueprint.description
+    for index, node in enumerate(description.nodes):
+        if isinstance(node.rule, Normalize) and node.rule.running is not None:
+            description = description.replace(index, rule=replace(node.rule, running=None))
+    return replace(blueprint, description=description)
+
+
+def _explained(cause: Cause, out: Departure | None) -> Finding:
+    at = cause.departure
+    told = f"{at.name!r} {cause.text}. {_sentence(at)}"
+    if out is None:
+        told += " Signal and gradient stay in their bands all the same."
+    elif (out.name, out.measure) != (at.name, at.measure):
+        told += f" {_sentence(out)}"
+    return _finding(at, "low" if out is None else cause.severity, told, cause.remedy)
+
+
+def _unexplained(out: Departure) -> Finding:
+    told = f"{_sentence(out)} No cause shows in the weights: the network or its description is not what it seems."
+    return _finding(out, "low", told, "print(sounding.read(model, inputs)) shows what theory takes the network for")
+
+
+def _finding(at: Departure, severity: Severity, why: str, remedy: str) -> Finding:
+    evidence = {"expected": float(at.expected), "measured": float(at.measured), "deviations": float(at.deviations)}
+    words, _, expected = _sentence(at).partition(" where theory expects ")
+    place = None, expected.rstrip("."), words[0].lower() + words[1:]
+    return Finding("disagreement", severity, at.name, at.depth, evidence, why, "meanfield2019", (remedy,), *place)
+
+
+WORDS = {
+    "gradient_log_norm": "The logarithm of the gradient norm",
+    "weight_gradient_log_norm": "The logarithm of the weight gradient norm",
+    "mean_square": "The mean square",
+    "mean_cosine": "The mean cosine",
+    "participation_ratio": "The participation ratio",
+    "orthogonality_gap": "The orthogonality gap",
+    "distinct_share": "The share in which samples differ",
+    "cosine": "The cosine of the two weights",
+    "directions": "The number of directions of the weight",
+}
+
+
+def _sentence(item: Departure) -> str:
+    """What was expected, what came, and how often a Gaussian is so far out."""
+    came = f"{item.measured:.3g}" if math.isfinite(item.measured) else "−∞" if item.measured < 0 else "∞"
+    if item.deviations < 37:  # beyond it a double holds no probability
+        chance = f"{item.deviations:.1f} standard deviations, by chance {math.erfc(item.deviations / math.sqrt(2)):.1g}"
+    else:
+        chance = "practically impossible by chance"
+    return f"{WORDS[item.measure]} at {item.name!r} is {came} where theory expects {item.expected:.3g} ({chance})."
