@@ -6,6 +6,8 @@
 - `linear`, `pointwise`, `shapes`, `softmax`: the operations, family by family.
 - `laws`: the law of a weight's entries, with tests of how sure it is.
 - `module`: the front door, `read`.
+- `prediction`, `beside`: what theory expects of a check, and its rows beside the measured ones.
+- `disagreement`: the first layer that no random network of the description has.
 """
 
 from sounding.reader.module import Blueprint, read

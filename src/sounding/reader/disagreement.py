@@ -232,9 +232,8 @@ def _of_spectrum(name: str, depth: int, weight: Tensor) -> Cause | None:
         what = f"{units} of {rows} units" if units else f"{inputs} of {columns} inputs"
         remedy = "look for a mask or a pruning that hides what this layer should see"
         return Cause("silent_units", departure, f"has weights of exactly zero for {what}", remedy)
-    values = torch.linalg.eigvalsh(gram)
-    rank = int((values > 1e-10 * values[-1]).sum())
-    if rank < 0.9 * (len(gram) - 1):  # without its mean a random matrix may have one less
+    rank = int(torch.linalg.matrix_rank(raw, rtol=1e-5))  # weights are float32
+    if rank < 0.9 * len(gram):
         text = f"has a weight of rank {rank}, where {len(gram)} is possible"
         return Cause("low_rank", departure, text, "draw a weight of full rank", "low")
     text = "has a weight whose singular values are not those of independent entries, as trained weights have"

@@ -1,0 +1,108 @@
+"""Disagreement: faults that no random network has are found at their layer, and healthy networks are left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import networks
+import sounding
+from sounding.probe.records import Finding
+
+
+class Cut(nn.Module):
+    """Passes the signal on and keeps the gradient back."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.detach()
+
+
+def found(model: nn.Module, inputs: Tensor, **options: object) -> list[Finding]:
+    report = sounding.check(model, inputs, theory=True, **options)  # type: ignore[arg-type]
+    return [finding for finding in report.verdict.findings if finding.kind == "disagreement"]
+
+
+def clone(model: nn.Sequential) -> None:
+    model[8].load_state_dict(model[6].state_dict())
+
+
+def tie(model: nn.Sequential) -> None:
+    model[8].weight = model[6].weight
+
+
+@torch.no_grad()
+def lower_rank(model: nn.Sequential) -> None:
+    model[8].weight.copy_(torch.randn(64, 4) @ torch.randn(4, 64) / 16)
+
+
+@torch.no_grad()
+def train_a_direction(model: nn.Sequential) -> None:
+    model[8].weight.add_(torch.outer(torch.randn(64), torch.randn(64)) / 8)
+
+
+@torch.no_grad()
+def hide(model: nn.Sequential) -> None:
+    model[8].weight[:48] = 0
+
+
+def cut(model: nn.Sequential) -> None:
+    model[9] = nn.Sequential(Cut(), nn.ReLU())
+
+
+FAULTS: dict[str, Callable[[nn.Sequential], None]] = {
+    "copy": clone,
+    "again": tie,
+    "rank 4": lower_rank,
+    "singular values": train_a_direction,
+    "exactly zero for 48 of 64 units": hide,
+    "gradient is cut": cut,
+}
+
+
+@pytest.mark.parametrize("words", FAULTS)
+def test_a_fault_is_named_with_its_layer(words: str) -> None:
+    with networks.seeded(1):
+        model = networks.mlp(6, 64)
+        assert found(model, torch.randn(24, 64)) == []
+        FAULTS[words](model)
+        (finding,) = found(model, torch.randn(24, 64))
+    assert finding.layer in ("8", "9.0") if words == "gradient is cut" else finding.layer == "8"
+    assert words in finding.why, finding.why
+    assert finding.severity in ("low", "medium")
+    assert finding.remedies
+
+
+def test_running_statistics_in_a_training_pass_are_named() -> None:
+    with networks.seeded(0):
+        model = networks.mlp(4, 64, normalization=nn.BatchNorm1d)
+        inputs = torch.randn(24, 64)
+        assert found(model, inputs) == []
+        model[1].eval()
+        (finding,) = found(model, inputs, mode="keep")
+        assert found(model, inputs, mode="eval") == [], "running statistics are right in evaluation"
+    assert finding.layer == "1"
+    assert "running statistics" in finding.why
+
+
+def test_half_precision_that_loses_the_gradient_is_named() -> None:
+    with networks.seeded(0):
+        (finding,) = found(networks.mlp(24, 64).half(), torch.randn(24, 64).half())
+    assert "float16" in finding.why
+
+
+def test_a_layer_shared_by_two_inputs_is_no_disagreement() -> None:
+    """Independent paths through one weight are what theory describes; a weight behind itself is not."""
+
+    class Siamese(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(32, 64), nn.Linear(128, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.cat([self.body(x[:, :32]), self.body(x[:, 32:])], 1))
+
+    with networks.seeded(0):
+        assert found(Siamese(), torch.randn(24, 64)) == []
