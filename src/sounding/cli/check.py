@@ -52,6 +52,7 @@ class Settings:
     batch_size: int | None
     loss: str | None
     repeats: int
+    theory: bool
     device: str | None
     seed: int
 
@@ -76,6 +77,7 @@ class Subject:
 )
 @click.option("--loss", metavar="NAME", help="cross_entropy, mse, random, or file.py:name [default: by the targets].")
 @click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Batches to average over.")
+@click.option("--theory/--no-theory", default=True, show_default=True, help="Lay prediction beside measurement.")
 @click.option("--device", metavar="NAME", help="cpu, cuda, cuda:1, mps, ... [default: where the network is].")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of the weights a callable draws, and the batch.")
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write an interactive report, one file.")
@@ -90,6 +92,7 @@ def check(
     batch_size: int | None,
     loss: str | None,
     repeats: int,
+    theory: bool,
     device: str | None,
     seed: int,
     html: Path | None,
@@ -112,7 +115,7 @@ def check(
         require_writable(html)
     if target is None and input_shape is None:
         input_shape = (EXAMPLE_INPUT,)
-    settings = Settings(data, input_shape, batch_size, loss, repeats, device, seed)
+    settings = Settings(data, input_shape, batch_size, loss, repeats, theory, device, seed)
     prose = console(stderr=as_json, quiet=quiet and as_json)
     reports, interrupted = _measure_all(_choose_subjects(target, settings), settings, quiet=quiet)
     if not reports:
@@ -227,6 +230,7 @@ def _measure(subject: Subject, settings: Settings, tell: Callable[[str], None]) 
                     loss=loss,
                     repeats=settings.repeats,
                     batch_axis=chosen.axis or None,
+                    theory=settings.theory,
                     generator=generator,
                     progress=lambda done, total: tell(f"checking {subject.name}: {done} of {total} batches"),
                 )

@@ -94,9 +94,14 @@ def _theory(profile: Profile, drawn: list[str]) -> dict[str, dict[str, list[floa
         if row.measure == "participation_ratio":
             values[SHARE_OUTSIDE] = share_outside(row.value)
         for measure in values.keys() & set(drawn):
-            line = lines.setdefault(measure, {"depth": [], "value": []})
+            line = lines.setdefault(measure, {"depth": [], "value": [], "low": [], "high": []})
             line["depth"].append(row.layer)
             line["value"].append(_round(values[measure]))
+            # two standard deviations over seeds, where theory knows them
+            for edge, sign in (("low", -1), ("high", 1)):
+                value = row.value + sign * 2 * (row.stderr or math.nan)
+                bent = share_outside(max(value, 1.0)) if measure == SHARE_OUTSIDE else value
+                line[edge].append(_round(bent if math.isfinite(value) else math.nan))
     return lines
 
 

@@ -137,6 +137,14 @@
       });
       const theory = network.theory[measure], told = selectTheory(chart, network, measure);
       if (told.length) {
+        const banded = told.filter((k) => theory.low[k] !== null && theory.high[k] !== null);
+        if (banded.length > 1) {
+          const edge = (side, style) => ({
+            type: "scatter", mode: "lines", x: banded.map((k) => theory.depth[k]),
+            y: banded.map((k) => axis.map(theory[side][k])), line: { width: 0 }, hoverinfo: "skip", showlegend: false, ...style,
+          });
+          traces.push(edge("low", {}), edge("high", { fill: "tonexty", fillcolor: color("band"), name: "95% of seeds", showlegend: true }));
+        }
         traces.push({
           type: "scatter", mode: "lines", name: `theory: ${label}`, x: told.map((k) => theory.depth[k]),
           y: told.map((k) => axis.map(theory.value[k])), line: { color: color("ink"), width: 1.6, dash: "dash" },
