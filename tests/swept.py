@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from sounding.errors import InterruptedRun
+
 
 def wave(x: int, seed: int = 0, wait: float = 0.0, log: str = "") -> dict[str, float]:
     """Numbers that belong to (x, seed), whoever draws them; with `log`, a line in that file for every call."""
@@ -46,3 +48,15 @@ def talk(x: int) -> dict[str, float]:
     """Prints, which must not be taken for an answer, and gives what JSON has no number for."""
     print("{}")  # noqa: T201
     return {"infinite": float("inf"), "nothing": float("nan"), "list": [1, 2], "inner": {"deep": x}}  # type: ignore[dict-item]
+
+
+def place(x: int) -> dict[str, Any]:
+    """Which GPUs a task sees, and the process that its worker belongs to."""
+    return {"gpu": os.environ.get("CUDA_VISIBLE_DEVICES"), "parent": os.getppid()}
+
+
+def interrupted(x: int) -> float:
+    """Ctrl-C in the second task, as the verbs tell it."""
+    if x == 1:
+        raise InterruptedRun("interrupted", partial=0.5)
+    return float(x)

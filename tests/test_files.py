@@ -275,8 +275,8 @@ def test_a_killed_worker_is_told_and_the_rest_is_kept(tmp_path: Path) -> None:
     wait_for(lambda: list(tmp_path.glob("out/*/quick")))
     listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
     rows = [line.split(None, 2) for line in listed.splitlines()[1:]]
-    worker = next(int(row[0]) for row in rows if row[1] == str(process.pid) and "spawn_main" in row[2])
-    os.kill(worker, signal.SIGKILL)
+    for worker in [int(row[0]) for row in rows if row[1] == str(process.pid) and "sweeping.hand" in row[2]]:
+        os.kill(worker, signal.SIGKILL)
     _, err = process.communicate(timeout=60)
     assert process.returncode == ExitCode.NUMERICAL, err
     assert "internal error" not in err

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 import sounding
 import swept
 from sounding.cli import cli
-from sounding.cli.verbs import prepare
-from sounding.errors import MissingExtraError, UsageError
+from sounding.cli.verbs import prepare, run_verb
+from sounding.errors import InterruptedRun, MissingExtraError, UsageError
 from sounding.files import locked
 from sounding.sweeping import Call, Spec, Store, open_executor, read_spec, run_sweep
 from sounding.sweeping.pictures import make_picture
@@ -137,6 +137,42 @@ def test_threads_are_one_or_as_stated_and_come_back(monkeypatch: pytest.MonkeyPa
         assert table.rows[0]["threads"] == threads
     assert torch.get_num_threads() == before
     assert "OMP_NUM_THREADS" not in os.environ
+
+
+def test_ctrl_c_in_a_task_of_this_process_ends_the_sweep(tmp_path: Path) -> None:
+    with pytest.raises(InterruptedRun, match="goes on with the rest"):
+        sounding.sweep("swept:interrupted", {"x": [0, 1, 2]}, out=tmp_path / "out", **HERE)
+    status = Store(tmp_path / "out").status()
+    assert (status.done, status.failed) == (1, 0)
+
+
+def test_a_verb_that_was_interrupted_gives_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`simulate` prints what it has when it is interrupted; a sweep must not keep that."""
+
+    def stop(*arguments: Any, **options: Any) -> Any:
+        raise InterruptedRun("interrupted", partial=partial)
+
+    options = {"width": 16, "batch_size": 4, "depth": 5, "seed": 0}
+    partial = sounding.simulate(width=16, batch_size=4, depth=5)
+    monkeypatch.setattr("sounding.chain.simulate", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run_verb("simulate", options)
+
+
+def test_a_sweep_over_networks_to_check() -> None:
+    """The argument of a verb is an option like others, and an unhealthy network is a result, not a failure."""
+    table = sounding.sweep("check", {"target": ["mlp,depth=2", "mlp,depth=60"]}, options={"data": "digits"}, **HERE)
+    assert [row["verdict.healthy"] for row in table.rows] == [True, False], table.failures
+
+
+def test_local_processes_share_out_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    table = sounding.sweep("swept:place", {"x": list(range(8))}, resources={"GPU": 1})
+    assert {row["gpu"] for row in table.rows} <= {"3", "5"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(UsageError, match="asks for a GPU"):
+        sounding.sweep("swept:place", {"x": [1]}, resources={"GPU": 1})
 
 
 def test_what_a_task_prints_and_odd_numbers() -> None:

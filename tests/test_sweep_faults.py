@@ -161,7 +161,7 @@ def test_a_clock_that_runs_backwards_changes_nothing(tmp_path: Path, reference: 
 
 @contextlib.contextmanager
 def cluster(folder: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
-    """The address of a scheduler on loopback, and the processes: the scheduler, then two workers."""
+    """The address of a scheduler on loopback, and the processes: the scheduler, a worker, and one that offers a GPU."""
     file = folder / "scheduler.json"
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": HERE, "cwd": folder}
     command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
@@ -170,7 +170,8 @@ def cluster(folder: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]
         wait_for(lambda: file.exists() and file.read_text().endswith("}"))
         address = json.loads(file.read_text())["address"]
         command = [sys.executable, "-m", "distributed.cli.dask_worker", address, "--nthreads", "1", "--no-nanny"]
-        processes += [subprocess.Popen([*command, "--no-dashboard"], **quiet) for _ in range(2)]
+        offered = ([], ["--resources", "GPU=1"])
+        processes += [subprocess.Popen([*command, "--no-dashboard", *more], **quiet) for more in offered]
         yield address, processes
     finally:
         for process in processes:
@@ -207,6 +208,18 @@ def test_a_killed_scheduler_or_client_of_dask(victim: str, tmp_path: Path, refer
             finish(tmp_path, reference)
         else:
             finish(tmp_path, reference, "--cluster", address)
+
+
+@pytest.mark.slow
+def test_tasks_that_need_a_gpu_go_to_workers_that_offer_one(tmp_path: Path) -> None:
+    (tmp_path / "spec.toml").write_text(
+        'verb = "swept:place"\nlimit = 60\n[grid]\nx = [1, 2, 3, 4]\n[resources]\nGPU = 1\n'
+    )
+    with cluster(tmp_path) as (address, processes):
+        _, err = client(tmp_path, "run", "spec.toml", "--out", "out", "--cluster", address).communicate(timeout=120)
+        store = Store(tmp_path / "out")
+        table = read_table(store, store.read_spec())
+        assert [row["parent"] for row in table.rows] == [processes[2].pid] * 4, err
 
 
 @pytest.mark.slow

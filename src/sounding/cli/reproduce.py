@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.output import console, print_json, say
+from sounding.cli.output import console, print_json, progress_over, say
 from sounding.errors import ExitCode, InterruptedRun, SoundingError, UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
     from sounding.claims.claim import Scale
 
 OUT = "sounding-claims"
-KILLED = "a worker process was killed before this row was measured, often because memory ran out"
+MEASURE = "sounding.cli.reproduce:measure_row"
 
 
 @click.command()
@@ -34,6 +32,7 @@ KILLED = "a worker process was killed before this row was measured, often becaus
     "--seed", "--random-seed", "seeds", multiple=True, metavar="S", help="Of the random numbers. [default: 0]"
 )
 @click.option("--jobs", type=int, default=1, show_default=True, metavar="J", help="Rows measured at a time (cpu).")
+@click.option("--cluster", metavar="C", help="local:4 or tcp://HOST:8786, as for sounding sweep.")
 @click.option("--force", is_flag=True, help="Measure again what is there.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress.")
@@ -46,6 +45,7 @@ def reproduce(
     out: str,
     seeds: tuple[str, ...],
     jobs: int,
+    cluster: str | None,
     force: bool,
     as_json: bool,
     quiet: bool,
@@ -65,20 +65,22 @@ def reproduce(
     rows = _choose(ids, (*papers, *old), everything)
     if jobs < 1:
         raise UsageError(f"--jobs must be at least 1, got {jobs}")
+    if cluster and jobs > 1:
+        raise UsageError("expected either --jobs or --cluster, got both", hint="--cluster local:4")
     place: dict[str, Any] = {"out": out, "device": device, "random_seed": random_seed}
-    require_run(scale=scale, **place)
+    require_run(scale=scale, **(place | {"device": "cpu"} if cluster else place))  # a cluster has its own devices
     kept = set() if force else {row.id for row in rows if find_kept(row, scale, **place)}
     options = {"scale": scale, "force": force, **place}
     found: list[Result] = []
     failed: dict[str, str] = {}
-    with _progress(len(rows), quiet=quiet) as tell:
-        for row, result in _run(rows, jobs, options):
+    with progress_over("rows", quiet=quiet) as tell:
+        for count, (row, result) in enumerate(_run(rows, jobs, cluster, options), start=1):
             if isinstance(result, SoundingError):
                 failed[row.id] = str(result)
                 say(f"sounding: {row.id} failed: {result}", err=True)
             else:
                 found.append(result)
-            tell(row.id)
+            tell(row.id, count, len(rows))
     if as_json:
         print_json({"results": [_object(result, out, kept) for result in found], "failed": failed})
     else:
@@ -109,37 +111,45 @@ def _choose(ids: tuple[str, ...], papers: tuple[str, ...], everything: bool) -> 
     return list({claim.id: claim for claim in chosen}.values())
 
 
-def _run(rows: list[Claim], jobs: int, options: dict[str, Any]) -> Iterator[tuple[Claim, Result | SoundingError]]:
+def _run(
+    rows: list[Claim], jobs: int, cluster: str | None, options: dict[str, Any]
+) -> Iterator[tuple[Claim, Result | SoundingError]]:
     """Each row with its result or error, in the order they finish."""
-    if jobs == 1 or len(rows) == 1:
+    if cluster is None and (jobs == 1 or len(rows) == 1):
         for row in rows:
             yield row, _measure(row.id, options)
         return
-    import concurrent.futures
-    import multiprocessing
+    from sounding.reproduction import find_kept
+    from sounding.sweeping import Call, complete, open_executor
+    from sounding.sweeping.worker import KILLED
 
     by_id = {row.id: row for row in rows}
-    others = set(multiprocessing.active_children())
-    workers = min(jobs, len(rows))
-    pool = concurrent.futures.ProcessPoolExecutor(
-        workers, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker, initargs=(workers,)
-    )
+    workers = None if cluster else min(jobs, len(rows))
+    threads = max(1, (os.cpu_count() or 1) // workers) if workers else 1
+    resources = {"GPU": 1} if cluster and options["device"].startswith("cuda") else None
+    options = {**options, "out": str(Path(options["out"]).resolve())}  # a worker may stand in another folder
+    place = {name: options[name] for name in ("out", "device", "random_seed")}
+    calls = (Call(MEASURE, {"claim_id": row.id, "options": options}) for row in rows)
     try:
-        futures = {pool.submit(_measure, row.id, options): row.id for row in rows}
-        for future in concurrent.futures.as_completed(futures):
-            try:
-                yield by_id[futures[future]], future.result()
-            except concurrent.futures.process.BrokenProcessPool:
-                yield by_id[futures[future]], SoundingError(KILLED, hint="the same command with fewer --jobs")
-    except BaseException as stop:
-        # a signal to this process alone reaches no worker, and one that goes on would be waited for
-        for worker in set(multiprocessing.active_children()) - others:
-            worker.terminate()
-        if isinstance(stop, KeyboardInterrupt):
-            raise _interruption(options) from None
-        raise
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        with open_executor(cluster, jobs=workers, threads=threads, resources=resources) as executor:
+            for call, outcome in complete(executor, calls):
+                row = by_id[call.options["claim_id"]]
+                if outcome.error is not None:
+                    hint = "the same command with fewer --jobs" if outcome.error == KILLED else None
+                    yield row, SoundingError(outcome.error, hint=hint)
+                    continue
+                found = find_kept(row, options["scale"], **place)
+                lost = SoundingError(f"no result came into {options['out']}", hint="workers that share this disk")
+                yield row, found or lost
+    except KeyboardInterrupt:
+        raise _interruption(options) from None
+
+
+def measure_row(claim_id: str, options: dict[str, Any]) -> dict[str, str]:
+    """The verdict of a row, measured by a worker; its result is in the folder of results."""
+    from sounding.reproduction import reproduce as run
+
+    return {"verdict": run(claim_id, **options).verdict}
 
 
 def _measure(claim_id: str, options: dict[str, Any]) -> Result | SoundingError:
@@ -158,37 +168,6 @@ def _measure(claim_id: str, options: dict[str, Any]) -> Result | SoundingError:
 
 def _interruption(options: dict[str, Any]) -> InterruptedRun:
     return InterruptedRun(f"interrupted; finished rows are in {options['out']}, the same command goes on with the rest")
-
-
-def _start_worker(workers: int) -> None:
-    """Share the cores, and do not outlive a parent that was killed."""
-    import multiprocessing.connection
-    import threading
-
-    import torch
-
-    def watch() -> None:
-        parent = multiprocessing.parent_process()
-        if parent is not None:
-            multiprocessing.connection.wait([parent.sentinel])
-            os._exit(1)
-
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
-    threading.Thread(target=watch, daemon=True).start()
-
-
-@contextlib.contextmanager
-def _progress(rows: int, *, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A bar over rows with the time left on a terminal; nothing elsewhere."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda name: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task("rows", total=rows)
-        yield lambda name: bar.update(task, advance=1, description=name)
 
 
 def _object(result: Result, out: str, kept: Collection[str]) -> dict[str, Any]:

@@ -15,12 +15,13 @@ from typing import Any
 
 import click
 
-from sounding.errors import UsageError
+from sounding.errors import ExitCode, UsageError
 from sounding.sweeping.spec import SEED, Spec
 
 VERBS = ("predict", "prescribe", "simulate", "train", "check")
 OURS = {"json", "quiet", "plot", "out", "html", "checkpoint", "fresh", "debug", "help"}  # written or printed elsewhere
 STACKED = ("lr", SEED, "init", "eps", "shift", "scale", "residual")  # what runs of one stack of `train` differ in
+CIRCUMSTANCES = ("settings", "environment", "profile", "method")
 RATE = {"lr": "learning_rate"}  # as a history calls it
 
 
@@ -51,17 +52,19 @@ def prepare(spec: Spec) -> Spec:
 
 
 def run_verb(verb: str, options: Mapping[str, Any], stack: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The rows that a verb gives: one, or for a stack of trainings one for each run; times are left out."""
+    """The rows that a verb gives: one, or for a stack of trainings one for each run."""
     printed = io.StringIO()
     command = _find(verb)
     with tempfile.TemporaryDirectory() as scratch:
-        words = _words(command, verb, options)
+        words = ["--json", *_words(command, verb, options)]
         if verb == "train":
-            words += ["--checkpoint", str(Path(scratch) / "run")]
+            words = ["--checkpoint", str(Path(scratch) / "run"), *words]
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()), _told(verb):
-            command.main([*words, "--json"], prog_name=f"sounding {verb}", standalone_mode=False)
+            code = command.main(words, prog_name=f"sounding {verb}", standalone_mode=False)
+    if code == ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt  # what was printed is a part of the result
     found = json.loads(printed.getvalue())
-    return _runs(found, options, stack) if verb == "train" else [_without_times(found)]
+    return _runs(found, options, stack) if verb == "train" else [_results(found)]
 
 
 def _find(verb: str) -> click.Command:
@@ -111,7 +114,7 @@ def _words(command: click.Command, verb: str, options: Mapping[str, Any]) -> lis
             continue
         option = known.get(name)
         if option is None or name in OURS:
-            names = sorted(set(known) - OURS)
+            names = sorted(one for one in set(known) - OURS if len(one) > 1)
             raise UsageError(f"{verb} has no option {name!r} in a sweep", hint=f"one of {', '.join(names)}")
         several = [str(part) for part in value] if isinstance(value, list) else [str(value)]
         if isinstance(option, click.Argument):
@@ -138,8 +141,9 @@ def _runs(found: Mapping[str, Any], options: Mapping[str, Any], stack: Sequence[
     return rows
 
 
-def _without_times(found: Any) -> Any:
+def _results(found: Any) -> Any:
+    """What came out, without times, which differ from run to run, and without what only says how it was run."""
     if not isinstance(found, Mapping):
         return found
     kept = {name: value for name, value in found.items() if not name.endswith(("seconds", "per_second"))}
-    return {name: _without_times(value) for name, value in kept.items()}
+    return {name: _results(value) for name, value in kept.items() if name not in CIRCUMSTANCES}

@@ -24,6 +24,7 @@ CLUSTERS = "in-process, local:4, tcp://HOST:8786 or tls://HOST:8786"
 AHEAD = 3  # calls submitted for each worker; fewer leave it idle between two tiny tasks, more only use memory
 LEAST = 32  # calls submitted to a cluster, also while its workers have yet to come
 LOOK = 5.0  # seconds between two looks at how many workers a cluster has
+CONNECT = 10.0  # seconds in which a scheduler must answer, at first and when a connection broke
 WORKER_WAIT = 60.0  # seconds for the workers of a local cluster to start; they import little, so this is a slow machine
 
 
@@ -108,6 +109,8 @@ class InProcess:
             with threadpool_limits(self._threads):
                 rows = do(call.function, call.arguments)
             future.set_result(Outcome(rows, seconds=time.perf_counter() - began))
+        except KeyboardInterrupt:
+            raise
         except Exception as error:  # a task that fails must not end the others
             future.set_result(Outcome(error=explain(error)))
         return future
@@ -188,11 +191,11 @@ class Dask:
             return cluster
         kind, _, rest = str(cluster).partition(":")
         if kind == "local":
-            return self._closing.enter_context(distributed.Client(self._start(distributed, rest)))
+            return self._closing.enter_context(distributed.Client(self._start(distributed, rest), set_as_default=False))
         if kind not in ("tcp", "tls") or not rest.startswith("//"):
             raise UsageError(f"no cluster {cluster!r}", hint=CLUSTERS)
         try:
-            return self._closing.enter_context(distributed.Client(cluster, timeout=20, set_as_default=False))
+            return self._closing.enter_context(distributed.Client(cluster, timeout=CONNECT, set_as_default=False))
         except (OSError, TimeoutError, ValueError) as error:
             raise DataError(
                 f"no Dask scheduler answers at {cluster}", hint="dask scheduler --host 127.0.0.1"
