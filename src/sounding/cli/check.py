@@ -53,6 +53,7 @@ class Settings:
     loss: str | None
     repeats: int
     theory: bool
+    redraw: int
     device: str | None
     seed: int
 
@@ -78,6 +79,7 @@ class Subject:
 @click.option("--loss", metavar="NAME", help="cross_entropy, mse, random, or file.py:name [default: by the targets].")
 @click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Batches to average over.")
 @click.option("--theory/--no-theory", default=True, show_default=True, help="Lay prediction beside measurement.")
+@click.option("--redraw", type=int, default=0, metavar="N", help="Bands from N networks with these laws, measured: 16.")
 @click.option("--device", metavar="NAME", help="cpu, cuda, cuda:1, mps, ... [default: where the network is].")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of the weights a callable draws, and the batch.")
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write an interactive report, one file.")
@@ -93,6 +95,7 @@ def check(
     loss: str | None,
     repeats: int,
     theory: bool,
+    redraw: int,
     device: str | None,
     seed: int,
     html: Path | None,
@@ -111,11 +114,12 @@ def check(
     130 interrupted (what was measured is kept).
     """
     require_time(LEAST_REPEAT * repeats, what=f"{repeats} repeats")
+    require_time(LEAST_REPEAT * redraw, what=f"{redraw} draws")
     if html is not None:
         require_writable(html)
     if target is None and input_shape is None:
         input_shape = (EXAMPLE_INPUT,)
-    settings = Settings(data, input_shape, batch_size, loss, repeats, theory, device, seed)
+    settings = Settings(data, input_shape, batch_size, loss, repeats, theory, redraw, device, seed)
     prose = console(stderr=as_json, quiet=quiet and as_json)
     reports, interrupted = _measure_all(_choose_subjects(target, settings), settings, quiet=quiet)
     if not reports:
@@ -229,6 +233,7 @@ def _measure(subject: Subject, settings: Settings, tell: Callable[[str], None]) 
                     targets,
                     loss=loss,
                     repeats=settings.repeats,
+                    redraw=settings.redraw,
                     batch_axis=chosen.axis or None,
                     theory=settings.theory,
                     generator=generator,

@@ -38,6 +38,7 @@ from sounding.probe.state import (
 )
 from sounding.probe.table import list_unmeasured
 from sounding.probe.watch import Watched
+from sounding.profile import Profile
 from sounding.start.loss import StartLoss, average, measure_loss
 
 ONE_VALUE = "more than 1 value per channel"  # what torch says when batch norm has nothing to take a variance over
@@ -58,6 +59,7 @@ def check(
     samples: int | None = None,
     batch_axis: int | None = None,
     theory: bool | None = None,
+    redraw: int = 0,
     generator: torch.Generator | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
@@ -91,7 +93,10 @@ def check(
         theory: lay prediction beside measurement, layer by layer; by default for the tier "full" where it takes less
             than about two seconds. It costs one more forward pass, and time that grows as the square of the points
             (samples times positions) that are followed.
-        generator: where the random direction comes from; None is torch's default generator.
+        redraw: draw every weight anew from its own law this often and measure the last batch each time. The standard
+            deviation over the draws becomes the `stderr` of the rows of theory; what theory does not predict gets rows
+            of source "redraw", mean and standard deviation. Frozen and constant parameters and buffers stay.
+        generator: where the random direction and the redrawn weights come from; None is torch's default generator.
         progress: called with (repeats done, repeats).
 
     Raises:
@@ -104,12 +109,14 @@ def check(
     >>> report.profile.select(layer=2).measures[:2]
     ('mean_square', 'participation_ratio')
     """
-    _check_options(model, repeats, mode)
+    _check_options(model, repeats, mode, redraw)
     root = materializable(unwrap(model))
     batches = batches_of(inputs, targets, repeats, batch_axis=batch_axis)
     settings: dict[str, Any] = {"mode": mode, "loss": "random", "dropout": dropout}
     left: dict[tuple[str, str], None] = {}
     shards = find_shards(root)
+    if shards is not None and redraw:
+        raise UsageError("expected a model that one process holds whole for redraw, got a sharded one", hint="redraw=0")
     if shards is not None:
         seed = (generator or torch.default_generator).initial_seed()
         seed = Meeting(f"gather/{shards.name}", shards.ranks).gather(seed)
@@ -161,6 +168,14 @@ def check(
             kept.set_gradients_aside()
             _make_ready(root, mode, dropout=dropout)
             report = watched.predict(report, loss=loss, mode=mode, batch_axis=batch_axis, hurry=theory is None)
+        if redraw:
+
+            def ready() -> None:
+                kept.restore()
+                kept.set_gradients_aside()
+                _make_ready(root, mode, dropout=dropout)
+
+            report = watched.redraw(report, redraw, ready=ready, loss=loss, generator=generator)
     named = tuple(Unmeasured(name or ROOT, reason) for name, reason in {**dict.fromkeys(kept.left), **left})
     return replace(report, unmeasured=report.unmeasured + named)
 
@@ -243,9 +258,6 @@ class _Checked(Watched):
 
         if self._last_batch is None:
             return report
-        device, state = self._last_state
-        again = torch.Generator(device)
-        again.set_state(state)
         with untouched(self._last_batch.uncopied()):
             profile, findings = lay_beside(
                 report.profile,
@@ -254,10 +266,66 @@ class _Checked(Watched):
                 loss=loss,
                 mode=mode,
                 batch_axis=batch_axis,
-                generator=again,
+                generator=self._direction(),
                 hurry=hurry,
             )
         return replace(report, profile=profile, verdict=join_findings(report.verdict, findings))
+
+    def _direction(self) -> torch.Generator:
+        """A generator that gives the last batch's random direction once more."""
+        device, state = self._last_state
+        again = torch.Generator(device)
+        again.set_state(state)
+        return again
+
+    def redraw(
+        self,
+        report: Report,
+        draws: int,
+        *,
+        ready: Callable[[], None],
+        loss: str | Loss | None,
+        generator: torch.Generator | None,
+    ) -> Report:
+        """The report with bands from drawing all weights anew; `ready` puts the model back before each draw."""
+        from sounding.reader.redraw import draw_weights_, survey_weights, with_bands
+
+        batch = self._last_batch
+        if batch is None:
+            return report
+        ready()
+        laws = survey_weights(self._root)
+        device = "cpu" if generator is None else generator.device
+        seeds: list[int] = torch.randint(2**62, (draws,), generator=generator, device=device).tolist()
+        drawn: list[Profile] = []
+        try:
+            for seed in seeds:
+                one = _Checked(
+                    self._root,
+                    resting=self._resting,
+                    tier="fast",
+                    only=self._only,
+                    types=self._types,
+                    samples=self._samples,
+                    batch_axis=self._axis,
+                    source="redraw",
+                )
+                one._plain_inputs = self._plain_inputs
+                with untouched(batch.uncopied()) as beside:
+
+                    def start(beside: Snapshot = beside, seed: int = seed) -> None:
+                        beside.restore()
+                        ready()
+                        draw_weights_(self._root, laws, generator=torch.Generator().manual_seed(seed))
+
+                    start()
+                    one.run(batch, loss=loss, generator=self._direction(), rewind=start)
+                drawn.append(one.profile)
+        except KeyboardInterrupt as stop:
+            profile = with_bands(report.profile, drawn)
+            partial = replace(report, profile=replace(profile, settings={**profile.settings, "partial": True}))
+            raise InterruptedRun("interrupted; what was measured so far is kept", partial=partial) from stop
+        return replace(report, profile=with_bands(report.profile, drawn))
 
     def finish(self, settings: Mapping[str, Any]) -> Report:
         """The report of the passes run."""
@@ -339,13 +407,15 @@ def _sentence(error: BaseException) -> str:
     return lines[-1] if isinstance(error, torch.jit.Error) and lines else " ".join(lines) or type(error).__name__
 
 
-def _check_options(model: Any, repeats: int, mode: str) -> None:
+def _check_options(model: Any, repeats: int, mode: str, redraw: int) -> None:
     if not isinstance(model, nn.Module):
         raise UsageError(f"expected a torch.nn.Module, got {type(model).__name__}")
     if mode not in MODES:
         raise UsageError(f"expected mode to be one of {', '.join(MODES)}, got {mode!r}")
     if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
         raise UsageError(f"expected repeats to be a positive whole number, got {repeats!r}")
+    if isinstance(redraw, bool) or not isinstance(redraw, int) or redraw < 0 or redraw == 1:
+        raise UsageError(f"expected redraw to be 0 or a whole number from 2 on, got {redraw!r}", hint="redraw=16")
     parameters, buffers = all_tensors(all_modules(model))
     if any(tensor.is_meta for tensor in [*parameters, *buffers]):
         raise UsageError(

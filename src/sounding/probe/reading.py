@@ -14,7 +14,7 @@ INPUT = "input"
 NETWORK = "network"
 WEIGHT_GRADIENT = "weight_gradient_log_norm"
 NETWORK_MEASURES = frozenset({"gradient_growth", "gradient_log_rate", "gradient_alignment", "trainable_depth"})
-PREDICTED = frozenset({"theory"})
+PREDICTED = frozenset({"theory", "redraw"})  # sources that say what such networks do, not what this one did
 WEIGHT_KINDS = ("Linear", "Conv", "Bilinear", "Attention", "LSTM", "GRU", "RNN")
 NORM_KINDS = ("BatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm", "LocalResponseNorm")
 

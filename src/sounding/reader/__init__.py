@@ -5,6 +5,7 @@
 - `trace`: one pass of the model, every operation seen, each turned into a rule or named as not covered.
 - `linear`, `pointwise`, `shapes`, `softmax`: the operations, family by family.
 - `laws`: the law of a weight's entries, with tests of how sure it is.
+- `redraw`: weights drawn anew from their laws, and the band that measuring them gives.
 - `module`: the front door, `read`.
 - `prediction`, `beside`: what theory expects of a check, and its rows beside the measured ones.
 - `disagreement`: the first layer that no random network of the description has.

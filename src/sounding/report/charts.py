@@ -82,13 +82,13 @@ def _cell(call: Call, measure: str) -> float | int | str | None:
 
 def _network_rows(profile: Profile) -> dict[str, Estimate]:
     """What theory predicts of the network as a whole."""
-    return {row.measure: Estimate(row.value, row.stderr) for row in profile.rows if row.source in PREDICTED}
+    return {row.measure: Estimate(row.value, row.stderr) for row in profile.rows if row.source == "theory"}
 
 
 def _theory(profile: Profile, drawn: list[str]) -> dict[str, dict[str, list[float | int | None]]]:
     lines: dict[str, dict[str, list[float | int | None]]] = {}
     for row in profile.rows:
-        if row.source not in PREDICTED:
+        if row.source != "theory":
             continue
         values = {row.measure: row.value}
         if row.measure == "participation_ratio":
