@@ -295,6 +295,9 @@ def test_functions_travel_by_name() -> None:
 
 def test_one_client_a_directory_and_damage_is_done_again(tmp_path: Path) -> None:
     out = tmp_path / "out"
+    out.mkdir()
+    for left in (".sweep.json.lock", "tasks.txt"):  # of a client that was killed at its start
+        (out / left).write_text("")
     table = sounding.sweep("swept:wave", {"x": [1, 2]}, out=out, **HERE)
     with locked(out / "sweep.json"), pytest.raises(UsageError, match="in use by another run"):
         sounding.sweep("swept:wave", {"x": [3]}, out=out, **HERE)

@@ -223,6 +223,26 @@ def test_tasks_that_need_a_gpu_go_to_workers_that_offer_one(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+def test_verbs_on_dask_give_the_table_of_this_process(tmp_path: Path) -> None:
+    """Random chains and theory to the last digit, and a row of the ledger that a worker of Dask writes."""
+    options = {"batch_size": 4, "depth": 30, "measure": "orthogonality_gap"}
+    grid = {"width": [16, 64, 200]}
+    expected = sounding.sweep("simulate", grid, options=options, seeds=2, cluster="in-process").to_csv()
+    (tmp_path / "spec.toml").write_text(
+        'verb = "simulate"\nseeds = 2\n[options]\nbatch-size = 4\ndepth = 30\nmeasure = "orthogonality_gap"\n'
+        "[grid]\nwidth = [16, 64, 200]\n"
+    )
+    with cluster(tmp_path) as (address, _):
+        _, err = client(tmp_path, "run", "spec.toml", "--out", "out", "--cluster", address).communicate(timeout=120)
+        store = Store(tmp_path / "out")
+        assert read_table(store, store.read_spec()).to_csv() == expected, err
+        command = [sys.executable, "-m", "sounding", "reproduce", "orth2021-lemma4", "--cluster", address]
+        done = subprocess.run(command, cwd=tmp_path, env=HERE, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert "orth2021-lemma4: holds" in done.stdout
+
+
+@pytest.mark.slow
 def test_a_local_cluster_listens_on_loopback_only(tmp_path: Path, reference: str) -> None:
     process = start(tmp_path, "--cluster", "local:2")
     wait_for(lambda: len(done(tmp_path)) > 5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import logging
 import math
 import os
 import sys
@@ -180,7 +181,7 @@ class Dask:
     @property
     def capacity(self) -> int:
         """More when workers come, less when they go."""
-        if time.monotonic() - self._looked > LOOK:
+        if time.monotonic() - self._looked > LOOK and self._client.status == "running":
             with contextlib.suppress(Exception):  # of a scheduler that is lost, which `submit` tells
                 self._capacity = max(LEAST, AHEAD * sum(self._client.nthreads().values()))
             self._looked = time.monotonic()
@@ -189,6 +190,10 @@ class Dask:
     def _connect(self, distributed: Any, cluster: Any) -> Any:
         if isinstance(cluster, distributed.Client):
             return cluster
+        for name in [name for name in logging.root.manager.loggerDict if name.split(".")[0] == "distributed"]:
+            # what a lost connection means is told in a sentence of ours, not by tracebacks
+            self._closing.callback(logging.getLogger(name).setLevel, logging.getLogger(name).level)
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         kind, _, rest = str(cluster).partition(":")
         if kind == "local":
             return self._closing.enter_context(distributed.Client(self._start(distributed, rest), set_as_default=False))
@@ -232,8 +237,9 @@ class Dask:
         return future
 
     def close(self) -> None:
-        with contextlib.suppress(Exception):  # a cluster that is gone has no workers to tidy up
-            self._client.run(stop_hands, self._run)
+        if self._client.status == "running":  # a cluster that is gone would be waited for
+            with contextlib.suppress(Exception):
+                self._client.run(stop_hands, self._run)
         with contextlib.suppress(Exception):
             self._closing.close()
 

@@ -55,7 +55,9 @@ class Store:
             DataError: it cannot be written.
         """
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            if any(self.folder.iterdir()) and not (self.folder / SWEEP).is_file():
+            # a client that was killed at its start leaves a lock, and perhaps the names of tasks
+            strange = [entry for entry in os.listdir(self.folder) if not entry.startswith(".") and entry != TASKS]
+            if strange and SWEEP not in strange:
                 raise UsageError(f"{self.folder} holds something that is no sweep", hint="another --out")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -46,7 +46,13 @@ class Hand:
             return Outcome(error="the sweep was stopped before this task was done")
         assert process.stdin is not None
         assert process.stdout is not None
-        timer = threading.Timer(limit or 0.0, process.kill)
+        late = threading.Event()
+
+        def expire() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(limit or 0.0, expire)
         timer.daemon = True
         try:
             if limit is not None:
@@ -56,10 +62,11 @@ class Hand:
             answer = json.loads(process.stdout.readline())
         except (OSError, ValueError):  # a closed pipe, or half a line of one
             self._end()
-            late = limit is not None and timer.finished.is_set()
-            return Outcome(error=f"took longer than its limit of {limit:g} s" if late else KILLED)
+            return Outcome(error=f"took longer than its limit of {limit:g} s" if late.is_set() else KILLED)
         finally:
             timer.cancel()
+        if late.is_set():  # it was killed just after its answer: the next task must not find it dying
+            self._end()
         return Outcome(answer.get("rows", []), answer.get("error"), answer.get("seconds", 0.0))
 
     def stop(self) -> None:
