@@ -250,7 +250,7 @@ def findings(architecture: str, fault: str) -> str:
     with networks.seeded(2):
         inputs, labels = draw(architecture, fault)
         verdict = check(build(architecture, fault), inputs, labels, loss="cross_entropy").verdict
-    return ", ".join(f"{finding.kind} ({finding.severity})" for finding in verdict.findings) or "–"
+    return ", ".join(dict.fromkeys(f"{one.kind} ({one.severity})" for one in verdict.findings)) or "–"
 
 
 def main() -> None:

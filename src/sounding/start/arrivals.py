@@ -60,8 +60,9 @@ def find_arrivals(
         reason = _reason(name, parameter, passes, modules)
         if reason is not None:
             lost.setdefault(reason, []).append((name, parameter))
-    frozen = {NUMBER.sub("*", name) for name, _ in lost.get("frozen", ())}
-    trained = {NUMBER.sub("*", name) for name, parameter in named_parameters(root) if parameter.requires_grad}
+    frozen = {_place(name, modules) for name, _ in lost.get("frozen", ())}
+    trained = {_place(name, modules) for name, parameter in named_parameters(root) if parameter.requires_grad}
+    recorded = {call.spec.name for one in passes for call in one.calls if call.hooked}
     found = []
     for kind, parameters in lost.items():
         share = sum(_weight(parameter) for _, parameter in parameters) / max(asked, 1)
@@ -69,11 +70,18 @@ def find_arrivals(
         if kind == "frozen":
             severity = "medium" if frozen & trained else "low"
         elif kind == "detached" and share > MOST:
-            severity = "high" if whole else "medium"
+            # a layer that runs in no_grad says so itself; one that records its gradient in vain does not
+            vain = any(name.rpartition(".")[0] in recorded for name, _ in parameters)
+            severity = "high" if whole and vain else "medium"
         elif kind == "behind_zeros" and share > MOST and not practice:
             severity = "medium"
         found.append(_finding(kind, severity, parameters, share, practice))
     return found
+
+
+def _place(name: str, modules: dict[str, nn.Module]) -> tuple[str, type]:
+    """The place in a repeated structure: the name with its numbers left open, and the class of the module."""
+    return NUMBER.sub("*", name), type(modules.get(name.rpartition(".")[0]))
 
 
 def _weight(parameter: nn.Parameter) -> int:

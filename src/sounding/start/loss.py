@@ -19,7 +19,7 @@ from sounding.probe.records import Finding, Severity
 
 IGNORED = -100  # torch's mark for "no target here"
 # Nats above a network without knowledge. In docs/audit.md a residual network and a GPT whose head is 10 times too large
-# stay below 3 and lose nothing; whatever starts more than 10 above loses accuracy with SGD, mostly all of it.
+# stay below 3 and lose nothing with Adam; whatever starts more than 10 above loses accuracy with SGD, mostly all of it.
 COSTLY, FATAL = 3.0, 10.0
 PATIENCE = 100.0  # a mean squared error this many times that of zero outputs is undone in the first steps at best
 UNEVEN = 0.8  # the entropy of the labels over ln C from which on they are even enough
