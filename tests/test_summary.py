@@ -94,11 +94,9 @@ def test_a_network_in_which_no_weight_has_a_gradient_cannot_learn() -> None:
     model = Rectified()
     nn.init.zeros_(model.layers[2].weight)
     verdict = sounding.check(model, torch.randn(16, 16, generator=torch.Generator().manual_seed(1))).verdict
-    assert [(finding.kind, finding.severity) for finding in verdict.findings] == [
-        ("gradient_vanishing", "high"),
-        ("constant_weight", "medium"),
-        ("behind_zeros", "medium"),
-    ]
+    found = [(finding.kind, finding.severity) for finding in verdict.findings]
+    assert found[0] == ("gradient_vanishing", "high")
+    assert {("constant_weight", "medium"), ("behind_zeros", "medium")} <= set(found[1:])
     assert "no gradient reaches any weight" in verdict.summary
     assert not verdict.healthy
 
