@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import sounding
+from sounding.cli import main
 from sounding.errors import UsageError
 from sounding.probe.records import Finding
 from sounding.start import audit, compare_paths
@@ -202,3 +205,26 @@ def test_nothing_is_changed_and_errors_are_sentences() -> None:
     with pytest.raises(UsageError, match="meta device"):
         audit(empty)
     assert audit(nn.ReLU()).status == "not known"
+
+
+def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`audit` ends with 1 for a finding of high severity; `explain` prints the page of one."""
+    (tmp_path / "bad.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "def make():\n    layer = nn.Linear(32, 32)\n    nn.init.constant_(layer.weight, 0.1)\n    return layer\n"
+    )
+
+    def run(*arguments: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as end:
+            main(list(arguments))
+        return int(end.value.code or 0), capsys.readouterr().out
+
+    code, told = run("audit", f"{tmp_path}/bad.py:make", "--json", "--quiet")
+    assert code == 1
+    assert json.loads(told)["findings"][0]["kind"] == "constant_weight"
+    code, told = run("audit", "mlp,depth=3", "--compare", "mlp,depth=3")
+    assert code == 0
+    assert "through the meta device" in told
+    code, told = run("explain", "cloned_weights")
+    assert code == 0
+    assert "pytorch #120396" in told

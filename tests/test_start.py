@@ -83,6 +83,7 @@ def test_probabilities_in_front_of_cross_entropy() -> None:
     soft = nn.Sequential(plain(), nn.Softmax(1))
     assert kinds(sounding.check(soft, inputs, labels).verdict.findings)["softmax_twice"] == "medium"
     named = sounding.check(soft, inputs, labels, loss=nn.CrossEntropyLoss()).verdict
+    assert named.findings[0].layer == "1"  # the softmax
     assert kinds(named.findings)["softmax_twice"] == "high"
     gate = nn.Sequential(plain(classes=1), nn.Sigmoid(), nn.Flatten(0))
     two = sounding.check(gate, inputs, labels.clamp(max=1), loss="cross_entropy").verdict

@@ -14,23 +14,23 @@ from sounding.start.parameters import NUMBER
 MOST = 0.5  # of the numbers in matrices that ask for a gradient: beyond it, training leaves out the network itself
 WORDS: dict[FindingKind, tuple[str, str, str]] = {
     "frozen": (
-        "{names} {do} not ask for a gradient (requires_grad=False) and {stay} as it is",
+        "Training leaves {names} unchanged: no gradient is asked for (requires_grad=False)",
         "nothing, if that is meant; else requires_grad_(True)",
         "frozen",
     ),
     "detached": (
-        "{names} took part in the pass, but no gradient of the loss comes back: what it gives is detached on the way, "
-        "or the loss does not use it",
+        "No gradient of the loss comes back to {names}, used in the pass: something on the way is detached, or the "
+        "loss does not see this output",
         "look for detach(), no_grad, item() and casts to integers between it and the loss",
         "cut off from the loss",
     ),
     "unused": (
-        "{names} was not used in this pass, so it is never trained by such a loss",
+        "Such a pass never trains {names}: nothing in it was called",
         "remove it, or call it",
         "not used",
     ),
     "behind_zeros": (
-        "{names} gets a gradient of exactly zero: it is multiplied by zeros on its way back",
+        "The gradient of {names} is exactly zero: zeros multiply it on its way back",
         "look for weights of zero and dead units between it and the loss",
         "a gradient of exactly zero",
     ),
@@ -115,11 +115,7 @@ def _finding(
     name = parameters[0][0]
     sentence, remedy, found = WORDS[kind]
     names = name if len(parameters) == 1 else f"{name} and {len(parameters) - 1} more parameters"
-    why = sentence.format(names=names, do="does" if len(parameters) == 1 else "do",
-                          stay="stays" if len(parameters) == 1 else "stay")  # fmt: skip
-    if len(parameters) > 1:
-        for one, many in ((" was ", " were "), (" gets ", " get "), (" it is ", " they are "), (" it ", " they ")):
-            why = why.replace(one, many)
+    why = sentence.format(names=names)
     if kind == "behind_zeros" and practice:
         why += f"; {practice[0].parameter} starts at zero, which is a practice and explains it for the first step"
     return Finding(

@@ -202,7 +202,7 @@ def _odd(one: Parameter, factor: float, usual: float, source: str, count: int) -
     large, logits = one.scale > usual, one.scale * one.fan_in**0.5
     tied = f" It is also the output: behind a norm its logits have a standard deviation of {logits:.3g}."
     return make_finding(
-        "odd_scale", "medium" if factor >= FAR and large else "low", one,
+        "odd_scale", "medium" if large and (factor >= FAR or (one.head and logits > FAR / 2)) else "low", one,
         expected=f"a standard deviation of {usual:.3g}, {source}", found=f"{one.scale:.3g}",
         why=f"The standard deviation of {one.name} is {one.scale:.3g}, {factor:.3g} times too "
         f"{'large' if large else 'small'}: expected {usual:.3g}, {source}." + (tied if one.head else ""),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
@@ -28,7 +30,12 @@ def judge_start(
     practice = [finding for finding in parameters if finding.kind == "zero_start"]
     whole = loss is None or loss.whole
     arrivals = find_arrivals(root, passes, whole=whole, practice=practice)
-    return (*judge_loss(loss), *_judge_signal(root, reading), *parameters, *arrivals)
+    last = reading.calls[-1] if reading.calls else None
+    at_end: dict[str, Any] = (
+        {} if last is None else {"layer": last.name, "depth": last.depth}
+    )  # the layer that makes the outputs
+    losses = [replace(f, **at_end) if f.kind != "class_imbalance" else f for f in judge_loss(loss)]
+    return (*losses, *_judge_signal(root, reading), *parameters, *arrivals)
 
 
 def _judge_signal(root: nn.Module, reading: Reading) -> list[Finding]:
