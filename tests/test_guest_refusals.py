@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import sounding
 from sounding.errors import UsageError
+from sounding.train.monitor import Monitor
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
 
@@ -49,6 +50,32 @@ def test_layers_called_by_forward_are_seen_as_if_they_were_called(name: str) -> 
             weight.zero_()
     assert not clone(inputs).any()
     assert all("forward" not in vars(module) for module in model.modules())
+
+
+def test_a_monitor_sees_layers_called_by_forward() -> None:
+    """Such calls pass a layer's hooks by; the numbers are those of the network whose layers are called."""
+
+    class Past(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self:
+                x = layer.forward(x)
+            return x
+
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+    model, inputs = Past(*copy.deepcopy(plain)), torch.randn(32, 16)
+    found = []
+    for net in (plain, model):
+        with Monitor(net) as monitor:
+            net(inputs).square().mean().backward()
+            clone = copy.deepcopy(net)
+            monitor.step()
+            assert not monitor.unmeasured
+        found.append([(row.layer, row.name, row.measure, row.value) for row in monitor.profile])
+        assert all("forward" not in vars(module) for module in net.modules())
+        nn.init.zeros_(clone[0].weight)  # a copy made meanwhile runs on its own weights
+        assert not torch.equal(clone(inputs), net(inputs))
+    assert found[0] == found[1]
 
 
 def test_watches_inside_each_other_see_each_call_once() -> None:

@@ -31,7 +31,7 @@ SCENES = {
     4: "fully_sharded_check fully_sharded_monitor tensor_parallel_check tensor_parallel_monitor transformer two_ways "
     "variants pipeline",
 }
-PATIENCE = 240.0  # seconds for all scenes on a machine that computes something else too; alone they take 20
+PATIENCE = 240.0  # seconds for all scenes: a bound on hanging, generous for a machine that computes something else too
 _found: dict[int, list[dict[str, Any]]] = {}
 
 

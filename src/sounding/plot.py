@@ -6,6 +6,7 @@ left behind. Without `axes` each function makes a figure of its own, `axes.figur
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sounding.errors import UsageError
+from sounding.files import place
 from sounding.profile import Profile
 
 if TYPE_CHECKING:
@@ -144,10 +146,9 @@ def save(figure: Figure | Any, path: str | Path) -> None:
     with matplotlib.rc_context({"svg.hashsalt": "sounding", "svg.fonttype": "none"}):
         # no date in the file, so that a picture changes only when what it shows changes
         metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(ending)
-        try:
-            figure.savefig(target, format=ending, dpi=150, metadata=metadata)
-        except OSError as error:
-            raise UsageError(f"cannot write {target}: {error.strerror or error}", hint="another folder") from error
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format=ending, dpi=150, metadata=metadata)
+    place(target, drawn.getvalue())
 
 
 def _finish(axes: Axes, *, xlabel: str, ylabel: str, log: bool) -> None:

@@ -173,7 +173,9 @@ def _explain(error: Exception) -> SoundingError | None:
 
 
 def _close_stdout() -> None:
-    """Let nothing that is still buffered fail once more when the process ends."""
+    """Print what is still buffered if that can be, and let it not fail once more when the process ends."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

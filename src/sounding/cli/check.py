@@ -124,14 +124,17 @@ def check(
     reports, interrupted = _measure_all(_choose_subjects(target, settings), settings, quiet=quiet)
     if not reports:
         raise InterruptedRun("interrupted before anything was measured")
+    with despite_a_closed_pipe():
+        if as_json:
+            print_json(to_json_object(reports, target=target))
+        _print(reports, prose, quiet=quiet)
     if html is not None:
         from sounding.report import write_html
 
         write_html(reports, html)
-    with despite_a_closed_pipe():
-        if as_json:
-            print_json(to_json_object(reports, target=target))
-        _print(reports, prose, quiet=quiet, html=html)
+        if not quiet:
+            with despite_a_closed_pipe():
+                prose.print(f"\nReport: {html}", markup=False, soft_wrap=True)
     if interrupted:
         raise InterruptedRun("interrupted; what was measured is kept and marked partial")
     ctx.exit(ExitCode.of(max(reports.values(), key=_badness).verdict.status))
@@ -289,7 +292,7 @@ def choose_loss(name: str | None) -> str | Callable[..., torch.Tensor] | None:
     return found  # type: ignore[no-any-return]
 
 
-def _print(reports: dict[str, Report], prose: Console, *, quiet: bool, html: Path | None) -> None:
+def _print(reports: dict[str, Report], prose: Console, *, quiet: bool) -> None:
     from sounding.cli.table import print_report, write_verdict
 
     for index, (name, report) in enumerate(reports.items()):
@@ -299,5 +302,3 @@ def _print(reports: dict[str, Report], prose: Console, *, quiet: bool, html: Pat
         if index:
             prose.print()
         print_report(report, prose, title=name, legend=index == 0)
-    if html is not None and not quiet:
-        prose.print(f"\nReport: {html}", markup=False, soft_wrap=True)

@@ -63,8 +63,8 @@ def batchnorm(
         weight_std=weight_std,
         tolerance=tolerance,
     )
-    draw(plot, lambda pictures: pictures.batchnorm(result))
     present(result, as_json=as_json)
+    draw(plot, lambda pictures: pictures.batchnorm(result))
 
 
 @predict.command(short_help="Kernel map: where correlations go, and how fast.")
@@ -76,8 +76,8 @@ def kernel(activation: str, norm: str, as_json: bool, plot: Path | None) -> None
     from sounding import predict as theory
 
     result = theory.kernel(activation, norm)  # type: ignore[arg-type]
-    draw(plot, lambda pictures: pictures.kernel(activation, result))
     present(result, as_json=as_json)
+    draw(plot, lambda pictures: pictures.kernel(activation, result))
 
 
 @predict.command(short_help="A plain network: fixed points, depth scales, phase.")
@@ -95,8 +95,8 @@ def vanilla(
     from sounding import predict as theory
 
     result = theory.vanilla(activation, weight_std=weight_std, bias_std=bias_std, start=start)
-    draw(plot, lambda pictures: pictures.vanilla(activation, weight_std=weight_std, bias_std=bias_std))
     present(result, as_json=as_json)
+    draw(plot, lambda pictures: pictures.vanilla(activation, weight_std=weight_std, bias_std=bias_std))
 
 
 @predict.command(short_help="The weights at the edge of chaos.")
@@ -108,8 +108,8 @@ def critical(activation: str, bias_std: float, as_json: bool, plot: Path | None)
     from sounding import predict as theory
 
     result = theory.critical(activation, bias_std=bias_std)
-    draw(plot, lambda pictures: pictures.edge(activation, result))
     present(result, as_json=as_json)
+    draw(plot, lambda pictures: pictures.edge(activation, result))
 
 
 @predict.command(short_help="The Gram matrix of a whole batch over depth.")
@@ -168,7 +168,6 @@ def gram(
         samples=samples,
         generator=generator,
     )
-    draw(plot, lambda pictures: pictures.profile(result.profile(), "mean_cosine", title=result.activation))
     data = result.to_dict()
     if width is not None:
         deviation = theory.gram_deviation(activation, batch_size=len(start), width=width, generator=generator)
@@ -178,6 +177,7 @@ def gram(
         print_json(data)
     else:
         print_gram(result, data)
+    draw(plot, lambda pictures: pictures.profile(result.profile(), "mean_cosine", title=result.activation))
 
 
 @predict.command(short_help="The theorems of the papers, evaluated.")
@@ -216,7 +216,6 @@ def bounds(
     if activation:
         arguments = {**kernel_numbers(name, activation, norm=norm), **arguments}  # type: ignore[arg-type]
     bound = evaluate(name, **arguments)
-    draw(plot, lambda pictures: pictures.bound(bound))
     if as_json:
         data = bound.to_dict()
         if bound.profile is not None:
@@ -224,3 +223,4 @@ def bounds(
         print_json(data)
     else:
         print_bound(bound)
+    draw(plot, lambda pictures: pictures.bound(bound))

@@ -93,5 +93,5 @@ def _gains(given: tuple[str, ...]) -> dict[str, float]:
 
 def _show(result: Any, *, as_json: bool, plot: Path | None) -> None:
     title = str(result).split(":", 1)[0]
-    draw(plot, lambda pictures: pictures.profile(result.profile(), "gradient_log_norm", title=title))
     present(result, as_json=as_json)
+    draw(plot, lambda pictures: pictures.profile(result.profile(), "gradient_log_norm", title=title))

@@ -43,11 +43,11 @@ def prescribe(
 
     with working("searching the smallest change", quiet=as_json):
         result = solve(activation, batch_size=whole(batch_size), depth=depth, margin=margin, weight_std=weight_std)
-    draw(plot, lambda pictures: pictures.prescription(result))
     if as_json:
         print_json(result)
     else:
         print_prescription(result)
+    draw(plot, lambda pictures: pictures.prescription(result))
 
 
 def print_prescription(result: Prescription) -> None:

@@ -48,7 +48,10 @@ def activated(command: Command) -> Command:
 
 
 def draw(path: Path | None, make: Callable[[Any], Axes]) -> None:
-    """Make the picture with the module `sounding.cli.pictures` and write it, if one was asked for."""
+    """Make the picture with the module `sounding.cli.pictures` and write it, if one was asked for.
+
+    A command prints its result first: a disk that is full must not cost it.
+    """
     if path is None:
         return
     from sounding.cli import pictures

@@ -126,14 +126,19 @@ def repair(
     plan = repaired.plan
     if not dry_run:
         plan.apply()
-    written = write_weights(plan.model, out) if out is not None and not dry_run else None
-    if html is not None:
-        from sounding.report.repair import write_repair_html
+    files: dict[str, Path] = {}
+    try:
+        if out is not None:
+            files["Weights"] = write_weights(plan.model, out)
+        if html is not None:
+            from sounding.report.repair import write_repair_html
 
-        write_repair_html(plan, html)
-    if as_json:
-        print_json(_to_json_object(repaired, target=target, written=written, dry_run=dry_run))
-    _print(repaired, console(stderr=as_json, quiet=quiet and as_json), out=out, written=written, html=html, quiet=quiet)
+            write_repair_html(plan, html)
+            files["Report"] = html
+    finally:  # a disk that is full must not cost the result, which says what was written
+        if as_json:
+            print_json(_to_json_object(repaired, target=target, written=files.get("Weights"), dry_run=dry_run))
+        _print(repaired, console(stderr=as_json, quiet=quiet and as_json), files=files, quiet=quiet)
     ctx.exit(ExitCode.of(plan.evidence.after.verdict.status))
 
 
@@ -249,9 +254,7 @@ def _to_json_object(repaired: Repaired, *, target: str, written: Path | None, dr
     }
 
 
-def _print(
-    repaired: Repaired, prose: Any, *, out: Path | None, written: Path | None, html: Path | None, quiet: bool
-) -> None:
+def _print(repaired: Repaired, prose: Any, *, files: dict[str, Path], quiet: bool) -> None:
     from sounding.cli.table import write_verdict
 
     plan = repaired.plan
@@ -266,12 +269,12 @@ def _print(
         say(f"{repaired.recommendation}\n")
     say(str(plan))
     recipe = plan.recipe()
-    if written is not None:
-        say(f"\nWeights: {written}")
-    elif out is None and plan.applied:
+    if "Weights" in files:
+        say(f"\nWeights: {files['Weights']}")
+    elif plan.applied:
         say("\nNo weights were written; --out weights.pt keeps them.")
     if recipe:
         lines = "\n".join(f"  {line}" for line in recipe.splitlines())
         say(f"\nBefore load_state_dict on a network made anew, what a weights file does not hold:\n{lines}")
-    if html is not None:
-        say(f"\nReport: {html}")
+    if "Report" in files:
+        say(f"\nReport: {files['Report']}")

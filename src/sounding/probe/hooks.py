@@ -121,6 +121,15 @@ class Listener:
         return _itself, (_rest,)
 
 
+class Observer(Listener):
+    """The hook of one module, which passes on what went in and what came out."""
+
+    __slots__ = ()
+
+    def __call__(self, _module: nn.Module, args: Any, output: Any) -> Any:
+        return self._call(args, output)
+
+
 class Forward:
     """A module's forward method for the time of a watch: the method itself, and a hook for calls that pass hooks by.
 

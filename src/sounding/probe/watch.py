@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -19,7 +19,7 @@ from sounding.probe.alignment import LastLayer, align
 from sounding.probe.calls import Call, Pass, Spec, named_parameters, survey
 from sounding.probe.forward import measure_output
 from sounding.probe.gradients import hook_gradient, log_norm, when_backward_ends
-from sounding.probe.hooks import Hooks, Listener
+from sounding.probe.hooks import Hooks, Listener, Observer
 from sounding.probe.meeting import Meeting
 from sounding.probe.moments import TIERS, Tier
 from sounding.probe.outputs import guess_axis, leading_tensor, main_tensor, sample_matrix, tensors_in, why_unmeasurable
@@ -149,13 +149,17 @@ class Watched:
             nn.Module.register_forward_pre_hook(self._root, begin, with_kwargs=True, prepend=True),
             nn.Module.register_forward_hook(self._root, end),
         ]
+        self._attach_parts()
+
+    def _attach_parts(self) -> None:
         hooks = self._listen()
         # A replica of DataParallel shares the attributes of its module, and would run the module's forward method.
         past = not any(isinstance(module, nn.DataParallel) for module in all_modules(self._outer))
         for spec in self._specs:
-            hooks.on_call(spec.module, self._observer(spec))
+            observe = partial(self._observe, spec)
+            hooks.on_call(spec.module, Observer(observe))
             if past:
-                hooks.on_forward(spec.module, partial(self._observe, spec))
+                hooks.on_forward(spec.module, observe)
         if past:
             begin_past, end_past = partial(self._begin, self._root), partial(self._end, self._root)
             hooks.on_forward(self._root, end_past, before=begin_past)
@@ -234,9 +238,6 @@ class Watched:
                 self._passes.pop().moments.finish()
                 return
             self._passes[-1].shortest = shortest_depth(tensor for _, tensor in tensors_in(output))
-
-    def _observer(self, spec: Spec) -> Callable[[nn.Module, Any, Any], Any]:
-        return Listener(lambda _module, args, output: self._observe(spec, args, output))
 
     def _observe(self, spec: Spec, args: Any, output: Any) -> Any:
         tensor = output if isinstance(output, Tensor) else main_tensor(output)

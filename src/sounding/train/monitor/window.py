@@ -27,7 +27,6 @@ from sounding.probe.table import Table, collect
 from sounding.probe.units import bounds_of
 from sounding.probe.watch import Watched
 from sounding.train.monitor.blocks import KeptMoments, Passes
-from sounding.train.monitor.observers import Hook, Observer
 from sounding.train.monitor.selection import Modules
 from sounding.train.monitor.structure import Structure
 from sounding.train.monitor.wall import Wall, walled
@@ -202,20 +201,6 @@ class Window(Watched):
                 one.input_gradient = one.alignment = None
                 for call in one.calls:
                     call.gradient = None
-
-    def _attach(self) -> None:
-        begin, end = Hook(self._begin), Hook(self._end)
-        self._handles += [
-            nn.Module.register_forward_pre_hook(self._root, begin, with_kwargs=True, prepend=True),
-            nn.Module.register_forward_hook(self._root, end),
-        ]
-        self._attach_parts()
-
-    def _attach_parts(self) -> None:
-        hooks = self._listen()
-        for spec in self._specs:
-            hooks.on_call(spec.module, Observer(self, spec))
-        self._hook_weights()
 
     def _refresh(self) -> None:
         """Hook the model anew if a layer or a weight was exchanged after the step was opened."""
