@@ -106,7 +106,8 @@ def archive(**arrays: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("arrays", "sentence"),
     [
-        (archive(x=np.ones(3)), "must hold an array 'inputs', got 'x'"),
+        (archive(targets=np.ones(3)), "must hold an array 'inputs', got 'targets'"),
+        (archive(x=np.ones((3, 2)), t=np.ones(2), targets=np.ones(4)), "equally many, got the shapes x .3, 2., t .2,."),
         (archive(), "got nothing"),
         (archive(inputs=np.array([object()])), "pickled objects"),
         (archive(inputs=np.array(["a", "b"])), "must hold numbers"),

@@ -246,7 +246,7 @@ def test_labels_are_kept_only_where_the_outputs_are_classes():
     [
         (nn.Linear(7, 2), {"shape": (5,)}, "does not take inputs of 5 values.*Try --input-shape 7"),
         (nn.Linear(7, 2), {"data": "digits"}, "digits are 8×8 images and cannot become 7"),
-        (nn.Bilinear(2, 3, 4), {}, "cannot tell the network's input shape.*takes one batch"),
+        (nn.Bilinear(2, 3, 4), {}, "cannot tell the network's input shape.*arrays input1, input2"),
         (
             Sized(100),
             {},

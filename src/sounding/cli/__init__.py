@@ -35,6 +35,7 @@ COMMANDS = {
     "sweep": ("sounding.cli.sweep:sweep", "A grid of runs on many processes or machines, results that survive."),
     "reproduce": ("sounding.cli.reproduce:reproduce", "Redo the papers: figures, tables, theorems, and what holds."),
     "claims": ("sounding.cli.claims:claims", "The ledger of the papers' claims: list, show, table."),
+    "models": ("sounding.cli.models:models", "Networks by name: ours, and those of the transformers library."),
     "data": ("sounding.cli.data:data", "Real data sets: list, get, verify."),
 }
 

@@ -105,7 +105,8 @@ def check(
     """Measure a network: does signal survive its depth, where does it die, and why?
 
     TARGET is file.py:name or package.module:name, a torch.nn.Module or a callable without arguments that makes one; or
-    mlp, alexnet, vgg19, resnet50 or transformer with options, for example mlp,depth=50,norm=batch.
+    mlp, alexnet, vgg19, resnet50 or transformer with options, for example mlp,depth=50,norm=batch; or an architecture
+    of the transformers library, for example hf:gpt2 or hf:llama,layers=8 (sounding models list).
     Without TARGET: the embedded example, a 64-layer ReLU network with and without batch norm, on digits.
 
     \b
@@ -200,6 +201,7 @@ def _measure(subject: Subject, settings: Settings, tell: Callable[[str], None]) 
 
     from sounding.cli.inputs import choose_batch, describe
     from sounding.cli.target import calling
+    from sounding.models.hf import describe_hf
     from sounding.probe.check import check as check_network
 
     device = choose_device(settings.device)
@@ -223,6 +225,7 @@ def _measure(subject: Subject, settings: Settings, tell: Callable[[str], None]) 
         batch = chosen.batch
         about = {
             "target": subject.name,
+            **({"model": size} if (size := describe_hf(model, subject.name)) else {}),
             "data": f"{batch.name}, {batch.inputs.shape[chosen.axis]} samples of {describe(batch, chosen.axis)}"
             + (", inferred" if chosen.inferred else ""),
             "seed": settings.seed,
@@ -252,12 +255,12 @@ def _measure(subject: Subject, settings: Settings, tell: Callable[[str], None]) 
 def _repeat(chosen: Choice, repeats: int) -> tuple[Any, Any]:
     """What to check with: the batch, or for several repeats a fresh one each; a file's samples are divided instead."""
     if repeats == 1 or not chosen.endless:
-        return chosen.batch.inputs, chosen.batch.targets
+        return chosen.batch.given, chosen.batch.targets
     first = [chosen.batch]
 
     def fresh() -> tuple[Any, Any]:
         batch = first.pop() if first else chosen.draw()
-        return batch.inputs, batch.targets
+        return batch.given, batch.targets
 
     return fresh, None
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from sounding.cli.arguments import forms_of, needed_names, unequal
 from sounding.cli.target import calling, in_words
 from sounding.data import Batch, Dataset, load_batch, load_dataset
+from sounding.data.batch import Request, describe_shape
 from sounding.data.catalogue import CATALOGUE
+from sounding.data.npz import load_npz
 from sounding.errors import UsageError
 from sounding.limits import require_memory
+from sounding.models.hf import is_pretrained
+from sounding.models.hf_inputs import sample_inputs
 from sounding.probe.state import materializable, preserve, set_mode
 
 SEQUENCE = 16
@@ -57,7 +62,11 @@ def choose_batch(
     evaluation mode without gradients; modes and RNG state are as before. A data set of the catalogue is fetched where
     it is not there, with its progress told, and loaded once.
     """
-    given = data is not None and (shape is not None or data.endswith(".npz") or data.startswith("tokens:"))
+    if data is None and shape is None and is_pretrained(model):
+        return _of_its_kind(model, batch_size, generator)
+    if data is not None and data.endswith(".npz"):
+        return choose_from_file(model, data, shape=shape, batch_size=batch_size, generator=generator)
+    given = data is not None and (shape is not None or data.startswith("tokens:"))
     candidates = [(data or _data_for(shape), shape)] if given or shape else list(_propose(model, data))
     axis = _samples_axis(model)
     refused: list[str] = []
@@ -72,13 +81,75 @@ def choose_batch(
             if batch.classes is not None and not _has_classes(model, batch, axis):
                 draw = functools.partial(_without_targets, draw)
                 batch = replace(batch, targets=None)
-            return Choice(batch, not (given or shape), axis, draw, endless=not source.endswith(".npz"))
+            return Choice(batch, not (given or shape), axis, draw, endless=True)
         refused.append(f"inputs of {describe(batch, axis)}: {reason}")
     if given or shape:
         raise UsageError(f"the network does not take {refused[0]}", hint=_hint(model, data, refused[0]))
     found = f"; tried {refused[0]}" if refused else ""
     hint = _hint(model, data, refused[0]) if refused else "--input-shape, for example 3,32,32"
     raise UsageError(f"cannot tell the network's input shape{found}", hint=hint)
+
+
+def choose_from_file(
+    model: nn.Module, data: str, *, shape: tuple[int, ...] | None, batch_size: int | None, generator: torch.Generator
+) -> Choice:
+    """A batch of a file's samples: as many as asked for or usual, or else all there are, for networks that need all.
+
+    Arrays by the names of the network's arguments go to those; a network of one argument may take them as a mapping or
+    as a tuple.
+    """
+    axis = _samples_axis(model)
+    refused: list[str] = []
+    for whole in (False, True) if batch_size is None else (False,):
+        draw = functools.partial(_draw_from_file, model, data, shape, batch_size, generator, axis, whole)
+        first = draw()
+        for form in forms_of(model, first):
+            batch = replace(first, arguments=form)
+            count = None if whole or form is not None else min(2, batch.inputs.shape[axis])
+            reason, values = _try(model, batch, axis, count)
+            if reason is not None:
+                refused.append(f"inputs of {describe(batch, axis)}: {reason}{unequal(batch)}")
+                continue
+            size = batch.inputs.shape[axis]
+            require_memory(4 * values * size, what=f"a pass of {size} samples", hint="a smaller --batch-size")
+            again = functools.partial(_formed, model, draw, form)
+            return Choice(batch, False, axis, again, endless=False)
+    raise UsageError(f"the network does not take {refused[0]}", hint=_hint(model, data, refused[0]))
+
+
+def _draw_from_file(
+    model: nn.Module,
+    data: str,
+    shape: tuple[int, ...] | None,
+    batch_size: int | None,
+    generator: torch.Generator,
+    axis: int,
+    whole: bool,
+) -> Batch:
+    batch = _to_model(model, load_npz(Request(data, batch_size, generator, shape), whole=whole))
+    return replace(batch, inputs=batch.inputs.transpose(0, 1)) if axis else batch
+
+
+def _formed(model: nn.Module, draw: Callable[[], Batch], form: object) -> Batch:
+    """Another batch, given to the network in the same form as the first."""
+    batch = draw()
+    return replace(batch, arguments=next(one for one in forms_of(model, batch) if type(one) is type(form)))
+
+
+def _of_its_kind(model: nn.Module, batch_size: int | None, generator: torch.Generator) -> Choice:
+    """A batch for a model of the transformers library: inputs and targets by its kind."""
+
+    def draw() -> Batch:
+        found = sample_inputs(model, batch_size=batch_size, generator=generator)
+        first = next(iter(found.arguments.values()))
+        return _to_model(model, Batch(first, found.targets, found.name, arguments=found.arguments))
+
+    batch = draw()
+    reason, values = _try(model, batch, 0, None)
+    if reason is not None:
+        raise UsageError(f"the network does not take inputs of {describe(batch)}: {reason}", hint="--data FILE.npz")
+    require_memory(4 * values * len(batch), what=f"a pass of {len(batch)} samples", hint="a smaller --batch-size")
+    return Choice(batch, True, 0, draw, endless=True)
 
 
 def describe(batch: Batch, axis: int = 0) -> str:
@@ -89,6 +160,8 @@ def describe(batch: Batch, axis: int = 0) -> str:
     >>> describe(Batch(torch.zeros(5, 3, 8, 8), None, "gaussian")), describe(Batch(torch.zeros(5, 64), None, ""))
     ('3×8×8', '64 values')
     """
+    if isinstance(batch.arguments, Mapping):
+        return ", ".join(f"{name} {describe_shape(value.shape[1:])}" for name, value in batch.arguments.items())
     shape = [*batch.inputs.shape[:axis], *batch.inputs.shape[axis + 1 :]]
     return "a single value" if not shape else f"{shape[0]} values" if len(shape) == 1 else "×".join(map(str, shape))
 
@@ -178,18 +251,28 @@ def _to_model(model: nn.Module, batch: Batch) -> Batch:
     weight = next((p for p in model.parameters() if p.is_floating_point()), None)
     dtype = weight.dtype if weight is not None else torch.get_default_dtype()
     device = weight.device if weight is not None else batch.inputs.device
-    inputs, targets = batch.inputs.to(device), batch.targets
+    targets = batch.targets
     tokens = any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in model.modules())
-    if inputs.is_floating_point() or not tokens:
-        inputs = inputs.to(dtype)
+
+    def move(tensor: Tensor, *, alone: bool) -> Tensor:
+        # among several arguments integers mean what they say: indices, edges, times
+        plain = tensor.is_floating_point() or (alone and not tokens)
+        return tensor.to(device, dtype) if plain else tensor.to(device)
+
     if targets is not None:
         targets = targets.to(device, dtype if targets.is_floating_point() else torch.int64)
-    return replace(batch, inputs=inputs, targets=targets)
+    arguments = batch.arguments
+    if isinstance(arguments, Mapping):
+        arguments = {name: move(tensor, alone=False) for name, tensor in arguments.items()}
+    return replace(batch, inputs=move(batch.inputs, alone=True), targets=targets, arguments=arguments)
 
 
-def _try(model: nn.Module, batch: Batch, axis: int) -> tuple[str | None, float]:
-    """Why the model does not take the batch, or None if it does; and the values its weights make of a sample."""
-    values, count = 0, min(2, batch.inputs.shape[axis])
+def _try(model: nn.Module, batch: Batch, axis: int, count: int | None = 2) -> tuple[str | None, float]:
+    """Why the model does not take the batch, or None if it does; and the values its weights make of a sample.
+
+    `count` samples are tried; None for the whole batch.
+    """
+    values = 0
 
     def add(module: nn.Module, inputs: object, output: object) -> None:
         nonlocal values
@@ -199,21 +282,26 @@ def _try(model: nn.Module, batch: Batch, axis: int) -> tuple[str | None, float]:
 
     hooks = [module.register_forward_hook(add) for module in model.modules()]
     try:
-        _answer(model, batch, axis)
+        _answer(model, batch, axis, count)
     except Exception as error:
         return in_words(error.__cause__ or error), 0.0
     finally:
         for hook in hooks:
             hook.remove()
-    return None, values / count
+    return None, values / min(count or batch.inputs.shape[axis], batch.inputs.shape[axis])
 
 
-def _answer(model: nn.Module, batch: Batch, axis: int) -> object:
-    """What the model makes of two samples in evaluation mode; it and the random states are as before afterwards."""
+def _answer(model: nn.Module, batch: Batch, axis: int, count: int | None = 2) -> object:
+    """What the model makes of a few samples in evaluation mode; it and the random states are as before afterwards."""
     tried = materializable(model)
     with calling("the network"), preserve(tried), torch.no_grad():
         set_mode(tried, "eval", dropout=True)
-        return tried(batch.inputs.narrow(axis, 0, min(2, batch.inputs.shape[axis])))
+        if isinstance(batch.arguments, Mapping):
+            return tried(**batch.arguments)
+        if batch.arguments is not None:
+            return tried(*batch.arguments)
+        size = batch.inputs.shape[axis]
+        return tried(batch.inputs.narrow(axis, 0, min(count or size, size)))
 
 
 def _has_classes(model: nn.Module, batch: Batch, axis: int) -> bool:
@@ -225,7 +313,7 @@ def _has_classes(model: nn.Module, batch: Batch, axis: int) -> bool:
 def _hint(model: nn.Module, data: str | None, refusal: str) -> str:
     """What to try after a refusal: one input instead of several, the file's samples, or a shape."""
     if "positional argument" in refusal:
-        return "a module around it whose forward takes one batch of inputs"
+        return f"--data FILE.npz with arrays {needed_names(model)}, or a module around it that takes one input"
     proposal = next((shape for _, shape in _propose(model, None) if shape), None)
     wanted = ",".join(map(str, proposal or ()))
     if data is not None and data.endswith(".npz"):

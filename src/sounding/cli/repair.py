@@ -196,9 +196,9 @@ def _repair(target: str, method: str, settings: Settings, tell: Callable[[str], 
         fresh = None
         if chosen.endless:
 
-            def fresh() -> tuple[torch.Tensor, torch.Tensor | None]:
+            def fresh() -> tuple[Any, torch.Tensor | None]:
                 drawn = chosen.draw()
-                return drawn.inputs, drawn.targets
+                return drawn.given, drawn.targets
 
         about = {
             "target": target,
@@ -217,7 +217,7 @@ def _repair(target: str, method: str, settings: Settings, tell: Callable[[str], 
             tell(f"trying {methods if isinstance(methods, str) else ', '.join(methods)}")
             plan = make_plan(
                 model,
-                batch.inputs,
+                batch.given,
                 batch.targets,
                 method=methods,
                 options=options,
@@ -232,7 +232,7 @@ def _recommend(model: nn.Module, batch: Any, evidence: dict[str, Any], tell: Cal
 
     return recommend(
         model,
-        batch.inputs,
+        batch.given,
         batch.targets,
         progress=lambda done, total, name: tell(f"trying {name} ({done + 1} of {total})"),
         **evidence,

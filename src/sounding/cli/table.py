@@ -120,6 +120,8 @@ def print_report(report: Report, console: Console, *, title: str = "", legend: b
     findings = report.verdict.findings
     if title:
         console.print(Text(title, style="bold underline"))
+    if "model" in report.environment:
+        console.print(Text(str(report.environment["model"]), style="dim"))
     if "data" in report.environment:
         console.print(Text(f"on {report.environment['data']}", style="dim"))
     start = report.profile.settings.get("start")

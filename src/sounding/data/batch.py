@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,12 +22,20 @@ class Batch:
         targets: (samples, ...) or None where the source has none.
         name: where they come from, in words.
         classes: how many labels the targets are taken from; None where they are no labels, or it is not known.
+        arguments: what to call the network with where it is more than `inputs`, which are the first of them then: a
+            mapping of keyword arguments, or a tuple.
     """
 
     inputs: Tensor
     targets: Tensor | None
     name: str
     classes: int | None = None
+    arguments: Mapping[str, Tensor] | tuple[Any, ...] | None = None
+
+    @property
+    def given(self) -> Any:
+        """What the network is called with."""
+        return self.inputs if self.arguments is None else self.arguments
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -77,15 +86,19 @@ def describe_shape(shape: Sequence[int]) -> str:
     return "×".join(map(str, shape)) or "a single value"
 
 
-def require_finite(values: Tensor, *, what: str) -> None:
-    """NaN or infinity in the data is the data's fault, and is said before a network is accused of it."""
+def require_finite(values: Tensor, *, what: str, masks: bool = False) -> None:
+    """NaN or infinity in the data is the data's fault, and is said before a network is accused of it.
+
+    With `masks`, −∞ is allowed: it is how a mask that is added to scores says "not this one".
+    """
     if not values.is_floating_point() or not values.numel():
         return
-    bad = ~torch.isfinite(values.reshape(len(values), -1)).all(dim=1)
+    flat = values.reshape(len(values) if values.dim() else 1, -1)
+    bad = ~(torch.isfinite(flat) | (flat.isneginf() & masks)).all(dim=1)
     if bad.any():
         first = int(bad.nonzero()[0])
         raise UsageError(
-            f"{what} must be finite, got NaN or infinity in {int(bad.sum())} of {len(values)} samples "
+            f"{what} must be finite, got NaN or infinity in {int(bad.sum())} of {len(flat)} samples "
             f"(the first is sample {first})",
             hint="to drop or fill those samples first",
         )

@@ -1,4 +1,7 @@
-"""A user's own samples: a numpy .npz file with `inputs` and perhaps `targets`, `test_inputs`, `test_targets`."""
+"""A user's own samples: a numpy .npz file with `inputs` and perhaps `targets`, `test_inputs`, `test_targets`.
+
+A file for a network of several inputs has arrays by the names of its arguments instead, with `targets` apart.
+"""
 
 from __future__ import annotations
 
@@ -21,33 +24,57 @@ HELD_OUT = 5  # without a test part of its own, every fifth sample is held out
 SAVE_HINT = "numpy.savez(FILE, inputs=..., targets=...) to write such a file"
 
 
-def load_npz(request: Request) -> Batch:
-    """`inputs` (samples, ...) and, where there, `targets` (samples, ...).
+def load_npz(request: Request, *, whole: bool = False) -> Batch:
+    """`inputs` (samples, ...), or arrays by the names of a network's arguments, and, where there, `targets`.
 
     Floats become torch's default dtype; uint8 is read as pixels and scaled to [0, 1]; other integers stay integers, as
-    token indices and class labels are. Pickled objects are refused, because loading them can run any code.
+    token indices and class labels are, and masks of truth values stay masks. Pickled objects are refused, because
+    loading them can run any code. With `whole` the file is one batch in its own order, as the nodes of a graph are; a
+    file of several arguments is so too, unless a batch size is asked for.
     """
     path = Path(request.parameter)
-    arrays = _read(path)
-    inputs = _to_tensor(arrays["inputs"], what=f"'inputs' of {path}")
-    if arrays["inputs"].dtype == np.uint8:
-        inputs = inputs.to(torch.get_default_dtype()) / 255
+    arrays = _read(path, arguments=True)
+    targets = _to_tensor(arrays["targets"], what=f"'targets' of {path}") if "targets" in arrays else None
+    held = {name: values for name, values in arrays.items() if name not in ARRAYS or name == "inputs"}
+    found = {name: _read_argument(values, what=f"{name!r} of {path}") for name, values in held.items()}
+    first = "inputs" if "inputs" in found else next(iter(found))
+    inputs = found[first]
     if inputs.ndim < 1 or inputs.numel() == 0:
-        raise UsageError(f"'inputs' of {path} must have samples along its first axis, got shape {tuple(inputs.shape)}")
-    targets = None
-    if "targets" in arrays:
-        targets = _to_tensor(arrays["targets"], what=f"'targets' of {path}")
-        if targets.ndim < 1 or len(targets) != len(inputs):
-            raise UsageError(
-                f"'inputs' and 'targets' of {path} must be equally many, "
-                f"got the shapes {tuple(inputs.shape)} and {tuple(targets.shape)}"
-            )
+        raise UsageError(f"{first!r} of {path} must have samples along its first axis, got shape {tuple(inputs.shape)}")
+    sizes = {len(tensor) for name, tensor in found.items() if tensor.ndim and (first != "inputs" or name == first)}
+    if targets is not None and (targets.ndim < 1 or len(targets) not in sizes):
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in [*found.items(), ("targets", targets)])
+        raise UsageError(f"{first!r} and 'targets' of {path} must be equally many, got the shapes {shapes}")
+    for name, tensor in [*found.items(), *([("targets", targets)] if targets is not None else [])]:
+        require_finite(tensor, what=f"{name!r} of {path}", masks=name not in ARRAYS)
+    several = found if len(found) > 1 or first != "inputs" else None
+    if whole or (first != "inputs" and request.batch_size is None):
+        return Batch(reshape_samples(inputs, request.shape, source=str(path)), targets, path.name, arguments=several)
+    if several is not None:
+        _require_equal(several, first, path, asked=first != "inputs")
     chosen = draw(len(inputs), request, default=DEFAULT_BATCH_SIZE, source=str(path))
-    require_finite(inputs, what=f"'inputs' of {path}")
-    if targets is not None:
-        require_finite(targets, what=f"'targets' of {path}")
+    count = len(inputs)
     inputs = reshape_samples(inputs[chosen], request.shape, source=str(path))
-    return Batch(inputs, None if targets is None else targets[chosen], path.name)
+    if several is not None:
+        several = {name: tensor[chosen] if tensor.ndim and len(tensor) == count else tensor
+                   for name, tensor in several.items()}  # fmt: skip
+    return Batch(inputs, None if targets is None else targets[chosen], path.name, arguments=several)
+
+
+def _read_argument(values: np.ndarray[Any, Any], *, what: str) -> Tensor:
+    if values.dtype == np.bool_:
+        return torch.from_numpy(values)
+    tensor = _to_tensor(values, what=what)
+    return tensor.to(torch.get_default_dtype()) / 255 if values.dtype == np.uint8 else tensor
+
+
+def _require_equal(found: dict[str, Tensor], first: str, path: Path, *, asked: bool) -> None:
+    """With a batch size, every array must say which of its rows belong to a sample."""
+    if asked and any(tensor.ndim < 1 or len(tensor) != len(found[first]) for tensor in found.values()):
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in found.items())
+        raise UsageError(
+            f"a batch size needs arrays of equally many samples, {path} has {shapes}", hint="no --batch-size"
+        )
 
 
 def make_npz(request: Request) -> Dataset:
@@ -109,14 +136,14 @@ def _labelled(
     return reshape_samples(values, shape, source=str(path)), labels
 
 
-def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+def _read(path: Path, *, arguments: bool = False) -> dict[str, np.ndarray[Any, Any]]:
     if path.exists() and not path.is_file() and not path.is_dir():
         raise UsageError(f"expected a .npz file, got {path}, which is no regular file")  # a pipe would be waited for
     try:
         # opened here: numpy leaves its own handle open when the archive is broken
         with path.open("rb") as stream:
             require_arrays(stream, path)
-            return _select(np.load(stream, allow_pickle=False), path)
+            return _select(np.load(stream, allow_pickle=False), path, arguments=arguments)
     except FileNotFoundError as error:
         raise UsageError(f"no file {path}") from error
     except IsADirectoryError as error:
@@ -131,13 +158,21 @@ def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         raise UsageError(f"cannot read {path}: {reason}", hint=SAVE_HINT) from error
 
 
-def _select(archive: Any, path: Path) -> dict[str, np.ndarray[Any, Any]]:
+def _select(archive: Any, path: Path, *, arguments: bool) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays by name; without `inputs`, all of them where the file may name a network's arguments."""
     if not isinstance(archive, np.lib.npyio.NpzFile):
         raise UsageError(f"{path} holds a single array and no names", hint=SAVE_HINT)
-    if "inputs" not in archive.files:
+    named = [key for key in archive.files if key not in ARRAYS]
+    if "inputs" not in archive.files and not (arguments and named):
         held = ", ".join(repr(key) for key in archive.files) or "nothing"
         raise UsageError(f"{path} must hold an array 'inputs', got {held}", hint=SAVE_HINT)
-    return {key: archive[key] for key in archive.files if key in ARRAYS}
+    read = {key: archive[key] for key in archive.files if key in ARRAYS or arguments}
+    # beside `inputs` there may be notes of the user's, which are no numbers
+    return {
+        key: values
+        for key, values in read.items()
+        if key in ARRAYS or "inputs" not in read or values.dtype.kind in "iubf"
+    }
 
 
 def _to_tensor(values: np.ndarray[Any, Any], *, what: str) -> Tensor:

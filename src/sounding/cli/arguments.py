@@ -1,0 +1,68 @@
+"""A file's arrays as the arguments of a network: by name, as a mapping or as a tuple, and what does not fit."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from sounding.data import Batch
+from sounding.errors import UsageError
+
+Form = Mapping[str, Any] | tuple[Any, ...] | None
+
+
+def forms_of(model: nn.Module, batch: Batch) -> list[Form]:
+    """The ways to give a batch to the network, the likeliest first; None gives `inputs` alone.
+
+    Raises:
+        UsageError: the file names arguments that the network has not, or lacks some that it needs.
+    """
+    if not isinstance(batch.arguments, Mapping):
+        return [None]
+    found = dict(batch.arguments)
+    known, needed, anything = _arguments(model)
+    if "inputs" in found and "inputs" not in known and known:
+        # `inputs` is the first argument whatever its name; what no argument asks for beside it is the user's own
+        found = {known[0]: found.pop("inputs"), **{name: found[name] for name in found if name in known}}
+        if len(found) == 1:
+            return [None]
+    unknown = [name for name in found if name not in known and not anything]
+    missing = [name for name in needed if name not in found]
+    if not unknown and not missing:
+        return [found]
+    if len(known) == 1 and not anything and known[0] not in found:
+        return [(found,), (tuple(found.values()),)]
+    takes = ", ".join(known) + (" and any others" if anything else "")
+    what = f"no argument {unknown[0]!r}" if unknown else f"an argument {missing[0]!r} that the file has no array for"
+    raise UsageError(
+        f"the network's forward has {what}; it takes {takes or 'nothing'}, the file has {', '.join(found)}",
+        hint=f"arrays named {needed_names(model)} (and targets)",
+    )
+
+
+def needed_names(model: nn.Module) -> str:
+    """The names of the arguments that a network needs, in words."""
+    known, needed, _ = _arguments(model)
+    return ", ".join(needed or known[:1])
+
+
+def unequal(batch: Batch) -> str:
+    """The lengths of arrays that differ, as the end of a sentence; empty where they agree."""
+    if not isinstance(batch.arguments, Mapping):
+        return ""
+    lengths = {name: len(value) for name, value in batch.arguments.items() if value.dim()}
+    if len(set(lengths.values())) < 2:
+        return ""
+    told = ", ".join(f"{name} {length}" for name, length in lengths.items())
+    return f" (the arrays are not equally many: {told})"
+
+
+def _arguments(model: nn.Module) -> tuple[list[str], list[str], bool]:
+    """The names that forward takes, those it needs, and whether it takes any others."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    anything = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    return [one.name for one in named], [one.name for one in named if one.default is one.empty], anything

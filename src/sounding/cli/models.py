@@ -1,0 +1,46 @@
+"""`sounding models`: which networks can be named as a TARGET."""
+
+from __future__ import annotations
+
+import click
+
+from sounding.cli.output import console, print_json
+from sounding.errors import UsageError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def models() -> None:
+    """Networks that need no file: name them where a command takes TARGET."""
+
+
+@models.command(name="list")
+@click.option("--try", "attempt", is_flag=True, help="Build each one of the transformers library; takes minutes.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def list_(attempt: bool, as_json: bool) -> None:
+    """The names, by what the networks do; with --try only those that build here, and why the others do not."""
+    from sounding.models import names
+    from sounding.models.hf import build_hf, hf_names
+
+    missing, refused = None, dict[str, str]()
+    try:
+        found = hf_names()
+    except UsageError as error:
+        found, missing = {}, str(error)
+    for name in [*found] if attempt else ():
+        try:
+            build_hf(f"hf:{name}")
+        except UsageError as error:
+            refused[name] = str(error)
+    there = {name: task for name, task in found.items() if name not in refused}
+    if as_json:
+        print_json({"ours": list(names()), "hf": there, "refused": refused, "missing": missing})
+        return
+    screen = console()
+    screen.print(f"ours: {', '.join(names())}", markup=False, soft_wrap=True)
+    for task in sorted(set(there.values())):
+        told = ", ".join(f"hf:{name}" for name, own in there.items() if own == task)
+        screen.print(f"\n{task}: {told}", markup=False, soft_wrap=True)
+    for name, reason in refused.items():
+        screen.print(f"\nnot hf:{name}: {reason}", markup=False, soft_wrap=True)
+    if missing:
+        screen.print(f"\n{missing}", markup=False, soft_wrap=True)

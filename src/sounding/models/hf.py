@@ -1,0 +1,314 @@
+"""Architectures of the transformers library by name: `hf:llama,layers=8,hidden=256`, random weights, no download."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from sounding.errors import UsageError
+from sounding.models.hf_inputs import sample_inputs
+
+PREFIX = "hf:"
+INSTALL = "pip install 'sounding[hf]'"
+# Task → (the library's table of names, its class that builds them), in the order in which a name is looked up: an
+# encoder-decoder is listed among causal models too, and an encoder is one only as somebody's decoder.
+TASKS = {
+    "seq2seq": ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", "AutoModelForSeq2SeqLM"),
+    "speech": ("MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES", "AutoModelForSpeechSeq2Seq"),
+    "masked": ("MODEL_FOR_MASKED_LM_MAPPING_NAMES", "AutoModelForMaskedLM"),
+    "causal": ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "AutoModelForCausalLM"),
+    "image": ("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES", "AutoModelForImageClassification"),
+    "audio": ("MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES", "AutoModelForAudioClassification"),
+    "sequence": ("MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES", "AutoModelForSequenceClassification"),
+    "base": ("MODEL_MAPPING_NAMES", "AutoModel"),
+}
+LISTED = tuple(TASKS)[:-1]  # a base model has no loss of its own: it is built when asked for, and not listed
+WORDS = {
+    "layers": (
+        *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers"),
+        *("num_encoder_layers", "num_decoder_layers"),
+    ),
+    "hidden": ("hidden_size", "n_embd", "d_model", "dim", "emb_dim", "embed_dim"),
+    "heads": (
+        *("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads"),
+        "decoder_attention_heads",
+    ),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads"),
+    "head_size": ("head_dim", "d_kv", "attention_head_size"),
+    "feedforward": (
+        *("intermediate_size", "n_inner", "d_ff", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "hidden_dim"),
+        "moe_intermediate_size",
+    ),
+    "experts": ("num_experts", "num_local_experts", "n_routed_experts"),
+    "vocab": ("vocab_size",),
+    "positions": ("max_position_embeddings", "n_positions"),
+    "image": ("image_size",),
+    "patch": ("patch_size",),
+    "channels": ("num_channels",),
+    "classes": ("num_labels",),
+}
+# The quick size: small enough that every architecture is checked in seconds on two cores, deep enough that what grows
+# or dies from layer to layer shows in a fit over layers.
+QUICK = {"layers": 6, "hidden": 128, "heads": 4, "vocab": 1000, "image": 64, "experts": 4, "classes": 10}
+NARROW = ("hidden", "heads", "kv_heads", "head_size", "feedforward")
+MOST = 300e6  # parameters of a quick network; 1.2 GB, and a check holds the gradients beside them
+
+
+def is_hf(spec: str) -> bool:
+    """Whether a word names an architecture of the transformers library.
+
+    >>> is_hf("hf:gpt2"), is_hf("nets.py:gpt2")
+    (True, False)
+    """
+    return spec.startswith(PREFIX)
+
+
+def hf_names() -> dict[str, str]:
+    """Name → task of every architecture that has a task, in alphabetical order."""
+    tables = _tables()
+    found = {name: task for task in reversed(LISTED) for name in tables[task]}
+    return dict(sorted(found.items()))
+
+
+def build_hf(spec: str) -> nn.Module:
+    """The network that `hf:name,option=value,…` names, with random weights from torch's default generator.
+
+    Options are `size=quick` (the default, see `QUICK`) or `size=default` (the library's), `task=` (one of `TASKS`), the
+    words of `WORDS`, which find the field of each config, and any field by its own name.
+
+    Raises:
+        UsageError: the library is missing, or has no such name or field; or it does not build what was asked for.
+    """
+    name, task, size, given = _parse(spec)
+    default = _default_config(name)
+    _require_known(given, default, name)
+    reasons = []
+    # an architecture whose sizes depend on one another in a way of its own keeps its width, then its image too
+    kept: tuple[tuple[str, ...], ...] = ((), NARROW, (*NARROW, "image")) if size == "quick" else (tuple(QUICK),)
+    for own in kept:
+        words = {word: value for word, value in QUICK.items() if word not in own}
+        fields = _fields(default, words, given, quick=size == "quick")
+        try:
+            return _build(task, type(default)(**fields), most=MOST if size == "quick" else None)
+        except Exception as error:  # the library's own refusals are of every type
+            reasons.append(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}")
+    hint = f"{PREFIX}{name},size=default" if size == "quick" else "other options"
+    raise UsageError(f"transformers does not build {spec}: {reasons[0]}", hint=hint)
+
+
+def describe_hf(model: nn.Module, spec: str = "") -> str | None:
+    """The size of a network of the transformers library in words, and whether it was reduced; None for others.
+
+    >>> describe_hf(nn.Linear(2, 2))
+    """
+    if not is_pretrained(model):
+        return None
+    config: Any = model.config
+    text = config.get_text_config()
+    said = [
+        f"{word} {value}"
+        for word in ("layers", "hidden", "heads", "vocab", "image")
+        for value in [next((getattr(text, f) for f in WORDS[word] if isinstance(getattr(text, f, None), int)), None)]
+        if value is not None
+    ]
+    count = sum(parameter.numel() for parameter in model.parameters())
+    told = f"{type(model).__name__}, {count / 1e6:.3g} million parameters ({', '.join(said)})"
+    if not is_hf(spec):
+        return told
+    quick = "" if "size=default" in spec else f", a reduced size ({spec},size=default is the library's own)"
+    return f"{told} with random weights{quick}"
+
+
+def is_pretrained(model: nn.Module) -> bool:
+    """Whether a module is a model of the transformers library, which is not imported to answer."""
+    library = sys.modules.get("transformers")
+    return library is not None and isinstance(model, library.PreTrainedModel)
+
+
+def _library() -> Any:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the library is imported: nothing is downloaded
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import transformers
+    except ImportError as error:
+        raise UsageError(f"names that begin with {PREFIX} need the transformers library", hint=INSTALL) from error
+    transformers.logging.set_verbosity_error()
+    return transformers
+
+
+def _tables() -> dict[str, Mapping[str, Any]]:
+    _library()
+    from transformers.models.auto import modeling_auto
+
+    return {task: getattr(modeling_auto, table) for task, (table, _) in TASKS.items()}
+
+
+def _parse(spec: str) -> tuple[str, str, str, dict[str, Any]]:
+    """The name as the library writes it, the task, the size, and the options."""
+    first, *words = spec.removeprefix(PREFIX).split(",")
+    tables = _tables()
+    known = {_plain(name): name for names in tables.values() for name in names}
+    if _plain(first) not in known:
+        close = difflib.get_close_matches(_plain(first), known, n=1)
+        hint = f"{PREFIX}{known[close[0]]}" if close else "sounding models list"
+        raise UsageError(f"the transformers library has no architecture {first!r}", hint=hint)
+    name = known[_plain(first)]
+    given: dict[str, Any] = {}
+    for word in words:
+        option, equals, text = (part.strip() for part in word.partition("="))
+        if not equals or not option or not text:
+            raise UsageError(
+                f"expected option=value after {PREFIX}{name}, got {word!r}", hint=f"{PREFIX}{name},layers=8"
+            )
+        if option in given:
+            raise UsageError(f"option {option!r} is given twice in {spec!r}")
+        given[option] = text if option in ("size", "task") else _value(text)
+    size, own = given.pop("size", "quick"), [task for task in TASKS if name in tables[task]]
+    if size not in ("quick", "default"):
+        raise UsageError(f"expected size=quick or size=default, got size={size}")
+    task = given.pop("task", own[0])
+    if task not in own:
+        raise UsageError(f"{PREFIX}{name} has no task {task!r}", hint=f"one of {', '.join(own)}")
+    return name, task, size, given
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
+def _value(text: str) -> Any:
+    """A number, a list such as 2x2x6x2, true, false, none, or the text itself.
+
+    >>> _value("8"), _value("1e-5"), _value("2x2"), _value("false"), _value("gelu")
+    (8, 1e-05, [2, 2], False, 'gelu')
+    """
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    if "x" in text and all(part.isdigit() for part in text.split("x")):
+        return [int(part) for part in text.split("x")]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _default_config(name: str) -> Any:
+    try:
+        return _library().CONFIG_MAPPING[name]()
+    except Exception as error:
+        raise UsageError(f"transformers makes no default config of {name}: {type(error).__name__}") from error
+
+
+def _parts(config: Any) -> Iterator[tuple[str, Any]]:
+    """The configs within a config by field: of the text, of the vision, … tower."""
+    for field in getattr(config, "sub_configs", {}):
+        inner = getattr(config, field, None)
+        if inner is not None and dataclasses.is_dataclass(inner):
+            yield field, inner
+
+
+def _own(config: Any) -> dict[str, Any]:
+    """Field → default value of a config, the parts within left out."""
+    names = {field.name for field in dataclasses.fields(config) if field.init} - set(getattr(config, "sub_configs", {}))
+    return {name: _get(config, name) for name in sorted(names) if not name.startswith("_")}
+
+
+def _get(config: Any, field: str) -> Any:
+    try:
+        return getattr(config, field, None)
+    except Exception:  # a field that differs between layers refuses to be read for all of them
+        return None
+
+
+def _places(word: str, config: Any) -> list[str]:
+    """The fields of this config that a word sets: numbers, or empty ones; a list is one value per stage."""
+    own = _own(config)
+    return [f for f in WORDS.get(word, ()) if f in own and isinstance(own[f], int | None)] or [word] * (word in own)
+
+
+def _require_known(given: Mapping[str, Any], config: Any, name: str) -> None:
+    configs = [config, *(inner for _, inner in _parts(config))]
+    for option in given:
+        if option in ("classes", "num_labels") or any(_places(option, one) for one in configs):
+            continue
+        words = [word for word in WORDS if any(_places(word, one) for one in configs)]
+        fields = sorted({field for one in configs for field in _own(one)})
+        close = difflib.get_close_matches(option, [*words, *fields], n=1)
+        raise UsageError(
+            f"{PREFIX}{name} has no option {option!r}; it has {', '.join([*words, 'classes', 'task', 'size'])}, and "
+            f"its config the fields {', '.join(fields)}",
+            hint=f"{close[0]}=…" if close else None,
+        )
+
+
+def _fields(config: Any, words: Mapping[str, int], given: Mapping[str, Any], *, quick: bool) -> dict[str, Any]:
+    """The arguments of a config: reduced sizes where the user gave none, what the user gave, and its parts likewise."""
+    own, found = _own(config), dict[str, Any]()
+
+    def default(word: str) -> Any:
+        return next((own[field] for field in _places(word, config) if isinstance(own[field], int)), None)
+
+    sizes = {word: min(value, default(word)) for word, value in words.items() if default(word) is not None}
+    sizes |= {word: value for word, value in given.items() if word in WORDS}
+    patch = sizes.get("patch", default("patch"))
+    if quick and "image" in sizes and "image" not in given and patch and sizes["image"] % patch:
+        sizes["image"] = 4 * patch
+    hidden, heads = sizes.get("hidden"), sizes.get("heads")
+    if quick and hidden and default("hidden"):
+        ratio = (default("feedforward") or 0) * hidden // default("hidden")
+        if ratio:  # products of experts want whole lines of memory
+            sizes.setdefault("feedforward", max(16, ratio // 16 * 16))
+        if heads:
+            fewer = default("kv_heads") not in (None, default("heads"))
+            sizes.setdefault("kv_heads", min(2, heads) if fewer else heads)
+            sizes.setdefault("head_size", hidden // heads)
+    for word, value in sizes.items():
+        empty = word in given or word in ("kv_heads", "head_size")  # these follow from the others
+        found |= dict.fromkeys((f for f in _places(word, config) if empty or own[f] is not None), value)
+    if quick and own.get("num_experts_per_tok") and "experts" in sizes:
+        found["num_experts_per_tok"] = min(own["num_experts_per_tok"], 2, sizes["experts"])
+    if quick and {"n_group", "topk_group"} <= own.keys() and "experts" in sizes:
+        found |= {"n_group": 1, "topk_group": 1}  # few experts cannot stand in groups
+    if quick and hidden and heads and isinstance(own.get("rotary_dim"), int):
+        found["rotary_dim"] = min(own["rotary_dim"], hidden // heads)
+    found |= {option: value for option, value in given.items() if option in own}
+    vocab = found.get("vocab_size")
+    for field, value in own.items():  # the ends and the padding of a sentence must be words of the smaller vocabulary
+        if vocab and field.endswith("token_id") and isinstance(value, int) and value >= vocab and field not in given:
+            found[field] = value % vocab
+    classes = given.get("classes", given.get("num_labels", words.get("classes")))
+    if classes is not None:
+        found["num_labels"] = classes
+    for field, inner in _parts(config):
+        part = _fields(inner, words, {k: v for k, v in given.items() if _places(k, inner)}, quick=quick)
+        if part:
+            found[field] = {"model_type": inner.model_type, **part}
+    return found
+
+
+def _build(task: str, config: Any, *, most: float | None) -> nn.Module:
+    """The network of a config, tried with two samples; with `most`, refused beyond so many parameters."""
+    make: Callable[..., nn.Module] = getattr(_library(), TASKS[task][1]).from_config
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if most is not None:
+            with torch.device("meta"):
+                count = sum(parameter.numel() for parameter in make(config).parameters())
+            if count > most:
+                raise UsageError(f"{count / 1e6:.0f} million parameters at the quick size")
+        model = make(config)
+        inputs = sample_inputs(model, batch_size=2, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            model.eval()(**inputs.arguments)
+    return model.train()

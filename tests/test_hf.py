@@ -1,0 +1,133 @@
+"""Architectures of the transformers library by name: they build offline, run, and refuse in sentences."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from sounding.cli import cli
+from sounding.errors import UsageError
+from sounding.models.hf import build_hf, describe_hf, hf_names
+from sounding.models.hf_inputs import sample_inputs
+from sounding.probe import check
+
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore")
+BUILDING = 0.85  # of the listed names; the others need libraries that are not there, or fail with their own defaults
+
+
+def draw(model: torch.nn.Module, count: int = 4):
+    return sample_inputs(model, batch_size=count, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "value"),
+    [
+        ("hf:gpt2,layers=3,hidden=64", "n_layer", 3),
+        ("hf:gpt2,layers=3,hidden=64", "n_embd", 64),
+        ("hf:llama,layers=2,hidden=64,heads=2", "num_hidden_layers", 2),
+        ("hf:llama,layers=2,rms_norm_eps=1e-3", "rms_norm_eps", 1e-3),
+        ("hf:bart,layers=2,hidden=64", "decoder_layers", 2),
+        ("hf:vit,layers=2,image=32,patch=8", "patch_size", 8),
+    ],
+)
+def test_words_set_the_fields_of_each_config(spec, field, value):
+    assert getattr(build_hf(spec).config, field) == value
+
+
+def test_the_reduced_size_is_said_and_the_libraries_own_is_kept_on_request():
+    quick = build_hf("hf:gpt2,layers=1")
+    assert "a reduced size" in describe_hf(quick, "hf:gpt2,layers=1")
+    own = build_hf("hf:bert,size=default,layers=1")
+    assert own.config.hidden_size == 768
+    assert "reduced" not in describe_hf(own, "hf:bert,size=default,layers=1")
+
+
+@pytest.mark.parametrize(
+    ("spec", "names", "shape"),
+    [
+        ("hf:gpt2,layers=1", ["input_ids"], (4, 32)),
+        ("hf:bert,layers=1", ["input_ids"], (4, 32)),
+        ("hf:bert,layers=1,task=sequence", ["input_ids"], (4,)),
+        ("hf:t5,layers=1", ["input_ids", "decoder_input_ids"], (4, 32)),
+        ("hf:vit,layers=1", ["pixel_values"], (4,)),
+        ("hf:wav2vec2,layers=1", ["input_values"], (4,)),
+    ],
+)
+def test_inputs_and_targets_follow_the_kind(spec, names, shape):
+    model = build_hf(spec)
+    batch = draw(model)
+    assert list(batch.arguments) == names
+    assert batch.targets.shape == shape
+    report = check(model, batch.arguments, batch.targets, theory=False)
+    assert report.profile.settings["loss"] == "cross_entropy"
+    assert report.verdict.status != "not known"
+
+
+def test_the_target_of_a_position_is_the_token_that_follows():
+    batch = draw(build_hf("hf:gpt2,layers=1"))
+    assert torch.equal(batch.targets[:, :-1], batch.arguments["input_ids"][:, 1:])
+    assert bool((batch.targets[:, -1] == -100).all())
+
+
+def test_weights_come_from_the_default_generator():
+    def first() -> torch.Tensor:
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            return next(build_hf("hf:gpt2,layers=1").parameters()).detach()
+
+    assert torch.equal(first(), first())
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("hf:gpt22", "no architecture 'gpt22'. Try hf:gpt2"),
+        ("hf:gpt2,layer=3", "no option 'layer'; it has layers, hidden, .*n_embd.*Try layers="),
+        ("hf:gpt2,layers", "expected option=value"),
+        ("hf:gpt2,layers=1,layers=2", "given twice"),
+        ("hf:gpt2,size=huge", "size=quick or size=default"),
+        ("hf:gpt2,task=image", "no task 'image'"),
+        ("hf:llama,hidden=30,heads=7", "does not build"),
+    ],
+)
+def test_what_is_wrong_ends_in_a_sentence(spec, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        build_hf(spec)
+
+
+def test_without_the_library_the_pip_command_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UsageError, match=r"pip install 'sounding\[hf\]'"):
+        build_hf("hf:gpt2")
+
+
+def test_check_on_the_command_line_gives_a_verdict():
+    result = CliRunner().invoke(cli, ["check", "hf:gpt2,layers=2", "--batch-size", "8", "--json"])
+    found = json.loads(result.stdout)
+    assert result.exit_code in (0, 1)
+    assert found["environment"]["model"].startswith("GPT2LMHeadModel")
+    assert "8 samples of input_ids 32" in found["environment"]["data"]
+
+
+def test_the_list_has_ours_and_theirs():
+    found = json.loads(CliRunner().invoke(cli, ["models", "list", "--json"]).stdout)
+    assert "mlp" in found["ours"]
+    assert found["hf"]["gpt2"] == "causal"
+    assert found["hf"]["t5"] == "seq2seq"
+
+
+@pytest.mark.slow
+def test_every_listed_name_builds_and_runs_or_says_why_not():
+    """Building tries two samples; a failure is a sentence of ours with the library's reason, never another error."""
+    refused = []
+    for name in hf_names():
+        try:
+            build_hf(f"hf:{name},layers=2")
+        except UsageError as error:
+            refused.append(f"{name}: {error}")
+    assert len(refused) <= (1 - BUILDING) * len(hf_names()), "\n".join(refused)
