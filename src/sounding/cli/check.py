@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sounding.cli.output import SEED, console, despite_a_closed_pipe, print_json, require_writable, working
+from sounding.cli.trial import Asked, asked_trial, print_trial, try_training
 from sounding.errors import ExitCode, InterruptedRun, UsageError, require_device
 from sounding.limits import require_time
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from sounding.cli.inputs import Choice
     from sounding.probe.records import Report
+    from sounding.train.trial import Trial
 
 LEAST_REPEAT = 1e-3  # seconds that measuring a batch takes at the least
 EXAMPLE_INPUT = 64
@@ -56,6 +59,7 @@ class Settings:
     redraw: int
     device: str | None
     seed: int
+    trial: Asked | None
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,9 @@ class Subject:
 @click.option("--redraw", type=int, default=0, metavar="N", help="Bands from N networks with these laws, measured: 16.")
 @click.option("--device", metavar="NAME", help="cpu, cuda, cuda:1, mps, ... [default: where the network is].")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of the weights a callable draws, and the batch.")
+@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Also train a copy for N steps, and watch it.")
+@click.option("--lr", type=float, metavar="RATE", help="Learning rate of the steps [default: 0.001].")
+@click.option("--optimizer", metavar="NAME", help="sgd, momentum, adam, adamw or rmsprop [default: adamw].")
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write an interactive report, one file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; prose goes to stderr.")
 @click.option("--quiet", "-q", is_flag=True, help="Only the verdict.")
@@ -98,6 +105,9 @@ def check(
     redraw: int,
     device: str | None,
     seed: int,
+    steps: int | None,
+    lr: float | None,
+    optimizer: str | None,
     html: Path | None,
     as_json: bool,
     quiet: bool,
@@ -108,6 +118,8 @@ def check(
     mlp, alexnet, vgg19, resnet50 or transformer with options, for example mlp,depth=50,norm=batch; or an architecture
     of the transformers library, for example hf:gpt2 or hf:llama,layers=8 (sounding models list).
     Without TARGET: the embedded example, a 64-layer ReLU network with and without batch norm, on digits.
+
+    With --steps a copy is trained for a few steps, and the verdict at their end gives the exit code.
 
     \b
     Exit codes: 0 healthy, 1 a finding of high severity, 2 wrong usage or a target that fails,
@@ -120,15 +132,20 @@ def check(
         require_writable(html)
     if target is None and input_shape is None:
         input_shape = (EXAMPLE_INPUT,)
-    settings = Settings(data, input_shape, batch_size, loss, repeats, theory, redraw, device, seed)
+    settings = Settings(
+        data, input_shape, batch_size, loss, repeats, theory, redraw, device, seed, asked_trial(steps, lr, optimizer)
+    )
     prose = console(stderr=as_json, quiet=quiet and as_json)
-    reports, interrupted = _measure_all(_choose_subjects(target, settings), settings, quiet=quiet)
+    trials: dict[str, Trial] = {}
+    reports, interrupted = _measure_all(_choose_subjects(target, settings), settings, trials, quiet=quiet)
     if not reports:
         raise InterruptedRun("interrupted before anything was measured")
     with despite_a_closed_pipe():
         if as_json:
-            print_json(to_json_object(reports, target=target))
+            print_json(to_json_object(reports, target=target, trials=trials))
         _print(reports, prose, quiet=quiet)
+        for trial in trials.values():
+            print_trial(trial, prose, quiet=quiet)
     if html is not None:
         from sounding.report import write_html
 
@@ -138,10 +155,15 @@ def check(
                 prose.print(f"\nReport: {html}", markup=False, soft_wrap=True)
     if interrupted:
         raise InterruptedRun("interrupted; what was measured is kept and marked partial")
-    ctx.exit(ExitCode.of(max(reports.values(), key=_badness).verdict.status))
+    from sounding.probe.records import STATUSES
+
+    states = [trials[name].status if name in trials else report.verdict.status for name, report in reports.items()]
+    ctx.exit(ExitCode.of(max(states, key=STATUSES.index)))
 
 
-def to_json_object(reports: dict[str, Report], *, target: str | None) -> dict[str, Any]:
+def to_json_object(
+    reports: dict[str, Report], *, target: str | None, trials: Mapping[str, Trial] = MappingProxyType({})
+) -> dict[str, Any]:
     """One object: verdict, findings, profile, unmeasured, environment.
 
     Of several networks (the embedded example) these are the worst one's, so that the verdict agrees with the exit
@@ -150,6 +172,9 @@ def to_json_object(reports: dict[str, Report], *, target: str | None) -> dict[st
     name, worst = max(reports.items(), key=lambda item: _badness(item[1]))
     partial = any(report.profile.settings.get("partial") for report in reports.values())
     head = {"target": target, "network": name, "partial": bool(partial), **worst.to_dict()}
+    if trials:
+        head["trial"] = trials[name].to_dict() if name in trials else None
+        head["trials"] = {name: trial.to_dict() for name, trial in trials.items()}
     if len(reports) == 1:
         return head
     return {**head, "networks": {name: report.to_dict() for name, report in reports.items()}}
@@ -179,14 +204,20 @@ def _choose_subjects(target: str | None, settings: Settings) -> list[Subject]:
     ]
 
 
-def _measure_all(subjects: list[Subject], settings: Settings, *, quiet: bool) -> tuple[dict[str, Report], bool]:
-    """Reports by name, and whether Ctrl-C came in between; then the last one may be partial."""
+def _measure_all(
+    subjects: list[Subject], settings: Settings, trials: dict[str, Trial], *, quiet: bool
+) -> tuple[dict[str, Report], bool]:
+    """Reports by name, trials put into `trials`, and whether Ctrl-C came; then the last one may be partial."""
     reports: dict[str, Report] = {}
     with working("loading", quiet=quiet) as tell:
         for subject in subjects:
             tell(f"checking {subject.name}")
             try:
-                reports[subject.name] = _measure(subject, settings, tell)
+                reports[subject.name], trial = _measure(subject, settings, tell)
+                if trial is not None:
+                    trials[subject.name] = trial
+                    if trial.interrupted:
+                        return reports, True
             except InterruptedRun as stop:
                 if stop.partial is not None:
                     reports[subject.name] = stop.partial
@@ -196,7 +227,7 @@ def _measure_all(subjects: list[Subject], settings: Settings, *, quiet: bool) ->
     return reports, False
 
 
-def _measure(subject: Subject, settings: Settings, tell: Callable[[str], None]) -> Report:
+def _measure(subject: Subject, settings: Settings, tell: Callable[[str], None]) -> tuple[Report, Trial | None]:
     import torch
 
     from sounding.cli.inputs import choose_batch, describe
@@ -249,7 +280,13 @@ def _measure(subject: Subject, settings: Settings, tell: Callable[[str], None]) 
             if stop.partial is not None:
                 stop.partial = _describe(stop.partial, about)
             raise
-        return _describe(report, about)
+        trial = None
+        if settings.trial is not None:
+            with contextlib.redirect_stdout(sys.stderr):
+                trial = try_training(
+                    model, chosen, settings.trial, loss=loss, generator=generator, seed=settings.seed, tell=tell
+                )
+        return _describe(report, about), trial
 
 
 def _repeat(chosen: Choice, repeats: int) -> tuple[Any, Any]:
