@@ -289,3 +289,22 @@ def test_a_stack_inside_a_larger_model_is_found() -> None:
 
 def test_an_empty_profile_is_left_alone() -> None:
     assert attach(nn.Linear(2, 2), Profile()).rows == ()
+
+
+def test_a_linear_layer_without_a_weight_is_left_to_the_measurement() -> None:
+    """A subclass may keep what it multiplies by under another name, and have no bias: this theory names it."""
+
+    class Renamed(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(16, 16)
+            self.kernel = nn.Parameter(self.weight.detach().clone())
+            del self.weight, self.bias
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.kernel.T
+
+    model = nn.Sequential(*(part for _ in range(4) for part in (Renamed(), nn.ReLU())), nn.Linear(16, 4))
+    report = check_all(model, torch.randn(32, 16))
+    measured = Profile(tuple(row for row in report.profile if row.source != "theory"), report.profile.settings)
+    assert measured.select("gradient_log_norm")
+    assert "Renamed" in attach(model, measured).settings["theory"]["note"]

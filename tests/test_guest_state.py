@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 import sounding
 from sounding.errors import TargetError
 from sounding.probe.outputs import main_tensor
+from sounding.probe.state import SETTINGS
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
 # Guests whose own run changes nothing: they are here for buffers that resist being copied, or for `train()`.
@@ -208,3 +210,36 @@ def test_a_cache_of_the_transformers_library_is_put_back() -> None:
     assert portrait(cache) == before
     assert cache.get_seq_length() == 5
     assert report.profile.select("gradient_log_norm")
+
+
+def test_what_a_model_sets_for_the_whole_process_is_put_back() -> None:
+    """Hooks on all modules, defaults of torch, deterministic mode, filters of warnings: also when the model raises."""
+
+    class Rude(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            nn.modules.module.register_module_forward_hook(lambda *_: None)
+            nn.modules.module.register_module_forward_pre_hook(lambda *_: None)
+            output = super().forward(x)
+            torch.set_default_dtype(torch.float64)
+            torch.set_default_device("cpu")  # it was None
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            torch.set_grad_enabled(False)
+            torch.set_num_threads(threads + 1)
+            torch.backends.cudnn.benchmark = not benchmark
+            warnings.simplefilter("ignore")
+            if self.raises:
+                raise RuntimeError("on purpose")
+            return output
+
+    threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
+    model = Rude(6, 3)
+    model.raises = False
+    sounding.check(model, rows())  # loads what is loaded at the first use, with filters of its own
+    before = [read() for read, _ in SETTINGS]
+    sounding.check(model, rows())
+    assert [read() for read, _ in SETTINGS] == before
+    model.raises = True
+    with pytest.raises(TargetError):
+        sounding.check(model, rows())
+    assert [read() for read, _ in SETTINGS] == before
+    assert (torch.zeros(1).device.type, torch.zeros(1).dtype) == ("cpu", torch.float32)

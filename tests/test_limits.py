@@ -15,9 +15,8 @@ import torch
 from torch import nn
 
 from sounding.cli import INTERNAL_ERROR, main
-from sounding.cli.output import clean
 from sounding.data import load_batch, load_dataset
-from sounding.errors import DataError, ExitCode, UsageError
+from sounding.errors import DataError, ExitCode, UsageError, clean
 from sounding.limits import machine_memory, require_memory, require_time
 from sounding.models import build
 from sounding.profile import Profile

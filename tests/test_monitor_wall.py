@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import sounding
 from sounding.probe.gradients import log_norm
 from sounding.train.monitor import Monitor
+from sounding.train.monitor.wall import Wall
 
 MEASURES = ("fast", "full")
 
@@ -56,6 +57,21 @@ def test_hostile_trainings_run_as_without_a_monitor(name: str, measures: str, ca
         assert list(monitor.profiles) == [0, 1, 2], said
     else:
         assert monitor.unmeasured, "what was not measured has a reason"
+
+
+def test_control_bytes_of_names_do_not_reach_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "sounding")
+    model = nn.Sequential()
+    for at in range(30):  # a collapse whose findings name layers
+        model.add_module(f"\x1b[31m{at}", nn.Linear(16, 16))
+        model.add_module(f"\x1b[32m{at}", nn.ReLU())
+    with Monitor(model) as monitor:
+        model(torch.randn(32, 16)).square().mean().backward()
+        monitor.step()
+    Wall().note_error("\x1b[31m", ValueError("\x07"))
+    said = "".join(record.getMessage() for record in caplog.records)
+    assert "\u241b[31m" in said
+    assert not {"\x1b", "\x07"} & set(said)
 
 
 def test_a_measured_step_beyond_the_squares_of_float64_has_its_numbers() -> None:

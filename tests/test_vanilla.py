@@ -339,3 +339,13 @@ def test_the_largest_deviation_gives_finite_numbers() -> None:
     assert found.weight_std == pytest.approx(
         math.sqrt(0.75 * math.sqrt(2 * math.pi * 1e200)), rel=TOLERANCE.closed_form
     )
+
+
+@pytest.mark.parametrize("bias_std", [1e5, 1e6, 1e100])
+def test_a_sine_far_beyond_its_period_is_refused(bias_std: float) -> None:
+    """Its integrals would be wrong or take minutes; a tanh of the same size is easy."""
+    with pytest.raises(UsageError, match="sin oscillates"):
+        critical("sin", bias_std=bias_std)
+    with pytest.raises(UsageError, match="sin oscillates"):
+        vanilla("sin", weight_std=1.0, bias_std=bias_std)
+    assert critical("tanh", bias_std=min(bias_std, 1e6)).exists

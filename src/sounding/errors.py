@@ -6,8 +6,11 @@ line prints it as one sentence and ends with its `exit_code`; anything else that
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 from typing import Any
+
+CONTROLS = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
 
 
 class ExitCode(IntEnum):
@@ -117,3 +120,14 @@ def _restore(kind: type[SoundingError], args: tuple[Any, ...], state: dict[str, 
     error = kind.__new__(kind, *args)
     error.__dict__.update(state)
     return error
+
+
+def clean(text: str) -> str:
+    """Text that cannot steer a terminal: control bytes, direction marks and lone surrogates become visible signs.
+
+    Names of modules, files and parameters are a stranger's; only line ends and tabs pass.
+
+    >>> clean("red\\x1b[31m")
+    'red␛[31m'
+    """
+    return CONTROLS.sub(lambda found: chr(0x2400 + ord(found[0])) if ord(found[0]) < 32 else "�", text)

@@ -7,7 +7,6 @@ import io
 import json
 import math
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -16,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.errors import UsageError
+from sounding.errors import UsageError, clean
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
 SEED = click.IntRange(-(2**63), 2**63 - 1)  # what a generator of torch takes
-CONTROLS = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
 
 
 def to_plain(value: Any) -> Any:
@@ -41,17 +39,6 @@ def to_plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return to_plain(value.tolist())
     return str(value)
-
-
-def clean(text: str) -> str:
-    """Text that cannot steer a terminal: control bytes, direction marks and lone surrogates become visible signs.
-
-    Names of modules, files and parameters are a stranger's; only line ends and tabs pass.
-
-    >>> clean("red\\x1b[31m")
-    'red␛[31m'
-    """
-    return CONTROLS.sub(lambda found: chr(0x2400 + ord(found[0])) if ord(found[0]) < 32 else "�", text)
 
 
 def say(text: str, *, err: bool = False, nl: bool = True) -> None:

@@ -207,7 +207,8 @@ def _network(reading: Reading, growth: float, *, relative: float, first: float =
 def _second_moments(linear: nn.Linear) -> tuple[float, float]:
     """fan_in times the mean squared weight, and the mean squared bias: σ_w² and σ_b² as this module has them."""
     weight = _mean_square(linear.weight) * linear.in_features
-    return weight, _mean_square(linear.bias) if linear.bias is not None else 0.0
+    bias = getattr(linear, "bias", None)  # a subclass may have none
+    return weight, _mean_square(bias) if isinstance(bias, Tensor) else 0.0
 
 
 def _mean_square(tensor: Tensor) -> float:

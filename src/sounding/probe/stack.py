@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from sounding.activations import Activation, from_callable, resolve
 from sounding.errors import SoundingError
@@ -179,6 +179,8 @@ def _block(modules: Mapping[str, nn.Module], calls: list[Call]) -> tuple[PlainLa
     linear = _module(modules, first)
     if not isinstance(linear, nn.Linear) or (first.features and first.features != linear.out_features):
         return None, 1
+    if not isinstance(getattr(linear, "weight", None), Tensor):
+        return None, 1  # a subclass that keeps what it multiplies by under another name
     following: list[Any] = [_module(modules, call) for call in calls[1:3]] + [None, None]
     norm = following[0] if isinstance(following[0], nn.BatchNorm1d) else None
     taken = 2 if norm is not None else 1

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, cast
 
@@ -23,16 +24,22 @@ DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
 FUNCTIONAL_DROPOUT = frozenset(
     getattr(nn.functional, name) for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
 )
+_cudnn: Any = torch.backends.cudnn
+GLOBAL_HOOKS = [
+    held for name, held in vars(nn.modules.module).items() if name.startswith("_global_") and isinstance(held, dict)
+]
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 @contextmanager
 def preserve(model: nn.Module) -> Iterator[Snapshot]:
-    """On leaving, the model, all that hangs on it and the random states are as before; `.grad` is None meanwhile.
+    """On leaving, the model, all that hangs on it, random states and settings of torch are as before.
+
+    `.grad` is None meanwhile.
 
     The snapshot that is given names in `left`, after the block, what could not be put back.
     """
-    with _random_states(), untouched([("", model)]) as snapshot:
+    with _random_states(), _global_state(), untouched([("", model)]) as snapshot:
         snapshot.set_gradients_aside()
         yield snapshot
 
@@ -178,3 +185,44 @@ def _random_states() -> Iterator[None]:
         finally:
             np.random.set_state(numpy_state)  # noqa: NPY002
             random.setstate(python_state)
+
+
+def _default_device() -> torch.device | None:
+    context: Any = getattr(cast(Any, torch)._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if context is None else context.device
+
+
+def _set_filters(filters: list[Any]) -> None:
+    cast(Any, warnings).filters[:] = filters
+    cast(Any, warnings)._filters_mutated()
+
+
+def _set_global_hooks(kept: list[dict[int, Any]]) -> None:
+    for store, held in zip(GLOBAL_HOOKS, kept, strict=True):
+        store.clear()
+        store.update(held)
+
+
+# What a forward method may change for the whole process and a few lines put back: how to read it, how to set it.
+SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (_default_device, torch.set_default_device),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (lambda: _cudnn.deterministic, lambda value: setattr(_cudnn, "deterministic", value)),
+    (lambda: _cudnn.benchmark, lambda value: setattr(_cudnn, "benchmark", value)),
+    (lambda: list(warnings.filters), _set_filters),
+    (lambda: [dict(held) for held in GLOBAL_HOOKS], _set_global_hooks),
+)
+
+
+@contextmanager
+def _global_state() -> Iterator[None]:
+    before = [read() for read, _ in SETTINGS]
+    try:
+        yield
+    finally:
+        for (read, write), value in zip(SETTINGS, before, strict=True):
+            if read() != value:  # to set what is the same would, for one, show warnings again that were shown
+                write(value)

@@ -12,7 +12,7 @@ from scipy.optimize import brentq, minimize_scalar
 
 from sounding.activations import Activation, has_second_moment
 from sounding.activations.kinks import kink_exponent
-from sounding.errors import NumericalError
+from sounding.errors import NumericalError, UsageError
 from sounding.theory.integrals.powers import half_moment, kernel
 from sounding.theory.integrals.quadrature import Integral, gaussian_mean, gaussian_pair_mean
 
@@ -21,6 +21,11 @@ Array = NDArray[np.float64]
 SMALLEST, LARGEST = 1e-12, 1e8  # the range searched; above it, an activation that is not bounded diverges
 VANISHING = 1e-24  # stands for the limit q → 0: φ is linear on each side of 0 over a distance of 1e-12
 PER_DECADE = 6
+HALF_RANGE = 40.0  # of the inputs on which the size and the turns of a bounded function are looked for
+FEW_TURNS = 4  # a bump or a step has so few; what has more goes on turning
+# Turns of an oscillating function within one standard deviation. For a sine the critical weights are right to 1e-11 up
+# to 1.9e4 and wrong in the sixth digit at 6e4; at 6e5 they take more than 20 s.
+MOST_WAVES = 2e4
 NOISE = 1e-12  # what quadrature leaves of q′/q − 1 where it is 0
 ROUGH = 0.5005  # E φ′² is infinite from the kink |x|^½ on
 
@@ -111,11 +116,27 @@ def tabulate(phi: Activation, *, weight: float, bias: float) -> LengthTable:
     largest = LARGEST
     if phi.growth == "bounded":
         # no fixed point exceeds weight·sup φ² + bias, and a sine is hard to integrate far beyond
-        largest = max(4 * (weight * float(np.abs(phi(np.linspace(-40.0, 40.0, 8001))).max()) ** 2 + bias), 1.0)
+        sampled = phi(np.linspace(-HALF_RANGE, HALF_RANGE, 8001))
+        largest = max(4 * (weight * float(np.abs(sampled).max()) ** 2 + bias), 1.0)
+        _require_few_waves(phi, sampled, math.sqrt(largest))
     count = math.ceil(PER_DECADE * math.log10(largest / SMALLEST)) + 1
     variances = np.geomspace(SMALLEST, largest, count)
     values = [second_moment(phi, float(q)).value for q in variances]
     return LengthTable(phi, variances, np.array(values))
+
+
+def _require_few_waves(phi: Activation, sampled: Array, std: float) -> None:
+    """UsageError where a function that oscillates, like a sine, turns too often within a standard deviation."""
+    steps = np.diff(sampled)
+    steps = steps[np.abs(steps) > 1e-9 * np.abs(steps).max(initial=0.0)]  # without the rounding of a flat tail
+    turns = int((steps[1:] * steps[:-1] < 0).sum())
+    waves = turns / (2 * HALF_RANGE) * std
+    if turns > FEW_TURNS and waves > MOST_WAVES:
+        raise UsageError(
+            f"{phi.name} oscillates, and over a standard deviation of {std:.3g} it turns about {waves:.2g} times: "
+            f"integrals are right up to {MOST_WAVES:.2g} turns",
+            hint="smaller standard deviations of weights and biases",
+        )
 
 
 def fixed_points(moments: LengthTable, weight: float, bias: float) -> tuple[LengthPoint, ...]:

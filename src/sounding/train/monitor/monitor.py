@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from sounding.errors import UsageError
+from sounding.errors import UsageError, clean
 from sounding.probe.environment import describe_environment
 from sounding.probe.meeting import count_meetings
 from sounding.probe.pipeline import pipelining
@@ -263,7 +263,7 @@ class Monitor:
         if not seen:
             why = next(iter(window.wall.failed.values()), "no forward pass of the model was seen")
             if not self._warned:
-                log.warning("step %d: %s, so nothing was measured", window.step, why)
+                log.warning("step %d: %s, so nothing was measured", window.step, clean(why))
             self._warned = True
             return ()
         self._again = window.overflowed
@@ -276,7 +276,7 @@ class Monitor:
         self._tell_sinks("write", snapshot)
         for event in events:
             loud = event.severity == "high" and event.change in ("appeared", "worsened")
-            log.log(logging.WARNING if loud else logging.INFO, "%s", event.text)
+            log.log(logging.WARNING if loud else logging.INFO, "%s", clean(event.text))
         return events
 
     def _tell_sinks(self, method: str, *arguments: Any) -> None:

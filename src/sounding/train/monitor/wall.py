@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+from sounding.errors import clean
+
 TOLD = 32  # errors told in a run: one whose words hold a changing number must not fill the log
 log = logging.getLogger("sounding.monitor")
 
@@ -42,7 +44,7 @@ class Wall:
             self._told.add(told)
             with suppress(Exception):  # a filter or a handler of somebody's may fail as well
                 text = "%s failed at step %d and is left out: %s; this is said once, and the training goes on"
-                log.error(text, subject, self.step, told)
+                log.error(text, clean(subject), self.step, clean(told))
         return reason
 
 
