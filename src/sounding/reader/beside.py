@@ -15,6 +15,7 @@ from sounding.probe.losses import Loss
 from sounding.probe.records import Finding
 from sounding.probe.state import Mode
 from sounding.profile import Profile, Row
+from sounding.reader.blame import find_cause
 from sounding.reader.disagreement import find_disagreement
 from sounding.reader.module import read_batch
 from sounding.reader.prediction import Prediction, estimate_seconds, predict
@@ -49,7 +50,10 @@ def lay_beside(
             return replace(profile, settings={**profile.settings, "theory": told}), ()
         prediction = predict(blueprint)
         training = mode == "train" or (mode == "keep" and model.training)
-        findings = find_disagreement(profile, model, blueprint, prediction, training=training)
+        findings = (
+            *find_disagreement(profile, model, blueprint, prediction, training=training),
+            *find_cause(profile, blueprint, prediction),
+        )
     except (SoundingError, RuntimeError, ValueError, ArithmeticError) as error:
         # What a stranger's module does under a trace must not cost the user the measurement.
         told["reading"] = f"the module could not be read: {error}"

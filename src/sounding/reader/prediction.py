@@ -61,13 +61,8 @@ class Prediction:
 def predict(blueprint: Blueprint, *, generator: np.random.Generator | None = None) -> Prediction:
     """What theory expects a check to measure at every call that it describes."""
     generator = generator or np.random.default_rng(0)
-    description, samples = _thinned(blueprint.description)
-    spacing = spacings(description)
-    given = {at: _signal(array, description, at, samples, spacing[at]) for at, array in blueprint.given.items()}
-    gradients = {
-        at: _signal(array, description, at, samples, spacing[at], gradient=True)
-        for at, array in blueprint.gradients.items()
-    }
+    description, given, gradients = start_of(blueprint)
+    samples = max(node.points.samples for node in description.nodes)
     with np.errstate(all="ignore"):  # a dead layer has cosines of 0/0, which end as rows that are left out
         found = propagate(description, given=given, gradients=gradients, generator=generator)
         scatter = spread(description, found)
@@ -80,6 +75,21 @@ def predict(blueprint: Blueprint, *, generator: np.random.Generator | None = Non
     return Prediction(rows, found, scatter, samples, tuple(notes))
 
 
+def start_of(
+    blueprint: Blueprint, *, most: int | None = None
+) -> tuple[Description, dict[int, Signal], dict[int, Signal]]:
+    """What a prediction starts from: the description over the samples that are followed, its measured signals, and the
+    gradients at its outputs; at most so many samples where no batch norm needs them all."""
+    description, samples = _thinned(blueprint.description, most=most)
+    spacing = spacings(description)
+    given = {at: _signal(array, description, at, samples, spacing[at]) for at, array in blueprint.given.items()}
+    gradients = {
+        at: _signal(array, description, at, samples, spacing[at], gradient=True)
+        for at, array in blueprint.gradients.items()
+    }
+    return description, given, gradients
+
+
 def estimate_seconds(blueprint: Blueprint) -> float:
     """Roughly how long theory will take: so much for a node, and so much for each pair of points that is followed."""
     description, _ = _thinned(blueprint.description)
@@ -90,7 +100,7 @@ def estimate_seconds(blueprint: Blueprint) -> float:
     return NODE_SECONDS * len(description.nodes) + PAIR_SECONDS * pairs
 
 
-def _thinned(description: Description) -> tuple[Description, int]:
+def _thinned(description: Description, *, most: int | None = None) -> tuple[Description, int]:
     """The description over as many samples as theory can follow in full; batch norm needs them all."""
     samples = max(node.points.samples for node in description.nodes)
     positions = max(node.points.positions for node in description.nodes)
@@ -98,7 +108,7 @@ def _thinned(description: Description) -> tuple[Description, int]:
         isinstance(node.rule, Normalize) and node.rule.kind == "batch" and node.rule.running is None
         for node in description.nodes
     )
-    kept = samples if batched else min(samples, max(2, MOST_POINTS // positions))
+    kept = samples if batched else min(samples, max(2, MOST_POINTS // positions), most or samples)
     if kept == samples:
         return description, samples
     import dataclasses

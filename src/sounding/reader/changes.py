@@ -1,0 +1,445 @@
+"""Changes of a description, one thing at a time, from one layer to the whole network: what blame tries."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import numpy as np
+
+from sounding.theory.signal import (
+    ZERO,
+    Add,
+    Attention,
+    Convolution,
+    Description,
+    Given,
+    Law,
+    Linear,
+    Mix,
+    Node,
+    Normalize,
+    Scale,
+    Signal,
+)
+from sounding.theory.signal.description import Rule
+
+ODD = 4.0  # a variance this many times that of its siblings, or less than its inverse, is odd: random ones agree to 10%
+LARGE = 4.0  # a bias whose mean square is this many times the mean square of what it is added to dominates
+LOUD = 64.0  # an input whose mean square is this far from 1, in either direction, is worth scaling
+NORM = Normalize("layer", 1e-5)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A description with one thing changed.
+
+    Args:
+        size: 1 for one layer, 2 for one kind of layer, 3 for the whole network.
+        kind: of the fault that it mends.
+        layer: the name of the layer or block, "" for the whole network.
+        text: what is odd, a clause.
+        cure: what was changed, "with …".
+        description: the changed one.
+        inserted: the numbers, before, of the nodes in front of which a node was put in.
+    """
+
+    size: int
+    kind: str
+    layer: str
+    text: str
+    cure: str
+    description: Description = field(repr=False)
+    inserted: tuple[int, ...] = ()
+
+    def place(self, index: int) -> int:
+        """The number that a node has after the change."""
+        return index + sum(at <= index for at in self.inserted)
+
+
+def propose_changes(description: Description, given: Mapping[int, Signal]) -> Iterator[Change]:
+    """Changes worth trying, the smallest first; a layer is changed alone only where it differs from its siblings."""
+    yield from sorted(_proposals(description, given), key=lambda change: change.size)
+
+
+def _proposals(description: Description, given: Mapping[int, Signal]) -> Iterator[Change]:
+    yield from _gains(description)
+    yield from _fans(description)
+    yield from _biases(description)
+    yield from _scores(description)
+    yield from _branches(description)
+    yield from _missing(description)
+    yield from _loud_inputs(description, given)
+    yield from _norms_everywhere(description)
+    yield from _post_norms(description)
+
+
+def _weights(description: Description) -> list[tuple[int, Node, Linear | Convolution]]:
+    return [
+        (i, node, node.rule) for i, node in enumerate(description.nodes) if isinstance(node.rule, Linear | Convolution)
+    ]
+
+
+def fan_in(rule: Linear | Convolution) -> int:
+    """How many inputs one output of a weight adds up."""
+    if isinstance(rule, Linear):
+        return rule.fan_in
+    return rule.channels_in // rule.groups * math.prod(rule.kernel)
+
+
+def gain(rule: Linear | Convolution) -> float:
+    """The factor of the mean square through a weight: its variance times its inputs."""
+    return rule.weight.second_moment * fan_in(rule)
+
+
+def _with_gain(rule: Linear | Convolution, value: float) -> Linear | Convolution:
+    return dataclasses.replace(rule, weight=Law(value / fan_in(rule)))
+
+
+def layer_of(node: Node) -> str:
+    """The name that a person knows a node by."""
+    return node.name or node.weight.rpartition(".")[0] or node.label
+
+
+def role(name: str) -> str:
+    """A name with its numbers left out: what siblings share."""
+    return re.sub(r"\d+", "#", name)
+
+
+def _siblings(
+    weights: Sequence[tuple[int, Node, Linear | Convolution]],
+) -> Iterator[tuple[int, Node, Linear | Convolution, float]]:
+    """Every weight node with the median gain of those in the same role, or of all where it has fewer than two."""
+    every = [gain(rule) for _, _, rule in weights]
+    groups: dict[tuple[str, int, bool], list[float]] = {}
+
+    def key(node: Node, rule: Linear | Convolution) -> tuple[str, int, bool]:
+        return role(node.weight), node.features, _is_grouped(rule)
+
+    for _, node, rule in weights:
+        groups.setdefault(key(node, rule), []).append(gain(rule))
+    for index, node, rule in weights:
+        group = groups[key(node, rule)]
+        yield index, node, rule, median(group if len(group) > 2 else every)
+
+
+def _gains(description: Description) -> Iterator[Change]:
+    weights = _weights(description)
+    for index, node, rule, usual in _siblings(weights):
+        ratio = gain(rule) / usual if usual > 0 else 1.0
+        if gain(rule) > 0 and not 1 / ODD <= ratio <= ODD:
+            yield Change(
+                1,
+                "gain",
+                layer_of(node),
+                f"the variance of {layer_of(node)!r} is {ratio:.3g} times that of its siblings",
+                f"with its siblings' variance {usual / fan_in(rule):.3g}",
+                description.replace(index, rule=_with_gain(rule, usual)),
+            )
+    yield from _mixers(description)
+    usual = median([gain(rule) for _, _, rule in weights]) if weights else 0.0
+    for name, value in (("1/fan_in (LeCun, near Xavier)", 1.0), ("2/fan_in (He)", 2.0)):
+        if usual > 0 and not 0.8 < usual / value < 1.25:
+            changed = description
+            for index, _, rule in weights:
+                if gain(rule) > 0:
+                    changed = changed.replace(index, rule=_with_gain(rule, value))
+            text = f"weights have {usual:.3g}/fan_in as their variance throughout"
+            yield Change(3, "gains", "", text, f"with the variance {name} everywhere", changed)
+
+
+def _mixers(description: Description) -> Iterator[Change]:
+    """One map over positions whose size differs from those in its role."""
+    groups: dict[str, list[tuple[int, Node, float]]] = {}
+    for index, node in enumerate(description.nodes):
+        if isinstance(node.rule, Mix) and (node.name or node.weight):
+            groups.setdefault(role(layer_of(node)), []).append((index, node, float(np.sum(node.rule.matrix**2))))
+    for group in groups.values():
+        usual = median([size for _, _, size in group])
+        for index, node, size in group if len(group) > 2 else ():
+            if size > 0 and usual > 0 and not 1 / ODD <= size / usual <= ODD and isinstance(node.rule, Mix):
+                name = layer_of(node)
+                changed = description.replace(index, rule=Mix(node.rule.matrix * math.sqrt(usual / size)))
+                text = f"the variance of {name!r} is {size / usual:.3g} times that of its siblings"
+                yield Change(1, "gain", name, text, "with its siblings' variance", changed)
+
+
+def _is_grouped(rule: Linear | Convolution) -> bool:
+    return isinstance(rule, Convolution) and rule.groups > 1
+
+
+def _fans(description: Description) -> Iterator[Change]:
+    """Grouped convolutions drawn by the outputs of all groups, and layers drawn by their outputs in place of inputs."""
+    weights = _weights(description)
+    uneven = [
+        (i, node, rule) for i, node, rule in weights if gain(rule) > 0 and not 0.7 < _fan_out(rule) / fan_in(rule) < 1.4
+    ]
+    if len(uneven) < 2:
+        return
+    by_outputs = [rule.weight.second_moment * _fan_out(rule) for _, _, rule in uneven]
+    value = median(by_outputs)
+    if value < 0.3 or max(by_outputs) > 1.3 * min(by_outputs) or value > 4:
+        return
+    changed = description
+    for index, _, rule in uneven:
+        changed = changed.replace(index, rule=_with_gain(rule, value))
+    first = layer_of(uneven[0][1])
+    text = f"{len(uneven)} layers from {first!r} on have {value:.2g}/fan_out as their variance"
+    yield Change(2, "fans", first, text, f"with {value:.2g}/fan_in there", changed)
+
+
+def _fan_out(rule: Linear | Convolution) -> int:
+    """What `torch.nn.init` takes for the fan-out: it does not know of groups."""
+    return rule.fan_out if isinstance(rule, Linear) else rule.channels_out * math.prod(rule.kernel)
+
+
+def _bias(rule: Rule) -> Law:
+    if isinstance(rule, Linear | Convolution):
+        return rule.bias
+    return rule.shift if isinstance(rule, Normalize | Scale) else ZERO
+
+
+def _without_bias(rule: Rule) -> Rule:
+    return dataclasses.replace(rule, **{"bias" if isinstance(rule, Linear | Convolution) else "shift": ZERO})  # type: ignore[arg-type]
+
+
+def _biases(description: Description) -> Iterator[Change]:
+    large = [(i, node) for i, node in enumerate(description.nodes) if _bias(node.rule).second_moment > LARGE]
+    everything = description
+    for index, node in large:
+        size = math.sqrt(_bias(node.rule).second_moment)
+        everything = everything.replace(index, rule=_without_bias(node.rule))
+        text = f"the biases of {layer_of(node)!r} have the root mean square {size:.3g}"
+        changed = description.replace(index, rule=_without_bias(node.rule))
+        yield Change(1, "bias", layer_of(node), text, "with biases of zero there", changed)
+    if len(large) > 1:
+        text = f"{len(large)} layers have biases with a root mean square above {math.sqrt(LARGE):.1f}"
+        yield Change(2, "bias", layer_of(large[0][1]), text, "with biases of zero there", everything)
+
+
+def _scores(description: Description) -> Iterator[Change]:
+    found = [(i, node.rule) for i, node in enumerate(description.nodes) if isinstance(node.rule, Attention)]
+    wrong = [(i, rule) for i, rule in found if rule.scale * math.sqrt(rule.head_size) > 1.5 and rule.query_norm is None]
+    changed = description
+    for index, rule in wrong:
+        right = dataclasses.replace(rule, scale=rule.head_size**-0.5)
+        changed = changed.replace(index, rule=right)
+        if len(wrong) < len(found):
+            block = _reader(description, index)
+            text = f"the attention scores in front of {block!r} are multiplied by {rule.scale:.3g}"
+            alone = description.replace(index, rule=right)
+            yield Change(1, "scores", block, text, f"with 1/√{rule.head_size} as everywhere else", alone)
+    if wrong:
+        rule = wrong[0][1]
+        text = f"attention scores are multiplied by {rule.scale:.3g}"
+        block = _reader(description, wrong[0][0])
+        yield Change(2, "scores", block, text, f"with 1/√{rule.head_size}", changed)
+
+
+def _reader(description: Description, index: int) -> str:
+    """The name of the first node with one that reads this one, or the next one's."""
+    after = (node for node in description.nodes[index + 1 :] if node.name or node.weight)
+    return next((layer_of(node) for node in after), "")
+
+
+def _residuals(description: Description) -> list[tuple[int, int]]:
+    """Sums of a stream and a branch: their number, and which input is the branch."""
+    found = []
+    for index, node in enumerate(description.nodes):
+        if isinstance(node.rule, Add) and len(node.inputs) == 2:
+            one, other = node.inputs
+            if one != other and _reaches(description, one, other):
+                found.append((index, 1))
+            elif one != other and _reaches(description, other, one):
+                found.append((index, 0))
+    return found
+
+
+def _reaches(description: Description, first: int, last: int) -> bool:
+    reached = {first}
+    for index in range(first + 1, last + 1):
+        if reached.intersection(description.nodes[index].inputs):
+            reached.add(index)
+    return last in reached
+
+
+def _branches(description: Description) -> Iterator[Change]:
+    """One branch that is scaled unlike the others, and all of them scaled by the root of their number."""
+    sums = _residuals(description)
+    if len(sums) < 2:
+        return
+    sizes = {index: _branch_size(description, index, branch) for index, branch in sums}
+    usual = median(map(abs, sizes.values()))
+    scaled = description
+    for index, branch in sums:
+        block = _reader_before(description, index, branch)
+        if usual > 0 and not 1 / ODD <= (abs(sizes[index]) / usual) ** 2 <= ODD:
+            text = f"the branch that ends at {block!r} is multiplied by {sizes[index]:.3g}"
+            changed = _with_branch(description, index, branch, usual)
+            yield Change(1, "branch", block, text, f"with {usual:.3g} as the others have", changed)
+        scaled = _with_branch(scaled, index, branch, sizes[index] / math.sqrt(len(sums)))
+    text = f"{len(sums)} branches are added to the stream at full size"
+    cure = f"with branches scaled by 1/√{len(sums)} (a residual scale or LayerScale)"
+    yield Change(2, "branches", _reader_before(description, *sums[0]), text, cure, scaled)
+
+
+def _coefficients(description: Description, index: int) -> tuple[float, ...]:
+    rule = description.nodes[index].rule
+    assert isinstance(rule, Add)
+    return rule.coefficients
+
+
+def _branch_size(description: Description, index: int, branch: int) -> float:
+    """What a branch is multiplied by where it is added, by the sum itself and by a scale in front of it."""
+    before = description.nodes[description.nodes[index].inputs[branch]].rule
+    factor = math.sqrt(before.factor.second_moment) if isinstance(before, Scale) else 1.0
+    return _coefficients(description, index)[branch] * factor
+
+
+def _with_branch(description: Description, index: int, branch: int, value: float) -> Description:
+    coefficients = list(_coefficients(description, index))
+    coefficients[branch] *= value / (_branch_size(description, index, branch) or 1.0)
+    return description.replace(index, rule=Add(tuple(coefficients)))
+
+
+def _reader_before(description: Description, index: int, branch: int) -> str:
+    """The name of the node that ends a branch."""
+    at: int | None = description.nodes[index].inputs[branch]
+    while at is not None:
+        node = description.nodes[at]
+        if node.name or node.weight:
+            return layer_of(node)
+        at = node.inputs[0] if node.inputs else None
+    return ""
+
+
+def _put_in(description: Description, at: int, readers: Sequence[int], rule: Rule) -> tuple[Description, int]:
+    """A description with a node between `at` and its readers, and the number in front of which it stands."""
+    place = min(readers)
+    new = dataclasses.replace(description.nodes[at], rule=rule, inputs=(at,), name="", weight="", label="put in")
+
+    def moved(index: int) -> int:
+        return index + (index >= place)
+
+    nodes = [
+        dataclasses.replace(
+            node, inputs=tuple(place if i in readers and one == at else moved(one) for one in node.inputs)
+        )
+        for i, node in enumerate(description.nodes)
+    ]
+    nodes.insert(place, new)
+    outputs = tuple(moved(one) for one in description.outputs)
+    return dataclasses.replace(description, nodes=tuple(nodes), outputs=outputs), place
+
+
+def _missing(description: Description) -> Iterator[Change]:
+    """A norm or a LayerScale that siblings have and this block has not."""
+    nodes = description.nodes
+    groups: dict[str, list[int]] = {}
+    for index, node, _ in _weights(description):
+        groups.setdefault(role(node.weight), []).append(index)
+    for group in groups.values():
+        normed = {i: _norm_before(description, i) for i in group}
+        usual = [rule for rule in normed.values() if rule is not None]
+        for index in group if 2 * len(usual) > len(group) else ():
+            if normed[index] is None:
+                at = nodes[index].inputs[0]
+                readers = [i for i, node in enumerate(nodes) if at in node.inputs and not isinstance(node.rule, Add)]
+                changed, place = _put_in(description, at, readers, usual[0])
+                name = layer_of(nodes[index])
+                text = f"no norm stands in front of {name!r}, as it does in the other blocks"
+                yield Change(1, "norm", name, text, "with such a norm put in", changed, inserted=(place,))
+    for group in groups.values():
+        scales = {i: _scale_behind(description, i) for i in group}
+        known = [rule for rule in scales.values() if rule is not None]
+        for index in group if 2 * len(known) > len(group) else ():
+            readers = [i for i, node in enumerate(nodes) if index in node.inputs]
+            if scales[index] is None and readers:
+                changed, place = _put_in(description, index, readers, known[0])
+                name = layer_of(nodes[index])
+                text = f"{name!r} goes into the stream without the scale that the other blocks have"
+                yield Change(1, "layerscale", name, text, "with such a scale put in", changed, inserted=(place,))
+
+
+def _norm_before(description: Description, index: int) -> Normalize | None:
+    """The norm in front of a node, its own scale and shift and activations in between passed over."""
+    node = description.nodes[index]
+    while node.inputs:
+        node = description.nodes[node.inputs[0]]
+        if isinstance(node.rule, Normalize):
+            return node.rule
+        if not isinstance(node.rule, Scale) or len(node.inputs) != 1:
+            return None
+    return None
+
+
+def _scale_behind(description: Description, index: int) -> Scale | None:
+    readers = [node.rule for node in description.nodes if index in node.inputs]
+    return readers[0] if len(readers) == 1 and isinstance(readers[0], Scale) else None
+
+
+def _loud_inputs(description: Description, given: Mapping[int, Signal]) -> Iterator[Change]:
+    for index, signal in given.items():
+        node = description.nodes[index]
+        square = float(np.trace(signal.sample_gram)) / len(signal.sample_gram)
+        if isinstance(node.rule, Given) and square > 0 and not 1 / LOUD < square < LOUD:
+            readers = [i for i, one in enumerate(description.nodes) if index in one.inputs]
+            if not readers:
+                continue
+            name = _reader(description, index)
+            changed, place = _put_in(description, index, readers, Scale(Law(0.0, square**-0.5, "constant")))
+            text = f"what enters in front of {name!r} (an embedding or input) has the mean square {square:.3g}"
+            yield Change(1, "embedding", name, text, "with 1", changed, inserted=(place,))
+
+
+def _norms_everywhere(description: Description) -> Iterator[Change]:
+    """A layer norm in front of every branch, or behind every weight layer of a network without branches."""
+    if any(isinstance(node.rule, Normalize) for node in description.nodes):
+        return
+    sums = _residuals(description)
+    changed, inserted = description, []
+    if sums:
+        starts = {node.inputs[1 - branch] for index, branch in sums if (node := description.nodes[index])}
+        targets = [
+            (
+                at,
+                [i for i, node in enumerate(description.nodes) if at in node.inputs and not isinstance(node.rule, Add)],
+            )
+            for at in sorted(starts)
+        ]
+    else:
+        targets = [
+            (at, [i for i, node in enumerate(description.nodes) if at in node.inputs])
+            for at, _, _ in _weights(description)[:-1]
+        ]
+    for at, readers in targets:
+        if readers:
+            moved = [one + sum(p <= one for p in inserted) for one in (at, *readers)]
+            changed, _ = _put_in(changed, moved[0], moved[1:], NORM)
+            inserted.append(min(readers))
+    if inserted:
+        where = "in front of every branch" if sums else "behind every weight layer"
+        text = "nothing normalizes the signal"
+        yield Change(3, "norms", "", text, f"with a layer norm {where}", changed, inserted=tuple(inserted))
+
+
+def _post_norms(description: Description) -> Iterator[Change]:
+    """The norms that stand in the stream, taken out of it: each skip starts in front of the norm."""
+    nodes = list(description.nodes)
+    count = 0
+    for index, branch in _residuals(description):
+        skip = nodes[index].inputs[1 - branch]
+        before = nodes[skip]
+        if isinstance(before.rule, Normalize):
+            inputs = list(nodes[index].inputs)
+            inputs[1 - branch] = before.inputs[0]
+            nodes[index] = dataclasses.replace(nodes[index], inputs=tuple(inputs))
+            count += 1
+    if count > 1:
+        changed = dataclasses.replace(description, nodes=tuple(nodes))
+        text = f"{count} norms stand in the stream, each behind a sum (post-norm)"
+        yield Change(2, "post_norm", "", text, "with the norms inside the branches (pre-norm)", changed)
