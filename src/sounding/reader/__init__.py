@@ -9,6 +9,7 @@
 - `module`: the front door, `read`.
 - `prediction`, `beside`: what theory expects of a check, and its rows beside the measured ones.
 - `disagreement`: the first layer that no random network of the description has.
+- `changes`, `blame`: one change of the description that makes an unhealthy prediction healthy.
 """
 
 from sounding.reader.module import Blueprint, read

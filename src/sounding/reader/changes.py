@@ -204,7 +204,7 @@ def _bias(rule: Rule) -> Law:
 
 
 def _without_bias(rule: Rule) -> Rule:
-    return dataclasses.replace(rule, **{"bias" if isinstance(rule, Linear | Convolution) else "shift": ZERO})  # type: ignore[arg-type]
+    return dataclasses.replace(rule, **{"bias" if isinstance(rule, Linear | Convolution) else "shift": ZERO})
 
 
 def _biases(description: Description) -> Iterator[Change]:
@@ -401,7 +401,8 @@ def _norms_everywhere(description: Description) -> Iterator[Change]:
     if any(isinstance(node.rule, Normalize) for node in description.nodes):
         return
     sums = _residuals(description)
-    changed, inserted = description, []
+    changed = description
+    inserted: list[int] = []
     if sums:
         starts = {node.inputs[1 - branch] for index, branch in sums if (node := description.nodes[index])}
         targets = [
