@@ -83,7 +83,9 @@ def measure_illness(description: Description, found: Propagation) -> Illness:
     return Illness(_span(gradients) / line, _span(squares) / line, max(lost, 0.0), scores)
 
 
-def find_cause(profile: Profile, blueprint: Blueprint, prediction: Prediction) -> tuple[Finding, ...]:
+def find_cause(
+    profile: Profile, blueprint: Blueprint, prediction: Prediction, *, patience: float = PATIENCE
+) -> tuple[Finding, ...]:
     """The one change of the description that takes an unhealthy prediction back to health, as a finding; at most one.
 
     Changes are tried from the smallest (one layer) to the largest (all of them); the first that heals is the cause, or
@@ -92,7 +94,7 @@ def find_cause(profile: Profile, blueprint: Blueprint, prediction: Prediction) -
     before = measure_illness(blueprint.description, prediction.propagation)
     if before.worst < ILL:
         return ()
-    found = blame(blueprint)
+    found = blame(blueprint, patience=patience)
     if found is None:
         return ()
     change, before, after = found
