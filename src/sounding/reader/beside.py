@@ -22,7 +22,7 @@ from sounding.reader.prediction import Prediction, estimate_seconds, predict
 
 SOURCE = "theory"
 PATIENCE = 2.0  # seconds that a check may add without being asked
-HASTE = 0.3  # seconds of them in which a check that was not asked for theory looks for a cause
+HASTE = 0.1  # seconds that one prediction may take for a check to look for a cause without being asked
 
 
 def lay_beside(
@@ -53,7 +53,7 @@ def lay_beside(
         training = mode == "train" or (mode == "keep" and model.training)
         findings = (
             *find_disagreement(profile, model, blueprint, prediction, training=training),
-            *find_cause(profile, blueprint, prediction, patience=HASTE if hurry else PATIENCE),
+            *(find_cause(profile, blueprint, prediction) if not hurry or seconds < HASTE else ()),
         )
     except (SoundingError, RuntimeError, ValueError, ArithmeticError) as error:
         # What a stranger's module does under a trace must not cost the user the measurement.

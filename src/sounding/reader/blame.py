@@ -20,7 +20,7 @@ from sounding.theory.signal import Attention, Convolution, Description, Given, L
 ILL = THRESHOLDS.near  # the share of a line from which the verdict warns; below it nothing is blamed
 HELP = 0.3  # a change that takes away less of the illness than this share is no cause
 SAMPLES = 4  # followed while blaming, where no batch norm needs them all: rates do not depend on how many
-PATIENCE = 4.0  # seconds after which no further change is tried
+PATIENCE = 2.0  # seconds after which no further change is tried
 DISTINCT = THRESHOLDS.bypassed  # the share in which samples differ that the verdict calls fatal
 
 
@@ -83,9 +83,7 @@ def measure_illness(description: Description, found: Propagation) -> Illness:
     return Illness(_span(gradients) / line, _span(squares) / line, max(lost, 0.0), scores)
 
 
-def find_cause(
-    profile: Profile, blueprint: Blueprint, prediction: Prediction, *, patience: float = PATIENCE
-) -> tuple[Finding, ...]:
+def find_cause(profile: Profile, blueprint: Blueprint, prediction: Prediction) -> tuple[Finding, ...]:
     """The one change of the description that takes an unhealthy prediction back to health, as a finding; at most one.
 
     Changes are tried from the smallest (one layer) to the largest (all of them); the first that heals is the cause, or
@@ -94,7 +92,7 @@ def find_cause(
     before = measure_illness(blueprint.description, prediction.propagation)
     if before.worst < ILL:
         return ()
-    found = blame(blueprint, patience=patience)
+    found = blame(blueprint)
     if found is None:
         return ()
     change, before, after = found
