@@ -17,9 +17,10 @@ from sounding.reader.prediction import Prediction, predict
 from sounding.theory.signal import Normalize
 
 BAND = 2.0  # standard deviations over seeds: the 95% band
-# A single row must be further out to count alone: a network has hundreds of rows, and the first order of the spread has
-# longer tails than a Gaussian. Chosen on healthy networks (`bench/blame.py`, docs/disagreement.md).
-ALONE = 6.0
+SURE = 6.0  # standard deviations from which a weight is not random
+# A row without a cause in the weights must be further out: a network has hundreds of rows, and where many layers amplify
+# each other the first order of the spread is too small. A healthy description of 110 layers of batch norm was 8.6 out.
+ALONE = 15.0
 SPECTRUM = 0.8  # a weight with at least this share of a random one's directions acts like a random one
 FORWARD = ("mean_square", "mean_cosine", "participation_ratio", "orthogonality_gap", "distinct_share")
 GRADIENTS = ("gradient_log_norm", "weight_gradient_log_norm")
@@ -63,7 +64,7 @@ def find_disagreement(
 
     Weights are measured too: how alike two of them are, and how many directions one has, each against its own band. A
     weight that leaves it is the cause, and its finding is of low severity as long as signal and gradient stay in their
-    bands. Without a cause in the weights a row must be six standard deviations out: first forward measures in
+    bands. Without a cause in the weights a row must be fifteen standard deviations out: first forward measures in
     execution order, then gradients from the output to the input.
 
     Args:
@@ -224,7 +225,7 @@ def _of_spectrum(name: str, depth: int, weight: Tensor) -> Cause | None:
     expected = rows * columns / (rows + columns + kurtosis - 2)
     directions = trace**2 / float(gram.square().sum())
     away = (1 - directions / expected) * (rows + columns) / 2
-    if away < ALONE or directions > SPECTRUM * expected:
+    if away < SURE or directions > SPECTRUM * expected:
         return None
     departure = Departure(name, "directions", depth, directions, expected, away)
     units, inputs = (int((raw.abs().amax(axis) == 0).sum()) for axis in (1, 0))
