@@ -19,7 +19,7 @@ from sounding.theory.signal import Normalize
 BAND = 2.0  # standard deviations over seeds: the 95% band
 SURE = 6.0  # standard deviations from which a weight is not random
 # A row without a cause in the weights must be further out: a network has hundreds of rows, and where many layers
-# amplify each other the first order of the spread is too small. A sound description of 110 layers of batch norm was 8.6 out.
+# amplify each other the first order of the spread is too small. Sound batch norm over 110 layers was 8.6 out.
 ALONE = 15.0
 SPECTRUM = 0.8  # a weight with at least this share of a random one's directions acts like a random one
 FORWARD = ("mean_square", "mean_cosine", "participation_ratio", "orthogonality_gap", "distinct_share")
