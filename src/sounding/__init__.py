@@ -26,6 +26,7 @@ _INDEX = {
     "check": "sounding.probe",
     "watch": "sounding.probe",
     "read": "sounding.reader",
+    "depth": "sounding.reader.depth",
     "Report": "sounding.probe",
     "Verdict": "sounding.probe",
     "Finding": "sounding.probe",
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     from sounding.profile import Estimate as Estimate
     from sounding.profile import Profile as Profile
     from sounding.profile import Row as Row
+    from sounding.reader.depth import depth as depth
     from sounding.reader.module import read as read
     from sounding.repair.plan import plan as plan
     from sounding.repair.recommend import recommend as recommend

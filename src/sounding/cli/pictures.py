@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from sounding.profile import Profile
+    from sounding.reader.depth import Depths
     from sounding.theory.batchnorm import BatchNormPrediction
     from sounding.theory.bounds import Bound
     from sounding.theory.critical import Critical
@@ -122,3 +123,29 @@ def prescription(result: Prescription) -> Axes:
         title=f"{result.activation}, batch size {result.batch_size:g}",
         log=max(finite) > 50 * min(finite),
     )
+
+
+def depths(result: Depths, *, title: str = "") -> Axes:
+    """What grows with depth and what does not: theory as lines with a 95% band, measurements as points."""
+    axes = plot.new_axes(width=7.0, height=4.2)
+    for name in dict.fromkeys(point.quantity for point in result.points):
+        chosen = [point for point in result.points if point.quantity == name]
+        expected = [p for p in chosen if p.predicted is not None and math.isfinite(p.predicted)]
+        at, center = [p.depth for p in expected], np.array([p.predicted for p in expected], dtype=float)
+        half = plot.INTERVAL * np.array([p.stderr for p in expected])
+        (line,) = axes.plot(at, np.exp(center), "-", label=f"{name}, predicted")
+        axes.fill_between(at, np.exp(center - half), np.exp(center + half), alpha=0.2, color=line.get_color(), lw=0)
+        seen = [p for p in chosen if p.measured is not None and math.isfinite(p.measured)]
+        if seen:
+            values = np.exp(np.array([p.measured for p in seen], dtype=float))
+            axes.plot([p.depth for p in seen], values, "o", color=line.get_color(), label=f"{name}, measured")
+    # a band that is wider than all there is to see runs out of the picture
+    shown = [v for p in result.points for v in (p.measured, p.predicted) if v is not None and math.isfinite(v)]
+    limits = math.exp(min(shown, default=0.0) - 1.5), math.exp(max(shown, default=0.0) + 1.5)
+    axes.set(xscale="log", yscale="log", xlabel=result.unit, ylabel="stream, distance, tokens, gradient", ylim=limits)
+    axes.set_xticks(list(result.depths), [str(at) for at in result.depths])
+    axes.set_xticks([], minor=True)
+    told = {True: "transfers over depth", False: "does not transfer over depth", None: "not known"}[result.transfers]
+    axes.set_title(f"{title}: {told}", fontsize=10)
+    axes.legend(frameon=False, fontsize=8)
+    return axes

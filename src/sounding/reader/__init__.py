@@ -6,6 +6,7 @@
 - `linear`, `pointwise`, `shapes`, `softmax`: the operations, family by family.
 - `laws`: the law of a weight's entries, with tests of how sure it is.
 - `redraw`: weights drawn anew from their laws, and the band that measuring them gives.
+- `extend`, `depth`: a deeper network by theory, and what grows with depth.
 - `module`: the front door, `read`.
 - `prediction`, `beside`: what theory expects of a check, and its rows beside the measured ones.
 - `disagreement`: the first layer that no random network of the description has.
