@@ -100,5 +100,5 @@ def test_the_command_draws_a_picture_and_tells(tmp_path: Path) -> None:
     assert result.exit_code == {True: 0, False: 1, None: 4}[told["transfers"]]
     assert told["depths"] == [4, 8, 16]
     assert "measured" in (tmp_path / "depth.svg").read_text()
-    told = CliRunner().invoke(cli, ["depth", "mlp,width=32,init=he", "--to", "8", "--from", "2", "--batch-size", "8"])
+    told = CliRunner().invoke(cli, ["depth", "mlp,width=32,init=he", "--to", "8", "--from", "4", "--batch-size", "8"])
     assert "from 4 to 8 layers" in told.output
