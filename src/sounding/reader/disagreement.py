@@ -21,6 +21,7 @@ SURE = 6.0  # standard deviations from which a weight is not random
 # A row without a cause in the weights must be further out: a network has hundreds of rows, and where many layers
 # amplify each other the first order of the spread is too small. Sound batch norm over 110 layers was 8.6 out.
 ALONE = 15.0
+LEAST = 0.1  # relative difference below which a row without a cause matters to nobody, however narrow its band
 SPECTRUM = 0.8  # a weight with at least this share of a random one's directions acts like a random one
 FORWARD = ("mean_square", "mean_cosine", "participation_ratio", "orthogonality_gap", "distinct_share")
 GRADIENTS = ("gradient_log_norm", "weight_gradient_log_norm")
@@ -57,6 +58,11 @@ class Cause:
     severity: Severity = "medium"
 
 
+def _matters(item: Departure) -> bool:
+    """Whether a measurement differs from what was expected by more than a tenth of either."""
+    return abs(item.measured - item.expected) > LEAST * max(abs(item.measured), abs(item.expected))
+
+
 def find_disagreement(
     profile: Profile, model: nn.Module, blueprint: Blueprint, prediction: Prediction, *, training: bool
 ) -> tuple[Finding, ...]:
@@ -88,7 +94,7 @@ def find_disagreement(
         at = cause.departure.depth
         reached = (item for item in departures if item.measure in GRADIENTS or item.depth >= at)
         return (_explained(cause, next((item for item in reached if item.deviations >= BAND), None)),)
-    first = next((item for item in departures if item.deviations >= ALONE), None)
+    first = next((item for item in departures if item.deviations >= ALONE and _matters(item)), None)
     return () if first is None else (_unexplained(first),)
 
 
