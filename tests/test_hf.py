@@ -130,6 +130,7 @@ def test_listed_names_build_and_run_or_say_why_not(part):
 
     Each part is a sample of the list, which takes minutes as a whole: `sounding models list --try` builds all of it.
     """
-    for name in hf_names()[part :: len(hf_names()) // SAMPLED]:
+    names = sorted(hf_names())
+    for name in names[part :: len(names) // SAMPLED]:
         with contextlib.suppress(UsageError):  # a sentence that says why is an answer, any other error is none
             build_hf(f"hf:{name}")
