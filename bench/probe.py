@@ -2,6 +2,7 @@
 
     python bench/probe.py                     all three networks, every tier
     python bench/probe.py --only mlp --rounds 20
+    python bench/probe.py --device cuda       the networks of bench/probe_gpu.py, on a GPU
 
 Plain, fast and full (a pass under `sounding.watch` of that tier), read (fast, and its profile asked for) and check
 (full, with theory beside it and a verdict) take turns, so that a busy machine slows them alike; the ratio is of the
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+import probe_gpu
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -145,13 +147,17 @@ def resident(entry: str = "VmRSS") -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=NETWORKS, help="one network")
+    parser.add_argument("--only", choices=[*NETWORKS, "gpt2", "gpt2-xl", "resnet50"], help="one network")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--rounds", type=int, help="rounds to take the best of (default 20, 5 and 2)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
+    if options.device == "cuda":
+        probe_gpu.run(options.only, options.rounds or 5)
+        return
     if options.child:
         child(*options.child)
         return

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sounding.measures import gradient_alignment
 from sounding.probe.calls import Call
+from sounding.probe.late import Late
 from sounding.probe.outputs import sample_axis
 
 OUTPUTS = 64  # rows of the weight looked at, evenly spread; a vocabulary has too many
@@ -55,8 +56,7 @@ def align(last: LastLayer, gradient: Tensor, *, limit: int) -> float | str:
         and len(received) == len(gradient) == last.batch_size > 1
         and not last.axis
     ):
-        score = _of_vectors(*_first(received, gradient, limit))  # the common case is spared the search for its axes
-        return score if math.isfinite(score) else BROKEN
+        return _of_vectors(*_first(received, gradient, limit))  # the common case is spared the search for its axes
     inputs = _positions(received, last)
     deltas = _positions(gradient, last)
     if inputs is None or deltas is None or inputs.shape[:2] != deltas.shape[:2]:
@@ -65,8 +65,7 @@ def align(last: LastLayer, gradient: Tensor, *, limit: int) -> float | str:
     inputs, deltas = _first(inputs, deltas, keep)
     if len(inputs) < 2:
         return "alignment between samples needs at least 2 of them"
-    score = _of_vectors(inputs[:, 0], deltas[:, 0]) if inputs.shape[1] == 1 else _of_sequences(inputs, deltas)
-    return score if math.isfinite(score) else BROKEN
+    return _of_vectors(inputs[:, 0], deltas[:, 0]) if inputs.shape[1] == 1 else _of_sequences(inputs, deltas)
 
 
 def _first(inputs: Tensor, deltas: Tensor, keep: int) -> tuple[Tensor, Tensor]:
@@ -79,46 +78,66 @@ def _first(inputs: Tensor, deltas: Tensor, keep: int) -> tuple[Tensor, Tensor]:
     return inputs.double(), deltas.double()
 
 
-@np.errstate(over="ignore", invalid="ignore")
-def _of_vectors(inputs: Tensor, deltas: Tensor) -> float:
+def _of_vectors(inputs: Tensor, deltas: Tensor) -> float | str:
     """One position: row k compares the inputs of the samples it has a gradient for. (n, features), (n, rows).
 
-    In numpy: between the steps of a training loop a small operation of torch costs several times as much.
+    In numpy: between the steps of a training loop a small operation of torch costs several times as much. On a GPU the
+    products of the inputs are taken there, and the rest is done when they are read.
     """
-    x, d = inputs.cpu().numpy(), deltas.cpu().numpy()
-    products = x @ x.T
-    if not 0 < products.trace() < math.inf:  # a cosine has no scale, and float64 may not hold the squares
-        peak = np.abs(x).max()
-        x = x / (peak if 0 < peak < math.inf else 1.0)
+    if not inputs.is_cuda:
+        x, d = inputs.cpu().numpy(), deltas.cpu().numpy()
         products = x @ x.T
+        if not 0 < products.trace() < math.inf:  # a cosine has no scale, and float64 may not hold the squares
+            peak = np.abs(x).max()
+            x = x / (peak if 0 < peak < math.inf else 1.0)
+            products = x @ x.T
+        return _of_products(products, d)
+    peak = inputs.abs().amax()
+    scaled = inputs / torch.where((peak > 0) & peak.isfinite(), peak, 1.0)
+    n = len(inputs)
+    return Late(torch.cat([scaled @ scaled.mT, deltas], dim=1), lambda found: _of_products(found[:, :n], found[:, n:]))
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def _of_products(products: np.ndarray, d: np.ndarray) -> float | str:
     lengths = np.sqrt(products.diagonal())
     seen = lengths > 0
     inverse = seen / np.where(seen, lengths, 1.0)
-    np.abs(products, out=products)
+    products = np.abs(products)
     if seen.all() and d.all() and math.isfinite(d.sum()):
-        n = len(x)  # every row compares all samples, the rule outside dead units
-        return (float(inverse @ products @ inverse) - n) / (n * (n - 1))
+        n = len(d)  # every row compares all samples, the rule outside dead units
+        return _finite((float(inverse @ products @ inverse) - n) / (n * (n - 1)))
     cosines = inverse[:, None] * products * inverse
     present = ((d != 0) & seen[:, None]).astype(np.float64)
     count = present.sum(axis=0)
     together = (present * (cosines @ present)).sum(axis=0) - count
-    return _mean_over_rows(together / np.maximum(count * (count - 1), 1), count > 1, d)
+    return _mean_over_rows(together / np.maximum(count * (count - 1), 1), count > 1, d.sum(axis=0))
 
 
-def _of_sequences(inputs: Tensor, deltas: Tensor) -> float:
+def _of_sequences(inputs: Tensor, deltas: Tensor) -> float | str:
     """Many positions: row k compares Σ_t δ_itk a_it. (n, positions, features), (n, positions, rows)."""
     peak = deltas.abs().amax()
     contributions = torch.einsum("ntd,ntk->knd", inputs, deltas / torch.where(peak > 0, peak, 1.0))
     alive = contributions.any(dim=2).sum(dim=1) > 1
-    scores = gradient_alignment(contributions)
-    return _mean_over_rows(scores.cpu().numpy(), alive.cpu().numpy(), deltas.cpu().numpy())
+    found = torch.stack([gradient_alignment(contributions), alive.double(), deltas.sum(dim=(0, 1))])
+    return Late(found, _of_columns) if found.is_cuda else _of_columns(found.cpu().numpy())
 
 
-def _mean_over_rows(scores: np.ndarray, alive: np.ndarray, deltas: np.ndarray) -> float:
-    """Rows that fewer than two samples have a gradient for (dead units) say nothing; 0 when all are such."""
-    if not np.isfinite(deltas).all():
-        return math.nan
-    return float(scores[alive].mean()) if alive.any() else 0.0
+def _of_columns(found: np.ndarray) -> float | str:
+    scores, alive, sums = found
+    return _mean_over_rows(scores, alive > 0, sums)
+
+
+def _finite(score: float) -> float | str:
+    return score if math.isfinite(score) else BROKEN
+
+
+def _mean_over_rows(scores: np.ndarray, alive: np.ndarray, sums: np.ndarray) -> float | str:
+    """The mean score; rows that fewer than two samples have a gradient for (dead units) say nothing, 0 when all are
+    such. The sums of the gradients tell whether one of them is not finite."""
+    if not np.isfinite(sums).all():
+        return BROKEN
+    return _finite(float(scores[alive].mean())) if alive.any() else 0.0
 
 
 def _positions(tensor: Tensor, last: LastLayer) -> Tensor | None:

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from sounding.errors import UsageError
 from sounding.probe.gathered import class_of, gathered_weights
+from sounding.probe.late import read_back
 from sounding.probe.moments import Moments, Tier
 from sounding.probe.parts import WHOLE, Place
 from sounding.probe.state import unwrap
@@ -80,6 +81,7 @@ class Call:
     gram: Tensor | None = None
     dtype: torch.dtype = torch.float32
     notes: tuple[str, ...] = ()
+    LATE: ClassVar = ("gradient",)
 
     def spoil(self) -> None:
         """Its output turned out not to be finite: nothing else that was read off it counts."""
@@ -110,9 +112,14 @@ class Pass:
     shortest: int | None = None
     training: bool = True
     entered: dict[str, int] = field(default_factory=dict)
+    LATE: ClassVar = ("input_gradient", "alignment")
 
     def __post_init__(self) -> None:
         self.moments = Moments(self.tier)
+
+    def read_back(self) -> None:
+        """Ask the device for the numbers that it was told to compute."""
+        read_back([self, self.weights, self.input, *self.calls, *(call.values for call in self.calls)])
 
     def open(self, spec: Spec) -> Call:
         """A new record, named with "#2" for the second call of the same module."""

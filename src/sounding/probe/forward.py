@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from sounding.probe.calls import Call, Pass
+from sounding.probe.late import number_of
 from sounding.probe.moments import no_autocast
 from sounding.probe.outputs import positions_per_sample, sample_matrix, token_stack
 from sounding.probe.reductions import token_ratio
@@ -31,7 +32,8 @@ def measure_output(one: Pass, call: Call, tensor: Tensor, *, axis: int, limit: i
         call.positions = positions_per_sample(tensor, batch_size, first=first, channels_first=spec.channels_first)
     if matrix is None:
         call.reason = f"its output of shape {shape} has no axis of the batch size {batch_size}"
-        call.values["mean_square"] = float(torch.linalg.vector_norm(tensor.double()).square()) / tensor.numel()
+        squares = torch.linalg.vector_norm(tensor, dtype=torch.float64).square()
+        call.values["mean_square"] = number_of(squares / tensor.numel())
         return
     one.samples = batch_size if batch_size <= limit else limit
     call.features = shape[1] if plain else matrix.shape[1]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.linalg import vector_norm
 from torch.utils.hooks import RemovableHandle
 
+from sounding.probe.late import Late, read_now
 from sounding.probe.parts import is_distributed, part_of
 
 NORM_BLOCK, NORM_ROW = 2**16, 2**12
@@ -31,14 +32,18 @@ def log_norm(gradient: Tensor) -> float:
 
     Large ones in blocks whose norms are added in float64: one float32 sum over millions of entries is off in the fourth
     digit. One that is itself differentiable (a gradient penalty) is read detached: what is measured must not enter the
-    user's graph. Of a DTensor it is a `Part`: torch's own norm would communicate, and hang where one process measures.
+    user's graph. On a GPU the number comes late. Of a DTensor it is a `Part`: torch's own norm would communicate, and
+    hang where one process measures.
     """
     if type(gradient) is not Tensor and is_distributed(gradient):
-        return part_of(gradient, log_norm)
+        return part_of(gradient, lambda part: read_now(log_norm(part)))
     if gradient.requires_grad:
         gradient = gradient.detach()
     if gradient.is_sparse:
         gradient = gradient.coalesce().values()
+    if gradient.is_cuda and gradient.dtype is not torch.float64 and not gradient.is_complex():
+        # In float64 no square of a narrower type overflows or vanishes, and nothing needs to be looked at now.
+        return Late(vector_norm(gradient, dtype=torch.float64), _log)
     if gradient.dtype is not torch.float32 and gradient.dtype in (torch.float16, torch.bfloat16):
         gradient = gradient.float()
     norm = (vector_norm(gradient) if gradient.numel() <= NORM_BLOCK else _blockwise_norm(gradient)).item()
@@ -50,6 +55,10 @@ def log_norm(gradient: Tensor) -> float:
         return -math.inf if peak == 0 else peak
     # in float64, too, the squares of entries beyond 1e154 overflow, and those below 1e-154 vanish
     return math.log(peak) + math.log(vector_norm(wide / peak).item())
+
+
+def _log(norm: float) -> float:
+    return math.log(norm) if 0 < norm < math.inf else -math.inf if norm == 0 else norm
 
 
 def _blockwise_norm(gradient: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sounding.probe.on_device import multiply, product_type, scale_rows_
 from sounding.probe.reductions import (
     Summary,
     join,
@@ -71,17 +72,33 @@ class Block:
     rows: Tensor | None
     slots: tuple[Tensor, ...]
     entries: list[Entry] = field(default_factory=list)
-    products: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    products: list[tuple[Tensor, ...]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Digest:
-    """What is kept of a block, until the pass is over."""
+    """What is kept of a block, until the pass is over; of a GPU's the scales, and the entries that are not finite."""
 
     entries: list[Entry]
     summary: Summary
     spectrum: Tensor | None
     alive: Tensor | None
+    scales: Tensor | None = None
+    broken: Tensor | None = None
+
+    def settle(self) -> None:
+        """Read the scales, and what is not finite: such matrices were measured as zeros, and their numbers go."""
+        if self.scales is None or self.broken is None:
+            return
+        scales, broken = torch.stack([self.scales, self.broken.double()]).tolist()
+        samples = self.summary.distinct.shape[1]
+        for index, (entry, scale, count) in enumerate(zip(self.entries, scales, broken, strict=True)):
+            entry.scale = scale
+            if count:
+                entry.values["non_finite_fraction"] = count / (samples * entry.features)
+                entry.spoil()
+                self.entries[index] = Entry({}, entry.features, entry.dtype, ignore, False)
+        self.scales = None
 
 
 Key = tuple[int, int, torch.dtype, torch.device]
@@ -175,7 +192,7 @@ class Moments:
         """
         n, d = samples.shape
         taken = n if limit is None else min(n, limit)
-        dtype = torch.float64 if self.tier == "full" or samples.dtype == torch.float64 else torch.float32
+        dtype = product_type(samples, full=self.tier == "full")
         entries = BLOCK.get(samples.device.type, BLOCK["cpu"])
         key = (taken, d if 2 * taken * d <= entries else 0, dtype, samples.device)
         block = self.blocks.get(key) or self._wider(key) or self._open(key, entries)
@@ -219,19 +236,23 @@ class Moments:
         gram = block.gram[: len(entries)]
         if block.rows is None:
             products, block.products = block.products, []
-            cross = torch.stack([one.double() for one, _ in products])
-            squared_mean = torch.stack([one.double() for _, one in products])
+            cross, squared_mean, *scaling = (
+                torch.stack([one.double() for one in column]) for column in zip(*products, strict=True)
+            )
             summary = summarize_gram(gram, cross, squared_mean)
-            self.digests.append(Digest(entries, summary, self._decompose(gram, summary), None))
+            self.digests.append(Digest(entries, summary, self._decompose(gram, summary), None, *scaling))
             return
         rows = block.rows[: len(entries)]
+        scaling = list(scale_rows_(rows)) if rows.is_cuda else []
         lengths = torch.linalg.vector_norm(rows, dim=2)
-        entries = _rescale_(rows, lengths, entries)
+        if not scaling:
+            entries = _rescale_(rows, lengths, entries)
         mean = rows.mean(1)
         alive = torch.count_nonzero(mean, dim=1) if any(entry.count_dead for entry in entries) else None
         rows -= mean[:, None]
         summary = summarize_rows(rows, mean, lengths, gram)
-        self.digests.append(Digest(entries, summary, self._decompose(gram, summary, rows=rows, mean=mean), alive))
+        spectrum = self._decompose(gram, summary, rows=rows, mean=mean)
+        self.digests.append(Digest(entries, summary, spectrum, alive, *scaling))
 
     def _decompose(
         self, gram: Tensor, summary: Summary, *, rows: Tensor | None = None, mean: Tensor | None = None
@@ -291,8 +312,16 @@ def _find_scale(samples: Tensor, entry: Entry, dtype: torch.dtype) -> bool:
 
 
 def _multiply(samples: Tensor, entry: Entry, block: Block) -> Tensor | None:
-    """Put the inner products of a large matrix into a block; gives the mean sample, None if entries are not finite."""
+    """Put the inner products of a large matrix into a block; gives the mean sample, None if entries are not finite.
+
+    On a GPU the mean sample is divided by the scale of the matrix.
+    """
     out = block.slots[len(block.entries)]
+    if samples.is_cuda:
+        cross, squared_mean, mean, *scaling = multiply(samples, out)
+        block.products.append((cross, squared_mean, *scaling))
+        block.entries.append(entry)
+        return mean
     cross, squared_mean, mean = _inner_products(samples, out)
     size = out.trace().item() + squared_mean.item()
     if not _is_safe(math.sqrt(size) if size >= 0 else math.nan, out.dtype):
@@ -338,6 +367,8 @@ def _mean_sample(samples: Tensor) -> Tensor:
 
 def _write_measures(digests: list[Digest]) -> None:
     """The measures of calls with one number of samples, into their records."""
+    for digest in digests:
+        digest.settle()
     entries = [entry for digest in digests for entry in digest.entries]
     columns = reduce_fast(join([digest.summary for digest in digests]))
     scales = np.array([entry.scale for entry in entries])

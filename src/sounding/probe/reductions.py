@@ -18,8 +18,12 @@ from torch import Tensor
 
 from sounding.measures import of_gram, of_spectrum
 from sounding.measures.inputs import small_gram
+from sounding.probe.late import number_of
 
 TINY = 5e-324
+TOKEN_WORK = (
+    2**33
+)  # multiplications for one token ratio: 8 sequences of 1024 tokens and 768 features, 0.3 ms of an H200
 ROUNDINGS = 16  # a sum of squares this many times the rounding of its parts is not told from zero
 
 
@@ -57,7 +61,7 @@ def summarize_rows(rows: Tensor, mean: Tensor, lengths: Tensor, gram: Tensor) ->
     cross = torch.bmm(mean_row, turned_rows)[:, 0]
     squared_mean = torch.linalg.vector_norm(mean, dim=1).square_()
     inverse = lengths.reciprocal()
-    if not lengths.all():
+    if lengths.is_cuda or not lengths.all():  # to ask a GPU takes longer than to do it
         # A sample of zero has c_i = −h̄; rounding would leave it a length.
         zero = lengths == 0
         inverse.masked_fill_(zero, 0.0)
@@ -181,6 +185,10 @@ def reduce_spectrum(spectrum: Tensor, *, features: int, eps: float) -> dict[str,
 def token_ratio(tokens: Tensor) -> float:
     """The participation ratio across positions, mean over the samples of a (samples, positions, features) stack.
 
-    How many directions the positions of one sequence span; 1 when every position carries the same vector.
+    How many directions the positions of one sequence span; 1 when every position carries the same vector. Of long
+    sequences the first few are taken, at least one, as many as TOKEN_WORK allows.
     """
-    return float(of_gram.ratio_of(small_gram(tokens.double())).mean())
+    _, positions, features = tokens.shape
+    work = positions * features * min(positions, features)
+    chosen = tokens[: max(TOKEN_WORK // max(work, 1), 1)]
+    return number_of(of_gram.ratio_of(small_gram(chosen.double())).mean())

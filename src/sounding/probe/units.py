@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from sounding.probe.late import number_of
+
 NEGLIGIBLE = 0.01  # a unit is saturated where its slope is below 1% of the largest slope of its activation
 # Outputs at or beyond these bounds have a slope below NEGLIGIBLE: tanh′ = 1 − y², σ′ = y(1 − y) against 1/4,
 # softsign′ = (1 − |y|)². The piecewise linear ones are flat exactly at their bounds.
@@ -59,10 +61,10 @@ def dead_fraction(samples: Tensor, mean: Tensor | None, *, units: int, trailing:
     """
     silent = mean == 0 if mean is not None else ~samples.any(dim=0)
     silent = silent.reshape(-1, units).all(dim=0) if trailing else silent.reshape(units, -1).all(dim=1)
-    return float(silent.double().mean())
+    return number_of(silent.double().mean())
 
 
 def saturated_fraction(samples: Tensor, bounds: tuple[float, float]) -> float:
     """The fraction of outputs at or beyond the bounds."""
     low, high = bounds
-    return float(torch.logical_or(samples <= low, samples >= high).double().mean())
+    return number_of(torch.logical_or(samples <= low, samples >= high).double().mean())

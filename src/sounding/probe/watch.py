@@ -139,6 +139,8 @@ class Watched:
             )
         if self._shards is not None:
             settings = {**settings, "parallel": self._shards.describe()}
+        for one in self._passes:
+            one.read_back()
         parameters = self._parameters or named_parameters(self._root)
         tier, source = self._tier, self._source
         return collect(self._passes, parameters, specs=self._specs, tier=tier, source=source, settings=settings)
@@ -194,6 +196,7 @@ class Watched:
             self._plain = None
         for one in self._passes:
             one.moments.release()
+            one.read_back()
 
     def _begin(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A forward pass of the model starts: find the batch size and measure the input."""
@@ -201,6 +204,7 @@ class Watched:
             return
         if self._passes:
             self._passes[-1].moments.finish()
+            self._passes[-1].read_back()
         one = self._open_pass()
         self._last = None
         self._note_gaps(one)

@@ -17,6 +17,7 @@ from sounding.probe.calls import Call, Pass, Spec, survey
 from sounding.probe.eager import eager_execution
 from sounding.probe.gradients import join_log_norms, log_norm
 from sounding.probe.hooks import is_claimed
+from sounding.probe.late import read_back
 from sounding.probe.meeting import Meeting
 from sounding.probe.moments import Tier
 from sounding.probe.parts import is_distributed
@@ -170,6 +171,7 @@ class Window(Watched):
 
     def settle(self) -> bool:
         """After the block: join the passes of the step into one measurement. False when nothing was seen."""
+        read_back([self._sums])
         with_gradient = [one for one in self._passes if _gradients(one)]
         self._passes = with_gradient or self._passes
         self._in_parts = {call.name: None for one in self._passes for call in one.calls if id(call) in self._parts}

@@ -1,0 +1,220 @@
+"""What a check and a monitor cost on a GPU, against the plain pass: `python bench/probe.py --device cuda`.
+
+Networks: GPT-2 small and of 1.5 B parameters (8 sequences of 1024 tokens), ResNet-50 (batch 128, 224 × 224), a 64-layer
+MLP (width and batch 128). Ways take turns and the ratio is of the medians of their rounds.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import sounding
+
+GOALS = {"fast": 1.5, "full": 2.0}
+EVERY = 100
+
+
+class Block(nn.Module):
+    """A block of GPT-2."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention, self.join = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.act, self.down = nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.attention(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(*parts, is_causal=True)
+        x = x + self.join(attended.transpose(1, 2).flatten(2))
+        return x + self.down(self.act(self.up(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    """GPT-2 with its own initialization and a tied head."""
+
+    def __init__(self, width: int, heads: int, blocks: int, *, words: int = 50257, tokens: int = 1024) -> None:
+        super().__init__()
+        self.table, self.places = nn.Embedding(words, width), nn.Embedding(tokens, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(blocks))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
+        for name, weight in self.named_parameters():
+            if weight.dim() == 2:
+                shrink = (2 * blocks) ** -0.5 if name.endswith(("join.weight", "down.weight")) else 1.0
+                nn.init.normal_(weight, std=0.02 * shrink)
+        self.head.weight = self.table.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.table(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class Bottleneck(nn.Module):
+    """A residual block of ResNet-50."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.norm2 = nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv3, self.norm3 = nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width)
+        self.act = nn.ReLU()
+        self.past: nn.Module = nn.Identity()
+        if stride > 1 or inputs != 4 * width:
+            self.past = nn.Sequential(nn.Conv2d(inputs, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.act(self.norm2(self.conv2(self.act(self.norm1(self.conv1(x))))))
+        return self.act(self.past(x) + self.norm3(self.conv3(y)))
+
+
+def resnet50() -> nn.Module:
+    """ResNet-50 with torch's default start."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+    layers.append(nn.MaxPool2d(3, 2, 1))
+    inputs = 64
+    for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+        for index in range(count):
+            layers.append(Bottleneck(inputs, width, stride if index == 0 else 1))
+            inputs = 4 * width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000))
+
+
+def mlp() -> nn.Module:
+    """64 layers of width 128, ReLU, He's start."""
+    layers: list[nn.Module] = []
+    for _ in range(64):
+        layers += [nn.Linear(128, 128), nn.ReLU()]
+        nn.init.kaiming_normal_(layers[-2].weight, nonlinearity="relu")
+    return nn.Sequential(*layers, nn.Linear(128, 10))
+
+
+def make(name: str, device: str) -> tuple[nn.Module, Tensor, Tensor]:
+    """A network with its inputs and targets."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        if name.startswith("gpt2"):
+            model: nn.Module = GPT(768, 12, 12) if name == "gpt2" else GPT(1600, 25, 48)
+            tokens = torch.randint(0, 50257, (8, 1025))
+            return model, tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        if name == "resnet50":
+            return resnet50(), torch.randn(128, 3, 224, 224), torch.randint(0, 1000, (128,))
+        return mlp(), torch.randn(128, 128), torch.randint(0, 10, (128,))
+
+
+def loss_of(output: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(output.flatten(0, -2), targets.flatten())
+
+
+def medians(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """The median time of each way, in seconds; the first two rounds warm up."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(rounds + 2):
+        for name, way in ways.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            way()
+            torch.cuda.synchronize()
+            if turn > 1:
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def peaks(ways: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """The peak memory of each way, in GiB."""
+    found = {}
+    for name, way in ways.items():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        way()
+        found[name] = torch.cuda.max_memory_allocated() / 2**30
+    return found
+
+
+def measure_checks(name: str, *, rounds: int, tf32: bool = False, compiled: bool = False) -> None:
+    """Print what the tiers and whole checks of a network cost."""
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    model, inputs, targets = make(name, "cuda")
+    run = torch.compile(model) if compiled else model
+
+    def plain() -> None:
+        model.zero_grad()
+        loss_of(run(inputs), targets).backward()
+
+    def watched(tier: str) -> Callable[[], object]:
+        def one() -> object:
+            with sounding.watch(run, tier=tier) as kept:
+                plain()
+            return kept.profile
+
+        return one
+
+    def checked(tier: str) -> Callable[[], object]:
+        return lambda: sounding.check(run, inputs, targets, loss=loss_of, tier=tier, theory=False)
+
+    ways = {"plain": plain, "fast": watched("fast"), "full": watched("full")}
+    ways |= {"check fast": checked("fast"), "check full": checked("full")}
+    times, memory = medians(ways, rounds), peaks(ways)
+    label = name + (" tf32" if tf32 else "") + (" compiled" if compiled else "")
+    for way, took in times.items():
+        goal = GOALS.get(way)
+        print(
+            f"{label:<18}{way:<12}{took * 1e3:>9.2f} ms{took / times['plain']:>8.2f}"
+            f"{f'≤ {goal:g}' if goal else '':>8}{memory[way]:>8.2f} GiB{memory[way] / memory['plain']:>7.2f}",
+            flush=True,
+        )
+
+
+def measure_monitor(name: str, *, rounds: int, compiled: bool = False) -> None:
+    """Print what a monitor of every 100th step adds to a training in bfloat16 (the MLP in float32)."""
+    model, inputs, targets = make(name, "cuda")
+    run = torch.compile(model) if compiled else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
+    kind = torch.bfloat16 if name != "mlp" else torch.float32
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", kind, enabled=kind is not torch.float32):
+            loss = loss_of(run(inputs), targets)
+        loss.backward()
+        optimizer.step()
+
+    monitor = sounding.Monitor(run, every=1)
+
+    def measured() -> None:
+        step()
+        monitor.step()
+
+    plain = medians({"plain": step}, rounds)["plain"]
+    with monitor:
+        seen = medians({"measured": measured}, rounds)["measured"]
+    added = (seen - plain) / plain / EVERY
+    label = name + (" compiled" if compiled else "")
+    print(
+        f"{label:<18}monitor at every={EVERY}: step {plain * 1e3:.2f} ms, measured step {seen * 1e3:.2f} ms, "
+        f"{added:+.2%} of the training",
+        flush=True,
+    )
+
+
+def run(only: str | None, rounds: int) -> None:
+    """Print the whole table."""
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
+    print(f"{'network':<18}{'way':<12}{'time':>12}{'ratio':>8}{'goal':>8}{'peak':>12}{'ratio':>7}")
+    for name in ("mlp", "gpt2", "resnet50", "gpt2-xl"):
+        if only in (None, name):
+            measure_checks(name, rounds=rounds)
+            if name == "gpt2":
+                measure_checks(name, rounds=rounds, tf32=True)
+    for name in ("mlp", "gpt2"):
+        if only in (None, name):
+            for compiled in (False, True):
+                measure_monitor(name, rounds=rounds, compiled=compiled)
