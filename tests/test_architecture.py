@@ -19,7 +19,7 @@ TIERS = [
     {"repair", "train"},
     {"claims", "sweeping"},
     {"plot", "figures", "report", "reproduction"},
-    {"cli"},
+    {"cli", "pytest"},
 ]
 TIER = {name: level for level, names in enumerate(TIERS) for name in names}
 HEAVY = {"torch", "matplotlib", "plotly", "rich", "scipy", "sklearn", "pandas"}
@@ -69,6 +69,7 @@ def test_theory_never_imports_torch_at_the_top(path: Path) -> None:
     ("code", "forbidden"),
     [
         ("import sounding", HEAVY | {"numpy"}),
+        ("import sounding.pytest", HEAVY | {"numpy"}),
         ("import sounding.cli; sounding.cli.main(['--help'])", HEAVY | {"numpy"}),
         ("import sounding; sounding.Profile", HEAVY),
         ("import sounding; sounding.predict.batchnorm('relu', batch_size=16)", HEAVY - {"scipy"}),
