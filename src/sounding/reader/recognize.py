@@ -92,8 +92,7 @@ def _angles(x: Tensor, y: Tensor, one: Tensor, other: Tensor, close: float) -> n
 
     In numpy, because torch resolves conjugates above the level at which a trace sees operations.
     """
-    before = x[..., one].numpy() + 1j * x[..., other].numpy()
-    after = y[..., one].numpy() + 1j * y[..., other].numpy()
+    before, after = (z[..., one].numpy() + 1j * z[..., other].numpy() for z in (x.cpu(), y.cpu()))
     turn = (after * before.conj()).sum(1)
     turn = turn / np.maximum(np.abs(turn), 1e-300)
     if np.abs(before * turn[:, None] - after).max() > close * np.abs(after).max():
