@@ -90,4 +90,7 @@ def _is_orthogonal(weight: Tensor) -> bool:
 def _are_orthogonal(rows: Tensor) -> bool:
     gram = rows @ rows.T
     scale = float(gram.diagonal().mean())
-    return scale > 0 and float((gram / scale - torch.eye(len(rows), dtype=gram.dtype, device=gram.device)).abs().max()) < ORTHOGONAL
+    return (
+        scale > 0
+        and float((gram / scale - torch.eye(len(rows), dtype=gram.dtype, device=gram.device)).abs().max()) < ORTHOGONAL
+    )
