@@ -21,6 +21,7 @@ from sounding.repair import (
     lsuv_,
     orthogonalize_,
     raise_rank_,
+    scale_branches_,
     shape_activations_,
     swap_normalization_,
     tune_batchnorm_,
@@ -68,7 +69,8 @@ CURES: dict[str, Callable[[nn.Module], Any]] = {
     "add_batchnorm": lambda model: add_batchnorm_(model, INPUTS),
     "swap_normalization": lambda model: swap_normalization_(model, kind="rms"),
     "break_batchnorm": break_batchnorm_,
-    "zero_residual": zero_residual_,
+    "zero_residual": lambda model: zero_residual_(model, INPUTS),
+    "scale_branches": lambda model: scale_branches_(model, INPUTS, rule="deepnorm"),
 }
 
 
@@ -175,7 +177,7 @@ def test_all_or_nothing_keeps_a_change_that_succeeds() -> None:
     assert not model[0].weight.any()
 
 
-@pytest.mark.parametrize("name", [name for name in CURES if name not in {"swap_normalization", "zero_residual"}])
+@pytest.mark.parametrize("name", [name for name in CURES if name != "swap_normalization"])
 def test_quantized_models_are_refused(name: str) -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
     with warnings.catch_warnings():

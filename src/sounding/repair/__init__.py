@@ -1,6 +1,6 @@
 """Cures: every remedy of the papers on a model of your own, in place, with evidence and undo."""
 
-from sounding.repair.baselines import he_, lsuv_, xavier_, zero_residual_
+from sounding.repair.baselines import he_, lsuv_, xavier_
 from sounding.repair.changes import Change, Changes, Untouched
 from sounding.repair.clipping import AdaptiveClipping
 from sounding.repair.evidence import Evidence, Vitals
@@ -18,6 +18,7 @@ from sounding.repair.orthogonalize import orthogonalize_
 from sounding.repair.plan import Plan, plan
 from sounding.repair.rank import raise_rank_
 from sounding.repair.recommend import Recommendation, Tried, recommend
+from sounding.repair.residual import scale_branches_, zero_residual_
 from sounding.repair.shaping import shape_activations, shape_activations_
 from sounding.repair.tune import tune_batchnorm_
 
@@ -46,6 +47,7 @@ __all__ = [
     "plan",
     "raise_rank_",
     "recommend",
+    "scale_branches_",
     "shape_activations",
     "shape_activations_",
     "swap_normalization",

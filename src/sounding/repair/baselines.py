@@ -1,4 +1,4 @@
-"""The initializations people know, for comparison on equal terms: Xavier, He, LSUV, zero residual branches."""
+"""The initializations people know, for comparison on equal terms: Xavier, He, LSUV."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sounding.errors import NumericalError, UsageError
-from sounding.probe.state import unwrap
+from sounding.errors import NumericalError
 from sounding.repair.changes import Change, Changes, Untouched
 from sounding.repair.layers import (
-    BATCH_NORMS,
     CONVOLUTIONS,
-    WEIGHT_LAYERS,
     NameFilter,
     fan_in,
     rms,
@@ -109,69 +106,6 @@ def lsuv_(
         call_model(model, inputs)
     untouched += [Untouched(name, "the forward pass did not call it") for name, _ in layers if name not in changed]
     return Changes("lsuv", tuple(changed.values()), tuple(untouched))
-
-
-def zero_residual_(
-    model: nn.Module,
-    *,
-    branches: Callable[[nn.Module], nn.Module | None] | None = None,
-    include: NameFilter = None,
-    exclude: NameFilter = None,
-) -> Changes:
-    """Zero the last layer of every residual branch and scale the branch's other weights by L^(−1/(2m−2)) (Fixup).
-
-    L is the number of branches and m the number of weight layers in one; a branch that ends in an affine batch norm has
-    that norm's scale and shift zeroed instead (Goyal et al. 2017) and its weights left alone. Each block then starts as
-    the identity.
-
-    Args:
-        model: changed in place.
-        branches: gives a block's branch, or None when the module is no residual block; by default the attributes
-            `branch`, `residual`, `residual_function` or `body`, and torchvision's BasicBlock and Bottleneck, are known.
-        include, exclude: name filters on the blocks.
-    """
-    find = branches or _known_branch
-    blocks = [(name, branch) for name, module in unwrap(model).named_modules() if (branch := find(module)) is not None]
-    if not blocks:
-        raise UsageError(
-            f"found no residual block in {type(model).__name__}",
-            hint="branches=lambda module: getattr(module, 'my_branch', None), which says where a block's branch is",
-        )
-    changed: list[Change] = []
-    untouched: list[Untouched] = []
-    with all_or_nothing(model), torch.no_grad():
-        for name, branch in blocks:
-            layers = [m for m in branch.modules() if isinstance(m, WEIGHT_LAYERS)]
-            norms = [m for m in branch.modules() if isinstance(m, BATCH_NORMS) and m.affine]
-            last = [m for m in branch.modules() if isinstance(m, (*WEIGHT_LAYERS, *BATCH_NORMS))][-1:]
-            if not layers:
-                untouched.append(Untouched(name, "its branch has no weight layer"))
-            elif norms and last == norms[-1:]:
-                changed.append(Change(name, "scale of the last norm", f"rms {rms(norms[-1].weight):.3g}", "0"))
-                norms[-1].weight.zero_()
-                norms[-1].bias.zero_()
-            else:
-                factor = len(blocks) ** (-1 / (2 * len(layers) - 2)) if len(layers) > 1 else 1.0
-                for layer in layers[:-1]:
-                    layer.weight.mul_(factor)
-                changed.append(
-                    Change(name, "last weight", f"rms {rms(layers[-1].weight):.3g}", f"0, others ×{factor:.3g}")
-                )
-                layers[-1].weight.zero_()
-                if layers[-1].bias is not None:
-                    layers[-1].bias.zero_()
-    return Changes("zero_residual", tuple(changed), tuple(untouched))
-
-
-def _known_branch(module: nn.Module) -> nn.Module | None:
-    if type(module).__name__ in {"BasicBlock", "Bottleneck"}:
-        parts = [child for name, child in module.named_children() if name not in {"downsample", "shortcut"}]
-        return nn.ModuleList(parts)
-    for attribute in ("branch", "residual", "residual_function", "body"):
-        found = getattr(module, attribute, None)
-        if isinstance(found, nn.Module):
-            return found
-    return None
 
 
 def _gaussian(

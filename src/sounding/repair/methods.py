@@ -11,13 +11,14 @@ import torch
 from torch import nn
 
 from sounding.errors import UsageError
-from sounding.repair.baselines import he_, lsuv_, xavier_, zero_residual_
+from sounding.repair.baselines import he_, lsuv_, xavier_
 from sounding.repair.changes import Changes
 from sounding.repair.normalization import add_batchnorm_, break_batchnorm_, swap_normalization_
 from sounding.repair.orthogonal import haar_
 from sounding.repair.orthogonalize import orthogonalize_
 from sounding.repair.passes import Inputs
 from sounding.repair.rank import raise_rank_
+from sounding.repair.residual import scale_branches_, zero_residual_
 from sounding.repair.shaping import shape_activations_
 from sounding.repair.tune import tune_batchnorm_
 
@@ -165,8 +166,18 @@ METHODS = {
             "zero_residual",
             zero_residual_,
             "residual networks whose signal grows with depth: branches that start at zero",
-            "none",
+            "one forward pass",
             "the last weight of each branch is lost",
+            needs_inputs=True,
+        ),
+        Method(
+            "scale_branches",
+            scale_branches_,
+            "residual networks whose signal grows with depth: 1/√(2L), DeepNorm, LayerScale or CompleteP (rule=…)",
+            "one forward pass",
+            "branches are smaller at the start",
+            needs_inputs=True,
+            outside="factors behind the branches, except by the rule sqrt",
         ),
     )
 }

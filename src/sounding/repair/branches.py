@@ -1,0 +1,244 @@
+"""Where residual branches are: what each block adds to the stream, read from the autograd graph of one pass."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sounding.errors import UsageError
+from sounding.probe.calls import named_parameters
+from sounding.probe.outputs import tensors_in
+from sounding.probe.shortcut import LEAF
+from sounding.probe.state import DropoutAtRest, unwrap
+from sounding.repair.passes import Inputs, call_model, check_inputs
+from sounding.repair.snapshot import undisturbed
+
+# operations through which a weight reaches the product that it takes part in
+VIEWS = ("TBackward0", "Transpose", "View", "Permute", "Reshape", "Expand", "ToCopy", "Unsqueeze", "Alias", "Clone")
+
+# operations whose result does not grow with what they are given: a matrix in front of them weights, it does not write
+BOUNDED = ("Softmax", "Sigmoid", "Exp", "Topk")
+
+
+@dataclass(frozen=True)
+class Branch:
+    """What one block adds to the stream.
+
+    Args:
+        writers: names of the matrices that are last on their way to the stream, with the biases added to them.
+        behind: names of the vectors between the writers and the stream: of a norm, or a layer scale.
+        inner: names of the other matrices of the branch.
+        values: those among them that carry what is written, not what it is weighted with: no queries, keys and gates.
+        normalized: whether something inside of it normalizes, so that the size of what is given to it does not count.
+    """
+
+    writers: tuple[str, ...]
+    behind: tuple[str, ...]
+    inner: tuple[str, ...]
+    values: tuple[str, ...]
+    normalized: bool
+
+    @property
+    def name(self) -> str:
+        """The layer that writes to the stream."""
+        return self.writers[0].rpartition(".")[0] or self.writers[0]
+
+    @property
+    def end(self) -> tuple[str, ...]:
+        """The parameters to which the branch's size is proportional: what stands behind the writers, or they."""
+        return self.behind or self.writers
+
+
+def find_branches(model: nn.Module, inputs: Inputs) -> tuple[Branch, ...]:
+    """Every residual branch of a network in the order in which they are added.
+
+    A sum is residual where one of its terms was computed from the other; the former is the branch. Where a block has a
+    weight on both ways, as the first of each stage of a ResNet, the branch is the one with more weights, if the other
+    has a single one.
+
+    Args:
+        model: any module; it runs once, forwards, and is left as it was.
+        inputs: a batch.
+
+    Raises:
+        UsageError: no sum of the network is residual, or its graph does not show any (checkpointed blocks).
+    """
+    check_inputs(inputs)
+    named = named_parameters(unwrap(model))
+    frozen = [parameter for _, parameter in named if parameter.is_floating_point() and not parameter.requires_grad]
+    try:
+        for parameter in frozen:  # the graph holds only what asks for a gradient
+            parameter.requires_grad_(True)
+        with undisturbed(model), torch.enable_grad(), DropoutAtRest():
+            output = call_model(model, _asking(inputs))
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+    names = {id(parameter): name for name, parameter in named}
+    graph = _Graph(names, [tensor.grad_fn for _, tensor in tensors_in(output) if tensor.grad_fn is not None])
+    found = [branch for node in graph.sums() if (branch := graph.branch_at(node)) is not None]
+    if not found:
+        raise UsageError(
+            f"found no residual branch in {type(unwrap(model)).__name__}: no sum has a term that is computed from the "
+            "other",
+            hint="another method; blocks under torch.utils.checkpoint are seen once checkpointing is off",
+        )
+    return tuple(found)
+
+
+def _asking(inputs: Inputs) -> Inputs:
+    """The inputs with floating-point tensors that ask for a gradient, so that the graph begins at them."""
+    if isinstance(inputs, Tensor):
+        return inputs.detach().requires_grad_() if inputs.is_floating_point() else inputs
+    if isinstance(inputs, tuple | list):
+        return tuple(_asking(item) if isinstance(item, Tensor) else item for item in inputs)
+    return {key: _asking(item) if isinstance(item, Tensor) else item for key, item in inputs.items()}
+
+
+@dataclass(frozen=True)
+class _Way:
+    """Names of parameters met on the way back from the stream, and the nodes that were passed."""
+
+    writers: dict[str, None] = field(default_factory=dict)
+    behind: dict[str, None] = field(default_factory=dict)
+    values: set[str] = field(default_factory=set)
+    weighting: set[str] = field(default_factory=set)
+    seen: set[Any] = field(default_factory=set)
+
+
+class _Graph:
+    """The autograd graph of a pass; operations are numbered in the order in which they ran."""
+
+    def __init__(self, names: dict[int, str], roots: list[Any]) -> None:
+        self._names = names
+        self._order: dict[Any, int] = {}
+        waiting = deque(roots)
+        while waiting:
+            node = waiting.popleft()
+            if node not in self._order:
+                self._order[node] = -1 if node.name() == LEAF else int(node._sequence_nr())
+                waiting.extend(_operands(node))
+
+    def sums(self) -> Iterator[Any]:
+        """Sums of two terms, in the order in which they ran."""
+        found = [node for node in self._order if node.name() == "AddBackward0" and len(_operands(node)) == 2]
+        return iter(sorted(found, key=self._order.__getitem__))
+
+    def branch_at(self, node: Any) -> Branch | None:
+        """The branch of a sum, None where it has none."""
+        one, other = _operands(node)
+        if one is other or self._parameter(one) is not None or self._parameter(other) is not None:
+            return None
+        late, early = (one, other) if self._order[one] > self._order[other] else (other, one)
+        reached = self._region(late, {early})
+        if early in reached:
+            return self._describe(late, reached - {early})
+        return self._with_projection(late, early)
+
+    def _region(self, start: Any, stops: set[Any]) -> set[Any]:
+        """What a node was computed from, as far back as the first of the stops ran; stops are part of it."""
+        first = min(self._order[node] for node in stops)
+        found, waiting = set(), deque([start])
+        while waiting:
+            node = waiting.popleft()
+            if node in found or (self._order[node] < first and node not in stops and node.name() != LEAF):
+                continue
+            found.add(node)
+            if node not in stops:
+                waiting.extend(_operands(node))
+        return found
+
+    def _with_projection(self, one: Any, other: Any) -> Branch | None:
+        """The branch of a block whose shortcut has a single weight; both come from one node that is no parameter."""
+        whole = self._region(other, {min(self._order, key=self._order.__getitem__)})
+        shared = [n for n in self._region(one, {min(whole, key=self._order.__getitem__)}) & whole if n.name() != LEAF]
+        if not shared:
+            return None
+        source = max(shared, key=self._order.__getitem__)
+        ways = [(start, self._region(start, {source}) - {source}) for start in (one, other)]
+        counts = [len(self._matrices(way)) for _, way in ways]
+        if min(counts) == 1 and max(counts) > 1:
+            return self._describe(*ways[counts.index(max(counts))])
+        return None
+
+    def _describe(self, start: Any, region: set[Any]) -> Branch | None:
+        """The parameters of a branch by their place; None for a way without a matrix."""
+        way = _Way()
+        self._walk(start, region, way)
+        if not way.writers:
+            return None
+        layers = {name.rpartition(".")[0] for name in way.writers}
+        biases = [name for name in way.behind if name.rpartition(".")[0] in layers]
+        inner = [name for name in self._matrices(region) if name not in way.writers]
+        return Branch(
+            (*sorted(way.writers, key=lambda name: "bias" in name), *biases),
+            tuple(name for name in way.behind if name not in biases),
+            tuple(inner),
+            tuple(name for name in inner if name in way.values and name not in way.weighting),
+            any("Norm" in node.name() or "Rsqrt" in node.name() for node in region),
+        )
+
+    def _walk(self, node: Any, region: set[Any], way: _Way, *, written: bool = False) -> bool:
+        """Go back from the stream along what is written, and note every parameter by its place; whether one was met."""
+        if node not in region or node in way.seen or self._parameter(node) is not None:
+            return False
+        way.seen.add(node)
+        if any(word in node.name() for word in BOUNDED):
+            way.weighting.update(self._matrices(self._region_within(node, region)))
+            return False
+        operands = _operands(node)
+        if "ScaledDotProduct" in node.name():
+            for operand in operands[:2]:
+                way.weighting.update(self._matrices(self._region_within(operand, region)))
+            operands = operands[2:3]
+        own = [parameter for operand in operands if (parameter := self._parameter(operand)) is not None]
+        names = [self._names[id(parameter)] for parameter in own]
+        matrix = any(parameter.dim() > 1 for parameter in own)
+        if written:
+            way.values.update(names)
+        else:
+            (way.writers if matrix else way.behind).update(dict.fromkeys(names))
+        met = matrix
+        for operand in operands:
+            met |= self._walk(operand, region, way, written=written or matrix)
+            if met and node.name() == "MulBackward0":
+                break  # one factor is enough: a product scaled by both would be scaled twice
+        return met
+
+    def _region_within(self, start: Any, region: set[Any]) -> set[Any]:
+        found, waiting = set(), deque([start])
+        while waiting:
+            node = waiting.popleft()
+            if node in region and node not in found:
+                found.add(node)
+                waiting.extend(_operands(node))
+        return found
+
+    def _matrices(self, region: set[Any]) -> list[str]:
+        """The names of the matrices in a region, in the order in which they are used."""
+        found: dict[str, None] = {}
+        for node in sorted(region, key=self._order.__getitem__):
+            for operand in _operands(node):
+                parameter = self._parameter(operand)
+                if parameter is not None and parameter.dim() > 1:
+                    found[self._names[id(parameter)]] = None
+        return list(found)
+
+    def _parameter(self, node: Any) -> Tensor | None:
+        """The parameter that a node hands over as it is, or None."""
+        while node.name() != LEAF:
+            operands = _operands(node)
+            if len(operands) != 1 or not any(view in node.name() for view in VIEWS):
+                return None
+            node = operands[0]
+        variable: Tensor = node.variable
+        return variable if id(variable) in self._names else None
+
+
+def _operands(node: Any) -> list[Any]:
+    return [operand for operand, _ in node.next_functions if operand is not None]
