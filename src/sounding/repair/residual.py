@@ -217,7 +217,7 @@ def _scale(
 def _width(module: nn.Module) -> int:
     """How many features a layer gives out."""
     if isinstance(module, nn.MultiheadAttention):
-        return module.embed_dim
+        return int(module.embed_dim)
     for name in ("out_features", "out_channels", "num_features", "nf"):
         found = getattr(module, name, None)
         if isinstance(found, int):
