@@ -77,6 +77,9 @@ def test_fails(depth_check):
 
 def test_skips(depth_check):
     depth_check(nn.Sequential(nn.ReLU()), X, not_known="skip")
+
+def test_refused(depth_check):
+    depth_check(nn.Linear(32, 4), X, mode="sideways")
 """
 
 
@@ -86,7 +89,10 @@ def test_options_come_from_pyproject_and_a_call_wins(project: pytest.Pytester) -
     inner = project.mkdir("inner")
     (inner / "pytest.ini").write_text("[pytest]\n")
     (inner / "test_inner.py").write_text(NETWORKS + UNSURE)
-    project.runpytest_subprocess(inner).assert_outcomes(failed=1, skipped=1)
+    result = project.runpytest_subprocess(inner)
+    result.assert_outcomes(failed=2, skipped=1)
+    result.stdout.fnmatch_lines(["E*UsageError: expected mode to be one of train, eval, keep, got 'sideways'*"])
+    result.stdout.no_fnmatch_line("*sounding/p*.py*")
 
 
 @pytest.mark.parametrize("text", ["teir = 'fast'", "types = ['Linear']", "not toml"])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from sounding.errors import UsageError
+from sounding.errors import SoundingError, UsageError
 
 if TYPE_CHECKING:
     from sounding.probe.records import Report, Verdict
@@ -51,7 +51,10 @@ def depth_check(pytestconfig: pytest.Config) -> DepthCheck:
         unsure = chosen.pop("not_known", NOT_KNOWN[0])
         if unsure not in NOT_KNOWN:
             raise UsageError(f"expected not_known to be one of {', '.join(NOT_KNOWN)}, got {unsure!r}")
-        report = check(model, inputs, targets, **chosen)
+        try:
+            report = check(model, inputs, targets, **chosen)
+        except SoundingError as error:
+            raise error.with_traceback(None) from error.__cause__  # the test's line, not ours
         told = describe(report.verdict)
         if report.verdict.status == "unhealthy" or (report.verdict.status == "not known" and unsure == "fail"):
             pytest.fail(told, pytrace=False)
