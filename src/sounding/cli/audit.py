@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sounding.cli.output import SEED, console, despite_a_closed_pipe, print_json, working
+from sounding.cli.sweep import FOLDER, engine
+from sounding.cli.zoo import OUT, audit_zoo
 from sounding.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -16,21 +19,49 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("target")
+@click.argument("target", required=False)
 @click.option("--compare", metavar="FACTORY", help="Build FACTORY eagerly and through the meta device, compare laws.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of the weights a callable draws.")
+@click.option("--zoo", type=click.Choice(["hf"]), help="Check every architecture of transformers by its name.")
+@click.option("--only", metavar="NAMES", help="With --zoo: these architectures, gpt2,llama.")
+@click.option("--out", type=FOLDER, metavar="DIR", help=f"With --zoo: keeps results and pages. [default: {OUT}]")
+@click.option("--force", is_flag=True, help="With --zoo: check again what is there.")
+@click.option("--pages", is_flag=True, help="With --zoo: only write the pages of what is there.")
+@engine
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; prose goes to stderr.")
 @click.option("--quiet", "-q", is_flag=True, help="Only the verdict.")
 @click.pass_context
-def audit(ctx: click.Context, target: str, compare: str | None, seed: int, as_json: bool, quiet: bool) -> None:
+def audit(
+    ctx: click.Context,
+    target: str | None,
+    compare: str | None,
+    seed: int,
+    zoo: str | None,
+    as_json: bool,
+    quiet: bool,
+    **options: Any,
+) -> None:
     """Look at every parameter of a network before its first step: its law, its siblings, what is wrong.
 
     TARGET is as for `sounding check`. With --compare FACTORY, a callable without arguments that makes a network (often
     TARGET itself), the network is built a second time through the meta device and its own initialization.
 
+    With --zoo hf every architecture of the transformers library is checked as `sounding check hf:NAME` does, as a sweep
+    that goes on where it was interrupted, and DIR/pages/index.html is a table of them with a page for each.
+
     \b
-    Exit codes: 0 nothing of high severity, 1 a finding of high severity, 2 wrong usage or a target that fails.
+    Exit codes: 0 nothing of high severity, 1 a finding of high severity, 2 wrong usage or a target that fails;
+    with --zoo 0 all were checked, whatever was found, 3 a check failed, 130 interrupted.
     """
+    if zoo is not None:
+        if target is not None or compare is not None:
+            raise UsageError("expected either TARGET or --zoo, got both", hint="sounding audit --zoo hf --only gpt2")
+        options["out"] = options["out"] or Path(OUT)
+        ctx.exit(audit_zoo(quiet=quiet, as_json=as_json, **options))
+    given = [name for name, value in options.items() if value]
+    if target is None or given:
+        got = f"--{given[0]}" if given else "none"
+        raise UsageError(f"expected a TARGET or --zoo, got {got}", hint="sounding audit --zoo hf")
     results = {target: _audit(target, seed, quiet=quiet)}
     if compare is not None:
         results[f"{compare} through the meta device"] = _compare(compare, seed)

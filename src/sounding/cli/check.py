@@ -213,7 +213,7 @@ def _measure_all(
         for subject in subjects:
             tell(f"checking {subject.name}")
             try:
-                reports[subject.name], trial = _measure(subject, settings, tell)
+                reports[subject.name], trial = measure(subject, settings, tell)
                 if trial is not None:
                     trials[subject.name] = trial
                     if trial.interrupted:
@@ -227,7 +227,8 @@ def _measure_all(
     return reports, False
 
 
-def _measure(subject: Subject, settings: Settings, tell: Callable[[str], None]) -> tuple[Report, Trial | None]:
+def measure(subject: Subject, settings: Settings, tell: Callable[[str], None]) -> tuple[Report, Trial | None]:
+    """The report of a network on the batch that the settings ask for, and the trial where they ask for one."""
     import torch
 
     from sounding.cli.inputs import choose_batch, describe

@@ -24,15 +24,19 @@ def sweep() -> None:
     """Do a grid of runs on many processes or machines; every result is kept in a directory."""
 
 
-def _engine(command: Any) -> Any:
+def engine(command: Any) -> Any:
+    """A command with the options that say who works."""
     for option in (
-        click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),
-        click.option("--quiet", "-q", is_flag=True, help="No progress."),
         click.option("--jobs", type=int, metavar="N", help="Local processes.  [default: one a core]"),
         click.option("--cluster", metavar="C", help=CLUSTER),
     ):
         command = option(command)
     return command
+
+
+def _spoken(command: Any) -> Any:
+    quiet = click.option("--quiet", "-q", is_flag=True, help="No progress.")
+    return click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")(quiet(engine(command)))
 
 
 @sweep.command(short_help="Do a sweep, or what is left of it.")
@@ -41,8 +45,8 @@ def _engine(command: Any) -> Any:
     "--out", type=FOLDER, required=True, metavar="DIR", help="Keeps the results; what is there is not redone."
 )
 @click.option("--limit", type=float, metavar="S", help="Seconds that a task may take.")
-@_engine
-def run(spec: Path, out: Path, limit: float | None, **engine: Any) -> int:
+@_spoken
+def run(spec: Path, out: Path, limit: float | None, **options: Any) -> int:
     """Do the sweep that SPEC.toml describes.
 
     \b
@@ -59,17 +63,17 @@ def run(spec: Path, out: Path, limit: float | None, **engine: Any) -> int:
     from sounding.sweeping import read_spec
 
     found = prepare(read_spec(spec))
-    return _run(found if limit is None else dataclasses.replace(found, limit=limit), out, **engine)
+    return _run(found if limit is None else dataclasses.replace(found, limit=limit), out, **options)
 
 
 @sweep.command(short_help="Do what a sweep has left, failed tasks again.")
 @click.argument("folder", type=FOLDER, metavar="DIR")
-@_engine
-def resume(folder: Path, **engine: Any) -> int:
+@_spoken
+def resume(folder: Path, **options: Any) -> int:
     """Do the tasks of a sweep that have no result in DIR, those that failed again."""
     from sounding.sweeping import Store
 
-    return _run(Store(folder).read_spec(), folder, **engine)
+    return _run(Store(folder).read_spec(), folder, **options)
 
 
 @sweep.command(short_help="How far a sweep is.")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sounding.cli.numbers import write_log_norm, write_number, write_share
 from sounding.probe.findings.collapse import share_outside
-from sounding.probe.reading import PREDICTED, Call, Reading, read
+from sounding.probe.reading import Call, Reading, count_in_band, read
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -149,16 +149,13 @@ def print_report(report: Report, console: Console, *, title: str = "", legend: b
 
 def write_theory(report: Report) -> str:
     """How far theory describes the network, and how many measured rows lie in its band; or why it does not."""
-    rows = report.profile.rows
-    measured = {(row.name, row.measure): row.value for row in rows if row.source not in PREDICTED}
-    banded = [row for row in rows if row.source in PREDICTED and row.stderr and (row.name, row.measure) in measured]
+    inside, banded = count_in_band(report.profile)
     note = report.profile.settings.get("theory", {})
     if not banded:
         why = note.get("reading") or note.get("note")
         return f"No prediction: {why}." if why else ""
-    inside = sum(abs(measured[row.name, row.measure] - row.value) <= 2 * (row.stderr or 0.0) for row in banded)
     layers = f"{note.get('predicted_layers', '?')} of {note.get('weight_layers', '?')} weight layers"
-    told = f"Theory predicts {layers}; {inside} of {len(banded)} measured numbers lie in its 95% band over seeds."
+    told = f"Theory predicts {layers}; {inside} of {banded} measured numbers lie in its 95% band over seeds."
     unpredicted = note.get("measured_instead", [])
     return told + (f" Measured instead of predicted: {unpredicted[0]}." if unpredicted else "")
 

@@ -145,6 +145,15 @@ def read(profile: Profile) -> Reading:
     return Reading(first, tuple(call for call in calls if call.depth > 0), network, predicted, profile.settings)
 
 
+def count_in_band(profile: Profile) -> tuple[int, int]:
+    """How many measured numbers lie in the 95% band of their prediction, and how many have one."""
+    measured = {(row.name, row.measure): row.value for row in profile.rows if row.source not in PREDICTED}
+    banded = [row for row in profile.rows if row.source in PREDICTED and row.stderr]
+    banded = [row for row in banded if (row.name, row.measure) in measured]
+    inside = sum(abs(measured[row.name, row.measure] - row.value) <= 2 * (row.stderr or 0.0) for row in banded)
+    return inside, len(banded)
+
+
 def add_theory(reading: Reading, rows: Iterable[Row], settings: Mapping[str, Any]) -> Reading:
     """The reading of a profile that got rows of theory and settings in addition."""
     found = {row.measure: Estimate(row.value, row.stderr) for row in rows if row.measure in NETWORK_MEASURES}

@@ -47,8 +47,8 @@ def write_html(report: Report | Mapping[str, Report], path: str | Path, *, prefa
     return Path(path)
 
 
-def render_html(report: Report | Mapping[str, Report], *, preface: str = "") -> str:
-    """The page as text; see `write_html`."""
+def render_html(report: Report | Mapping[str, Report], *, preface: str = "", plotly: str | None = None) -> str:
+    """The page as text; see `write_html`. With `plotly`, the name of a file beside the page that holds `plotly_js`."""
     reports = {"": report} if isinstance(report, Report) else report
     if not isinstance(reports, Mapping) or not reports or not all(isinstance(r, Report) for r in reports.values()):
         raise UsageError(
@@ -59,11 +59,12 @@ def render_html(report: Report | Mapping[str, Report], *, preface: str = "") -> 
         "charts": [chart.to_dict() for chart in CHARTS],
         "networks": [to_columns(item, name) for name, item in reports.items()],
     }
-    plotly, script = _plotly(), _read("report.js")
-    return Template(_read("report.html")).substitute(
-        policy=_policy(plotly, script),
+    script = read_page_file("report.js")
+    library = plotly_js() if plotly is None else ""
+    return Template(read_page_file("report.html")).substitute(
+        policy=content_policy(*([library] if library else []), script, beside=plotly is not None),
         title=write_title(reports),
-        style=_read("report.css"),
+        style=read_page_file("report.css"),
         columns="two" if len(reports) > 1 else "one",
         verdicts=write_verdicts(reports),
         preface=preface,
@@ -74,7 +75,7 @@ def render_html(report: Report | Mapping[str, Report], *, preface: str = "") -> 
         citation=write_citation(reports),
         date=datetime.now(UTC).strftime("%d %B %Y").lstrip("0"),
         data=to_script_json(data),
-        plotly=plotly,
+        plotly=f"<script>{library}</script>" if library else f'<script src="{plotly}"></script>',
         script=script,
     )
 
@@ -91,12 +92,13 @@ def to_script_json(value: Any) -> str:
     return text
 
 
-def _read(name: str) -> str:
+def read_page_file(name: str) -> str:
+    """The text of a file that pages are made of."""
     return resources.files("sounding.report").joinpath("page", name).read_text("utf-8")
 
 
 @functools.cache
-def _plotly() -> str:
+def plotly_js() -> str:
     """plotly.js without the addresses of the map servers and sites it mentions; XML namespaces stay, they are names."""
     from plotly.offline import get_plotlyjs
 
@@ -104,9 +106,10 @@ def _plotly() -> str:
     return re.sub(rf"https?://(?!{re.escape(NAMESPACES)})", "", source).replace("</script", "<\\/script")
 
 
-def _policy(*scripts: str) -> str:
-    """A content security policy: these scripts by their hash, inline style, and no address whatever."""
+def content_policy(*scripts: str, beside: bool = False) -> str:
+    """A content security policy: these scripts by their hash, files beside the page if told, and nothing else."""
     hashes = " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts
     )
+    hashes += " 'self' file:" if beside else ""
     return f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"

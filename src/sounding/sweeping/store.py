@@ -115,6 +115,19 @@ class Store:
             path.unlink(missing_ok=True)
             return None
 
+    def results(self, verb: str) -> Iterator[tuple[Mapping[str, Any], list[dict[str, Any]]]]:
+        """The options and rows of every result of a verb that is there, of earlier sweeps too."""
+        for name in sorted(self.done()):
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                found = json.loads(self._path("results", name).read_text("utf-8"))
+                if found["verb"] == verb:
+                    yield found["options"], found["rows"]
+
+    def forget(self, calls: Iterable[Call]) -> None:
+        """Remove the results of some tasks, so that they are done again."""
+        for call in calls:
+            self._path("results", call.address).unlink(missing_ok=True)
+
     def status(self) -> Status:
         """How far the sweep is, from names alone: a second suffices for 100 000 tasks."""
         try:

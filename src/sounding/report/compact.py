@@ -1,0 +1,134 @@
+"""A report as a few kilobytes of JSON, enough for its page: verdict, findings, charts at some weight layers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from sounding.probe.reading import PREDICTED, read
+from sounding.probe.records import Finding, Report, Unmeasured, Verdict
+from sounding.profile import Profile, Row
+
+LAYERS = 12  # points of a chart that are kept: a curve still shows its shape, and 260 reports are 700 kB
+DIGITS = 3  # of a number that is only drawn
+MEASURES = ("gradient_log_norm", "participation_ratio", "mean_cosine", "mean_square")
+SETTINGS = {
+    "batch_size": None,
+    "samples": None,
+    "shortest_depth": None,
+    "start": ("sentence",),
+    "theory": ("applied", "note", "reading", "measured_instead"),
+}
+CIRCUMSTANCES = ("model", "data", "seed", "device", "dtypes")
+HARMLESS = ("returns more than one tensor", "the loss does not depend on it", "it is frozen")
+
+
+def unmeasured_weights(report: Report, model: nn.Module) -> tuple[Unmeasured, ...]:
+    """What was not measured and matters: of modules that hold weights, or of the network as a whole.
+
+    Tokens carry no signal, a dropout that is off is not called, and a weight that the loss does not depend on has no
+    gradient: nothing is missing there.
+    """
+    weighing = {name for name, module in model.named_modules() if any(True for _ in module.parameters())}
+    weighing |= {name for name, _ in model.named_parameters()} | {"network"}
+    return tuple(
+        item
+        for item in report.unmeasured
+        if re.sub(r"#\d+$", "", item.name) in weighing and not any(words in item.reason for words in HARMLESS)
+    )
+
+
+def shorten(report: Report, missing: Sequence[Unmeasured]) -> dict[str, Any]:
+    """Plain JSON types from which `restore` makes a report again; of what was not measured it keeps `missing`."""
+    reading = read(report.profile)
+    layers = reading.weight_layers
+    kept = [layers[round(i * (len(layers) - 1) / (LAYERS - 1))] for i in range(LAYERS)] if layers else []
+    chosen = {call.depth: call for call in kept}
+    measured: dict[str, list[float | None]] = {
+        measure: [_cell(call.get(measure)) for call in chosen.values()] for measure in MEASURES
+    }
+    theory: dict[str, list[list[float | None]]] = {}
+    rows = {(row.layer, row.measure): row for row in reversed(report.profile.rows) if row.source in PREDICTED}
+    for measure in MEASURES:
+        found = [rows.get((depth, measure)) for depth in chosen]
+        if any(found):
+            theory[measure] = [[] if row is None else [_cell(row.value), _cell(row.stderr)] for row in found]
+    verdict = report.verdict.to_dict()
+    return {
+        "summary": verdict["summary"],
+        "not_judged": verdict["not_judged"],
+        "findings": [_finding(finding) for finding in report.verdict.findings],
+        "unmeasured": _grouped(missing),
+        "depth": [call.depth for call in chosen.values()],
+        "names": [call.name for call in chosen.values()],
+        "kinds": [call.kind for call in chosen.values()],
+        "measured": measured,
+        "theory": theory,
+        "network": {
+            row.measure: [_cell(row.value), _cell(row.stderr), row.source]
+            for row in report.profile.rows
+            if row.name == "network"
+        },
+        "settings": {
+            name: _plain(found if parts is None else {part: found[part] for part in parts if part in found})
+            for name, parts in SETTINGS.items()
+            if (found := report.profile.settings.get(name)) is not None
+        },
+        "environment": {name: _plain(report.environment[name]) for name in CIRCUMSTANCES if name in report.environment},
+    }
+
+
+def restore(record: Mapping[str, Any], status: Any) -> Report:
+    """The report that a record was made of, with what the record kept of it."""
+    rows: list[Row] = []
+    places = list(zip(record["depth"], record["names"], strict=True))
+    for measure, values in record["measured"].items():
+        cells = zip(places, values, strict=True)
+        rows += [Row(depth, name, measure, value, None, "check") for (depth, name), value in cells if value is not None]
+    for measure, pairs in record["theory"].items():
+        for (depth, name), pair in zip(places, pairs, strict=True):
+            if pair and pair[0] is not None:
+                rows.append(Row(depth, name, measure, pair[0], pair[1], "theory"))
+    last = record["depth"][-1] if record["depth"] else 0
+    rows += [Row(last, "network", measure, value, error, source)
+             for measure, (value, error, source) in record["network"].items() if value is not None]  # fmt: skip
+    kinds = {str(depth): kind for depth, kind in zip(record["depth"], record["kinds"], strict=True)}
+    settings = {**record["settings"], "kinds": kinds, "weight_layers": record["depth"]}
+    findings = tuple(map(_read_finding, record["findings"]))
+    verdict = Verdict(status, findings, record["summary"], tuple(record["not_judged"]))
+    unmeasured = tuple(Unmeasured(name, reason) for name, reason in record["unmeasured"])
+    return Report(Profile(rows, settings), verdict, unmeasured, record["environment"])
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    plain = {key: value for key, value in finding.to_dict().items() if key != "seed" and value not in (None, "")}
+    return {**plain, "evidence": {key: str(float(f"{value:.4g}")) for key, value in finding.evidence.items()}}
+
+
+def _read_finding(found: Mapping[str, Any]) -> Finding:
+    fields = {"layer": None, "depth": None, **{key: value for key, value in found.items() if key != "try"}}
+    fields["evidence"] = {key: float(value) for key, value in found["evidence"].items()}
+    return Finding(**fields, remedies=tuple(found["try"]))
+
+
+def _grouped(missing: Sequence[Unmeasured]) -> list[tuple[str, str]]:
+    """Names that differ in numbers only are told once, with a star."""
+    return list(dict.fromkeys((re.sub(r"\d+", "*", item.name), re.sub(r"\d+", "*", item.reason)) for item in missing))
+
+
+def _cell(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(f"{value:.{DIGITS}g}")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return value if value is None or isinstance(value, bool | int | str) else str(value)

@@ -1,0 +1,216 @@
+"""The pages of an audit of many architectures: a table that can be sorted, and a report for each."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from sounding.errors import UsageError
+from sounding.files import place
+from sounding.report.compact import restore
+from sounding.report.document import content_policy, plotly_js, read_page_file, render_html
+
+Row = Mapping[str, Any]
+HEADINGS = (
+    *("architecture", "class", "verdict", "findings", "layers predicted", "numbers in the band", "not measured"),
+    *("unchanged", "parameters", "seconds"),
+)
+PAIRS = (("predicted_layers", "weight_layers"), ("in_band", "banded"))
+ANSWERS = ("bug of theirs", "known practice", "mistake of ours, mended", "true of this size only")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What looking into a finding gave.
+
+    Args:
+        kind: of the finding.
+        models: the architectures it was looked into for, as patterns such as "t5*".
+        answer: one of `ANSWERS`.
+        words: what was found out.
+        places: patterns of the module or parameter that it is about.
+        script: lines of Python that show a bug of theirs, "" otherwise.
+    """
+
+    kind: str
+    models: tuple[str, ...]
+    answer: str
+    words: str
+    places: tuple[str, ...] = ("*",)
+    script: str = ""
+
+    def fits(self, name: str, finding: Mapping[str, Any]) -> bool:
+        """Whether this is about a finding in the architecture of that name."""
+        where = str(finding.get("parameter") or finding.get("layer") or "")
+        return (
+            finding["kind"] == self.kind
+            and any(fnmatch.fnmatchcase(name, model) for model in self.models)
+            and any(fnmatch.fnmatchcase(where, place) for place in self.places)
+        )
+
+
+def read_outcomes(path: Path) -> tuple[Outcome, ...]:
+    """The outcomes that a TOML file lists as `[[outcome]]`; none where there is no file."""
+    try:
+        data = tomllib.loads(path.read_text("utf-8"))
+        found = [{**one, **{key: tuple(one[key]) for key in ("models", "places") if key in one}}
+                 for one in data.get("outcome", [])]  # fmt: skip
+        outcomes = tuple(Outcome(**one) for one in found)
+    except FileNotFoundError:
+        return ()
+    except (OSError, TypeError, ValueError) as error:
+        raise UsageError(f"{path} does not list outcomes: {error}") from error
+    wrong = [one.answer for one in outcomes if one.answer not in ANSWERS]
+    if wrong:
+        raise UsageError(f"{path} has the answer {wrong[0]!r}", hint=f"one of {', '.join(ANSWERS)}")
+    return outcomes
+
+
+def write_pages(rows: Sequence[Row], folder: Path, outcomes: Sequence[Outcome]) -> Path:
+    """Write `pages/index.html`, a page for each architecture that was built, and `table.md`; the path of the index."""
+    pages = folder / "pages"
+    pages.mkdir(parents=True, exist_ok=True)
+    place(pages / "plotly.js", plotly_js().encode())
+    for row in rows:
+        if "record" in row:
+            record = json.loads(row["record"])
+            report = restore(record, row["verdict"])
+            text = render_html(
+                {f"hf:{row['name']}": report}, preface=_preface(row, record, outcomes), plotly="plotly.js"
+            )
+            place(pages / f"{row['name']}.html", text.encode())
+    place(folder / "table.md", _markdown(rows).encode())
+    place(pages / "index.html", _index(rows, outcomes).encode())
+    return pages / "index.html"
+
+
+def summarize(rows: Iterable[Row]) -> str:
+    """The totals in two sentences."""
+    rows = list(rows)
+    built = [row for row in rows if "record" in row]
+    if not built:
+        return f"None of {len(rows)} architectures was built."
+    count = {status: sum(row["verdict"] == status for row in built) for status in ("healthy", "unhealthy", "not known")}
+    whole, changed = sum(not row["unmeasured"] for row in built), sum(not row["unchanged"] for row in built)
+    total = {key: sum(row[key] for row in built) for key in ("weight_layers", "predicted_layers", "banded", "in_band")}
+    classes, refused = len({row["model"] for row in built}), len(rows) - len(built)
+    layers = f"{_share(total, 'predicted_layers', 'weight_layers')} weight layers"
+    shares = [f"{max(_ratio(total, *pair), 0):.0%}" for pair in PAIRS]
+    return (
+        f"{len(built)} architectures in {classes} classes were checked, {refused} more were not built: "
+        f"{count['healthy']} are healthy, {count['unhealthy']} unhealthy, {count['not known']} not known. "
+        f"{whole} were measured whole, {changed} were left changed. Theory predicts {layers} ({shares[0]}); "
+        f"{_share(total, 'in_band', 'banded')} measured numbers ({shares[1]}) lie in its 95% band."
+    )
+
+
+def list_findings(row: Row, outcomes: Sequence[Outcome]) -> list[tuple[Mapping[str, Any], Outcome | None]]:
+    """The findings about an architecture, each with the outcome of looking into it, or None."""
+    findings = json.loads(row["record"])["findings"] if "record" in row else []
+    return [(one, next((found for found in outcomes if found.fits(row["name"], one)), None)) for one in findings]
+
+
+def _preface(row: Row, record: Mapping[str, Any], outcomes: Sequence[Outcome]) -> str:
+    """How the row came about, what became of its findings, and the way back to the table."""
+    theory = record["settings"].get("theory", {})
+    instead = [theory["reading"]] if theory.get("reading") else theory.get("measured_instead", [])
+    pairs = {
+        "command": row["command"],
+        "versions": f"{row['versions']}, {row['date']}",
+        "prediction": f"{_share(row, 'predicted_layers', 'weight_layers')} weight layers are predicted; "
+        f"{_share(row, 'in_band', 'banded')} measured numbers lie in the 95% band"
+        + (f". Measured instead: {'; '.join(instead)}" if instead else ""),
+        "time": f"{row['seconds']} s on one core, building included",
+        "state": "every bit as before" if row["unchanged"] else "CHANGED by the check",
+    }
+    told = "".join(f"<dt>{escape(key)}</dt><dd>{escape(str(value))}</dd>" for key, value in pairs.items())
+    looked = "".join(
+        f"<dt>{escape(finding['kind'].replace('_', ' '))} ({finding['severity']})</dt><dd>{_answer(outcome)}</dd>"
+        for finding, outcome in list_findings(row, outcomes)
+        if outcome is not None or finding["severity"] != "low"
+    )
+    section = f'<section><h2>What looking into it gave</h2><dl class="pairs">{looked}</dl></section>' if looked else ""
+    return f'<p><a href="index.html">All architectures</a></p><section><dl class="pairs">{told}</dl></section>{section}'
+
+
+def _answer(outcome: Outcome | None) -> str:
+    if outcome is None:
+        return "not looked into"
+    script = f"<pre>{escape(outcome.script.strip())}</pre>" if outcome.script else ""
+    return f"<b>{escape(outcome.answer)}</b>: {escape(' '.join(outcome.words.split()))}{script}"
+
+
+def _index(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> str:
+    head = "".join(f'<th scope="col" aria-sort="none"><button>{name}</button></th>' for name in HEADINGS)
+    body = "".join(_line(row, outcomes) for row in rows if "record" in row)
+    refused = "".join(
+        f"<dt><code>hf:{escape(row['name'])}</code></dt><dd>{escape(row['reason'])}</dd>"
+        for row in rows
+        if "record" not in row
+    )
+    script = read_page_file("zoo.js")
+    versions = " / ".join(sorted({f"{row['versions']}, {row['date']}" for row in rows}))
+    return Template(read_page_file("zoo.html")).substitute(
+        policy=content_policy(script),
+        style=read_page_file("report.css") + read_page_file("zoo.css"),
+        summary=escape(summarize(rows)),
+        versions=escape(versions),
+        head=head,
+        body=body,
+        refused=f'<dl class="pairs">{refused}</dl>' if refused else "<p>All of them were built.</p>",
+        script=script,
+    )
+
+
+def _line(row: Row, outcomes: Sequence[Outcome]) -> str:
+    order = {"unhealthy": 2, "not known": 1, "healthy": 0}
+    told = "".join(
+        f'<li class="{finding["severity"]}">{escape(finding["kind"].replace("_", " "))} ({finding["severity"]})'
+        + (f": {escape(outcome.answer)}" if outcome else "")
+        + "</li>"
+        for finding, outcome in list_findings(row, outcomes)
+    )
+    cells: list[tuple[Any, str]] = [
+        (row["name"], f'<a href="{escape(row["name"])}.html">{escape(row["name"])}</a>'),
+        (row["model"], escape(row["model"])),
+        (order[row["verdict"]], escape(row["verdict"])),
+        (10000 * row["high"] + 100 * row["medium"] + row["low"], f"<ul>{told}</ul>" if told else "–"),
+        *((_ratio(row, part, whole), _share(row, part, whole))
+          for part, whole in PAIRS),
+        (row["unmeasured"], str(row["unmeasured"] or "–")),
+        (int(row["unchanged"]), "yes" if row["unchanged"] else "no"),
+        (row["parameters"], f"{row['parameters'] / 1e6:.3g} M"),
+        (row["seconds"], f"{row['seconds']:.1f}"),
+    ]  # fmt: skip
+    return "<tr>" + "".join(f'<td data-value="{escape(str(key))}">{text}</td>' for key, text in cells) + "</tr>\n"
+
+
+def _ratio(row: Row, part: str, whole: str) -> float:
+    return row[part] / row[whole] if row[whole] else -1.0
+
+
+def _share(row: Row, part: str, whole: str) -> str:
+    return f"{row[part]} of {row[whole]}"
+
+
+def _markdown(rows: Sequence[Row]) -> str:
+    """The table for a reader without a browser: what was found, by architecture."""
+    lines = ["| architecture | class | verdict | findings | layers predicted | in the band | not measured | s |",
+             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    for row in rows:
+        if "record" not in row:
+            continue
+        kinds = [f"{one['kind']} ({one['severity']})" for one, _ in list_findings(row, ())]
+        told = ", ".join(dict.fromkeys(kinds)) or "–"
+        cells = [f"`{row['name']}`", row["model"], row["verdict"], told,
+                 _share(row, "predicted_layers", "weight_layers"), _share(row, "in_band", "banded"),
+                 str(row["unmeasured"] or "–"), f"{row['seconds']:.1f}"]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
