@@ -112,15 +112,19 @@ def test_pages_tell_findings_with_their_outcomes(tmp_path):
     assert "not looked into" in second
     assert "no &lt;reason&gt;" in index
     assert not re.search(r"(src|href)=\"?https?:", index + first)
-    assert "| `first` | Net | unhealthy | rank_collapse (high) | 3 of 4 | 9 of 10 |" in (
-        tmp_path / "table.md"
-    ).read_text()
+    assert (
+        "| `first` | Net | unhealthy | rank_collapse (high) | 3 of 4 | 9 of 10 |" in (tmp_path / "table.md").read_text()
+    )
     assert summarize(rows).startswith("2 architectures in 1 classes were checked, 1 more were not built")
 
 
 def test_outcomes_that_are_none_are_refused(tmp_path):
     assert read_outcomes(tmp_path / "none.toml") == ()
-    for text, words in ((OUTCOME.replace("known", "odd"), "odd practice"), ("[[outcome]]\nkin = 1", "kin"), ("[", "")):
+    for text, words in (
+        (OUTCOME.replace("known", "odd"), "odd"),
+        ("[[outcome]]\nkin = 1", "kin"),
+        ("[", "does not list outcomes"),
+    ):
         (tmp_path / "outcomes.toml").write_text(text)
         with pytest.raises(UsageError, match=words):
             read_outcomes(tmp_path / "outcomes.toml")

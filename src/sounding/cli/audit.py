@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 @click.pass_context
 def audit(
     ctx: click.Context,
+    /,
     target: str | None,
     compare: str | None,
     seed: int,

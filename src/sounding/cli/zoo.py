@@ -134,7 +134,7 @@ def fingerprint(model: nn.Module) -> str:
     for name, tensor in tensors:
         told = f"{name} {tensor.dtype} {tuple(tensor.shape)} {tensor.requires_grad} {tensor.grad is None}"
         total.update(told.encode())
-        total.update(tensor.detach().reshape(-1).contiguous().view(torch.uint8).numpy())
+        total.update(tensor.detach().reshape(-1).contiguous().view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 

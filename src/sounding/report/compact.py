@@ -74,9 +74,9 @@ def shorten(report: Report, missing: Sequence[Unmeasured]) -> dict[str, Any]:
             if row.name == "network"
         },
         "settings": {
-            name: _plain(found if parts is None else {part: found[part] for part in parts if part in found})
+            name: _plain(value if parts is None else {part: value[part] for part in parts if part in value})
             for name, parts in SETTINGS.items()
-            if (found := report.profile.settings.get(name)) is not None
+            if (value := report.profile.settings.get(name)) is not None
         },
         "environment": {name: _plain(report.environment[name]) for name in CIRCUMSTANCES if name in report.environment},
     }
@@ -101,7 +101,7 @@ def restore(record: Mapping[str, Any], status: Any) -> Report:
     findings = tuple(map(_read_finding, record["findings"]))
     verdict = Verdict(status, findings, record["summary"], tuple(record["not_judged"]))
     unmeasured = tuple(Unmeasured(name, reason) for name, reason in record["unmeasured"])
-    return Report(Profile(rows, settings), verdict, unmeasured, record["environment"])
+    return Report(Profile(tuple(rows), settings), verdict, unmeasured, record["environment"])
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
