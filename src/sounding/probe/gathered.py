@@ -29,7 +29,8 @@ def groups_of(module: nn.Module) -> Sequence[Any]:
     if kind is None or not isinstance(module, kind):
         return ()
     state: Any = getattr(module, "_get_fsdp_state", lambda: None)()
-    return tuple(getattr(state, "_fsdp_param_groups", ()))
+    single = getattr(state, "_fsdp_param_group", None)  # torch 2.11 and before: one group, under another name
+    return tuple(getattr(state, "_fsdp_param_groups", () if single is None else (single,)))
 
 
 def class_of(module: nn.Module) -> type[nn.Module]:
