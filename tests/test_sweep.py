@@ -78,21 +78,34 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
 
 def test_failures_are_kept_told_and_tried_again(tmp_path: Path) -> None:
     """A task that raises, one that hangs beyond its limit, one whose process ends: the others are done."""
-    grid, options, out = {"x": list(range(8))}, {"folder": str(tmp_path)}, tmp_path / "out"
+    grid, options, out = {"x": list(range(200))}, {"folder": str(tmp_path)}, tmp_path / "out"
     table = sounding.sweep("swept:stumble", grid, options=options, out=out, jobs=2, limit=4)
-    assert [row["x"] for row in table.rows] == [0, 1, 2, 6, 7]
+    assert [row["x"] for row in table.rows] == [0, 1, 2, *range(6, 200)]
     told = {options["x"]: message for options, message in table.failures}
     assert table.missing == len(told) == 3
     assert told[3] == "ValueError: three is refused, see ~/notes"
     assert told[4] == "took longer than its limit of 4 s"
     assert "was killed" in told[5]
     shown = run("status", out)
-    assert "5 of 8 tasks done, 3 failed, 0 left" in shown.output
+    assert "197 of 200 tasks done, 3 failed, 0 left" in shown.output
     assert "three is refused" in shown.output
     (tmp_path / "mended").write_text("")
     assert run("resume", out, "--jobs", 1).exit_code == 0
     status = json.loads(run("status", out, "--json").output)
-    assert (status["done"], status["failed"], status["failures"]) == (8, 0, [])
+    assert (status["done"], status["failed"], status["failures"]) == (200, 0, [])
+
+
+def test_status_tells_the_time_left_from_the_directory_alone(tmp_path: Path) -> None:
+    run_sweep(Spec("swept:wave", {"x": [0, 1]}, {"wait": 0.05}), tmp_path, cluster="in-process")
+    with Store(tmp_path).opened(Spec("swept:wave", {"x": list(range(10))}, {"wait": 0.05})):
+        pass
+    found = Store(tmp_path).status()
+    assert found.pace is not None
+    assert found.pace >= 0.05
+    assert found.seconds_left == pytest.approx(8 * found.pace)
+    assert "8 left, " in (told := run("status", tmp_path).output)
+    assert "seconds at the pace of the last run" in told
+    assert json.loads(run("status", tmp_path, "--json").output)["seconds_left"] == found.seconds_left
 
 
 def test_a_stack_is_one_task_with_a_row_for_each_run(tmp_path: Path) -> None:

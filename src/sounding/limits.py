@@ -76,9 +76,11 @@ def in_bytes(count: float) -> str:
 def in_time(seconds: float) -> str:
     """A duration in words.
 
-    >>> in_time(7200), in_time(86400 * 800), in_time(3e20)
-    ('2 hours', '2.19 years', '9.51e+12 years')
+    >>> in_time(7.5), in_time(7200), in_time(86400 * 800), in_time(3e20)
+    ('7.5 seconds', '2 hours', '2.19 years', '9.51e+12 years')
     """
+    if seconds < 120:
+        return f"{seconds:.2g} seconds" if seconds < 100 else f"{seconds:.0f} seconds"
     for unit, size in (("years", 86400 * 365.25), ("days", 86400.0), ("hours", 3600.0)):
         if seconds >= size * (1 if unit == "years" else 2):
             return f"{seconds / size:.3g} {unit}"

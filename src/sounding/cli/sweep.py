@@ -10,6 +10,7 @@ import click
 
 from sounding.cli.output import print_json, progress_over, require_writable, say
 from sounding.errors import ExitCode, UsageError
+from sounding.limits import in_time
 
 if TYPE_CHECKING:
     from sounding.sweeping import Progress, Spec, Status
@@ -148,10 +149,11 @@ def _tell(status: Status, folder: Path, *, as_json: bool) -> None:
     if as_json:
         failures = [{"options": options, "message": message} for options, message in status.failures]
         fields = {"total": status.total, "done": status.done, "failed": status.failed, "failures": failures}
-        print_json({"folder": str(folder), **fields})
+        print_json({"folder": str(folder), **fields, "seconds_left": status.seconds_left})
         return
     left = status.left - status.failed
-    say(f"{folder}: {status.done} of {status.total} tasks done, {status.failed} failed, {left} left")
+    time_left = f", {in_time(status.seconds_left)} at the pace of the last run" if left and status.seconds_left else ""
+    say(f"{folder}: {status.done} of {status.total} tasks done, {status.failed} failed, {left} left{time_left}")
     for options, message in status.failures:
         say(f"  {', '.join(f'{name}={value}' for name, value in options.items())}: {message}")
     if status.failed > len(status.failures):

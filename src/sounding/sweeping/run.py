@@ -18,6 +18,8 @@ from sounding.sweeping.store import Store
 from sounding.sweeping.table import Table, read_table
 from sounding.sweeping.worker import Outcome
 
+TELL = 1.0  # seconds between two notes of the pace: a status is as fresh, and tiny tasks are not slowed by a file each
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -75,6 +77,7 @@ def run_sweep(
         if not left:
             return
         counted, failed, began = total - left, 0, time.monotonic()
+        told_at = began
         told = f"interrupted; finished tasks are in {out}, sounding sweep resume {out} goes on with the rest"
         options = {"threads": spec.threads, "limit": spec.limit, "resources": spec.resources}
         try:
@@ -87,9 +90,12 @@ def run_sweep(
                     else:
                         store.keep_failure(call, error)
                         failed += 1
+                    ended, now = counted + failed - (total - left), time.monotonic()
+                    pace = (now - began) / ended
+                    if now - told_at > TELL or ended == 1:
+                        store.keep_pace(pace)
+                        told_at = now
                     if progress is not None:
-                        ended = counted + failed - (total - left)
-                        pace = (time.monotonic() - began) / ended
                         progress(Progress(counted, failed, total, pace * (left - ended)))
         except KeyboardInterrupt:
             raise InterruptedRun(told) from None

@@ -1,6 +1,7 @@
 """The directory of a sweep: one file a result, one a failure, named by their tasks; it alone says what is done.
 
-`sweep.json` is the sweep, `tasks.txt` the names of its tasks, `results/ab/NAME.json` a result and
+`sweep.json` is the sweep, `tasks.txt` the names of its tasks, `pace.json` the seconds that a task takes on the average
+(of a run with all its workers), `results/ab/NAME.json` a result and
 `failures/ab/NAME.json` the message of a task that failed. Two digits of the name choose a folder, so that none of
 100 000 results is in a folder of more than about 400. Files appear whole, by a rename; all of them are JSON or text.
 """
@@ -20,24 +21,30 @@ from sounding.errors import UsageError
 from sounding.files import cannot_write, locked, place
 from sounding.sweeping.spec import Call, Spec, spec_of
 
-SWEEP, TASKS = "sweep.json", "tasks.txt"
+SWEEP, TASKS, PACE = "sweep.json", "tasks.txt", "pace.json"
 SHOWN = 20  # failures that a status lists; all of them are files
 NUMBERS = {"nan", "inf", "-inf"}  # what JSON has no number for
 
 
 @dataclass(frozen=True)
 class Status:
-    """How far a sweep is; `failures` are the first few (options, message)."""
+    """How far a sweep is; `failures` are the first few (options, message), `pace` the last run's seconds a task."""
 
     total: int
     done: int
     failed: int
     failures: tuple[tuple[Mapping[str, Any], str], ...] = ()
+    pace: float | None = None
 
     @property
     def left(self) -> int:
         """Tasks without a result, the failed ones included."""
         return self.total - self.done
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long the tasks that have neither a result nor a failure take at the pace of the last run."""
+        return None if self.pace is None else self.pace * (self.left - self.failed)
 
 
 @dataclass(frozen=True)
@@ -115,6 +122,10 @@ class Store:
             path.unlink(missing_ok=True)
             return None
 
+    def keep_pace(self, seconds: float) -> None:
+        """Write how long a task takes, so that `status` can tell the time left from the directory alone."""
+        place(self.folder / PACE, _dump({"seconds": seconds}))
+
     def results(self, verb: str) -> Iterator[tuple[Mapping[str, Any], list[dict[str, Any]]]]:
         """The options and rows of every result of a verb that is there, of earlier sweeps too."""
         for name in sorted(self.done()):
@@ -136,7 +147,10 @@ class Store:
             raise UsageError(f"{self.folder} holds no sweep", hint="sounding sweep run SPEC.toml --out DIR") from error
         done = tasks & self.done()
         failed = sorted((tasks & set(self._names("failures"))) - done)
-        return Status(len(tasks), len(done), len(failed), tuple(self._failures(failed[:SHOWN])))
+        pace = None
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            pace = float(json.loads((self.folder / PACE).read_text("utf-8"))["seconds"])
+        return Status(len(tasks), len(done), len(failed), tuple(self._failures(failed[:SHOWN])), pace)
 
     def _failures(self, names: Iterable[str]) -> Iterator[tuple[Mapping[str, Any], str]]:
         for name in names:
