@@ -236,6 +236,14 @@ def test_measurements_lie_in_the_band(name: str) -> None:
     assert np.mean(inside) >= 0.9
 
 
+def test_theory_takes_the_loss_that_the_check_takes() -> None:
+    """A language model without targets is asked for its next tokens; the gradient at the output is given, not guessed."""
+    with networks.seeded(0):
+        profile = sounding.check(Llama(fused=True), torch.randint(50, (3, 7)), theory=True).profile
+    found = {row.source: row.value for row in profile if row.name == "head" and row.measure == "gradient_log_norm"}
+    assert found["theory"] == pytest.approx(found["check"], abs=1e-4)
+
+
 def test_clones_leave_the_band() -> None:
     """`nn.TransformerEncoder` starts with equal layers: what it does no random network of its description does."""
     with networks.seeded(0):

@@ -17,7 +17,7 @@ from sounding.probe.environment import describe_environment
 from sounding.probe.gathered import resharded
 from sounding.probe.gradients import log_norm, muted, needs_accumulation
 from sounding.probe.hooks import claim
-from sounding.probe.losses import Loss, evaluate_loss, loss_name, next_tokens
+from sounding.probe.losses import Loss, evaluate_loss, implied_targets, loss_name
 from sounding.probe.meeting import Meeting
 from sounding.probe.moments import Tier
 from sounding.probe.records import Report, Unmeasured
@@ -196,7 +196,6 @@ class _Checked(Watched):
         self._last_state: tuple[Any, Tensor] = (None, torch.empty(0))
         self._gathers = self._shards is not None and self._shards.gathered
         self._plain_inputs = self._in_loss = False
-        self._vocabularies = {part.num_embeddings for part in all_modules(root) if isinstance(part, nn.Embedding)}
         self.losses: list[StartLoss] = []
 
     def run(
@@ -234,9 +233,7 @@ class _Checked(Watched):
             output = _call(self._root, arguments, keywords, batch)
             self._last_batch, self._last_state = batch, (source.device, source.get_state())
             self._in_loss = True
-            targets = batch.targets
-            if targets is None and loss is None and getattr(output, "loss", None) is None:
-                targets = next_tokens(output, batch.tensors(), self._vocabularies)
+            targets = implied_targets(output, batch.targets, loss=loss, inputs=batch.tensors(), root=self._root)
             scalar = evaluate_loss(output, targets, loss=loss, generator=generator)
             self._in_loss = False
             name = loss_name(loss, targets)

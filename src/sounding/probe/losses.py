@@ -6,12 +6,13 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from sounding.errors import TargetError, UsageError
 from sounding.probe.outputs import answer_tensor, leading_tensor
 from sounding.probe.parts import is_distributed
+from sounding.probe.state import all_modules
 
 Loss = Callable[..., Tensor]
 LOSSES = ("cross_entropy", "mse", "random")
@@ -116,6 +117,16 @@ def class_axis(answer: Tensor, targets: Tensor) -> int | None:
     if answer.dim() >= 2 and answer.shape[:1] + answer.shape[2:] == targets.shape:
         return 1
     return answer.dim() - 1 if answer.dim() >= 2 and answer.shape[:-1] == targets.shape else None
+
+
+def implied_targets(
+    output: Any, targets: Any, *, loss: str | Loss | None, inputs: Iterable[Tensor], root: nn.Module
+) -> Any:
+    """The targets that a loss is taken with: those that were given, or for a language model without any its next tokens."""
+    if targets is not None or loss is not None or getattr(output, "loss", None) is not None:
+        return targets
+    vocabularies = {part.num_embeddings for part in all_modules(root) if isinstance(part, nn.Embedding)}
+    return next_tokens(output, inputs, vocabularies)
 
 
 def next_tokens(output: Any, inputs: Iterable[Tensor], vocabularies: Container[int]) -> Tensor | None:

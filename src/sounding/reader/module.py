@@ -15,7 +15,7 @@ from sounding.errors import TargetError, UsageError
 from sounding.probe.batches import Batch, make_batch
 from sounding.probe.calls import Spec, named_parameters, survey
 from sounding.probe.hooks import Hooks
-from sounding.probe.losses import Loss, evaluate_loss
+from sounding.probe.losses import Loss, evaluate_loss, implied_targets
 from sounding.probe.outputs import answer_tensor, main_tensor
 from sounding.probe.state import (
     DropoutAtRest,
@@ -208,7 +208,8 @@ class _Reader:
             value = self._trace.value(answer)
             node = self._node(value, answer)
             if node is not None:
-                gradient = _gradient_at(output, answer, batch, loss, generator)
+                targets = implied_targets(output, batch.targets, loss=loss, inputs=batch.tensors(), root=self._root)
+                gradient = _gradient_at(output, answer, targets, loss, generator)
                 final = self._trace.value(answer)
                 if gradient is not None and isinstance(final, Traced):
                     outputs[node] = True
@@ -216,11 +217,11 @@ class _Reader:
         return _cut_down(self._trace.drafts, list(outputs), gradients, self.aliases, self._weighing)
 
 
-def _gradient_at(output: Any, answer: Tensor, batch: Batch, loss: Any, generator: Any) -> Tensor | None:
+def _gradient_at(output: Any, answer: Tensor, targets: Any, loss: Any, generator: Any) -> Tensor | None:
     """The gradient of the loss with respect to what the model answers."""
     leaf = answer.detach().clone().requires_grad_()
     replaced = _with_answer(output, answer, leaf)
-    scalar = evaluate_loss(replaced, batch.targets, loss=loss, generator=generator)
+    scalar = evaluate_loss(replaced, targets, loss=loss, generator=generator)
     if not scalar.requires_grad:
         return None
     (gradient,) = torch.autograd.grad(scalar, leaf, allow_unused=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sounding.errors import TargetError, UsageError
-from sounding.probe.losses import Loss, evaluate_loss, next_tokens
+from sounding.probe.losses import Loss, evaluate_loss, implied_targets
 from sounding.probe.outputs import tensors_in
 from sounding.probe.records import Report
 from sounding.train.monitor import Event, Monitor
@@ -168,8 +168,8 @@ def _forward(model: nn.Module, inputs: Any, targets: Any, loss: str | Loss | Non
         raise TargetError(f"the network raised {type(error).__name__}: {error}") from error
     own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if targets is None and loss is None and own is None:
-        sizes = {module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)}
-        targets = next_tokens(output, [tensor for _, tensor in tensors_in(inputs)], sizes)
+        inner = [tensor for _, tensor in tensors_in(inputs)]
+        targets = implied_targets(output, None, loss=None, inputs=inner, root=model)
         if targets is None:
             raise UsageError(
                 "a trial needs targets or a loss: a random direction is nothing to train for",
