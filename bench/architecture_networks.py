@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -197,7 +198,7 @@ class Diffusion(nn.Module):
         self.time = nn.Sequential(nn.Linear(64, time), nn.SiLU(), nn.Linear(time, time))
         self.enter = nn.Conv2d(3, channels, 3, 1, 1)
         sizes = [channels, channels, 2 * channels, 2 * channels, 2 * channels]
-        self.blocks = nn.ModuleList(TimedBlock(a, b, time) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.blocks = nn.ModuleList(TimedBlock(a, b, time) for a, b in pairwise(sizes))
         self.norm, self.out = nn.GroupNorm(8, 2 * channels), nn.Conv2d(2 * channels, 3, 3, 1, 1)
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
@@ -219,12 +220,16 @@ class Gpt(nn.Module):
         self.blocks = nn.ModuleList(
             nn.ModuleDict(
                 {
-                    "norm1": nn.LayerNorm(width), "qkv": nn.Linear(width, 3 * width), "out": nn.Linear(width, width),
-                    "norm2": nn.LayerNorm(width), "up": nn.Linear(width, 4 * width), "down": nn.Linear(4 * width, width),
+                    "norm1": nn.LayerNorm(width),
+                    "qkv": nn.Linear(width, 3 * width),
+                    "out": nn.Linear(width, width),
+                    "norm2": nn.LayerNorm(width),
+                    "up": nn.Linear(width, 4 * width),
+                    "down": nn.Linear(4 * width, width),
                 }
             )
             for _ in range(blocks)
-        )  # fmt: skip
+        )
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, WORDS, bias=False)
         self.heads = heads
         for name, parameter in self.named_parameters():
@@ -281,21 +286,58 @@ def plain(net: Callable[[], nn.Module], *shape: int) -> Callable[[], Pair]:
 
 STAGES = {"hidden_sizes": [32, 64, 96, 128], "depths": [2, 2, 2, 2], "num_channels": 3}
 CHOSEN: dict[str, Callable[[], Pair]] = {
-    "gpt2": hugging("GPT2LMHeadModel", "GPT2Config", n_embd=WIDTH, n_layer=BLOCKS, n_head=HEADS, vocab_size=WORDS, n_positions=64),
+    "gpt2": hugging(
+        "GPT2LMHeadModel", "GPT2Config", n_embd=WIDTH, n_layer=BLOCKS, n_head=HEADS, vocab_size=WORDS, n_positions=64
+    ),
     "llama": hugging("LlamaForCausalLM", "LlamaConfig", **GROUPED),
     "bert": hugging("BertForMaskedLM", "BertConfig", **TEXT),
-    "vit": hugging("ViTForImageClassification", "ViTConfig", **SIZES, intermediate_size=2 * WIDTH, image_size=32, patch_size=8),
-    "t5": hugging("T5ForConditionalGeneration", "T5Config", vocab_size=WORDS, d_model=WIDTH, d_kv=24, d_ff=2 * WIDTH, num_layers=3, num_heads=HEADS, **SPECIAL),
-    "mamba": hugging("MambaForCausalLM", "MambaConfig", vocab_size=WORDS, hidden_size=WIDTH, num_hidden_layers=BLOCKS, **SPECIAL),
+    "vit": hugging(
+        "ViTForImageClassification", "ViTConfig", **SIZES, intermediate_size=2 * WIDTH, image_size=32, patch_size=8
+    ),
+    "t5": hugging(
+        "T5ForConditionalGeneration",
+        "T5Config",
+        vocab_size=WORDS,
+        d_model=WIDTH,
+        d_kv=24,
+        d_ff=2 * WIDTH,
+        num_layers=3,
+        num_heads=HEADS,
+        **SPECIAL,
+    ),
+    "mamba": hugging(
+        "MambaForCausalLM", "MambaConfig", vocab_size=WORDS, hidden_size=WIDTH, num_hidden_layers=BLOCKS, **SPECIAL
+    ),
     "qwen2": hugging("Qwen2ForCausalLM", "Qwen2Config", **GROUPED),
     "mistral": hugging("MistralForCausalLM", "MistralConfig", **GROUPED, sliding_window=8),
     "gpt-neox": hugging("GPTNeoXForCausalLM", "GPTNeoXConfig", **TEXT),
-    "opt": hugging("OPTForCausalLM", "OPTConfig", hidden_size=WIDTH, num_hidden_layers=BLOCKS, num_attention_heads=HEADS, vocab_size=WORDS, ffn_dim=2 * WIDTH, max_position_embeddings=64, word_embed_proj_dim=WIDTH),
-    "distilbert": hugging("DistilBertForMaskedLM", "DistilBertConfig", dim=WIDTH, n_layers=BLOCKS, n_heads=HEADS, hidden_dim=2 * WIDTH, vocab_size=WORDS, max_position_embeddings=64),
+    "opt": hugging(
+        "OPTForCausalLM",
+        "OPTConfig",
+        hidden_size=WIDTH,
+        num_hidden_layers=BLOCKS,
+        num_attention_heads=HEADS,
+        vocab_size=WORDS,
+        ffn_dim=2 * WIDTH,
+        max_position_embeddings=64,
+        word_embed_proj_dim=WIDTH,
+    ),
+    "distilbert": hugging(
+        "DistilBertForMaskedLM",
+        "DistilBertConfig",
+        dim=WIDTH,
+        n_layers=BLOCKS,
+        n_heads=HEADS,
+        hidden_dim=2 * WIDTH,
+        vocab_size=WORDS,
+        max_position_embeddings=64,
+    ),
     "albert": hugging("AlbertForMaskedLM", "AlbertConfig", **TEXT, embedding_size=48),
     "mixtral": hugging("MixtralForCausalLM", "MixtralConfig", **GROUPED, num_local_experts=4),
     "convnext": hugging("ConvNextForImageClassification", "ConvNextConfig", **STAGES, image_size=32),
-    "resnet-hf": hugging("ResNetForImageClassification", "ResNetConfig", **STAGES, embedding_size=32, layer_type="basic"),
+    "resnet-hf": hugging(
+        "ResNetForImageClassification", "ResNetConfig", **STAGES, embedding_size=32, layer_type="basic"
+    ),
     "resnet-110": cifar_resnet(18),
     "resnet-20": cifar_resnet(3, 32),
     "resnet-50": bottleneck_resnet,
@@ -307,5 +349,5 @@ CHOSEN: dict[str, Callable[[], Pair]] = {
     "gpt": gpt(),
     "gpt tied": gpt(tied=True),
     "lstm": plain(Recurrent, 8, 12, 16),
-}  # fmt: skip
+}
 HELD_OUT: dict[str, Callable[[], Pair]] = {}

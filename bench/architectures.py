@@ -3,8 +3,9 @@
     python bench/architectures.py [--seeds 3] [--first 0] [--only gpt2,vit] [--held-out] [--rows]
 
 Prints for each architecture the share of weight layers that have a prediction, the share of rows inside the 95% band
-(two standard deviations), the same by measure, what was measured instead, and the seconds of the measurement and of
-theory; by measure the mean and the standard deviation of (measured − predicted) / predicted spread. Rows of one network are correlated: the scatter between seeds says how sure a share is.
+(two standard deviations), what was measured instead, the seconds of the measurement and of theory; and by measure the
+mean and the standard deviation of (measured − predicted) / predicted spread. Rows of one network are correlated: the
+scatter between seeds says how sure a share is.
 """
 
 from __future__ import annotations

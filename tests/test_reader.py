@@ -237,7 +237,7 @@ def test_measurements_lie_in_the_band(name: str) -> None:
 
 
 def test_theory_takes_the_loss_that_the_check_takes() -> None:
-    """A language model without targets is asked for its next tokens; the gradient at the output is given, not guessed."""
+    """A language model without targets is asked for its next tokens; the gradient at the output is given."""
     with networks.seeded(0):
         profile = sounding.check(Llama(fused=True), torch.randint(50, (3, 7)), theory=True).profile
     found = {row.source: row.value for row in profile if row.name == "head" and row.measure == "gradient_log_norm"}

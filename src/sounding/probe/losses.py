@@ -122,7 +122,7 @@ def class_axis(answer: Tensor, targets: Tensor) -> int | None:
 def implied_targets(
     output: Any, targets: Any, *, loss: str | Loss | None, inputs: Iterable[Tensor], root: nn.Module
 ) -> Any:
-    """The targets that a loss is taken with: those that were given, or for a language model without any its next tokens."""
+    """The targets that a loss is taken with: those given, or the next tokens of a language model without any."""
     if targets is not None or loss is not None or getattr(output, "loss", None) is not None:
         return targets
     vocabularies = {part.num_embeddings for part in all_modules(root) if isinstance(part, nn.Embedding)}
