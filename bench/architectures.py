@@ -51,9 +51,8 @@ def judge(name: str, seed: int, *, held_out: bool, rows: bool, timed: bool) -> d
         away[row.measure].append(off)
         if rows:
             mark = " " if abs(off) <= BAND else "*"
-            print(
-                f"  {mark} {row.name:44} {row.measure:26} {found:10.4g} {row.value:10.4g} ± {row.stderr:9.3g} {off:7.1f}"
-            )
+            expected = f"{row.value:10.4g} ± {row.stderr:9.3g}"
+            print(f"  {mark} {row.name:44} {row.measure:26} {found:10.4g} {expected} {off:7.1f}")
     disagreed = [one for one in report.verdict.findings if "disagree" in one.kind]
     return {
         "layers": told["weight_layers"],
