@@ -78,6 +78,7 @@ def _first(inputs: Tensor, deltas: Tensor, keep: int) -> tuple[Tensor, Tensor]:
     return inputs.double(), deltas.double()
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _of_vectors(inputs: Tensor, deltas: Tensor) -> float | str:
     """One position: row k compares the inputs of the samples it has a gradient for. (n, features), (n, rows).
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sounding.probe.on_device import multiply, product_type, scale_rows_
+from sounding.probe.on_device import centre_, count_broken_, multiply
 from sounding.probe.reductions import (
     Summary,
     join,
@@ -36,6 +36,7 @@ CHUNK = 2**19  # entries of a large sample matrix centred at a time: 2 MiB, smal
 BLOCK = {"cpu": 2**17, "cuda": 2**23}  # entries of sample matrices, or of their inner products, reduced together
 MOST = 256  # matrices in a block
 NARROW = 2**13  # entries of a matrix that takes less time than its share of a block's operations
+EASY = 32  # samples up to which a GPU finds eigenvalues of a whole block at once
 SHAPES = 4  # blocks of different shapes filled at a time
 # Norms whose fourth powers, the squares of inner products, a type holds with room for those of small entries.
 SAFE = {torch.float32: (1e-7, 1e9), torch.float64: (1e-70, 1e75)}
@@ -77,28 +78,28 @@ class Block:
 
 @dataclass(slots=True)
 class Digest:
-    """What is kept of a block, until the pass is over; of a GPU's the scales, and the entries that are not finite."""
+    """What is kept of a block, until the pass is over; on a GPU also how many entries of a matrix are not finite.
+
+    `spectrum` holds eigenvalues, or (on a GPU, where they take longer) the matrices they are of.
+    """
 
     entries: list[Entry]
     summary: Summary
     spectrum: Tensor | None
     alive: Tensor | None
-    scales: Tensor | None = None
     broken: Tensor | None = None
 
     def settle(self) -> None:
-        """Read the scales, and what is not finite: such matrices were measured as zeros, and their numbers go."""
-        if self.scales is None or self.broken is None:
+        """Read what is not finite: such matrices were measured as zeros, and their numbers go."""
+        if self.broken is None:
             return
-        scales, broken = torch.stack([self.scales, self.broken.double()]).tolist()
         samples = self.summary.distinct.shape[1]
-        for index, (entry, scale, count) in enumerate(zip(self.entries, scales, broken, strict=True)):
-            entry.scale = scale
+        for index, (entry, count) in enumerate(zip(self.entries, self.broken.tolist(), strict=True)):
             if count:
                 entry.values["non_finite_fraction"] = count / (samples * entry.features)
                 entry.spoil()
                 self.entries[index] = Entry({}, entry.features, entry.dtype, ignore, False)
-        self.scales = None
+        self.broken = None
 
 
 Key = tuple[int, int, torch.dtype, torch.device]
@@ -147,6 +148,8 @@ class Moments:
         if found is None:
             found = self.known[key] = self._find(samples, limit)
         block, taken, direct = found
+        if block.rows is None and block.entries and (block.entries[-1].dtype, kind).count(torch.float64) == 1:
+            self._digest(block)  # on a GPU the two are not multiplied in the same way
         entries, slots = block.entries, block.slots
         entry = Entry(values, shape[1], kind, spoil, count_dead)
         mean = None
@@ -169,10 +172,13 @@ class Moments:
         groups: dict[tuple[int, torch.device], list[Digest]] = {}
         for digest in self.digests:
             distinct = digest.summary.distinct
+            if digest.spectrum is not None and digest.spectrum.dim() == 3:
+                digest.spectrum = self._eigenvalues(digest.spectrum.cpu(), distinct.shape[1])
             groups.setdefault((distinct.shape[1], distinct.device), []).append(digest)
         for digests in groups.values():
             _write_measures(digests)
         self.digests = []
+        self.spectra.close()
 
     def release(self) -> None:
         """Let go of the matrices, of memory and threads; the measures can wait until somebody reads them."""
@@ -192,7 +198,8 @@ class Moments:
         """
         n, d = samples.shape
         taken = n if limit is None else min(n, limit)
-        dtype = product_type(samples, full=self.tier == "full")
+        wide = self.tier == "full" or samples.dtype == torch.float64 or samples.is_cuda
+        dtype = torch.float64 if wide else torch.float32
         entries = BLOCK.get(samples.device.type, BLOCK["cpu"])
         key = (taken, d if 2 * taken * d <= entries else 0, dtype, samples.device)
         block = self.blocks.get(key) or self._wider(key) or self._open(key, entries)
@@ -236,28 +243,37 @@ class Moments:
         gram = block.gram[: len(entries)]
         if block.rows is None:
             products, block.products = block.products, []
-            cross, squared_mean, *scaling = (
-                torch.stack([one.double() for one in column]) for column in zip(*products, strict=True)
-            )
+            broken = None
+            if gram.is_cuda and entries[0].dtype != torch.float64:
+                broken = torch.stack([one for (one,) in products])
+                cross, squared_mean = centre_(gram)
+            else:
+                cross = torch.stack([one.double() for one, _ in products])
+                squared_mean = torch.stack([one.double() for _, one in products])
             summary = summarize_gram(gram, cross, squared_mean)
-            self.digests.append(Digest(entries, summary, self._decompose(gram, summary), None, *scaling))
+            self.digests.append(Digest(entries, summary, self._decompose(gram, summary), None, broken))
             return
         rows = block.rows[: len(entries)]
-        scaling = list(scale_rows_(rows)) if rows.is_cuda else []
+        broken = None
+        if rows.is_cuda and all(entry.dtype != torch.float64 for entry in entries):
+            broken = count_broken_(rows)
         lengths = torch.linalg.vector_norm(rows, dim=2)
-        if not scaling:
+        if broken is None:
             entries = _rescale_(rows, lengths, entries)
         mean = rows.mean(1)
         alive = torch.count_nonzero(mean, dim=1) if any(entry.count_dead for entry in entries) else None
         rows -= mean[:, None]
         summary = summarize_rows(rows, mean, lengths, gram)
         spectrum = self._decompose(gram, summary, rows=rows, mean=mean)
-        self.digests.append(Digest(entries, summary, spectrum, alive, *scaling))
+        self.digests.append(Digest(entries, summary, spectrum, alive, broken))
 
     def _decompose(
         self, gram: Tensor, summary: Summary, *, rows: Tensor | None = None, mean: Tensor | None = None
     ) -> Tensor | None:
-        """The eigenvalues of G/n, descending; with fewer features than samples those of HᵀH/n, and zeros."""
+        """The eigenvalues of G/n, descending; with fewer features than samples those of HᵀH/n, and zeros.
+
+        A GPU takes eight times as long as a CPU for matrices of a hundred samples: those wait for the end.
+        """
         if self.tier == "fast":
             return None
         n = gram.shape[-1]
@@ -265,8 +281,13 @@ class Moments:
             whole = torch.baddbmm(mean[:, :, None] * n @ mean[:, None], rows.mT, rows)
         else:
             whole = whole_gram_(gram, summary.cross, summary.squared_mean)
-        found = self.spectra.decompose(whole).flip(-1).clamp(min=0) / n
-        return torch.nn.functional.pad(found, (0, n - found.shape[1]))
+        if whole.is_cuda and whole.shape[-1] > EASY:
+            return whole.clone()
+        return self._eigenvalues(whole, n)
+
+    def _eigenvalues(self, matrices: Tensor, samples: int) -> Tensor:
+        found = self.spectra.decompose(matrices).flip(-1).clamp(min=0) / samples
+        return torch.nn.functional.pad(found, (0, samples - found.shape[1]))
 
 
 def _put(slot: Tensor, samples: Tensor) -> None:
@@ -314,14 +335,14 @@ def _find_scale(samples: Tensor, entry: Entry, dtype: torch.dtype) -> bool:
 def _multiply(samples: Tensor, entry: Entry, block: Block) -> Tensor | None:
     """Put the inner products of a large matrix into a block; gives the mean sample, None if entries are not finite.
 
-    On a GPU the mean sample is divided by the scale of the matrix.
+    On a GPU, where it would cost a pass of its own, gives the largest entries of non-negative samples instead, which
+    are zero in the same places.
     """
     out = block.slots[len(block.entries)]
-    if samples.is_cuda:
-        cross, squared_mean, mean, *scaling = multiply(samples, out)
-        block.products.append((cross, squared_mean, *scaling))
+    if samples.is_cuda and samples.dtype != torch.float64:
+        block.products.append((multiply(samples, out),))
         block.entries.append(entry)
-        return mean
+        return samples.amax(0) if entry.count_dead else None
     cross, squared_mean, mean = _inner_products(samples, out)
     size = out.trace().item() + squared_mean.item()
     if not _is_safe(math.sqrt(size) if size >= 0 else math.nan, out.dtype):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -306,7 +307,9 @@ class Watched:
             if one.batch_size is None:
                 one.batch_size = int(tensor.shape[0]) if tensor.dim() else 1
             measure = measure_output if whole else measure_part
-            measure(one, call, seen, axis=self._axis, limit=self._samples)
+            # what watches functions (dropout at rest, a default device) would look at each operation of the measures
+            with torch._C.DisableTorchFunction() if type(seen) is Tensor else nullcontext():
+                measure(one, call, seen, axis=self._axis, limit=self._samples)
         if tensor.requires_grad and not tensor.is_inference():
             call.hooked = True
             if spec.weighs:

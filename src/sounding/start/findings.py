@@ -180,7 +180,7 @@ def find_odd_scales(start: Start) -> Iterator[Finding]:
     """Weights whose scale is far from that of their siblings, or from every known law of their kind."""
     for members in start.groups.values():
         drawn = [one for one in members if one.kind in WEIGHTS and one.scale > 0 and one.entries >= LEAST]
-        odd = [(one, _off_siblings(one, drawn)) for one in drawn]
+        odd = list(zip(drawn, _off_siblings(drawn), strict=True))
         usual = median(one.scale for one in drawn) if drawn else 0.0
         outliers = [
             (one, factor) for one, factor in odd if factor >= FACTOR and not (one is start.last and one.scale < usual)
@@ -211,23 +211,20 @@ def _odd(one: Parameter, factor: float, usual: float, source: str, count: int) -
     )  # fmt: skip
 
 
-def _off_siblings(one: Parameter, drawn: list[Parameter]) -> float:
-    """The factor between a scale and its siblings', 1 where their own spread or their fans explain it."""
-    if len(drawn) < 4:
-        return 1.0
-    factors = []
+def _off_siblings(drawn: list[Parameter]) -> list[float]:
+    """The factor between each scale and its siblings', 1 where their own spread or their fans explain it."""
+    factors = [math.inf if len(drawn) >= 4 else 1.0] * len(drawn)
     # laws go with 1/√fan_in, 1/√fan_out or no fan; siblings of other widths may follow any of them
-    for power_in, power_out in ((0.0, 0.0), (0.5, 0.0), (0.0, 0.5)):
+    for power_in, power_out in ((0.0, 0.0), (0.5, 0.0), (0.0, 0.5)) if len(drawn) >= 4 else ():
         logs = [
-            math.log(other.scale * max(other.fan_in, 1) ** power_in * max(other.fan_out, 1) ** power_out)
-            for other in drawn
+            math.log(one.scale * max(one.fan_in, 1) ** power_in * max(one.fan_out, 1) ** power_out) for one in drawn
         ]
-        own = logs[drawn.index(one)]
         middle = median(logs)
         spread = 1.5 * median(abs(value - middle) for value in logs)
-        off = abs(own - middle)
-        factors.append(math.exp(off) if off > 6 * spread + SURE * one.error else 1.0)
-    return min(factors)
+        for index, (one, value) in enumerate(zip(drawn, logs, strict=True)):
+            off = abs(value - middle)
+            factors[index] = min(factors[index], math.exp(off) if off > 6 * spread + SURE * one.error else 1.0)
+    return factors
 
 
 def _off_laws(one: Parameter, start: Start) -> float:

@@ -72,7 +72,8 @@ def squared_slope(phi: Activation, variance: float, *, tolerance: float = 1e-13)
 
     At q = 0 it is the limit of vanishing variance, which is 0 or infinite for a power other than 1 at the origin.
     """
-    if any(kink_exponent(phi.function, kink) <= ROUGH for kink in phi.kinks):
+    plain = phi.degree == 1.0 and phi.slopes is not None  # its kink at the origin is known, and costs a search
+    if not plain and any(kink_exponent(phi.function, kink) <= ROUGH for kink in phi.kinks):
         return Integral(math.inf, 0.0, 0)
     if phi.degree is not None and phi.slopes is not None and (variance > 0 or phi.degree == 1.0):
         slope = phi.degree**2 * _squares(phi.slopes) * half_moment(2 * phi.degree - 2)
@@ -186,6 +187,9 @@ def _brackets(positions: Array, values: Array, excess: Callable[[float], float])
 
 def slope_kurtosis(phi: Activation, variance: float, *, tolerance: float = 1e-13) -> float:
     """E φ′⁴/(E φ′²)² at y = √q z: how unevenly units pass gradients on; infinite where φ has no slope."""
+    if phi.degree == 1.0 and phi.slopes is not None:
+        left, right = (slope**2 for slope in phi.slopes)
+        return 2 * (left**2 + right**2) / (left + right) ** 2 if left + right > 0 else math.inf
     square = squared_slope(phi, variance, tolerance=tolerance).value
     fourth = _mean(phi, lambda y: phi.derivative(y) ** 4, variance, tolerance).value
     return fourth / square**2 if square > 0 else math.inf
