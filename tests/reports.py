@@ -63,10 +63,10 @@ def make_profile(layers=4, *, names=None, growth=1.5, theory=True, partial=False
 
 def make_report(layers=4, *, findings=(), unmeasured=(), environment=None, **settings):
     healthy = not any(finding.severity == "high" for finding in findings)
-    summary = "Healthy: signal survives." if healthy else "Unhealthy: representations collapse."
+    sentence = "signal survives." if healthy else "representations collapse."
     return Report(
         make_profile(layers, **settings),
-        Verdict("healthy" if healthy else "unhealthy", tuple(findings), summary),
+        Verdict("healthy" if healthy else "unhealthy", tuple(findings), sentence),
         tuple(Unmeasured(name, reason) for name, reason in unmeasured),
         {"torch": "2.0", "device": "cpu"} if environment is None else environment,
     )

@@ -198,7 +198,7 @@ def test_the_embedded_example_as_the_command_writes_it(page, tmp_path):
 
 
 def test_an_empty_report_is_drawn_without_charts(page, tmp_path):
-    empty = Report(Profile(), Verdict("not known", (), "Not known: nothing was measured."))
+    empty = Report(Profile(), Verdict("not known", (), "nothing was measured."))
     page.resize(400)
     page.open(write_html(empty, tmp_path / "empty.html"))
     assert page.complaints() == []

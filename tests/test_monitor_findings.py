@@ -17,8 +17,8 @@ from torch.nn.functional import cross_entropy
 
 import sounding
 from sounding.errors import UsageError
+from sounding.probe.reading import LayerCall, Reading
 from sounding.probe.records import Finding
-from sounding.probe.table import Table
 from sounding.train.monitor import Event, Logarithmic, Monitor, Steps
 from sounding.train.monitor.changes import Changes
 
@@ -273,6 +273,6 @@ def test_no_rank_is_said_to_fall_below_one() -> None:
         (1e-17, "rank is 1 within 2e-17"),
     ):
         rank = Finding("rank_collapse", "high", "a", 3, {"line": line}, "", "rank2020", ())
-        (event,) = Changes().since(0, [rank], Table([], {}, {"kinds": {}}, "step 0"))
+        (event,) = Changes().since(0, [rank], Reading(LayerCall(0, "input", {}), (), {}, {}))
         assert event.text.startswith(words)
         assert "below 1 " not in event.text

@@ -181,7 +181,7 @@ def test_an_empty_report_is_a_page():
     from sounding.probe.records import Report, Verdict
     from sounding.profile import Profile
 
-    text = Reader(render_html(Report(Profile(), Verdict("not known", (), "Not known: nothing was measured.")))).text
+    text = Reader(render_html(Report(Profile(), Verdict("not known", (), "nothing was measured.")))).text
     assert "Nothing was measured" in text
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sounding.cli.numbers import write_log_norm, write_number, write_share
 from sounding.probe.findings.collapse import share_outside
-from sounding.probe.reading import Call, Reading, count_in_band, read
+from sounding.probe.reading import LayerCall, Reading, count_in_band
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -54,7 +54,7 @@ COLUMNS = (
 class Group:
     """Consecutive calls told as one row: medians of their values."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[LayerCall, ...]
 
     @property
     def place(self) -> str:
@@ -86,7 +86,7 @@ def group_calls(reading: Reading, *, rows: int = ROWS) -> tuple[list[Group], boo
     A short network is told call by call. A longer one by its weight layers (activations and norms between them would
     make every column a sawtooth), a very long one by ranges of them. The first and the last layer stay alone.
     """
-    calls: Sequence[Call] = reading.calls
+    calls: Sequence[LayerCall] = reading.calls
     if len(calls) <= rows:
         return [Group((call,)) for call in calls], False
     layers = reading.weight_layers or calls
@@ -116,7 +116,7 @@ def print_report(report: Report, console: Console, *, title: str = "", legend: b
     """The whole report: verdict, table, notes, findings, what was not measured."""
     from rich.text import Text
 
-    reading = read(report.profile)
+    reading = report.reading
     findings = report.verdict.findings
     if title:
         console.print(Text(title, style="bold underline"))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sounding.measures import gradient_alignment
-from sounding.probe.calls import Call
+from sounding.probe.calls import OpenCall
 from sounding.probe.late import Late
 from sounding.probe.outputs import sample_axis
 
@@ -26,7 +26,7 @@ class LastLayer:
     The input is the tensor autograd keeps for the weight's gradient anyway, so holding it costs nothing.
     """
 
-    call: Call
+    call: OpenCall
     received: Tensor
     version: int
     batch_size: int

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sounding.probe.growth import BREAK
-from sounding.probe.reading import NETWORK, Call, Reading, add_theory, read
+from sounding.probe.reading import NETWORK, NETWORK_MEASURES, LayerCall, Reading, read
 from sounding.probe.stack import Stack, find_stack
-from sounding.profile import Profile, Row
+from sounding.profile import Estimate, Profile, Row
 from sounding.theory.batchnorm import DEPTH_SCALES, batchnorm, depth_scale
 from sounding.theory.length import slope_kurtosis, squared_slope
 from sounding.theory.vanilla import layer_maps, uncorrelated_shares
@@ -38,15 +39,17 @@ def attach(model: nn.Module, profile: Profile) -> Profile:
 
     `settings["theory"]` of the result says what was applied, or why nothing was; nothing is guessed.
     """
-    return attach_and_read(model, profile)[0]
+    return attach_to(model, read(profile))[0]
 
 
-def attach_and_read(model: nn.Module, profile: Profile) -> tuple[Profile, Reading]:
-    """What `attach` gives, and how the verdict reads it."""
-    reading = read(profile)
+def attach_to(model: nn.Module, reading: Reading) -> tuple[Profile, Reading]:
+    """The profile of a reading with rows of theory, and the reading with what theory says of the network."""
     rows, note = _predict(model, reading)
-    attached = Profile(profile.rows + tuple(rows), {**profile.settings, "theory": note})
-    return attached, add_theory(reading, rows, attached.settings)
+    expected = {row.measure: Estimate(row.value, row.stderr) for row in rows if row.measure in NETWORK_MEASURES}
+    settings = {**reading.settings, "theory": note}
+    attached = replace(reading, settings=settings, predicted={**reading.predicted, **expected})
+    profile = attached.profile()
+    return replace(profile, rows=profile.rows + tuple(rows)), attached
 
 
 def _predict(model: nn.Module, reading: Reading) -> tuple[list[Row], dict[str, Any]]:
@@ -175,7 +178,7 @@ def _describe_norms(stack: Stack, reading: Reading) -> dict[str, float] | str:
     }
 
 
-def _call_rows(call: Call, square: float, cosine: float, samples: int) -> list[Row]:
+def _call_rows(call: LayerCall, square: float, cosine: float, samples: int) -> list[Row]:
     """Mean square, mean cosine, and the participation ratio of `samples` samples of equal length and equal cosines."""
     rows = [
         Row(call.depth, call.name, "mean_square", square, None, SOURCE),

@@ -59,7 +59,7 @@ class Spec:
 
 
 @dataclass(slots=True)
-class Call:
+class OpenCall:
     """One call of a module in one pass; `gradient` is ln‖∂L/∂output‖, `same_as` an earlier call of the same output.
 
     Where other processes hold parts of the output, `place` says which, `gram` holds the inner products of this part
@@ -74,7 +74,7 @@ class Call:
     positions: int = 1
     hooked: bool = False
     gradient: float | None = None
-    same_as: Call | None = None
+    same_as: OpenCall | None = None
     reason: str | None = None
     extras: tuple[str, ...] = ()
     place: Place = WHOLE
@@ -97,14 +97,14 @@ class Pass:
     tier: Tier
     batch_size: int | None = None
     samples: int = 0
-    calls: list[Call] = field(default_factory=list)
+    calls: list[OpenCall] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     moments: Moments = field(init=False)
     weights: dict[str, float] = field(default_factory=dict)
     split: set[str] = field(default_factory=set)
     gaps: dict[str, str] = field(default_factory=dict)
     alignment: float | str | None = None
-    last: tuple[weakref.ref[Tensor], int, Call] | None = None
+    last: tuple[weakref.ref[Tensor], int, OpenCall] | None = None
     input: dict[str, float] = field(default_factory=dict)
     input_gradient: float | None = None
     input_reason: str | None = None
@@ -121,10 +121,10 @@ class Pass:
         """Ask the device for the numbers that it was told to compute."""
         read_back([self, self.weights, self.input, *self.calls, *(call.values for call in self.calls)])
 
-    def open(self, spec: Spec) -> Call:
+    def open(self, spec: Spec) -> OpenCall:
         """A new record, named with "#2" for the second call of the same module."""
         count = self.counts[spec.name] = self.counts.get(spec.name, 0) + 1
-        call = Call(spec, spec.name if count == 1 else f"{spec.name}#{count}")
+        call = OpenCall(spec, spec.name if count == 1 else f"{spec.name}#{count}")
         self.calls.append(call)
         return call
 

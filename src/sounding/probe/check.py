@@ -327,14 +327,14 @@ class _Checked(Watched):
 
     def finish(self, settings: Mapping[str, Any]) -> Report:
         """The report of the passes run."""
-        from sounding.probe.attach import attach_and_read
+        from sounding.probe.attach import attach_to
         from sounding.probe.verdict import judge_reading
         from sounding.start.judge import judge_start
 
         loss = average(self.losses)
         if loss is not None:
             settings = {**settings, "start": loss.to_dict()}
-        profile, reading = attach_and_read(self._root, self._table(settings).profile())
+        profile, reading = attach_to(self._root, self._collect(settings))
         unmeasured = list_unmeasured(self._passes, self._root, self._specs)
         beside = judge_start(self._root, self._passes, reading, loss) if self._shards is None else ()
         verdict = judge_reading(reading, beside=beside)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from sounding.probe.findings.unseen import unseen_products
-from sounding.probe.reading import Call, Reading
+from sounding.probe.reading import LayerCall, Reading
 
 NAMED = 3  # names told in a sentence; the profile's settings hold all of them
 
@@ -52,9 +52,9 @@ def find_gaps(reading: Reading) -> tuple[str, ...]:
     return tuple(gaps)
 
 
-def _has(call: Call, measure: str) -> bool:
+def _has(call: LayerCall, measure: str) -> bool:
     return math.isfinite(call.get(measure)) or call.get("non_finite_fraction") > 0
 
 
-def _has_gradient(call: Call) -> bool:
+def _has_gradient(call: LayerCall) -> bool:
     return not math.isnan(call.get("gradient_log_norm"))

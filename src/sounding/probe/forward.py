@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sounding.probe.calls import Call, Pass
+from sounding.probe.calls import OpenCall, Pass
 from sounding.probe.late import number_of
 from sounding.probe.moments import no_autocast
 from sounding.probe.outputs import positions_per_sample, sample_matrix, token_stack
@@ -13,7 +13,7 @@ from sounding.probe.reductions import token_ratio
 from sounding.probe.units import dead_fraction, saturated_fraction
 
 
-def measure_output(one: Pass, call: Call, tensor: Tensor, *, axis: int, limit: int) -> None:
+def measure_output(one: Pass, call: OpenCall, tensor: Tensor, *, axis: int, limit: int) -> None:
     """Everything that is read off the output of one call; the values appear in `call.values`, some when reduced.
 
     Args:

@@ -1,12 +1,17 @@
-"""A measured profile as the verdict reads it: one record per module call, in execution order."""
+"""What was measured, call by call: the one record of a layer call, and all records of a network in execution order.
+
+The hooks' measurements end here, the verdict judges these records, and the table, the report and JSON print them. A
+`Profile` is the tidy table that is made from them for people and files.
+"""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from sounding.profile import Estimate, Profile, Row
 
@@ -15,83 +20,114 @@ NETWORK = "network"
 WEIGHT_GRADIENT = "weight_gradient_log_norm"
 NETWORK_MEASURES = frozenset({"gradient_growth", "gradient_log_rate", "gradient_alignment", "trainable_depth"})
 PREDICTED = frozenset({"theory", "redraw"})  # sources that say what such networks do, not what this one did
+# How files from before the setting "weight_layers" tell which calls multiply by weights.
 WEIGHT_KINDS = ("Linear", "Conv", "Bilinear", "Attention", "LSTM", "GRU", "RNN")
-NORM_KINDS = ("BatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm", "LocalResponseNorm")
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call of a leaf module.
+class WeightGradient(NamedTuple):
+    """The log-norm of the loss's gradient with respect to one parameter of a call's module."""
+
+    name: str
+    value: float
+    stderr: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """One call of a module, with what was measured of it: means over the passes.
 
     Args:
         depth: its place in execution order, from 1; 0 is the input.
-        name: the module's full name.
-        kind: the class of the module, "" when the profile does not say.
+        name: the module's full name, with "#2" at its second call; "" when a file holds its weights' gradients alone.
         values: measure → value.
-        features: the width of its sample matrix, 0 when the profile does not say.
+        kind: the class of the module, "" when a file does not say.
+        errors: measure → standard error, where there were several passes.
+        weights: the gradients of the parameters that belong to it; the first speaks for the layer.
+        shape: the shape of the module's output, () in what was read from a file.
+        features: the width of its sample matrix, 0 when nothing was measured or a file does not say.
         positions: how many places of a sample share one unit (pixels, tokens).
+        weighs: whether it multiplies by a weight, so that it counts as one layer of depth.
+        predicted: what theory, or drawing all weights anew, says of this call.
     """
 
     depth: int
     name: str
-    kind: str
     values: Mapping[str, float]
+    kind: str = ""
+    errors: Mapping[str, float | None] = field(default_factory=dict)
+    weights: Sequence[WeightGradient] = ()
+    shape: tuple[int, ...] = ()
     features: int = 0
     positions: int = 1
+    weighs: bool = False
+    predicted: Sequence[Row] = ()
+
+    def __contains__(self, measure: str) -> bool:
+        return bool(self.weights) if measure == WEIGHT_GRADIENT else measure in self.values
 
     def get(self, measure: str) -> float:
         """The value, NaN when it was not measured."""
+        if measure == WEIGHT_GRADIENT:
+            return self.weights[0].value if self.weights else math.nan
         return self.values.get(measure, math.nan)
 
-    @property
-    def weighs(self) -> bool:
-        """Whether the call multiplies by weights, so that it counts as one layer of depth."""
-        return any(kind in self.kind for kind in WEIGHT_KINDS)
+    def stderr(self, measure: str) -> float | None:
+        """The standard error of a value, None where there is none."""
+        if measure == WEIGHT_GRADIENT:
+            return self.weights[0].stderr if self.weights else None
+        return self.errors.get(measure)
 
-    @property
-    def normalizes(self) -> bool:
-        """Whether the call is a normalization."""
-        return any(kind in self.kind for kind in NORM_KINDS)
+    def rows(self, source: str) -> Iterator[Row]:
+        """What was measured of the call, as rows of a profile."""
+        for measure, value in self.values.items():
+            yield Row(self.depth, self.name, measure, value, self.errors.get(measure), source)
+        for name, value, stderr in self.weights:
+            yield Row(self.depth, name, WEIGHT_GRADIENT, value, stderr, source)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What the findings are drawn from.
+    """What some passes through a network showed.
 
     Args:
         input: the measures of the input batch (depth 0).
-        calls: every leaf call, in execution order.
+        layers: every call in execution order; those that a filter hides or that could not be measured hold no numbers.
         network: the network-wide estimates (growth, alignment).
-        predicted: the same from theory, where theory was laid beside the measurement.
-        settings: the settings of the profile.
+        settings: how the numbers came about.
+        predicted: the network-wide estimates of theory, where theory was laid beside the measurement.
+        source: the source of the measured rows.
     """
 
-    input: Call
-    calls: tuple[Call, ...]
+    input: LayerCall
+    layers: tuple[LayerCall, ...]
     network: Mapping[str, Estimate]
-    predicted: Mapping[str, Estimate]
     settings: Mapping[str, Any]
+    predicted: Mapping[str, Estimate] = field(default_factory=dict)
+    source: str = "check"
+
+    @cached_property
+    def calls(self) -> tuple[LayerCall, ...]:
+        """The calls of which something was measured."""
+        return tuple(call for call in self.layers if call.values or call.weights)
+
+    @cached_property
+    def weight_layers(self) -> tuple[LayerCall, ...]:
+        """The measured calls that count as depth."""
+        return tuple(call for call in self.calls if call.weighs)
+
+    @cached_property
+    def _weight_depths(self) -> tuple[int, ...]:
+        return tuple(call.depth for call in self.layers if call.weighs)
 
     @property
     def samples(self) -> int:
-        """The number of samples in the batch, 0 when the profile does not say."""
+        """The number of samples in the batch, 0 when the settings do not say."""
         return int(self.settings.get("samples") or self.settings.get("batch_size") or 0)
-
-    @property
-    def weight_layers(self) -> tuple[Call, ...]:
-        """The calls that count as depth: those the check names, else by kind, else (no kind known) every call."""
-        named = self.settings.get("weight_layers")
-        if named is not None:
-            chosen = frozenset(named)
-            return tuple(call for call in self.calls if call.depth in chosen)
-        weighing = tuple(call for call in self.calls if call.weighs)
-        return weighing or (() if any(call.kind for call in self.calls) else self.calls)
 
     @property
     def depth(self) -> int:
         """How many weight layers the network has, those that a filter hides included."""
-        named = self.settings.get("weight_layers")
-        return len(named) if named is not None else len(self.weight_layers)
+        return len(self._weight_depths)
 
     @property
     def has_shortcuts(self) -> bool:
@@ -99,50 +135,77 @@ class Reading:
         shortest = self.settings.get("shortest_depth")
         return shortest is not None and bool(shortest < self.depth / 2)
 
-    def order(self, call: Call) -> int:
+    def order(self, call: LayerCall) -> int:
         """Which weight layer, counted from 1, the call belongs to."""
-        named = self.settings.get("weight_layers")
-        depths = named if named is not None else [layer.depth for layer in self.weight_layers]
-        return bisect_right(sorted(depths), call.depth)
+        return bisect_right(self._weight_depths, call.depth)
+
+    def __contains__(self, measure: str) -> bool:
+        return measure in self.network or any(measure in call for call in (self.input, *self.layers))
+
+    def rows(self, chosen: Container[str] | None = None) -> tuple[Row, ...]:
+        """The measured rows of the measures chosen, or all."""
+        rows = [row for call in (self.input, *self.layers) for row in call.rows(self.source)]
+        last = len(self.layers)
+        rows += [Row(last, NETWORK, measure, e.value, e.stderr, self.source) for measure, e in self.network.items()]
+        return tuple(rows) if chosen is None else tuple(row for row in rows if row.measure in chosen)
+
+    def profile(self, chosen: Container[str] | None = None) -> Profile:
+        """The measured rows of the measures chosen, or all, with the settings that `read` needs to undo this."""
+        every = (self.input, *self.layers)
+        settings = {
+            "kinds": {str(call.depth): call.kind for call in self.layers},
+            "weight_layers": list(self._weight_depths),
+            "features": {str(call.depth): call.features for call in every if call.features},
+            "positions": {str(call.depth): call.positions for call in self.layers if call.features},
+        }
+        return Profile(self.rows(chosen), {**self.settings, **settings})
 
 
 def read(profile: Profile) -> Reading:
-    """Group the measured rows of a profile by call; rows from theory are left out."""
-    kinds = profile.settings.get("kinds", {})
-    features, positions = profile.settings.get("features", {}), profile.settings.get("positions", {})
+    """The records that a profile was made of; of files that say less, as much as they tell."""
+    settings = profile.settings
     values: dict[int, dict[str, float]] = {}
+    errors: dict[int, dict[str, float | None]] = {}
+    weights: dict[int, list[WeightGradient]] = {}
     names: dict[int, str] = {}
+    beside: dict[int, list[Row]] = {}
     network: dict[str, Estimate] = {}
     predicted: dict[str, Estimate] = {}
-    for layer, name, measure, value, stderr, source in profile.rows:
+    origin = "check"
+    for row in profile.rows:
+        layer, name, measure, value, stderr, source = row
         if name == NETWORK and measure in NETWORK_MEASURES:
-            (predicted if source in PREDICTED else network)[measure] = Estimate(value, stderr)
-            continue
-        if source in PREDICTED:
-            continue
-        cells = values.get(layer)
-        if cells is None:
-            cells = values[layer] = {}
-        if measure == WEIGHT_GRADIENT:
-            # A call may own several parameters; the one that speaks for the layer is listed first.
-            cells.setdefault(measure, value)
-            continue
-        if layer not in names:
-            names[layer] = name
-        cells[measure] = value
+            if source != "redraw":
+                (predicted if source == "theory" else network)[measure] = Estimate(value, stderr)
+        elif source in PREDICTED:
+            beside.setdefault(layer, []).append(row)
+        elif measure == WEIGHT_GRADIENT:
+            weights.setdefault(layer, []).append(WeightGradient(name, value, stderr))
+        else:
+            names.setdefault(layer, name)
+            values.setdefault(layer, {})[measure] = value
+            if stderr is not None:
+                errors.setdefault(layer, {})[measure] = stderr
+            origin = source
+    kinds, features, positions = (settings.get(key, {}) for key in ("kinds", "features", "positions"))
+    depths = sorted({0, *values, *weights, *map(int, kinds), *settings.get("weight_layers", ())})
+    weighing = _find_weight_layers(settings, depths)
     calls = [
-        Call(
+        LayerCall(
             depth,
-            names.get(depth, ""),
+            names.get(depth, "" if depth else INPUT),
+            values.get(depth, {}),
             str(kinds.get(str(depth), "")),
-            values[depth],
-            int(features.get(str(depth), 0)),
-            int(positions.get(str(depth), 1)),
+            errors.get(depth, {}),
+            tuple(weights.get(depth, ())),
+            features=int(features.get(str(depth), 0)),
+            positions=int(positions.get(str(depth), 1)),
+            weighs=depth in weighing,
+            predicted=tuple(beside.get(depth, ())),
         )
-        for depth in sorted(values)
+        for depth in depths
     ]
-    first = next((call for call in calls if call.depth == 0), Call(0, INPUT, "", {}))
-    return Reading(first, tuple(call for call in calls if call.depth > 0), network, predicted, profile.settings)
+    return Reading(calls[0], tuple(calls[1:]), network, settings, predicted, origin)
 
 
 def count_in_band(profile: Profile) -> tuple[int, int]:
@@ -154,7 +217,11 @@ def count_in_band(profile: Profile) -> tuple[int, int]:
     return inside, len(banded)
 
 
-def add_theory(reading: Reading, rows: Iterable[Row], settings: Mapping[str, Any]) -> Reading:
-    """The reading of a profile that got rows of theory and settings in addition."""
-    found = {row.measure: Estimate(row.value, row.stderr) for row in rows if row.measure in NETWORK_MEASURES}
-    return replace(reading, predicted={**reading.predicted, **found}, settings=settings)
+def _find_weight_layers(settings: Mapping[str, Any], depths: Sequence[int]) -> frozenset[int]:
+    """The calls that multiply by weights: those the settings name, else by kind, else (no kind known) every call."""
+    named, kinds = settings.get("weight_layers"), settings.get("kinds", {})
+    if named is not None:
+        return frozenset(named)
+    if any(kinds.values()):
+        return frozenset(int(place) for place, kind in kinds.items() if any(word in kind for word in WEIGHT_KINDS))
+    return frozenset(depths) - {0}

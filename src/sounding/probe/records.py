@@ -5,8 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
+from sounding.probe.reading import Reading, read
 from sounding.profile import Profile
 
 Severity = Literal["low", "medium", "high"]
@@ -110,19 +112,27 @@ class Verdict:
         status: "unhealthy" with a finding of high severity; without one "healthy", or "not known" where too little was
             measured to say so.
         findings: what is wrong, worst first.
-        summary: one or two sentences.
+        sentence: why, in one or two sentences that begin in lower case.
         not_judged: what was not looked at, a phrase each.
+        warnings: how many findings warn; the others of a healthy network are notes.
     """
 
     status: Status
     findings: tuple[Finding, ...]
-    summary: str
+    sentence: str
     not_judged: tuple[str, ...] = ()
+    warnings: int = 0
 
     @property
     def healthy(self) -> bool:
         """Whether the network is known to be healthy; False as well where that is not known."""
         return self.status == "healthy"
+
+    @property
+    def summary(self) -> str:
+        """The status and why, in one or two sentences."""
+        warned = "a warning" if self.warnings == 1 else f"{self.warnings} warnings"
+        return f"{self.status.capitalize()}{f', with {warned}' if self.warnings else ''}: {self.sentence}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -151,6 +161,11 @@ class Report:
     verdict: Verdict
     unmeasured: tuple[Unmeasured, ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def reading(self) -> Reading:
+        """The profile as records, one per layer call."""
+        return read(self.profile)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types: verdict, findings, profile, unmeasured, environment."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sounding.probe.calls import Call, Pass, named_parameters
+from sounding.probe.calls import OpenCall, Pass, named_parameters
 from sounding.probe.gathered import groups_of, refuse_flat
 from sounding.probe.gradients import join_log_norms, log_norm
 from sounding.probe.meeting import Meeting
@@ -76,7 +76,7 @@ def find_shards(root: nn.Module) -> Shards | None:
     )
 
 
-def measure_part(one: Pass, call: Call, tensor: Tensor, *, axis: int, limit: int) -> None:
+def measure_part(one: Pass, call: OpenCall, tensor: Tensor, *, axis: int, limit: int) -> None:
     """What can be read off this process's part of an output: the inner products of its samples, dead and saturated
     units. `join_parts` makes measures of them."""
     spec = call.spec
@@ -188,14 +188,14 @@ def _join(found: Sequence[np.ndarray], part: float) -> float:
     return join_log_norms([float(value[0]) for value in found])
 
 
-def _take_gradient(call: Call, gradient: float) -> Callable[[Sequence[np.ndarray]], None]:
+def _take_gradient(call: OpenCall, gradient: float) -> Callable[[Sequence[np.ndarray]], None]:
     def accept(found: Sequence[np.ndarray]) -> None:
         call.gradient = _join(found, gradient)
 
     return accept
 
 
-def _lose_gradient(call: Call) -> Callable[[str], None]:
+def _lose_gradient(call: OpenCall) -> Callable[[str], None]:
     def refuse(reason: str) -> None:
         call.gradient = None
         call.notes += (f"gradient: {reason}",)
@@ -203,7 +203,7 @@ def _lose_gradient(call: Call) -> Callable[[str], None]:
     return refuse
 
 
-def _forward_item(key: str, one: Pass, call: Call) -> _Item:
+def _forward_item(key: str, one: Pass, call: OpenCall) -> _Item:
     """The Gram matrix adds up over parts of the features; fractions of units are means, weighted by features."""
     gram, dtype, values = call.gram, call.dtype, call.values
     assert gram is not None

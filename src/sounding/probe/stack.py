@@ -12,7 +12,7 @@ from sounding.activations import Activation, from_callable, resolve
 from sounding.errors import SoundingError
 from sounding.probe.calls import named_modules, named_parameters
 from sounding.probe.parts import is_distributed
-from sounding.probe.reading import Call, Reading
+from sounding.probe.reading import LayerCall, Reading
 from sounding.probe.state import DROPOUT
 from sounding.probe.units import is_activation
 
@@ -26,11 +26,11 @@ _FUNCTIONS: dict[tuple[type[nn.Module], str], Activation | None] = {}
 class PlainLayer:
     """One layer of theory: the calls of its linear map and activation, and its batch norm if it has one."""
 
-    linear: Call
+    linear: LayerCall
     weights: nn.Linear
     norm: nn.BatchNorm1d | None
     activation: Activation
-    last: Call
+    last: LayerCall
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _difference(one: PlainLayer, other: PlainLayer) -> str:
     return f"the activation changes from {one.activation.name} to {other.activation.name}"
 
 
-def _block(modules: Mapping[str, nn.Module], calls: list[Call]) -> tuple[PlainLayer | None, int]:
+def _block(modules: Mapping[str, nn.Module], calls: list[LayerCall]) -> tuple[PlainLayer | None, int]:
     """The block that starts at the first call and how many calls it takes; or None, up to the call that prevents it."""
     first = calls[0]
     linear = _module(modules, first)
@@ -194,7 +194,7 @@ def _block(modules: Mapping[str, nn.Module], calls: list[Call]) -> tuple[PlainLa
     return PlainLayer(first, linear, norm, activation, calls[taken]), taken + 1
 
 
-def _module(modules: Mapping[str, nn.Module], call: Call) -> nn.Module | None:
+def _module(modules: Mapping[str, nn.Module], call: LayerCall) -> nn.Module | None:
     """The module of a call; the second call of a module is named with "#2"."""
     return modules.get(call.name.partition("#")[0])
 
@@ -204,7 +204,7 @@ def _alike(one: PlainLayer, other: PlainLayer) -> bool:
     return one.activation.name == other.activation.name and (one.norm is None) == (other.norm is None)
 
 
-def _transparent(module: nn.Module | None, call: Call, reading: Reading) -> bool:
+def _transparent(module: nn.Module | None, call: LayerCall, reading: Reading) -> bool:
     """Whether a call passes its input on: a reshaping, or dropout that was off when it was measured."""
     if isinstance(module, DROPOUT):
         on = reading.settings.get("dropout", module.training) and reading.settings.get("mode") != "eval"

@@ -1,96 +1,28 @@
-"""From the records of passes to a Profile, and to the list of what was not measured."""
+"""From the calls of passes to the records of a network, and to the list of what was not measured."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from sounding.probe.calls import ROOT, Call, Pass, Spec, named_parameters
+from sounding.probe.calls import ROOT, OpenCall, Pass, Spec, named_parameters
 from sounding.probe.growth import Growth, can_fit, fit_growth
 from sounding.probe.moments import FAST, FULL, Tier
-from sounding.probe.reading import WEIGHT_GRADIENT, Reading
-from sounding.probe.reading import Call as ReadCall
+from sounding.probe.reading import INPUT, NETWORK, LayerCall, Reading, WeightGradient
 from sounding.probe.records import Unmeasured
-from sounding.profile import Estimate, Profile, Row
+from sounding.profile import Estimate
 
 Parameters = Sequence[tuple[str, nn.Parameter]]
-NETWORK = "network"
-INPUT = "input"
 ORDER = (*FAST, *FULL)
 SHARED = frozenset({*FAST, *FULL, "token_participation_ratio", "non_finite_fraction"})
 WEIGHT_UNIT = "one call of a module that multiplies by a weight (linear, convolution, attention, recurrent)"
 LEAF_UNIT = "one call of a leaf module: fewer than 3 modules multiply by a weight"
 LOST = "none came back to its output, which is unused, detached, or a view changed in place"
-
-
-class Line(NamedTuple):
-    """A call with its measures, their standard errors where there were several passes, and its weights' gradients."""
-
-    layer: int
-    name: str
-    values: Mapping[str, float]
-    errors: Mapping[str, float | None]
-    weights: Sequence[tuple[str, float, float | None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """What some passes showed, call by call; rows are made of it when somebody asks for them.
-
-    Args:
-        lines: the input and the calls to show, in execution order.
-        network: the measures of the network as a whole.
-        settings: how the numbers came about.
-        source: of the rows.
-    """
-
-    lines: Sequence[Line]
-    network: Mapping[str, Estimate]
-    settings: Mapping[str, Any]
-    source: str
-
-    def __contains__(self, measure: str) -> bool:
-        if measure == WEIGHT_GRADIENT:
-            return any(line.weights for line in self.lines)
-        return measure in self.network or any(measure in line.values for line in self.lines)
-
-    def rows(self, chosen: Container[str] | None = None) -> tuple[Row, ...]:
-        """The rows of the measures chosen, or all."""
-        rows = self._rows()
-        return tuple(rows) if chosen is None else tuple(row for row in rows if row.measure in chosen)
-
-    def profile(self, chosen: Container[str] | None = None) -> Profile:
-        """The rows of the measures chosen, or all, with the settings."""
-        return Profile(self.rows(chosen), self.settings)
-
-    def reading(self) -> Reading:
-        """What `read` makes of the profile, at a third of the price."""
-        kinds, features, positions = (self.settings[key] for key in ("kinds", "features", "positions"))
-        calls = []
-        for layer, name, values, _, weights in self.lines:
-            place = str(layer)
-            cells = {**values, WEIGHT_GRADIENT: weights[0][1]} if weights else values
-            if cells:
-                known = kinds.get(place, ""), cells, features.get(place, 0), positions.get(place, 1)
-                calls.append(ReadCall(layer, name if values else "", *known))
-        first = calls.pop(0) if calls and calls[0].depth == 0 else ReadCall(0, INPUT, "", {})
-        return Reading(first, tuple(calls), self.network, {}, self.settings)
-
-    def _rows(self) -> list[Row]:
-        source = self.source
-        rows: list[Row] = []
-        for layer, name, values, errors, weights in self.lines:
-            rows += [Row(layer, name, measure, value, errors.get(measure), source) for measure, value in values.items()]
-            rows += [Row(layer, weight, WEIGHT_GRADIENT, value, stderr, source) for weight, value, stderr in weights]
-        last = len(self.settings["kinds"])
-        rows += [Row(last, NETWORK, measure, e.value, e.stderr, source) for measure, e in self.network.items()]
-        return rows
 
 
 def collect(
@@ -101,24 +33,24 @@ def collect(
     tier: Tier,
     source: str,
     settings: Mapping[str, Any],
-) -> Table:
-    """The table of some passes over a model with these parameters and modules."""
+) -> Reading:
+    """The records of some passes over a model with these parameters and modules."""
     for one in passes:
         one.moments.reduce()
     order = merge_order(passes)
     found = _by_name(passes)
     firsts = [found[name][0] for name in order]
     weights = _weight_norms(passes, parameters, {name: index for index, name in enumerate(order, start=1)})
-    lines = [_line(0, INPUT, [_input_values(one) for one in passes], ())]
-    for layer, (name, first) in enumerate(zip(order, firsts, strict=True), start=1):
-        if first.spec.shown:
-            lines.append(_line(layer, name, [_values(call) for call in found[name]], weights.get(layer, ())))
+    calls = [
+        _record(depth, first, found[first.name], weights.get(depth, ())) for depth, first in enumerate(firsts, start=1)
+    ]
     growth, unit = fit(passes, firsts)
-    own = _settings(passes, parameters, firsts, growth, unit, tier)
+    own = _settings(passes, parameters, growth, unit, tier)
     idle = [spec.name for spec in _never_called(passes, specs) if spec.weighs]
     if idle:
         own["never_called"] = idle
-    return Table(lines, _network_values(passes, growth), {**own, **settings}, source)
+    network = _network_values(passes, growth)
+    return Reading(_record_input(passes), tuple(calls), network, {**own, **settings}, source=source)
 
 
 def merge_order(passes: Sequence[Pass]) -> list[str]:
@@ -139,7 +71,7 @@ def merge_order(passes: Sequence[Pass]) -> list[str]:
     return order
 
 
-def fit(passes: Sequence[Pass], firsts: Sequence[Call]) -> tuple[Growth | None, str]:
+def fit(passes: Sequence[Pass], firsts: Sequence[OpenCall]) -> tuple[Growth | None, str]:
     """The growth over weight layers; over leaf calls where there are too few of those."""
     chosen, unit = _fitted_calls(firsts)
     curves = _curves(passes, chosen)
@@ -147,7 +79,7 @@ def fit(passes: Sequence[Pass], firsts: Sequence[Call]) -> tuple[Growth | None, 
     return (fit_growth(curves, groups) if curves else None), unit
 
 
-def _fitted_calls(firsts: Sequence[Call]) -> tuple[list[Call], str]:
+def _fitted_calls(firsts: Sequence[OpenCall]) -> tuple[list[OpenCall], str]:
     """The layers that a growth is fitted over, and what they are; none where there are too few of any."""
     for unit, chosen in (
         (WEIGHT_UNIT, [call for call in firsts if call.spec.weighs]),
@@ -158,7 +90,7 @@ def _fitted_calls(firsts: Sequence[Call]) -> tuple[list[Call], str]:
     return [], WEIGHT_UNIT
 
 
-def _curves(passes: Sequence[Pass], chosen: Sequence[Call]) -> list[list[float]]:
+def _curves(passes: Sequence[Pass], chosen: Sequence[OpenCall]) -> list[list[float]]:
     """ln‖gradient‖ at the chosen layers, of the passes that have any."""
     if not chosen:
         return []
@@ -213,7 +145,7 @@ def _gaps(one: Pass) -> Iterator[tuple[str, str]]:
         yield NETWORK, "gradients: no backward pass reached a measured output"
 
 
-def _told(call: Call) -> bool:
+def _told(call: OpenCall) -> bool:
     return any(note.startswith("gradient") for note in call.notes)
 
 
@@ -255,16 +187,16 @@ def _owner(name: str, candidates: set[str]) -> str | None:
     return ROOT if ROOT in candidates else None
 
 
-def _by_name(passes: Sequence[Pass]) -> dict[str, list[Call]]:
+def _by_name(passes: Sequence[Pass]) -> dict[str, list[OpenCall]]:
     """The calls of all passes that are one row of the profile."""
-    found: dict[str, list[Call]] = {}
+    found: dict[str, list[OpenCall]] = {}
     for one in passes:
         for call in one.calls:
             found.setdefault(call.name, []).append(call)
     return found
 
 
-def _values(call: Call) -> dict[str, float]:
+def _values(call: OpenCall) -> dict[str, float]:
     source = call.same_as
     values = {k: v for k, v in source.values.items() if k in SHARED} if source is not None else dict(call.values)
     if next(iter(values), None) not in (None, FAST[0]):  # what the hook counted came before what the block reduced
@@ -275,7 +207,7 @@ def _values(call: Call) -> dict[str, float]:
     return values
 
 
-def _gradient(call: Call) -> float | None:
+def _gradient(call: OpenCall) -> float | None:
     return call.gradient if call.same_as is None else call.same_as.gradient
 
 
@@ -290,17 +222,39 @@ def _input_values(one: Pass) -> dict[str, float]:
     return values
 
 
-def _line(
-    layer: int, name: str, found: Sequence[dict[str, float]], weights: Sequence[tuple[str, float, float | None]]
-) -> Line:
-    """The measures of one call: their means over passes."""
+def _record(depth: int, first: OpenCall, found: Sequence[OpenCall], weights: Sequence[WeightGradient]) -> LayerCall:
+    """The record of one call of a model, from that call in every pass; a hidden one holds no numbers."""
+    spec = first.spec
+    values, errors = _means([_values(call) for call in found]) if spec.shown else ({}, {})
+    return LayerCall(
+        depth,
+        first.name,
+        values,
+        spec.kind,
+        errors,
+        weights if spec.shown else (),
+        first.shape,
+        first.features,
+        first.positions,
+        spec.weighs,
+    )
+
+
+def _record_input(passes: Sequence[Pass]) -> LayerCall:
+    values, errors = _means([_input_values(one) for one in passes])
+    width = next((one.input_features for one in passes if one.input_features), 0)
+    return LayerCall(0, INPUT, values, errors=errors, features=width)
+
+
+def _means(found: Sequence[dict[str, float]]) -> tuple[dict[str, float], dict[str, float | None]]:
+    """Measures averaged over passes, and their standard errors where there are several passes."""
     if len(found) == 1:
-        return Line(layer, name, found[0], {}, weights)
+        return found[0], {}
     means: dict[str, float] = {}
     errors: dict[str, float | None] = {}
     for measure in dict.fromkeys(key for values in found for key in values):
         means[measure], errors[measure] = _mean([values[measure] for values in found if measure in values])
-    return Line(layer, name, means, errors, weights)
+    return means, errors
 
 
 def _mean(column: Sequence[float]) -> tuple[float, float | None]:
@@ -314,7 +268,7 @@ def _mean(column: Sequence[float]) -> tuple[float, float | None]:
 
 def _weight_norms(
     passes: Sequence[Pass], parameters: Parameters, places: Mapping[str, int]
-) -> dict[int, list[tuple[str, float, float | None]]]:
+) -> dict[int, list[WeightGradient]]:
     """Weight gradients, at the layer of the last call of the module that holds the weight.
 
     The first of a layer speaks for it: a matrix before a bias, and one with a gradient before one whose gradient is
@@ -326,17 +280,17 @@ def _weight_norms(
             layers[call.spec.name] = max(layers.get(call.spec.name, 0), places[call.name])
         for name, index in one.entered.items():
             layers[name] = places[one.calls[index].name]
-    norms: dict[int, list[tuple[str, float, float | None]]] = {}
+    norms: dict[int, list[WeightGradient]] = {}
     owners = set(layers)
     vectors = {name for name, weight in parameters if weight.dim() < 2}
     for name, _ in parameters:
         column = [one.weights[name] for one in passes if name in one.weights]
         owner = _owner(name, owners) if column else None
         if owner is not None:
-            norms.setdefault(layers[owner], []).append((name, *_mean(column)))
+            norms.setdefault(layers[owner], []).append(WeightGradient(name, *_mean(column)))
     for found in norms.values():
         if len(found) > 1:
-            found.sort(key=lambda row: (row[0] in vectors, row[1] == -math.inf))
+            found.sort(key=lambda weight: (weight.name in vectors, weight.value == -math.inf))
     return norms
 
 
@@ -352,24 +306,17 @@ def _network_values(passes: Sequence[Pass], growth: Growth | None) -> dict[str, 
 
 
 def _settings(
-    passes: Sequence[Pass], parameters: Parameters, firsts: Sequence[Call], growth: Growth | None, unit: str, tier: Tier
+    passes: Sequence[Pass], parameters: Parameters, growth: Growth | None, unit: str, tier: Tier
 ) -> dict[str, Any]:
     batch_size = next((one.batch_size for one in passes if one.batch_size is not None), None)
     inner = next((one.samples for one in passes if one.samples), batch_size)
-    numbered = [(str(index), call) for index, call in enumerate(firsts, start=1)]
-    features = {index: call.features for index, call in numbered if call.features}
-    width = next((one.input_features for one in passes if one.input_features), 0)
     settings: dict[str, Any] = {
         "batch_size": batch_size,
         "samples": inner,
         "repeats": len(passes),
         "mode": "train" if passes and passes[0].training else "eval",
         "tier": tier,
-        "kinds": {index: call.spec.kind for index, call in numbered},
-        "weight_layers": [index for index, call in enumerate(firsts, start=1) if call.spec.weighs],
         "shortest_depth": next((one.shortest for one in passes if one.shortest is not None), None),
-        "features": ({"0": width} if width else {}) | features,
-        "positions": {index: call.positions for index, call in numbered if call.features},
         "parameters": sum(parameter.numel() for _, parameter in parameters),
         "layer_unit": unit,
         "partial": False,

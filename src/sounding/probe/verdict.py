@@ -61,7 +61,8 @@ def judge_reading(
     gaps = find_gaps(reading)
     notes = {id(finding) for finding in found[-len(beside) :] if finding.severity == "low"} if beside else set()
     told = tuple(finding for finding in findings if id(finding) not in notes)  # notes are no warnings
-    return Verdict(status, findings, _summarize(reading, told, status, missing, gaps), gaps)
+    sentence = _explain(reading, told, status, missing, gaps)
+    return Verdict(status, findings, sentence, gaps, len(told) if status == "healthy" else 0)
 
 
 def join_findings(verdict: Verdict, findings: Sequence[Finding]) -> Verdict:
@@ -70,7 +71,9 @@ def join_findings(verdict: Verdict, findings: Sequence[Finding]) -> Verdict:
         return verdict
     joined = tuple(sorted((*verdict.findings, *map(_finite, findings)), key=lambda one: SEVERITIES[one.severity]))
     told = "; ".join(_phrase(finding, 0) for finding in findings if finding.severity != "low")
-    return replace(verdict, findings=joined, summary=f"{verdict.summary} Theory: {told}." if told else verdict.summary)
+    return replace(
+        verdict, findings=joined, sentence=f"{verdict.sentence} Theory: {told}." if told else verdict.sentence
+    )
 
 
 def _finite(finding: Finding) -> Finding:
@@ -78,18 +81,17 @@ def _finite(finding: Finding) -> Finding:
     return replace(finding, evidence={key: value for key, value in finding.evidence.items() if math.isfinite(value)})
 
 
-def _summarize(
+def _explain(
     reading: Reading, findings: tuple[Finding, ...], status: Status, missing: str | None, gaps: tuple[str, ...]
 ) -> str:
     if status == "not known":
-        return f"Not known: {missing}."
+        return f"{missing}."
     told = [finding for finding in findings if finding.severity == findings[0].severity]
     phrases = "; ".join(dict.fromkeys(_phrase(finding, reading.depth) for finding in told))
     if status == "unhealthy":
-        return f"Unhealthy: {phrases}."
-    warnings = f", with {'a warning' if len(findings) == 1 else f'{len(findings)} warnings'}" if findings else ""
+        return f"{phrases}."
     unseen = f" Not looked at: {'; '.join(gaps)}." if gaps else ""
-    return f"Healthy{warnings}: {phrases or _survival(reading)}.{unseen}"
+    return f"{phrases or _survival(reading)}.{unseen}"
 
 
 def _survival(reading: Reading) -> str:

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sounding.errors import UsageError
 from sounding.probe.alignment import LastLayer, align
-from sounding.probe.calls import Call, Pass, Spec, named_parameters, survey
+from sounding.probe.calls import OpenCall, Pass, Spec, named_parameters, survey
 from sounding.probe.forward import measure_output
 from sounding.probe.gradients import hook_gradient, log_norm, when_backward_ends
 from sounding.probe.hooks import Hooks, Listener, Observer
@@ -26,12 +26,13 @@ from sounding.probe.moments import TIERS, Tier
 from sounding.probe.outputs import guess_axis, leading_tensor, main_tensor, sample_matrix, tensors_in, why_unmeasurable
 from sounding.probe.parts import PENDING, WHOLE, Place, Places, is_distributed, local_part
 from sounding.probe.pipeline import REPEATS, find_stage, is_rehearsal
+from sounding.probe.reading import Reading
 from sounding.probe.records import Report, Unmeasured
 from sounding.probe.repeats import repeated_fraction
 from sounding.probe.sharded import HELD, SHARED_LAYER, Shards, find_shards, join_parts, measure_part
 from sounding.probe.shortcut import shortest_depth
 from sounding.probe.state import all_modules, plain_execution, unwrap
-from sounding.probe.table import Table, collect, list_unmeasured
+from sounding.probe.table import collect, list_unmeasured
 from sounding.profile import Profile
 
 SAMPLES: dict[Tier, int] = {"fast": 64, "full": 512}
@@ -110,7 +111,7 @@ class Watched:
     @property
     def profile(self) -> Profile:
         """What was measured so far, averaged over the forward passes seen."""
-        return self._table({}).profile()
+        return self._collect({}).profile()
 
     @property
     def shards(self) -> Shards | None:
@@ -125,14 +126,14 @@ class Watched:
     @property
     def report(self) -> Report:
         """The profile, theory beside it where theory applies, and the verdict."""
-        from sounding.probe.attach import attach
+        from sounding.probe.attach import attach_to
         from sounding.probe.environment import describe_environment
-        from sounding.probe.verdict import judge
+        from sounding.probe.verdict import judge_reading
 
-        profile = attach(self._root, self.profile)
-        return Report(profile, judge(profile), self.unmeasured, describe_environment(self._root))
+        profile, reading = attach_to(self._root, self._collect({}))
+        return Report(profile, judge_reading(reading), self.unmeasured, describe_environment(self._root))
 
-    def _table(self, settings: Mapping[str, Any]) -> Table:
+    def _collect(self, settings: Mapping[str, Any]) -> Reading:
         if self._meeting is not None:
             raise UsageError(
                 "expected the block to be over, got a look inside it: processes put their parts together at its end",
@@ -290,7 +291,7 @@ class Watched:
         copy: Tensor = leaf.clone()  # not a leaf: the next module may work in place
         return copy
 
-    def _measure(self, one: Pass, call: Call, args: Any, output: Any, tensor: Tensor) -> None:
+    def _measure(self, one: Pass, call: OpenCall, args: Any, output: Any, tensor: Tensor) -> None:
         spec = call.spec
         if output is not tensor and not isinstance(output, Tensor):
             call.extras = tuple(path for path, other in tensors_in(output) if other is not tensor)
@@ -316,7 +317,7 @@ class Watched:
                 self._last = self._last_layer(one, call, args)
             (self._hooks or self._listen()).on_output(tensor, partial(self._take_gradient, one, call))
 
-    def _last_layer(self, one: Pass, call: Call, args: Any) -> LastLayer | None:
+    def _last_layer(self, one: Pass, call: OpenCall, args: Any) -> LastLayer | None:
         received = args[0] if args and isinstance(args[0], Tensor) else None
         if call.place is not WHOLE or is_distributed(received):
             one.alignment = SHARED_LAYER
@@ -327,7 +328,7 @@ class Watched:
         axis = self._axis if spec.axis is None else spec.axis
         return LastLayer(call, received, received._version, one.batch_size, axis)
 
-    def _take_gradient(self, one: Pass, call: Call, gradient: Tensor | None) -> None:
+    def _take_gradient(self, one: Pass, call: OpenCall, gradient: Tensor | None) -> None:
         """A gradient came back to what a call returned; None does behind an operation without a derivative.
 
         The hook goes with the graph it hangs on, so it need not be taken off; after the block it rests.
@@ -398,7 +399,7 @@ class Watched:
             (self._hooks or self._listen()).on_output(tensor, partial(self._take_gradient, one, call))
         return seeded
 
-    def _closest(self, one: Pass, waiting: list[Call], tensor: Tensor) -> Call:
+    def _closest(self, one: Pass, waiting: list[OpenCall], tensor: Tensor) -> OpenCall:
         """Which call of a shared module is being repeated: the one with the same mean square, the latest of equals."""
         one.moments.reduce()
         held = local_part(tensor) if is_distributed(tensor) else tensor.detach()
@@ -440,7 +441,7 @@ def watch(
     return Watched(model, tier=tier, only=only, types=types, samples=samples, batch_axis=batch_axis)
 
 
-def _unchanged(last: tuple[weakref.ref[Tensor], int, Call], tensor: Tensor) -> Call | None:
+def _unchanged(last: tuple[weakref.ref[Tensor], int, OpenCall], tensor: Tensor) -> OpenCall | None:
     """The previous call, if what it returned is this tensor, unchanged (identity, dropout at rest)."""
     reference, version, call = last
     if reference() is not tensor or tensor.is_inference() or version != tensor._version:

@@ -15,7 +15,6 @@ from sounding.probe.batches import make_batch
 from sounding.probe.check import check
 from sounding.probe.findings.collapse import share_outside
 from sounding.probe.losses import Loss
-from sounding.probe.reading import read
 from sounding.probe.records import Finding, Report
 from sounding.probe.thresholds import THRESHOLDS
 from sounding.profile import Estimate
@@ -206,7 +205,7 @@ def compare(before: State, after: State) -> Evidence:
 
 def take_vitals(report: Report, model: nn.Module, inputs: Any) -> Vitals:
     """The vitals from a report and one more pass, for the last hidden representation."""
-    reading = read(report.profile)
+    reading = report.reading
     depth = len(reading.weight_layers)
     growth = reading.network.get("gradient_growth", Estimate(math.nan))
     low, high = report.profile.settings.get("growth_interval") or growth.interval()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sounding.probe.findings.collapse import share_outside
-from sounding.probe.reading import PREDICTED, WEIGHT_GRADIENT, Call, Reading, read
+from sounding.probe.reading import LayerCall, Reading
 from sounding.probe.records import Report
-from sounding.profile import Estimate, Profile
+from sounding.profile import Estimate
 from sounding.report.words import CHARTS, SHARE_OUTSIDE
 
 DIGITS = 6
@@ -17,9 +17,8 @@ DIGITS = 6
 
 def to_columns(report: Report, name: str) -> dict[str, Any]:
     """One network for the page: calls in order, a column per measure, theory's lines, the fitted gradient line."""
-    reading = read(report.profile)
+    reading = report.reading
     calls = [reading.input, *reading.calls] if reading.input.values else list(reading.calls)
-    weighing = {call.depth for call in reading.weight_layers}
     drawn = [measure for chart in CHARTS for measure in chart.measures]
     columns = {measure: [_cell(call, measure) for call in calls] for measure in drawn}
     return {
@@ -27,16 +26,16 @@ def to_columns(report: Report, name: str) -> dict[str, Any]:
         "depth": [call.depth for call in calls],
         "names": [call.name for call in calls],
         "kinds": [call.kind for call in calls],
-        "weighs": [int(call.depth in weighing) for call in calls],
+        "weighs": [int(call.weighs) for call in calls],
         "measures": {
             measure: values
             for measure, values in columns.items()
             if any(isinstance(value, float | int) for value in values)
         },
-        "stderr": _stderr_columns(report.profile, calls, drawn),
-        "theory": _theory(report.profile, drawn),
+        "stderr": _stderr_columns(calls, drawn),
+        "theory": _theory(calls, drawn),
         "fit": fit_line(reading, reading.network),
-        "expected": fit_line(reading, _network_rows(report.profile)),
+        "expected": fit_line(reading, reading.predicted),
         "findings": [
             {"kind": finding.kind, "severity": finding.severity, "depth": finding.depth}
             for finding in report.verdict.findings
@@ -69,10 +68,10 @@ def fit_line(reading: Reading, rates: Mapping[str, Estimate]) -> dict[str, Any] 
     }
 
 
-def _cell(call: Call, measure: str) -> float | int | str | None:
+def _cell(call: LayerCall, measure: str) -> float | int | str | None:
     """None where nothing was measured; a text where the value is not finite, which a line shows as a gap."""
     source = "participation_ratio" if measure == SHARE_OUTSIDE else measure
-    if source not in call.values:
+    if source not in call:
         return None
     value = call.get(source)
     if not math.isfinite(value):
@@ -80,16 +79,9 @@ def _cell(call: Call, measure: str) -> float | int | str | None:
     return _round(share_outside(value) if measure == SHARE_OUTSIDE else value)
 
 
-def _network_rows(profile: Profile) -> dict[str, Estimate]:
-    """What theory predicts of the network as a whole."""
-    return {row.measure: Estimate(row.value, row.stderr) for row in profile.rows if row.source == "theory"}
-
-
-def _theory(profile: Profile, drawn: list[str]) -> dict[str, dict[str, list[float | int | None]]]:
+def _theory(calls: Sequence[LayerCall], drawn: list[str]) -> dict[str, dict[str, list[float | int | None]]]:
     lines: dict[str, dict[str, list[float | int | None]]] = {}
-    for row in profile.rows:
-        if row.source != "theory":
-            continue
+    for row in (row for call in calls for row in call.predicted if row.source == "theory"):
         values = {row.measure: row.value}
         if row.measure == "participation_ratio":
             values[SHARE_OUTSIDE] = share_outside(row.value)
@@ -105,21 +97,10 @@ def _theory(profile: Profile, drawn: list[str]) -> dict[str, dict[str, list[floa
     return lines
 
 
-def _stderr_columns(profile: Profile, calls: list[Call], drawn: list[str]) -> dict[str, list[float | None]]:
+def _stderr_columns(calls: Sequence[LayerCall], drawn: list[str]) -> dict[str, list[float | int | None]]:
     """Standard errors, only of measures that have one."""
-    wanted = set(drawn)
-    found: dict[str, dict[int, float]] = {}
-    for row in profile.rows:
-        # a call with several parameters has several weight gradients, of which the first is drawn
-        if row.measure in wanted and row.stderr and row.source not in PREDICTED:
-            cells = found.setdefault(row.measure, {})
-            if row.measure != WEIGHT_GRADIENT or row.layer not in cells:
-                cells[row.layer] = row.stderr
-    return {
-        measure: [_round(cells.get(call.depth, math.nan)) for call in calls]
-        for measure, cells in found.items()
-        if any(math.isfinite(value) for value in cells.values())
-    }
+    columns = {measure: [_round(call.stderr(measure) or math.nan) for call in calls] for measure in drawn}
+    return {measure: column for measure, column in columns.items() if any(column)}
 
 
 def _round(value: float) -> float | int | None:

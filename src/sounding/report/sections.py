@@ -11,7 +11,7 @@ from typing import Any
 from sounding import __version__
 from sounding.probe.findings.collapse import share_outside
 from sounding.probe.kinds import page_of
-from sounding.probe.reading import Reading, read
+from sounding.probe.reading import Reading
 from sounding.probe.records import Finding, Report
 from sounding.profile import Estimate
 from sounding.report.words import EVIDENCE, PAPERS
@@ -36,12 +36,7 @@ def _write_verdict(name: str, report: Report) -> str:
         verdict.status
     ]
     word = {"bad": "Unhealthy", "unknown": "Not known", "warn": "Healthy, with warnings", "good": "Healthy"}[state]
-    sentence = verdict.summary
-    for prefix in ("Unhealthy: ", "Not known: ", "Healthy: "):
-        sentence = sentence.removeprefix(prefix)
-    if ": " in sentence and sentence.startswith("Healthy, with"):
-        sentence = sentence.partition(": ")[2]
-    sentence = sentence[:1].upper() + sentence[1:]
+    sentence = verdict.sentence[:1].upper() + verdict.sentence[1:]
     partial = (
         '<p class="partial" role="note">Interrupted: this is what was measured until then.</p>'
         if report.profile.settings.get("partial")
@@ -53,8 +48,7 @@ def _write_verdict(name: str, report: Report) -> str:
     start = report.profile.settings.get("start")
     heading += f'<p class="data">{escape(str(start["sentence"]))}</p>' if start else ""
     figures = "".join(
-        f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>"
-        for label, value in _figures(read(report.profile))
+        f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>" for label, value in _figures(report.reading)
     )
     return (
         f'<article class="verdict {state}">{heading}'

@@ -42,7 +42,7 @@ def _judge_signal(root: nn.Module, reading: Reading) -> list[Finding]:
     """Inputs that no norm brings back, and outputs that are huge; each at its place."""
     given, calls = _size(reading.input.get("mean_square")), reading.calls
     found = []
-    if given > LARGE_INPUT and not any(call.normalizes for call in calls):
+    if given > LARGE_INPUT and not any("Norm" in call.kind for call in calls):
         severity: Severity = "high" if given > BEYOND else "medium"
         why = f"The inputs have a root mean square of {given:.3g}, and no normalization brings them back."
         found.append(_finding(severity, reading.input.name, 0, given, why, ("scale the inputs to unit mean square",)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from sounding.probe.findings.collapse import share_outside
-from sounding.probe.reading import Call, Reading
+from sounding.probe.reading import LayerCall, Reading
 from sounding.probe.records import Finding, Severity
 from sounding.probe.thresholds import Thresholds
 from sounding.theory.batchnorm import batchnorm
@@ -105,7 +105,7 @@ def find_batch_too_small(reading: Reading, thresholds: Thresholds) -> list[Findi
     ]
 
 
-def _values(call: Call, reading: Reading) -> int:
+def _values(call: LayerCall, reading: Reading) -> int:
     """Over how many values a batch norm takes its statistics: the batch, times the positions where told."""
     known = "positions" in reading.settings or "1d" in call.kind
     batch_size = int(reading.settings.get("batch_size") or reading.samples)

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from sounding.probe.findings.unseen import unseen_products
 from sounding.probe.growth import find_breaks, student_quantile
-from sounding.probe.reading import WEIGHT_GRADIENT, Call, Reading
+from sounding.probe.reading import WEIGHT_GRADIENT, LayerCall, Reading
 from sounding.probe.thresholds import Thresholds
 from sounding.profile import Estimate
 
@@ -35,7 +35,7 @@ class Change:
     seen: float
     layers: int
     jump: float = 0.0
-    broken: Call | None = None
+    broken: LayerCall | None = None
 
     @property
     def explodes(self) -> bool:
@@ -86,7 +86,7 @@ def _measure_ends(reading: Reading) -> Change | None:
     return Change(rate, rate, rate, rate, products, abs(total), products)
 
 
-def _largest_break(reading: Reading, rate: float) -> tuple[float, Call | None]:
+def _largest_break(reading: Reading, rate: float) -> tuple[float, LayerCall | None]:
     """The single layer that changes the squared norm most, beyond the rate, and by how much, in logarithms.
 
     The gradient of the weights has to show it as well: a batch norm behind inputs in raw units divides the gradient by
@@ -100,7 +100,7 @@ def _largest_break(reading: Reading, rate: float) -> tuple[float, Call | None]:
     if len(norms) < 5 or not all(math.isfinite(norm) for norm in norms):
         return 0.0, None
     steps = [before - after for before, after in pairwise(norms)]
-    best: tuple[float, Call | None] = (0.0, None)
+    best: tuple[float, LayerCall | None] = (0.0, None)
     for index in find_breaks([step / 2 for step in steps]):
         before, after = (2 * layers[at].get(WEIGHT_GRADIENT) for at in (index, index + 1))
         shown = before - after if math.isfinite(before - after) else steps[index]

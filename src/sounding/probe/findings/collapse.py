@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from sounding.probe.findings.unseen import COLLAPSE_BEGINS, unseen_collapsed, unseen_products
-from sounding.probe.reading import Call, Reading
+from sounding.probe.reading import LayerCall, Reading
 from sounding.probe.records import Finding, Severity
 from sounding.probe.thresholds import Thresholds
 
@@ -131,7 +131,7 @@ def _judge(reading: Reading, shares: list[float], at_input: float, thresholds: T
     return None
 
 
-def _collapses_pooled(reading: Reading, layers: list[Call], shares: list[float], thresholds: Thresholds) -> bool:
+def _collapses_pooled(reading: Reading, layers: list[LayerCall], shares: list[float], thresholds: Thresholds) -> bool:
     """Whether a deep stack over positions turns out to be collapsed where they are pooled.
 
     Convolutions bring the channels of all samples and positions to one direction as linear layers do, and keep a map of
@@ -212,14 +212,14 @@ def _alike_remedies(reading: Reading) -> tuple[str, ...]:
     return (*centre, "start biases at zero: what they add is the same for all samples", ADD_BATCHNORM)
 
 
-def _shares(reading: Reading, thresholds: Thresholds) -> tuple[list[Call], list[float]]:
+def _shares(reading: Reading, thresholds: Thresholds) -> tuple[list[LayerCall], list[float]]:
     """The weight layers, each with the largest share outside one direction found before the next weight layer.
 
     The largest, because a normalization behind a weight layer can restore what the layer alone seems to lose. Calls
     too narrow to have a rank, and silent ones (a branch that starts at zero), have no say.
     """
     depths = {call.depth for call in reading.weight_layers}
-    layers: list[Call] = []
+    layers: list[LayerCall] = []
     shares: list[float] = []
     for call in reading.calls:
         if call.depth in depths:

@@ -6,7 +6,7 @@ import math
 
 from sounding.probe.findings.change import Change, measure_change
 from sounding.probe.growth import bounded_exp
-from sounding.probe.reading import WEIGHT_GRADIENT, Call, Reading
+from sounding.probe.reading import WEIGHT_GRADIENT, LayerCall, Reading
 from sounding.probe.records import Finding, Severity
 from sounding.probe.thresholds import Thresholds
 
@@ -100,7 +100,7 @@ def _finding(reading: Reading, change: Change, *, severity: Severity, thresholds
     )
 
 
-def _evidence(reading: Reading, change: Change, broken: Call | None, thresholds: Thresholds) -> dict[str, float]:
+def _evidence(reading: Reading, change: Change, broken: LayerCall | None, thresholds: Thresholds) -> dict[str, float]:
     evidence = {
         "growth": bounded_exp(change.rate),
         "growth_low": bounded_exp(change.low),
@@ -141,7 +141,7 @@ def _why(change: Change, *, within: str, thresholds: Thresholds) -> str:
     )
 
 
-def _why_broken(reading: Reading, change: Change, broken: Call, thresholds: Thresholds) -> str:
+def _why_broken(reading: Reading, change: Change, broken: LayerCall, thresholds: Thresholds) -> str:
     return (
         f"Weight layer {reading.order(broken)} of {reading.depth}, {broken.name!r}, alone multiplies the squared "
         f"gradient norm by ×10^{change.jump / math.log(10):.0f} on its way to the input, where the other layers take "
@@ -150,7 +150,7 @@ def _why_broken(reading: Reading, change: Change, broken: Call, thresholds: Thre
     )
 
 
-def _broken_remedies(broken: Call) -> tuple[str, ...]:
+def _broken_remedies(broken: LayerCall) -> tuple[str, ...]:
     return (
         f"look at the scale of the weights of {broken.name!r}, and at what stands between it and the layer before",
         "sounding repair TARGET --method he (or haar): one scale for all layers",
@@ -158,7 +158,7 @@ def _broken_remedies(broken: Call) -> tuple[str, ...]:
     )
 
 
-def _extreme(reading: Reading, *, explodes: bool) -> Call | None:
+def _extreme(reading: Reading, *, explodes: bool) -> LayerCall | None:
     """The weight layer with the largest gradient, or the smallest."""
     measured = [call for call in reading.weight_layers if math.isfinite(call.get("gradient_log_norm"))]
     sign = 1 if explodes else -1

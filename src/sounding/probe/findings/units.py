@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sounding.probe.reading import Call, Reading
+from sounding.probe.reading import LayerCall, Reading
 from sounding.probe.records import Finding, Severity
 from sounding.probe.thresholds import Thresholds
 
@@ -147,13 +147,13 @@ def _non_finite_gradient(reading: Reading) -> list[Finding]:
     ]
 
 
-def _bad_gradients(reading: Reading) -> list[Call]:
+def _bad_gradients(reading: Reading) -> list[LayerCall]:
     """The calls whose gradient was measured and is NaN or +∞; −∞ is a gradient of zero."""
     measured = [(call, call.values.get("gradient_log_norm", 0.0)) for call in reading.calls]
     return [call for call, value in measured if math.isnan(value) or value == math.inf]
 
 
-def _finite_remedies(call: Call) -> tuple[str, ...]:
+def _finite_remedies(call: LayerCall) -> tuple[str, ...]:
     return (
         "look for NaN in the data first" if call.depth == 0 else "scale the inputs to unit mean square",
         "sounding repair TARGET --method add_batchnorm (or he): keep the norm constant over depth",
@@ -161,7 +161,7 @@ def _finite_remedies(call: Call) -> tuple[str, ...]:
     )
 
 
-def _blocks(reading: Reading, call: Call) -> bool:
+def _blocks(reading: Reading, call: LayerCall) -> bool:
     """Whether the signal has to pass: nothing comes back to the layers before it, or no way leads around."""
     if call.kind and not any(word in call.kind for word in RECTIFIERS):
         return False
@@ -171,7 +171,7 @@ def _blocks(reading: Reading, call: Call) -> bool:
     return not reading.has_shortcuts
 
 
-def _worst(reading: Reading, measure: str, *, before: float = math.inf) -> Call | None:
+def _worst(reading: Reading, measure: str, *, before: float = math.inf) -> LayerCall | None:
     """The first call where the measure is largest, among those before a depth."""
     found = [call for call in reading.calls if math.isfinite(call.get(measure)) and call.depth < before]
     return max(found, key=lambda call: call.get(measure), default=None)

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from sounding.errors import UsageError
+from sounding.probe.reading import Reading
 from sounding.probe.records import Finding, Severity
-from sounding.probe.table import Table
 from sounding.profile import Row
 from sounding.train.monitor.selection import KNOWN
 
@@ -59,14 +59,14 @@ class Changes:
         self._findings: dict[str, Finding] | None = None
         self._beyond: dict[tuple[str, str], frozenset[int]] = {}
 
-    def since(self, step: int, findings: Sequence[Finding], table: Table) -> tuple[Event, ...]:
+    def since(self, step: int, findings: Sequence[Finding], reading: Reading) -> tuple[Event, ...]:
         """The news of this step, findings first; the step is the new state to compare with."""
-        return (*self._of_findings(step, findings, table), *self._of_limits(step, table))
+        return (*self._of_findings(step, findings, reading), *self._of_limits(step, reading))
 
-    def _of_findings(self, step: int, findings: Sequence[Finding], table: Table) -> Iterator[Event]:
+    def _of_findings(self, step: int, findings: Sequence[Finding], reading: Reading) -> Iterator[Event]:
         before, first = self._findings or {}, self._findings is None
         now: dict[str, Finding] = {finding.kind: finding for finding in findings}
-        unseen = {kind: old for kind, old in before.items() if kind not in now and _is_blind(kind, now, table)}
+        unseen = {kind: old for kind, old in before.items() if kind not in now and _is_blind(kind, now, reading)}
         self._findings = unseen | now
         for kind, finding in now.items():
             old = before.get(kind)
@@ -85,10 +85,10 @@ class Changes:
             if kind not in now and kind not in unseen:
                 yield _event(step, "gone", finding, f"{kind} is gone, step {step}")
 
-    def _of_limits(self, step: int, table: Table) -> Iterator[Event]:
+    def _of_limits(self, step: int, reading: Reading) -> Iterator[Event]:
         for (measure, side), line in self._limits.items():
             crossed = [
-                row for row in table.rows({measure}) if (row.value < line if side == "below" else row.value > line)
+                row for row in reading.rows({measure}) if (row.value < line if side == "below" else row.value > line)
             ]
             before = self._beyond.get((measure, side))
             self._beyond[measure, side] = frozenset(row.layer for row in crossed)
@@ -100,7 +100,7 @@ class Changes:
                 yield Event(step, "gone", measure, "medium", None, None, text, {"limit": line})
 
 
-def _is_blind(kind: str, now: Mapping[str, Finding], table: Table) -> bool:
+def _is_blind(kind: str, now: Mapping[str, Finding], reading: Reading) -> bool:
     """Whether this step could not have shown a finding, so that its absence says nothing.
 
     Nothing can be read behind a NaN, and nothing about gradients where none came back (a step skipped for overflow).
@@ -108,7 +108,7 @@ def _is_blind(kind: str, now: Mapping[str, Finding], table: Table) -> bool:
     broken = now.get("non_finite")
     if broken is not None and broken.severity == "high":
         return True
-    return kind.startswith("gradient") and "gradient_log_norm" not in table
+    return kind.startswith("gradient") and "gradient_log_norm" not in reading
 
 
 def _event(step: int, change: Change, finding: Finding, text: str) -> Event:

@@ -267,10 +267,10 @@ class Monitor:
             self._warned = True
             return ()
         self._again = window.overflowed
-        table = window.table
-        verdict = judge_reading(table.reading(), thresholds=self._thresholds)
-        events = self._changes.since(window.step, verdict.findings, table)
-        snapshot = Measured(window.step, table, verdict, events, chosen=self._measures)
+        reading = window.reading
+        verdict = judge_reading(reading, thresholds=self._thresholds)
+        events = self._changes.since(window.step, verdict.findings, reading)
+        snapshot = Measured(window.step, reading, verdict, events, chosen=self._measures)
         self._memory.write(snapshot)
         self._events.extend(events)
         self._tell_sinks("write", snapshot)

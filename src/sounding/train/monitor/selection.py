@@ -12,7 +12,7 @@ from torch import nn
 from sounding.errors import UsageError
 from sounding.probe.calls import Spec
 from sounding.probe.moments import FAST, FULL, TIERS, Tier
-from sounding.probe.table import NETWORK
+from sounding.probe.reading import NETWORK
 
 Pick = str | type[nn.Module]
 ALWAYS = ("gradient_log_norm", "weight_gradient_log_norm")

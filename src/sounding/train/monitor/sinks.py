@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 from sounding.errors import UsageError
+from sounding.probe.reading import Reading
 from sounding.probe.records import Verdict
-from sounding.probe.table import Table
 from sounding.profile import Profile
 from sounding.train.monitor.changes import Event
 from sounding.train.monitor.selection import is_network
@@ -50,21 +50,21 @@ class Measured(Snapshot):
 
     Args:
         step: its number.
-        table: what it showed.
-        verdict: on the whole table.
+        reading: what it showed.
+        verdict: on the whole of it.
         events: what is new.
         chosen: the measures that the profile is to hold, None for all.
     """
 
     def __init__(
-        self, step: int, table: Table, verdict: Verdict, events: tuple[Event, ...], *, chosen: Container[str] | None
+        self, step: int, reading: Reading, verdict: Verdict, events: tuple[Event, ...], *, chosen: Container[str] | None
     ) -> None:
-        vars(self).update(step=step, verdict=verdict, events=events, _made_of=(table, chosen))
+        vars(self).update(step=step, verdict=verdict, events=events, _made_of=(reading, chosen))
 
     @cached_property
     def profile(self) -> Profile:
-        table, chosen = vars(self).pop("_made_of")
-        made: Profile = table.profile(chosen)
+        reading, chosen = vars(self).pop("_made_of")
+        made: Profile = reading.profile(chosen)
         return made
 
 

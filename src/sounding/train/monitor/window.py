@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from sounding.probe.calls import Call, Pass, Spec, survey
+from sounding.probe.calls import OpenCall, Pass, Spec, survey
 from sounding.probe.eager import eager_execution
 from sounding.probe.gradients import join_log_norms, log_norm
 from sounding.probe.hooks import is_claimed
@@ -22,9 +22,10 @@ from sounding.probe.meeting import Meeting
 from sounding.probe.moments import Tier
 from sounding.probe.parts import is_distributed
 from sounding.probe.pipeline import find_stage, is_rehearsal
+from sounding.probe.reading import Reading
 from sounding.probe.records import Unmeasured
 from sounding.probe.sharded import join_parts
-from sounding.probe.table import Table, collect
+from sounding.probe.table import collect
 from sounding.probe.units import bounds_of
 from sounding.probe.watch import Watched
 from sounding.train.monitor.blocks import KeptMoments, Passes
@@ -144,7 +145,7 @@ class Window(Watched):
         return self.wall.step
 
     @property
-    def table(self) -> Table:
+    def reading(self) -> Reading:
         """What the step showed; its source is the step."""
         settings: dict[str, Any] = {"step": self.step}
         if self._scale is not None:
@@ -218,7 +219,7 @@ class Window(Watched):
         """Name what was not measured: the call or the weight that a hook was about, else the input or the network."""
         subject = {"_begin": "input", "_take_input_gradient": "input"}.get(place, "network")
         for argument in arguments:
-            if type(argument) in (Spec, Call, str):  # what a module returned may refuse even isinstance
+            if type(argument) in (Spec, OpenCall, str):  # what a module returned may refuse even isinstance
                 subject = argument if type(argument) is str else argument.name
                 break
         reason = self.wall.note_error(subject, error)
@@ -335,7 +336,7 @@ class Window(Watched):
         return True
 
     @walled
-    def _take_gradient(self, one: Pass, call: Call, gradient: Tensor | None) -> None:
+    def _take_gradient(self, one: Pass, call: OpenCall, gradient: Tensor | None) -> None:
         if gradient is None or not self._handles:
             return
         self._note_backward()
@@ -411,7 +412,7 @@ def _join(passes: Sequence[Pass], *, shift: float) -> None:
     """Move the gradients of every call to those of the joined batch, keeping the passes' scatter for the errors."""
     if len(passes) == 1 and not shift:
         return
-    found: dict[str, list[Call]] = {}
+    found: dict[str, list[OpenCall]] = {}
     for one in passes:
         if one.input_gradient is not None:
             one.input_gradient -= shift
