@@ -258,3 +258,20 @@ def test_clones_leave_the_band() -> None:
     }
     assert max(z.values()) > 2.5 * BAND
     assert all(value < 2 * BAND for name, value in z.items() if name.startswith("layers.0."))
+
+
+class Sinkhorn(nn.Module):
+    """A matrix per position made doubly stochastic by turns, as hyper-connections do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.softmax(-1) + 1e-6
+        for _ in range(30):
+            x = x / (x.sum(-2, keepdim=True) + 1e-6)
+            x = x / (x.sum(-1, keepdim=True) + 1e-6)
+        return x
+
+
+def test_a_loop_over_one_value_does_not_double_what_is_kept_of_it() -> None:
+    """Each of 60 divisions takes the same value twice; twice the numbers each time would be 10¹⁸ of them."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.Unflatten(-1, (4, 4)), Sinkhorn(), nn.Flatten(), nn.Linear(16, 8))
+    assert sounding.read(model, torch.randn(6, 8)).weight_layers[0] == 2

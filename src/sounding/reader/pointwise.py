@@ -42,8 +42,12 @@ def pointwise(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: 
     operation = _out_of_place(trace.func)
     plain = {key: item for key, item in kwargs.items() if not isinstance(item, Tensor)}
     label = _label(trace.func._overloadpacket.__name__.removesuffix("_"), parts, plain)
-    numbers = tuple(n for part in functions for n in part.numbers)
-    numbers += tuple(part for part in parts if isinstance(part, float))
+    # each once: a loop that divides a value by a sum of itself would double them at every turn
+    numbers = tuple(
+        dict.fromkeys(
+            [*(n for part in functions for n in part.numbers), *(part for part in parts if isinstance(part, float))]
+        )
+    )
     apply = None
     if all(part.apply is not None for part in functions):
         apply = _composed(operation, tuple(parts), plain)

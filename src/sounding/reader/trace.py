@@ -185,7 +185,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """A function of one node where only constants came in besides, else a value to be measured."""
         bases = {value.base if isinstance(value, Function) else value for value in values if _depends(value)}
         if len(bases) == 1 and isinstance(base := bases.pop(), Traced) and item.is_floating_point():
-            numbers = plain + tuple(n for value in values if isinstance(value, Function) for n in value.numbers)
+            inherited = [n for value in values if isinstance(value, Function) for n in value.numbers]
+            numbers = tuple(dict.fromkeys([*plain, *inherited]))
             layout = base.layout if tuple(item.shape) == base.layout.shape else None
             return self.recognized(Function(base, item, layout, numbers=numbers, label=reason + self._place_words()))
         return self._unpredicted(item, values, reason)
@@ -391,7 +392,7 @@ def scalar(item: Any) -> float | None:
     if isinstance(item, bool | int | float):
         return float(item)
     if isinstance(item, Tensor) and item.numel() == 1 and not item.is_complex():
-        return float(item)
+        return float(item.detach())
     return None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from sounding.probe.reading import PREDICTED, read
+from sounding.probe.reading import NETWORK, PREDICTED, WEIGHT_GRADIENT, read
 from sounding.probe.records import Finding, Report, Unmeasured, Verdict
 from sounding.profile import Profile, Row
 
@@ -24,22 +24,31 @@ SETTINGS = {
     "theory": ("applied", "note", "reading", "measured_instead"),
 }
 CIRCUMSTANCES = ("model", "data", "seed", "device", "dtypes")
-HARMLESS = ("returns more than one tensor", "the loss does not depend on it", "it is frozen")
+PLAIN = ("returns more than one tensor", "weight gradient: ", "of shape (1, ")  # nothing is missing
 
 
 def unmeasured_weights(report: Report, model: nn.Module) -> tuple[Unmeasured, ...]:
     """What was not measured and matters: of modules that hold weights, or of the network as a whole.
 
-    Tokens carry no signal, a dropout that is off is not called, and a weight that the loss does not depend on has no
-    gradient: nothing is missing there.
+    Tokens carry no signal, and a dropout that is off is not called. A module that was not called matters unless all its
+    weights were reached in another way, as tied ones are; a gradient that did not come back to an output matters only
+    where one came to the weights. What is the same for all samples has no axis of the batch.
     """
-    weighing = {name for name, module in model.named_modules() if any(True for _ in module.parameters())}
-    weighing |= {name for name, _ in model.named_parameters()} | {"network"}
-    return tuple(
-        item
-        for item in report.unmeasured
-        if re.sub(r"#\d+$", "", item.name) in weighing and not any(words in item.reason for words in HARMLESS)
-    )
+    reached = {row.name for row in report.profile.rows if row.measure == WEIGHT_GRADIENT}
+    tensors = {id(tensor): name in reached for name, tensor in model.named_parameters()}
+    weights = {name: [tensors[id(one)] for one in module.parameters()] for name, module in model.named_modules()}
+
+    def matters(item: Unmeasured) -> bool:
+        found = weights.get(re.sub(r"#\d+$", "", item.name), [])
+        if item.name == NETWORK or not found:
+            return item.name == NETWORK
+        if "never called" in item.reason:
+            return not all(found)
+        if item.reason.startswith("gradient"):
+            return any(found)
+        return not any(words in item.reason for words in PLAIN)
+
+    return tuple(filter(matters, report.unmeasured))
 
 
 def shorten(report: Report, missing: Sequence[Unmeasured]) -> dict[str, Any]:
@@ -71,7 +80,7 @@ def shorten(report: Report, missing: Sequence[Unmeasured]) -> dict[str, Any]:
         "network": {
             row.measure: [_cell(row.value), _cell(row.stderr), row.source]
             for row in report.profile.rows
-            if row.name == "network"
+            if row.name == NETWORK
         },
         "settings": {
             name: _plain(value if parts is None else {part: value[part] for part in parts if part in value})
@@ -94,7 +103,7 @@ def restore(record: Mapping[str, Any], status: Any) -> Report:
             if pair and pair[0] is not None:
                 rows.append(Row(depth, name, measure, pair[0], pair[1], "theory"))
     last = record["depth"][-1] if record["depth"] else 0
-    rows += [Row(last, "network", measure, value, error, source)
+    rows += [Row(last, NETWORK, measure, value, error, source)
              for measure, (value, error, source) in record["network"].items() if value is not None]  # fmt: skip
     kinds = {str(depth): kind for depth, kind in zip(record["depth"], record["kinds"], strict=True)}
     settings = {**record["settings"], "kinds": kinds, "weight_layers": record["depth"]}
