@@ -1,14 +1,17 @@
 """Cures: every remedy of the papers on a model of your own, in place, with evidence and undo."""
 
+from sounding.repair.attention import qk_norm_
 from sounding.repair.baselines import he_, lsuv_, xavier_
 from sounding.repair.changes import Change, Changes, Untouched
 from sounding.repair.clipping import AdaptiveClipping
 from sounding.repair.evidence import Evidence, Vitals
 from sounding.repair.explosion import ExplosionLaw, explosion_law
+from sounding.repair.mend import redraw_, reset_norms_, scale_embeddings_, unclone_, zero_biases_
 from sounding.repair.methods import METHODS, Method
 from sounding.repair.normalization import (
     add_batchnorm,
     add_batchnorm_,
+    batch_statistics_,
     break_batchnorm_,
     swap_normalization,
     swap_normalization_,
@@ -37,6 +40,7 @@ __all__ = [
     "Vitals",
     "add_batchnorm",
     "add_batchnorm_",
+    "batch_statistics_",
     "break_batchnorm_",
     "explosion_law",
     "haar_",
@@ -45,14 +49,20 @@ __all__ = [
     "orthogonal_init_",
     "orthogonalize_",
     "plan",
+    "qk_norm_",
     "raise_rank_",
     "recommend",
+    "redraw_",
+    "reset_norms_",
     "scale_branches_",
+    "scale_embeddings_",
     "shape_activations",
     "shape_activations_",
     "swap_normalization",
     "swap_normalization_",
     "tune_batchnorm_",
+    "unclone_",
     "xavier_",
+    "zero_biases_",
     "zero_residual_",
 ]

@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 from sounding.errors import UsageError
+from sounding.repair.attention import qk_norm_
 from sounding.repair.baselines import he_, lsuv_, xavier_
 from sounding.repair.changes import Changes
-from sounding.repair.normalization import add_batchnorm_, break_batchnorm_, swap_normalization_
+from sounding.repair.mend import redraw_, reset_norms_, scale_embeddings_, unclone_, zero_biases_
+from sounding.repair.normalization import add_batchnorm_, batch_statistics_, break_batchnorm_, swap_normalization_
 from sounding.repair.orthogonal import haar_
 from sounding.repair.orthogonalize import orthogonalize_
 from sounding.repair.passes import Inputs
@@ -77,6 +79,57 @@ class Method:
 METHODS = {
     method.name: method
     for method in (
+        Method(
+            "redraw",
+            redraw_,
+            "weights that the audit names: drawn anew by the law of their siblings or of their kind",
+            "one look at the parameters",
+            "what the named weights have learned is lost",
+        ),
+        Method(
+            "unclone",
+            unclone_,
+            "layers that start as copies of one another: drawn anew, each by its own law",
+            "one look at the parameters",
+            "what the copies have learned is lost",
+        ),
+        Method(
+            "zero_biases",
+            zero_biases_,
+            "biases that drown the signal: set to zero",
+            "one look at the parameters",
+            "what a bias encodes (class frequencies, gates) is lost",
+        ),
+        Method(
+            "reset_norms",
+            reset_norms_,
+            "norms whose scale is not one: scales to one, shifts to zero",
+            "one look at the parameters",
+            "what the norms have learned is lost",
+        ),
+        Method(
+            "scale_embeddings",
+            scale_embeddings_,
+            "embeddings, tied to the output or not, of an odd scale: multiplied to the usual one",
+            "one look at the parameters",
+            "none",
+        ),
+        Method(
+            "batch_statistics",
+            batch_statistics_,
+            "batch norms that stay in evaluation mode: statistics of the batch again",
+            "none",
+            "samples of a batch depend on each other, in evaluation mode too",
+            outside="running statistics, which are gone",
+        ),
+        Method(
+            "qk_norm",
+            qk_norm_,
+            "attention scores that are too large: queries and keys normalized head by head",
+            "every later pass is slower by the normalization",
+            "the model's structure changes",
+            outside="the norms of queries and keys",
+        ),
         Method(
             "haar",
             haar_,

@@ -129,6 +129,65 @@ def swap_normalization(
     return changed
 
 
+def batch_statistics_(model: nn.Module, *, include: NameFilter = None, exclude: NameFilter = None) -> Changes:
+    """Let batch norms that stay in evaluation mode while the model trains normalize by the batch again.
+
+    Such a norm divides by running statistics that nobody has estimated: of a model whose `train` puts its norms into
+    evaluation mode, or of a class that has no other mode (FrozenBatchNorm2d). The statistics are dropped, so that the
+    batch's own are used in both modes; the latter classes are replaced by `nn.BatchNorm2d`.
+
+    Args:
+        model: changed in place.
+        include, exclude: name filters.
+    """
+    root = unwrap(model)
+    with undisturbed(model):
+        still = [
+            (name, module)
+            for name, module in root.named_modules()
+            if _is_frozen(module) or (isinstance(module, BATCH_NORMS) and not module.training)
+        ]
+    changed: list[Change] = []
+    untouched: list[Untouched] = []
+    with all_or_nothing(model), torch.no_grad():
+        for name, module in still:
+            if (include is not None and not matches(name, module, include)) or matches(name, module, exclude):
+                untouched.append(Untouched(name, "left out by the name filter"))
+                continue
+            if _is_frozen(module):
+                parent, _, key = name.rpartition(".")
+                norm: nn.Module = _thawed(module)
+                setattr(root.get_submodule(parent), key, norm)
+            else:
+                norm = module
+            norm.track_running_stats = False  # type: ignore[assignment]
+            for buffer in ("running_mean", "running_var", "num_batches_tracked"):
+                setattr(norm, buffer, None)
+            changed.append(Change(name, "statistics", "running", "of the batch"))
+    if not changed:
+        raise UsageError(
+            f"expected batch norms that stay in evaluation mode while {type(root).__name__} trains, got none",
+            hint="model.train(), which puts the others into training mode",
+        )
+    return Changes("batch_statistics", tuple(changed), tuple(untouched))
+
+
+def _is_frozen(module: nn.Module) -> bool:
+    """Whether a class of batch norm knows running statistics alone, as torchvision's and detectron's do."""
+    return "FrozenBatchNorm" in type(module).__name__ and isinstance(getattr(module, "running_var", None), Tensor)
+
+
+def _thawed(frozen: nn.Module) -> nn.BatchNorm2d:
+    weight, bias, eps = frozen.weight, frozen.bias, getattr(frozen, "eps", 1e-5)
+    assert isinstance(weight, Tensor)
+    assert isinstance(bias, Tensor)
+    norm = nn.BatchNorm2d(len(weight), eps=eps, device=weight.device, dtype=weight.dtype)
+    assert isinstance(norm.weight, Tensor)
+    norm.weight.copy_(weight)
+    norm.bias.copy_(bias)
+    return norm.train(frozen.training)
+
+
 def break_batchnorm_(
     model: nn.Module,
     *,

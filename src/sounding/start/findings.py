@@ -147,8 +147,8 @@ def _zero_start(zero: list[Parameter], start: Start) -> Finding:
     )  # fmt: skip
 
 
-def find_clones(start: Start) -> Iterator[Finding]:
-    """Random weights that are equal to others, entry by entry, and not tied to them; one finding for all."""
+def find_copies(start: Start) -> list[tuple[Parameter, Parameter]]:
+    """Random weights that are equal to others, entry by entry, and not tied to them, each with the one it equals."""
     seen: dict[object, list[Parameter]] = {}
     for one in start.parameters:
         # raw matrices may hold a fixed pattern, which every layer has by right: Mamba's rates are ln 1, ln 2, … per row
@@ -157,11 +157,13 @@ def find_clones(start: Start) -> Iterator[Finding]:
         if drawn and not one.constant and one.finite and one.tensor.numel() >= LEAST:
             key = (one.tensor.shape, one.tensor.dtype, one.low, one.high, float(one.sample.sum()))
             seen.setdefault(key, []).append(one)
-    copies, groups = [], set()
-    for first, *others in seen.values():
-        equal = [one for one in others if torch.equal(one.tensor, first.tensor)]
-        copies += [(one, first) for one in equal]
-        groups |= {one.group for one in equal}
+    return [(one, first) for first, *others in seen.values() for one in others if torch.equal(one.tensor, first.tensor)]
+
+
+def find_clones(start: Start) -> Iterator[Finding]:
+    """One finding for all weights that are copies."""
+    copies = find_copies(start)
+    groups = {one.group for one, _ in copies}
     if copies:
         one, first = copies[0]
         # copies cost a residual network of convolutions a third of its accuracy, a perceptron and a GPT nothing
