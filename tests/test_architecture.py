@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "sounding"
 TIERS = [
-    {"errors", "files", "limits"},
+    {"encoding", "errors", "files", "lazy", "limits"},
     {"activations", "measures", "profile", "weights"},
     {"theory", "predict"},
     {"chain", "probe", "reader", "data", "models", "start"},

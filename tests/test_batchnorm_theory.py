@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.tolerance import TOLERANCE, assert_within_standard_errors
 
 from sounding.activations import from_callable, resolve
-from sounding.cli.output import to_plain
+from sounding.encoding import to_plain
 from sounding.errors import NumericalError, UsageError
 from sounding.theory.batchnorm import batchnorm, critical_eps, depth_scale
 from sounding.theory.gegenbauer import gegenbauer_batchnorm

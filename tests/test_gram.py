@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sounding.activations import from_callable, resolve
-from sounding.cli.output import to_plain
+from sounding.encoding import to_plain
 from sounding.errors import UsageError
 from sounding.theory.batchnorm import batchnorm
 from sounding.theory.covariance_map import covariance_map, laplace_covariance_map

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.special import gamma
 
 from sounding.activations import from_callable, resolve
-from sounding.cli.output import to_plain
+from sounding.encoding import to_plain
 from sounding.errors import UsageError
 from sounding.theory.bounds.kernel_maps import theorem_5_11
 from sounding.theory.integrals.hermite import expand, hermite_values

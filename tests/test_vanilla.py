@@ -15,7 +15,7 @@ from scipy.optimize import brentq
 from scipy.special import erf
 
 from sounding.activations import from_callable, resolve
-from sounding.cli.output import to_plain
+from sounding.encoding import to_plain
 from sounding.errors import UsageError
 from sounding.theory.critical import critical, phase_diagram
 from sounding.theory.length import moment_slope, second_moment, squared_slope

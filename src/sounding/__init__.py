@@ -7,8 +7,9 @@ depth. Reading this file is reading the table of contents; every name is importe
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sounding.lazy import lazily
 
 __version__ = "0.1.0"
 
@@ -44,22 +45,6 @@ _INDEX = {
     "sweep": "sounding.sweeping.run",
     "claims": "sounding.claims",
     "reproduce": "sounding.reproduction",
-}
-_MODULES = {
-    *(
-        "activations",
-        "errors",
-        "measures",
-        "predict",
-        "theory",
-        "chain",
-        "repair",
-        "weights",
-        "data",
-        "models",
-        "train",
-        "claims",
-    ),
 }
 
 __all__ = ["__version__", *sorted(_INDEX)]
@@ -97,13 +82,4 @@ if TYPE_CHECKING:
     from sounding.theory.prescribe import prescribe as prescribe
     from sounding.train.monitor import Monitor as Monitor
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _INDEX:
-        raise AttributeError(f"module 'sounding' has no attribute {name!r}")
-    module = importlib.import_module(_INDEX[name])
-    return module if name in _MODULES else getattr(module, name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazily(__name__, _INDEX)

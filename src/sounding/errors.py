@@ -108,7 +108,8 @@ def require_device(name: str) -> str:
     import torch
 
     try:
-        torch.empty(0, device=name)
+        if torch.empty(0, device=name).is_meta:
+            raise RuntimeError("the meta device holds no values")
     except (RuntimeError, AssertionError) as error:
         there = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
         there += ["mps"] if torch.backends.mps.is_available() else []

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from sounding.encoding import to_plain
 from sounding.errors import MissingExtraError, UsageError
 from sounding.files import place
 
@@ -197,9 +198,9 @@ class Profile:
         """Plain JSON types, columns by name; non-finite values become the strings "nan", "inf", "-inf"."""
         return {
             "schema": SCHEMA,
-            "settings": _encode(self.settings),
+            "settings": to_plain(self.settings, other=_refuse),
             "columns": list(Row._fields),
-            "rows": [[_encode(entry) for entry in row] for row in self.rows],
+            "rows": [to_plain(tuple(row)) for row in self.rows],
         }
 
     def to_json(self, path: str | Path | None = None) -> str:
@@ -293,18 +294,7 @@ def _as_float(value: Any) -> float:
     return math.nan if math.isnan(number) else number
 
 
-def _encode(value: Any) -> Any:
-    """JSON types only. JSON has no NaN or infinity: they travel as strings, which `float` reads back."""
-    if isinstance(value, Mapping):
-        return {str(key): _encode(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_encode(entry) for entry in value]
-    if isinstance(value, np.generic):
-        return _encode(value.item())
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if value is None or isinstance(value, str | int):
-        return value
+def _refuse(value: Any) -> Any:
     raise UsageError(f"expected JSON types in a profile, got {type(value).__name__}", hint="str(value)")
 
 

@@ -16,7 +16,7 @@ from sounding.chain.observe import make_observer
 from sounding.chain.record import Record
 from sounding.chain.simulation import Simulation, make_averages, make_profile
 from sounding.chain.step import choose_route
-from sounding.errors import InterruptedRun, UsageError
+from sounding.errors import InterruptedRun, UsageError, require_device
 from sounding.limits import require_memory, require_time
 from sounding.weights import check_law, names
 
@@ -230,19 +230,6 @@ def _shifted(progress: Progress | None, before: int, total: int) -> Progress | N
     return None if progress is None else lambda done, _: progress(before + done, total)
 
 
-def find_device(device: str) -> torch.device:
-    """The device called so, if it is there."""
-    try:
-        place = torch.device(device)
-    except RuntimeError:
-        raise UsageError(f"unknown device {device!r}", hint="cpu, cuda or cuda:1") from None
-    if place.type == "cpu":
-        return place
-    if place.type != "cuda" or not torch.cuda.is_available() or (place.index or 0) >= torch.cuda.device_count():
-        raise UsageError(f"device {device!r} is not there", hint="--device cpu")
-    return place
-
-
 def _fresh_generator() -> torch.Generator:
     """A generator seeded by the operating system."""
     generator = torch.Generator()
@@ -263,7 +250,7 @@ def _batch_sizes(widths: Sequence[int], batch_sizes: int | Sequence[int] | None)
 
 def _make_plan(laws: tuple[ChainLaw, ...], options: Options, *, generator: torch.Generator) -> Plan:
     law = laws[0]
-    device = find_device(options.device)
+    device = torch.device(require_device(options.device))
     if law.weights.invariance == "haar" and law.batch_size > law.width and not options.explicit_weights:
         raise UsageError(
             f"an orthogonal frame has at most as many samples as features, got {law.batch_size} samples of "

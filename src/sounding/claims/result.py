@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -24,6 +23,7 @@ from sounding.claims.claim import (
     stand,
 )
 from sounding.claims.number import Number
+from sounding.encoding import to_plain
 from sounding.errors import UsageError
 from sounding.files import changed_files
 
@@ -82,7 +82,7 @@ class Result:
     def to_json(self) -> str:
         """The text of result.json."""
         fields = {"schema": SCHEMA, **asdict(self), **asdict(self.standing), "command": self.command}
-        return json.dumps(plain(fields), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        return json.dumps(to_plain(fields), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "result") -> Result:
@@ -142,7 +142,7 @@ def describe_result(
         remarks=remarks,
         expectations=tuple({"of": of, **asdict(e), "status": e.judge(numbers.get(e.quantity))} for of, e in checked),
         numbers=dict(numbers),
-        settings=plain(setting.values),
+        settings=to_plain(setting.values),
         experiment=claim.experiment,
         released=claim.released,
         caption=caption,
@@ -159,7 +159,7 @@ def fingerprint_of(claim: Claim, scale: Scale, context: Context) -> str:
     """A sum over what an old result must share with the wanted one: claim, settings, random seed, kind of device."""
     setting = claim.settings[scale]
     parts = [claim.id, claim.statement, scale, claim.expectations, claim.correction, setting.values]
-    text = json.dumps(plain([*parts, context.random_seed, context.device.split(":")[0]]), default=repr, sort_keys=True)
+    text = json.dumps(to_plain([*parts, context.random_seed, context.device.split(":")[0]], other=repr), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -219,19 +219,6 @@ def _device_name(device: str) -> str:
 
         return torch.cuda.get_device_name(device)
     return device
-
-
-def plain(value: Any) -> Any:
-    """JSON types only; infinities and NaN as the strings that `float` reads back."""
-    if hasattr(value, "__dataclass_fields__"):
-        return plain(asdict(value))
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
 
 
 def _number(value: Any) -> Any:

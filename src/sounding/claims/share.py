@@ -8,7 +8,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sounding.claims.claim import Context
-from sounding.claims.result import plain
+from sounding.encoding import to_plain
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,7 +31,7 @@ def share(*unseen: str) -> Callable[[Shared[P, T]], Shared[P, T]]:
         @wraps(function)
         def shared(values: Mapping[str, Any], context: Context, /, *args: P.args, **options: P.kwargs) -> T:
             seen = {name: value for name, value in values.items() if name not in unseen}
-            key = json.dumps(plain([seen, args, options, context.device, context.random_seed]), sort_keys=True)
+            key = json.dumps(to_plain([seen, args, options, context.device, context.random_seed]), sort_keys=True)
             if key not in kept:
                 if len(kept) == KEPT:
                     kept.pop(next(iter(kept)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import math
 import os
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sounding.encoding import to_plain
 from sounding.errors import UsageError, clean
 
 if TYPE_CHECKING:
@@ -22,23 +22,6 @@ if TYPE_CHECKING:
 
 
 SEED = click.IntRange(-(2**63), 2**63 - 1)  # what a generator of torch takes
-
-
-def to_plain(value: Any) -> Any:
-    """JSON types only: tuples become lists, array scalars numbers, NaN and infinities the strings of `float`."""
-    if isinstance(value, dict):
-        return {str(key): to_plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [to_plain(item) for item in value]
-    if isinstance(value, bool | int | str) or value is None:
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if hasattr(value, "to_dict"):
-        return to_plain(value.to_dict())
-    if hasattr(value, "tolist"):
-        return to_plain(value.tolist())
-    return str(value)
 
 
 def say(text: str, *, err: bool = False, nl: bool = True) -> None:

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from sounding.cli.output import console, to_plain
+from sounding.cli.output import console
+from sounding.encoding import to_plain
 
 if TYPE_CHECKING:
     from rich.table import Table

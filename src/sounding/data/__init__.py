@@ -7,8 +7,9 @@ need no torch.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sounding.lazy import lazily
 
 _INDEX = {
     "DEFAULT_BATCH_SIZE": "sounding.data.sources",
@@ -47,12 +48,4 @@ if TYPE_CHECKING:
     from sounding.data.store import data_folder as data_folder
     from sounding.data.store import fetch_entry as fetch_entry
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _INDEX:
-        raise AttributeError(f"module 'sounding.data' has no attribute {name!r}")
-    return getattr(importlib.import_module(_INDEX[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazily(__name__, _INDEX)

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from sounding.encoding import to_plain
 from sounding.probe.reading import NETWORK, PREDICTED, WEIGHT_GRADIENT, read
 from sounding.probe.records import Finding, Report, Unmeasured, Verdict
 from sounding.profile import Profile, Row
@@ -83,11 +84,13 @@ def shorten(report: Report, missing: Sequence[Unmeasured]) -> dict[str, Any]:
             if row.name == NETWORK
         },
         "settings": {
-            name: _plain(value if parts is None else {part: value[part] for part in parts if part in value})
+            name: to_plain(value if parts is None else {part: value[part] for part in parts if part in value})
             for name, parts in SETTINGS.items()
             if (value := report.profile.settings.get(name)) is not None
         },
-        "environment": {name: _plain(report.environment[name]) for name in CIRCUMSTANCES if name in report.environment},
+        "environment": {
+            name: to_plain(report.environment[name]) for name in CIRCUMSTANCES if name in report.environment
+        },
     }
 
 
@@ -131,13 +134,3 @@ def _grouped(missing: Sequence[Unmeasured]) -> list[tuple[str, str]]:
 
 def _cell(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.{DIGITS}g}")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    return value if value is None or isinstance(value, bool | int | str) else str(value)

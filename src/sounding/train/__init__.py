@@ -7,8 +7,9 @@ imported when first used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sounding.lazy import lazily
 
 _INDEX = {
     "Checkpoint": "sounding.train.checkpoint",
@@ -59,12 +60,4 @@ if TYPE_CHECKING:
     from sounding.train.recipe import Recipe as Recipe
     from sounding.train.together import train_together_ as train_together_
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _INDEX:
-        raise AttributeError(f"module 'sounding.train' has no attribute {name!r}")
-    return getattr(importlib.import_module(_INDEX[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazily(__name__, _INDEX)

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sounding.encoding import to_plain
 from sounding.errors import MissingExtraError, UsageError
 from sounding.files import place
 from sounding.profile import Profile, Series
@@ -121,11 +122,11 @@ class History:
         return {
             "schema": SCHEMA,
             "columns": list(Point._fields),
-            "curves": [[_encode(value) for value in point] for point in self.curves],
+            "curves": to_plain(self.curves),
             "diverged": list(self.diverged),
-            "settings": [_encode(entry) for entry in self.settings],
+            "settings": to_plain(self.settings),
             "profile": self.profile.to_dict(),
-            "record": _encode(self.record),
+            "record": to_plain(self.record),
         }
 
     def to_json(self, path: str | Path | None = None) -> str:
@@ -216,15 +217,3 @@ def _plain(point: Sequence[Any]) -> Point:
 def _as_point(values: list[Any]) -> Point:
     run, epoch, step, *rest = values
     return Point(int(run), float(epoch), int(step), *(None if value is None else float(value) for value in rest))  # type: ignore[arg-type]
-
-
-def _encode(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _encode(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_encode(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if value is None or isinstance(value, str | int | float):
-        return value
-    return str(value)

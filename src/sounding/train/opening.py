@@ -9,11 +9,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
+from sounding.errors import require_device
 from sounding.limits import RESUMED, require_memory, require_time
 from sounding.train.checkpoint import Checkpoint, Keeper
 from sounding.train.journal import Journal, ProgressCall
 from sounding.train.recipe import Recipe
-from sounding.train.record import check_device, check_network, check_orders, check_recipe, describe_run, fingerprint
+from sounding.train.record import check_network, check_orders, check_recipe, describe_run, fingerprint
 from sounding.train.samples import Data, Orders, Samples, Stream, Streams, take_samples
 
 POINT_BYTES = 200  # of a point of a curve
@@ -72,7 +73,7 @@ def open_training(
     check_orders(generator, runs=None if kind == "alone" else len(networks))
     homes = [check_network(network) for network in networks]
     home, dtype = homes[0]
-    place = check_device(device, home)
+    place = home if device is None else torch.device(require_device(str(device)))
     samples = take_samples(data, recipe, device=place, dtype=dtype)
     record = describe_run(
         networks,

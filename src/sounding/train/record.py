@@ -118,16 +118,3 @@ def check_orders(generator: Any, *, runs: int | None) -> None:
         )
     if len(generator) != runs:
         raise UsageError(f"expected one generator for each of {runs} networks, got {len(generator)}")
-
-
-def check_device(device: torch.device | str | None, default: torch.device) -> torch.device:
-    """A device that is there."""
-    if device is None:
-        return default
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise UsageError(f"unknown device {device!r}", hint="cpu or cuda") from error
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"the device {found} is not there", hint="cpu")
-    return found

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sounding.lazy import lazily
 
 _INDEX = {
     "MonitorCallback": "sounding.train.callbacks.lightning",
@@ -18,12 +19,4 @@ if TYPE_CHECKING:
     from sounding.train.callbacks.tensorboard import TensorBoard as TensorBoard
     from sounding.train.callbacks.wandb import WeightsAndBiases as WeightsAndBiases
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _INDEX:
-        raise AttributeError(f"module 'sounding.train.callbacks' has no attribute {name!r}")
-    return getattr(importlib.import_module(_INDEX[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazily(__name__, _INDEX)
