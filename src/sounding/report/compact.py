@@ -67,11 +67,12 @@ def shorten(report: Report, missing: Sequence[Unmeasured]) -> dict[str, Any]:
         found = [rows.get((depth, measure)) for depth in chosen]
         if any(found):
             theory[measure] = [[] if row is None else [_cell(row.value), _cell(row.stderr)] for row in found]
-    verdict = report.verdict.to_dict()
+    verdict = report.verdict
     return {
-        "summary": verdict["summary"],
-        "not_judged": verdict["not_judged"],
-        "findings": [_finding(finding) for finding in report.verdict.findings],
+        "sentence": verdict.sentence,
+        "warnings": verdict.warnings,
+        "not_judged": list(verdict.not_judged),
+        "findings": [_finding(finding) for finding in verdict.findings],
         "unmeasured": _grouped(missing),
         "depth": [call.depth for call in chosen.values()],
         "names": [call.name for call in chosen.values()],
@@ -111,7 +112,7 @@ def restore(record: Mapping[str, Any], status: Any) -> Report:
     kinds = {str(depth): kind for depth, kind in zip(record["depth"], record["kinds"], strict=True)}
     settings = {**record["settings"], "kinds": kinds, "weight_layers": record["depth"]}
     findings = tuple(map(_read_finding, record["findings"]))
-    verdict = Verdict(status, findings, record["summary"], tuple(record["not_judged"]))
+    verdict = Verdict(status, findings, record["sentence"], tuple(record["not_judged"]), record["warnings"])
     unmeasured = tuple(Unmeasured(name, reason) for name, reason in record["unmeasured"])
     return Report(Profile(tuple(rows), settings), verdict, unmeasured, record["environment"])
 
