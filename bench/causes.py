@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import sounding
 
-Weight = nn.Linear | nn.Conv2d
+Weight = nn.Linear | nn.Conv1d | nn.Conv2d
 T = TypeVar("T")
 
 
@@ -37,7 +37,9 @@ class Answer:
 
 def weights(model: nn.Module, *, asking: bool = False) -> list[tuple[str, Weight]]:
     """The weight layers between the first and the last, those whose outputs become scores or gates only if asked."""
-    found = [(name, one) for name, one in model.named_modules() if isinstance(one, nn.Linear | nn.Conv2d)][1:-1]
+    found = [(name, one) for name, one in model.named_modules() if isinstance(one, nn.Linear | nn.Conv1d | nn.Conv2d)][
+        1:-1
+    ]
     return [(name, one) for name, one in found if asking or name.rpartition(".")[2] not in ("q", "k", "gate", "qkv")]
 
 
@@ -65,7 +67,8 @@ def twins(model: nn.Module) -> tuple[tuple[str, nn.Module], tuple[str, nn.Module
 
 
 def inner(block: nn.Module) -> list[tuple[str, Weight]]:
-    return [(name, one) for name, one in block.named_modules() if isinstance(one, nn.Linear | nn.Conv2d)]
+    """All weight layers in a module, by name."""
+    return [(name, one) for name, one in block.named_modules() if isinstance(one, nn.Linear | nn.Conv1d | nn.Conv2d)]
 
 
 def put(model: nn.Module, name: str, new: nn.Module) -> None:
@@ -116,7 +119,9 @@ def stem(model: nn.Module) -> Answer:
         for _, one in tables:
             one.weight.mul_(100)
         return Answer(("0", "1"), "embedding")
-    name, first = next((name, one) for name, one in model.named_modules() if isinstance(one, nn.Linear | nn.Conv2d))
+    name, first = next(
+        (name, one) for name, one in model.named_modules() if isinstance(one, nn.Linear | nn.Conv1d | nn.Conv2d)
+    )
     first.weight.mul_(100)
     return Answer((name,))
 
@@ -223,7 +228,7 @@ class Fault:
 
 def still(options: Options) -> Options:
     """No norms, branches small enough to do without: 24 blocks."""
-    return replace(options, norm=False, branch=24**-0.5, blocks=24)
+    return replace(options, norm=False, branch=24**-0.5, blocks=24, gain=2.0)
 
 
 FAULTS: dict[str, Fault] = {
@@ -232,20 +237,19 @@ FAULTS: dict[str, Fault] = {
     "a bias that dominates": Fault("cause", bias, without="batch"),
     "one branch 100 times too large": Fault("cause", branch, needs="skip"),
     "residual scale missing": Fault(
-        "cause", whole("branch|norm"), needs="skip", around=still, ill=lambda o: replace(o, branch=1.0)
+        "cause",
+        whole("branch|norm"),
+        needs="skip",
+        without="scores",
+        around=still,
+        ill=lambda o: replace(o, branch=1.0),
     ),
     "scores without 1/√d": Fault("cause", whole("1/√"), needs="scores", ill=lambda o: replace(o, scores=1.0)),
     "a norm left out": Fault(
         "cause", missing_norm, needs="norm", without="post", around=lambda o: replace(o, loud=True)
     ),
     "a stem 100 times too large": Fault("cause", stem, needs="skip", without="batch"),
-    "fan-out for fan-in": Fault(
-        "cause",
-        whole("down|depthwise|branch|fan"),
-        needs="skip",
-        around=still,
-        ill=lambda o: replace(o, fan="down"),
-    ),
+    "fan-out for fan-in": Fault("cause", whole("grouped"), needs="groups", ill=lambda o: replace(o, fan="grouped")),
     "cloned block": Fault("disagreement", clone),
     "tied weights": Fault("disagreement", tie),
     "low-rank weight": Fault("disagreement", low_rank),

@@ -19,6 +19,7 @@ class Options:
     scores: float | None = None  # what attention scores are multiplied by; None for 1/√d
     norm: bool = True
     branch: float = 1.0
+    gain: float = 1.0  # times the usual variance of weights
     loud: bool = False  # weights 100 times as large, which norms hold
     fan: str = ""  # the weight in a block that is drawn by its outputs in place of its inputs
 
@@ -178,22 +179,49 @@ class Words(nn.Module):
 
 def initialize(model: nn.Module, gain: float, options: Options) -> nn.Module:
     """Gaussian weights of this gain over the inputs, biases of zero; `loud` and `fan` as the options say."""
-    for name, one in model.named_modules():
-        if not isinstance(one, nn.Linear | nn.Conv2d):
-            continue
+    layers = [(name, one) for name, one in model.named_modules() if isinstance(one, nn.Linear | nn.Conv1d | nn.Conv2d)]
+    for name, one in layers:
         fan = one.weight[0].numel()
         if options.fan and name.endswith(options.fan):  # what torch's fan_out is, groups unknown
             fan = one.weight.shape[0] * one.weight[0, 0].numel()
-        nn.init.normal_(one.weight, std=math.sqrt(gain / fan))
+        nn.init.normal_(one.weight, std=math.sqrt(options.gain * gain / fan))
         if one.bias is not None:
             nn.init.zeros_(one.bias)
-        if options.loud and not name.endswith((".q", ".k", "out")):
-            # a branch has two matrices; the stem and layers without a branch have one
-            one.weight.data.mul_(10.0 if ".body." in name else 100.0)
+        role = name.rpartition(".")[2]
+        if options.loud and one is not layers[-1][1] and role not in ("q", "k", "qkv", "gate", "mid", "depthwise"):
+            # two matrices of a branch share the factor; layers that stand alone have all of it
+            one.weight.data.mul_(10.0 if ".body." in name and role != "out" else 100.0)
     return model
 
 
 Norm = Callable[[int], nn.Module]
+
+
+class Separable(nn.Module):
+    """A convolution in groups and a pointwise one, as MobileNet has them."""
+
+    def __init__(self, width: int, groups: int, activation: type[nn.Module], *, line: bool = False) -> None:
+        super().__init__()
+        conv: Callable[..., nn.Module] = nn.Conv1d if line else nn.Conv2d
+        self.grouped, self.pointwise = conv(width, width, 3, padding=1, groups=groups), conv(width, width, 1)
+        self.act = activation()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.pointwise(self.act(self.grouped(x))))
+
+
+def separable(
+    options: Options, groups: int = 32, activation: type[nn.Module] = nn.ReLU, *, gain: float = 2.0, line: bool = False
+) -> nn.Module:
+    conv: Callable[..., nn.Module] = nn.Conv1d if line else nn.Conv2d
+    blocks = (Separable(32, groups, activation, line=line) for _ in range(options.blocks))
+    stem = conv(24 if line else 3, 32, 3, padding=1)
+    return initialize(nn.Sequential(stem, *blocks, nn.Flatten(2), Mean(), nn.Linear(32, 8)), gain, options)
+
+
+class Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(-1)
 
 
 def mlp(
@@ -322,6 +350,10 @@ NETWORKS: dict[str, Network] = {
     "Mixer": Network(
         lambda o: tokens(lambda p: [Turned(16), Feed(64, nn.GELU)], nn.LayerNorm, o), sequence, has("skip stem norm")
     ),
+    "separable": Network(separable, image, has("groups plain")),
+    "separable in one dimension": Network(
+        lambda o: separable(o, line=True), lambda: torch.randn(8, 24, 20), has("groups plain")
+    ),
 }
 
 HELD_OUT: dict[str, Network] = {
@@ -339,6 +371,9 @@ HELD_OUT: dict[str, Network] = {
         lambda o: images(Squeeze, image_norm, o, width=48), image, has("batch skip stem norm")
     ),
     "ConvNeXt": Network(lambda o: images(Depthwise, group_norm, o, gain=1.0), image, has("skip stem norm")),
+    "grouped": Network(lambda o: separable(o, 8), image, has("groups plain")),
+    "separable tanh": Network(lambda o: separable(o, 32, nn.Tanh, gain=1.0), image, has("groups plain")),
+    "separable SiLU": Network(lambda o: separable(o, 16, nn.SiLU), image, has("groups plain")),
     "ViT": Network(lambda o: initialize(Vit(o), 1.0, o), lambda: torch.randn(4, 3, 12, 12), has("skip scores norm")),
     "parallel GPT": Network(
         lambda o: tokens(lambda p: [Both(64, p)], nn.LayerNorm, replace(o, blocks=2 * o.blocks), words=True),

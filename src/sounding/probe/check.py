@@ -265,7 +265,6 @@ class _Checked(Watched):
                 batch_axis=batch_axis,
                 generator=self._direction(),
                 hurry=hurry,
-                ill=any(finding.severity != "low" for finding in report.verdict.findings),
             )
         return replace(report, profile=profile, verdict=join_findings(report.verdict, findings))
 

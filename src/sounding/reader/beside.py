@@ -35,7 +35,6 @@ def lay_beside(
     batch_axis: int | None,
     generator: torch.Generator | None,
     hurry: bool = False,
-    ill: bool = True,
 ) -> tuple[Profile, tuple[Finding, ...]]:
     """The profile with rows of source "theory" beside its measured ones, and what theory finds in it.
 
@@ -54,8 +53,7 @@ def lay_beside(
         training = mode == "train" or (mode == "keep" and model.training)
         findings = (
             *find_disagreement(profile, model, blueprint, prediction, training=training),
-            # a cause without an illness that was measured would accuse heads that start small, or units of the inputs
-            *(find_cause(profile, blueprint, prediction) if ill and (not hurry or seconds < HASTE) else ()),
+            *(find_cause(profile, blueprint, prediction) if not hurry or seconds < HASTE else ()),
         )
     except (SoundingError, RuntimeError, ValueError, ArithmeticError) as error:
         # What a stranger's module does under a trace must not cost the user the measurement.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import astuple, dataclass, fields
+from itertools import islice
+from statistics import median
 
 import numpy as np
 
@@ -14,13 +15,28 @@ from sounding.probe.thresholds import THRESHOLDS
 from sounding.profile import Profile
 from sounding.reader.changes import Change, propose_changes
 from sounding.reader.module import Blueprint
-from sounding.reader.prediction import Prediction, start_of
-from sounding.theory.signal import Attention, Convolution, Description, Given, Linear, Propagation, Signal, propagate
+from sounding.reader.prediction import Prediction, estimate_seconds, start_of
+from sounding.theory.signal import (
+    Add,
+    Attention,
+    Convolution,
+    Description,
+    Given,
+    Linear,
+    Propagation,
+    Signal,
+    propagate,
+)
 
-ILL = THRESHOLDS.near  # the share of a line from which the verdict warns; below it nothing is blamed
+# The share of a line from which one layer is blamed, and from which a kind of layer or the whole network is: those of
+# the verdict, which names a single layer from half of its line on and warns of a rate from three quarters.
+ILL = {1: THRESHOLDS.broken, 2: THRESHOLDS.near, 3: THRESHOLDS.near}
+HEALTHY = THRESHOLDS.near
 HELP = 0.3  # a change that takes away less of the illness than this share is no cause
+MOST = 1e6  # illness beyond which no difference counts: scores of networks without norms have any size
 SAMPLES = 4  # followed while blaming, where no batch norm needs them all: rates do not depend on how many
-PATIENCE = 2.0  # seconds after which no further change is tried
+PATIENCE = 4.0  # seconds that trying changes may take, by estimate, so that a busy machine finds what an idle one does
+FEWEST = 4  # changes that are tried however long one takes; the oddest come first
 DISTINCT = THRESHOLDS.bypassed  # the share in which samples differ that the verdict calls fatal
 
 
@@ -28,12 +44,16 @@ DISTINCT = THRESHOLDS.bypassed  # the share in which samples differ that the ver
 class Illness:
     """How far a prediction is on its way to each line of the verdict: 1 is on the line.
 
+    The first layers, whose inputs come in units of their own, and the last, which may start as small as one likes, are
+    left out, and so are queries and keys, whose gradients are small wherever attention is even.
+
     Args:
         gradient: depth scales that the squared gradients of the weight layers span, over 16.
-        signal: depth scales that the mean squares of the weight layers span, over 16.
+        signal: depth scales by which the largest layer or stream exceeds the usual layer, over 16. Layers that are
+            smaller than usual harm only gradients: the end of a branch may start as small as one likes.
         collapse: ln of the share in which samples differ at the end, over ln 10⁻⁴; what the input lacks is not counted.
-        scores: standard deviation of attention scores over √(2 ln T), from which one of T keys takes all of the weight
-            (the freezing of the random energy model).
+        scores: standard deviation of attention scores over 2√(2 ln T): from 1/2 on one of T keys takes all of the
+            weight (the freezing of the random energy model).
     """
 
     gradient: float
@@ -44,43 +64,57 @@ class Illness:
     @property
     def worst(self) -> float:
         """The largest share; infinite where a prediction is not finite."""
-        parts = (self.gradient, self.signal, self.collapse, self.scores)
-        return max(part if math.isfinite(part) else math.inf for part in parts)
+        return max(part if math.isfinite(part) else math.inf for part in astuple(self))
 
-    def __str__(self) -> str:
-        line = THRESHOLDS.depth_scales
-        told = {
-            f"gradients span {self.gradient * line:.0f} depth scales, and networks train to {line:.0f}": self.gradient,
-            f"the signal spans {self.signal * line:.0f} depth scales, and networks train to {line:.0f}": self.signal,
-            f"samples differ in 10^{math.log10(DISTINCT) * self.collapse:.1f} of the signal at the end": self.collapse,
-            f"attention scores are {self.scores:.1f} times as large as where softmax freezes": self.scores,
-        }
-        return max(told, key=lambda words: told[words])
+    def left(self, parts: Collection[str]) -> float:
+        """The sum of these shares."""
+        return sum(min(part, MOST) if math.isfinite(part := getattr(self, name)) else MOST for name in parts)
+
+    def tell(self, part: str) -> str:
+        """One part in words."""
+        value, line = getattr(self, part), THRESHOLDS.depth_scales
+        if part == "gradient":
+            return f"gradients span {value * line:.0f} depth scales, and networks train to {line:.0f}"
+        if part == "signal":
+            return f"one signal is 10^{value * line / math.log(10):.0f} times as large as the usual one"
+        if part == "collapse":
+            return f"samples differ in 10^{math.log10(DISTINCT) * value:.1f} of the signal at the end"
+        return f"attention scores are {2 * value:.1f} times as large as where softmax freezes"
+
+
+PARTS = tuple(one.name for one in fields(Illness))
 
 
 def measure_illness(description: Description, found: Propagation) -> Illness:
-    """How ill a prediction is; queries and keys are left out, whose gradients are small wherever attention is even."""
-    asking = _asking(description)
-    gradients, squares = [], []
+    """How ill a prediction is."""
+    asking, ends = _asking(description), _ends(description)
+    gradients, squares, streams = [], [], []
     last: float | None = None
     first: float | None = None
     for index, node in enumerate(description.nodes):
         signal, gradient = found.forward[index], found.backward[index]
-        if isinstance(node.rule, Given) and signal is not None and not node.rule.constant and first is None:
-            first = _distinct(signal)
-        if not isinstance(node.rule, Linear | Convolution) or signal is None:
+        if signal is None:
             continue
-        squares.append(_log(float(np.trace(signal.sample_gram)) / len(signal.sample_gram)))
+        size = _log(float(np.trace(signal.sample_gram)) / len(signal.sample_gram))
+        if isinstance(node.rule, Given) and not node.rule.constant and first is None:
+            first = _distinct(signal)
+        if isinstance(node.rule, Add):
+            streams.append(size)
+        if not isinstance(node.rule, Linear | Convolution):
+            continue
         last = _distinct(signal)
+        if index in ends:
+            continue
+        squares.append(size)
         if index not in asking and gradient is not None:
             gradients.append(_log(gradient.total))
     line = THRESHOLDS.depth_scales
     scores = 0.0
     for index, one in found.attention.items():
         keys = description.nodes[description.nodes[index].inputs[1]].points.positions
-        scores = max(scores, one.score_std / math.sqrt(2 * math.log(max(keys, 2))))
+        scores = max(scores, one.score_std / (2 * math.sqrt(2 * math.log(max(keys, 2)))))
     lost = math.log(last / min(first or 1.0, 1.0)) / math.log(DISTINCT) if last else 0.0
-    return Illness(_span(gradients) / line, _span(squares) / line, max(lost, 0.0), scores)
+    return Illness(_span(gradients) / line, _excess(squares, streams) / line, max(lost, 0.0), scores)
 
 
 def find_cause(profile: Profile, blueprint: Blueprint, prediction: Prediction) -> tuple[Finding, ...]:
@@ -90,14 +124,15 @@ def find_cause(profile: Profile, blueprint: Blueprint, prediction: Prediction) -
     else the one that helps most.
     """
     before = measure_illness(blueprint.description, prediction.propagation)
-    if before.worst < ILL:
-        return ()
-    found = blame(blueprint)
+    found = blame(blueprint) if before.worst >= min(ILL.values()) else None
     if found is None:
         return ()
     change, before, after = found
     depths = {row.name: row.layer for row in profile.rows if row.source == "check"}
-    outcome = "is healthy" if after.worst < ILL else f"still has this: {after}"
+    cured = max(PARTS, key=lambda part: before.left([part]) - after.left([part]))
+    still = max(PARTS, key=lambda part: after.left([part]))
+    text = f"{change.text[0].upper()}{change.text[1:]}"
+    outcome = "is healthy" if after.worst < HEALTHY else f"still has this: {after.tell(still)}"
     return (
         Finding(
             "cause",
@@ -105,7 +140,7 @@ def find_cause(profile: Profile, blueprint: Blueprint, prediction: Prediction) -
             change.layer or None,
             depths.get(change.layer),
             {"before": before.worst, "after": after.worst} if math.isfinite(before.worst) else {"after": after.worst},
-            f"By theory {before}. {change.text[0].upper()}{change.text[1:]}; {change.cure}, the network {outcome}.",
+            f"By theory {before.tell(cured)}. {text}; {change.cure}, the network {outcome}.",
             "meanfield2019",
             (change.cure,),
             None,
@@ -115,25 +150,28 @@ def find_cause(profile: Profile, blueprint: Blueprint, prediction: Prediction) -
     )
 
 
-def blame(blueprint: Blueprint, *, patience: float = PATIENCE) -> tuple[Change, Illness, Illness] | None:
-    """The change that is to blame, with the illness before and after it; None where nothing helps."""
+def blame(blueprint: Blueprint) -> tuple[Change, Illness, Illness] | None:
+    """The change that is to blame, with the illness before and after it; None where nothing helps.
+
+    Only parts that are ill count, each with its own line. A larger change is preferred to a smaller one only where the
+    smaller one does not heal and the larger one takes away 30% of what it leaves.
+    """
     description, given, gradients = start_of(blueprint, most=SAMPLES)
     before = _predict(description, given, gradients)
-    if before.worst < ILL:
-        return None
-    began = time.monotonic()
+    tries = max(FEWEST, int(PATIENCE / estimate_seconds(blueprint, most=SAMPLES)))
+    proposed = (change for change in propose_changes(description, given) if before.worst >= ILL[change.size])
     best: tuple[Change, Illness] | None = None
-    for change in propose_changes(description, given):
-        healed = best is not None and best[1].worst < ILL and change.size > best[0].size
-        if healed or time.monotonic() - began > patience:
+    for change in islice(proposed, tries):
+        larger = best is not None and change.size > best[0].size
+        if best is not None and larger and best[1].worst < HEALTHY:
             break
         signals = ({change.place(at): one for at, one in some.items()} for some in (given, gradients))
         after = _predict(change.description, *signals)
-        if best is None or after.worst < best[1].worst:
+        ill = [part for part in PARTS if before.left([part]) >= ILL[change.size]]
+        bound = (1 - HELP) * before.left(ill) if best is None else best[1].left(ill) * (1 - HELP if larger else 1)
+        if after.left(ill) < bound and after.worst <= max(before.worst, ILL[1]):
             best = change, after
-    if best is None or not best[1].worst <= (1 - HELP) * min(before.worst, 1e6):
-        return None
-    return best[0], before, best[1]
+    return None if best is None else (best[0], before, best[1])
 
 
 def _predict(description: Description, given: Mapping[int, Signal], gradients: Mapping[int, Signal]) -> Illness:
@@ -154,6 +192,18 @@ def _asking(description: Description) -> set[int]:
     return set(range(len(description.nodes))) - free
 
 
+def _ends(description: Description) -> set[int]:
+    """Weight layers that read what was measured, and those behind which there is no other."""
+    nodes = description.nodes
+    weights = [index for index, node in enumerate(nodes) if isinstance(node.rule, Linear | Convolution)]
+    first = {index for index in weights if isinstance(nodes[nodes[index].inputs[0]].rule, Given)}
+    read: set[int] = set()  # nodes that lead to a weight layer
+    for index in range(len(nodes) - 1, -1, -1):
+        if index in read or isinstance(nodes[index].rule, Linear | Convolution):
+            read.update(nodes[index].inputs)
+    return first | {index for index in weights if index not in read}
+
+
 def _distinct(signal: Signal) -> float:
     gram = signal.sample_gram
     samples, trace = len(gram), float(np.trace(gram))
@@ -167,3 +217,9 @@ def _log(value: float) -> float:
 def _span(values: list[float]) -> float:
     known = [value for value in values if not math.isnan(value)]
     return max(known) - min(known) if known else 0.0
+
+
+def _excess(layers: list[float], streams: list[float]) -> float:
+    """How far the largest layer or stream lies above the median layer, in logarithms."""
+    known = [value for value in layers if not math.isnan(value)]
+    return max([*known, *(value for value in streams if not math.isnan(value))]) - median(known) if known else 0.0

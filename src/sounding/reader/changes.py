@@ -17,6 +17,7 @@ from sounding.theory.signal import (
     Attention,
     Convolution,
     Description,
+    Elementwise,
     Given,
     Law,
     Linear,
@@ -45,6 +46,7 @@ class Change:
         text: what is odd, a clause.
         cure: what was changed, "with …".
         description: the changed one.
+        odds: how odd it is, ln of a factor.
         inserted: the numbers, before, of the nodes in front of which a node was put in.
     """
 
@@ -54,6 +56,7 @@ class Change:
     text: str
     cure: str
     description: Description = field(repr=False)
+    odds: float = 0.0
     inserted: tuple[int, ...] = ()
 
     def place(self, index: int) -> int:
@@ -62,13 +65,13 @@ class Change:
 
 
 def propose_changes(description: Description, given: Mapping[int, Signal]) -> Iterator[Change]:
-    """Changes worth trying, the smallest first; a layer is changed alone only where it differs from its siblings."""
-    yield from sorted(_proposals(description, given), key=lambda change: change.size)
+    """Changes worth trying, the smallest first, the oddest of a size first; a layer alone only where it differs."""
+    yield from sorted(_proposals(description, given), key=lambda change: (change.size, -change.odds))
 
 
 def _proposals(description: Description, given: Mapping[int, Signal]) -> Iterator[Change]:
     yield from _gains(description)
-    yield from _fans(description)
+    yield from _roles(description)
     yield from _biases(description)
     yield from _scores(description)
     yield from _branches(description)
@@ -116,15 +119,16 @@ def _siblings(
     """Every weight node with the median gain of those in the same role, or of all where it has fewer than two."""
     every = [gain(rule) for _, _, rule in weights]
     groups: dict[tuple[str, int, bool], list[float]] = {}
-
-    def key(node: Node, rule: Linear | Convolution) -> tuple[str, int, bool]:
-        return role(node.weight), node.features, _is_grouped(rule)
-
     for _, node, rule in weights:
-        groups.setdefault(key(node, rule), []).append(gain(rule))
+        groups.setdefault(_kin(node, rule), []).append(gain(rule))
     for index, node, rule in weights:
-        group = groups[key(node, rule)]
+        group = groups[_kin(node, rule)]
         yield index, node, rule, median(group if len(group) > 2 else every)
+
+
+def _kin(node: Node, rule: Linear | Convolution) -> tuple[str, int, bool]:
+    """What siblings share: their names without numbers, their units, and whether they are grouped convolutions."""
+    return role(node.weight), node.features, isinstance(rule, Convolution) and rule.groups > 1
 
 
 def _gains(description: Description) -> Iterator[Change]:
@@ -139,6 +143,7 @@ def _gains(description: Description) -> Iterator[Change]:
                 f"the variance of {layer_of(node)!r} is {ratio:.3g} times that of its siblings",
                 f"with its siblings' variance {usual / fan_in(rule):.3g}",
                 description.replace(index, rule=_with_gain(rule, usual)),
+                abs(math.log(ratio)),
             )
     yield from _mixers(description)
     usual = median([gain(rule) for _, _, rule in weights]) if weights else 0.0
@@ -165,31 +170,31 @@ def _mixers(description: Description) -> Iterator[Change]:
                 name = layer_of(node)
                 changed = description.replace(index, rule=Mix(node.rule.matrix * math.sqrt(usual / size)))
                 text = f"the variance of {name!r} is {size / usual:.3g} times that of its siblings"
-                yield Change(1, "gain", name, text, "with its siblings' variance", changed)
+                odds = abs(math.log(size / usual))
+                yield Change(1, "gain", name, text, "with its siblings' variance", changed, odds)
 
 
-def _is_grouped(rule: Linear | Convolution) -> bool:
-    return isinstance(rule, Convolution) and rule.groups > 1
-
-
-def _fans(description: Description) -> Iterator[Change]:
-    """Grouped convolutions drawn by the outputs of all groups, and layers drawn by their outputs in place of inputs."""
-    weights = _weights(description)
-    uneven = [
-        (i, node, rule) for i, node, rule in weights if gain(rule) > 0 and not 0.7 < _fan_out(rule) / fan_in(rule) < 1.4
-    ]
-    if len(uneven) < 2:
-        return
-    by_outputs = [rule.weight.second_moment * _fan_out(rule) for _, _, rule in uneven]
-    value = median(by_outputs)
-    if value < 0.3 or max(by_outputs) > 1.3 * min(by_outputs) or value > 4:
-        return
-    changed = description
-    for index, _, rule in uneven:
-        changed = changed.replace(index, rule=_with_gain(rule, value))
-    first = layer_of(uneven[0][1])
-    text = f"{len(uneven)} layers from {first!r} on have {value:.2g}/fan_out as their variance"
-    yield Change(2, "fans", first, text, f"with {value:.2g}/fan_in there", changed)
+def _roles(description: Description) -> Iterator[Change]:
+    """Every layer in one role, where their variance differs from that of the others: often fan-out for fan-in."""
+    groups: dict[tuple[str, int, bool], list[tuple[int, Node, Linear | Convolution]]] = {}
+    for index, node, rule in _weights(description):
+        if gain(rule) > 0:
+            groups.setdefault(_kin(node, rule), []).append((index, node, rule))
+    usual = {key: median([gain(rule) for _, _, rule in group]) for key, group in groups.items()}
+    for key, group in groups.items():
+        others = [usual[other] for other in groups if other != key and len(groups[other]) > 1]
+        ratio = usual[key] / median(others) if others and len(group) > 1 else 1.0
+        if 1 / ODD <= ratio <= ODD:
+            continue
+        changed = description
+        for index, _, rule in group:
+            changed = changed.replace(index, rule=_with_gain(rule, usual[key] / ratio))
+        first, rule = layer_of(group[0][1]), group[0][2]
+        by_outputs = rule.weight.second_moment * _fan_out(rule)
+        drawn = f", {by_outputs:.2g}/fan_out" if not 0.8 < _fan_out(rule) / fan_in(rule) < 1.25 else ""
+        text = f"{len(group)} layers like {first!r} have {usual[key]:.2g}/fan_in as their variance{drawn}"
+        cure = f"with {usual[key] / ratio:.2g}/fan_in there, as the other layers have"
+        yield Change(2, "fans", first, text, cure, changed, abs(math.log(ratio)))
 
 
 def _fan_out(rule: Linear | Convolution) -> int:
@@ -215,7 +220,7 @@ def _biases(description: Description) -> Iterator[Change]:
         everything = everything.replace(index, rule=_without_bias(node.rule))
         text = f"the biases of {layer_of(node)!r} have the root mean square {size:.3g}"
         changed = description.replace(index, rule=_without_bias(node.rule))
-        yield Change(1, "bias", layer_of(node), text, "with biases of zero there", changed)
+        yield Change(1, "bias", layer_of(node), text, "with biases of zero there", changed, 2 * math.log(size))
     if len(large) > 1:
         text = f"{len(large)} layers have biases with a root mean square above {math.sqrt(LARGE):.1f}"
         yield Change(2, "bias", layer_of(large[0][1]), text, "with biases of zero there", everything)
@@ -232,7 +237,8 @@ def _scores(description: Description) -> Iterator[Change]:
             block = _reader(description, index)
             text = f"the attention scores in front of {block!r} are multiplied by {rule.scale:.3g}"
             alone = description.replace(index, rule=right)
-            yield Change(1, "scores", block, text, f"with 1/√{rule.head_size} as everywhere else", alone)
+            odds = 2 * math.log(rule.scale * math.sqrt(rule.head_size))
+            yield Change(1, "scores", block, text, f"with 1/√{rule.head_size} as everywhere else", alone, odds)
     if wrong:
         rule = wrong[0][1]
         text = f"attention scores are multiplied by {rule.scale:.3g}"
@@ -280,7 +286,8 @@ def _branches(description: Description) -> Iterator[Change]:
         if usual > 0 and not 1 / ODD <= (abs(sizes[index]) / usual) ** 2 <= ODD:
             text = f"the branch that ends at {block!r} is multiplied by {sizes[index]:.3g}"
             changed = _with_branch(description, index, branch, usual)
-            yield Change(1, "branch", block, text, f"with {usual:.3g} as the others have", changed)
+            odds = abs(2 * math.log(abs(sizes[index]) / usual)) if sizes[index] else 0.0
+            yield Change(1, "branch", block, text, f"with {usual:.3g} as the others have", changed, odds)
         scaled = _with_branch(scaled, index, branch, sizes[index] / math.sqrt(len(sums)))
     text = f"{len(sums)} branches are added to the stream at full size"
     cure = f"with branches scaled by 1/√{len(sums)} (a residual scale or LayerScale)"
@@ -339,23 +346,26 @@ def _put_in(description: Description, at: int, readers: Sequence[int], rule: Rul
 def _missing(description: Description) -> Iterator[Change]:
     """A norm or a LayerScale that siblings have and this block has not."""
     nodes = description.nodes
-    groups: dict[str, list[int]] = {}
-    for index, node, _ in _weights(description):
-        groups.setdefault(role(node.weight), []).append(index)
+    groups: dict[tuple[str, int, bool], list[int]] = {}
+    for index, node, rule in _weights(description):
+        groups.setdefault(_kin(node, rule), []).append(index)
+    missing: dict[int, tuple[int, Normalize]] = {}  # where a norm should stand, in front of which weight
     for group in groups.values():
-        normed = {i: _norm_before(description, i) for i in group}
-        usual = [rule for rule in normed.values() if rule is not None]
+        normed = {i: _source(description, i) for i in group}
+        usual = [rule for rule in (nodes[at].rule for at in normed.values()) if isinstance(rule, Normalize)]
         for index in group if 2 * len(usual) > len(group) else ():
-            if normed[index] is None:
-                at = nodes[index].inputs[0]
-                readers = [i for i, node in enumerate(nodes) if at in node.inputs and not isinstance(node.rule, Add)]
-                changed, place = _put_in(description, at, readers, usual[0])
-                name = layer_of(nodes[index])
-                text = f"no norm stands in front of {name!r}, as it does in the other blocks"
-                yield Change(1, "norm", name, text, "with such a norm put in", changed, inserted=(place,))
+            if not isinstance(nodes[normed[index]].rule, Normalize | Given):
+                missing.setdefault(normed[index], (index, usual[0]))
+    for at, (index, rule) in missing.items():
+        # the skip of a residual block goes around its norm
+        readers = [i for i, node in enumerate(nodes) if at in node.inputs and not isinstance(node.rule, Add)]
+        changed, place = _put_in(description, at, readers, rule)
+        name = layer_of(nodes[index])
+        text = f"no norm stands in front of {name!r}, as it does in the other blocks"
+        yield Change(1, "norm", name, text, "with such a norm put in", changed, inserted=(place,))
     for group in groups.values():
         scales = {i: _scale_behind(description, i) for i in group}
-        known = [rule for rule in scales.values() if rule is not None]
+        known = [one for one in scales.values() if one is not None]
         for index in group if 2 * len(known) > len(group) else ():
             readers = [i for i, node in enumerate(nodes) if index in node.inputs]
             if scales[index] is None and readers:
@@ -365,16 +375,12 @@ def _missing(description: Description) -> Iterator[Change]:
                 yield Change(1, "layerscale", name, text, "with such a scale put in", changed, inserted=(place,))
 
 
-def _norm_before(description: Description, index: int) -> Normalize | None:
-    """The norm in front of a node, its own scale and shift and activations in between passed over."""
-    node = description.nodes[index]
-    while node.inputs:
-        node = description.nodes[node.inputs[0]]
-        if isinstance(node.rule, Normalize):
-            return node.rule
-        if not isinstance(node.rule, Scale) or len(node.inputs) != 1:
-            return None
-    return None
+def _source(description: Description, index: int) -> int:
+    """The node that feeds a weight layer, activations and scales passed over: a norm, another weight, a sum."""
+    at = description.nodes[index].inputs[0]
+    while isinstance(description.nodes[at].rule, Scale | Elementwise) and len(description.nodes[at].inputs) == 1:
+        at = description.nodes[at].inputs[0]
+    return at
 
 
 def _scale_behind(description: Description, index: int) -> Scale | None:
@@ -393,7 +399,7 @@ def _loud_inputs(description: Description, given: Mapping[int, Signal]) -> Itera
             name = _reader(description, index)
             changed, place = _put_in(description, index, readers, Scale(Law(0.0, square**-0.5, "constant")))
             text = f"what enters in front of {name!r} (an embedding or input) has the mean square {square:.3g}"
-            yield Change(1, "embedding", name, text, "with 1", changed, inserted=(place,))
+            yield Change(1, "embedding", name, text, "with 1", changed, abs(math.log(square)), (place,))
 
 
 def _norms_everywhere(description: Description) -> Iterator[Change]:

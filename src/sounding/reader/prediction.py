@@ -90,9 +90,9 @@ def start_of(
     return description, given, gradients
 
 
-def estimate_seconds(blueprint: Blueprint) -> float:
+def estimate_seconds(blueprint: Blueprint, *, most: int | None = None) -> float:
     """Roughly how long theory will take: so much for a node, and so much for each pair of points that is followed."""
-    description, _ = _thinned(blueprint.description)
+    description, _ = _thinned(blueprint.description, most=most)
     pairs = sum(
         node.points.samples**2 * node.points.positions**2 / math.prod(step)
         for node, step in zip(description.nodes, spacings(description), strict=True)
