@@ -373,7 +373,7 @@ HELD_OUT: dict[str, Network] = {
     "ConvNeXt": Network(lambda o: images(Depthwise, group_norm, o, gain=1.0), image, has("skip stem norm")),
     "grouped": Network(lambda o: separable(o, 8), image, has("groups plain")),
     "separable tanh": Network(lambda o: separable(o, 32, nn.Tanh, gain=1.0), image, has("groups plain")),
-    "separable SiLU": Network(lambda o: separable(o, 16, nn.SiLU), image, has("groups plain")),
+    "separable SiLU": Network(lambda o: separable(o, 16, nn.SiLU, gain=2.8), image, has("groups plain")),
     "ViT": Network(lambda o: initialize(Vit(o), 1.0, o), lambda: torch.randn(4, 3, 12, 12), has("skip scores norm")),
     "parallel GPT": Network(
         lambda o: tokens(lambda p: [Both(64, p)], nn.LayerNorm, replace(o, blocks=2 * o.blocks), words=True),

@@ -356,10 +356,10 @@ def _missing(description: Description) -> Iterator[Change]:
         for index in group if 2 * len(usual) > len(group) else ():
             if not isinstance(nodes[normed[index]].rule, Normalize | Given):
                 missing.setdefault(normed[index], (index, usual[0]))
-    for at, (index, rule) in missing.items():
+    for at, (index, norm) in missing.items():
         # the skip of a residual block goes around its norm
         readers = [i for i, node in enumerate(nodes) if at in node.inputs and not isinstance(node.rule, Add)]
-        changed, place = _put_in(description, at, readers, rule)
+        changed, place = _put_in(description, at, readers, norm)
         name = layer_of(nodes[index])
         text = f"no norm stands in front of {name!r}, as it does in the other blocks"
         yield Change(1, "norm", name, text, "with such a norm put in", changed, inserted=(place,))
