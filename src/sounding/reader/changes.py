@@ -409,20 +409,12 @@ def _norms_everywhere(description: Description) -> Iterator[Change]:
     sums = _residuals(description)
     changed = description
     inserted: list[int] = []
-    if sums:
-        starts = {node.inputs[1 - branch] for index, branch in sums if (node := description.nodes[index])}
-        targets = [
-            (
-                at,
-                [i for i, node in enumerate(description.nodes) if at in node.inputs and not isinstance(node.rule, Add)],
-            )
-            for at in sorted(starts)
-        ]
-    else:
-        targets = [
-            (at, [i for i, node in enumerate(description.nodes) if at in node.inputs])
-            for at, _, _ in _weights(description)[:-1]
-        ]
+    places = {description.nodes[index].inputs[1 - branch] for index, branch in sums}
+    # the skip of a residual block goes around its norm; a network without blocks has no sums to go around
+    targets = [
+        (at, [i for i, node in enumerate(description.nodes) if at in node.inputs and not isinstance(node.rule, Add)])
+        for at in sorted(places or {at for at, _, _ in _weights(description)[:-1]})
+    ]
     for at, readers in targets:
         if readers:
             moved = [one + sum(p <= one for p in inserted) for one in (at, *readers)]
