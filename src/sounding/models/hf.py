@@ -49,7 +49,7 @@ WORDS = {
         "moe_intermediate_size",
     ),
     "experts": ("num_experts", "num_local_experts", "n_routed_experts"),
-    "vocab": ("vocab_size",),
+    "vocab": ("vocab_size", "vocab_size_per_layer_input"),
     "positions": ("max_position_embeddings", "n_positions"),
     "image": ("image_size",),
     "patch": ("patch_size",),
@@ -59,6 +59,7 @@ WORDS = {
 # The quick size: small enough that every architecture is checked in seconds on two cores, deep enough that what grows
 # or dies from layer to layer shows in a fit over layers.
 QUICK = {"layers": 6, "hidden": 128, "heads": 4, "vocab": 1000, "image": 64, "experts": 4, "classes": 10}
+FILLED = {"pad_token_id": 0, "num_experts_per_tok": 2, "n_shared_experts": 1}  # where a config leaves them empty
 NARROW = ("hidden", "heads", "kv_heads", "head_size", "feedforward")
 MOST = 300e6  # parameters of a quick network; 1.2 GB, and a check holds the gradients beside them
 
@@ -92,11 +93,12 @@ def build_hf(spec: str) -> nn.Module:
     default = _default_config(name)
     _require_known(given, default, name)
     reasons = []
-    # an architecture whose sizes depend on one another in a way of its own keeps its width, then its image too
-    kept: tuple[tuple[str, ...], ...] = ((), NARROW, (*NARROW, "image")) if size == "quick" else (tuple(QUICK),)
-    for own in kept:
+    # An architecture whose sizes depend on one another in a way of its own keeps its width, then its image too; one
+    # whose layers are of several kinds keeps all layers; one whose config leaves sizes empty gets ours.
+    quick: tuple[tuple[str, ...], ...] = ((), NARROW, (*NARROW, "image"), ("layers",), ("empty",))
+    for own in quick if size == "quick" else (tuple(QUICK),):
         words = {word: value for word, value in QUICK.items() if word not in own}
-        fields = _fields(default, words, given, quick=size == "quick")
+        fields = _fields(default, words, given, quick=size == "quick", fill="empty" in own)
         try:
             return _build(task, type(default)(**fields), most=MOST if size == "quick" else None)
         except Exception as error:  # the library's own refusals are of every type
@@ -252,14 +254,21 @@ def _require_known(given: Mapping[str, Any], config: Any, name: str) -> None:
         )
 
 
-def _fields(config: Any, words: Mapping[str, int], given: Mapping[str, Any], *, quick: bool) -> dict[str, Any]:
-    """The arguments of a config: reduced sizes where the user gave none, what the user gave, and its parts likewise."""
+def _fields(
+    config: Any, words: Mapping[str, int], given: Mapping[str, Any], *, quick: bool, fill: bool
+) -> dict[str, Any]:
+    """The arguments of a config: reduced sizes where the user gave none, what the user gave, and its parts likewise.
+
+    With `fill`, sizes that the config leaves empty are given too.
+    """
     own, found = _own(config), dict[str, Any]()
 
     def default(word: str) -> Any:
         return next((own[field] for field in _places(word, config) if isinstance(own[field], int)), None)
 
     sizes = {word: min(value, default(word)) for word, value in words.items() if default(word) is not None}
+    if fill:
+        sizes |= {word: value for word, value in words.items() if word not in sizes and _places(word, config)}
     sizes |= {word: value for word, value in given.items() if word in WORDS}
     patch = sizes.get("patch", default("patch"))
     if quick and "image" in sizes and "image" not in given and patch and sizes["image"] % patch:
@@ -274,24 +283,34 @@ def _fields(config: Any, words: Mapping[str, int], given: Mapping[str, Any], *, 
             sizes.setdefault("kv_heads", min(2, heads) if fewer else heads)
             sizes.setdefault("head_size", hidden // heads)
     for word, value in sizes.items():
-        empty = word in given or word in ("kv_heads", "head_size")  # these follow from the others
+        empty = fill or word in given or word in ("kv_heads", "head_size")  # these follow from the others
         found |= dict.fromkeys((f for f in _places(word, config) if empty or own[f] is not None), value)
+    if fill:
+        found |= {field: value for field, value in FILLED.items() if field in own and own[field] is None}
     if quick and own.get("num_experts_per_tok") and "experts" in sizes:
         found["num_experts_per_tok"] = min(own["num_experts_per_tok"], 2, sizes["experts"])
+    if "use_cache" in own:
+        found["use_cache"] = False  # a pass over whole sequences needs none, and some caches need layers of every kind
     if quick and {"n_group", "topk_group"} <= own.keys() and "experts" in sizes:
         found |= {"n_group": 1, "topk_group": 1}  # few experts cannot stand in groups
     if quick and hidden and heads and isinstance(own.get("rotary_dim"), int):
         found["rotary_dim"] = min(own["rotary_dim"], hidden // heads)
     found |= {option: value for option, value in given.items() if option in own}
-    vocab = found.get("vocab_size")
+    vocab = found.get("vocab_size") or (given.get("vocab", words.get("vocab")) if quick else None)
     for field, value in own.items():  # the ends and the padding of a sentence must be words of the smaller vocabulary
-        if vocab and field.endswith("token_id") and isinstance(value, int) and value >= vocab and field not in given:
+        if (
+            vocab
+            and field.endswith(("token_id", "token_index"))
+            and isinstance(value, int)
+            and value >= vocab
+            and field not in given
+        ):
             found[field] = value % vocab
     classes = given.get("classes", given.get("num_labels", words.get("classes")))
     if classes is not None:
         found["num_labels"] = classes
     for field, inner in _parts(config):
-        part = _fields(inner, words, {k: v for k, v in given.items() if _places(k, inner)}, quick=quick)
+        part = _fields(inner, words, {k: v for k, v in given.items() if _places(k, inner)}, quick=quick, fill=fill)
         if part:
             found[field] = {"model_type": inner.model_type, **part}
     return found
@@ -300,6 +319,9 @@ def _fields(config: Any, words: Mapping[str, int], given: Mapping[str, Any], *, 
 def _build(task: str, config: Any, *, most: float | None) -> nn.Module:
     """The network of a config, tried with two samples; with `most`, refused beyond so many parameters."""
     make: Callable[..., nn.Module] = getattr(_library(), TASKS[task][1]).from_config
+    classes = _tables()[task].get(config.model_type)
+    if isinstance(classes, tuple) and not config.architectures:
+        config.architectures = [classes[0]]  # the library has several and takes the one that a checkpoint names
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if most is not None:

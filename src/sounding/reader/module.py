@@ -110,7 +110,11 @@ def read_batch(
     with torch.inference_mode(False), torch.enable_grad():
         set_mode(root, mode, dropout=False)
         reader = _Reader(root, size, axis)
-        output = reader.run(batch)
+        try:
+            output = reader.run(batch)
+        except TargetError:  # a model that asks for gradients itself, as wav2vec 2 does, needs leaves
+            reader = _Reader(root, size, axis)
+            output = reader.run(batch, plain=True)
         return reader.blueprint(output, batch, loss, generator)
 
 
@@ -127,8 +131,8 @@ class _Reader:
         self._weighing: list[bool] = []
         self.aliases: dict[str, int] = {}
 
-    def run(self, batch: Batch) -> Any:
-        arguments, keywords, _ = batch.prepare()
+    def run(self, batch: Batch, *, plain: bool = False) -> Any:
+        arguments, keywords, _ = batch.prepare(plain=plain)
         hooks = Hooks()
         handles: list[Any] = [hooks]
         try:
