@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import networks
 import sounding
 from sounding.errors import UsageError
 from sounding.models import Mlp
@@ -127,3 +128,22 @@ def test_a_share_by_hand() -> None:
     assert _share(moved @ moved.T, alone=True) == pytest.approx(outside, rel=TOLERANCE.closed_form)
     same = torch.ones(4, 3).double()
     assert _share(same @ same.T, alone=True) == pytest.approx(0, abs=TOLERANCE.closed_form)
+
+
+@pytest.mark.parametrize(("fault", "cure"), [("gain", "redraw"), ("bias", "zero_biases")])
+def test_what_theory_blames_is_cured_alone(fault: str, cure: str) -> None:
+    """One bad layer is drawn anew, or its bias set to zero; the other layers keep what they have."""
+    with networks.seeded(0):
+        model = networks.mlp(12, 64, initialize=nn.init.kaiming_normal_)
+        with torch.no_grad():
+            if fault == "gain":
+                model[8].weight.mul_(3000)
+            else:
+                model[8].bias.normal_(0, 1000)
+        inputs = torch.randn(64, 64)
+        found = sounding.recommend(model, inputs, exclude=["raise_rank"], generator=generator())
+    assert "'8'" in found.cause
+    assert found.best.methods == (cure,)
+    assert found.best.healthy
+    assert found.best.options[cure] == {"include": ["8"]}
+    assert found.to_dict()["cause"] == found.cause

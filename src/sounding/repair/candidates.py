@@ -16,6 +16,16 @@ from sounding.repair.snapshot import undisturbed
 
 Candidate = tuple[tuple[str, ...], dict[str, dict[str, Any]]]
 RELU_GAIN = 2**0.5
+# which cure does to a module what blame did to its description; the first two act on the one layer that is named
+OF_ONE_LAYER = {"gain": "redraw", "bias": "zero_biases"}
+OF_A_KIND = {"embedding": "scale_embeddings", "branches": "scale_branches", "scores": "qk_norm"}
+
+
+def list_for_cause(kind: str, layer: str) -> list[Candidate]:
+    """The cure for what blame names, as it names it; none where only the model's code could change it."""
+    if kind in OF_ONE_LAYER:
+        return [((OF_ONE_LAYER[kind],), {OF_ONE_LAYER[kind]: {"include": [layer]}})]
+    return [((OF_A_KIND[kind],), {})] if kind in OF_A_KIND else []
 
 
 def list_candidates(model: nn.Module, inputs: Inputs) -> list[Candidate]:

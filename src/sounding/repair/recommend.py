@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from sounding.errors import NumericalError, TargetError, UsageError
+from sounding.errors import NumericalError, SoundingError, TargetError, UsageError
 from sounding.probe.losses import Loss
 from sounding.probe.records import STATUSES, Status
 from sounding.probe.state import unwrap
 from sounding.probe.thresholds import THRESHOLDS
-from sounding.repair.candidates import list_candidates
+from sounding.reader.blame import blame
+from sounding.reader.module import read
+from sounding.repair.candidates import Candidate, list_candidates, list_for_cause
 from sounding.repair.evidence import Fresh, State, Vitals, examine
 from sounding.repair.methods import METHODS, choose_methods
 from sounding.repair.passes import Inputs, check_inputs
@@ -82,10 +84,17 @@ class Tried:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Every cure that was tried, the best first, and those that could not be, with the reason."""
+    """Every cure that was tried, the best first, and those that could not be, with the reason.
+
+    Args:
+        tried: the cures, the best first.
+        failed: cures that could not be tried, and why.
+        cause: what theory blames and what heals it in the network's description, a sentence; "" where there is none.
+    """
 
     tried: tuple[Tried, ...]
     failed: tuple[tuple[str, str], ...] = field(default=())
+    cause: str = ""
 
     @property
     def best(self) -> Tried:
@@ -112,6 +121,7 @@ class Recommendation:
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         best = self.best
         lines += [f"not possible: {name}: {why}" for name, why in self.failed]
+        lines += [self.cause] if self.cause else []
         lines.append(f"Recommended: {best.name}" + (f" ({best.cost}; {best.side_effects})" if best.methods else ""))
         return "\n".join(lines)
 
@@ -121,6 +131,7 @@ class Recommendation:
             "best": self.best.to_dict(),
             "tried": [item.to_dict() for item in self.tried],
             "failed": [{"methods": name, "reason": why} for name, why in self.failed],
+            "cause": self.cause,
         }
 
 
@@ -137,6 +148,9 @@ def recommend(
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Recommendation:
     """Try every applicable cure, and sensible combinations, on a copy; rank them. The model itself is never touched.
+
+    Where theory can blame one thing for what is wrong (`sounding.reader.blame`), the cure of that alone is tried too,
+    and recommended if it is enough: it changes least.
 
     Args:
         model: any module that can be copied.
@@ -160,7 +174,8 @@ def recommend(
     start = take_snapshot(root)
     before = examine(root, shown, loss=loss, repeats=repeats, generator=generator)
     left_out = {method.name for method, _ in choose_methods(exclude)}
-    candidates = [one for one in list_candidates(root, batch) if not left_out & set(one[0])]
+    cause, told = _blame(root, shown[0], loss)
+    candidates = [one for one in (*list_candidates(root, batch), *cause) if not left_out & set(one[0])]
     tried: list[Tried] = []
     failed: list[tuple[str, str]] = []
     for done, (methods, options) in enumerate(candidates):
@@ -174,7 +189,22 @@ def recommend(
             failed.append((name, error.message))
         finally:
             start.restore()
-    return Recommendation(_rank(tried, sound=_is_sound(before)), tuple(failed))
+    special = [methods for methods, _ in cause]
+    return Recommendation(_rank(tried, sound=_is_sound(before), special=special), tuple(failed), told)
+
+
+def _blame(model: nn.Module, batch: tuple[Any, Any], loss: str | Loss | None) -> tuple[list[Candidate], str]:
+    """The cure for what theory blames, and a sentence about it; nothing where it blames nothing."""
+    try:
+        found = blame(read(model, *batch, loss=loss))
+    except (SoundingError, RuntimeError, ValueError, ArithmeticError):
+        return [], ""  # what theory cannot read is cured by measurement alone
+    if found is None:
+        return [], ""
+    change, before, after = found
+    healed = f"from {before.worst:.3g} to {after.worst:.3g} of the line at which the verdict calls it ill"
+    told = f"Theory blames one thing: {change.text}; {change.cure} the network goes {healed}."
+    return list_for_cause(change.kind, change.layer), told
 
 
 def _try(
@@ -208,11 +238,18 @@ def score(vitals: Vitals) -> float:
 
 def _is_sound(state: State) -> bool:
     """Nothing was found, and gradients would cross four times the depth: such a model needs no cure."""
-    return not state.report.verdict.findings and state.vitals.depth_scales <= LIMIT / MARGIN
+    return not state.report.verdict.findings and _crosses(state.vitals)
 
 
-def _rank(tried: list[Tried], *, sound: bool) -> tuple[Tried, ...]:
+def _crosses(vitals: Vitals) -> bool:
+    """Whether gradients would cross four times the depth."""
+    return vitals.depth_scales <= LIMIT / MARGIN
+
+
+def _rank(tried: list[Tried], *, sound: bool, special: Sequence[tuple[str, ...]]) -> tuple[Tried, ...]:
     """Healthy ones first, by score; the first of all is the simplest among those that come close to the best.
+
+    The cure of what theory blames (`special`) comes first where it makes the network sound: it leaves the rest alone.
 
     A sound model itself comes before every cure.
     """
@@ -220,7 +257,8 @@ def _rank(tried: list[Tried], *, sound: bool) -> tuple[Tried, ...]:
     top = ordered[0]
     close = [item for item in ordered if item.status == top.status and item.score >= top.score - CLOSE]
     close += [item for item in ordered if sound and not item.methods]
-    first = min(close, key=lambda item: (len(item.methods), -item.score))
+    close += [item for item in ordered if item.methods in special and item.healthy and _crosses(item.vitals)]
+    first = min(close, key=lambda item: (len(item.methods), item.methods not in special, -item.score))
     return (first, *(item for item in ordered if item is not first))
 
 
