@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from sounding.errors import InterruptedRun, SoundingError, TargetError, UsageError
-from sounding.probe.accepted import Kinds, accepting
 from sounding.probe.batches import Batch, batches_of
-from sounding.probe.calls import ROOT, Pass, named_modules, named_parameters
+from sounding.probe.calls import ROOT, Pass, Spec, named_modules, named_parameters
 from sounding.probe.environment import describe_environment
 from sounding.probe.gathered import resharded
 from sounding.probe.gradients import log_norm, muted, needs_accumulation
 from sounding.probe.hooks import claim
+from sounding.probe.inside.judge import add_inside
+from sounding.probe.inside.listen import Inside
 from sounding.probe.losses import Loss, evaluate_loss, implied_targets, loss_name
 from sounding.probe.meeting import Meeting
 from sounding.probe.moments import Tier
@@ -62,9 +63,6 @@ def check(
     batch_axis: int | None = None,
     theory: bool | None = None,
     redraw: int = 0,
-    select: Kinds = None,
-    ignore: Kinds = None,
-    baseline: str | Path | Report | None = None,
     generator: torch.Generator | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
@@ -101,9 +99,6 @@ def check(
         redraw: draw every weight anew from its own law this often and measure the last batch each time. The standard
             deviation over the draws becomes the `stderr` of the rows of theory; what theory does not predict gets rows
             of source "redraw", mean and standard deviation. Frozen and constant parameters and buffers stay.
-        select: the kinds of findings that count (`sounding explain` lists them); the others are `verdict.set_aside`.
-        ignore: kinds that do not count.
-        baseline: a report of before, or its file; what it has found does not count (`probe.accepted.accepting`).
         generator: where the random direction and the redrawn weights come from; None is torch's default generator.
         progress: called with (repeats done, repeats).
 
@@ -118,7 +113,6 @@ def check(
     ('mean_square', 'participation_ratio')
     """
     _check_options(model, repeats, mode, redraw)
-    accepted = accepting(select=select, ignore=ignore, baseline=baseline)
     root = materializable(unwrap(model))
     batches = batches_of(inputs, targets, repeats, batch_axis=batch_axis)
     settings: dict[str, Any] = {"mode": mode, "loss": "random", "dropout": dropout}
@@ -168,7 +162,7 @@ def check(
                 if progress is not None:
                     progress(done, repeats)
         except KeyboardInterrupt as stop:
-            partial = accepted(watched.finish(settings | {"partial": True}))
+            partial = watched.finish(settings | {"partial": True})
             raise InterruptedRun("interrupted; what was measured so far is kept", partial=partial) from stop
         report = watched.finish(settings)
         wanted = tier == "full" if theory is None else theory
@@ -186,7 +180,7 @@ def check(
 
             report = watched.redraw(report, redraw, ready=ready, loss=loss, generator=generator)
     named = tuple(Unmeasured(name or ROOT, reason) for name, reason in {**dict.fromkeys(kept.left), **left})
-    return accepted(replace(report, unmeasured=report.unmeasured + named))
+    return replace(report, unmeasured=report.unmeasured + named)
 
 
 def _make_ready(root: nn.Module, mode: Mode, *, dropout: bool) -> None:
@@ -206,6 +200,7 @@ class _Checked(Watched):
         self._gathers = self._shards is not None and self._shards.gathered
         self._plain_inputs = self._in_loss = False
         self.losses: list[StartLoss] = []
+        self._insides: list[tuple[Pass, Inside]] = []
 
     def run(
         self,
@@ -238,8 +233,10 @@ class _Checked(Watched):
         arguments, keywords, leaves = batch.prepare(plain=self._plain_inputs)
         self._seeds = []
         source = generator if generator is not None else torch.default_generator
+        inside = self._listen_inside()
         with self, DropoutAtRest() if self._resting else nullcontext():
-            output = _call(self._root, arguments, keywords, batch)
+            with inside or nullcontext():
+                output = _call(self._root, arguments, keywords, batch)
             self._last_batch, self._last_state = batch, (source.device, source.get_state())
             self._in_loss = True
             targets = implied_targets(output, batch.targets, loss=loss, inputs=batch.tensors(), root=self._root)
@@ -251,6 +248,19 @@ class _Checked(Watched):
             one = self._passes[-1] if self._passes else Pass(self._tier)
             one.weights |= self._backward(scalar, leaves)
         self._seeds = []
+        if inside is not None and self._passes:
+            self._insides.append((one, inside))
+
+    def _listen_inside(self) -> Inside | None:
+        """A guest for one pass; none where processes share the model, or where the model failed with one."""
+        if self._shards is not None or self._plain_inputs:
+            return None
+        parameters, buffers = all_tensors(all_modules(self._root))
+        return Inside([*parameters, *buffers], self._passes, axis=self._axis)
+
+    def _observe(self, spec: Spec, args: Any, output: Any) -> Any:
+        with _disable_current_modes():  # what is measured is no operation of the model
+            return super()._observe(spec, args, output)
 
     def _seed(self, tensor: Tensor, output: Any) -> Tensor | None:
         return None if self._plain_inputs else super()._seed(tensor, output)
@@ -345,6 +355,9 @@ class _Checked(Watched):
         profile, reading = attach_to(self._root, self._collect(settings))
         unmeasured = list_unmeasured(self._passes, self._root, self._specs)
         beside = judge_start(self._root, self._passes, reading, loss) if self._shards is None else ()
+        profile, inside, gaps = add_inside(profile, self._insides, source=self._source)
+        unmeasured += gaps
+        beside = (*beside, *inside)
         verdict = judge_reading(reading, beside=beside)
         return Report(profile, verdict, unmeasured, describe_environment(self._root))
 

@@ -47,7 +47,8 @@ StartKind = Literal[
     "behind_zeros",
 ]
 TheoryKind = Literal["disagreement", "cause"]
-FindingKind = Literal[MeasuredKind, StartKind, TheoryKind]
+InsideKind = Literal["entropy_collapse", "token_collapse", "massive_activation", "odd_branch"]
+FindingKind = Literal[MeasuredKind, StartKind, TheoryKind, InsideKind]
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,6 @@ class Verdict:
         sentence: why, in one or two sentences that begin in lower case.
         not_judged: what was not looked at, a phrase each.
         warnings: how many findings warn; the others of a healthy network are notes.
-        set_aside: findings that do not count, since they were ignored, not selected, or in the baseline.
     """
 
     status: Status
@@ -123,7 +123,6 @@ class Verdict:
     sentence: str
     not_judged: tuple[str, ...] = ()
     warnings: int = 0
-    set_aside: tuple[Finding, ...] = ()
 
     @property
     def healthy(self) -> bool:
@@ -143,7 +142,6 @@ class Verdict:
             "healthy": self.healthy,
             "summary": self.summary,
             "not_judged": list(self.not_judged),
-            "set_aside": [finding.to_dict() for finding in self.set_aside],
             "findings": [finding.to_dict() for finding in self.findings],
         }
 

@@ -1,0 +1,150 @@
+"""What is wrong between modules: attention that looks at one key, tokens that are alike, branches and entries that
+stand out.
+
+Severity is what short trainings lost (`bench/inside_harm.py`, docs/verdict.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from statistics import median
+
+from sounding.probe.calls import Pass
+from sounding.probe.inside.listen import Inside
+from sounding.probe.inside.rows import Seen, rows_of
+from sounding.probe.records import Finding, FindingKind, Severity, Unmeasured
+from sounding.profile import Profile
+
+# Condensation: 1 is theory's line. Up to 2 no training suffered, at 5 some fell behind, from 8 on two of three did.
+CONDENSED, CONDENSED_WARNING, CONDENSED_FATAL = 1.0, 3.0, 8.0
+ALIKE, ALIKE_WARNING = 0.01, 1e-3  # share of the tokens' signal that differs; SGD stops below 1e-3
+MOST = 0.5  # of the attentions of a network: a single block that looks at one key did no harm
+# Over the median entry: from 100 on SGD falls behind, from 1000 on it stops where every token has it. Trained language
+# models have 1000 and more in a few tokens.
+MASSIVE, MASSIVE_FATAL = 100.0, 1000.0
+ODD, FEW = 10.0, 4  # a branch is odd by this factor of its siblings' median size, where there are as many siblings
+
+
+def add_inside(
+    profile: Profile, passes: Sequence[tuple[Pass, Inside]], *, source: str
+) -> tuple[Profile, tuple[Finding, ...], tuple[Unmeasured, ...]]:
+    """The profile with rows of what was seen between modules, the findings, and what could not be looked at."""
+    gaps = dict.fromkeys(inside.reason for _, inside in passes if inside.reason is not None)
+    rows, seen = rows_of(passes, source=source)
+    found = tuple(finding for find in FINDERS for finding in find(seen)) if seen else ()
+    return replace(profile, rows=profile.rows + rows), found, tuple(Unmeasured("network", reason) for reason in gaps)
+
+
+def find_entropy_collapse(seen: Sequence[Seen]) -> Iterator[Finding]:
+    """Rows of attention that look at few keys however many there are, in most of the network's attentions."""
+    attentions = [one for one in seen if one.kind == "attention" and "condensation" in one.values]
+    collapsed = [one for one in attentions if one.values["condensation"] > CONDENSED]
+    if not collapsed:
+        return
+    share = len(collapsed) / len(attentions)
+    typical = median(one.values["condensation"] for one in attentions)
+    severity: Severity = "low"
+    if share >= MOST and typical > CONDENSED_WARNING:
+        severity = "high" if typical > CONDENSED_FATAL else "medium"
+    worst = max(collapsed, key=lambda one: one.values["condensation"])
+    values = worst.values
+    where = "its attention" if len(attentions) == 1 else f"{len(collapsed)} of {len(attentions)} attentions"
+    yield _finding(
+        "entropy_collapse", severity, collapsed[0],
+        f"Scores of {where} are so large that rows look at few keys however many there are (up to "
+        f"{values['condensation']:.3g} times theory's line; entropy {values['attention_entropy']:.0%} of uniform, "
+        f"{values['one_hot_fraction']:.0%} of rows on one key at {worst.name}): little gradient comes back to queries "
+        "and keys.",
+        ("multiply scores by 1/√d, d the size of a head", "normalize queries and keys (QK-norm)",
+         "draw the weights of queries and keys smaller"),
+        expected="scores of standard deviation around 1", found=f"{values['score_std']:.3g}",
+        evidence={name: values[name] for name in ("condensation", "score_std", "score_max", "attention_entropy",
+                                                  "one_hot_fraction")}
+        | {"attentions": float(len(attentions)), "collapsed_attentions": float(len(collapsed))},
+    )  # fmt: skip
+
+
+def find_token_collapse(seen: Sequence[Seen]) -> Iterator[Finding]:
+    """Positions of a sequence that are the same but for little, from some addition to the end of the stream."""
+    additions = [one for one in seen if "token_cosine" in one.values]
+    if not additions:
+        return
+    apart = [1 - one.values["token_cosine"] for one in additions]
+    if apart[-1] >= ALIKE:
+        return
+    first = next(index for index in range(len(apart)) if max(apart[index:]) < ALIKE)
+    if first == 0 and len(apart) > 1 and apart[-1] > apart[0] / 2:
+        return  # they were alike before the first block
+    severity: Severity = "medium" if apart[-1] < ALIKE_WARNING else "low"
+    yield _finding(
+        "token_collapse", severity, additions[first],
+        f"The tokens of a sequence become alike: at the end of the stream {apart[-1]:.2g} of their signal lies outside "
+        f"what they share ({apart[0]:.2g} behind the first branch). What differs between positions is learned more "
+        "slowly by that factor.",
+        ("scale the branches down (1/√(2L), L blocks), or put the norms in front of them (pre-norm)",
+         "start biases at zero"),
+        expected=f"more than {ALIKE:.0%} outside what tokens share", found=f"{apart[-1]:.2g}",
+        evidence={"apart_at_last": apart[-1], "apart_at_first": apart[0]},
+    )  # fmt: skip
+
+
+def find_massive_activation(seen: Sequence[Seen]) -> Iterator[Finding]:
+    """Entries of the stream that are hundreds of times the median one."""
+    found = [one for one in seen if one.values.get("largest_over_median", 0.0) > MASSIVE]
+    if not found:
+        return
+    worst = max(found, key=lambda one: one.values["largest_over_median"])
+    ratio = worst.values["largest_over_median"]
+    everywhere = 1 - worst.values.get("token_cosine", 0.0) < ALIKE_WARNING
+    yield _finding(
+        "massive_activation", "high" if ratio > MASSIVE_FATAL and everywhere else "medium", found[0],
+        f"An entry of the stream is {ratio:.3g} times the median one behind {worst.name}: norms divide by it, and what "
+        "the other features say shrinks.",
+        ("look at the biases and norm weights of this layer", "in a trained network: a format with a wide range"),
+        expected=f"less than {MASSIVE:.0f} times the median", found=f"{ratio:.3g} times",
+        evidence={"largest_over_median": ratio},
+    )  # fmt: skip
+
+
+def find_odd_branch(seen: Sequence[Seen]) -> Iterator[Finding]:
+    """Branches that write ten times more or less into the stream than their siblings in other blocks."""
+    families: dict[tuple[object, ...], list[Seen]] = {}
+    for one in seen:
+        if one.kind == "addition":
+            families.setdefault(one.shape, []).append(one)
+    for members in families.values():
+        sizes = [math.sqrt(one.values["branch_mean_square"]) for one in members]
+        if len(members) < FEW or not all(map(math.isfinite, sizes)) or not min(sizes) > 0:
+            continue
+        typical = median(sizes)
+        for one, size in zip(members, sizes, strict=True):
+            if max(size / typical, typical / size) > ODD:
+                word = "more" if size > typical else "less"
+                factor = size / typical
+                yield _finding(
+                    "odd_branch", "low", one,
+                    f"The branch that ends in {one.name} writes {max(factor, 1 / factor):.3g} times {word} into the "
+                    f"stream than its {len(members) - 1} siblings.",
+                    ("draw its last layer by the law of its siblings",),
+                    expected=f"a root mean square of {typical:.3g}, as its siblings have", found=f"{size:.3g}",
+                    evidence={"branch_over_siblings": factor, "branch_over_stream": one.values["branch_over_stream"]},
+                )  # fmt: skip
+
+
+FINDERS = (find_entropy_collapse, find_token_collapse, find_massive_activation, find_odd_branch)
+
+
+def _finding(
+    kind: FindingKind,
+    severity: Severity,
+    place: Seen,
+    why: str,
+    remedies: tuple[str, ...],
+    *,
+    expected: str,
+    found: str,
+    evidence: dict[str, float],
+) -> Finding:
+    return Finding(kind, severity, place.name, place.layer, evidence, why, "", remedies, expected=expected, found=found)

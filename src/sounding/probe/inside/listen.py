@@ -1,0 +1,217 @@
+"""A guest below autograd: every operation of a forward pass goes by, and a few are looked at.
+
+Attention is a fused kernel, or a softmax over a product of two activations. A residual addition is a sum of a tensor
+that other operations have read since it was made, a product among them, and of one that was made later. Tensors are
+known by their storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from sounding.probe.calls import Pass
+from sounding.probe.gradients import hook_gradient, log_norm
+from sounding.probe.inside.attention import Attention, look_at_products, look_at_scores
+from sounding.probe.inside.stream import SAMPLES, Addition, look_behind, sizes_of
+from sounding.probe.moments import no_autocast
+
+# What scores go through between the product and the softmax, and weights between the softmax and the values.
+FOLLOWED = frozenset(
+    {"mul", "div", "add", "sub", "masked_fill", "where", "tanh", "clamp", "neg"}
+    | {"_to_copy", "clone", "copy", "native_dropout", "_unsafe_view"}
+)
+PRODUCTS = frozenset({"bmm", "mm", "baddbmm"})
+LAYERS = PRODUCTS | {"addmm", "convolution", "_thnn_fused_lstm_cell", "mkldnn_rnn_layer"}
+SOFTMAX = frozenset({"_softmax", "_safe_softmax"})
+FUSED = "_scaled_dot_product_"
+WEIGHT, SCORES, ROWS = "weight", "scores", "rows"
+Mark = tuple[str, Any]
+
+
+class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Looks at the operations of forward passes; what it cannot look at it leaves alone, and says so in `reason`.
+
+    Args:
+        weights: parameters and buffers, which are no activations.
+        passes: the records of the watch; the last one knows the number of samples and the calls that have ended.
+        axis: which axis holds the samples.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, weights: Iterable[Tensor], passes: Sequence[Pass], *, axis: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._passes, self._axis = passes, axis
+        self._born: dict[int, int] = {}
+        self._read: dict[int, int] = {}
+        self._marks: dict[int, Mark] = {key: (WEIGHT, None) for one in weights for key in _keys([one])}
+        self._time = self._product = 0
+        self._attended = False
+        self._names: dict[Any, str] = {}
+        self.attentions: list[Attention] = []
+        self.additions: list[Addition] = []
+        self.reason: str | None = None
+
+    def _calls(self) -> int:
+        return len(self._passes[-1].calls) if self._passes else 0
+
+    def _batch(self) -> int:
+        return (self._passes[-1].batch_size or 0) if self._passes else 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = self._names.get(func)
+        if name is None:
+            packet = getattr(func, "_overloadpacket", None)
+            name = self._names[func] = "" if packet is None else packet.__name__.removesuffix("_")
+        sizes = None
+        if name == "add" and self.reason is None:
+            sizes = self._safely(partial(self._weigh, args, kwargs))
+        out = func(*args, **kwargs)
+        if self.reason is None:
+            self._safely(partial(self._take, name, func, args, kwargs, out, sizes))
+        return out
+
+    def _safely(self, look: Callable[[], Any]) -> Any:
+        """A guest that fails says so and leaves; the pass goes on."""
+        try:
+            return look()
+        except Exception as error:
+            self.reason = f"the inside of the network: {type(error).__name__}: {error}"
+            return None
+
+    def _take(self, name: str, func: Any, args: Any, kwargs: Any, out: Any, sizes: Tensor | None) -> None:
+        self._time += 1
+        if name in LAYERS or name.startswith(FUSED):
+            self._product = self._time
+        given = list(_tensors((args, kwargs)))
+        taken, made = _keys(given), list(_tensors(out))
+        fresh = [key for key in _keys(made) if key not in taken]
+        mark = self._mark(name, func, args, kwargs, out)
+        changes = not fresh and bool(made) and name in ("add", "mul", "copy")
+        if fresh or changes or not made:
+            self._read.update(dict.fromkeys(taken, self._time))
+        for key in fresh:
+            self._born[key] = self._time
+            self._read.pop(key, None)
+            self._marks.pop(key, None)
+            if mark is not None:
+                self._marks[key] = mark
+        if sizes is not None:
+            with _disable_current_modes(), torch.no_grad():
+                behind = look_behind(self._thinned(made[0]), min(self._batch(), SAMPLES), self._axis)
+            shape = tuple(made[0].shape)
+            self.additions.append(Addition(self._calls(), self._attended, shape, sizes, behind))
+            self._attended = False
+
+    def _mark(self, name: str, func: Any, args: Any, kwargs: Any, out: Any) -> Mark | None:
+        """What the result of an operation is for attention, and a look at it where it is one."""
+        if name.startswith(FUSED) and "backward" not in name:
+            self._fused(func, args, kwargs)
+            return None
+        marks = [self._marks.get(key) for key in _keys(_tensors((args, kwargs)))]
+        if marks and all(mark is not None and mark[0] == WEIGHT for mark in marks):
+            return (WEIGHT, None)
+        if name in PRODUCTS:
+            left, right = args[-2:]
+            kinds = [self._marks.get(key, ("", None)) for key in (*_keys([left]), *_keys([right]))]
+            if kinds[0][0] == ROWS:
+                self._hook(kinds[0][1], value=right)
+            elif len(kinds) == 2 and not kinds[0][0] and not kinds[1][0]:
+                gradients: dict[str, float] = {}
+                self._hook(gradients, query=left, key=right)
+                return (SCORES, gradients)
+            return None
+        found = next((mark for mark in marks if mark is not None and mark[0] in (SCORES, ROWS)), None)
+        if found is not None and found[0] == SCORES and name in SOFTMAX:
+            scores = args[0]
+            if args[1] % scores.dim() != scores.dim() - 1 or scores.shape[-1] < 2:
+                return None
+            with _disable_current_modes(), torch.no_grad(), no_autocast(scores):
+                self._attend(look_at_scores(scores, self._batch()), found[1])
+            return (ROWS, found[1])
+        return found if name in FOLLOWED else None
+
+    def _fused(self, func: Any, args: Any, kwargs: Any) -> None:
+        names = [argument.name for argument in func._schema.arguments]
+        given = dict(zip(names, args, strict=False)) | kwargs
+        query, key, value = given["query"], given["key"], given["value"]
+        if query.dim() != 4 or key.shape[-2] < 2:
+            return
+        mask = given.get("attn_mask", given.get("attn_bias"))
+        with _disable_current_modes(), torch.no_grad(), no_autocast(query):
+            heads = look_at_products(
+                query.detach(), key.detach(), scale=given.get("scale"), mask=mask, causal=bool(given.get("is_causal"))
+            )
+        gradients: dict[str, float] = {}
+        self._hook(gradients, query=query, key=key, value=value)
+        self._attend(heads, gradients)
+
+    def _attend(self, heads: Tensor, gradients: dict[str, float]) -> None:
+        self._attended = True
+        self.attentions.append(Attention(self._calls(), heads, gradients))
+
+    def _hook(self, gradients: dict[str, float], **tensors: Tensor) -> None:
+        """Note the norm of the gradient that comes back to a tensor; the hook goes with the graph."""
+        for name, tensor in tensors.items():
+            if tensor.requires_grad:
+                hook_gradient(tensor, partial(_note, gradients, name))
+
+    def _weigh(self, args: Any, kwargs: Any) -> Tensor | None:
+        """The sizes of branch and stream, if an addition is one of a branch to its stream."""
+        if len(args) < 2 or not isinstance(args[1], Tensor) or kwargs.get("alpha", 1) != 1:
+            return None
+        left, right = args[:2]
+        if left.shape != right.shape or left.dim() < 2 or not left.is_floating_point() or left.numel() < 2:
+            return None
+        keys = _keys([left, right])
+        if len(keys) < 2 or any(key in self._marks for key in keys):
+            return None
+        first, second = (self._born.get(key, 0) for key in keys)
+        older, stream = (keys[0], left) if first <= second else (keys[1], right)
+        if stream.numel() * stream.element_size() != stream.untyped_storage().nbytes():
+            return None  # one step of a recurrence, cut out of what was computed for all
+        made = self._born.get(older, 0)
+        if self._read.get(older, 0) <= made or self._product <= made:
+            return None  # two fresh tensors (embeddings, gates, the sides of a rotation), or a function like x + x³
+        with _disable_current_modes(), torch.no_grad():
+            return sizes_of(self._thinned(right if stream is left else left), self._thinned(stream))
+
+    def _thinned(self, tensor: Tensor) -> Tensor:
+        """The first samples of a tensor, where one axis holds them."""
+        fits = tensor.shape[self._axis] == self._batch() > SAMPLES
+        return tensor.narrow(self._axis, 0, SAMPLES) if fits else tensor
+
+
+def _note(gradients: dict[str, float], name: str, gradient: Tensor | None) -> None:
+    if gradient is not None:
+        gradients[name] = log_norm(gradient)
+
+
+def _keys(tensors: Iterable[Tensor]) -> list[int]:
+    """What tells storages apart, one for each tensor that has a plain one."""
+    found = []
+    for tensor in tensors:
+        try:
+            found.append(tensor.untyped_storage()._cdata)
+        except (RuntimeError, NotImplementedError, ValueError):  # no storage, or none yet
+            continue
+    return found
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _tensors(part)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))

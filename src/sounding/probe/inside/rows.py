@@ -1,0 +1,121 @@
+"""From what was seen between modules to places in the table and rows of the profile."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import nn
+
+from sounding.probe.calls import ROOT, OpenCall, Pass
+from sounding.probe.inside.attention import MEASURES, Attention
+from sounding.probe.inside.listen import Inside
+from sounding.probe.inside.stream import MEASURES as STREAM_MEASURES
+from sounding.probe.inside.stream import Addition
+from sounding.probe.table import merge_order
+from sounding.profile import Row
+
+GRADIENTS = tuple(f"{name}_gradient_log_norm" for name in ("query", "key", "value"))
+INSIDE = frozenset({*MEASURES, *STREAM_MEASURES, *GRADIENTS, *(f"head_{name}" for name in MEASURES)})
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An attention or a residual addition at its place.
+
+    Args:
+        layer: the place in execution order of the call it belongs to.
+        name: the module that attends, or the last layer of the branch that is added.
+        kind: "attention", or "addition".
+        values: measure → value.
+        heads: measure → value of each head, for attention.
+        shape: of the stream, for an addition; the kind of its branch stands first.
+    """
+
+    layer: int
+    name: str
+    kind: str
+    values: Mapping[str, float]
+    heads: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    shape: tuple[object, ...] = ()
+
+
+def see(one: Pass, inside: Inside, places: Mapping[str, int]) -> list[Seen]:
+    """All attentions and additions of a pass, in execution order."""
+    found = [_see_attention(one.calls, attention, places) for attention in inside.attentions]
+    found += [_see_addition(one.calls, addition, places) for addition in inside.additions]
+    return sorted(found, key=lambda seen: seen.layer)
+
+
+def rows_of(passes: Sequence[tuple[Pass, Inside]], *, source: str) -> tuple[tuple[Row, ...], list[Seen]]:
+    """The rows of all that was seen, means over passes with standard errors, and what the last pass saw."""
+    order = merge_order([one for one, _ in passes])
+    places = {name: index for index, name in enumerate(order, start=1)}
+    cells: dict[tuple[int, str, str], list[float]] = {}
+    seen: list[Seen] = []
+    for one, inside in passes:
+        seen = see(one, inside, places)
+        for item in seen:
+            for measure, value in item.values.items():
+                cells.setdefault((item.layer, item.name, measure), []).append(value)
+            for measure, values in item.heads.items():
+                for head, value in enumerate(values):
+                    cells.setdefault((item.layer, f"{item.name} head {head}", f"head_{measure}"), []).append(value)
+    return tuple(Row(*key, *_mean(values), source) for key, values in cells.items()), seen
+
+
+def _mean(values: list[float]) -> tuple[float, float | None]:
+    if len(values) == 1:
+        return values[0], None
+    return float(np.mean(values)), float(np.std(values, ddof=1) / math.sqrt(len(values)))
+
+
+def _see_attention(calls: Sequence[OpenCall], attention: Attention, places: Mapping[str, int]) -> Seen:
+    measured = attention.heads.double().cpu().numpy()
+    heads = {name: [float(value) for value in row] for name, row in zip(MEASURES, measured, strict=True)}
+    known = {name: [value for value in row if math.isfinite(value)] for name, row in heads.items()}
+    values = {name: max(row) if name == "score_max" else float(np.mean(row)) for name, row in known.items() if row}
+    values |= {f"{name}_gradient_log_norm": norm for name, norm in attention.gradients.items()}
+    call, name = _place(calls, attention.at)
+    kept = {measure: row for measure, row in heads.items() if len(row) > 1 and known[measure] == row}
+    return Seen(places.get(call.name, 0) if call else 0, name, "attention", values, kept)
+
+
+def _see_addition(calls: Sequence[OpenCall], addition: Addition, places: Mapping[str, int]) -> Seen:
+    """Where a branch ends: at the last call before the sum that multiplies by a weight, or at the last call."""
+    before = calls[: addition.at]
+    last = next((call for call in reversed(before) if call.spec.weighs), before[-1] if before else None)
+    shape = ("attention" if addition.attends else "perceptron", *addition.shape)
+    return Seen(places[last.name] if last else 0, last.name if last else ROOT, "addition", addition.values(), {}, shape)
+
+
+def _place(calls: Sequence[OpenCall], at: int) -> tuple[OpenCall | None, str]:
+    """The call that an attention belongs to, and the module it happens in.
+
+    A module that computes attention itself ends behind it. Otherwise attention lies between two calls (the projection
+    of the values and that of the outputs), and the module that holds both is the one that attends.
+    """
+    before = calls[at - 1] if 0 < at <= len(calls) else None
+    behind = calls[at] if at < len(calls) else None
+    if behind is not None and _attends_itself(behind.spec.module):
+        return behind, behind.name
+    if before is None or behind is None:
+        near = before or behind
+        return near, (near.name.rpartition(".")[0] or near.name) if near is not None else ROOT
+    paths = zip(before.name.split(".")[:-1], behind.name.split(".")[:-1], strict=False)
+    shared = [one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], paths)]
+    return before, ".".join(shared) or before.name
+
+
+def _attends_itself(module: nn.Module) -> bool:
+    """Whether a module holds attention in its own code: torch's attention, or a class of another library that holds the
+    two matrices which attention takes at least, or none and says so by its name."""
+    if isinstance(module, nn.MultiheadAttention):
+        return True
+    if type(module).__module__.startswith("torch.nn"):
+        return False
+    matrices = sum(weight.dim() > 1 for weight in module.parameters(recurse=False))
+    return matrices > 1 or (matrices == 0 and "attention" in type(module).__name__.lower())
