@@ -23,7 +23,8 @@ from sounding.probe.inside.listen import Inside
 from sounding.probe.losses import Loss, evaluate_loss, implied_targets, loss_name
 from sounding.probe.meeting import Meeting
 from sounding.probe.moments import Tier
-from sounding.probe.records import Report, Unmeasured
+from sounding.probe.reading import Reading, read
+from sounding.probe.records import Finding, Report, Unmeasured
 from sounding.probe.sharded import find_shards
 from sounding.probe.snapshot import Snapshot
 from sounding.probe.state import (
@@ -166,11 +167,12 @@ def check(
             raise InterruptedRun("interrupted; what was measured so far is kept", partial=partial) from stop
         report = watched.finish(settings)
         wanted = tier == "full" if theory is None else theory
-        if wanted and shards is None:
+        if shards is None and (wanted or watched.needs_foresight):
             kept.restore()
             kept.set_gradients_aside()
             _make_ready(root, mode, dropout=dropout)
-            report = watched.predict(report, loss=loss, mode=mode, batch_axis=batch_axis, hurry=theory is None)
+            hurry = theory is None
+            report = watched.predict(report, loss=loss, mode=mode, batch_axis=batch_axis, rows=wanted, hurry=hurry)
         if redraw:
 
             def ready() -> None:
@@ -201,6 +203,9 @@ class _Checked(Watched):
         self._plain_inputs = self._in_loss = False
         self.losses: list[StartLoss] = []
         self._insides: list[tuple[Pass, Inside]] = []
+        self.needs_foresight = False
+        self._reading: Reading | None = None
+        self._beside: tuple[Finding, ...] = ()
 
     def run(
         self,
@@ -266,13 +271,13 @@ class _Checked(Watched):
         return None if self._plain_inputs else super()._seed(tensor, output)
 
     def predict(
-        self, report: Report, *, loss: str | Loss | None, mode: Mode, batch_axis: int | None, hurry: bool
+        self, report: Report, *, loss: str | Loss | None, mode: Mode, batch_axis: int | None, rows: bool, hurry: bool
     ) -> Report:
-        """The report with theory laid beside the last batch; its loss takes the same random direction."""
-        from sounding.probe.verdict import join_findings
+        """The report with theory laid beside the last batch, judged again; its loss takes the same random direction."""
+        from sounding.probe.verdict import join_findings, judge_reading
         from sounding.reader.beside import lay_beside
 
-        if self._last_batch is None:
+        if self._last_batch is None or self._reading is None:
             return report
         with untouched(self._last_batch.uncopied()):
             profile, findings = lay_beside(
@@ -284,8 +289,13 @@ class _Checked(Watched):
                 batch_axis=batch_axis,
                 generator=self._direction(),
                 hurry=hurry,
+                rows=rows,
+                foresight=self.needs_foresight,
             )
-        return replace(report, profile=profile, verdict=join_findings(report.verdict, findings))
+        expected = read(profile).predicted
+        reading = replace(self._reading, settings=profile.settings, predicted=expected)
+        verdict = judge_reading(reading, beside=self._beside)
+        return replace(report, profile=profile, verdict=join_findings(verdict, findings))
 
     def _direction(self) -> torch.Generator:
         """A generator that gives the last batch's random direction once more."""
@@ -345,21 +355,21 @@ class _Checked(Watched):
 
     def finish(self, settings: Mapping[str, Any]) -> Report:
         """The report of the passes run."""
-        from sounding.probe.attach import attach_to
+        from sounding.probe.findings.collapse import needs_foresight
         from sounding.probe.verdict import judge_reading
         from sounding.start.judge import judge_start
 
         loss = average(self.losses)
         if loss is not None:
             settings = {**settings, "start": loss.to_dict()}
-        profile, reading = attach_to(self._root, self._collect(settings))
+        reading = self._collect(settings)
         unmeasured = list_unmeasured(self._passes, self._root, self._specs)
-        beside = judge_start(self._root, self._passes, reading, loss) if self._shards is None else ()
-        profile, inside, gaps = add_inside(profile, self._insides, source=self._source)
-        unmeasured += gaps
-        beside = (*beside, *inside)
-        verdict = judge_reading(reading, beside=beside)
-        return Report(profile, verdict, unmeasured, describe_environment(self._root))
+        start = judge_start(self._root, self._passes, reading, loss) if self._shards is None else ()
+        profile, inside, gaps = add_inside(reading.profile(), self._insides, source=self._source)
+        self._reading, self._beside = reading, (*start, *inside)
+        self.needs_foresight = needs_foresight(reading)
+        verdict = judge_reading(reading, beside=self._beside)
+        return Report(profile, verdict, unmeasured + gaps, describe_environment(self._root))
 
     def _backward(self, scalar: Tensor, leaves: list[Tensor]) -> dict[str, float]:
         """ln‖∂L/∂w‖ of every weight that takes part. `.grad` stays out of it, except for reentrant checkpoints."""

@@ -68,3 +68,35 @@ def saturated_fraction(samples: Tensor, bounds: tuple[float, float]) -> float:
     """The fraction of outputs at or beyond the bounds."""
     low, high = bounds
     return number_of(torch.logical_or(samples <= low, samples >= high).double().mean())
+
+
+def name_activation(module: nn.Module) -> str | None:
+    """The name under which theory knows a module's activation, None when it does not.
+
+    >>> name_activation(nn.LeakyReLU(0.2)), name_activation(nn.GELU()), name_activation(nn.PReLU())
+    ('leaky_relu:0.2', 'gelu', 'leaky_relu:0.25')
+    """
+    match module:
+        case nn.PReLU():
+            slopes = module.weight.detach()
+            return f"leaky_relu:{float(slopes[0]):g}" if bool((slopes == slopes[0]).all()) else None
+        case nn.LeakyReLU():
+            return f"leaky_relu:{module.negative_slope:g}"
+        case nn.ELU() if not isinstance(module, nn.CELU):
+            return f"elu:{module.alpha:g}"
+        case nn.GELU():
+            return "gelu" if module.approximate == "none" else "gelu_tanh"
+        case nn.Softplus() if module.beta != 1:
+            return None
+        case nn.Hardtanh() if (module.min_val, module.max_val) != (-1.0, 1.0):
+            return None
+    known: dict[type[nn.Module], str] = {
+        nn.ReLU: "relu",
+        nn.Tanh: "tanh",
+        nn.Sigmoid: "sigmoid",
+        nn.Softplus: "softplus",
+        nn.SiLU: "silu",
+        nn.SELU: "selu",
+        nn.Hardtanh: "hardtanh",
+    }
+    return known.get(type(module))

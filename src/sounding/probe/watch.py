@@ -125,13 +125,12 @@ class Watched:
 
     @property
     def report(self) -> Report:
-        """The profile, theory beside it where theory applies, and the verdict."""
-        from sounding.probe.attach import attach_to
+        """The profile and the verdict."""
         from sounding.probe.environment import describe_environment
         from sounding.probe.verdict import judge_reading
 
-        profile, reading = attach_to(self._root, self._collect({}))
-        return Report(profile, judge_reading(reading), self.unmeasured, describe_environment(self._root))
+        reading = self._collect({})
+        return Report(reading.profile(), judge_reading(reading), self.unmeasured, describe_environment(self._root))
 
     def _collect(self, settings: Mapping[str, Any]) -> Reading:
         if self._meeting is not None:

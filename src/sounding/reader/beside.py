@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from sounding.errors import SoundingError
 from sounding.probe.batches import Batch
+from sounding.probe.growth import fit_growth
 from sounding.probe.losses import Loss
+from sounding.probe.reading import NETWORK, read
 from sounding.probe.records import Finding
 from sounding.probe.state import Mode
 from sounding.profile import Profile, Row
 from sounding.reader.blame import find_cause
 from sounding.reader.disagreement import find_disagreement
-from sounding.reader.module import read_batch
-from sounding.reader.prediction import Prediction, estimate_seconds, predict
+from sounding.reader.module import Blueprint, read_batch
+from sounding.reader.prediction import Prediction, estimate_seconds, predict, start_of
+from sounding.theory.batchnorm import DEPTH_SCALES, depth_scale
+from sounding.theory.signal import Elementwise, Flatten, Given, Linear, Scale, Signal, propagate
 
 SOURCE = "theory"
+PLAIN = (Given, Linear, Elementwise, Scale, Flatten)  # the rules of a plain stack
 PATIENCE = 2.0  # seconds that a check may add without being asked
 HASTE = 0.1  # seconds that one prediction may take for a check to look for a cause without being asked
 
@@ -35,16 +42,23 @@ def lay_beside(
     batch_axis: int | None,
     generator: torch.Generator | None,
     hurry: bool = False,
+    rows: bool = True,
+    foresight: bool = False,
 ) -> tuple[Profile, tuple[Finding, ...]]:
     """The profile with rows of source "theory" beside its measured ones, and what theory finds in it.
 
     A row of theory has the layer, name and measure of the measured row; its `stderr` is the standard deviation over
     seeds, so that two of them are the 95% band. `settings["theory"]` says how many weight layers are predicted, and
-    what was measured instead and why.
+    what was measured instead and why; with `foresight` also what the layers would leave of uncorrelated samples, with
+    `rows=False` that alone.
     """
-    told: dict[str, Any] = dict(profile.settings.get("theory", {}))
+    told: dict[str, Any] = {"applied": False}
     try:
         blueprint = read_batch(model, batch, loss=loss, mode=mode, batch_axis=batch_axis, generator=generator)
+        if foresight and (shares := foresee_shares(blueprint)):
+            told["uncorrelated_shares"] = shares
+        if not rows:
+            return replace(profile, settings={**profile.settings, "theory": told}), ()
         seconds = estimate_seconds(blueprint)
         if hurry and seconds > PATIENCE:
             told["reading"] = f"theory was left out, it would take about {seconds:.0f} s; theory=True asks for it"
@@ -62,25 +76,66 @@ def lay_beside(
     layers, predicted = blueprint.weight_layers
     told |= {"weight_layers": layers, "predicted_layers": predicted, "samples": prediction.samples}
     told["measured_instead"] = list(prediction.notes)
-    rows = _merged(profile, prediction)
-    if predicted and not told.get("applied"):
-        told |= {"applied": True, "plain_stack": told.get("note", "")}
-        told["note"] = (
-            f"the module's own description, rule by rule: {predicted} of {layers} weight layers are predicted"
-        )
-    return replace(profile, rows=rows, settings={**profile.settings, "theory": told}), findings
+    told["applied"] = predicted > 0
+    told["note"] = f"the module's own description, rule by rule: {predicted} of {layers} weight layers are predicted"
+    beside = _rows_beside(profile, prediction)
+    beside += _growth_rows(profile, beside)
+    return replace(profile, rows=(*profile.rows, *beside), settings={**profile.settings, "theory": told}), findings
 
 
-def _merged(profile: Profile, prediction: Prediction) -> tuple[Row, ...]:
-    """Measured rows, then those of theory; what the description says of a row replaces an earlier prediction of it."""
-    layers: Mapping[tuple[str, str], int] = {
-        (row.name, row.measure): row.layer for row in profile.rows if row.source != SOURCE
-    }
-    expected = [
+def _rows_beside(profile: Profile, prediction: Prediction) -> list[Row]:
+    """A row of theory for every measured row that the description reaches."""
+    layers = {(row.name, row.measure): row.layer for row in profile.rows}
+    return [
         Row(layers[item.name, item.measure], item.name, item.measure, item.value, item.stderr, SOURCE)
         for item in prediction.rows
         if (item.name, item.measure) in layers
     ]
-    known = {(row.name, row.measure) for row in expected}
-    kept = [row for row in profile.rows if row.source != SOURCE or (row.name, row.measure) not in known]
-    return (*kept, *expected)
+
+
+def _growth_rows(profile: Profile, beside: Sequence[Row]) -> list[Row]:
+    """The growth of the predicted gradients over the weight layers, fitted as the measured growth is.
+
+    Its error is that of the difference between the gradients at the two ends. The trainable depth is 16 depth scales,
+    where the growth differs from 1 beyond its error.
+    """
+    gradients = {row.layer: row for row in beside if row.measure == "gradient_log_norm"}
+    layers = [call for call in read(profile).layers if call.weighs]
+    curve = [gradients[call.depth].value if call.depth in gradients else math.nan for call in layers]
+    growth = fit_growth([curve], [(call.kind, call.features) for call in layers])
+    if growth is None or not 0 < growth.growth < math.inf:
+        return []
+    known = [gradients[call.depth].stderr or 0.0 for call in layers if call.depth in gradients]
+    error = math.hypot(known[0], known[-1]) / (len(known) - 1)
+    last = max(row.layer for row in profile.rows)
+    rows = [
+        Row(last, NETWORK, "gradient_growth", growth.growth, 2 * growth.growth * error, SOURCE),
+        Row(last, NETWORK, "gradient_log_rate", growth.log_rate, error, SOURCE),
+    ]
+    if abs(growth.log_rate) > 2 * error:
+        depth = DEPTH_SCALES * depth_scale(growth.growth)
+        rows.append(Row(last, NETWORK, "trainable_depth", depth, None, SOURCE))
+    return rows
+
+
+def foresee_shares(blueprint: Blueprint) -> list[float]:
+    """One minus the cosine of two uncorrelated samples at every hidden linear layer of a plain network, else [].
+
+    Inputs that are alike cannot show what the layers lose: theory sends samples through them that share nothing.
+    """
+    nodes = blueprint.description.nodes
+    if any(node.points.positions > 1 or not isinstance(node.rule, PLAIN) for node in nodes):
+        return []
+    if sum(isinstance(node.rule, Given) for node in nodes) != 1:
+        return []  # what is measured again on the way knows the real samples
+    description, given, _ = start_of(blueprint, most=2)
+    ((at, signal),) = given.items()
+    size = math.sqrt(float(np.mean(np.diag(signal.sample_gram))))
+    apart = np.array([[1.0, -1.0, 1.0, -1.0], [1.0, 1.0, -1.0, -1.0]])
+    found = propagate(description, given={at: Signal.of_features(size * apart)}, generator=np.random.default_rng(0))
+    shares = []
+    for node, after in zip(nodes, found.forward, strict=True):
+        if isinstance(node.rule, Linear) and after is not None:
+            gram = after.sample_gram
+            shares.append(1 - float(gram[0, 1] / math.sqrt(gram[0, 0] * gram[1, 1])))
+    return shares[:-1]

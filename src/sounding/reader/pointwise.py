@@ -55,6 +55,16 @@ def pointwise(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: 
     return function if apply is not None else trace.recognized(function)
 
 
+@handles("_prelu_kernel")
+def prelu(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Value | None:
+    """A learned slope below zero that is one number still, as it starts: leaky ReLU."""
+    slopes = args[1].detach()
+    if not bool((slopes == slopes.reshape(-1)[0]).all()):
+        return None
+    trace.func = torch.ops.aten.leaky_relu.default
+    return pointwise(trace, (args[0], float(slopes.reshape(-1)[0])), kwargs, out)
+
+
 @handles("add", "sub", "rsub")
 def add(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
     """A sum: of a function of one node, of a signal and a constant, or of independent signals."""

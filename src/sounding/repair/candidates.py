@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from sounding.probe.stack import name_activation
-from sounding.probe.units import is_activation
+from sounding.probe.units import is_activation, name_activation
 from sounding.repair.layers import BATCH_NORMS, WEIGHT_LAYERS
 from sounding.repair.normalization import NORMS
 from sounding.repair.orthogonalize import HOMOGENEOUS

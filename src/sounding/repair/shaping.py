@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from sounding.errors import UsageError
-from sounding.probe.stack import name_activation
 from sounding.probe.state import unwrap
-from sounding.probe.units import is_activation
+from sounding.probe.units import is_activation, name_activation
 from sounding.repair.changes import Change, Changes, Untouched
 from sounding.repair.explosion import ExplosionLaw, explosion_law, is_homogeneous
 from sounding.repair.layers import BATCH_NORMS, NameFilter, matches

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sounding.errors import UsageError
-from sounding.probe.stack import name_activation
+from sounding.probe.units import name_activation
 from sounding.repair.changes import Change, Changes, Untouched
 from sounding.repair.layers import BATCH_NORMS, WEIGHT_LAYERS, NameFilter, select_layers
 from sounding.repair.passes import Inputs, call_model, call_order, check_inputs, hooked, sample_count

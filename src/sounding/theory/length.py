@@ -185,16 +185,6 @@ def _brackets(positions: Array, values: Array, excess: Callable[[float], float])
     return pairs
 
 
-def slope_kurtosis(phi: Activation, variance: float, *, tolerance: float = 1e-13) -> float:
-    """E φ′⁴/(E φ′²)² at y = √q z: how unevenly units pass gradients on; infinite where φ has no slope."""
-    if phi.degree == 1.0 and phi.slopes is not None:
-        left, right = (slope**2 for slope in phi.slopes)
-        return 2 * (left**2 + right**2) / (left + right) ** 2 if left + right > 0 else math.inf
-    square = squared_slope(phi, variance, tolerance=tolerance).value
-    fourth = _mean(phi, lambda y: phi.derivative(y) ** 4, variance, tolerance).value
-    return fourth / square**2 if square > 0 else math.inf
-
-
 def product_moment(phi: Activation, variance: float, correlation: float, *, tolerance: float = 1e-12) -> Integral:
     """E φ(u)φ(v) for Gaussian u and v of one variance and a correlation: the correlation map before it is normalized.
 

@@ -254,29 +254,6 @@ def layer_maps(
             correlation = max(-1.0, min(1.0, (weight * product + bias) / variance))
 
 
-def uncorrelated_shares(
-    phi: Activation, variance: float, layers: Sequence[tuple[float, float]], *, tolerance: float = 1e-7
-) -> tuple[float, ...]:
-    r"""What a stack leaves of the difference between uncorrelated samples: $1 - c_\ell$ at each of its linear maps.
-
-    The length and correlation maps (meanfield2019, section 2) from correlation zero at the first linear map. For ReLU
-    $1 - c_\ell \to (2/(0.30\,(\ell + 6.7)))^2$ (thesis2024, (5.9) sharpened), below 0.1 from layer 14 on; a network on
-    the edge of chaos of a smooth activation keeps more, an orthogonal or linear one all. The result ends early where
-    the signal fades to zero or leaves the range of floating-point numbers.
-
-    Args:
-        phi: the activation of every layer.
-        variance: mean square q at the first linear map.
-        layers: (σ_w², σ_b²) of each further linear map.
-        tolerance: of the integrals; the default lies far below the noise of any measurement.
-
-    >>> shares = uncorrelated_shares(resolve("relu"), 1.0, [(2.0, 0.0)] * 49)
-    >>> round(shares[0], 3), round(shares[1], 3), sum(share < 0.1 for share in shares)
-    (1.0, 0.682, 37)
-    """
-    return tuple(1 - signal.correlation for signal in layer_maps(phi, variance, 0.0, layers, tolerance=tolerance))
-
-
 def check_stds(weight_std: float, bias_std: float) -> tuple[float, float]:
     """σ_w² and σ_b² of a positive and a non-negative standard deviation."""
     for name, value, least in (("weight_std", weight_std, "above 0"), ("bias_std", bias_std, "at least 0")):

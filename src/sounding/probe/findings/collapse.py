@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from sounding.probe.findings.unseen import COLLAPSE_BEGINS, unseen_collapsed, unseen_products
 from sounding.probe.reading import LayerCall, Reading
 from sounding.probe.records import Finding, Severity
-from sounding.probe.thresholds import Thresholds
+from sounding.probe.thresholds import THRESHOLDS, Thresholds
 
 ROUNDING = 1e-16
+CORRELATED = 0.75  # mean cosine of inputs from which on their own likeness hides what layers lose
 ADD_BATCHNORM = "sounding repair TARGET --method add_batchnorm: normalize between linear map and activation"
 
 
@@ -154,6 +155,12 @@ def _is_abrupt(shares: list[float], thresholds: Thresholds) -> bool:
         after < thresholds.identical and before > math.sqrt(thresholds.identical)
         for before, after in zip(shares, shares[2:], strict=False)
     )
+
+
+def needs_foresight(reading: Reading, thresholds: Thresholds = THRESHOLDS) -> bool:
+    """Whether the inputs are so alike that theory must say what the layers would do to uncorrelated ones."""
+    deep = reading.depth >= thresholds.foreseen_layers and not reading.has_shortcuts
+    return deep and reading.input.get("mean_cosine") > CORRELATED
 
 
 def _foresee(reading: Reading, thresholds: Thresholds) -> int:
