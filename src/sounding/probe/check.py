@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from sounding.errors import InterruptedRun, SoundingError, TargetError, UsageError
 from sounding.probe.batches import Batch, batches_of
-from sounding.probe.calls import ROOT, Pass, Spec, named_modules, named_parameters
+from sounding.probe.calls import ROOT, Pass, Spec, named_parameters
 from sounding.probe.environment import describe_environment
 from sounding.probe.gathered import resharded
 from sounding.probe.gradients import log_norm, muted, needs_accumulation
@@ -25,6 +25,7 @@ from sounding.probe.meeting import Meeting
 from sounding.probe.moments import Tier
 from sounding.probe.reading import Reading, read
 from sounding.probe.records import Finding, Report, Unmeasured
+from sounding.probe.running import run_model
 from sounding.probe.sharded import find_shards
 from sounding.probe.snapshot import Snapshot
 from sounding.probe.state import (
@@ -44,8 +45,6 @@ from sounding.probe.table import list_unmeasured
 from sounding.probe.watch import Watched
 from sounding.profile import Profile
 from sounding.start.loss import StartLoss, average, measure_loss
-
-ONE_VALUE = "more than 1 value per channel"  # what torch says when batch norm has nothing to take a variance over
 
 
 def check(
@@ -241,7 +240,7 @@ class _Checked(Watched):
         inside = self._listen_inside()
         with self, DropoutAtRest() if self._resting else nullcontext():
             with inside or nullcontext():
-                output = _call(self._root, arguments, keywords, batch)
+                output = run_model(self._root, arguments, keywords, batch)
             self._last_batch, self._last_state = batch, (source.device, source.get_state())
             self._in_loss = True
             targets = implied_targets(output, batch.targets, loss=loss, inputs=batch.tensors(), root=self._root)
@@ -397,43 +396,6 @@ class _Checked(Watched):
             if whole is not None:
                 found[name] = log_norm(whole)
         return found
-
-
-def _call(root: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], batch: Batch) -> Any:
-    try:
-        return root(*arguments, **keywords)
-    except (KeyboardInterrupt, SoundingError):
-        raise
-    except Exception as error:
-        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in batch.tensors())
-        where = _where(root, error)
-        if isinstance(error, ValueError) and ONE_VALUE in str(error):
-            raise UsageError(
-                f"batch norm needs at least 2 samples to have a variance, got a batch of 1 (layer {where!r})",
-                hint="a batch of 32, or layer normalization for single samples",
-            ) from error
-        place = f" in layer {where!r}" if where else ""
-        raise TargetError(
-            f"the model raised {type(error).__name__}{place} on inputs of shape {shapes}: {_sentence(error)}",
-            hint="inputs of the shape and type the model expects",
-        ) from error
-
-
-def _where(root: nn.Module, error: BaseException) -> str | None:
-    """The innermost module whose forward method was running."""
-    names = {id(module): name for name, module in named_modules(root)}
-    found, trace = None, error.__traceback__
-    while trace is not None:
-        owner = trace.tb_frame.f_locals.get("self")
-        if isinstance(owner, nn.Module) and names.get(id(owner)):
-            found = names[id(owner)]
-        trace = trace.tb_next
-    return found
-
-
-def _sentence(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if isinstance(error, torch.jit.Error) and lines else " ".join(lines) or type(error).__name__
 
 
 def _check_options(model: Any, repeats: int, mode: str, redraw: int) -> None:
