@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -105,3 +106,42 @@ def test_every_public_name_resolves() -> None:
 def test_no_file_is_over_450_lines(folder: str) -> None:
     long = {p.name: n for p in (ROOT / folder).rglob("*.py") if (n := len(p.read_text("utf-8").splitlines())) > 450}
     assert not long
+
+
+MAP = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+
+
+def defined(path: Path) -> set[str]:
+    """The functions and classes at the top of a file, and the methods of its classes as Class.method."""
+    found = set()
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+            if isinstance(node, ast.ClassDef):
+                found |= {f"{node.name}.{part.name}" for part in node.body if isinstance(part, ast.FunctionDef)}
+    return found
+
+
+def test_every_name_on_the_map_is_real() -> None:
+    steps = re.findall(r"(?m)^\d+\. `([\w.]+)` in `([\w/.]+)`", MAP)
+    assert len(steps) == len(re.findall(r"(?m)^\d+\.", MAP))
+    for name, file in steps:
+        assert name in defined(PACKAGE / file), f"{file} has no {name}"
+    for name in re.findall(r"`([A-Z]\w+)`", MAP):
+        assert any(name in defined(path) for path in source_files()), f"there is no class {name}"
+
+
+def test_a_walk_is_short_and_comes_back_as_often_as_the_map_says() -> None:
+    walks = [re.findall(r"(?m)^\d+\. `[\w.]+` in `([\w/.]+)`", part) for part in MAP.split("\n**")[1:]]
+    assert len(walks) == 5
+    back = 0
+    for files in walks:
+        assert 0 < len(files) <= 8
+        stays = [file for file, before in zip(files, [None, *files], strict=False) if file != before]
+        back += len(stays) - len(set(stays))
+    assert back == 1
+
+
+def test_the_map_has_the_floors_that_imports_keep() -> None:
+    floors = re.findall(r"(?m)^\| (\d) \| ([^|]*) \|", MAP)
+    assert {int(floor): set(re.findall(r"\w+", rooms)) for floor, rooms in floors} == dict(enumerate(TIERS, start=1))
