@@ -15,6 +15,7 @@ from sounding.probe.inside.attention import MEASURES, Attention
 from sounding.probe.inside.listen import Inside
 from sounding.probe.inside.stream import MEASURES as STREAM_MEASURES
 from sounding.probe.inside.stream import Addition
+from sounding.probe.late import read_back
 from sounding.probe.table import merge_order
 from sounding.profile import Row
 
@@ -45,6 +46,7 @@ class Seen:
 
 def see(one: Pass, inside: Inside, places: Mapping[str, int]) -> list[Seen]:
     """All attentions and additions of a pass, in execution order."""
+    read_back([attention.gradients for attention in inside.attentions])
     found = [_see_attention(one.calls, attention, places) for attention in inside.attentions]
     found += [_see_addition(one.calls, addition, places) for addition in inside.additions]
     return sorted(found, key=lambda seen: seen.layer)
