@@ -364,8 +364,8 @@ TRANSLATED = {
 @pytest.mark.parametrize("name", ["batchnorm", "kernel", "vanilla", "critical", "gram", "prescribe"])
 def test_python_and_command_line_take_the_same_options(name: str) -> None:
     command = cli.get_command(None, "prescribe" if name == "prescribe" else "predict")  # type: ignore[arg-type]
-    if name != "prescribe":
-        command = command.get_command(None, name)  # type: ignore[union-attr, arg-type]
+    word = "batchnorm" if name == "prescribe" else name
+    command = command.get_command(None, word)  # type: ignore[union-attr, arg-type]
     function = prescribe if name == "prescribe" else getattr(predict, name)
     only_python, only_typed = TRANSLATED.get(name, (set(), set()))
     typed = {option.name: option.default for option in command.params}  # type: ignore[union-attr]

@@ -8,7 +8,8 @@ BatchNorm(relu, B=32): gradients grow ×1.52195 per layer (squared norm), depth 
 Batch normalization: `batchnorm`, `critical_eps`, `covariance_map`, `identity_convergence`, `gradient_covariance`,
 `backward_profile`, `bsb2_transition`, `simulate_broken_state`. Plain networks: `vanilla`, `critical`, `phase_diagram`,
 `trajectory`. Skip connections: `residual`, `transformer`. Kernel maps: `kernel`, `sequence`. Gram matrices of a batch:
-`gram`, `gram_deviation`. The theorems of the seeds: `bounds`. The inverse problem: `prescribe`. numpy and scipy only.
+`gram`, `gram_deviation`. The theorems of the seeds: `bounds`. The inverse problem: `prescribe`,
+`prescribe_residual`, `prescribe_transformer`. numpy and scipy only.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from sounding.theory.identity import identity_convergence
 from sounding.theory.kernel import Kernel, kernel
 from sounding.theory.kernel_path import sequence
 from sounding.theory.prescribe import Prescription, prescribe
+from sounding.theory.prescribe_blocks import BlockPrescription, prescribe_residual, prescribe_transformer
 from sounding.theory.residual import Residual, Transformer, residual, transformer
 from sounding.theory.vanilla import Vanilla, trajectory, vanilla
 
 __all__ = [
     "BatchNormPrediction",
+    "BlockPrescription",
     "Critical",
     "GramDeviation",
     "GramPrediction",
@@ -53,6 +56,8 @@ __all__ = [
     "kernel",
     "phase_diagram",
     "prescribe",
+    "prescribe_residual",
+    "prescribe_transformer",
     "residual",
     "sequence",
     "simulate_broken_state",

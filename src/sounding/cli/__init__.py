@@ -29,7 +29,10 @@ COMMANDS = {
     "explain": ("sounding.cli.explain:explain", "What a kind of finding means, what to do, and when to ignore it."),
     "repair": ("sounding.cli.repair:repair", "Mend a network: try a cure, show whether it helps, write the weights."),
     "predict": ("sounding.cli.predict:predict", "What theory says about a random network, without drawing a weight."),
-    "prescribe": ("sounding.cli.prescribe:prescribe", "Which eps, shift, scale, gain or weights reach a wanted depth."),
+    "prescribe": (
+        "sounding.cli.prescribe:prescribe",
+        "Which change takes a network to a wanted depth.",
+    ),
     "depth": ("sounding.cli.depth:depth", "How deep could it go: what grows at L, 2L, 4L, measured and predicted."),
     "simulate": ("sounding.cli.simulate:simulate", "Random networks as Markov chains, exact in law, any depth."),
     "train": ("sounding.cli.train:train", "Train networks on real data: a grid of runs as one program."),

@@ -18,7 +18,7 @@ PLACEMENTS = ("pre", "post", "branch", "deepnorm", "none")
 INITS = ("lecun", "he", "xavier", "torch", "gpt2")
 
 
-def _blocks(*, init: str, expansion: float, correlation: float) -> Callable[[Command], Command]:
+def blocks(*, init: str, expansion: float, correlation: float) -> Callable[[Command], Command]:
     """The options that residual networks and transformers share, with their own defaults."""
     options = [
         click.option("--depth", "-d", type=int, required=True, metavar="L", help="Blocks."),
@@ -54,33 +54,44 @@ def _blocks(*, init: str, expansion: float, correlation: float) -> Callable[[Com
     return decorate
 
 
+def attended(command: Command) -> Command:
+    """The options of attention."""
+    options = [
+        click.option("--tokens", "-n", type=int, required=True, metavar="N", help="Tokens that all see each other."),
+        click.option("--head-size", type=int, default=64, show_default=True, help="Features of one head."),
+        click.option("--score-scale", type=float, metavar="S", help="Of the scores [default: head size^(-1/2)]."),
+        click.option("--query-norm", is_flag=True, help="Queries and keys of each head are normed (QK-norm)."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @click.command(short_help="Residual blocks: growth of stream and gradients.")
 @activated
-@_blocks(init="he", expansion=1.0, correlation=0.5)
+@blocks(init="he", expansion=1.0, correlation=0.5)
 @presented
 def residual(given: tuple[str, ...], as_json: bool, plot: Path | None, **options: Any) -> None:
     """Residual perceptron blocks: growth of the stream and of gradients with depth, correlation, trainable depth."""
     from sounding import predict as theory
 
-    _show(theory.residual(options.pop("activation"), gain=_gains(given), **options), as_json=as_json, plot=plot)
+    _show(theory.residual(options.pop("activation"), gain=named_gains(given), **options), as_json=as_json, plot=plot)
 
 
 @click.command(short_help="Transformer blocks: stream, tokens, scores, gradients.")
 @activated
-@_blocks(init="xavier", expansion=4.0, correlation=0.0)
-@click.option("--tokens", "-n", type=int, required=True, metavar="N", help="Tokens, all of which see each other.")
-@click.option("--head-size", type=int, default=64, show_default=True, help="Features of one head.")
-@click.option("--score-scale", type=float, metavar="S", help="Factor of the scores [default: head size^(-1/2)].")
-@click.option("--query-norm", is_flag=True, help="Queries and keys of each head are normed (QK-norm).")
+@blocks(init="xavier", expansion=4.0, correlation=0.0)
+@attended
 @presented
 def transformer(given: tuple[str, ...], as_json: bool, plot: Path | None, **options: Any) -> None:
     """Transformer blocks: growth of stream and gradients, token correlation, scores and entropy collapse."""
     from sounding import predict as theory
 
-    _show(theory.transformer(options.pop("activation"), gain=_gains(given), **options), as_json=as_json, plot=plot)
+    _show(theory.transformer(options.pop("activation"), gain=named_gains(given), **options), as_json=as_json, plot=plot)
 
 
-def _gains(given: tuple[str, ...]) -> dict[str, float]:
+def named_gains(given: tuple[str, ...]) -> dict[str, float]:
+    """Gains as `--gain NAME=G` gives them."""
     found = {}
     for text in given:
         name, _, number = text.partition("=")

@@ -1,14 +1,16 @@
-"""`sounding prescribe`: which change makes a depth trainable."""
+"""`sounding prescribe`: which change makes a depth trainable, of batch norm, residual and transformer networks."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sounding.cli.output import console, print_json, working
+from sounding.cli.predict_blocks import attended, blocks, named_gains
 from sounding.cli.presentation import activated, draw, presented, whole
 
 if TYPE_CHECKING:
@@ -17,7 +19,23 @@ if TYPE_CHECKING:
     from sounding.theory.prescribe import Prescription
 
 
-@click.command()
+class DefaultGroup(click.Group):
+    """A group whose first command is meant where none is named: `sounding prescribe -a relu …`."""
+
+    default = "batchnorm"
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the default command in front of options."""
+        named = not args or args[0] in self.commands or args[0] == "--help"
+        return super().parse_args(ctx, args if named else [self.default, *args])
+
+
+@click.group(cls=DefaultGroup)
+def prescribe() -> None:
+    """What must change for a network to train at a wanted depth; without a word for the network, one of batch norm."""
+
+
+@prescribe.command(short_help="Batch norm: eps, shift, scale, gains, weights.")
 @activated
 @click.option(
     "--batch-size", "-b", type=float, required=True, metavar="B", help="Samples per batch, at least 4; or inf."
@@ -29,7 +47,7 @@ if TYPE_CHECKING:
     help="Weights have variance W²/fan-in; nn.Linear starts with 0.577.",
 )  # fmt: skip
 @presented
-def prescribe(
+def batchnorm(
     activation: str,
     batch_size: float,
     depth: int,
@@ -48,6 +66,45 @@ def prescribe(
     else:
         print_prescription(result)
     draw(plot, lambda pictures: pictures.prescription(result))
+
+
+margin = click.option(
+    "--margin", type=float, default=3.0, show_default=True, help="16 depth scales over it are allowed."
+)
+
+
+@prescribe.command(short_help="Residual blocks: branch scale, initialization, norms.")
+@activated
+@blocks(init="he", expansion=1.0, correlation=0.5)
+@margin
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def residual(given: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Which branch scale, initialization or placement of the norm takes residual blocks to depth L."""
+    from sounding.theory.prescribe_blocks import prescribe_residual
+
+    _show(prescribe_residual, given, options, as_json=as_json)
+
+
+@prescribe.command(short_help="Transformer blocks: the same, and scores.")
+@activated
+@blocks(init="xavier", expansion=4.0, correlation=0.0)
+@attended
+@margin
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def transformer(given: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Which branch scale, initialization, placement of the norm or scale of scores takes a transformer to depth L."""
+    from sounding.theory.prescribe_blocks import prescribe_transformer
+
+    _show(prescribe_transformer, given, options, as_json=as_json)
+
+
+def _show(solve: Callable[..., Any], given: tuple[str, ...], options: dict[str, Any], *, as_json: bool) -> None:
+    with working("searching the smallest change", quiet=as_json):
+        result = solve(options.pop("activation"), gain=named_gains(given), **options)
+    if as_json:
+        print_json(result)
+    else:
+        click.echo(str(result))
 
 
 def print_prescription(result: Prescription) -> None:

@@ -79,6 +79,7 @@ def _find(verb: str) -> click.Command:
     command: Any = getattr(importlib.import_module(module), attribute)
     if isinstance(command, click.Group):
         known = ", ".join(f"{name} {part}" for part in command.commands)
+        rest = rest or [getattr(command, "default", "")]
         if len(rest) != 1 or rest[0] not in command.commands:
             raise UsageError(f"no verb {verb!r} that a sweep can run", hint=f"one of {known}")
         command = command.commands[rest[0]]
