@@ -139,7 +139,10 @@ def _add_sources(
     features = max(node.features, 1)
     match rule:
         case Linear() | Convolution():
-            extra, paired = 2.0, 1.0
+            # an orthogonal matrix keeps lengths and angles of what it does not project away
+            share = 1.0 - rule.bias.second_moment / _mean_square(signal) if _mean_square(signal) > 0 else 1.0
+            paired = 1.0 - share**2 * _kept(rule, backwards=False)
+            extra = 2 * paired
         case Elementwise():
             moments = _moments(rule.activation, inputs[0])
             slope = _size_slope(rule.activation, inputs[0])
@@ -157,6 +160,14 @@ def _add_sources(
     coefficients[0][index, index] = coefficients[1][index, index] = 1.0
     noises[0][index] = extra / features * alike
     noises[1][index] = paired / features * _alike_positions(signal)
+
+
+def _kept(rule: Linear | Convolution, *, backwards: bool) -> float:
+    """The share of a vector that an orthogonal matrix keeps, whatever its seed; 0 for independent entries."""
+    if not isinstance(rule, Linear) or rule.weight.shape != "orthogonal":
+        return 0.0
+    share = rule.fan_in / rule.fan_out if backwards else rule.fan_out / rule.fan_in
+    return min(1.0, share)
 
 
 def _backwards(description: Description, propagation: Propagation, size: Array) -> tuple[Array, Array]:
@@ -200,7 +211,7 @@ def _returned(
     width = sizes.shape[1]
     match rule:
         case Linear():
-            return vector, 2.0 / rule.fan_in * alike
+            return vector, 2.0 / rule.fan_in * alike * (1 - _kept(rule, backwards=True))
         case Convolution():
             return vector, 2.0 / rule.channels_in * alike
         case Elementwise():
