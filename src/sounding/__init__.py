@@ -25,6 +25,7 @@ _INDEX = {
     "weights": "sounding.weights",
     "audit": "sounding.start",
     "check": "sounding.probe",
+    "compare": "sounding.probe.compare",
     "watch": "sounding.probe",
     "read": "sounding.reader",
     "depth": "sounding.reader.depth",
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from sounding.probe import Report as Report
     from sounding.probe import Verdict as Verdict
     from sounding.probe.check import check as check
+    from sounding.probe.compare import compare as compare
     from sounding.probe.watch import watch as watch
     from sounding.profile import Estimate as Estimate
     from sounding.profile import Profile as Profile

@@ -26,6 +26,7 @@ from sounding.errors import DataError, ExitCode, NumericalError, SoundingError
 COMMANDS = {
     "check": ("sounding.cli.check:check", "Measure a network: does signal survive its depth, where does it die, why?"),
     "audit": ("sounding.cli.audit:audit", "Look at a network's parameters before its first step, without data."),
+    "compare": ("sounding.cli.compare:compare", "Two networks side by side: the first layer where they part."),
     "explain": ("sounding.cli.explain:explain", "What a kind of finding means, what to do, and when to ignore it."),
     "repair": ("sounding.cli.repair:repair", "Mend a network: try a cure, show whether it helps, write the weights."),
     "predict": ("sounding.cli.predict:predict", "What theory says about a random network, without drawing a weight."),

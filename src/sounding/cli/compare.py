@@ -1,0 +1,142 @@
+"""`sounding compare`: two networks side by side, and the first layer where they part."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sounding.cli.check import choose_device, choose_loss, parse_shape
+from sounding.cli.output import SEED, console, despite_a_closed_pipe, print_json, require_writable, working
+from sounding.errors import ExitCode
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from sounding.probe.compare import Comparison
+
+ROWS = 24  # lines of the table
+NEAR = 3  # lines in front of and behind the first that parts
+
+
+@click.command()
+@click.argument("a")
+@click.argument("b")
+@click.option("--data", metavar="SOURCE", help="As for `sounding check`, fitting the first network.")
+@click.option("--input-shape", callback=parse_shape, metavar="SHAPE", help="Of one sample, for example 64 or 3,32,32.")
+@click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Samples in the batch.")
+@click.option("--loss", metavar="NAME", help="cross_entropy, mse, random, or file.py:name [default: by the targets].")
+@click.option("--mode", type=click.Choice(["train", "eval", "keep"]), default="train", show_default=True)
+@click.option("--tolerance", type=click.FloatRange(min=0), help="Relative difference [default: root of the precision].")
+@click.option("--device", metavar="NAME", help="cpu, cuda, cuda:1, mps, ... [default: where the networks are].")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the weights that both draw, and the batch.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write an interactive report, one file.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; prose goes to stderr.")
+@click.option("--quiet", "-q", is_flag=True, help="Only the answer.")
+@click.pass_context
+def compare(
+    ctx: click.Context,
+    a: str,
+    b: str,
+    data: str | None,
+    input_shape: tuple[int, ...] | None,
+    batch_size: int | None,
+    loss: str | None,
+    mode: str,
+    tolerance: float | None,
+    device: str | None,
+    seed: int,
+    html: Path | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Compare two networks layer by layer on one batch: before and after a port, a refactoring, a training.
+
+    A and B are as for `sounding check`. Both are made from the same seed. Layers are matched by name, what is left by
+    order, with equal shapes of outputs and sizes of parameters.
+
+    \b
+    Exit codes: 0 equal, to the bit or to rounding; 1 they part; 2 wrong usage or a network that fails;
+    4 not known (no layer of the one belongs to a layer of the other).
+    """
+    if html is not None:
+        require_writable(html)
+    import torch
+
+    from sounding.cli.inputs import choose_batch
+    from sounding.cli.target import calling, load_target
+    from sounding.probe.compare import compare as compare_networks
+
+    where = choose_device(device)
+    with working(f"comparing {a} and {b}", quiet=quiet) as tell, torch.random.fork_rng():
+        models = []
+        for target in (a, b):
+            torch.manual_seed(seed)  # the command line is the edge: here, and nowhere in the library, a seed is set
+            model = load_target(target, data=data, shape=input_shape)
+            with calling(f"moving the network to {where}"):
+                models.append(model if where is None else model.to(where))
+        generator = torch.Generator().manual_seed(seed)
+        chosen = choose_batch(
+            models[0], data=data, shape=input_shape, batch_size=batch_size, generator=generator, tell=tell
+        )
+        with contextlib.redirect_stdout(sys.stderr):
+            result = compare_networks(
+                models[0],
+                models[1],
+                chosen.batch.given,
+                chosen.batch.targets,
+                loss=choose_loss(loss),
+                mode=mode,  # type: ignore[arg-type]  # the option has these choices
+                tolerance=tolerance,
+                batch_axis=chosen.axis or None,
+                generator=generator,
+            )
+    prose = console(stderr=as_json, quiet=quiet and as_json)
+    with despite_a_closed_pipe():
+        if as_json:
+            print_json({"targets": [a, b], **result.to_dict()})
+        prose.print(result.summary, markup=False, soft_wrap=True, style="bold")
+        if not quiet:
+            prose.print()
+            prose.print(make_table(result))
+    if html is not None:
+        from sounding.report.compare import write_compare_html
+
+        write_compare_html(result, html, names=(a, b))
+    code = {"parted": ExitCode.UNHEALTHY, "not known": ExitCode.NOT_KNOWN}.get(result.status, ExitCode.HEALTHY)
+    ctx.exit(code)
+
+
+def make_table(result: Comparison) -> Table:
+    """Pairs downwards, the difference and the measures of both; of many pairs those around the parting and some."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from sounding.cli.numbers import write_log_norm, write_number
+    from sounding.cli.table import shorten
+
+    pairs = result.pairs
+    first = next((index for index, pair in enumerate(pairs) if pair.parted), len(pairs))
+    spread = {round(index * (len(pairs) - 1) / ROWS) for index in range(ROWS + 1)}
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
+    for heading in ("output", "difference", "size", "directions", "gradient"):
+        table.add_column(heading, justify="left" if heading == "output" else "right", no_wrap=True)
+    for index, pair in enumerate(pairs):
+        if index not in spread and abs(index - first) > NEAR:
+            continue
+        name = shorten(pair.a if pair.a == pair.b else f"{pair.a} = {pair.b}", 44)
+        cells = [
+            " → ".join(dict.fromkeys(map(write, pair.measures[measure]))) if measure in pair.measures else ""
+            for measure, write in (
+                ("mean_square", write_number),
+                ("participation_ratio", write_number),
+                ("gradient_log_norm", write_log_norm),
+            )
+        ]
+        style = "red" if index == first else "yellow" if pair.parted else ""
+        table.add_row(Text(name), Text(write_number(pair.difference), style=style), *cells)
+    return table
