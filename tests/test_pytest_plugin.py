@@ -95,6 +95,11 @@ def test_options_come_from_pyproject_and_a_call_wins(project: pytest.Pytester) -
     result.stdout.no_fnmatch_line("*sounding/p*.py*")
 
 
+def test_a_baseline_lies_beside_its_pyproject(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[tool.sounding]\nbaseline = "known.json"\n')
+    assert read_options(tmp_path / "tests")["baseline"] == tmp_path / "known.json"
+
+
 @pytest.mark.parametrize("text", ["teir = 'fast'", "types = ['Linear']", "not toml"])
 def test_options_that_cannot_be_are_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "pyproject.toml").write_text(f"[tool.sounding]\n{text}\n")

@@ -85,6 +85,8 @@ def read_options(root: Path) -> dict[str, Any]:
     if wrong:
         there = ", ".join(sorted(known))
         raise pytest.UsageError(f"{path}: [tool.sounding] has no option {wrong[0]!r}; it has {there}")
+    if isinstance(options.get("baseline"), str):
+        options["baseline"] = path.parent / options["baseline"]
     return dict(options)
 
 

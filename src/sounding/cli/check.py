@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sounding.train.trial import Trial
 
 LEAST_REPEAT = 1e-3  # seconds that measuring a batch takes at the least
+PATH = click.Path(path_type=Path)
 EXAMPLE_INPUT = 64
 EXAMPLE_DEPTH = 64
 EXAMPLE_WIDTH = 128
@@ -89,7 +90,12 @@ class Subject:
 @click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Also train a copy for N steps, and watch it.")
 @click.option("--lr", type=float, metavar="RATE", help="Learning rate of the steps [default: 0.001].")
 @click.option("--optimizer", metavar="NAME", help="sgd, momentum, adam, adamw or rmsprop [default: adamw].")
-@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write an interactive report, one file.")
+@click.option("--select", metavar="KINDS", help="Only these kinds of findings count, for example rank_collapse.")
+@click.option("--ignore", metavar="KINDS", help="These kinds do not count; names with commas (sounding explain).")
+@click.option("--baseline", type=PATH, metavar="FILE", help="What this file has found before does not count.")
+@click.option("--write-baseline", type=PATH, metavar="FILE", help="Write what is found to FILE and end with 0.")
+@click.option("--summary", type=PATH, metavar="FILE", help="Append the verdict in Markdown, as CI shows it.")
+@click.option("--html", type=PATH, metavar="FILE", help="Write an interactive report, one file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; prose goes to stderr.")
 @click.option("--quiet", "-q", is_flag=True, help="Only the verdict.")
 @click.pass_context
@@ -108,6 +114,11 @@ def check(
     steps: int | None,
     lr: float | None,
     optimizer: str | None,
+    select: str | None,
+    ignore: str | None,
+    baseline: Path | None,
+    write_baseline: Path | None,
+    summary: Path | None,
     html: Path | None,
     as_json: bool,
     quiet: bool,
@@ -119,7 +130,8 @@ def check(
     of the transformers library, for example hf:gpt2 or hf:llama,layers=8 (sounding models list).
     Without TARGET: the embedded example, a 64-layer ReLU network with and without batch norm, on digits.
 
-    With --steps a copy is trained for a few steps, and the verdict at their end gives the exit code.
+    With --steps a copy is trained for a few steps, and the verdict at their end gives the exit code. Findings that were
+    ignored, not selected, or in the baseline are set aside: they are told and do not count.
 
     \b
     Exit codes: 0 healthy, 1 a finding of high severity, 2 wrong usage or a target that fails,
@@ -128,8 +140,12 @@ def check(
     """
     require_time(LEAST_REPEAT * repeats, what=f"{repeats} repeats")
     require_time(LEAST_REPEAT * redraw, what=f"{redraw} draws")
-    if html is not None:
-        require_writable(html)
+    for file in (html, summary, write_baseline):
+        if file is not None:
+            require_writable(file)
+    from sounding.probe import accepted
+
+    accept = accepted.accepting(select=select, ignore=ignore, baseline=baseline)
     if target is None and input_shape is None:
         input_shape = (EXAMPLE_INPUT,)
     settings = Settings(
@@ -140,12 +156,20 @@ def check(
     reports, interrupted = _measure_all(_choose_subjects(target, settings), settings, trials, quiet=quiet)
     if not reports:
         raise InterruptedRun("interrupted before anything was measured")
+    if write_baseline is not None:
+        accepted.write_baseline(list(reports.values()), write_baseline)
+    reports = {name: accept(report) for name, report in reports.items()}
+    trials = {name: replace(trial, report=trial.report and accept(trial.report)) for name, trial in trials.items()}
     with despite_a_closed_pipe():
         if as_json:
             print_json(to_json_object(reports, target=target, trials=trials))
         _print(reports, prose, quiet=quiet)
         for trial in trials.values():
             print_trial(trial, prose, quiet=quiet)
+    if summary is not None:
+        from sounding.cli.summary import append_summary
+
+        append_summary(reports, summary, trials=trials)
     if html is not None:
         from sounding.report import write_html
 
@@ -155,6 +179,8 @@ def check(
                 prose.print(f"\nReport: {html}", markup=False, soft_wrap=True)
     if interrupted:
         raise InterruptedRun("interrupted; what was measured is kept and marked partial")
+    if write_baseline is not None:
+        ctx.exit(ExitCode.HEALTHY)
     from sounding.probe.records import STATUSES
 
     states = [trials[name].status if name in trials else report.verdict.status for name, report in reports.items()]

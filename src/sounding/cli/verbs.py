@@ -19,7 +19,8 @@ from sounding.errors import ExitCode, UsageError
 from sounding.sweeping.spec import SEED, Spec
 
 VERBS = ("predict", "prescribe", "simulate", "train", "check")
-OURS = {"json", "quiet", "plot", "out", "html", "checkpoint", "fresh", "debug", "help"}  # written or printed elsewhere
+# written or printed elsewhere
+OURS = {"json", "quiet", "plot", "out", "html", "summary", "write_baseline", "checkpoint", "fresh", "debug", "help"}
 STACKED = ("lr", SEED, "init", "eps", "shift", "scale", "residual")  # what runs of one stack of `train` differ in
 CIRCUMSTANCES = ("settings", "environment", "profile", "method")
 RATE = {"lr": "learning_rate"}  # as a history calls it

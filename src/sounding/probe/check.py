@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sounding.errors import InterruptedRun, SoundingError, TargetError, UsageError
+from sounding.probe.accepted import Kinds, accepting
 from sounding.probe.batches import Batch, batches_of
 from sounding.probe.calls import ROOT, Pass, Spec, named_parameters
 from sounding.probe.environment import describe_environment
@@ -63,6 +65,9 @@ def check(
     batch_axis: int | None = None,
     theory: bool | None = None,
     redraw: int = 0,
+    select: Kinds = None,
+    ignore: Kinds = None,
+    baseline: str | Path | Report | None = None,
     generator: torch.Generator | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
@@ -99,6 +104,9 @@ def check(
         redraw: draw every weight anew from its own law this often and measure the last batch each time. The standard
             deviation over the draws becomes the `stderr` of the rows of theory; what theory does not predict gets rows
             of source "redraw", mean and standard deviation. Frozen and constant parameters and buffers stay.
+        select: the kinds of findings that count (`sounding explain` lists them); the others are `verdict.set_aside`.
+        ignore: kinds that do not count.
+        baseline: a report of before, or its file; what it has found does not count (`probe.accepted.accepting`).
         generator: where the random direction and the redrawn weights come from; None is torch's default generator.
         progress: called with (repeats done, repeats).
 
@@ -113,6 +121,7 @@ def check(
     ('mean_square', 'participation_ratio')
     """
     _check_options(model, repeats, mode, redraw)
+    accepted = accepting(select=select, ignore=ignore, baseline=baseline)
     root = materializable(unwrap(model))
     batches = batches_of(inputs, targets, repeats, batch_axis=batch_axis)
     settings: dict[str, Any] = {"mode": mode, "loss": "random", "dropout": dropout}
@@ -162,7 +171,7 @@ def check(
                 if progress is not None:
                     progress(done, repeats)
         except KeyboardInterrupt as stop:
-            partial = watched.finish(settings | {"partial": True})
+            partial = accepted(watched.finish(settings | {"partial": True}))
             raise InterruptedRun("interrupted; what was measured so far is kept", partial=partial) from stop
         report = watched.finish(settings)
         wanted = tier == "full" if theory is None else theory
@@ -181,7 +190,7 @@ def check(
 
             report = watched.redraw(report, redraw, ready=ready, loss=loss, generator=generator)
     named = tuple(Unmeasured(name or ROOT, reason) for name, reason in {**dict.fromkeys(kept.left), **left})
-    return replace(report, unmeasured=report.unmeasured + named)
+    return accepted(replace(report, unmeasured=report.unmeasured + named))
 
 
 def _make_ready(root: nn.Module, mode: Mode, *, dropout: bool) -> None:

@@ -116,6 +116,7 @@ class Verdict:
         sentence: why, in one or two sentences that begin in lower case.
         not_judged: what was not looked at, a phrase each.
         warnings: how many findings warn; the others of a healthy network are notes.
+        set_aside: findings that do not count, since they were ignored, not selected, or in the baseline.
     """
 
     status: Status
@@ -123,6 +124,7 @@ class Verdict:
     sentence: str
     not_judged: tuple[str, ...] = ()
     warnings: int = 0
+    set_aside: tuple[Finding, ...] = ()
 
     @property
     def healthy(self) -> bool:
@@ -142,6 +144,7 @@ class Verdict:
             "healthy": self.healthy,
             "summary": self.summary,
             "not_judged": list(self.not_judged),
+            "set_aside": [finding.to_dict() for finding in self.set_aside],
             "findings": [finding.to_dict() for finding in self.findings],
         }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import get_args
 
 from sounding.errors import UsageError
 from sounding.probe.evidence import find_gaps, find_missing
@@ -14,7 +15,7 @@ from sounding.probe.findings.gradients import find_gradient_change
 from sounding.probe.findings.units import find_dead_units, find_non_finite, find_saturation
 from sounding.probe.findings.unseen import unseen_products
 from sounding.probe.reading import Reading, read
-from sounding.probe.records import Finding, Status, Verdict
+from sounding.probe.records import Finding, StartKind, Status, TheoryKind, Verdict
 from sounding.probe.thresholds import THRESHOLDS, Thresholds
 from sounding.profile import Profile
 
@@ -51,18 +52,23 @@ def judge_reading(
     reading: Reading, *, beside: tuple[Finding, ...] = (), thresholds: Thresholds = THRESHOLDS
 ) -> Verdict:
     """The verdict on a profile that was read already, and on what was found beside it: in parameters and loss."""
-    found = [_finite(finding) for find in FINDERS for finding in find(reading, thresholds)]
-    found += map(_finite, beside)
-    findings = tuple(sorted(found, key=lambda finding: SEVERITIES[finding.severity]))
+    return conclude(reading, [*(finding for find in FINDERS for finding in find(reading, thresholds)), *beside])
+
+
+def conclude(reading: Reading, findings: Sequence[Finding]) -> Verdict:
+    """The verdict that these findings give, and without one of high severity what was measured."""
+    found = tuple(sorted(map(_finite, findings), key=lambda finding: SEVERITIES[finding.severity]))
+    theory = tuple(finding for finding in found if finding.kind in get_args(TheoryKind))
+    found = tuple(finding for finding in found if finding not in theory)
     missing = find_missing(reading)
     status: Status = "healthy" if missing is None else "not known"
-    if any(finding.severity == "high" for finding in findings):
+    if any(finding.severity == "high" for finding in found):
         status = "unhealthy"
     gaps = find_gaps(reading)
-    notes = {id(finding) for finding in found[-len(beside) :] if finding.severity == "low"} if beside else set()
-    told = tuple(finding for finding in findings if id(finding) not in notes)  # notes are no warnings
+    # what is low at the start is a note, not a warning
+    told = tuple(one for one in found if one.severity != "low" or one.kind not in get_args(StartKind))
     sentence = _explain(reading, told, status, missing, gaps)
-    return Verdict(status, findings, sentence, gaps, len(told) if status == "healthy" else 0)
+    return join_findings(Verdict(status, found, sentence, gaps, len(told) if status == "healthy" else 0), theory)
 
 
 def join_findings(verdict: Verdict, findings: Sequence[Finding]) -> Verdict:
