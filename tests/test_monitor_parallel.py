@@ -30,7 +30,7 @@ inputs, targets = torch.randn(24, 8), torch.randint(0, 3, (24,))
 x, y = inputs.chunk(world)[rank].chunk(2), targets.chunk(world)[rank].chunk(2)
 wrapped = nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-with Monitor(wrapped, every=2, optimizer=optimizer) as monitor:
+with Monitor(model if sys.argv[5:] else wrapped, every=2, optimizer=optimizer) as monitor:
     for step in range(3):
         optimizer.zero_grad()
         with wrapped.no_sync():  # the first micro-batch stays local
@@ -48,13 +48,17 @@ os._exit(0)
 """
 
 
+@pytest.mark.parametrize("inner", [(), pytest.param(("inner",), marks=pytest.mark.slow)], ids=["wrapper", "inner"])
 @pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
-def test_the_first_process_measures_the_averaged_gradient(world: int, tmp_path: Path) -> None:
-    """With micro-batches that are not synchronized, and clipping after it: the gradient of the whole batch."""
+def test_the_first_process_measures_the_averaged_gradient(world: int, inner: tuple[str, ...], tmp_path: Path) -> None:
+    """With micro-batches that are not synchronized, and clipping after it: the gradient of the whole batch.
+
+    Trainers give their callbacks the module inside of the wrapper.
+    """
     outputs = [tmp_path / f"{rank}.json" for rank in range(world)]
     commands = [
-        [sys.executable, "-c", SCRIPT, str(rank), str(world), str(tmp_path / "store"), str(out)]
+        [sys.executable, "-c", SCRIPT, str(rank), str(world), str(tmp_path / "store"), str(out), *inner]
         for rank, out in enumerate(outputs)
     ]
     children = [subprocess.Popen(command) for command in commands]

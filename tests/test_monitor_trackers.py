@@ -262,7 +262,8 @@ def test_lightning_s_scaler_is_found() -> None:
     from sounding.train.callbacks import MonitorCallback
 
     module, scaler = lightning_module(), torch.amp.GradScaler("cpu", init_scale=2.0**8)
-    outline = SimpleNamespace(precision_plugin=SimpleNamespace(scaler=scaler), global_step=40, loggers=[])
+    plugin, strategy = SimpleNamespace(scaler=scaler), SimpleNamespace(model=module)
+    outline = SimpleNamespace(precision_plugin=plugin, strategy=strategy, global_step=40, loggers=[])
     callback = MonitorCallback(every=40)
     callback.on_train_start(outline, module)
     scaler.scale(module.training_step(batch(6), 0)).backward()

@@ -27,6 +27,7 @@ _INDEX = {
     "Recipe": "sounding.train.recipe",
     "Residual": "sounding.train.layers",
     "TensorBoard": "sounding.train.callbacks",
+    "TrainerMonitor": "sounding.train.callbacks",
     "WeightsAndBiases": "sounding.train.callbacks",
     "choose_rates": "sounding.train.rates",
     "make_grid": "sounding.train.grid",
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from sounding.train.alone import train_ as train_
     from sounding.train.callbacks import MonitorCallback as MonitorCallback
     from sounding.train.callbacks import TensorBoard as TensorBoard
+    from sounding.train.callbacks import TrainerMonitor as TrainerMonitor
     from sounding.train.callbacks import WeightsAndBiases as WeightsAndBiases
     from sounding.train.checkpoint import Checkpoint as Checkpoint
     from sounding.train.grid import Grid as Grid

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sounding.errors import MissingExtraError
-from sounding.train.monitor.monitor import Monitor
-from sounding.train.monitor.sinks import Sink, Snapshot
+from sounding.train.callbacks.carried import Carried
+from sounding.train.monitor.sinks import Snapshot
 
 try:
     from lightning.pytorch.callbacks import Callback
@@ -14,7 +14,7 @@ except ImportError as error:
     raise MissingExtraError("lightning", extra="lightning", needed_for="MonitorCallback") from error
 
 
-class MonitorCallback(Callback):  # type: ignore[misc]  # its types are not read
+class MonitorCallback(Callback, Carried):  # type: ignore[misc]  # its types are not read
     """`Trainer(callbacks=[MonitorCallback(every=100)])`: a `sounding.Monitor` on the LightningModule.
 
     Steps are those of the optimizer, so gradient accumulation counts once; validation is not measured; the scaler of
@@ -29,19 +29,19 @@ class MonitorCallback(Callback):  # type: ignore[misc]  # its types are not read
         super().__init__()
         self._log, self._options = log, options
         self._taken = 0
-        self.monitor: Monitor | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Put the monitor on the module."""
-        options = dict(self._options)
-        sinks = options.pop("sinks", ())
-        several: list[Sink] = [sinks] if isinstance(sinks, Sink) else list(sinks)
-        if self._log:
-            several.append(_Loggers(trainer))
         self._taken = trainer.global_step
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
-        self.monitor = Monitor(pl_module, sinks=several, scaler=scaler, initial_step=trainer.global_step, **options)
-        self.monitor.start()
+        self._open(
+            pl_module,
+            trainer.strategy.model or pl_module,
+            _Loggers(trainer) if self._log else None,
+            deepspeed="DeepSpeed" in type(trainer.strategy).__name__,
+            scaler=getattr(trainer.precision_plugin, "scaler", None),
+            initial_step=trainer.global_step,
+            **self._options,
+        )
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """A batch is one micro-batch: the step is over when the trainer has counted it."""
@@ -51,15 +51,11 @@ class MonitorCallback(Callback):  # type: ignore[misc]  # its types are not read
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Take the monitor off."""
-        self._stop()
+        self.stop()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Take the monitor off, also when training ends by an error."""
-        self._stop()
-
-    def _stop(self) -> None:
-        if self.monitor is not None:
-            self.monitor.stop()
+        self.stop()
 
 
 class _Loggers:

@@ -105,7 +105,8 @@ class Monitor:
             "samples": samples,
             "batch_axis": batch_axis,
             "scaler": scaler,
-            "reduced": isinstance(model, nn.Module) and any(map(_averages, model.modules())),
+            # a trainer may give the module inside of DistributedDataParallel: averaged or not, .grad has it at the end
+            "reduced": torch.distributed.is_available() and torch.distributed.is_initialized(),
         }
         self._blank = Window(model, **self._options)  # a wrong model, filter or option is found here, not in the loop
         if self._blank.shards is not None:
@@ -287,10 +288,6 @@ class Monitor:
     def _hand_over(self, sink: Sink, method: str, *arguments: Any) -> bool:
         getattr(sink, method)(*arguments)
         return True
-
-
-def _averages(module: nn.Module) -> bool:
-    return isinstance(module, nn.parallel.DistributedDataParallel)
 
 
 def _is_first_process() -> bool:
