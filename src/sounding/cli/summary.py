@@ -34,7 +34,7 @@ def write_summary(name: str, report: Report, trial: Trial | None = None) -> str:
 
     >>> from sounding.probe.records import Report, Verdict
     >>> from sounding.profile import Profile
-    >>> print(write_summary("net", Report(Profile(), Verdict("not known", (), "Not known: nothing was measured."))))
+    >>> print(write_summary("net", Report(Profile(), Verdict("not known", (), "nothing was measured."))))
     ## ❔ net
     <BLANKLINE>
     **Not known: nothing was measured.**
