@@ -60,6 +60,10 @@ STABLE = [
     "behind_zeros",
     "disagreement",
     "cause",
+    "entropy_collapse",
+    "token_collapse",
+    "massive_activation",
+    "odd_branch",
 ]
 
 

@@ -15,7 +15,7 @@ from sounding.probe.findings.gradients import find_gradient_change
 from sounding.probe.findings.units import find_dead_units, find_non_finite, find_saturation
 from sounding.probe.findings.unseen import unseen_products
 from sounding.probe.reading import Reading, read
-from sounding.probe.records import Finding, StartKind, Status, TheoryKind, Verdict
+from sounding.probe.records import Finding, MeasuredKind, Status, TheoryKind, Verdict
 from sounding.probe.thresholds import THRESHOLDS, Thresholds
 from sounding.profile import Profile
 
@@ -65,8 +65,8 @@ def conclude(reading: Reading, findings: Sequence[Finding]) -> Verdict:
     if any(finding.severity == "high" for finding in found):
         status = "unhealthy"
     gaps = find_gaps(reading)
-    # what is low at the start is a note, not a warning
-    told = tuple(one for one in found if one.severity != "low" or one.kind not in get_args(StartKind))
+    # what is low beside the profile, in parameters, loss and attention, is a note and no warning
+    told = tuple(one for one in found if one.severity != "low" or one.kind in get_args(MeasuredKind))
     sentence = _explain(reading, told, status, missing, gaps)
     return join_findings(Verdict(status, found, sentence, gaps, len(told) if status == "healthy" else 0), theory)
 
