@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from generators import seeded
 from sounding.models import Mlp
 from sounding.train import History, Point, Recipe, train_, train_together_
 from tolerance import TOLERANCE
@@ -52,10 +53,6 @@ def make_conv(seed: int, **options: Any) -> nn.Module:
         nn.Flatten(),
         nn.Linear(16, 3),
     ).double()
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def both(

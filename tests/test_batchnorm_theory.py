@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.tolerance import TOLERANCE, assert_within_standard_errors
 
 from sounding.activations import from_callable, resolve
 from sounding.encoding import to_plain
@@ -24,6 +23,7 @@ from sounding.theory.integrals.moments import Expectations
 from sounding.theory.integrals.normalized import NormalizedLaw
 from sounding.theory.integrals.plane import PAIRS
 from sounding.theory.integrals.quadrature import sphere_mean, sphere_pair_mean
+from tolerance import TOLERANCE, assert_within_standard_errors
 
 SIZES = [4, 5, 6, 8, 32, 256, 1024, math.inf]
 SMOOTH = ["tanh", "erf", "sin", "sigmoid", "softplus", "exp", "gelu", "gelu_tanh", "silu", "hermite:3"]

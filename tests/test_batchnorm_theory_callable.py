@@ -9,7 +9,6 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 from bench.callables import OTHERS, WILD, settings, slope_of_broken_line, triangle
-from tests.tolerance import TOLERANCE, assert_within_standard_errors
 
 from sounding.activations import from_callable
 from sounding.activations.custom import widened
@@ -22,6 +21,7 @@ from sounding.theory.integrals.normalized import NormalizedLaw
 from sounding.theory.integrals.plane import PAIRS
 from sounding.theory.integrals.polynomials import line_sums
 from sounding.theory.integrals.sketch import Sketch
+from tolerance import TOLERANCE, assert_within_standard_errors
 
 Array = np.ndarray
 

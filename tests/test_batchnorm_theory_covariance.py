@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.tolerance import TOLERANCE
 
 from sounding.activations import resolve
 from sounding.errors import UsageError
@@ -22,6 +21,7 @@ from sounding.theory.identity import identity_convergence
 from sounding.theory.integrals.arc_cosine import arc_cosine, arc_cosines
 from sounding.theory.integrals.projected import projected_map
 from sounding.theory.integrals.quadrature import gaussian_mean, gaussian_pair_mean
+from tolerance import TOLERANCE
 
 
 def wishart(size, generator, degrees=9):

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from tests.tolerance import TOLERANCE
 
 from sounding.activations import resolve
 from sounding.theory.batchnorm import batchnorm
+from tolerance import TOLERANCE
 
 torch = pytest.importorskip("torch")
 

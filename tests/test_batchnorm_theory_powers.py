@@ -8,7 +8,6 @@ from dataclasses import astuple, replace
 import mpmath
 import numpy as np
 import pytest
-from tests.tolerance import TOLERANCE
 
 from sounding.activations import Activation, resolve
 from sounding.theory.batchnorm import BatchNormPrediction, batchnorm
@@ -17,6 +16,7 @@ from sounding.theory.integrals.affine import Affine
 from sounding.theory.integrals.moments import Expectations
 from sounding.theory.integrals.normalized import NormalizedLaw
 from sounding.theory.integrals.powers import gamma_ratio
+from tolerance import TOLERANCE
 
 SIZES = [4, 5, 6, 8, 32, 256, 1024, math.inf]
 

@@ -8,16 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from generators import seeded
 from sounding import simulate
 from sounding.chain.backward import bulk, growth_of
 from sounding.chain.law import make_law
 from sounding.chain.step import Chains
 from sounding.errors import UsageError
 from tolerance import TOLERANCE, assert_within_standard_errors
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def test_log_norms_equal_autograd_through_the_whole_network():

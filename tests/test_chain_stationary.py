@@ -10,15 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from generators import seeded
 from sounding import simulate
 from sounding.chain import simulate_many
 from sounding.chain.law import make_law
 from sounding.chain.step import Chains
 from tolerance import TOLERANCE, assert_within_standard_errors
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize("samples", [2, 4, 8])

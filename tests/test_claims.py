@@ -45,8 +45,9 @@ from sounding.claims import (
 )
 from sounding.claims.claim import Context, Standing, stand
 from sounding.claims.registry import shipped_verdicts
-from sounding.claims.result import Result, fingerprint_of, plain
+from sounding.claims.result import Result, fingerprint_of
 from sounding.cli import cli
+from sounding.encoding import to_plain
 from sounding.errors import UsageError
 from sounding.report.ledger import write_index, write_markdown, write_page, write_totals
 
@@ -374,7 +375,7 @@ def test_committed_verdicts_follow_from_committed_numbers(claim_id: str) -> None
         assert judge(ROWS[claim_id], result.numbers) == result.verdict
         assert result.statement == ROWS[claim_id].statement
         assert result.verdict in VERDICTS
-        assert plain(ROWS[claim_id].settings[scale].values) == dict(result.settings)
+        assert to_plain(ROWS[claim_id].settings[scale].values) == dict(result.settings)
         context = Context(device="cpu" if result.device == "cpu" else "cuda", random_seed=result.random_seed)
         assert fingerprint_of(ROWS[claim_id], scale, context) == result.fingerprint
 

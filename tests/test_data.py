@@ -6,13 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from generators import seeded
 from sounding.data import DEFAULT_BATCH_SIZE, load_batch, names
 from sounding.errors import UsageError
 from tolerance import TOLERANCE
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def test_digits_are_standardized_by_one_mean_and_one_deviation():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from generators import seeded
 from homes import idx, tiny_idx
 from sounding.data import (
     Augmentation,
@@ -25,10 +26,6 @@ from sounding.data.formats import read_cifar, read_idx
 from sounding.data.load import known_shape
 from sounding.errors import DataError, UsageError
 from tolerance import TOLERANCE, assert_within_standard_errors
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def numbered(count: int = 20, side: int = 6) -> Dataset:

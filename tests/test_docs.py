@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib.util
 import json
@@ -89,3 +90,32 @@ def test_the_table_of_training_is_made_from_its_results() -> None:
     results = json.loads((DOCS / "training.json").read_text("utf-8"))
     assert [result["command"] for result in results["results"]] == list(script.COMMANDS)
     assert script.write_table(results) in (DOCS / "train.md").read_text("utf-8")
+
+
+# A docstring that begins so speaks of something that its reader has not seen.
+RIDDLES = (
+    "The same",
+    "Those",
+    "These",
+    "This",
+    "It",
+    "Its",
+    "They",
+    "Their",
+    "One more",
+    "One less",
+    "Both",
+    "More",
+    "There",
+)
+
+
+def test_docstrings_begin_with_a_noun_or_a_verb_that_stands_alone() -> None:
+    found = []
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
+                opening = " ".join((ast.get_docstring(node) or "").split()[:2]).rstrip(".,:;")
+                if any(opening == riddle or opening.startswith(f"{riddle} ") for riddle in RIDDLES):
+                    found.append(f"{path.relative_to(ROOT)}:{node.body[0].lineno} {opening} …")
+    assert not found, "\n".join(found)

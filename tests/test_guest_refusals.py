@@ -10,12 +10,12 @@ import torch.utils.checkpoint
 from tests import guests_shy as shy
 from tests import guests_weights as weights
 from tests.guests import meet, rows, world
-from tests.tolerance import TOLERANCE
 from torch import Tensor, nn
 
 import sounding
 from sounding.errors import UsageError
 from sounding.train.monitor import Monitor
+from tolerance import TOLERANCE
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
 

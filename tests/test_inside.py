@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.tolerance import TOLERANCE
 from torch import Tensor, nn
 from torch.nn import functional
 
 import sounding
 from sounding.probe.inside.attention import BUDGET, MEASURES, fold, look_at_products, summarize_scores, thin
 from sounding.probe.inside.rows import INSIDE
+from tolerance import TOLERANCE
 
 WIDTH, HEADS, LENGTH, SAMPLES = 32, 4, 10, 6
 

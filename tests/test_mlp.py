@@ -6,13 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from generators import seeded
 from sounding.errors import UsageError
 from sounding.models import Mlp
 from tolerance import TOLERANCE, assert_within_standard_errors
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize(("norm", "kind"), [("none", None), ("batch", nn.BatchNorm1d), ("layer", nn.LayerNorm)])

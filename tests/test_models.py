@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import sounding
+from generators import seeded
 from sounding.errors import UsageError
 from sounding.models import Mlp, UncentredBatchNorm, build, build_from_spec, names
 from tolerance import TOLERANCE
@@ -22,10 +23,6 @@ SMALL = {
     "transformer": {"depth": 2, "width": 16},
 }
 SHAPES = {"mlp": (64,)}
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def small(name: str, **options: object) -> nn.Module:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from tests.test_probe_zoo import picture, prepare, without_dropout
-from tests.tolerance import TOLERANCE
 from tests.zoo import ZOO
 from tests.zoo_modules import CheckpointedTwice
 from torch import Tensor, nn
@@ -21,6 +20,7 @@ import sounding
 from sounding.errors import UsageError
 from sounding.probe.outputs import tensors_in
 from sounding.train.monitor import Every, Monitor
+from tolerance import TOLERANCE
 
 GRADIENTS = ("gradient_log_norm", "weight_gradient_log_norm")
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 from tests.test_monitor import batch, network, numbers
-from tests.tolerance import TOLERANCE
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import sounding
 from sounding.train.monitor import Monitor
+from tolerance import TOLERANCE
 
 STEPS, EVERY = 7, 3
 WAYS = ("wrapped", "in place", "child", "function")

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.tolerance import TOLERANCE
 from torch import nn
 from torch.nn.functional import cross_entropy
+
+from tolerance import TOLERANCE
 
 SCRIPT = """
 import json, os, sys

@@ -14,13 +14,13 @@ import pytest
 import torch
 from tests.hostile import CASES, Made, batch, closures, divergent, jacobian, loop, plain, threads
 from tests.test_monitor import hooks_on, numbers
-from tests.tolerance import TOLERANCE
 from torch import Tensor, nn
 
 import sounding
 from sounding.probe.gradients import log_norm
 from sounding.train.monitor import Monitor
 from sounding.train.monitor.wall import Wall
+from tolerance import TOLERANCE
 
 MEASURES = ("fast", "full")
 

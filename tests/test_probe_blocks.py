@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from tests.tolerance import TOLERANCE
 from torch import Tensor, nn
 
 import sounding
@@ -14,6 +13,7 @@ from sounding import measures
 from sounding.probe import moments
 from sounding.probe.moments import FAST, FULL, Moments
 from sounding.probe.spectra import Spectra
+from tolerance import TOLERANCE
 
 OF_ROWS = {
     "mean_square": lambda rows: rows.double().square().mean(),

@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.tolerance import TOLERANCE
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import sounding
+from tolerance import TOLERANCE
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 SPECTRAL = ("numerical_rank", "condition_number", "isometry_gap")  # they count what rounding leaves

@@ -11,12 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from tests.tolerance import TOLERANCE
 from torch import nn
 
 import sounding
 from sounding.probe import growth
 from sounding.probe.growth import fit_growth
+from tolerance import TOLERANCE
 
 
 def walk(rng: np.random.Generator, depth: int, *, drift: float, step: float, noise: float = 0.0) -> np.ndarray:

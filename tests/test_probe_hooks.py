@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.tolerance import TOLERANCE
 from torch import Tensor, nn
 
 import sounding
 from sounding.probe.hooks import Hooks
+from tolerance import TOLERANCE
 
 
 class Doubled(torch.autograd.Function):

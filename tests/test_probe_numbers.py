@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from tests.tolerance import TOLERANCE
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -15,6 +14,7 @@ import sounding
 from sounding import measures
 from sounding.probe.gradients import log_norm
 from sounding.probe.moments import FAST, FULL
+from tolerance import TOLERANCE
 
 SPECTRAL = {
     "numerical_rank": measures.numerical_rank,

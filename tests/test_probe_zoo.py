@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.tolerance import TOLERANCE
 from tests.zoo import ZOO, Animal
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -17,6 +16,7 @@ from torch.nn.parameter import is_lazy
 import sounding
 from sounding.errors import TargetError
 from sounding.measures import distinct_share, mean_cosine, orthogonality_gap, participation_ratio
+from tolerance import TOLERANCE
 
 HOOKS = [name for name in vars(nn.Linear(1, 1)) if name.endswith("_hooks")]
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import gamma
-from tests.tolerance import TOLERANCE
 
 from sounding.activations import names, resolve
 from sounding.errors import NumericalError, UsageError
@@ -26,6 +25,7 @@ from sounding.theory.quadrature import (
     sphere_mean,
     sphere_pair_mean,
 )
+from tolerance import TOLERANCE
 
 GAINS = (0.01, 0.1, 1.0, 5.0, 20.0)
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 from tests.sharded_models import Again, make_batch, make_halves, make_stack, make_stages, make_tokens, rows_of
-from tests.tolerance import TOLERANCE
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import sounding
 from sounding.train.monitor import Monitor
+from tolerance import TOLERANCE
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
 ROOT = Path(__file__).parent.parent

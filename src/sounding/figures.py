@@ -97,7 +97,7 @@ class _Look:
 
 
 def _looks(panel: Panel) -> list[_Look]:
-    """No two series of a panel look the same.
+    """A look for every series of a panel, of which no two are the same.
 
     The points, the theory and the bound of one thing share its colour, as their labels "x", "x (theory)" and
     "x (bound)" say; two series of one kind never do.

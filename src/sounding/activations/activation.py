@@ -62,7 +62,7 @@ class Activation:
         return self.function(np.asarray(x, dtype=np.float64))
 
     def torch(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        """The same function on torch tensors, differentiable; imports torch."""
+        """The activation as a differentiable function of torch tensors; imports torch."""
         if self.twin is not None:
             return self.twin()
         return _numpy_twin(self)

@@ -76,7 +76,7 @@ def from_callable(
 
 
 def widened(activation: Activation, reach: float) -> Activation:
-    """The same with its kinks known on [−reach, reach]: searched for where they were not given.
+    """The activation with its kinks known on [−reach, reach]: searched for where they were not given.
 
     >>> ramp = from_callable(lambda x: np.clip(x, -20.0, 20.0), name="ramp")
     >>> ramp.kinks, [round(kink, 9) for kink in widened(ramp, 30.0).kinks]

@@ -22,7 +22,7 @@ from sounding.chain.inputs import Start, draw_start
 from sounding.chain.law import ChainLaw
 from sounding.chain.lean import LeanChain, block_length, is_small
 from sounding.chain.normals import Normals, make_normals
-from sounding.chain.observe import Observer, Snapshot, observe
+from sounding.chain.observe import Observer, StateView, observe
 from sounding.chain.record import Record, Recorder
 from sounding.chain.step import Chains, Route
 from sounding.errors import NumericalError
@@ -239,7 +239,7 @@ def draw_input(plan: Plan, task: Task, generator: torch.Generator) -> torch.Tens
 
 
 def _run_lean(plan: Plan, task: Task, clock: Clock) -> list[Record]:
-    """The same for few small chains: one by one within a block of layers, measured block by block."""
+    """The records of a task of few small chains: one by one within a block of layers, measured block by block."""
     law = task.laws[0]
     with clock.setting_up():
         generator = torch.Generator(device=plan.device).manual_seed(task.seed)
@@ -250,7 +250,7 @@ def _run_lean(plan: Plan, task: Task, clock: Clock) -> list[Record]:
         if plan.profile:
             scales = torch.tensor([chain.log_scale for chain in chains], dtype=torch.float64)
             first = torch.stack([torch.from_numpy(chain.state) for chain in chains])
-            recorder.add(0, observe(Snapshot(first, scales, plan.route), plan.observer), averaged=False)
+            recorder.add(0, observe(StateView(first, scales, plan.route), plan.observer), averaged=False)
     block = block_length(law, chains=len(chains), route=plan.route)
     layer = 0
     while layer < plan.depth and not clock.stop.is_set():
@@ -268,7 +268,7 @@ def _run_lean(plan: Plan, task: Task, clock: Clock) -> list[Record]:
             if looked:
                 scales = torch.tensor([logs[index] for index in looked], dtype=torch.float64)
                 seen = torch.from_numpy(states[looked])
-                rows.append(observe(Snapshot(seen, scales, plan.route), plan.observer))
+                rows.append(observe(StateView(seen, scales, plan.route), plan.observer))
         values = torch.stack(rows, dim=1) if rows else torch.empty(0)
         for position, index in enumerate(looked):
             recorder.add(layers[index], values[position], averaged=layers[index] > plan.burn_in)

@@ -50,7 +50,7 @@ def factor_gram(gram: torch.Tensor, *, dependent: float = DEPENDENT_FLOAT32) -> 
 
 
 def _factor_bordered(gram: torch.Tensor, *, dependent: float) -> torch.Tensor | None:
-    """The same factor by LAPACK when at most the last sample depends on the others, as after centring; else None."""
+    """The factor by LAPACK when at most the last sample depends on the others, as after centring; else None."""
     leading, info = torch.linalg.cholesky_ex(gram[..., :-1, :-1])
     diagonal = torch.diagonal(gram, dim1=-2, dim2=-1)
     pivots = torch.diagonal(leading, dim1=-2, dim2=-1).square()

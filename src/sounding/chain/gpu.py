@@ -16,7 +16,7 @@ import torch
 
 from sounding.chain.engine import Clock, Plan, Task, check_finite, draw_input, make_recorder
 from sounding.chain.law import ChainLaw
-from sounding.chain.observe import Observer, Snapshot, observe
+from sounding.chain.observe import Observer, StateView, observe
 from sounding.chain.record import WAITING, Record, Recorder
 from sounding.chain.step import Chains
 
@@ -63,7 +63,7 @@ def can_stream(plan: Plan) -> bool:
     )
 
 
-class GramSnapshot(Snapshot):
+class GramView(StateView):
     """Gram matrices of states that were never formed."""
 
     def __init__(self, gram: torch.Tensor, law: ChainLaw) -> None:
@@ -120,7 +120,7 @@ def _run_streaming(plan: Plan, task: Task, clock: Clock, report: Callable[[], No
             stream = Stream(plan, task)
             stream.rehearse(make_recorder(plan, task))
             if plan.profile:
-                recorder.add(0, observe(GramSnapshot(stream.gram, stream.law), plan.observer), averaged=False)
+                recorder.add(0, observe(GramView(stream.gram, stream.law), plan.observer), averaged=False)
         while layer < plan.depth and not clock.stop.is_set():
             layers = range(layer + 1, min(layer + stream.block, plan.depth) + 1)
             stream.advance(layers, stream.gram)
@@ -143,7 +143,7 @@ def _take_grams(plan: Plan, law: ChainLaw, recorder: Recorder, out: torch.Tensor
         return
     lower = out[wanted[0] : wanted[-1] + 1]
     gram = lower.tril() + lower.tril(-1).mT
-    values = observe(GramSnapshot(gram.flatten(0, 1), law), plan.observer).view(*gram.shape[:2], -1)
+    values = observe(GramView(gram.flatten(0, 1), law), plan.observer).view(*gram.shape[:2], -1)
     for value, index in zip(values, wanted, strict=True):
         recorder.add(stored[index], value, averaged=stored[index] > plan.burn_in)
 

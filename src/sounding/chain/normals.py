@@ -26,7 +26,7 @@ TURN = np.float32(2 * math.pi * 2.0**-32)
 
 
 class NormalStream:
-    """A stream of float32 standard normals; what a call returns is overwritten by the next but `kept` − 1.
+    """A stream of float32 standard normals; what a call returns stays valid for `kept` calls, that one included.
 
     Args:
         seed: of the stream.

@@ -119,7 +119,7 @@ class Observed(Protocol):
     def gram(self) -> torch.Tensor: ...
 
 
-class Snapshot:
+class StateView:
     """States kept aside, measured like chains."""
 
     def __init__(self, state: torch.Tensor, log_scale: torch.Tensor, route: Route) -> None:

@@ -19,7 +19,7 @@ WAITING = 256
 
 
 @dataclass(frozen=True)
-class Moments:
+class LayerMoments:
     """Moments over runs at each profiled layer, mergeable.
 
     Args:
@@ -34,8 +34,8 @@ class Moments:
     scatter: Array
     runs: Array
 
-    def merge(self, other: Moments) -> Moments:
-        """Both sets of runs together (Chan's update); layers that one alone reached stay as they are."""
+    def merge(self, other: LayerMoments) -> LayerMoments:
+        """The moments of both sets of runs together (Chan's update); layers that one alone reached stay as they are."""
         if len(other.layers) > len(self.layers):
             return other.merge(self)
         count = len(other.layers)
@@ -49,7 +49,7 @@ class Moments:
             # not mean + difference·share: an infinite measure would become NaN
             mean[:count] = (mean[:count] * ours[:, None] + other.mean * theirs[:, None]) / total[:, None]
         runs[:count] = total
-        return Moments(self.layers, mean, scatter, runs)
+        return LayerMoments(self.layers, mean, scatter, runs)
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ class Record:
     """What one group of runs with one law left behind; `layers` is how deep it came."""
 
     means: BatchMeans
-    moments: Moments | None
+    moments: LayerMoments | None
     layers: int
 
     def merge(self, other: Record) -> Record:
-        """Both groups of runs together."""
+        """The record of both groups of runs together."""
         means = BatchMeans(
             np.concatenate([self.means.sums, other.means.sums]), np.concatenate([self.means.counts, other.means.counts])
         )
@@ -136,6 +136,6 @@ class Recorder:
             if self._means:
                 mean = np.concatenate(self._means)[:, group]
                 scatter = np.concatenate(self._scatters)[:, group]
-                moments = Moments(tuple(self._layers), mean, scatter, np.full(len(mean), float(self.runs)))
+                moments = LayerMoments(tuple(self._layers), mean, scatter, np.full(len(mean), float(self.runs)))
             records.append(Record(means, moments, layers))
         return records

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sounding.chain.observe import Observer
-from sounding.chain.record import Moments, Record
+from sounding.chain.record import LayerMoments, Record
 from sounding.errors import UsageError
 from sounding.profile import Estimate, Profile, Row
 
@@ -115,7 +115,7 @@ def make_profile(record: Record, observer: Observer, *, settings: Mapping[str, A
     return Profile(tuple(rows), settings)
 
 
-def _value_at(moments: Moments, index: int, columns: int | tuple[int, int]) -> tuple[float, float | None]:
+def _value_at(moments: LayerMoments, index: int, columns: int | tuple[int, int]) -> tuple[float, float | None]:
     """Mean and standard error over runs at one layer; ratios by linearization."""
     mean, scatter, runs = moments.mean[index], moments.scatter[index], float(moments.runs[index])
     if isinstance(columns, tuple):

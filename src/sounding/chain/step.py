@@ -97,7 +97,7 @@ class Chains:
         return product.addcmul_(self.state, self.skip) if self.skips else product
 
     def _multiply_in_one(self) -> torch.Tensor:
-        """The same chain by chain, each matrix multiplied while it is in the cache, product and sum in one pass."""
+        """What `multiply` returns, chain by chain: each matrix is multiplied while it is in the cache, with its sum."""
         values = torch.empty_like(self.state) if self._spare is None else self._spare
         skips, scales = self.skip.flatten().tolist(), self.scale.flatten().tolist()
         for one, out, skip, scale in zip(self.state, values, skips, scales, strict=True):

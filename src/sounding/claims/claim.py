@@ -65,7 +65,7 @@ class Standing:
 
     @property
     def verdict(self) -> Verdict:
-        """Both in one: a failure as printed holds with correction, or does not, or its correction is undecided."""
+        """One verdict: a failure as printed holds with correction, or does not, or its correction is undecided."""
         if self.as_printed == "holds":
             return "holds"
         if self.as_printed == "open" or self.corrected == "open":

@@ -87,7 +87,7 @@ def simulate(
         raise UsageError(f"--error must be positive, got {error}")
     if measures is not None:
         options["measures"] = tuple(name.strip() for name in measures.split(",") if name.strip())
-    _check_activation_name(options["activation"])
+    _import_from_working_directory(options["activation"])
     many = len(widths) > 1 or len(residuals) > 1
     if many and options.pop("backward"):
         raise UsageError("--backward takes one width and one residual strength, got several")
@@ -146,8 +146,8 @@ def _run(
     )
 
 
-def _check_activation_name(name: str) -> None:
-    """A module:function address is looked up from the working directory, as scripts are."""
+def _import_from_working_directory(name: str) -> None:
+    """Let a module:function address be imported from the working directory, as scripts are."""
     if ":" in name and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
 

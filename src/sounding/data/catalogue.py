@@ -38,7 +38,7 @@ class Remote:
 
     @property
     def most(self) -> int:
-        """More bytes than this are not the file."""
+        """The number of bytes beyond which what a home sends is not the file."""
         return LARGEST_ARCHIVE if self.size is None else self.size
 
 

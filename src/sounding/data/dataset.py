@@ -54,7 +54,7 @@ class Dataset:
         return self.train_inputs.device
 
     def to(self, device: str | torch.device) -> Dataset:
-        """The same data set with its tensors on a device."""
+        """The data set with its tensors on a device."""
         names = ("train_inputs", "train_labels", "test_inputs", "test_labels")
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
 

@@ -27,7 +27,7 @@ PAUSE = 0.5  # seconds, growing with the attempt
 
 
 class _Refused(Exception):
-    """This home does not give the file; another attempt at it may help or not."""
+    """A home does not give the file; another attempt at it may help or not."""
 
     def __init__(self, reason: str, *, final: bool) -> None:
         super().__init__(reason)

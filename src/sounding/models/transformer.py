@@ -72,7 +72,9 @@ class Transformer(nn.Module):
         super().__init__()
         self.embedding, tokens = _make_embedding(shape, width, patch, vocabulary)
         self.positions = nn.Parameter(torch.empty(tokens, width))
-        self.blocks = nn.Sequential(*(Block(width, heads, placement, norm, activation) for _ in range(depth)))
+        self.blocks = nn.Sequential(
+            *(TransformerBlock(width, heads, placement, norm, activation) for _ in range(depth))
+        )
         last = make_norm(norm, width, images=False, options={}) if placement == "pre" else None
         self.norm = last or nn.Identity()
         self.readout = make_linear(width, classes)
@@ -93,7 +95,7 @@ class Transformer(nn.Module):
         return output
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention and perceptron, each beside a skip connection."""
 
     def __init__(self, width: int, heads: int, placement: Placement, norm: Norm, activation: ActivationLike) -> None:

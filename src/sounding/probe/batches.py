@@ -118,7 +118,7 @@ def make_batch(inputs: Any, targets: Any) -> Batch:
 
 
 def check_batch(batch: Batch) -> None:
-    """There are samples, and they are finite."""
+    """Refuse a batch without samples, or with values that are not finite."""
     for tensor in batch.tensors():
         if is_distributed(tensor):
             raise UsageError("expected inputs as plain tensors, got a DTensor", hint="inputs.full_tensor()")

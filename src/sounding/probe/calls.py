@@ -84,7 +84,7 @@ class OpenCall:
     LATE: ClassVar = ("gradient",)
 
     def spoil(self) -> None:
-        """Its output turned out not to be finite: nothing else that was read off it counts."""
+        """Note that the output turned out not to be finite: nothing else that was read off it counts."""
         self.reason = "its output is not finite"
         for measure in ("dead_fraction", "saturated_fraction", "token_participation_ratio"):
             self.values.pop(measure, None)

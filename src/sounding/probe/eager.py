@@ -22,13 +22,13 @@ class Switch:
         self._back: Callable[[], None] | None = None
 
     def hold(self) -> None:
-        """Another one measures."""
+        """Note that one more measurement runs; the first turns compiled modules off."""
         self._holders += 1
         if self._back is None:
             self._back = self._turn_off()
 
     def release(self) -> None:
-        """One of those that measure has ended."""
+        """Note that a measurement has ended; the last turns compiled modules on again."""
         self._holders -= 1
         if self._holders == 0 and self._back is not None:
             self._back()

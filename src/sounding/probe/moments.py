@@ -304,8 +304,9 @@ def _is_safe(norm: float, dtype: torch.dtype) -> bool:
 
 
 def _rescale_(rows: Tensor, lengths: Tensor, entries: list[Entry]) -> list[Entry]:
-    """Bring matrices whose squares leave the range of the type to another scale; one that is not finite becomes zero,
-    and what is measured in its place is nobody's."""
+    """Bring matrices whose squares leave the range of the type to another scale.
+
+    One that is not finite becomes zero, and the entry in its place belongs to no call, so that nothing is recorded."""
     low, high = SAFE[rows.dtype]
     kept = entries
     for index, norm in enumerate(torch.linalg.vector_norm(lengths, dim=1).tolist()):

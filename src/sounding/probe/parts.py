@@ -59,7 +59,7 @@ def is_distributed(tensor: Any) -> bool:
 
 
 def part_of(gradient: Any, norm: Callable[[Tensor], float]) -> Part:
-    """This process's part of a DTensor; a summand that is too large to be sent around has a reason instead."""
+    """The part of a DTensor that this process holds; a summand too large to be sent around has a reason instead."""
     local, place = local_part(gradient), place_of(gradient)
     if place.summed and local.numel() > SENT:
         return Part(norm(local), Place(reason=PENDING))

@@ -226,7 +226,7 @@ def _mend(
 def _allowed(
     root: nn.Module, wanted: list[Parameter], include: NameFilter, exclude: NameFilter
 ) -> tuple[list[Parameter], list[Untouched]]:
-    """Those whose values may be set, and the others with the reason."""
+    """The parameters whose values may be set, and the others with the reason."""
     modules, held = dict(root.named_modules()), dict(root.named_parameters())
     chosen, untouched = [], []
     for one in wanted:

@@ -11,17 +11,12 @@ from sounding.probe.records import Finding, Report
 from sounding.repair.changes import Changes
 from sounding.repair.evidence import Evidence, tell
 from sounding.repair.plan import Plan
-from sounding.report.document import render_html, write_html
+from sounding.report.document import write_html
 
 
 def write_repair_html(plan: Plan, path: str | Path) -> Path:
     """Write a plan with its evidence as one self-contained HTML file; see `sounding.write_html`."""
     return write_html(_reports(plan), path, preface=write_preface(plan))
-
-
-def render_repair_html(plan: Plan) -> str:
-    """The page as text."""
-    return render_html(_reports(plan), preface=write_preface(plan))
 
 
 def write_preface(plan: Plan) -> str:

@@ -180,7 +180,7 @@ class Dask:
 
     @property
     def capacity(self) -> int:
-        """More when workers come, less when they go."""
+        """How many tasks may be with the scheduler: more when workers come, fewer when they go."""
         if time.monotonic() - self._looked > LOOK and self._client.status == "running":
             with contextlib.suppress(Exception):  # of a scheduler that is lost, which `submit` tells
                 self._capacity = max(LEAST, AHEAD * sum(self._client.nthreads().values()))

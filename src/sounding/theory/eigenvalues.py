@@ -84,7 +84,7 @@ def backward_eigenvalues(line: LineMoments, pair: PairMoments, *, batch_size: fl
 
 
 def infinite_batch_eigenvalues(moments: GaussianMoments, *, mu: float, eps: float) -> tuple[Eigenvalues, Eigenvalues]:
-    """Both sets in the limit B → ∞, where s² = μ + eps and the samples are independent.
+    """The forward and the backward eigenvalues in the limit B → ∞, where s² = μ + eps and the samples are independent.
 
     With z = x/std x: forward L = E[φ̃²(z² − 1)]/(2μ), G = L·eps/(μ + eps), M = E[φz]²/μ; backward G = L =
     E D²/(μ + eps), M = (E D)²/(μ + eps).

@@ -230,7 +230,7 @@ class _Seen:
         self._classes = True
 
     def add(self, loss: Tensor, outputs: Tensor, targets: Tensor) -> None:
-        """One batch."""
+        """Add the loss and the right answers of one batch."""
         self._steps += 1
         self._loss += float(loss.detach())
         self._samples += len(targets)

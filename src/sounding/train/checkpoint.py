@@ -169,7 +169,7 @@ def _agree(kept: Any, asked: Any) -> bool:
 
 
 def _differing(kept: Any, asked: Any) -> tuple[str, str]:
-    """Both, or just the entries in which two mappings differ."""
+    """What was kept and what is asked for, as text; of two mappings just the entries in which they differ."""
     if isinstance(kept, Mapping) and isinstance(asked, Mapping):
         names = [name for name in dict.fromkeys([*kept, *asked]) if kept.get(name) != asked.get(name)]
         kept, asked = ({name: told.get(name) for name in names} for told in (kept, asked))

@@ -56,7 +56,7 @@ class History:
     record: Mapping[str, Any] = field(hash=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "curves", tuple(_plain(point) for point in self.curves))
+        object.__setattr__(self, "curves", tuple(_with_one_nan(point) for point in self.curves))
         object.__setattr__(self, "settings", tuple(MappingProxyType(dict(entry)) for entry in self.settings))
         object.__setattr__(self, "record", MappingProxyType(dict(self.record)))
 
@@ -209,8 +209,8 @@ def read_source(source: str) -> tuple[int, int]:
     return int(run), int(step)
 
 
-def _plain(point: Sequence[Any]) -> Point:
-    """One NaN for all, so that a history with NaN equals its copy."""
+def _with_one_nan(point: Sequence[Any]) -> Point:
+    """The point with Python's own NaN for every NaN, so that a history with NaN equals its copy."""
     return Point(*(math.nan if isinstance(value, float) and math.isnan(value) else value for value in point))  # type: ignore[arg-type]
 
 

@@ -38,7 +38,7 @@ class Stack(ABC):
 
     @property
     def parameters(self) -> list[Tensor]:
-        """Those that are trained, (runs, ...) each."""
+        """The parameters that are trained, (runs, ...) each."""
         return [self.tensors[name] for name in self.trained]
 
     @property

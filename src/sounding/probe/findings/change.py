@@ -54,7 +54,7 @@ class Change:
 
     @property
     def surely(self) -> float:
-        """The same at 99% confidence of the rate."""
+        """Depth scales spanned at 99% confidence of the rate, the jump included, and not more than was seen."""
         along = self.slowest if self.explodes else -self.slowest
         return min(max(along, 0.0) * self.steps + abs(self.jump), self.seen)
 

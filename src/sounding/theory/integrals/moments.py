@@ -92,7 +92,7 @@ class Method:
     why: str
 
     def to_dict(self) -> dict[str, str]:
-        """Both as plain types."""
+        """Name and reason as plain types."""
         return {"name": self.name, "why": self.why}
 
     def __str__(self) -> str:

@@ -335,12 +335,12 @@ def repeated(signal: Signal, block: Array, mean: Array) -> Signal:
 
 
 def regrid(rule: Regrid, node: Node, inputs: Inputs) -> Signal:
-    """The same pairs under another grid."""
+    """The signal with its pairs named by another grid."""
     return Signal.full(inputs[0].gram, node.points, inputs[0].mean)
 
 
 def regrid_backward(rule: Regrid, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
-    """The same pairs under the grid before."""
+    """The gradient with its pairs named by the grid before."""
     return (Signal.full(gradient.gram, inputs[0].points, gradient.mean),)
 
 

@@ -29,5 +29,6 @@ class Passes(list[Pass]):
         self._moments = moments
 
     def append(self, one: Pass) -> None:
+        """Add a pass, and let it be measured by the moments that all passes of the step share."""
         one.moments = self._moments
         super().append(one)
