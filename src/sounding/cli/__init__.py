@@ -35,6 +35,7 @@ COMMANDS = {
         "Which change takes a network to a wanted depth.",
     ),
     "depth": ("sounding.cli.depth:depth", "How deep could it go: what grows at L, 2L, 4L, measured and predicted."),
+    "explore": ("sounding.cli.explore:explore", "A local web page: move the settings and see what theory says."),
     "simulate": ("sounding.cli.simulate:simulate", "Random networks as Markov chains, exact in law, any depth."),
     "train": ("sounding.cli.train:train", "Train networks on real data: a grid of runs as one program."),
     "sweep": ("sounding.cli.sweep:sweep", "A grid of runs on many processes or machines, results that survive."),

@@ -1,0 +1,351 @@
+"""What each panel of the page shows: numbers with their meaning, curves, and the Python call that gives the same."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from scipy.interpolate import PchipInterpolator
+
+from sounding import predict
+from sounding.errors import UsageError
+from sounding.explore.state import State
+from sounding.theory.kernel import normalized
+from sounding.theory.kernel_path import kappa
+from sounding.theory.length import product_moment, second_moment
+
+KNOTS = 9  # angles between 0 and 90 degrees at which a map is computed: at more of them the curves look the same
+POINTS = 41  # of a map, from correlation 0 to 1
+STEPS = 12  # of a cobweb: more are not told apart
+RUNS = 8  # of a simulation, so that its curve has an error
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number with what it means in a sentence."""
+
+    name: str
+    value: float
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line, or dots with errors, of a chart."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    error: Sequence[float] = ()
+    dots: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Numbers, curves and the Python call of one panel."""
+
+    python: str
+    numbers: tuple[Number, ...] = ()
+    curves: tuple[Curve, ...] = ()
+    axes: tuple[str, str] = ("", "")
+    notes: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = field(default=())
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON without NaN or infinity, which browsers refuse: null stands for what is not a number."""
+        return {
+            "python": self.python,
+            "numbers": [
+                {"name": one.name, "value": _finite(one.value), "text": _text(one.value), "meaning": one.meaning}
+                for one in self.numbers
+            ],
+            "curves": [
+                {
+                    "name": one.name,
+                    "x": list(map(_finite, one.x)),
+                    "y": list(map(_finite, one.y)),
+                    "error": list(map(_finite, one.error)),
+                    "dots": one.dots,
+                }
+                for one in self.curves
+            ],
+            "axes": list(self.axes),
+            "notes": list(self.notes),
+            "rows": [list(row) for row in self.rows],
+        }
+
+
+def predict_numbers(state: State) -> Panel:
+    """The fixed point, the growth of gradients and the depth that trains."""
+    return {
+        "batchnorm": _batchnorm,
+        "plain": _plain,
+        "layernorm": _layernorm,
+        "residual": _blocks,
+        "transformer": _blocks,
+    }[state.network](state)
+
+
+def _batchnorm(state: State) -> Panel:
+    options = {name: getattr(state, name) for name in ("batch_size", "eps", "scale", "shift", "weight_std")}
+    found = predict.batchnorm(state.phi, **options)
+    notes = () if found.fixed_point.attracting else ("The fixed point does not attract: networks move away from it.",)
+    return Panel(
+        _python(f"sounding.predict.batchnorm({state.activation_code}", **options),
+        (
+            Number("gradient growth", found.gradient_growth, "the factor of the squared gradient per layer, backwards"),
+            Number("depth that trains", found.trainable_depth, "layers until the squared gradient has grown by e^16"),
+            Number("correlation", found.fixed_point.correlation, "cosine of two samples of a batch deep inside"),
+            Number("variance", found.fixed_point.variance, "mean square of the activations deep inside"),
+        ),
+        _gradient_line(state, math.log(found.gradient_growth) if found.gradient_growth > 0 else math.nan),
+        ("layer", "ln of the squared gradient"),
+        notes,
+    )
+
+
+def _plain(state: State) -> Panel:
+    options = {"weight_std": state.weight_std, "bias_std": state.bias_std}
+    found = predict.vanilla(state.phi, **options)
+    return Panel(
+        _python(f"sounding.predict.vanilla({state.activation_code}", **options),
+        (
+            Number("χ₁", found.chi_1, "the factor of the squared gradient per layer; 1 is the edge of chaos"),
+            Number("variance", found.variance, "mean square of the pre-activations deep inside"),
+            Number("correlation", found.correlation, "cosine of two samples deep inside"),
+            Number("correlation depth", found.correlation_scale, "layers in which a difference shrinks or grows by e"),
+        ),
+        _gradient_line(state, math.log(found.chi_1) if found.chi_1 > 0 else math.nan),
+        ("layer", "ln of the squared gradient"),
+        tuple(filter(None, (f"The network is {found.phase}.", found.note))),
+    )
+
+
+def _layernorm(state: State) -> Panel:
+    found = predict.kernel(state.phi, "pre-ln")
+    return Panel(
+        _python(f"sounding.predict.kernel({state.activation_code}, 'pre-ln'"),
+        (
+            Number("correlation", found.fixed_point, "cosine of two samples deep inside"),
+            Number(
+                "slope there", found.slope_fixed_point, "the factor of a small difference per layer; below 1 it fades"
+            ),
+            Number("slope at 1", found.slope_one, "above 1, equal samples move apart"),
+        ),
+        notes=() if found.attracting else ("The fixed point does not attract.",),
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _block_prediction(state: State) -> Any:
+    options: dict[str, Any] = {
+        "depth": state.depth,
+        "placement": state.placement,
+        "branch_scale": state.branch_scale,
+        "correlation": state.correlation,
+    }
+    if state.network == "transformer":
+        return predict.transformer(state.phi, tokens=state.tokens, **options)
+    return predict.residual(state.phi, **options)
+
+
+def _blocks(state: State) -> Panel:
+    found = _block_prediction(state)
+    options = {name: getattr(state, name) for name in ("depth", "placement", "branch_scale", "correlation")}
+    if state.network == "transformer":
+        options["tokens"] = state.tokens
+    numbers = [
+        Number("stream growth", found.stream_growth, "mean square of the stream at the end over that at the start"),
+        Number("gradient ratio", found.gradient_ratio, "squared gradient at the first block over that at the last"),
+        Number("depth that trains", found.trainable_depth, "blocks until gradients or differences change by e^16"),
+    ]
+    if state.network == "transformer":
+        numbers.append(Number("entropy", found.entropy[-1], "of the last attention's rows; 1 is uniform"))
+    layers = list(range(len(found.gradient_log)))
+    return Panel(
+        _python(f"sounding.predict.{state.network}({state.activation_code}", **options),
+        tuple(numbers),
+        (Curve("theory", layers, found.gradient_log),),
+        ("block", "ln of the squared gradient"),
+    )
+
+
+def _gradient_line(state: State, rate: float) -> tuple[Curve, ...]:
+    layers = list(range(state.depth + 1))
+    return (Curve("theory", layers, [rate * (state.depth - layer) for layer in layers]),)
+
+
+def follow_correlation(state: State) -> Panel:
+    """The correlation of two samples over depth, by theory and, where a chain can be drawn, by simulation."""
+    axes = ("layer", "correlation of two samples")
+    if state.network in ("residual", "transformer"):
+        found = _block_prediction(state)
+        python = predict_numbers(state).python + ".correlation"
+        return Panel(python, curves=(Curve("theory", range(len(found.correlation)), found.correlation),), axes=axes)
+    path, value = [state.correlation], _correlation_map(state)
+    for _ in range(state.depth):
+        path.append(value(path[-1]))
+    theory = Curve("theory", range(len(path)), path)
+    if state.network == "plain" and (state.bias_std or state.phi.degree != 1.0):
+        note = "Chains without a norm are drawn for homogeneous activations without bias."
+        return Panel(_map_python(state), curves=(theory,), axes=axes, notes=(note,))
+    drawn, python = _simulate(state)
+    note = f"{RUNS} random networks of width {state.width}; the start is a batch with this correlation."
+    return Panel(python, curves=(theory, drawn), axes=axes, notes=(note,))
+
+
+def draw_map(state: State) -> Panel:
+    """The correlation map with its cobweb."""
+    axes = ("correlation before a layer", "correlation behind it")
+    if state.network in ("residual", "transformer"):
+        path = list(_block_prediction(state).correlation)
+        steps = Curve("blocks", path[:-1], path[1:], dots=True)
+        python = predict_numbers(state).python + ".correlation"
+        return Panel(python, curves=(_diagonal(), steps), axes=axes)
+    value = _correlation_map(state)
+    places = np.linspace(0.0, 1.0, POINTS)
+    curve = Curve("map", places.tolist(), [value(float(place)) for place in places])
+    now, x, y = state.correlation, [state.correlation], [state.correlation]
+    for _ in range(STEPS):
+        following = value(now)
+        x += [now, following]
+        y += [following, following]
+        now = following
+    return Panel(_map_python(state), curves=(_diagonal(), curve, Curve("cobweb", x, y)), axes=axes)
+
+
+def _diagonal() -> Curve:
+    return Curve("unchanged", [0.0, 1.0], [0.0, 1.0])
+
+
+@functools.lru_cache(maxsize=64)
+def _correlation_map(state: State) -> Callable[[float], float]:
+    """How one layer moves the correlation of two samples: exact at some angles, and smooth between them."""
+    value = {"layernorm": _kernel_map, "plain": _plain_map, "batchnorm": _batch_map}[state.network](state)
+    if isinstance(value, float):
+        return lambda rho: value
+    nodes = np.linspace(0.0, math.pi / 2, KNOTS)
+    values = [value(math.cos(node)) for node in nodes]
+    smooth = PchipInterpolator(nodes, values)
+    return lambda rho: float(smooth(math.acos(min(max(rho, 0.0), 1.0))))
+
+
+def _kernel_map(state: State) -> Callable[[float], float]:
+    neuron = normalized(state.phi, "pre-ln")
+    return lambda rho: float(kappa(neuron, rho).value)
+
+
+def _plain_map(state: State) -> Callable[[float], float]:
+    phi, weight, bias = state.phi, state.weight_std**2, state.bias_std**2
+    variance = predict.vanilla(phi, weight_std=state.weight_std, bias_std=state.bias_std).variance
+    variance = variance if 0 < variance < math.inf else 1.0
+    whole = weight * second_moment(phi, variance).value + bias
+    return lambda rho: (weight * product_moment(phi, variance, rho).value + bias) / whole
+
+
+def _batch_map(state: State) -> float | Callable[[float], float]:
+    """Batch norm and activation of a batch whose samples all have one correlation ρ.
+
+    Batch norm takes away what the samples share and divides by the rest, (1 − ρ)q: without eps no ρ is left, and the
+    map is flat. With it, the batch is that of independent samples with eps/((1 − ρ)q).
+    """
+    options = {"scale": state.scale, "shift": state.shift}
+    found = predict.batchnorm(
+        state.phi, batch_size=state.batch_size, eps=state.eps, weight_std=state.weight_std, **options
+    )
+    if state.eps == 0:
+        return float(found.fixed_point.correlation)
+    variance, size = found.fixed_point.variance * state.weight_std**2, min(state.batch_size, 8)
+
+    def value(rho: float) -> float:
+        eps = state.eps / max((1 - rho) * variance, 1e-9)
+        mapped = predict.covariance_map(state.phi, np.eye(size), eps=eps, **options).covariance
+        return float(mapped[0, 1] / mapped[0, 0])
+
+    return value
+
+
+def _simulate(state: State) -> tuple[Curve, str]:
+    import torch
+
+    import sounding
+
+    depth, size = min(state.depth, 200), min(state.batch_size, 32)
+    generator = torch.Generator().manual_seed(0)
+    common, own = torch.randn(state.width, generator=generator), torch.randn(size, state.width, generator=generator)
+    start = state.correlation**0.5 * common + (1 - state.correlation) ** 0.5 * own
+    norm = {"batchnorm": "batch", "plain": "none", "layernorm": "layer"}[state.network]
+    options: dict[str, Any] = {"width": state.width, "batch_size": size, "depth": depth, "runs": RUNS, "norm": norm}
+    if state.network == "batchnorm":
+        options |= {"eps": state.eps, "gain": state.scale}
+    found = sounding.simulate(
+        **options,
+        activation=state.phi,
+        measures=("mean_cosine",),
+        profile=True,
+        start=start,
+        generator=generator,
+    )
+    series = found.profile.series("mean_cosine")
+    python = (
+        f"sounding.simulate(activation={state.activation_code}, "
+        + ", ".join(f"{name}={value!r}" for name, value in options.items())
+        + ", measures=['mean_cosine'], profile=True, start=start)"
+    )
+    return Curve("simulation", series.layer.tolist(), series.value.tolist(), series.stderr.tolist(), True), python
+
+
+def prescribe(state: State) -> Panel:
+    """What to change so that the depth trains."""
+    if state.network != "batchnorm":
+        return Panel("", notes=("Prescriptions are for networks with batch norm.",))
+    if state.depth < 2:
+        raise UsageError("expected a depth of at least 2 for a prescription, got 1")
+    found = predict.prescribe(state.phi, batch_size=state.batch_size, depth=state.depth, weight_std=state.weight_std)
+    options = {"batch_size": state.batch_size, "depth": state.depth, "weight_std": state.weight_std}
+    rows = tuple((one.change, f"×{one.growth:.4g}", _text(one.trainable_depth)) for one in found.options[:6])
+    head = ("change", "growth per layer", "depth that trains")
+    return Panel(
+        _python(f"sounding.prescribe({state.activation_code}", **options),
+        rows=(head, *rows) if rows else (),
+        notes=(found.assumption[:1].upper() + found.assumption[1:] + ".",)
+        if rows
+        else ("Nothing reaches this depth.",),
+    )
+
+
+PANELS: dict[str, Callable[[State], Panel]] = {
+    "numbers": predict_numbers,
+    "map": draw_map,
+    "correlation": follow_correlation,
+    "prescription": prescribe,
+}
+
+
+def _map_python(state: State) -> str:
+    if state.network == "layernorm":
+        return f"sounding.predict.sequence({state.activation_code}, {state.correlation}, depth={STEPS}, norm='pre-ln')"
+    if state.network == "plain":
+        options = {"weight_std": state.weight_std, "bias_std": state.bias_std, "depth": STEPS}
+        return _python(f"sounding.predict.trajectory({state.activation_code}", **options)
+    options = {name: getattr(state, name) for name in ("eps", "scale", "shift")}
+    return _python(f"sounding.predict.covariance_map({state.activation_code}, covariance", **options)
+
+
+def _python(call: str, **options: Any) -> str:
+    """A call with its options, closed."""
+    return call + "".join(f", {name}={value!r}" for name, value in options.items()) + ")"
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _text(value: float) -> str:
+    if math.isnan(value):
+        return "not defined"
+    return "∞" if value == math.inf else "−∞" if value == -math.inf else f"{value:.4g}"
