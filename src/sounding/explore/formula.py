@@ -27,7 +27,6 @@ BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mult: operator.mul,
     ast.Div: np.divide,
     ast.Pow: np.power,
-    ast.BitXor: np.power,
 }
 FUNCTIONS: dict[str, tuple[int, Callable[..., Any]]] = {
     **{name: (1, getattr(np, name)) for name in ("exp", "sin", "cos", "tan", "tanh", "sinh", "cosh", "abs", "sign")},
@@ -55,7 +54,7 @@ def parse_formula(text: str) -> Callable[[Array], Array]:
     if len(text) > LONGEST:
         raise UsageError(f"expected a formula of at most {LONGEST} characters, got {len(text)}")
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        tree = ast.parse(text.strip().replace("^", "**"), mode="eval").body  # ^ would bind less than a sum
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise UsageError(f"expected a formula in x, got {text!r}", hint="max(x, 0.1*x)") from None
     steps = _build(tree, 0)
