@@ -184,3 +184,34 @@ def test_every_kind_has_a_page() -> None:
     assert page_of("Rank collapse").kind == "rank_collapse"
     with pytest.raises(sounding.errors.UsageError, match="no kind of finding"):
         page_of("sonar")
+
+
+class Compressing(nn.Module):
+    """A residual linear map beside a compressor of 64 positions at a time, of which short sequences leave none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.main, self.head = nn.Linear(16, 16), nn.Linear(16, 4)
+        self.compressor = nn.Sequential(nn.Linear(16, 64), nn.Linear(64, 16), Windows())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        extra = self.compressor(x)
+        return self.head(torch.cat([x + self.main(x), extra], 1).mean(1))
+
+
+class Windows(nn.Module):
+    """Means over whole windows of 64 positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(1, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        whole = x.shape[1] // 64
+        return x[:, : 64 * whole].unflatten(1, (whole, 64)).mean(2) + self.bias
+
+
+def test_what_gave_nothing_is_unused_and_a_single_row_is_no_layer():
+    report = sounding.check(Compressing(), torch.randn(8, 10, 16), torch.randint(4, (8,)), theory=False)
+    assert {"detached"}.isdisjoint(finding.kind for finding in report.verdict.findings if finding.severity != "low")
+    assert len(report.profile.settings["weight_layers"]) == 4

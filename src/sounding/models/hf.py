@@ -53,15 +53,16 @@ WORDS = {
     "positions": ("max_position_embeddings", "n_positions"),
     "image": ("image_size",),
     "patch": ("patch_size",),
+    "chunk": ("chunk_size", "mamba_chunk_size"),
     "channels": ("num_channels",),
     "classes": ("num_labels",),
 }
 # The quick size: small enough that every architecture is checked in seconds on two cores, deep enough that what grows
 # or dies from layer to layer shows in a fit over layers.
-QUICK = {"layers": 6, "hidden": 128, "heads": 4, "vocab": 1000, "image": 64, "experts": 4, "classes": 10}
+QUICK = {"layers": 6, "hidden": 128, "heads": 4, "vocab": 1000, "image": 64, "experts": 4, "classes": 10, "chunk": 32}
 FILLED = {"pad_token_id": 0, "num_experts_per_tok": 2, "n_shared_experts": 1}  # where a config leaves them empty
 NARROW = ("hidden", "heads", "kv_heads", "head_size", "feedforward")
-MOST = 300e6  # parameters of a quick network; 1.2 GB, and a check holds the gradients beside them
+MOST = 200e6  # parameters of a quick network; 0.8 GB, and a check holds gradients and copies beside them
 
 
 def is_hf(spec: str) -> bool:

@@ -262,15 +262,25 @@ def _spec(name: str, module: nn.Module, traits: _Traits, *, leaf: bool, shown: b
 
 
 def multiplies(module: nn.Module) -> bool:
-    """Whether it multiplies by a weight: it holds a parameter of two or more axes and does not just look it up."""
+    """Whether it multiplies by a weight: it holds a parameter of two or more axes and does not just look it up.
+
+    A parameter of one row, such as a class token or a bias for experts, is a vector unless a linear map or a
+    convolution holds it.
+    """
     if not module._modules:
         for weight in module._parameters.values():
-            if weight is not None and not is_lazy(weight) and weight.dim() > 1:
+            if weight is not None and not is_lazy(weight) and _is_matrix(weight, module):
                 return not isinstance(module, LOOKUPS)
         return False
     if PACKED in module._modules:
         return True
-    return not isinstance(module, LOOKUPS) and any(weight.dim() > 1 for weight in _own_parameters(module))
+    return not isinstance(module, LOOKUPS) and any(_is_matrix(weight, module) for weight in _own_parameters(module))
+
+
+def _is_matrix(weight: nn.Parameter, module: nn.Module) -> bool:
+    if weight.dim() < 2 or isinstance(module, nn.Linear | nn.modules.conv._ConvNd | nn.Bilinear):
+        return weight.dim() > 1
+    return sum(size > 1 for size in weight.shape) > 1
 
 
 def _own_parameters(module: nn.Module) -> list[nn.Parameter]:

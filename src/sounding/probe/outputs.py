@@ -13,6 +13,7 @@ from sounding.probe.parts import is_distributed
 
 MEASURABLE = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 PREFERRED = ("logits", "last_hidden_state", "output", "out")
+EMPTY = "its output is empty"
 
 
 def tensors_in(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -83,9 +84,7 @@ def why_unmeasurable(tensor: Tensor) -> str | None:
         return f"its output has the type {tensor.dtype}, which carries no signal to measure"
     if tensor.layout is not torch.strided or tensor.is_nested:
         return f"its output is stored as {'nested' if tensor.is_nested else tensor.layout}, not as one dense array"
-    return (
-        f"its output is empty (shape {tuple(tensor.shape)})" if tensor.numel() == 0 else f"its type is {tensor.dtype}"
-    )
+    return f"{EMPTY} (shape {tuple(tensor.shape)})" if tensor.numel() == 0 else f"its type is {tensor.dtype}"
 
 
 def sample_axis(tensor: Tensor, batch_size: int, *, first: int = 0) -> int | None:

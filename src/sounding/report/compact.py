@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from sounding.encoding import to_plain
-from sounding.probe.reading import NETWORK, PREDICTED, WEIGHT_GRADIENT, read
+from sounding.probe.reading import NETWORK, PREDICTED, read
 from sounding.probe.records import Finding, Report, Unmeasured, Verdict
 from sounding.profile import Profile, Row
 
@@ -25,18 +25,19 @@ SETTINGS = {
     "theory": ("applied", "note", "reading", "measured_instead"),
 }
 CIRCUMSTANCES = ("model", "data", "seed", "device", "dtypes")
-PLAIN = ("returns more than one tensor", "weight gradient: ", "of shape (1, ")  # nothing is missing
+LOST = "weight gradient: "
+PLAIN = ("returns more than one tensor", "of shape (1, ", "gradient: ")  # nothing is missing
 
 
 def unmeasured_weights(report: Report, model: nn.Module) -> tuple[Unmeasured, ...]:
-    """What was not measured and matters: of modules that hold weights, or of the network as a whole.
+    """What was not measured and matters: the signal of modules that hold weights, or a number of the whole network.
 
     Tokens carry no signal, and a dropout that is off is not called. A module that was not called matters unless all its
-    weights were reached in another way, as tied ones are; a gradient that did not come back to an output matters only
-    where one came to the weights. What is the same for all samples has no axis of the batch.
+    weights got a gradient in another way, as tied ones do. A gradient is known at the weight where it is not at the
+    output, or there is none. What is the same for all samples has no axis of the batch.
     """
-    reached = {row.name for row in report.profile.rows if row.measure == WEIGHT_GRADIENT}
-    tensors = {id(tensor): name in reached for name, tensor in model.named_parameters()}
+    lost = {item.name for item in report.unmeasured if item.reason.startswith(LOST)}
+    tensors = {id(tensor): name not in lost for name, tensor in model.named_parameters()}
     weights = {name: [tensors[id(one)] for one in module.parameters()] for name, module in model.named_modules()}
 
     def matters(item: Unmeasured) -> bool:
@@ -45,8 +46,6 @@ def unmeasured_weights(report: Report, model: nn.Module) -> tuple[Unmeasured, ..
             return item.name == NETWORK
         if "never called" in item.reason:
             return not all(found)
-        if item.reason.startswith("gradient"):
-            return any(found)
         return not any(words in item.reason for words in PLAIN)
 
     return tuple(filter(matters, report.unmeasured))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from sounding.probe.calls import Pass, named_modules, named_parameters
+from sounding.probe.outputs import EMPTY
 from sounding.probe.records import Finding, FindingKind, Severity
 from sounding.start.parameters import NUMBER
 
@@ -25,7 +26,7 @@ WORDS: dict[FindingKind, tuple[str, str, str]] = {
         "cut off from the loss",
     ),
     "unused": (
-        "Such a pass never trains {names}: nothing in it was called",
+        "Such a pass never trains {names}: nothing in it was called, or what it gave was empty",
         "remove it, or call it",
         "not used",
     ),
@@ -100,6 +101,9 @@ def _reason(
         return None  # its gradient is elsewhere: in another process, or inside an optimizer's own buffer
     layer = name.rpartition(".")[0]
     ran = {call.spec.name for one in passes for call in one.calls} | {part for one in passes for part in one.entered}
+    empty = {call.spec.name for one in passes for call in one.calls if (call.reason or "").startswith(EMPTY)}
+    if any(f"{layer}.".startswith(f"{outer}.") for outer in empty):
+        return "unused"  # sequences that are too short to be compressed, say, leave nothing for a loss to see
     above = layer.rpartition(".")[0]
     inside = isinstance(modules.get(above), nn.MultiheadAttention) and above in ran  # it multiplies by its child itself
     return "detached" if layer in ran or layer == "" or inside else "unused"
