@@ -322,3 +322,44 @@ def test_scores_of_library_models_do_not_depend_on_the_size_of_queries_and_keys(
     torch.testing.assert_close(model(**inputs).logits, before, rtol=2e-2, atol=2e-3)  # eps beside queries of size 0.1
     with pytest.raises(UsageError, match="normalized already"):
         qk_norm_(model)
+
+
+SLOW_CURES = ("raise_rank", "orthogonalize", "shape_activations")
+
+
+@pytest.mark.slow
+def test_one_bad_bias_is_the_only_thing_that_is_changed() -> None:
+    """Cures that draw every weight anew train better too; the one that mends the bias is recommended."""
+    model, inputs, targets = hf(SPECS["bert"])
+    pick(model, "intermediate.dense.bias")[1].fill_(100.0)
+    found = sounding.recommend(model, inputs, targets, exclude=SLOW_CURES, steps=10, generator=draw())
+    assert found.best.methods == ("zero_biases",)
+    assert found.best.changed == 1
+    as_it_is = next(item for item in found.tried if not item.methods)
+    assert found.best.trained < 0.95 * as_it_is.trained
+    assert "loss after 10 steps" in str(found)
+
+
+def test_a_network_of_nan_is_redrawn_and_never_called_fit_as_it_is() -> None:
+    """Without a cure in reach the sentence says that nothing helps; a measure that is not there is a dash."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(part for _ in range(5) for part in (nn.Linear(16, 16), nn.Tanh())), nn.Linear(16, 4))
+    nn.init.constant_(model[4].weight, math.nan)  # type: ignore[arg-type]
+    inputs, targets = torch.randn(32, 16, generator=draw()), torch.randint(4, (32,), generator=draw())
+    found = sounding.recommend(model, inputs, targets, exclude=SLOW_CURES, generator=draw())
+    assert found.best.methods == ("redraw",)
+    assert "nan" not in str(found)
+    left_out = {name for item in found.tried for name in item.methods}
+    hopeless = sounding.recommend(model, inputs, targets, exclude=sorted(left_out | set(SLOW_CURES)), generator=draw())
+    assert not hopeless.best.methods
+    assert "Recommended: none of these; the network is unhealthy" in str(hopeless)
+
+
+def test_activations_of_the_library_are_smooth() -> None:
+    pytest.importorskip("transformers")
+    from transformers.activations import ACT2FN
+
+    from sounding.activations import from_callable
+
+    for name in ("gelu", "gelu_python", "gelu_new", "gelu_fast", "quick_gelu", "mish"):
+        assert from_callable(ACT2FN[name].forward, name=name).kinks == ()

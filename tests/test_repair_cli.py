@@ -168,3 +168,10 @@ def test_options_are_read_as_values() -> None:
     }
     with pytest.raises(UsageError, match=r"expected --set METHOD\.KEY=VALUE"):
         parse_options(("x=1",), "a,b")
+
+
+def test_the_help_lists_every_method() -> None:
+    from sounding.repair import METHODS
+
+    shown = CliRunner().invoke(cli, ["repair", "--help"]).output
+    assert all(f"\n  {name} " in shown for name in METHODS)

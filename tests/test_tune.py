@@ -130,3 +130,22 @@ def test_an_unreachable_depth_says_what_else_to_try() -> None:
 def test_a_model_without_batch_norm_is_refused() -> None:
     with pytest.raises(UsageError, match="BatchNorm"):
         tune_batchnorm_(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(16, 8))
+
+
+def test_an_activation_that_is_a_function_is_read_and_not_taken_for_the_identity() -> None:
+    """ReLU as a module and as a function have one prediction; the identity would be trainable to 1000 layers."""
+
+    class Functional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+            self.norms = nn.ModuleList(nn.BatchNorm1d(16) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer, norm in zip(self.layers, self.norms, strict=True):
+                x = torch.relu(norm(layer(x)))
+            return x
+
+    plain = nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU())))
+    inputs = torch.randn(32, 16, generator=torch.Generator().manual_seed(0))
+    assert tune_batchnorm_(Functional(), inputs).notes == tune_batchnorm_(plain, inputs).notes

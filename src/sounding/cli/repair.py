@@ -51,7 +51,18 @@ class Repaired:
     about: dict[str, Any]
 
 
-@click.command()
+class ListsMethods(click.Command):
+    """A command whose help ends with the methods, which only the help has to import."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """One line a method: its name and what it is for."""
+        from sounding.repair.methods import METHODS
+
+        with formatter.section("Methods"):
+            formatter.write_dl([(name, method.purpose) for name, method in METHODS.items()])
+
+
+@click.command(cls=ListsMethods)
 @click.argument("target")
 @click.option(
     "--method",

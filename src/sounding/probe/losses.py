@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sounding.errors import TargetError, UsageError
-from sounding.probe.outputs import answer_tensor, leading_tensor
+from sounding.probe.outputs import answer_tensor, leading_tensor, tensors_in
 from sounding.probe.parts import is_distributed
 from sounding.probe.state import all_modules
 
@@ -117,6 +117,36 @@ def class_axis(answer: Tensor, targets: Tensor) -> int | None:
     if answer.dim() >= 2 and answer.shape[:1] + answer.shape[2:] == targets.shape:
         return 1
     return answer.dim() - 1 if answer.dim() >= 2 and answer.shape[:-1] == targets.shape else None
+
+
+def training_loss(model: nn.Module, inputs: Any, targets: Any, *, loss: str | Loss | None) -> Tensor:
+    """The loss of a step of training: as a check takes it, but never a random direction, which is nothing to train for.
+
+    Raises:
+        TargetError: the model raised.
+        UsageError: there are neither targets nor a loss, and the model gives none of its own.
+    """
+    try:
+        output = (
+            model(**inputs)
+            if isinstance(inputs, Mapping)
+            else model(*inputs)
+            if isinstance(inputs, tuple)
+            else model(inputs)
+        )
+    except Exception as error:
+        raise TargetError(f"the network raised {type(error).__name__}: {error}") from error
+    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if targets is None and loss is None and own is None:
+        targets = implied_targets(
+            output, None, loss=None, inputs=[tensor for _, tensor in tensors_in(inputs)], root=model
+        )
+        if targets is None:
+            raise UsageError(
+                "a trial needs targets or a loss: a random direction is nothing to train for",
+                hint="--data with targets, or --loss file.py:name",
+            )
+    return evaluate_loss(output, targets, loss=loss)
 
 
 def implied_targets(

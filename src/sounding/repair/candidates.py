@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
+from sounding.errors import TargetError, UsageError
+from sounding.probe.records import Finding
 from sounding.probe.units import is_activation, name_activation
+from sounding.repair.branches import find_branches
 from sounding.repair.layers import BATCH_NORMS, WEIGHT_LAYERS
+from sounding.repair.methods import METHODS
 from sounding.repair.normalization import NORMS
 from sounding.repair.orthogonalize import HOMOGENEOUS
 from sounding.repair.passes import Inputs, call_order
-from sounding.repair.snapshot import undisturbed
+from sounding.repair.snapshot import take_snapshot, undisturbed
 
 Candidate = tuple[tuple[str, ...], dict[str, dict[str, Any]]]
 RELU_GAIN = 2**0.5
+# which cure mends which finding of the audit
+MENDS: dict[str, tuple[str, ...]] = {
+    "redraw": ("parameter_not_finite", "never_written", "constant_weight", "odd_scale", "fans_exchanged"),
+    "unclone": ("cloned_weights",),
+    "zero_biases": ("large_bias", "parameter_not_finite", "never_written"),
+    "reset_norms": ("norm_weight", "parameter_not_finite", "never_written"),
+    "scale_embeddings": ("odd_scale",),
+}
+# what branches that add up do: to the gradients, or to the outputs
+ADDED_UP = {"gradient_explosion", "gradient_vanishing", "rank_collapse", "huge_signal", "start_loss", "non_finite"}
+
 # which cure does to a module what blame did to its description; the first two act on the one layer that is named
 OF_ONE_LAYER = {"gain": "redraw", "bias": "zero_biases"}
 OF_A_KIND = {"embedding": "scale_embeddings", "branches": "scale_branches", "scores": "qk_norm"}
@@ -27,12 +44,19 @@ def list_for_cause(kind: str, layer: str) -> list[Candidate]:
     return [((OF_A_KIND[kind],), {})] if kind in OF_A_KIND else []
 
 
-def list_candidates(model: nn.Module, inputs: Inputs) -> list[Candidate]:
+def list_candidates(model: nn.Module, inputs: Inputs, findings: Sequence[Finding]) -> list[Candidate]:
     """Cures and combinations that can apply, with options; () stands for leaving the model alone.
 
-    A combination is listed when one cure prepares the ground for the next: Haar weights need near-linear activations
-    (thesis2024, 6.4), and batch norm that was added needs the tuning of any other.
+    What the audit named comes first, each cure alone and all together. Other combinations are listed when one cure
+    prepares the ground for the next: Haar weights need near-linear activations (thesis2024, 6.4), and batch norm that
+    was added needs the tuning of any other.
     """
+    mends = _mends(model, findings)
+    found: list[Candidate] = [((), {}), *(((name,), {}) for name in mends)]
+    if len(mends) > 1:
+        found.append((tuple(mends), {}))
+    if {finding.kind for finding in findings} & ADDED_UP and _is_residual(model, inputs):
+        found += [(("scale_branches",), {}), (("zero_residual",), {})]
     with undisturbed(model):
         order = [module for _, module in call_order(model, inputs)]
     batch_normed = any(isinstance(module, BATCH_NORMS) for module in order)
@@ -41,7 +65,6 @@ def list_candidates(model: nn.Module, inputs: Inputs) -> list[Candidate]:
     rectified = any(isinstance(module, HOMOGENEOUS) for module in order)
     known = {name_activation(module) for module in order} - {None}
     gain: dict[str, dict[str, Any]] = {"haar": {"gain": RELU_GAIN}} if rectified and not normed else {}
-    found: list[Candidate] = [((), {})]
     if batch_normed:
         found += [(("tune_batchnorm",), {}), (("haar", "tune_batchnorm"), {})]
     found.append((("haar",), gain))
@@ -64,3 +87,28 @@ def list_candidates(model: nn.Module, inputs: Inputs) -> list[Candidate]:
     if sum(isinstance(module, WEIGHT_LAYERS) for module in order) < 2:
         found = [candidate for candidate in found if "raise_rank" not in candidate[0]]
     return found
+
+
+def _mends(model: nn.Module, findings: Sequence[Finding]) -> list[str]:
+    """The cures that change something among those that the findings of the audit ask for, tried on a copy."""
+    asked = {finding.kind for finding in findings if finding.parameter is not None}
+    found = []
+    for name in ("batch_statistics", *MENDS):
+        if name in MENDS and not asked & set(MENDS[name]):
+            continue
+        snapshot = take_snapshot(model)
+        try:
+            METHODS[name].run(model, (), options={}, generator=torch.Generator().manual_seed(0))
+            found.append(name)
+        except UsageError:
+            continue
+        finally:
+            snapshot.restore()
+    return found
+
+
+def _is_residual(model: nn.Module, inputs: Inputs) -> bool:
+    try:
+        return bool(find_branches(model, inputs))
+    except (UsageError, TargetError):
+        return False

@@ -5,20 +5,20 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from sounding.errors import NumericalError, SoundingError, TargetError, UsageError
-from sounding.probe.losses import Loss
+from sounding.probe.losses import Loss, training_loss
 from sounding.probe.records import STATUSES, Status
-from sounding.probe.state import unwrap
+from sounding.probe.state import set_mode, unwrap
 from sounding.probe.thresholds import THRESHOLDS
 from sounding.reader.blame import blame
 from sounding.reader.module import read
-from sounding.repair.candidates import Candidate, list_candidates, list_for_cause
+from sounding.repair.candidates import MENDS, Candidate, list_candidates, list_for_cause
 from sounding.repair.evidence import Fresh, State, Vitals, examine
 from sounding.repair.methods import METHODS, choose_methods
 from sounding.repair.passes import Inputs, check_inputs
@@ -31,6 +31,11 @@ FREE_SCALES = 1.0
 LIMIT = THRESHOLDS.depth_scales
 CLOSE = 0.05
 AS_IT_IS = "as it is"
+# A trial takes this many steps of Adam at each of the rates, with at most so many cures of each sort: enough to tell a
+# network that learns from one that does not, and a few hundred passes in all.
+STEPS, RATES, OF_EACH = 20, (1e-3, 1e-2), 3
+# Two losses within a twentieth are alike: seeds of one network differ by that after 20 steps. TINY is for losses of 0.
+SHOWN, TINY = 0.05, 0.01
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class Tried:
         cost: of the cure, in words.
         side_effects: of the cure, in words.
         caused: kinds of findings that were not there before.
+        changed: how many parts of the model it changes.
+        trained: the loss that a few steps of training on a copy reach after it; NaN where it was not tried.
     """
 
     methods: tuple[str, ...]
@@ -56,6 +63,8 @@ class Tried:
     cost: str
     side_effects: str
     caused: tuple[str, ...]
+    changed: int = 0
+    trained: float = math.nan
 
     @property
     def name(self) -> str:
@@ -79,6 +88,8 @@ class Tried:
             "cost": self.cost,
             "side_effects": self.side_effects,
             "caused": list(self.caused),
+            "changed": self.changed,
+            "trained": None if math.isnan(self.trained) else self.trained,
         }
 
 
@@ -87,43 +98,65 @@ class Recommendation:
     """Every cure that was tried, the best first, and those that could not be, with the reason.
 
     Args:
-        tried: the cures, the best first.
-        failed: cures that could not be tried, and why.
+        tried: the best first.
+        failed: name and reason of those that could not be tried.
         cause: what theory blames and what heals it in the network's description, a sentence; "" where there is none.
+        steps: how many steps of training the likeliest were tried with, 0 where there was nothing to train for.
     """
 
     tried: tuple[Tried, ...]
     failed: tuple[tuple[str, str], ...] = field(default=())
     cause: str = ""
+    steps: int = 0
 
     @property
     def best(self) -> Tried:
         """The first; with no methods when the model is best left alone."""
         return self.tried[0]
 
+    @property
+    def sentence(self) -> str:
+        """What to do, in words."""
+        best = self.best
+        if best.methods:
+            tried = "" if self.steps or not math.isnan(best.trained) else "; not tried in training: no targets"
+            return f"Recommended: {best.name} ({best.cost}; {best.side_effects}{tried})"
+        if best.healthy:
+            return f"Recommended: {AS_IT_IS}"
+        better = " and trains no worse than it does now" if self.steps else ""
+        return (
+            f"Recommended: none of these; the network is {best.status}, and no cure that was tried makes it healthy"
+            f"{better}"
+        )
+
     def __str__(self) -> str:
-        rows = [("cure", "score", "gradient²/layer", "trainable to", "directions", "spread", "")]
+        reached = f"loss after {self.steps} steps" if self.steps else ""
+        rows = [("cure", reached, "score", "gradient²/layer", "trainable to", "directions", "spread", "")]
         for item in self.tried:
             vitals = item.vitals
-            reach = "any depth" if vitals.trainable_depth > 1e5 else f"{vitals.trainable_depth:.0f} layers"
+            reach = (
+                "any depth" if vitals.trainable_depth > 1e5 else _number(vitals.trainable_depth, ".0f", after=" layers")
+            )
             rows.append(
                 (
                     item.name,
+                    "" if math.isnan(item.trained) else f"{item.trained:.4g}",
                     f"{item.score:.3f}",
-                    f"×{vitals.growth.value:.4g}",
+                    _number(vitals.growth.value, ".4g", before="×"),
                     reach,
-                    f"{vitals.participation_ratio.value:.3g}",
-                    f"{vitals.spread:.3g}",
+                    _number(vitals.participation_ratio.value, ".3g"),
+                    _number(vitals.spread, ".3g"),
                     "" if item.healthy else item.status + (f", causes {', '.join(item.caused)}" if item.caused else ""),
                 )
             )
         widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        best = self.best
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width).rstrip()
+            for row in rows
+        ]
         lines += [f"not possible: {name}: {why}" for name, why in self.failed]
         lines += [self.cause] if self.cause else []
-        lines.append(f"Recommended: {best.name}" + (f" ({best.cost}; {best.side_effects})" if best.methods else ""))
-        return "\n".join(lines)
+        return "\n".join([*lines, self.sentence])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -132,6 +165,8 @@ class Recommendation:
             "tried": [item.to_dict() for item in self.tried],
             "failed": [{"methods": name, "reason": why} for name, why in self.failed],
             "cause": self.cause,
+            "steps": self.steps,
+            "sentence": self.sentence,
         }
 
 
@@ -144,18 +179,23 @@ def recommend(
     repeats: int = 1,
     fresh: Fresh | None = None,
     exclude: Sequence[str] = (),
+    steps: int = STEPS,
     generator: torch.Generator | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Recommendation:
     """Try every applicable cure, and sensible combinations, on a copy; rank them. The model itself is never touched.
 
-    Where theory can blame one thing for what is wrong (`sounding.reader.blame`), the cure of that alone is tried too,
-    and recommended if it is enough: it changes least.
+    Where theory can blame one thing for what is wrong (`sounding.reader.blame`), the cure of that alone is tried too.
+    Where there is something to train for, the likeliest also train for a few steps, each on a copy and by the better of
+    two learning rates. A cure is recommended only if that shows it: a healthy model must train better by a twentieth
+    with it, an unhealthy one no worse. What mends the findings of the audit goes before what draws the network anew; of
+    those that train alike the one that changes the least comes first.
 
     Args:
         model: any module that can be copied.
         inputs, targets, loss, repeats, fresh: as for `sounding.plan`.
         exclude: methods not to try, such as the slow "raise_rank", or "add_batchnorm" where structure must stay.
+        steps: of training for each of the likeliest; 0 leaves it out.
         generator: source of randomness of the cures.
         progress: called with (tried so far, how many there are, the name of the next).
 
@@ -175,7 +215,10 @@ def recommend(
     before = examine(root, shown, loss=loss, repeats=repeats, generator=generator)
     left_out = {method.name for method, _ in choose_methods(exclude)}
     cause, told = _blame(root, shown[0], loss)
-    candidates = [one for one in (*list_candidates(root, batch), *cause) if not left_out & set(one[0])]
+    listed = list_candidates(root, batch, before.report.verdict.findings)
+    listed += [one for one in cause if one[0] not in {methods for methods, _ in listed}]
+    candidates = [one for one in listed if not left_out & set(one[0])]
+    special = [methods for methods, _ in cause]
     tried: list[Tried] = []
     failed: list[tuple[str, str]] = []
     for done, (methods, options) in enumerate(candidates):
@@ -183,14 +226,30 @@ def recommend(
         if progress is not None:
             progress(done, len(candidates), name)
         try:
-            after = before if not methods else _try(root, batch, methods, options, shown, loss, repeats, generator)
-            tried.append(_tell(methods, options, before, after))
+            changed = 0 if not methods else _change(root, batch, methods, options, generator)
+            after = examine(root, shown, loss=loss, repeats=repeats, generator=generator) if methods else before
+            tried.append(_tell(methods, options, before, after, changed))
         except (UsageError, NumericalError, TargetError) as error:
             failed.append((name, error.message))
         finally:
             start.restore()
-    special = [methods for methods, _ in cause]
-    return Recommendation(_rank(tried, sound=_is_sound(before), special=special), tuple(failed), told)
+    sound = _is_sound(before)
+    ranked = _rank(tried, sound=sound, special=special)
+    if sound or not steps:
+        return Recommendation(ranked, tuple(failed), told)
+    trained = {}
+    for item in _likeliest(ranked, special):
+        if progress is not None:
+            progress(len(candidates), len(candidates), f"training with {item.name}")
+        try:
+            _change(root, batch, item.methods, item.options, generator)
+            trained[item.methods] = _train(root, shown, loss, steps)
+        finally:
+            start.restore()
+    if all(math.isnan(value) for value in trained.values()):
+        return Recommendation(ranked, tuple(failed), told)
+    known = [replace(item, trained=trained.get(item.methods, math.nan)) for item in ranked]
+    return Recommendation(_rank_trained(known, special), tuple(failed), told, steps)
 
 
 def _blame(model: nn.Module, batch: tuple[Any, Any], loss: str | Loss | None) -> tuple[list[Candidate], str]:
@@ -207,21 +266,83 @@ def _blame(model: nn.Module, batch: tuple[Any, Any], loss: str | Loss | None) ->
     return list_for_cause(change.kind, change.layer), told
 
 
-def _try(
+def _change(
     model: nn.Module,
     batch: Inputs,
     methods: tuple[str, ...],
     options: dict[str, dict[str, Any]],
-    shown: list[tuple[Any, Any]],
-    loss: str | Loss | None,
-    repeats: int,
     generator: torch.Generator | None,
-) -> State:
-    """The model after these cures; one that changes nothing is refused."""
+) -> int:
+    """Apply cures and say how many parts they changed; one that changes nothing is refused."""
+    count = 0
     for one, values in choose_methods(methods, options):
-        if not one.run(model, batch, options=values, generator=generator).changed:
+        changes = one.run(model, batch, options=values, generator=generator)
+        if not changes.changed:
             raise UsageError(f"{one.name} changes nothing here")
-    return examine(model, shown, loss=loss, repeats=repeats, generator=generator)
+        count += len(changes.changed)
+    return count
+
+
+def _likeliest(ranked: Sequence[Tried], special: Sequence[tuple[str, ...]]) -> list[Tried]:
+    """The model as it is, what mends the audit's findings or what theory blames, and the best of the others."""
+    mends = [item for item in ranked if _mends(item, special)]
+    others = [item for item in ranked if item.methods and item not in mends]
+    return [item for item in ranked if not item.methods] + mends[:OF_EACH] + others[:OF_EACH]
+
+
+def _mends(item: Tried, special: Sequence[tuple[str, ...]]) -> bool:
+    """Whether cures only mend what the audit named or theory blames: they leave the rest as the network was made."""
+    named = bool(item.methods) and set(item.methods) <= {"batch_statistics", *MENDS}
+    return named or item.methods in special
+
+
+def _train(model: nn.Module, shown: list[tuple[Any, Any]], loss: str | Loss | None, steps: int) -> float:
+    """The loss after some steps of Adam by the better of two rates: infinite where it leaves the numbers, else NaN.
+
+    It is the mean over the last quarter of the steps, on the batches of the evidence in turn, without dropout.
+    """
+    reached = []
+    for rate in RATES:
+        trained = copy.deepcopy(model)
+        set_mode(trained, "train", dropout=False)
+        weights = [weight for weight in trained.parameters() if weight.requires_grad]
+        if not weights:
+            return math.nan
+        optimizer = torch.optim.Adam(weights, rate)
+        losses: list[float] = []
+        for step in range(steps):
+            inputs, targets = shown[step % len(shown)]
+            try:
+                value = training_loss(trained, inputs, targets, loss=loss)
+            except UsageError:
+                return math.nan
+            losses.append(float(value.detach()))
+            if not math.isfinite(losses[-1]):
+                break
+            optimizer.zero_grad()
+            value.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        last = losses[-max(1, steps // 4) :]
+        reached.append(sum(last) / len(last) if math.isfinite(losses[-1]) else math.inf)
+    return min(reached)
+
+
+def _rank_trained(ranked: Sequence[Tried], special: Sequence[tuple[str, ...]]) -> tuple[Tried, ...]:
+    """The cure that shows itself in training first: mending before starting anew, and of those the least change."""
+    was = next(item for item in ranked if not item.methods)
+    tried = [item for item in ranked if not math.isnan(item.trained)]
+    best = min((STATUSES.index(item.status) for item in tried), default=0)
+    pool = [item for item in tried if item.methods and STATUSES.index(item.status) == best]
+    better = STATUSES.index(was.status) > best  # a cure that makes it healthy need not train faster as well
+    line = was.trained * (1 + SHOWN if better else 1 - SHOWN)
+    pool = [item for item in pool if item.trained <= line and math.isfinite(item.trained)]
+    pool = [item for item in pool if _mends(item, special)] or pool
+    first = was
+    if pool:
+        top = min(item.trained for item in pool)
+        alike = [item for item in pool if item.trained <= top * (1 + SHOWN) + TINY]
+        first = min(alike, key=lambda item: (item.changed, -item.score))
+    return (first, *(item for item in ranked if item is not first))
 
 
 def score(vitals: Vitals) -> float:
@@ -262,7 +383,9 @@ def _rank(tried: list[Tried], *, sound: bool, special: Sequence[tuple[str, ...]]
     return (first, *(item for item in ordered if item is not first))
 
 
-def _tell(methods: tuple[str, ...], options: dict[str, dict[str, Any]], before: State, after: State) -> Tried:
+def _tell(
+    methods: tuple[str, ...], options: dict[str, dict[str, Any]], before: State, after: State, changed: int
+) -> Tried:
     old = {finding.kind for finding in before.report.verdict.findings}
     return Tried(
         methods=methods,
@@ -273,7 +396,13 @@ def _tell(methods: tuple[str, ...], options: dict[str, dict[str, Any]], before: 
         cost="; ".join(dict.fromkeys(METHODS[name].cost for name in methods)),
         side_effects="; ".join(dict.fromkeys(METHODS[name].side_effects for name in methods)),
         caused=tuple(f.kind for f in after.report.verdict.findings if f.severity == "high" and f.kind not in old),
+        changed=changed,
     )
+
+
+def _number(value: float, form: str, *, before: str = "", after: str = "") -> str:
+    """A number as a table shows it, a dash where there is none."""
+    return f"{before}{value:{form}}{after}" if not math.isnan(value) else "–"
 
 
 def _copy(model: nn.Module) -> nn.Module:

@@ -9,14 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sounding.activations import Activation, resolve
 from sounding.errors import UsageError
-from sounding.probe.units import name_activation
+from sounding.probe.state import unwrap
+from sounding.reader import read
 from sounding.repair.changes import Change, Changes, Untouched
 from sounding.repair.layers import BATCH_NORMS, WEIGHT_LAYERS, NameFilter, select_layers
 from sounding.repair.passes import Inputs, call_model, call_order, check_inputs, hooked, sample_count
 from sounding.repair.snapshot import all_or_nothing, undisturbed
 from sounding.theory.batchnorm import batchnorm
 from sounding.theory.prescribe import Option, prescribe
+from sounding.theory.signal import Convolution, Elementwise, Linear
 
 MARGIN = 4.0
 
@@ -57,7 +60,7 @@ def tune_batchnorm_(
     norms, untouched = select_layers(model, BATCH_NORMS, include=include, exclude=exclude)
     with undisturbed(model):
         order = call_order(model, inputs)
-    activation = _activation_after(order, [module for _, module in norms])
+    activation = _activation_after(unwrap(model), inputs, [name for name, _ in norms])
     averaged = _averaged(model, inputs, [module for _, module in norms])
     samples = averaged if batch_size is None else batch_size
     layers = depth if depth is not None else sum(isinstance(module, WEIGHT_LAYERS) for _, module in order)
@@ -66,7 +69,7 @@ def tune_batchnorm_(
         option = _prescribed(activation, samples, layers, margin)
         if option is None:
             raise UsageError(
-                f"no eps, scale or shift makes {activation} with batch norm at batch size {samples} trainable to "
+                f"no eps, scale or shift makes {activation.name} with batch norm at batch size {samples} trainable to "
                 f"{layers} layers with margin {margin:g}",
                 hint="a smaller margin, a larger batch, or the methods haar and shape_activations",
             )
@@ -118,31 +121,38 @@ def _averaged(model: nn.Module, inputs: Inputs, norms: list[nn.Module]) -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def _prescribed(activation: str, batch_size: int, depth: int, margin: float) -> Option | None:
+def _prescribed(activation: Activation, batch_size: int, depth: int, margin: float) -> Option | None:
     """Theory's choice for weights of variance 1/fan_in, kept since a recommendation asks for it several times."""
     return prescribe(activation, batch_size=batch_size, depth=depth, margin=margin).batchnorm
 
 
-def _activation_after(order: list[tuple[str, nn.Module]], norms: list[nn.Module]) -> str:
-    """The one activation that follows the norms; "identity" where a weight layer follows."""
-    tuned = {id(norm) for norm in norms}
-    found: dict[str, str] = {}
-    for index, (name, module) in enumerate(order):
-        if id(module) not in tuned:
-            continue
-        for _, following in order[index + 1 :]:
-            spec = name_activation(following)
-            if spec is not None or isinstance(following, WEIGHT_LAYERS):
-                found.setdefault(spec or "identity", name)
-                break
-    known = {spec: name for spec, name in found.items() if spec != "identity"} or found
+def _activation_after(model: nn.Module, inputs: Inputs, names: list[str]) -> Activation:
+    """The one activation that follows the norms, module or function; the identity where a weight layer follows."""
+    description = read(model, inputs)
+    nodes = description.description.nodes
+    places = {node.name: index for index, node in enumerate(nodes) if node.name} | dict(description.aliases)
+    found: dict[str, tuple[Activation, str]] = {}
+    for name in names:
+        waiting = [places[name]] if name in places else []
+        while waiting:
+            at = waiting.pop(0)
+            for index, node in enumerate(nodes[at + 1 :], at + 1):
+                if at not in node.inputs:
+                    continue
+                linear = isinstance(node.rule, Linear | Convolution)
+                if isinstance(node.rule, Elementwise) or linear:
+                    behind = node.rule.activation if isinstance(node.rule, Elementwise) else resolve("identity")
+                    found.setdefault(behind.name, (behind, name))
+                else:
+                    waiting.append(index)
+    known = {key: value for key, value in found.items() if key != "identity"} or found
     if len(known) != 1:
-        described = ", ".join(f"{spec} after {name}" for spec, name in known.items()) or "none"
+        described = ", ".join(f"{spec} after {name}" for spec, (_, name) in known.items()) or "none that can be read"
         raise UsageError(
             f"tune_batchnorm needs one activation after the batch norms, got {described}",
             hint="a name filter that takes the norms before one activation",
         )
-    return next(iter(known))
+    return next(iter(known.values()))[0]
 
 
 def _set(

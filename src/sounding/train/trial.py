@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sounding.errors import TargetError, UsageError
-from sounding.probe.losses import Loss, evaluate_loss, implied_targets
-from sounding.probe.outputs import tensors_in
+from sounding.probe.losses import Loss, training_loss
 from sounding.probe.records import Report
 from sounding.train.monitor import Event, Monitor
 
@@ -138,7 +137,7 @@ def run_trial(
             for step in range(steps):
                 inputs, targets = draw()
                 update.zero_grad()
-                value = _forward(trained, inputs, targets, loss)
+                value = training_loss(trained, inputs, targets, loss=loss)
                 losses.append(float(value.detach()))
                 value.backward()  # type: ignore[no-untyped-call]
                 update.step()
@@ -152,27 +151,3 @@ def run_trial(
     return Trial(
         tuple(losses), monitor.findings, report, {"steps": steps, "lr": lr, "optimizer": optimizer}, interrupted
     )
-
-
-def _forward(model: nn.Module, inputs: Any, targets: Any, loss: str | Loss | None) -> Tensor:
-    """The loss of a step."""
-    try:
-        output = (
-            model(**inputs)
-            if isinstance(inputs, Mapping)
-            else model(*inputs)
-            if isinstance(inputs, tuple)
-            else model(inputs)
-        )
-    except Exception as error:
-        raise TargetError(f"the network raised {type(error).__name__}: {error}") from error
-    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if targets is None and loss is None and own is None:
-        inner = [tensor for _, tensor in tensors_in(inputs)]
-        targets = implied_targets(output, None, loss=None, inputs=inner, root=model)
-        if targets is None:
-            raise UsageError(
-                "a trial needs targets or a loss: a random direction is nothing to train for",
-                hint="--data with targets, or --loss file.py:name",
-            )
-    return evaluate_loss(output, targets, loss=loss)

@@ -79,7 +79,7 @@ def _bend(rule: Normalize, modes: Modes, gradient: Signal, amplitude: Array) -> 
     root = np.sqrt(np.maximum(np.diagonal(y, axis1=1, axis2=2), 1e-300))
     place = y / (root[:, :, None] * root[:, None, :])
     place = (np.clip(place, -1.0, 1.0) + 1.0) * (0.5 * (STEIN_GRID - 1))
-    index = np.minimum(place.astype(np.int64), STEIN_GRID - 2)
+    index = np.clip(place.astype(np.int64), 0, STEIN_GRID - 2)  # of NaN too, which then stays NaN
     place -= index
     tables = stein_tables(amplitude)
     mixed, excess = (gradient.matrix * (table[index] + place * np.diff(table)[index]) for table in tables[:2])
