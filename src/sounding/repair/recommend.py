@@ -215,10 +215,8 @@ def recommend(
     before = examine(root, shown, loss=loss, repeats=repeats, generator=generator)
     left_out = {method.name for method, _ in choose_methods(exclude)}
     cause, told = _blame(root, shown[0], loss)
-    listed = list_candidates(root, batch, before.report.verdict.findings)
-    listed += [one for one in cause if one[0] not in {methods for methods, _ in listed}]
+    listed = [*list_candidates(root, batch, before.report.verdict.findings), *cause]
     candidates = [one for one in listed if not left_out & set(one[0])]
-    special = [methods for methods, _ in cause]
     tried: list[Tried] = []
     failed: list[tuple[str, str]] = []
     for done, (methods, options) in enumerate(candidates):
@@ -234,22 +232,22 @@ def recommend(
         finally:
             start.restore()
     sound = _is_sound(before)
-    ranked = _rank(tried, sound=sound, special=special)
+    ranked = _rank(tried, sound=sound, special=cause)
     if sound or not steps:
         return Recommendation(ranked, tuple(failed), told)
     trained = {}
-    for item in _likeliest(ranked, special):
+    for item in _likeliest(ranked, cause):
         if progress is not None:
             progress(len(candidates), len(candidates), f"training with {item.name}")
         try:
             _change(root, batch, item.methods, item.options, generator)
-            trained[item.methods] = _train(root, shown, loss, steps)
+            trained[id(item)] = _train(root, shown, loss, steps)
         finally:
             start.restore()
     if all(math.isnan(value) for value in trained.values()):
         return Recommendation(ranked, tuple(failed), told)
-    known = [replace(item, trained=trained.get(item.methods, math.nan)) for item in ranked]
-    return Recommendation(_rank_trained(known, special), tuple(failed), told, steps)
+    known = [replace(item, trained=trained.get(id(item), math.nan)) for item in ranked]
+    return Recommendation(_rank_trained(known, cause), tuple(failed), told, steps)
 
 
 def _blame(model: nn.Module, batch: tuple[Any, Any], loss: str | Loss | None) -> tuple[list[Candidate], str]:
@@ -283,17 +281,17 @@ def _change(
     return count
 
 
-def _likeliest(ranked: Sequence[Tried], special: Sequence[tuple[str, ...]]) -> list[Tried]:
+def _likeliest(ranked: Sequence[Tried], special: Sequence[Candidate]) -> list[Tried]:
     """The model as it is, what mends the audit's findings or what theory blames, and the best of the others."""
     mends = [item for item in ranked if _mends(item, special)]
     others = [item for item in ranked if item.methods and item not in mends]
     return [item for item in ranked if not item.methods] + mends[:OF_EACH] + others[:OF_EACH]
 
 
-def _mends(item: Tried, special: Sequence[tuple[str, ...]]) -> bool:
+def _mends(item: Tried, special: Sequence[Candidate]) -> bool:
     """Whether cures only mend what the audit named or theory blames: they leave the rest as the network was made."""
     named = bool(item.methods) and set(item.methods) <= {"batch_statistics", *MENDS}
-    return named or item.methods in special
+    return named or (item.methods, item.options) in special
 
 
 def _train(model: nn.Module, shown: list[tuple[Any, Any]], loss: str | Loss | None, steps: int) -> float:
@@ -327,7 +325,7 @@ def _train(model: nn.Module, shown: list[tuple[Any, Any]], loss: str | Loss | No
     return min(reached)
 
 
-def _rank_trained(ranked: Sequence[Tried], special: Sequence[tuple[str, ...]]) -> tuple[Tried, ...]:
+def _rank_trained(ranked: Sequence[Tried], special: Sequence[Candidate]) -> tuple[Tried, ...]:
     """The cure that shows itself in training first: mending before starting anew, and of those the least change."""
     was = next(item for item in ranked if not item.methods)
     tried = [item for item in ranked if not math.isnan(item.trained)]
@@ -367,7 +365,7 @@ def _crosses(vitals: Vitals) -> bool:
     return vitals.depth_scales <= LIMIT / MARGIN
 
 
-def _rank(tried: list[Tried], *, sound: bool, special: Sequence[tuple[str, ...]]) -> tuple[Tried, ...]:
+def _rank(tried: list[Tried], *, sound: bool, special: Sequence[Candidate]) -> tuple[Tried, ...]:
     """Healthy ones first, by score; the first of all is the simplest among those that come close to the best.
 
     The cure of what theory blames (`special`) comes first where it makes the network sound: it leaves the rest alone.
@@ -378,8 +376,10 @@ def _rank(tried: list[Tried], *, sound: bool, special: Sequence[tuple[str, ...]]
     top = ordered[0]
     close = [item for item in ordered if item.status == top.status and item.score >= top.score - CLOSE]
     close += [item for item in ordered if sound and not item.methods]
-    close += [item for item in ordered if item.methods in special and item.healthy and _crosses(item.vitals)]
-    first = min(close, key=lambda item: (len(item.methods), item.methods not in special, -item.score))
+    close += [
+        item for item in ordered if (item.methods, item.options) in special and item.healthy and _crosses(item.vitals)
+    ]
+    first = min(close, key=lambda item: (len(item.methods), (item.methods, item.options) not in special, -item.score))
     return (first, *(item for item in ordered if item is not first))
 
 
