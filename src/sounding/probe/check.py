@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,7 @@ class _Checked(Watched):
         self.needs_foresight = False
         self._reading: Reading | None = None
         self._beside: tuple[Finding, ...] = ()
+        self._listening: Inside | None = None
 
     def run(
         self,
@@ -246,10 +248,11 @@ class _Checked(Watched):
         arguments, keywords, leaves = batch.prepare(plain=self._plain_inputs)
         self._seeds = []
         source = generator if generator is not None else torch.default_generator
-        inside = self._listen_inside()
+        inside = self._listening = self._listen_inside()
         with self, DropoutAtRest() if self._resting else nullcontext():
             with inside or nullcontext():
                 output = run_model(self._root, arguments, keywords, batch)
+            self._listening = None  # a checkpointed block runs again in the backward pass
             self._last_batch, self._last_state = batch, (source.device, source.get_state())
             self._in_loss = True
             targets = implied_targets(output, batch.targets, loss=loss, inputs=batch.tensors(), root=self._root)
@@ -272,8 +275,9 @@ class _Checked(Watched):
         return Inside([*parameters, *buffers], self._passes, axis=self._axis)
 
     def _observe(self, spec: Spec, args: Any, output: Any) -> Any:
+        record = partial(super()._observe, spec, args, output)
         with _disable_current_modes():  # what is measured is no operation of the model
-            return super()._observe(spec, args, output)
+            return record() if self._listening is None else self._listening.observe(spec.module, args, output, record)
 
     def _seed(self, tensor: Tensor, output: Any) -> Tensor | None:
         return None if self._plain_inputs else super()._seed(tensor, output)

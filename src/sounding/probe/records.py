@@ -47,7 +47,10 @@ StartKind = Literal[
     "behind_zeros",
 ]
 TheoryKind = Literal["disagreement", "cause"]
-InsideKind = Literal["entropy_collapse", "token_collapse", "massive_activation", "odd_branch"]
+InsideKind = Literal[
+    "entropy_collapse", "token_collapse", "massive_activation", "odd_branch", "shut_gates", "router_collapse",
+    "mixed_samples",
+]  # fmt: skip
 FindingKind = Literal[MeasuredKind, StartKind, TheoryKind, InsideKind]
 
 

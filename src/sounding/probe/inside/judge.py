@@ -17,13 +17,26 @@ from sounding.probe.inside.rows import Seen, rows_of
 from sounding.probe.records import Finding, FindingKind, Severity, Unmeasured
 from sounding.profile import Profile
 
-# Condensation: 1 is theory's line. Up to 2 no training suffered, at 5 some fell behind, from 8 on two of three did.
-CONDENSED, CONDENSED_WARNING, CONDENSED_FATAL = 1.0, 3.0, 8.0
+# Condensation: 1 is theory's line. Up to 2 no training suffered, at 5 two of three fell behind with SGD, from 8 on also
+# with Adam.
+CONDENSED, CONDENSED_WARNING, CONDENSED_FATAL = 1.0, 2.0, 8.0
 ALIKE, ALIKE_WARNING = 0.01, 1e-3  # share of the tokens' signal that differs; SGD stops below 1e-3
 MOST = 0.5  # of the attentions of a network: a single block that looks at one key did no harm
 # Over the median entry: from 100 on SGD falls behind, from 1000 on it stops where every token has it. Trained language
 # models have 1000 and more in a few tokens.
 MASSIVE, MASSIVE_FATAL = 100.0, 1000.0
+# The mean of a gate, which weights and biases of torch's law make 0.5. With forget gates of 0.02 an LSTM did not learn
+# what came four steps before.
+SHUT, SHUT_FATAL = 0.1, 0.025
+GATES = {
+    "input_gate_mean": ("nothing gets into the cell", "start the input gate's bias at zero"),
+    "forget_gate_mean": ("the layer forgets everything at the next step, and no gradient goes back through time",
+                         "start the forget gate's bias at 1"),
+    "output_gate_mean": ("nothing leaves the cell", "start the output gate's bias at zero"),
+    "update_gate_mean": ("the layer forgets everything at the next step, and no gradient goes back through time",
+                         "start the update gate's bias at zero or above"),
+}  # fmt: skip
+ALL, ENOUGH = 0.95, 8  # the share of choices that is all of them; choices per expert from which chance leaves none out
 ODD, FEW = 10.0, 4  # a branch is odd by this factor of its siblings' median size, where there are as many siblings
 
 
@@ -133,7 +146,64 @@ def find_odd_branch(seen: Sequence[Seen]) -> Iterator[Finding]:
                 )  # fmt: skip
 
 
-FINDERS = (find_entropy_collapse, find_token_collapse, find_massive_activation, find_odd_branch)
+def find_shut_gates(seen: Sequence[Seen]) -> Iterator[Finding]:
+    """Gates of recurrent layers that let nothing through: shut in the mean, whatever comes in."""
+    for one in seen:
+        gates = {name: value for name, value in one.values.items() if name.endswith("_gate_mean")}
+        shut = min(gates, key=lambda name: gates[name], default=None)
+        if shut is None or gates[shut] >= SHUT or shut == "reset_gate_mean":
+            continue  # a GRU whose reset gate is shut proposes states from its inputs alone, and still remembers
+        words, remedy = GATES[shut]
+        yield _finding(
+            "shut_gates", "high" if gates[shut] < SHUT_FATAL else "medium", one,
+            f"The {shut.split('_')[0]} gates of {one.name} are {gates[shut]:.2g} open in the mean: {words}.",
+            (remedy, "draw weights and biases by torch's own law"),
+            expected="gates around 0.5", found=f"{gates[shut]:.2g}", evidence=dict(one.values),
+        )  # fmt: skip
+
+
+def find_router_collapse(seen: Sequence[Seen]) -> Iterator[Finding]:
+    """Routers that send all tokens to the same experts, or leave half of the experts without one."""
+    for one in seen:
+        if one.kind != "router":
+            continue
+        choices, each, experts, favoured = one.routing
+        dead = one.values["dead_expert_fraction"]
+        if choices < ENOUGH * experts or (favoured < ALL and dead < MOST):
+            continue
+        most = f"{favoured:.0%} of the choices of {one.name} fall on {each} of its {experts} experts"
+        yield _finding(
+            "router_collapse", "low", one,
+            f"{most}, and {dead:.0%} of the experts get no token and no gradient.",
+            ("add a loss that balances the load, or a bias that is adapted to it", "draw the router's weights smaller"),
+            expected="a load of 1 over the number of experts", found=f"{one.values['expert_load_max']:.3g} times that",
+            evidence={**one.values, "favoured_share": favoured, "experts": float(experts)},
+        )  # fmt: skip
+
+
+def find_mixed_samples(seen: Sequence[Seen]) -> Iterator[Finding]:
+    """Rows of the batch that meet on their way: they are nodes, or steps, and no independent samples."""
+    for one in seen:
+        if one.kind == "mixing":
+            yield _finding(
+                "mixed_samples", "low", one,
+                f"The rows of the batch are no independent samples: at {one.name} {one.shape[0]}. What the check calls "
+                "samples are the nodes of a graph, or steps of a sequence: rows that become alike are over-smoothing, "
+                "which other batches do not cure.",
+                ("batch_axis= if another axis holds the samples", "nothing, if it is meant: a graph, a memory bank"),
+                expected="rows that do not know of each other", found=str(one.shape[0]), evidence={},
+            )  # fmt: skip
+
+
+FINDERS = (
+    find_entropy_collapse,
+    find_token_collapse,
+    find_massive_activation,
+    find_odd_branch,
+    find_shut_gates,
+    find_router_collapse,
+    find_mixed_samples,
+)
 
 
 def _finding(

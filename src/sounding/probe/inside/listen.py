@@ -12,14 +12,18 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from sounding.probe.calls import Pass
 from sounding.probe.gradients import hook_gradient, log_norm
 from sounding.probe.inside.attention import Attention, look_at_products, look_at_scores
+from sounding.probe.inside.gates import Gates, look_at_gates, note_rate
+from sounding.probe.inside.precision import Range, largest_entry, note_gradient
+from sounding.probe.inside.router import Router, count_choices
 from sounding.probe.inside.stream import SAMPLES, Addition, look_behind, sizes_of
 from sounding.probe.moments import no_autocast
+from sounding.probe.outputs import main_tensor, why_unmeasurable
 
 # What scores go through between the product and the softmax, and weights between the softmax and the values.
 FOLLOWED = frozenset(
@@ -30,7 +34,13 @@ PRODUCTS = frozenset({"bmm", "mm", "baddbmm"})
 LAYERS = PRODUCTS | {"addmm", "convolution", "_thnn_fused_lstm_cell", "mkldnn_rnn_layer"}
 SOFTMAX = frozenset({"_softmax", "_safe_softmax"})
 FUSED = "_scaled_dot_product_"
-WEIGHT, SCORES, ROWS = "weight", "scores", "rows"
+WEIGHT, SCORES, ROWS, LOGITS = "weight", "scores", "rows", "logits"
+MIXERS = frozenset({"mm", "addmm", "_sparse_mm", "_sparse_addmm", "spmm"})
+GATHERS = frozenset({"index_add", "scatter_add", "scatter_reduce"})
+CHOICES = frozenset({"topk", "max", "argmax"})
+# A layer with fewer outputs than inputs and than this may be a router; its logits go through these to the choice.
+EXPERTS = 1024
+ROUTED = FOLLOWED | SOFTMAX | {"sigmoid"}
 Mark = tuple[str, Any]
 
 
@@ -55,10 +65,15 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._attended = False
         self._names: dict[Any, str] = {}
         self.attentions: list[Attention] = []
+        self.gates: list[Gates] = []
+        self.routers: list[Router] = []
+        self.ranges: list[Range] = []
+        self.mixed: tuple[int, str] | None = None
         self.additions: list[Addition] = []
         self.reason: str | None = None
 
-    def _calls(self) -> int:
+    def calls(self) -> int:
+        """How many module calls of the pass have ended."""
         return len(self._passes[-1].calls) if self._passes else 0
 
     def _batch(self) -> int:
@@ -96,6 +111,8 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         taken, made = _keys(given), list(_tensors(out))
         fresh = [key for key in _keys(made) if key not in taken]
         mark = self._mark(name, func, args, kwargs, out)
+        if name in MIXERS or name in GATHERS:
+            self._mix(name, args)
         changes = not fresh and bool(made) and name in ("add", "mul", "copy")
         if fresh or changes or not made:
             self._read.update(dict.fromkeys(taken, self._time))
@@ -109,7 +126,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with _disable_current_modes(), torch.no_grad():
                 behind = look_behind(self._thinned(made[0]), min(self._batch(), SAMPLES), self._axis)
             shape = tuple(made[0].shape)
-            self.additions.append(Addition(self._calls(), self._attended, shape, sizes, behind))
+            self.additions.append(Addition(self.calls(), self._attended, shape, sizes, behind))
             self._attended = False
 
     def _mark(self, name: str, func: Any, args: Any, kwargs: Any, out: Any) -> Mark | None:
@@ -120,17 +137,24 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         marks = [self._marks.get(key) for key in _keys(_tensors((args, kwargs)))]
         if marks and all(mark is not None and mark[0] == WEIGHT for mark in marks):
             return (WEIGHT, None)
-        if name in PRODUCTS:
+        if name in CHOICES and marks[:1] and marks[0] is not None and marks[0][0] == LOGITS:
+            self._route(args, kwargs, out)
+            return None
+        if name in PRODUCTS or name == "addmm":
             left, right = args[-2:]
             kinds = [self._marks.get(key, ("", None)) for key in (*_keys([left]), *_keys([right]))]
             if kinds[0][0] == ROWS:
                 self._hook(kinds[0][1], value=right)
-            elif len(kinds) == 2 and not kinds[0][0] and not kinds[1][0]:
+            elif len(kinds) == 2 and WEIGHT in (kinds[0][0], kinds[1][0]):
+                return (LOGITS, None) if 1 < out.shape[-1] < min(left.shape[-1], EXPERTS) else None
+            elif len(kinds) == 2 and name in PRODUCTS and {kinds[0][0], kinds[1][0]} <= {"", LOGITS}:
                 gradients: dict[str, float] = {}
                 self._hook(gradients, query=left, key=right)
                 return (SCORES, gradients)
             return None
-        found = next((mark for mark in marks if mark is not None and mark[0] in (SCORES, ROWS)), None)
+        found = next((mark for mark in marks if mark is not None and mark[0] != WEIGHT), None)
+        if found is not None and found[0] == LOGITS:
+            return found if name in ROUTED else None
         if found is not None and found[0] == SCORES and name in SOFTMAX:
             scores = args[0]
             if args[1] % scores.dim() != scores.dim() - 1 or scores.shape[-1] < 2:
@@ -155,9 +179,69 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._hook(gradients, query=query, key=key, value=value)
         self._attend(heads, gradients)
 
+    def _route(self, args: Any, kwargs: Any, out: Any) -> None:
+        """A choice among the outputs of a layer, over its last axis: experts, if it is a mixture of them."""
+        logits, chosen = args[0], out if isinstance(out, Tensor) else out[1]
+        axis = kwargs.get("dim", args[2] if len(args) > 2 and chosen.dim() == logits.dim() else None)
+        axis = args[1] if axis is None and len(args) > 1 and chosen.dim() < logits.dim() else axis
+        if logits.dim() < 2 or (-1 if axis is None else axis) % logits.dim() != logits.dim() - 1:
+            return
+        experts = logits.shape[-1]
+        each = chosen.shape[-1] if chosen.dim() == logits.dim() else 1
+        if experts > each and logits.numel() // experts > 1:
+            with _disable_current_modes(), torch.no_grad():
+                self.routers.append(Router(self.calls(), count_choices(chosen, experts), each))
+
+    def observe(self, module: nn.Module, args: Any, output: Any, record: Callable[[], Any]) -> Any:
+        """Record a module call, and look at the gates of recurrent layers and at the size of what was returned.
+
+        Args:
+            module: what was called.
+            args: what it was given.
+            output: what it returned.
+            record: makes the record of the watch; what it returns stands for the output, unless it is None.
+        """
+        before = self.calls()
+        if self.reason is None and isinstance(module, nn.RNNBase | nn.RNNCellBase):
+            self._safely(partial(self._open_gates, module, args))
+        seeded = record()
+        tensor = main_tensor(output if seeded is None else seeded) if self.calls() > before else None
+        if self.reason is None and tensor is not None and why_unmeasurable(tensor) is None:
+            self._safely(partial(self._size, tensor))
+        return seeded
+
+    def _size(self, tensor: Tensor) -> None:
+        one = Range(self.calls() - 1, largest_entry(tensor))
+        self.ranges.append(one)
+        if tensor.requires_grad and not tensor.is_inference():
+            hook_gradient(tensor, partial(note_gradient, one.gradient))
+
+    def _mix(self, name: str, args: Any) -> None:
+        """Note the first product or sum in which rows of the batch meet: a graph, or a batch axis that is not one."""
+        size = self._batch()
+        if self.mixed is not None or size < 2 or len(args) < 2:
+            return
+        left, right = (args[-2], args[-1])
+        if name in MIXERS and isinstance(left, Tensor) and isinstance(right, Tensor) and right.dim() == left.dim() == 2:
+            weighs = any(self._marks.get(key, ("",))[0] == WEIGHT for key in _keys([right]))
+            if left.shape[-1] == right.shape[0] == size == left.shape[0] and not weighs:
+                self.mixed = (self.calls(), "a matrix of all pairs of rows multiplies them")
+        elif name in GATHERS and isinstance(args[0], Tensor) and args[0].dim() > 1 and args[1] == 0:
+            indices = args[2] if isinstance(args[2], Tensor) else None
+            repeated = indices is not None and indices.dim() == 1 and len(indices) > size
+            if args[0].shape[0] == size and repeated and args[0].is_floating_point():
+                self.mixed = (self.calls(), "rows are added to one another by an index, as along the edges of a graph")
+
+    def _open_gates(self, module: nn.Module, args: Any) -> None:
+        with torch.no_grad(), no_autocast(args[0]):
+            found = look_at_gates(module, args, self.calls())
+        self.gates += found
+        if found and isinstance(module, nn.RNNBase) and args[0].requires_grad:
+            hook_gradient(args[0], partial(note_rate, found[0].rate, int(module.batch_first)))
+
     def _attend(self, heads: Tensor, gradients: dict[str, float]) -> None:
         self._attended = True
-        self.attentions.append(Attention(self._calls(), heads, gradients))
+        self.attentions.append(Attention(self.calls(), heads, gradients))
 
     def _hook(self, gradients: dict[str, float], **tensors: Tensor) -> None:
         """Note the norm of the gradient that comes back to a tensor; the hook goes with the graph."""
@@ -173,8 +257,8 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if left.shape != right.shape or left.dim() < 2 or not left.is_floating_point() or left.numel() < 2:
             return None
         keys = _keys([left, right])
-        if len(keys) < 2 or any(key in self._marks for key in keys):
-            return None
+        if len(keys) < 2 or any(self._marks.get(key, (LOGITS,))[0] != LOGITS for key in keys):
+            return None  # weights, or scores of attention and their bias
         first, second = (self._born.get(key, 0) for key in keys)
         older, stream = (keys[0], left) if first <= second else (keys[1], right)
         if stream.numel() * stream.element_size() != stream.untyped_storage().nbytes():

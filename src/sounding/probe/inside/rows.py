@@ -12,7 +12,13 @@ from torch import nn
 
 from sounding.probe.calls import ROOT, OpenCall, Pass
 from sounding.probe.inside.attention import MEASURES, Attention
+from sounding.probe.inside.gates import MEASURES as GATE_MEASURES
+from sounding.probe.inside.gates import Gates
 from sounding.probe.inside.listen import Inside
+from sounding.probe.inside.precision import MEASURES as RANGE_MEASURES
+from sounding.probe.inside.precision import Range, largest_entry
+from sounding.probe.inside.router import MEASURES as ROUTER_MEASURES
+from sounding.probe.inside.router import Router
 from sounding.probe.inside.stream import MEASURES as STREAM_MEASURES
 from sounding.probe.inside.stream import Addition
 from sounding.probe.late import read_back
@@ -20,20 +26,23 @@ from sounding.probe.table import merge_order
 from sounding.profile import Row
 
 GRADIENTS = tuple(f"{name}_gradient_log_norm" for name in ("query", "key", "value"))
-INSIDE = frozenset({*MEASURES, *STREAM_MEASURES, *GRADIENTS, *(f"head_{name}" for name in MEASURES)})
+HEADS = tuple(f"head_{name}" for name in MEASURES)
+INSIDE = frozenset({*MEASURES, *HEADS, *GRADIENTS, *STREAM_MEASURES, *GATE_MEASURES, *ROUTER_MEASURES, *RANGE_MEASURES})
 
 
 @dataclass(frozen=True)
 class Seen:
-    """An attention or a residual addition at its place.
+    """An attention, a residual addition, a recurrent layer or a router at its place.
 
     Args:
         layer: the place in execution order of the call it belongs to.
-        name: the module that attends, or the last layer of the branch that is added.
-        kind: "attention", or "addition".
+        name: the module that attends, recurs or routes, or the last layer of the branch that is added.
+        kind: "attention", "addition", "gates", "router", "range" or "mixing".
         values: measure → value.
         heads: measure → value of each head, for attention.
-        shape: of the stream, for an addition; the kind of its branch stands first.
+        shape: of the stream, for an addition; the kind of its branch stands first. How rows are mixed, for "mixing".
+        routing: of a router: how many choices it made, how many for each token, among how many experts, and the share
+            of them that falls on the most chosen experts.
     """
 
     layer: int
@@ -42,6 +51,7 @@ class Seen:
     values: Mapping[str, float]
     heads: Mapping[str, Sequence[float]] = field(default_factory=dict)
     shape: tuple[object, ...] = ()
+    routing: tuple[int, int, int, float] = (0, 0, 0, 0.0)
 
 
 def see(one: Pass, inside: Inside, places: Mapping[str, int]) -> list[Seen]:
@@ -49,6 +59,13 @@ def see(one: Pass, inside: Inside, places: Mapping[str, int]) -> list[Seen]:
     read_back([attention.gradients for attention in inside.attentions])
     found = [_see_attention(one.calls, attention, places) for attention in inside.attentions]
     found += [_see_addition(one.calls, addition, places) for addition in inside.additions]
+    found += [_see_gates(one.calls, gates, places) for gates in inside.gates]
+    found += [_see_router(one.calls, router, places) for router in inside.routers]
+    found += [_see_range(one.calls, sizes, places) for sizes in inside.ranges]
+    if inside.mixed is not None and one.calls:
+        at, how = inside.mixed
+        call = one.calls[max(at - 1, 0)]
+        found.append(Seen(places[call.name], call.name, "mixing", {}, shape=(how,)))
     return sorted(found, key=lambda seen: seen.layer)
 
 
@@ -92,6 +109,30 @@ def _see_addition(calls: Sequence[OpenCall], addition: Addition, places: Mapping
     last = next((call for call in reversed(before) if call.spec.weighs), before[-1] if before else None)
     shape = ("attention" if addition.attends else "perceptron", *addition.shape)
     return Seen(places[last.name] if last else 0, last.name if last else ROOT, "addition", addition.values(), {}, shape)
+
+
+def _see_gates(calls: Sequence[OpenCall], gates: Gates, places: Mapping[str, int]) -> Seen:
+    call = calls[gates.at]
+    stacked = getattr(call.spec.module, "num_layers", 1) > 1
+    name = f"{call.name} layer {gates.layer}" if stacked else call.name
+    values = {measure: float(value) for measure, value in gates.means.items()} | gates.rate
+    return Seen(places[call.name], name, "gates", values)
+
+
+def _see_router(calls: Sequence[OpenCall], router: Router, places: Mapping[str, int]) -> Seen:
+    call, name = (calls[router.at - 1], calls[router.at - 1].name) if router.at else (None, ROOT)
+    routing = (int(router.counts.sum()), router.each, len(router.counts), router.favoured)
+    return Seen(places[call.name] if call else 0, name, "router", router.values(), routing=routing)
+
+
+def _see_range(calls: Sequence[OpenCall], sizes: Range, places: Mapping[str, int]) -> Seen:
+    call = calls[sizes.at]
+    values = sizes.values()
+    weights = [weight for weight in call.spec.module.parameters(recurse=False) if weight.numel() and not weight.is_meta]
+    if call.spec.weighs and weights:
+        largest = max(float(largest_entry(weight)) for weight in weights)
+        values |= {"weight_largest_log2": math.log2(largest)} if 0 < largest < math.inf else {}
+    return Seen(places[call.name], call.name, "range", values)
 
 
 def _place(calls: Sequence[OpenCall], at: int) -> tuple[OpenCall | None, str]:

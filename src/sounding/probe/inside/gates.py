@@ -1,0 +1,118 @@
+"""The gates of recurrent layers, computed again step by step from what a layer was given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sounding.probe.gradients import log_norm
+
+SAMPLES, STEPS = 16, 64  # of a batch and of a sequence that are looked at
+FLAT = 4.6  # |z| from which a sigmoid has less than 4% of its largest slope: below 0.01, or above 0.99
+NAMES: dict[str, tuple[str, ...]] = {
+    "LSTM": ("input", "forget", "cell", "output"),
+    "GRU": ("reset", "update", "new"),
+}
+SIGMOIDS = ("input", "forget", "output", "reset", "update")
+MEASURES = (*(f"{name}_gate_mean" for name in SIGMOIDS), "gate_saturated_fraction", "time_gradient_log_rate")
+
+
+@dataclass(eq=False)
+class Gates:
+    """The gates of one recurrent layer in one pass.
+
+    Args:
+        at: how many module calls had ended before it.
+        layer: which of a module's stacked layers.
+        means: gate → its mean over samples, steps and units; and the share of flat gates.
+        rate: holds ln of the gradient's norm per step towards the start, once it came back.
+    """
+
+    at: int
+    layer: int
+    means: dict[str, Tensor]
+    rate: dict[str, float] = field(default_factory=dict)
+
+
+def look_at_gates(module: nn.Module, args: Any, at: int) -> list[Gates]:
+    """The gates of torch's LSTM and GRU, forward direction, layer by layer; of their cells, one step."""
+    kind = next((kind for kind in NAMES if type(module).__name__ in (kind, f"{kind}Cell")), None)
+    inputs = args[0] if args and isinstance(args[0], Tensor) else None
+    if kind is None or inputs is None or inputs.dim() != (2 if isinstance(module, nn.RNNCellBase) else 3):
+        return []
+    if isinstance(module, nn.RNNCellBase):
+        state = args[1] if len(args) > 1 else None
+        hidden = state[0] if isinstance(state, tuple) else state
+        weights = [module.weight_ih, module.weight_hh, module.bias_ih, module.bias_hh]
+        return [Gates(at, 0, _means(kind, [_step(kind, inputs, hidden, None, weights)[0]]))]
+    assert isinstance(module, nn.RNNBase)
+    steps = inputs.detach().transpose(0, 1) if module.batch_first else inputs.detach()
+    steps = steps[:STEPS, :SAMPLES].float()
+    found: list[Gates] = []
+    if module.bidirectional or module.proj_size:  # of these the first layer's forward direction is looked at
+        return [_unroll(kind, steps, _weights(module, 0), at, 0)[0]]
+    for layer in range(module.num_layers):
+        gates, steps = _unroll(kind, steps, _weights(module, layer), at, layer)
+        found.append(gates)
+    return found
+
+
+def _weights(module: nn.RNNBase, layer: int) -> list[Tensor | None]:
+    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    return [getattr(module, f"{name}_l{layer}", None) for name in names]
+
+
+def _unroll(kind: str, steps: Tensor, weights: Sequence[Tensor | None], at: int, layer: int) -> tuple[Gates, Tensor]:
+    hidden: Tensor | None = None
+    cell: Tensor | None = None
+    gates, outputs = [], []
+    for inputs in steps:
+        opened, hidden, cell = _step(kind, inputs, hidden, cell, weights)
+        gates.append(opened)
+        outputs.append(hidden)
+    return Gates(at, layer, _means(kind, gates)), torch.stack(outputs)
+
+
+def _step(
+    kind: str, inputs: Tensor, hidden: Tensor | None, cell: Tensor | None, weights: Sequence[Tensor | None]
+) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
+    """One step: the gates in front of their sigmoids, the new state and cell."""
+    into, across, first, second = (None if one is None else one.detach().float() for one in weights)
+    assert into is not None
+    assert across is not None
+    size = across.shape[1]
+    before = inputs.new_zeros(len(inputs), size).float() if hidden is None else hidden.detach().float()
+    given, kept = functional.linear(inputs.detach().float(), into, first), functional.linear(before, across, second)
+    if kind == "LSTM":
+        taken, forget, new, out = (given + kept).chunk(4, -1)
+        past = torch.zeros_like(before) if cell is None else cell
+        cell = forget.sigmoid() * past + taken.sigmoid() * new.tanh()
+        return (taken, forget, out), out.sigmoid() * cell.tanh(), cell
+    (reset, update, new), (reset_kept, update_kept, new_kept) = given.chunk(3, -1), kept.chunk(3, -1)
+    reset, update = reset + reset_kept, update + update_kept
+    proposed = (new + reset.sigmoid() * new_kept).tanh()
+    state = (1 - update.sigmoid()) * proposed + update.sigmoid() * before
+    return (reset, update), state, None
+
+
+def _means(kind: str, gates: list[tuple[Tensor, ...]]) -> dict[str, Tensor]:
+    names = [name for name in NAMES[kind] if name in SIGMOIDS]
+    whole = [torch.stack(parts) for parts in zip(*gates, strict=True)]
+    means = {f"{name}_gate_mean": part.sigmoid().mean() for name, part in zip(names, whole, strict=True)}
+    return {**means, "gate_saturated_fraction": (torch.stack(whole).abs() > FLAT).float().mean()}
+
+
+def note_rate(rate: dict[str, float], axis: int, gradient: Tensor | None) -> None:
+    """ln of the gradient's norm per step towards the start, from the last step to the first that got one."""
+    if gradient is None or gradient.shape[axis] < 2:
+        return
+    norms = [log_norm(step) for step in gradient.detach().unbind(axis)]
+    finite = [(step, norm) for step, norm in enumerate(norms) if norm > -float("inf")]
+    if len(finite) > 1:
+        (first, start), (last, end) = finite[0], finite[-1]
+        rate["time_gradient_log_rate"] = (start - end) / (last - first)
