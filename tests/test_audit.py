@@ -228,3 +228,15 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     code, told = run("explain", "cloned_weights")
     assert code == 0
     assert "pytorch #120396" in told
+
+
+class NormedEmbedding(nn.Embedding):
+    """An embedding whose class is called by the norm inside of it."""
+
+
+def test_an_embedding_is_none_the_less_one_for_its_name() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(NormedEmbedding(100, 32), nn.Linear(32, 100))
+    nn.init.normal_(model[0].weight, std=0.02)  # type: ignore[arg-type]
+    assert [place.kind for place in audit(model).places][:1] == ["embedding"]
+    assert not audit(model).findings

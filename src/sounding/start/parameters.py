@@ -184,7 +184,7 @@ def _is_transposed(module: nn.Module | None) -> bool:
 
 def _kind(owner: nn.Module | None, key: str, tensor: Tensor) -> str:
     long = sum(size > 1 for size in tensor.shape) > 1
-    normalizes = "Norm" in type(owner).__name__
+    normalizes = "Norm" in type(owner).__name__ and not long  # an embedding with a norm inside may be called by it
     if "bias" in key.lower():
         return "norm bias" if normalizes else "bias"
     if normalizes and key in ("weight", "gamma", "scale", "beta"):
