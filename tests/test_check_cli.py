@@ -15,6 +15,7 @@ import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -405,3 +406,14 @@ def test_markup_in_a_module_name_is_text():
     text = draw(report)
     assert "[red]a[/red]" in text
     assert "[link=x]y" in text
+
+
+def test_remedies_are_commands_that_can_be_typed():
+    """The command line knows the target, and quotes it where a shell would part it."""
+    result = run("net.py:collapsed", "--no-theory", "--json", "--html", "report.html")
+    remedies = [remedy for finding in json.loads(result.stdout)["findings"] for remedy in finding["try"]]
+    assert any(remedy.startswith("sounding repair net.py:collapsed --method") for remedy in remedies)
+    assert not any("TARGET" in remedy for remedy in remedies)
+    assert "<code>sounding repair net.py:collapsed --method" in Path("report.html").read_text("utf-8")
+    finding = make_report(findings=[make_finding()]).for_target("my nets.py:f").verdict.findings[0]
+    assert finding.remedies[0].startswith("sounding repair 'my nets.py:f' --method")

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import networks
 from sounding.data import load_batch
 from sounding.errors import NumericalError, UsageError
 from sounding.measures import participation_ratio
 from sounding.models import Mlp
-from sounding.repair import raise_rank_
+from sounding.repair import he_, raise_rank_
 from tolerance import TOLERANCE
 
 
@@ -45,6 +46,21 @@ def unchanged(model: nn.Module, before: dict[str, Tensor]) -> bool:
 
 def state(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def test_what_is_collapsed_to_rounding_is_refused_before_the_work() -> None:
+    """PyTorch's default start, 20 layers: r is 1 to 13 digits, and the hint that is given helps."""
+    with networks.seeded(0):
+        model, inputs = networks.mlp(20, 32, features=16), torch.randn(64, 16)
+        before = [weight.clone() for weight in model.parameters()]
+        seen: list[int] = []
+        with pytest.raises(NumericalError, match=r"too near 1 .*Try he or haar first"):
+            raise_rank_(model, inputs, progress=lambda name, number, ratio: seen.append(number))
+        assert not seen
+        assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+        he_(model)
+        (change,) = raise_rank_(model, inputs, batches=3).changed
+    assert float(change.before) > 1.001
 
 
 def test_a_collapsed_network_gets_rank_on_fresh_samples_and_is_not_cancelled() -> None:

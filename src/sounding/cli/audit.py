@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +88,8 @@ def _audit(target: str, seed: int, *, quiet: bool) -> Audit:
     with working(f"looking at {target}", quiet=quiet), torch.random.fork_rng():
         # the command line is the edge: here, and nowhere in the library, a seed is set
         torch.manual_seed(seed)
-        return audit_network(load_target(target))
+        found = audit_network(load_target(target))
+        return replace(found, findings=tuple(finding.for_target(target) for finding in found.findings))
 
 
 def _compare(factory: str, seed: int) -> Audit:

@@ -65,10 +65,11 @@ class Settings:
 
 @dataclass(frozen=True)
 class Subject:
-    """A network to check: a name for people, and the function that makes it."""
+    """A network to check: a name for people, the function that makes it, and its name on the command line if any."""
 
     name: str
     make: Callable[[], nn.Module]
+    target: str | None = None
 
 
 @click.command()
@@ -217,7 +218,7 @@ def _choose_subjects(target: str | None, settings: Settings) -> list[Subject]:
     if target is not None:
         from sounding.cli.target import load_target
 
-        return [Subject(target, lambda: load_target(target, data=settings.data, shape=settings.shape))]
+        return [Subject(target, lambda: load_target(target, data=settings.data, shape=settings.shape), target)]
 
     def make(norm: Any) -> nn.Module:
         from sounding.models import Mlp
@@ -305,7 +306,7 @@ def measure(subject: Subject, settings: Settings, tell: Callable[[str], None]) -
                 )
         except InterruptedRun as stop:
             if stop.partial is not None:
-                stop.partial = _describe(stop.partial, about)
+                stop.partial = _describe(stop.partial, about, subject.target)
             raise
         trial = None
         if settings.trial is not None:
@@ -313,7 +314,7 @@ def measure(subject: Subject, settings: Settings, tell: Callable[[str], None]) -
                 trial = try_training(
                     model, chosen, settings.trial, loss=loss, generator=generator, seed=settings.seed, tell=tell
                 )
-        return _describe(report, about), trial
+        return _describe(report, about, subject.target), trial
 
 
 def _repeat(chosen: Choice, repeats: int) -> tuple[Any, Any]:
@@ -329,8 +330,9 @@ def _repeat(chosen: Choice, repeats: int) -> tuple[Any, Any]:
     return fresh, None
 
 
-def _describe(report: Report, about: dict[str, Any]) -> Report:
-    """The report with what only the command line knows in its environment."""
+def _describe(report: Report, about: dict[str, Any], target: str | None) -> Report:
+    """The report with what only the command line knows: its environment, and the target in remedies."""
+    report = report if target is None else report.for_target(target)
     return replace(report, environment={**report.environment, **about})
 
 

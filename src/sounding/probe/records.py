@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -90,6 +92,11 @@ class Finding:
         warnings.warn("Finding.seed is now Finding.paper", DeprecationWarning, stacklevel=2)
         return self.paper
 
+    def for_target(self, target: str) -> Finding:
+        """The finding with commands that name this target of the command line in place of TARGET."""
+        word = shlex.quote(target)
+        return replace(self, remedies=tuple(re.sub(r"\bTARGET\b", lambda _: word, one) for one in self.remedies))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; the remedies are called "try"."""
         return {
@@ -168,6 +175,11 @@ class Report:
     verdict: Verdict
     unmeasured: tuple[Unmeasured, ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
+
+    def for_target(self, target: str) -> Report:
+        """The report with remedies that name this target of the command line in place of TARGET."""
+        findings = tuple(finding.for_target(target) for finding in self.verdict.findings)
+        return replace(self, verdict=replace(self.verdict, findings=findings))
 
     @cached_property
     def reading(self) -> Reading:

@@ -110,10 +110,11 @@ def _write_remedy(remedy: str) -> str:
 
     >>> _write_remedy("sounding repair TARGET --method haar: orthogonal weights")
     '<code>sounding repair TARGET --method haar</code><br>orthogonal weights'
-    >>> _write_remedy("sounding repair TARGET --method haar,lsuv")
-    '<code>sounding repair TARGET --method haar,lsuv</code>'
+    >>> _write_remedy("sounding repair net.py:make --method haar,lsuv")
+    '<code>sounding repair net.py:make --method haar,lsuv</code>'
     """
-    command = re.match(r"sounding [a-z]+(?: TARGET)?(?: --[a-z-]+ \w+(?:,\w+)*)*", remedy)
+    word = r" (?:'[^']*'|[^\s'-][^\s']*?)(?=:?\s|:?$)"  # up to the colon that a reason follows
+    command = re.match(rf"sounding (?:audit|check|repair)(?:{word})?(?: --[a-z-]+{word})*", remedy)
     if command is None:
         return escape(remedy)
     rest = remedy[command.end() :]
