@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import copy
+import math
 import multiprocessing
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
@@ -157,7 +159,8 @@ def low_rank(model: nn.Module) -> Answer:
 
 def trained(model: nn.Module) -> Answer:
     """Singular values that fall as the root of their number, as those of trained weights do."""
-    name, one = pick(weights(model, asking=True))
+    # the nine taps of a depthwise convolution have too few singular values to tell
+    name, one = pick([pair for pair in weights(model, asking=True) if min(pair[1].weight.flatten(1).shape) > 16])
     matrix = one.weight.flatten(1)
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
     new = torch.arange(1, len(values) + 1.0) ** -0.5
@@ -192,9 +195,9 @@ def cut(model: nn.Module) -> Answer:
     """A gradient that ends in front of a layer; the module before it in execution is named too."""
     name, one = pick(weights(model))
     put(model, name, Cut(one))
-    block = re.match(r"(.*?)\.body", name)
     before = [str(int(name) - 1), str(int(name) - 2)] if name.isdigit() else []
-    return Answer((block[1] if block else name, *before))
+    block = name.partition(".body")[0] if ".body" in name else name.rpartition(".")[0] or name
+    return Answer((block, *before))
 
 
 class Lossy(nn.Module):
@@ -271,18 +274,19 @@ def findings(model: nn.Module, inputs: Tensor) -> list[sounding.Finding]:
     return [one for one in report.verdict.findings if one.kind in ("cause", "disagreement")]
 
 
-def judge(network: Network, fault: Fault, seed: int) -> tuple[str, list[str]]:
-    """What was said of the network with the fault, "right" if it was right, and what of the one without."""
-    torch.manual_seed(seed)
+def judge(network: Network, fault: Fault, seed: int, *, clean: bool) -> tuple[str, list[str] | None]:
+    """What was said of the network with the fault, "right" if it was right, and, if asked, what of the one without."""
     options = fault.around(Options())
+    torch.manual_seed(seed)
     inputs = network.inputs()
-    clean = [tell(one) for one in findings(network.build(options), inputs)]
+    said = [tell(one) for one in findings(network.build(options), inputs)] if clean else None
+    torch.manual_seed(seed + 1_000_000)
     model = network.build(fault.ill(options))
     with torch.no_grad():
         answer = fault.plant(model)
     found = [one for one in findings(model, inputs) if one.kind == fault.kind]
     right = any(is_right(one, answer) for one in found)
-    return "right" if right else f"not {answer}: " + ("; ".join(map(tell, found)) or "silent"), clean
+    return "right" if right else f"not {answer}: " + ("; ".join(map(tell, found)) or "silent"), said
 
 
 def is_right(finding: sounding.Finding, answer: Answer) -> bool:
@@ -295,14 +299,18 @@ def tell(finding: sounding.Finding) -> str:
     return f"{finding.kind} at {finding.layer}: {finding.why}"
 
 
-def work(task: tuple[bool, str, str, int]) -> tuple[str, str, int, str, list[str]]:
-    held_out, name, kind, seed = task
+Task = tuple[bool, str, str, int, bool]
+Result = tuple[int, str, list[str] | None]
+
+
+def work(task: Task) -> tuple[str, str, int, str, list[str] | None]:
+    held_out, name, kind, seed, clean = task
     torch.set_num_threads(1)
     try:
-        said, clean = judge((HELD_OUT if held_out else NETWORKS)[name], FAULTS[kind], seed)
+        said, found = judge((HELD_OUT if held_out else NETWORKS)[name], FAULTS[kind], seed, clean=clean)
     except Exception as error:  # a crash counts as a wrong answer, and is told
-        said, clean = f"{type(error).__name__}: {error}", []
-    return name, kind, seed, said, clean
+        said, found = f"{type(error).__name__}: {error}", None
+    return name, kind, seed, said, found
 
 
 def main() -> None:
@@ -314,6 +322,7 @@ def main() -> None:
     parser.add_argument("--network", default="")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--told", action="store_true")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so long")
     options = parser.parse_args()
     networks = HELD_OUT if options.held_out else NETWORKS
     pairs = [
@@ -321,29 +330,25 @@ def main() -> None:
         for name, kind in product(networks, FAULTS)
         if fits(FAULTS[kind], networks[name]) and options.only in kind and options.network in name
     ]
-    seeds = range(options.first, options.first + options.seeds)
-    tasks = [(options.held_out, name, kind, seed) for (name, kind), seed in product(pairs, seeds)]
-    results: dict[tuple[str, str], list[tuple[int, str, list[str]]]] = {pair: [] for pair in pairs}
+    # each network without a fault is checked once a seed, though several faults are put into it
+    first = {(name, FAULTS[kind].around(Options())): kind for name, kind in reversed(pairs)}
+    tasks: list[Task] = [
+        (options.held_out, name, kind, seed, first[name, FAULTS[kind].around(Options())] == kind)
+        for seed in range(options.first, options.first + options.seeds)
+        for name, kind in pairs
+    ]
+    results: dict[tuple[str, str], list[Result]] = {pair: [] for pair in pairs}
+    began = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
-        for name, kind, seed, said, clean in pool.imap(work, tasks, chunksize=max(1, min(10, options.seeds // 2))):
-            mine = results[name, kind]
-            mine.append((seed, said, clean))
-            if options.told:
-                for text in (said, *clean):
-                    if text != "right":
-                        print(f"  {name}, {kind}, {seed}: {'' if text is said else 'FALSE '}{text}", flush=True)
-            if len(mine) == options.seeds:
-                print(f"{name:28} {kind:32} {counted(mine)}", flush=True)
-    total(results)
-
-
-def counted(found: list[tuple[int, str, list[str]]]) -> str:
-    right = sum(said == "right" for _, said, _ in found)
-    false = sum(bool(clean) for _, _, clean in found)
-    return f"{right:4} of {len(found)} right, {false} false"
-
-
-def total(results: dict[tuple[str, str], list[tuple[int, str, list[str]]]]) -> None:
+        for name, kind, seed, said, clean in pool.imap(work, tasks, chunksize=4):
+            results[name, kind].append((seed, said, clean))
+            for text in (said, *(clean or ())) if options.told else ():
+                if text != "right":
+                    print(f"  {name}, {kind}, {seed}: {'' if text is said else 'FALSE '}{text}", flush=True)
+            if time.monotonic() - began > 60 * options.minutes:
+                break
+    for (name, kind), found in results.items():
+        print(f"{name:28} {kind:32} {counted(found)}")
     print("\nby fault, over all networks")
     for kind in dict.fromkeys(kind for _, kind in results):
         group = [one for (_, other), found in results.items() if other == kind for one in found]
@@ -351,6 +356,12 @@ def total(results: dict[tuple[str, str], list[tuple[int, str, list[str]]]]) -> N
         print(f"{kind:32} {count:2} networks  {counted(group)}")
     every = [one for found in results.values() for one in found]
     print(f"{'all':32}              {counted(every)}")
+
+
+def counted(found: list[Result]) -> str:
+    right = sum(said == "right" for _, said, _ in found)
+    clean = [one for _, _, one in found if one is not None]
+    return f"{right:4} of {len(found)} right; {sum(map(bool, clean))} false of {len(clean)} without it"
 
 
 if __name__ == "__main__":

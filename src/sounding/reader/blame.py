@@ -169,7 +169,7 @@ def blame(blueprint: Blueprint) -> tuple[Change, Illness, Illness] | None:
         after = _predict(change.description, *signals)
         ill = [part for part in PARTS if before.left([part]) >= ILL[change.size]]
         bound = (1 - HELP) * before.left(ill) if best is None else best[1].left(ill) * (1 - HELP if larger else 1)
-        if after.left(ill) < bound and after.worst <= max(before.worst, ILL[1]):
+        if after.left(ill) < bound and after.worst <= 1.01 * max(before.worst, ILL[1]):
             best = change, after
     return None if best is None else (best[0], before, best[1])
 

@@ -346,9 +346,10 @@ def _put_in(description: Description, at: int, readers: Sequence[int], rule: Rul
 def _missing(description: Description) -> Iterator[Change]:
     """A norm or a LayerScale that siblings have and this block has not."""
     nodes = description.nodes
-    groups: dict[tuple[str, int, bool], list[int]] = {}
-    for index, node, rule in _weights(description):
-        groups.setdefault(_kin(node, rule), []).append(index)
+    groups: dict[str, list[int]] = {}
+    for index, node in enumerate(nodes):
+        if isinstance(node.rule, Linear | Convolution | Mix) and node.weight:
+            groups.setdefault(f"{role(node.weight)} {node.features}", []).append(index)
     missing: dict[int, tuple[int, Normalize]] = {}  # where a norm should stand, in front of which weight
     for group in groups.values():
         normed = {i: _source(description, i) for i in group}

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from sounding.probe.calls import named_parameters
 from sounding.probe.records import Finding, Severity
 from sounding.profile import Profile
+from sounding.reader.changes import layer_of
 from sounding.reader.module import Blueprint
-from sounding.reader.prediction import Prediction, predict
-from sounding.theory.signal import Normalize
+from sounding.reader.prediction import Expected, Prediction, predict
+from sounding.theory.signal import Node, Normalize
 
 BAND = 2.0  # standard deviations over seeds: the 95% band
 SURE = 6.0  # standard deviations from which a weight is not random
@@ -22,6 +23,8 @@ SURE = 6.0  # standard deviations from which a weight is not random
 # amplify each other the first order of the spread is too small. Sound batch norm over 110 layers was 8.6 out.
 ALONE = 15.0
 LEAST = 0.1  # relative difference below which a row without a cause matters to nobody, however narrow its band
+CERTAIN = 1000.0  # deviations that stand for what no random weights do at all
+MASKED = 1 / 16  # the share of units or inputs with weights of exactly zero that is no single padding row
 SPECTRUM = 0.8  # a weight with at least this share of a random one's directions acts like a random one
 FORWARD = ("mean_square", "mean_cosine", "participation_ratio", "orthogonality_gap", "distinct_share")
 GRADIENTS = ("gradient_log_norm", "weight_gradient_log_norm")
@@ -87,6 +90,7 @@ def find_disagreement(
     parameters = dict(named_parameters(model))
     cause = (
         _of_running(departures, running)
+        or _of_cut(profile, blueprint)
         or _of_zeros(departures, parameters)
         or next(_of_weights(profile, blueprint, parameters), None)
     )
@@ -117,7 +121,7 @@ def find_departures(profile: Profile, prediction: Prediction) -> Iterator[Depart
         value = seen.value if seen is not None else -math.inf
         if math.isnan(value) or not (is_gradient or row.measure in FORWARD):
             continue
-        away = abs(value - row.value) / row.stderr
+        away = _away(row, value)
         depth = depths[row.name]
         found.append(
             (
@@ -128,6 +132,32 @@ def find_departures(profile: Profile, prediction: Prediction) -> Iterator[Depart
         )
     found.sort(key=lambda item: item[:2])
     return (item for _, _, item in found)
+
+
+def _away(row: Expected, value: float) -> float:
+    """How many standard deviations a measurement is off.
+
+    Mean squares are products of the layers' factors: where they scatter by more than a few percent, their logarithms
+    are closer to Gaussian than they are. A plain stack of depthwise convolutions was 15 deviations above its mean and
+    is 3 in the logarithm.
+    """
+    if row.measure != "mean_square" or not (row.value > 0 and value > 0):
+        return abs(value - row.value) / row.stderr
+    return abs(math.log(value / row.value)) / math.sqrt(math.log1p((row.stderr / row.value) ** 2))
+
+
+def _of_cut(profile: Profile, blueprint: Blueprint) -> Cause | None:
+    """The first layer whose input was made with trainable weights and carries no gradient back to them."""
+    depths = {row.name: row.layer for row in profile.rows if row.source == "check"}
+    name = next((name for name in blueprint.cuts if name in depths), None)
+    if name is None:
+        return None
+    return Cause(
+        "cut",
+        Departure(name, "carried", depths[name], 0.0, 1.0, CERTAIN),
+        "takes a signal through which no gradient goes back: the gradient is cut in front of it",
+        "look for detach(), no_grad() or .data in front of it; nothing, where the gradient is stopped on purpose",
+    )
 
 
 def _of_running(departures: Sequence[Departure], layer: str) -> Cause | None:
@@ -176,13 +206,13 @@ def _of_weights(profile: Profile, blueprint: Blueprint, parameters: Mapping[str,
     seen: dict[str, int] = {}
     kinds: dict[tuple[torch.Size, float], list[tuple[str, Tensor]]] = {}
     for index, node in enumerate(nodes):
-        weight, name = parameters.get(node.weight), node.name or node.weight
+        weight, name = parameters.get(node.weight), _called(nodes, index)
         if weight is None or weight.dim() < 2 or name not in depths:
             continue
         alike = Departure(name, "cosine", depths[name], 1.0, 0.0, math.sqrt(weight.numel()))
         if node.weight in seen:
             if _leads_to(blueprint, seen[node.weight], index):
-                earlier = nodes[seen[node.weight]].name
+                earlier = _called(nodes, seen[node.weight])
                 text = f"multiplies by {node.weight!r} again, which {earlier!r} has used already"
                 remedy = "nothing, where the weights are shared on purpose; else give this layer its own"
                 yield Cause("reused", alike, text, remedy, "low")
@@ -202,6 +232,12 @@ def _of_weights(profile: Profile, blueprint: Blueprint, parameters: Mapping[str,
             yield cause
 
 
+def _called(nodes: Sequence[Node], index: int) -> str:
+    """The name of a weight's node, or of what reads it (the sum with its bias), or of its module."""
+    readers = (node.name for node in nodes if index in node.inputs and not node.weight)
+    return nodes[index].name or next(readers, "") or layer_of(nodes[index])
+
+
 def _leads_to(blueprint: Blueprint, first: int, last: int) -> bool:
     """Whether the value of one node goes into another, at whatever distance."""
     reached = {first}
@@ -214,6 +250,8 @@ def _leads_to(blueprint: Blueprint, first: int, last: int) -> bool:
 def _of_spectrum(name: str, depth: int, weight: Tensor) -> Cause | None:
     r"""A weight that has fewer directions than a random one: rows of zeros, a low rank, large singular values.
 
+    Rows or columns of exact zeros are no chance, however many directions are left.
+
     For an m × n matrix of independent centred entries with variance v and kurtosis κ, E tr (W Wᵀ)² =
     v² m n (m + n + κ − 2), so that the number of directions (tr W Wᵀ)² / tr (W Wᵀ)² is m n / (m + n + κ − 2) with a
     relative standard deviation of 2/(m + n): 0.060 at 16 × 16, 0.0075 at 128 × 128, measured.
@@ -225,6 +263,13 @@ def _of_spectrum(name: str, depth: int, weight: Tensor) -> Cause | None:
     trace = float(square.sum())
     if not (trace > 0 and math.isfinite(trace)):
         return None
+    units, inputs = (int((raw.abs().amax(axis) == 0).sum()) for axis in (1, 0))
+    if units >= MASKED * rows or inputs >= MASKED * columns:
+        what = f"{units} of {rows} units" if units >= MASKED * rows else f"{inputs} of {columns} inputs"
+        live = Departure(name, "live", depth, float(rows * columns - units * columns - inputs * (rows - units)),
+                         float(rows * columns), CERTAIN)  # fmt: skip
+        remedy = "look for a mask or a pruning that hides what this layer should see"
+        return Cause("silent_units", live, f"has weights of exactly zero for {what}", remedy)
     small = matrix if rows <= columns else matrix.T
     gram = small @ small.T
     kurtosis = float(square.square().mean()) / (trace / matrix.numel()) ** 2
@@ -234,11 +279,6 @@ def _of_spectrum(name: str, depth: int, weight: Tensor) -> Cause | None:
     if away < SURE or directions > SPECTRUM * expected:
         return None
     departure = Departure(name, "directions", depth, directions, expected, away)
-    units, inputs = (int((raw.abs().amax(axis) == 0).sum()) for axis in (1, 0))
-    if units or inputs:
-        what = f"{units} of {rows} units" if units else f"{inputs} of {columns} inputs"
-        remedy = "look for a mask or a pruning that hides what this layer should see"
-        return Cause("silent_units", departure, f"has weights of exactly zero for {what}", remedy)
     rank = int(torch.linalg.matrix_rank(raw, rtol=1e-5))  # weights are float32
     if rank < 0.9 * len(gram):
         text = f"has a weight of rank {rank}, where {len(gram)} is possible"
@@ -293,6 +333,8 @@ WORDS = {
     "distinct_share": "The share in which samples differ",
     "cosine": "The cosine of the two weights",
     "directions": "The number of directions of the weight",
+    "live": "The number of weights in rows and columns that are not all zero",
+    "carried": "The number of inputs that carry a gradient back",
 }
 
 

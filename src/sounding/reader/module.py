@@ -43,6 +43,7 @@ class Blueprint:
         gradients: for every output node the gradient of the loss in the same form.
         aliases: further names under which a check measures a node (modules that return what they got).
         weight_layers: how many calls multiply by a weight, and how many of them theory predicts.
+        cuts: calls of modules whose input depends on trainable weights and yet carries no gradient back to them.
     """
 
     description: Description
@@ -50,6 +51,7 @@ class Blueprint:
     gradients: Mapping[int, Tensor] = field(repr=False)
     aliases: Mapping[str, int]
     weight_layers: tuple[int, int]
+    cuts: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         from sounding.reader.page import render
@@ -125,6 +127,8 @@ class _Reader:
         self._root = root
         self._specs = survey(root, only=None, types=None)
         parameters = dict(named_parameters(root))
+        self._trainable = {name for name, one in parameters.items() if one.requires_grad}
+        self._cuts: list[str] = []
         self._trace = Trace(parameters, batch_size=batch_size, batch_axis=axis)
         self._counts: dict[str, int] = {}
         self._last: tuple[Tensor, int] | None = None
@@ -151,10 +155,27 @@ class _Reader:
                 handle.remove()
 
     def _enter(self, spec: Spec) -> Any:
-        def enter(_module: nn.Module, _args: Any) -> None:
+        def enter(_module: nn.Module, args: tuple[Any, ...]) -> None:
             self._trace.where = spec.name
+            if spec.leaf and torch.is_grad_enabled():
+                with _disable_current_modes():
+                    self._cuts += [spec.name for item in args if isinstance(item, Tensor) and self._is_cut(item)]
 
         return enter
+
+    def _is_cut(self, tensor: Tensor) -> bool:
+        """Whether a tensor is made with trainable weights and carries no gradient back to them."""
+        value = self._trace.value(tensor)
+        if tensor.requires_grad or not isinstance(value, Traced | Function):
+            return False
+        asked, seen = [value.node if isinstance(value, Traced) else value.base.node], set[int]()
+        while asked:
+            draft = self._trace.drafts[at := asked.pop()]
+            if draft.weight in self._trainable:
+                return True
+            seen.add(at)
+            asked += [item for item in draft.inputs if item not in seen]
+        return False
 
     def _leave(self, spec: Spec) -> Any:
         def leave(_module: nn.Module, _args: Any, output: Any) -> None:
@@ -218,7 +239,8 @@ class _Reader:
                 if gradient is not None and isinstance(final, Traced):
                     outputs[node] = True
                     gradients[node] = to_canonical(gradient, final.layout)
-        return _cut_down(self._trace.drafts, list(outputs), gradients, self.aliases, self._weighing)
+        found = _cut_down(self._trace.drafts, list(outputs), gradients, self.aliases, self._weighing)
+        return dataclasses.replace(found, cuts=tuple(dict.fromkeys(self._cuts)))
 
 
 def _gradient_at(output: Any, answer: Tensor, targets: Any, loss: Any, generator: Any) -> Tensor | None:
