@@ -188,6 +188,9 @@ def _series(activation: Activation, mean: Array, std: Array, correlation: Array,
     if float(left.max()) > enough:
         middle = laws[[np.argsort(laws[:, 1])[len(laws) // 2]]]
         tail = _tabulate(_expand(activation, f, middle, LONG, width=0.25), start=terms)
+        if tail[0] < 0.1 * left.max():  # the typical point's series has ended: that of the slowest has the tail's shape
+            slowest = laws[[int(inverse.ravel()[np.argmax(left)])]]
+            tail = _tabulate(_expand(activation, f, slowest, LONG, width=0.25), start=terms)
         root = np.sqrt(left / max(float(tail[0]), 1e-300))
         matrix += root[:, :, None] * root[:, None, :] * _look_up(tail, correlation)
     index = np.arange(std.shape[1])
