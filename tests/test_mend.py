@@ -363,3 +363,31 @@ def test_activations_of_the_library_are_smooth() -> None:
 
     for name in ("gelu", "gelu_python", "gelu_new", "gelu_fast", "quick_gelu", "mish"):
         assert from_callable(ACT2FN[name].forward, name=name).kinks == ()
+
+
+def test_remedies_name_only_what_works_on_the_network() -> None:
+    """GPT-2's layers are of a class that no cure by Haar or He draws; a plain network has no branches to scale."""
+    model, inputs, targets = hf(SPECS["gpt2"])
+    for parameter in model.parameters():
+        parameter.data.mul_(30)
+    named = [text for one in sounding.check(model, inputs, targets).verdict.findings for text in one.remedies]
+    assert named
+    assert not any(f"--method {name}" in text for text in named for name in ("haar", "he ", "add_batchnorm", "tune"))
+    plain = nn.Sequential(*(part for _ in range(30) for part in (nn.Linear(32, 32), nn.Tanh())))
+    for layer in plain[::2]:
+        nn.init.normal_(layer.weight, std=1.0)  # type: ignore[arg-type]
+    report = sounding.check(plain, torch.randn(64, 32, generator=draw()))
+    named = [text for one in report.verdict.findings for text in one.remedies]
+    assert any("--method haar" in text for text in named)
+    assert not any("residual" in text or "branches" in text for text in named)
+
+
+@pytest.mark.parametrize("shape", [(32,), (32, 3)])
+def test_the_loss_of_the_best_constant_is_the_variance_of_the_targets(shape: tuple[int, ...]) -> None:
+    """Targets of mean 50: outputs of zero cost 2500, a constant 1; the loss is named although outputs are small."""
+    targets = 50 + torch.randn(shape, generator=draw())
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, shape[1] if len(shape) > 1 else 1))
+    report = sounding.check(model, torch.randn(32, 8, generator=draw()), targets.view(32, -1))
+    start = report.profile.settings["start"]
+    assert abs(start["blind"] / float(targets.var(0, unbiased=False).mean()) - 1) < TOLERANCE.six_digits
+    assert "start_loss" in {finding.kind for finding in report.verdict.findings}

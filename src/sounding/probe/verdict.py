@@ -12,6 +12,7 @@ from sounding.probe.evidence import find_gaps, find_missing
 from sounding.probe.findings.batch import find_batch_too_small, find_degenerate_batch
 from sounding.probe.findings.collapse import find_gradient_alignment, find_rank_collapse
 from sounding.probe.findings.gradients import find_gradient_change
+from sounding.probe.findings.remedies import keep_possible
 from sounding.probe.findings.units import find_dead_units, find_non_finite, find_saturation
 from sounding.probe.findings.unseen import unseen_products
 from sounding.probe.reading import Reading, read
@@ -57,7 +58,8 @@ def judge_reading(
 
 def conclude(reading: Reading, findings: Sequence[Finding]) -> Verdict:
     """The verdict that these findings give, and without one of high severity what was measured."""
-    found = tuple(sorted(map(_finite, findings), key=lambda finding: SEVERITIES[finding.severity]))
+    possible = [keep_possible(_finite(finding), reading) for finding in findings]
+    found = tuple(sorted(possible, key=lambda finding: SEVERITIES[finding.severity]))
     theory = tuple(finding for finding in found if finding.kind in get_args(TheoryKind))
     found = tuple(finding for finding in found if finding not in theory)
     missing = find_missing(reading)

@@ -55,7 +55,10 @@ def list_candidates(model: nn.Module, inputs: Inputs, findings: Sequence[Finding
     found: list[Candidate] = [((), {}), *(((name,), {}) for name in mends)]
     if len(mends) > 1:
         found.append((tuple(mends), {}))
-    if {finding.kind for finding in findings} & ADDED_UP and _is_residual(model, inputs):
+    kinds = {finding.kind for finding in findings}
+    if "entropy_collapse" in kinds:
+        found.append((("qk_norm",), {}))
+    if kinds & ADDED_UP and _is_residual(model, inputs):
         found += [(("scale_branches",), {}), (("zero_residual",), {})]
     with undisturbed(model):
         order = [module for _, module in call_order(model, inputs)]

@@ -66,7 +66,7 @@ def find_not_finite(start: Start) -> Iterator[Finding]:
             "parameter_not_finite", "high", one, expected="numbers", found=f"{share:.2%} NaN or infinite",
             why=f"{share:.2%} of the entries of {one.name} are NaN or infinite, so every output that passes it is. "
             "Memory that was reserved and never written often looks like this.",
-            remedies=("initialize it; after to_empty call the model's own initialization",),
+            remedies=("initialize it; after to_empty call the model's own initialization", _mend(one)),
             evidence={"share": share},
         )  # fmt: skip
 
@@ -89,7 +89,7 @@ def find_never_written(start: Start) -> Iterator[Finding]:
             why=f"It is {sure} that {one.name} was reserved and never written: {denormal:.0%} of its entries lie below "
             f"the normal range of float32, and the largest is {wild:.0e} times the median. What it holds changes from "
             "run to run.",
-            remedies=("initialize it; after to_empty call the model's own initialization",
+            remedies=("initialize it; after to_empty call the model's own initialization", _mend(one),
                       "sounding audit TARGET --compare TARGET: build it through the meta device and compare"),
             evidence={"denormal_share": denormal, "largest_over_median": wild},
         )  # fmt: skip
@@ -117,7 +117,7 @@ def find_constant(start: Start) -> Iterator[Finding]:
                 why=f"{_name(zero)} {'is' if len(zero) == 1 else 'are'} zero everywhere"
                 + (", as every matrix of the network is: no signal passes and nothing is learned." if dead else
                    f", where {len(members) - len(zero)} at the same place of other blocks are not."),
-                remedies=("draw it as its siblings are drawn",), evidence={"parameters": len(zero)},
+                remedies=(_mend(zero[0]),), evidence={"parameters": len(zero)},
             )  # fmt: skip
         if equal:
             yield make_finding(
@@ -125,7 +125,7 @@ def find_constant(start: Start) -> Iterator[Finding]:
                 expected="random entries", found=f"{equal[0].low:.4g} everywhere",
                 why=f"Every entry of {_name(equal)} is the same, so all of its units compute the same thing and get "
                 "the same gradient: the layer is as wide as one unit.",
-                remedies=("draw it at random",), evidence={"parameters": len(equal), "value": equal[0].low},
+                remedies=(_mend(equal[0]),), evidence={"parameters": len(equal), "value": equal[0].low},
             )  # fmt: skip
 
 
@@ -173,7 +173,7 @@ def find_clones(start: Start) -> Iterator[Finding]:
             why=f"{len(copies)} weights at {len(groups)} places start equal to others, entry by entry, and are not "
             f"tied to them: {one.name} is {first.name}. Layers made by copying one that was initialized do this, "
             "nn.TransformerEncoder among them; theory and common practice expect independent draws.",
-            remedies=("initialize every layer again: for p in model.parameters(): if p.dim() > 1: xavier_uniform_(p)",),
+            remedies=("sounding repair TARGET --method unclone: every copy drawn anew by its own law",),
             evidence={"copies": len(copies), "places": len(groups)},
         )  # fmt: skip
 
@@ -208,7 +208,7 @@ def _odd(one: Parameter, factor: float, usual: float, source: str, count: int) -
         expected=f"a standard deviation of {usual:.3g}, {source}", found=f"{one.scale:.3g}",
         why=f"The standard deviation of {one.name} is {one.scale:.3g}, {factor:.3g} times too "
         f"{'large' if large else 'small'}: expected {usual:.3g}, {source}." + (tied if one.head else ""),
-        remedies=("draw it by the law of its siblings or of its kind",),
+        remedies=(_mend(one),),
         evidence={"standard_deviation": one.scale, "factor": factor, "parameters": count},
     )  # fmt: skip
 
@@ -293,7 +293,7 @@ def find_norm_weights(start: Start) -> Iterator[Finding]:
                 why=f"The scale of the norm {one.layer!r} has a root mean square of {one.scale:.4g} where 1 is usual: "
                 f"what leaves it is {one.scale**2:.3g} times as large (mean square), {_number(len(odd))} of "
                 f"{len(norms)} norms at this place.",
-                remedies=("torch.nn.init.ones_ on it, unless that is meant",),
+                remedies=(f"{_mend(one)}, unless that is meant",),
                 evidence={"scale": one.scale, "parameters": len(odd)},
             )  # fmt: skip
 
@@ -320,7 +320,7 @@ def find_biases(start: Start) -> Iterator[Finding]:
                 found=f"a root mean square of {worst.scale:.3g}",
                 why=f"For inputs of size one, {most:.0%} of the mean square that {worst.layer!r} gives out is its bias "
                 f"({worst.scale:.3g}): it is the same for every sample, so samples look more alike behind it.",
-                remedies=("torch.nn.init.zeros_ on it, unless it encodes something (class frequencies, gates)",),
+                remedies=(f"{_mend(worst)}, unless it encodes something (class frequencies, gates)",),
                 evidence={"share": most, "bias": worst.scale},
             )  # fmt: skip
 
@@ -349,6 +349,19 @@ def find_config_law(start: Start) -> Iterator[Finding]:
                 remedies=("look whether the library's initialization reaches this layer",),
                 evidence={"configured": scale, "standard_deviation": one.scale, "parameters": len(off)},
             )  # fmt: skip
+
+
+def _mend(one: Parameter) -> str:
+    """The cure for a parameter of this kind."""
+    if one.kind == "bias":
+        cure = "zero_biases: set it to zero"
+    elif one.kind.startswith("norm"):
+        cure = "reset_norms: scales of one and shifts of zero"
+    elif one.kind == "embedding" and one.finite and not one.constant:
+        cure = "scale_embeddings: bring it to the usual scale"
+    else:
+        cure = "redraw: draw it by the law of its siblings or of its kind"
+    return f"sounding repair TARGET --method {cure}"
 
 
 def _name(parameters: list[Parameter]) -> str:

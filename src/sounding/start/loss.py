@@ -21,7 +21,7 @@ IGNORED = -100  # torch's mark for "no target here"
 # Nats above a network without knowledge. In docs/audit.md a residual network and a GPT whose head is 10 times too large
 # stay below 3 and lose nothing with Adam; whatever starts more than 10 above loses accuracy with SGD, mostly all of it.
 COSTLY, FATAL = 3.0, 10.0
-PATIENCE = 100.0  # a mean squared error this many times that of zero outputs is undone in the first steps at best
+PATIENCE = 100.0  # a mean squared error this many times the best constant's is undone in the first steps at best
 UNEVEN = 0.8  # the entropy of the labels over ln C from which on they are even enough
 LABELS = 4  # labels per class from which on their frequencies say something
 
@@ -33,7 +33,7 @@ class StartLoss:
     Args:
         name: "cross_entropy", "binary", "mse", "random", or the name of a loss of the user's.
         value: the loss.
-        blind: what a network without knowledge has: ln C, or the mean square of the targets; NaN where not known.
+        blind: what a network without knowledge has: ln C, or the variance of the targets; NaN where not known.
         excess: what logits as spread as these cost on average in addition, whatever the labels.
         spread: the standard deviation of the logits within a sample, or of the outputs.
         classes: how many there are, 0 for none.
@@ -71,7 +71,7 @@ class StartLoss:
             told += f" for {self.classes} classes; a network without knowledge has ln C = {self.blind:.4g}, and logits "
             return told + f"of standard deviation {self.spread:.2g} cost {self.excess:.2g} more."
         if math.isfinite(self.blind):
-            return told + f"; outputs of zero would have {self.blind:.4g}, the mean square of the targets."
+            return told + f"; the best constant would have {self.blind:.4g}, the variance of the targets."
         return f"{told}."
 
     def to_dict(self) -> dict[str, Any]:
@@ -101,8 +101,10 @@ def measure_loss(
     logits = answer.detach().float()
     asked = loss is not None
     if kind == "mse" and isinstance(targets, Tensor):
-        square = float(targets.detach().double().square().mean())
-        return StartLoss("mse", number, square, spread=float(logits.std()), asked=asked, whole=whole)
+        values = targets.detach().double()
+        # each output may have a mean of its own; what a constant cannot know is the variance around it
+        blind = float(values.flatten(1).var(0, unbiased=False).mean() if values.dim() > 1 else values.var(correction=0))
+        return StartLoss("mse", number, blind, spread=float(logits.std()), asked=asked, whole=whole)
     if kind == "cross_entropy" and isinstance(targets, Tensor) and not targets.is_floating_point():
         return _of_classes(logits, targets.to(logits.device), number, asked=asked, whole=whole, of=answer)
     if kind == "own" and logits.dim() >= 2 and logits.shape[-1] > 1:
@@ -213,12 +215,14 @@ def _judge_height(loss: StartLoss) -> list[Finding]:
     elif not loss.classes and loss.blind > 0 and loss.value > PATIENCE * loss.blind:
         severity = "medium"
         why = (
-            f"The loss at the start is {loss.value:.4g}; outputs of zero would have {loss.blind:.4g}: the outputs "
-            f"(standard deviation {loss.spread:.3g}) are far larger than the targets."
+            f"The loss at the start is {loss.value:.4g}; the best constant would have {loss.blind:.4g}: the outputs "
+            f"(standard deviation {loss.spread:.3g}) or the mean of the targets are far larger than their differences."
         )
     else:
         return []
     remedies = ("scale the last layer, or the embedding it is tied to, down", "look at what stands before it: a norm?")
+    if not loss.classes:
+        remedies = ("subtract the mean of the targets and divide by their deviation", *remedies)
     evidence = {"loss": loss.value, "without_knowledge": loss.blind, "spread": loss.spread}
     return [_finding("start_loss", severity, why, remedies, f"a loss of {loss.blind:.4g}",
                      f"a loss of {loss.value:.4g} at the start", evidence)]  # fmt: skip

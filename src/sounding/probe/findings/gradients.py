@@ -170,6 +170,7 @@ def _remedies(reading: Reading, *, explodes: bool) -> tuple[str, ...]:
     if explodes and normalized and reading.has_shortcuts:
         return (
             "sounding repair TARGET --method zero_residual: residual branches that start at zero",
+            "sounding repair TARGET --method scale_branches: branches that shrink with depth",
             "sounding repair TARGET --method tune_batchnorm: a shift β and eps for which gradients reach this depth",
             "make it shallower, or warm the learning rate up",
         )
@@ -182,6 +183,7 @@ def _remedies(reading: Reading, *, explodes: bool) -> tuple[str, ...]:
     if explodes and reading.has_shortcuts:
         return (
             "sounding repair TARGET --method zero_residual: residual branches that start at zero",
+            "sounding repair TARGET --method scale_branches: branches that shrink with depth",
             "sounding repair TARGET --method add_batchnorm: normalize inside the branches",
             "clip gradients adaptively (sounding.repair.AdaptiveClipping)",
         )

@@ -70,7 +70,8 @@ def find_entropy_collapse(seen: Sequence[Seen]) -> Iterator[Finding]:
         f"{values['condensation']:.3g} times theory's line; entropy {values['attention_entropy']:.0%} of uniform, "
         f"{values['one_hot_fraction']:.0%} of rows on one key at {worst.name}): little gradient comes back to queries "
         "and keys.",
-        ("multiply scores by 1/√d, d the size of a head", "normalize queries and keys (QK-norm)",
+        ("multiply scores by 1/√d, d the size of a head",
+         "sounding repair TARGET --method qk_norm: normalize queries and keys",
          "draw the weights of queries and keys smaller"),
         expected="scores of standard deviation around 1", found=f"{values['score_std']:.3g}",
         evidence={name: values[name] for name in ("condensation", "score_std", "score_max", "attention_entropy",
