@@ -271,3 +271,11 @@ def test_wide_outputs_are_measured_in_pieces() -> None:
         report = sounding.check(nn.Identity(), rows, tier=tier)
         for measure in (measures.participation_ratio, measures.mean_cosine, measures.distinct_share):
             assert value(report, measure.__name__, "model") == close(float(measure(rows)))
+
+
+def test_repeats_part_samples_where_time_comes_first() -> None:
+    """Recurrent modules of torch hold the samples in axis 1: each repeat sees four of the eight, at all five times."""
+    inputs = torch.randn(5, 8, 4)
+    report = sounding.check(nn.LSTM(4, 6), inputs, repeats=2, theory=False)
+    assert report.profile.settings["batch_size"] == 4
+    assert report.profile.settings["positions"] == {"1": 5}

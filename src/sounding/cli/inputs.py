@@ -20,7 +20,8 @@ from sounding.errors import UsageError
 from sounding.limits import require_memory
 from sounding.models.hf import is_pretrained
 from sounding.models.hf_inputs import sample_inputs
-from sounding.probe.state import materializable, preserve, set_mode
+from sounding.probe.outputs import guess_axis
+from sounding.probe.state import materializable, preserve, set_mode, unwrap
 
 SEQUENCE = 16
 IMAGE_SIDES = (32, 28, 8, 16, 48, 64, 96, 128, 224)
@@ -68,7 +69,7 @@ def choose_batch(
         return choose_from_file(model, data, shape=shape, batch_size=batch_size, generator=generator)
     given = data is not None and (shape is not None or data.startswith("tokens:"))
     candidates = [(data or _data_for(shape), shape)] if given or shape else list(_propose(model, data))
-    axis = _samples_axis(model)
+    axis = guess_axis(unwrap(model))
     refused: list[str] = []
     loaded = load_dataset(data, progress=_told(tell)) if data in CATALOGUE else None
     for source, candidate in candidates:
@@ -98,7 +99,7 @@ def choose_from_file(
     Arrays by the names of the network's arguments go to those; a network of one argument may take them as a mapping or
     as a tuple.
     """
-    axis = _samples_axis(model)
+    axis = guess_axis(unwrap(model))
     refused: list[str] = []
     for whole in (False, True) if batch_size is None else (False,):
         draw = functools.partial(_draw_from_file, model, data, shape, batch_size, generator, axis, whole)
@@ -189,14 +190,6 @@ def _told(tell: Callable[[str], None] | None) -> Callable[[str, int, int | None]
 
 def _without_targets(draw: Callable[[], Batch]) -> Batch:
     return replace(draw(), targets=None)
-
-
-def _samples_axis(model: nn.Module) -> int:
-    """torch's own sequence modules take time first unless told otherwise; a network around them decides for itself."""
-    if not type(model).__module__.startswith("torch.nn.modules") or isinstance(model, nn.Sequential):
-        return 0
-    told = next((found for part in model.modules() if (found := getattr(part, "batch_first", None)) is not None), True)
-    return 0 if told else 1
 
 
 def _data_for(shape: tuple[int, ...] | None) -> str:

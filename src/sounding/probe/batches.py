@@ -74,7 +74,7 @@ class Batch:
         return found
 
 
-def batches_of(inputs: Any, targets: Any, repeats: int, *, batch_axis: int | None) -> Iterator[Batch]:
+def batches_of(inputs: Any, targets: Any, repeats: int, *, axis: int) -> Iterator[Batch]:
     """One checked batch per repeat."""
     if callable(inputs) or hasattr(inputs, "__next__") or _is_loader(inputs):
         yield from _fresh(inputs, targets, repeats)
@@ -83,7 +83,6 @@ def batches_of(inputs: Any, targets: Any, repeats: int, *, batch_axis: int | Non
     if repeats == 1:
         yield whole
         return
-    axis = batch_axis or 0
     size = whole.size(axis) or 0
     if size < 2 * repeats:
         raise UsageError(

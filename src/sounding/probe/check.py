@@ -26,6 +26,7 @@ from sounding.probe.inside.listen import Inside
 from sounding.probe.losses import Loss, evaluate_loss, implied_targets, loss_name
 from sounding.probe.meeting import Meeting
 from sounding.probe.moments import Tier
+from sounding.probe.outputs import guess_axis
 from sounding.probe.reading import Reading, read
 from sounding.probe.records import Finding, Report, Unmeasured
 from sounding.probe.running import run_model
@@ -124,7 +125,7 @@ def check(
     _check_options(model, repeats, mode, redraw)
     accepted = accepting(select=select, ignore=ignore, baseline=baseline)
     root = materializable(unwrap(model))
-    batches = batches_of(inputs, targets, repeats, batch_axis=batch_axis)
+    batches = batches_of(inputs, targets, repeats, axis=guess_axis(root) if batch_axis is None else batch_axis)
     settings: dict[str, Any] = {"mode": mode, "loss": "random", "dropout": dropout}
     left: dict[tuple[str, str], None] = {}
     shards = find_shards(root)

@@ -239,7 +239,7 @@ class _Kept(Watched):
 def _run(model: nn.Module, inputs: Any, targets: Any, *, mode: Mode, batch_axis: int | None) -> dict[str, _Call]:
     """The outputs of all calls of one forward pass, by name in execution order."""
     root = materializable(unwrap(model))
-    (batch,) = batches_of(inputs, targets, 1, batch_axis=batch_axis)
+    (batch,) = batches_of(inputs, targets, 1, axis=batch_axis or 0)
     arguments, keywords, _ = batch.prepare(plain=True)
     watched = _Kept(root, batch_axis=batch_axis)
     watched.kept = {}

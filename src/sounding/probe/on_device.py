@@ -52,6 +52,6 @@ def centre_(gram: Tensor) -> tuple[Tensor, Tensor]:
 
 def count_broken_(rows: Tensor) -> Tensor:
     """How many entries of each sample matrix of a stack (calls, n, d) are not finite; such matrices become zero."""
-    broken = torch.linalg.vector_norm(rows - rows, 0, dim=(1, 2))
+    broken: Tensor = torch.linalg.vector_norm(rows - rows, 0, dim=(1, 2))
     rows.masked_fill_((broken > 0)[:, None, None], 0.0)
     return broken

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from sounding.errors import TargetError, UsageError
+from sounding.probe.calls import multiplies
 from sounding.probe.records import Finding
 from sounding.probe.units import is_activation, name_activation
 from sounding.repair.branches import find_branches
-from sounding.repair.layers import BATCH_NORMS, WEIGHT_LAYERS
+from sounding.repair.layers import BATCH_NORMS
 from sounding.repair.methods import METHODS
 from sounding.repair.normalization import NORMS
 from sounding.repair.orthogonalize import HOMOGENEOUS
@@ -87,7 +88,7 @@ def list_candidates(model: nn.Module, inputs: Inputs, findings: Sequence[Finding
             found.append((("add_batchnorm", "haar", "shape_activations"), {}))
     elif not batch_normed:
         found += [(("raise_rank",), {}), (("orthogonalize",), {})]
-    if sum(isinstance(module, WEIGHT_LAYERS) for module in order) < 2:
+    if sum(multiplies(module) for module in order) < 2:
         found = [candidate for candidate in found if "raise_rank" not in candidate[0]]
     return found
 

@@ -15,6 +15,7 @@ from sounding.repair.changes import Untouched
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+# Weights that cures know how to draw; which modules count as depth says `probe.calls.multiplies`.
 WEIGHT_LAYERS = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 

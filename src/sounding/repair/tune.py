@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sounding.activations import Activation, resolve
 from sounding.errors import UsageError
+from sounding.probe.calls import multiplies
 from sounding.probe.state import unwrap
 from sounding.reader import read
 from sounding.repair.changes import Change, Changes, Untouched
@@ -63,7 +64,7 @@ def tune_batchnorm_(
     activation = _activation_after(unwrap(model), inputs, [name for name, _ in norms])
     averaged = _averaged(model, inputs, [module for _, module in norms])
     samples = averaged if batch_size is None else batch_size
-    layers = depth if depth is not None else sum(isinstance(module, WEIGHT_LAYERS) for _, module in order)
+    layers = depth if depth is not None else sum(multiplies(module) for _, module in order)
     notes = []
     if eps is None and scale is None and shift is None:
         option = _prescribed(activation, samples, layers, margin)
