@@ -19,7 +19,7 @@ TIERS = [
     {"chain", "probe", "reader", "data", "models", "start"},
     {"repair", "train"},
     {"claims", "sweeping"},
-    {"plot", "figures", "report", "reproduction"},
+    {"explore", "figures", "plot", "report", "reproduction"},
     {"cli", "pytest"},
 ]
 TIER = {name: level for level, names in enumerate(TIERS) for name in names}
