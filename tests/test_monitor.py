@@ -39,7 +39,9 @@ def batch(samples: int = 48, width: int = 16) -> tuple[Tensor, Tensor]:
 
 
 def numbers(profile: sounding.Profile, *measures: str) -> dict[tuple[int, str, str], float]:
-    return {(row.layer, row.name, row.measure): row.value for row in profile if not measures or row.measure in measures}
+    """What a watch of the same passes has too; the update ratio is of what comes after them."""
+    shown = [row for row in profile if row.measure in measures or not measures]
+    return {(row.layer, row.name, row.measure): row.value for row in shown if row.measure != "update_ratio"}
 
 
 def hooks_on(model: nn.Module) -> int:

@@ -82,7 +82,7 @@ def test_findings_appear_change_and_go(caplog: pytest.LogCaptureFixture) -> None
     kept = copy.deepcopy(model.state_dict())
     told: list[Event] = []
     with caplog.at_level(logging.INFO, "sounding.monitor"), Monitor(model, every=1, on_finding=told.append) as monitor:
-        for step in range(6):
+        for step in range(7):
             if step == 2:
                 with torch.no_grad():
                     for layer in layers[20::2]:
@@ -94,7 +94,7 @@ def test_findings_appear_change_and_go(caplog: pytest.LogCaptureFixture) -> None
             monitor.step()
     assert tuple(told) == monitor.findings
     collapse = [event for event in told if event.kind == "rank_collapse"]
-    assert [(event.step, event.change) for event in collapse] == [(2, "appeared"), (4, "gone")]
+    assert [(event.step, event.change) for event in collapse] == [(2, "appeared"), (6, "gone")]
     assert collapse[0].depth is not None
     assert collapse[0].depth > 19
     assert f"at layer {collapse[0].depth} ('{collapse[0].layer}'), step 2" in str(collapse[0])
@@ -112,7 +112,7 @@ def test_what_a_nan_hides_is_not_gone() -> None:
     inputs, targets = batch(width=32)
     bias = model[2].bias
     with Monitor(model, every=1) as monitor:
-        for step in range(3):
+        for step in range(5):
             with torch.no_grad():
                 bias.fill_(math.nan if step == 1 else 0.0)
             model.zero_grad()
@@ -120,7 +120,7 @@ def test_what_a_nan_hides_is_not_gone() -> None:
             monitor.step()
     told = [(event.step, event.kind, event.change) for event in monitor.findings]
     assert (0, "rank_collapse", "appeared") in told
-    assert [item for item in told if item[0] > 0] == [(1, "non_finite", "appeared"), (2, "non_finite", "gone")]
+    assert [item for item in told if item[0] > 0] == [(1, "non_finite", "appeared"), (4, "non_finite", "gone")]
 
 
 def test_limits_of_your_own() -> None:
@@ -130,13 +130,13 @@ def test_limits_of_your_own() -> None:
     weight = model[2].weight
     kept = weight.detach().clone()
     with Monitor(model, every=1, include=["0", "1", "2"], limits={"participation_ratio": (2, None)}) as monitor:
-        for step in range(5):
+        for step in range(6):
             with torch.no_grad():
                 weight.copy_(torch.ones_like(kept) if step in (1, 2) else kept)
             model(inputs).square().sum().backward()
             monitor.step()
     told = [event for event in monitor.findings if event.kind == "participation_ratio"]
-    assert [(event.step, event.change) for event in told] == [(1, "appeared"), (3, "gone")]
+    assert [(event.step, event.change) for event in told] == [(1, "appeared"), (5, "gone")]
     assert str(told[0]) == "participation ratio fell below 2 at layer 3 ('2'), step 1"
     assert told[0].evidence["value"] < 2
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -154,7 +154,7 @@ def _never_called(passes: Sequence[Pass], specs: Sequence[Spec]) -> Iterator[Spe
     attention = any(spec.name == ROOT and isinstance(spec.module, nn.MultiheadAttention) for spec in specs)
     whole = called if attention else called - {ROOT}  # attention multiplies by its child's weight without calling it
     for spec in specs:
-        if spec.shown and spec.name not in called and _owner(spec.name, whole) is None:
+        if spec.shown and spec.name not in called and owner_of(spec.name, whole) is None:
             yield spec
 
 
@@ -165,7 +165,7 @@ def _weight_gaps(passes: Sequence[Pass], root: nn.Module, specs: Sequence[Spec])
     gaps = {name: reason for one in passes for name, reason in one.gaps.items()}
     backward = any(call.gradient is not None for one in passes for call in one.calls)
     for name, parameter in named_parameters(root):
-        if name in measured or _owner(name, hidden) is not None:
+        if name in measured or owner_of(name, hidden) is not None:
             continue
         if name in gaps:
             yield name, gaps[name]
@@ -177,8 +177,8 @@ def _weight_gaps(passes: Sequence[Pass], root: nn.Module, specs: Sequence[Spec])
             yield name, "weight gradient: the loss does not depend on it"
 
 
-def _owner(name: str, candidates: set[str]) -> str | None:
-    """The nearest enclosing module among the candidates."""
+def owner_of(name: str, candidates: Container[str]) -> str | None:
+    """The nearest module around a parameter or a module, among the candidates."""
     outer = name.rpartition(".")[0]
     while outer:
         if outer in candidates:
@@ -285,7 +285,7 @@ def _weight_norms(
     vectors = {name for name, weight in parameters if weight.dim() < 2}
     for name, _ in parameters:
         column = [one.weights[name] for one in passes if name in one.weights]
-        owner = _owner(name, owners) if column else None
+        owner = owner_of(name, owners) if column else None
         if owner is not None:
             norms.setdefault(layers[owner], []).append(WeightGradient(name, *_mean(column)))
     for found in norms.values():

@@ -54,7 +54,8 @@ class Monitor:
         sinks: where measured steps go besides memory: `JsonLines`, `TensorBoard`, `WeightsAndBiases`, or any object
             with `write` and `close`. A sink that fails is logged and left out; it does not stop the training.
         on_finding: called with each `Event`; what it raises reaches your loop.
-        limits: lines of your own, {"participation_ratio": (2, None)}; crossing one is an event.
+        limits: lines of your own, {"participation_ratio": (2, None)}; crossing one is an event. An update that moves a
+            layer's weights by more than 0.3 of their size is one too, unless you give a line for "update_ratio".
         thresholds: where the verdict draws its lines.
         keep: at most this many profiles are held in memory, evenly spread over the run.
         initial_step: the number of steps taken before, for a run that resumes.

@@ -13,6 +13,7 @@ from sounding.errors import UsageError
 from sounding.probe.calls import Spec
 from sounding.probe.moments import FAST, FULL, TIERS, Tier
 from sounding.probe.reading import NETWORK
+from sounding.train.monitor.moved import UPDATE_RATIO
 
 Pick = str | type[nn.Module]
 ALWAYS = ("gradient_log_norm", "weight_gradient_log_norm")
@@ -25,6 +26,7 @@ OTHERS = (
     "gradient_growth",
     "gradient_log_rate",
     "gradient_alignment",
+    UPDATE_RATIO,
 )
 KNOWN = (*FAST, *FULL, *ALWAYS, *OTHERS)
 SPECTRAL = frozenset({*FULL, "repeated_fraction"})

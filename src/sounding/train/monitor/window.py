@@ -29,6 +29,7 @@ from sounding.probe.table import collect
 from sounding.probe.units import bounds_of
 from sounding.probe.watch import Watched
 from sounding.train.monitor.blocks import KeptMoments, Passes
+from sounding.train.monitor.moved import APART, Moved
 from sounding.train.monitor.selection import Modules
 from sounding.train.monitor.structure import Structure
 from sounding.train.monitor.wall import Wall, walled
@@ -91,6 +92,7 @@ class Window(Watched):
         self._parts: set[int] = set()
         self._in_parts: dict[str, None] = {}
         self._inside = self._resting = self._returned = False
+        self._moved = Moved(())
         self._touched: dict[str, nn.Parameter] = {}
         containers = (list, dict, set)
         self._collectors = [
@@ -118,6 +120,7 @@ class Window(Watched):
         self._opener = threading.get_ident()
         eager_execution.hold()
         try:
+            self._moved = Moved(self.structure.parameters)
             self._attach()
         except BaseException:
             self.__exit__(None, None, None)
@@ -168,6 +171,8 @@ class Window(Watched):
             found.append(Unmeasured("network", STAGE.format(index=index, count=count)))
         if self._loose:
             found.append(Unmeasured("network", LOOSE))
+        if self._moved.apart:
+            found.append(Unmeasured("network", APART))
         return tuple(found)
 
     def settle(self) -> bool:
@@ -187,6 +192,8 @@ class Window(Watched):
         if self._passes:
             shift = math.log(self._scale) if self._scale else 0.0
             self._passes[-1].weights = {name: value - shift for name, value in self._sums.items()}
+            if not self.overflowed:
+                self._moved.note_ratios(self._passes[-1])
         return any(one.calls for one in self._passes)
 
     def abandon(self) -> None:
