@@ -39,9 +39,8 @@ def batch(samples: int = 48, width: int = 16) -> tuple[Tensor, Tensor]:
 
 
 def numbers(profile: sounding.Profile, *measures: str) -> dict[tuple[int, str, str], float]:
-    """What a watch of the same passes has too; the update ratio is of what comes after them."""
-    shown = [row for row in profile if row.measure in measures or not measures]
-    return {(row.layer, row.name, row.measure): row.value for row in shown if row.measure != "update_ratio"}
+    wanted = measures or {*profile.measures} - {"update_ratio"}  # which comes after the passes that a watch sees
+    return {(row.layer, row.name, row.measure): row.value for row in profile if row.measure in wanted}
 
 
 def hooks_on(model: nn.Module) -> int:
