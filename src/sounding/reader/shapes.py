@@ -239,6 +239,10 @@ def average(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Te
     keep = bool(args[2]) if len(args) > 2 else bool(kwargs.get("keepdim", False))
     axes = [() if place in chosen else axis for place, axis in enumerate(layout)]
     small = Layout(axis for place, axis in enumerate(axes) if keep or place not in chosen)
+    if weight != 1 and len(gone) == len(grid) > 0:  # over all positions, which sub-grids can follow too
+        sizes = node.layout.points.grid
+        whole = Pool(sizes, sizes, ((0, 0),) * len(sizes))
+        return trace.add(whole, (node,), small, label="mean over positions")
     numbers = np.arange(math.prod(a.size for a in grid)).reshape([a.size for a in grid] or [1])
     order = [grid.index(a) for a in grid if a not in gone] + [grid.index(a) for a in gone]
     rows = numbers.transpose(order).reshape(-1, count) if grid else numbers.reshape(1, 1)

@@ -79,6 +79,11 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for name, parameter in parameters.items():
             self.put(parameter, Constant(parameter.detach(), name))
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: torch would import its compiler, which takes a second, only to keep it away from a pass that is eager."""
+        return False
+
     # ---- values ------------------------------------------------------------------------------------------------------
 
     def put(self, tensor: Tensor, value: Value) -> None:

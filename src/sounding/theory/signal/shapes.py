@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from sounding.activations.activation import Activation
@@ -28,6 +29,8 @@ WEIGHTS: Array = np.exp(-0.5 * PLACES**2)
 WEIGHTS /= WEIGHTS.sum()
 TERMS = 40  # of the series in the copula's correlation; the rest stands at the last power
 CORRELATIONS: Array = np.linspace(-1.0, 1.0, 4001)
+LOST = 1e-3  # of the largest direction of the coefficients over points, those below it are left out: far below a spread
+RATIOS = 65  # places of mean/std at which a homogeneous function is expanded; between them coefficients are linear
 CHUNK = 512  # points whose coefficients are computed at once: 6 MiB
 ATOMS = 4  # of the places, every so many stand for a law in a sum
 
@@ -89,9 +92,12 @@ def map_shaped(
     f = activation.derivative if slope else activation.function
     basis = hermite_rows(TERMS)
     own = basis @ shape
-    mapped = np.interp(correlation, _kernel(own, 1.0), CORRELATIONS)
-    laws, inverse = np.unique(np.round(np.stack([mean.ravel(), std.ravel()], 1), 12), axis=0, return_inverse=True)
-    inverse = inverse.reshape(std.shape)
+    places = _places(correlation)
+    mapped = _looked_up(np.interp(CORRELATIONS, _kernel(own, 1.0), CORRELATIONS), places)
+    places = _places(mapped)
+    degree = None if activation.degree is None else activation.degree - slope
+    level, scale = _units(mean, std, degree)
+    laws, inverse = np.unique(np.round(np.stack([level, scale], 1), 12), axis=0, return_inverse=True)
     coefficients, second = np.empty((len(laws), TERMS)), np.empty(len(laws))
     for at in range(0, len(laws), CHUNK):
         values = f(laws[at : at + CHUNK, :1] + laws[at : at + CHUNK, 1:] * shape)
@@ -99,22 +105,57 @@ def map_shaped(
             values = values * amplitude
         coefficients[at : at + CHUNK] = values @ basis.T
         second[at : at + CHUNK] = values**2 @ WEIGHTS
+    if degree is not None:
+        coefficients, second = _from_units(laws[:, 0], coefficients, second, mean, std, degree)
+        inverse = np.arange(std.size)
+    inverse = inverse.reshape(std.shape)
     root = np.sqrt(np.maximum(second - (coefficients**2).sum(axis=1), 0.0))
-    if len(laws) == 1:
-        matrix = np.interp(mapped, CORRELATIONS, _kernel(coefficients[0], float(second[0])))
-    else:
-        rows = np.column_stack([coefficients, root])[inverse]
-        matrix = rows[:, :, None, -1] * rows[:, None, :, -1]
-        for k in range(TERMS - 1, -1, -1):
-            matrix *= mapped
-            matrix += rows[:, :, None, k] * rows[:, None, :, k]
+    # The laws of points differ little, so that their coefficients span few directions: c_k(a) = Σ_r u_r(a) w_r(k), and
+    # Σ_k c_k(a) c_k(b) ρ^k = Σ_rs u_r(a) u_s(b) F_rs(ρ), with one table F_rs for each pair of directions.
+    sides, sizes, rows = np.linalg.svd(np.column_stack([coefficients, root]), full_matrices=False)
+    kept = max(int((sizes > LOST * sizes[0]).sum()), 1)
+    factors = (sides * sizes)[:, :kept][inverse]
+    matrix = np.zeros_like(mapped)
+    for r in range(kept):
+        for s in range(r + 1):
+            crossed = factors[:, :, None, r] * factors[:, None, :, s]
+            table = _looked_up((rows[r] * rows[s]) @ _powers(), places)
+            matrix += (crossed if r == s else crossed + np.swapaxes(crossed, 1, 2)) * table
     index = np.arange(std.shape[1])
     matrix[:, index, index] = second[inverse]
     if amplitude is not None:
-        together = np.interp(mapped, CORRELATIONS, _kernel(basis @ amplitude, 1.0))
+        together = _looked_up(_kernel(basis @ amplitude, 1.0), places)
         together[:, index, index] = 1.0
         matrix /= np.maximum(together, 1e-12)
     return matrix, coefficients[inverse, 0]
+
+
+def _units(mean: Array, std: Array, degree: float | None) -> tuple[Array, Array]:
+    """Means and standard deviations for which coefficients are computed.
+
+    A homogeneous function needs those of the ratio mean/std alone, at `RATIOS` places of its range at most.
+    """
+    if degree is None:
+        return mean.ravel(), std.ravel()
+    ratio = (mean / np.maximum(std, 1e-300)).ravel()
+    low, high = float(ratio.min()), float(ratio.max())
+    places = np.linspace(low, high, RATIOS) if high - low > 1e-9 * (abs(low) + abs(high)) else np.array([low])
+    return places, np.ones_like(places)
+
+
+def _from_units(
+    places: Array, coefficients: Array, second: Array, mean: Array, std: Array, degree: float
+) -> tuple[Array, Array]:
+    """Coefficients and second moments of every point from those at unit standard deviation, linear in the ratio."""
+    spread = std.ravel()
+    if len(places) == 1:
+        return spread[:, None] ** degree * coefficients, spread ** (2 * degree) * second
+    ratio = (mean.ravel() / np.maximum(spread, 1e-300) - places[0]) / (places[1] - places[0])
+    index = np.clip(ratio.astype(np.int64), 0, len(places) - 2)
+    rest = ratio - index
+    between = coefficients[index] * (1 - rest[:, None]) + coefficients[index + 1] * rest[:, None]
+    squares = second[index] * (1 - rest) + second[index + 1] * rest
+    return spread[:, None] ** degree * between, spread ** (2 * degree) * squares
 
 
 def amplitude_before(activation: Activation, mean: float, std: float, shape: Array | None, v: Array | None) -> Array:
@@ -159,6 +200,25 @@ def hermite_rows(terms: int) -> Array:
         previous, current = current, (PLACES * current - math.sqrt(k) * previous) / math.sqrt(k + 1)
     rows.setflags(write=False)
     return rows
+
+
+@lru_cache(maxsize=1)
+def _powers() -> Array:
+    """r^k over `CORRELATIONS`, (TERMS + 1, places)."""
+    return np.asarray(CORRELATIONS ** np.arange(TERMS + 1)[:, None])
+
+
+def _places(correlation: Array) -> tuple[NDArray[np.int64], Array]:
+    """Where correlations lie among `CORRELATIONS`: the place before each, and how far it is from there to the next."""
+    place = (np.clip(correlation, -1.0, 1.0) + 1.0) * (0.5 * (CORRELATIONS.size - 1))
+    index = np.minimum(place.astype(np.int64), CORRELATIONS.size - 2)
+    return index, place - index
+
+
+def _looked_up(table: Array, places: tuple[NDArray[np.int64], Array]) -> Array:
+    """A table over `CORRELATIONS`, interpolated linearly."""
+    index, rest = places
+    return np.asarray(table[index] + rest * np.diff(table)[index])
 
 
 def _kernel(coefficients: Array, second: float) -> Array:
