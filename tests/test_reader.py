@@ -14,7 +14,7 @@ from torch.nn import functional
 import networks
 import sounding
 from sounding.reader.prediction import estimate_seconds, predict
-from sounding.theory.signal import Attention, Convolution, Elementwise, Given, Linear, Mix, Multiply, Normalize
+from sounding.theory.signal import Attention, Convolution, Elementwise, Given, Linear, Mix, Multiply, Normalize, Pool
 
 BAND = 2.0  # standard deviations over seeds, for 95%
 
@@ -170,7 +170,8 @@ def test_a_gelu_written_out_is_one_function() -> None:
 
 def test_what_mixes_positions_is_the_modules_own_matrix() -> None:
     found = kinds(Mixer(), torch.randn(3, 3, 16, 16))
-    assert found.count(Mix) == 3  # two maps over tokens, and the mean
+    assert found.count(Mix) == 2  # the maps over tokens
+    assert found.count(Pool) == 1  # the mean
     assert found.count(Convolution) == 1
     assert found.count(Given) == 3  # the images and two biases over positions
 
@@ -234,6 +235,22 @@ def test_measurements_lie_in_the_band(name: str) -> None:
         assert len(expected) > 40
         inside += [abs(measured[row.name, row.measure] - row.value) <= BAND * row.stderr for row in expected]
     assert np.mean(inside) >= 0.9
+
+
+def test_a_function_that_two_layers_take_is_one_value() -> None:
+    """A ReLU behind a sum feeds a convolution and the next sum: its gradient is what arrives from both."""
+
+    class Blocks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+            self.keep = nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = functional.relu(self.first(x))
+            return self.second(x) + self.keep(x)
+
+    assert kinds(Blocks(), torch.randn(4, 3, 6, 6)).count(Elementwise) == 1
 
 
 def test_theory_takes_the_loss_that_the_check_takes() -> None:

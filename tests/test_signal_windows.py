@@ -282,3 +282,16 @@ def test_a_rectified_stream_is_followed_with_its_shape(monkeypatch: pytest.Monke
         assert abs(reduce(forward)[1] - cosine) <= allowed * cosine_error + TOLERANCE.finite_width
         norm, error = measured.backward[index][0][0], measured.backward[index][1][0]
         assert abs(backward.total - norm) <= allowed * error + TOLERANCE.finite_width * norm
+
+
+def test_sub_grids_count_neighbours_of_smooth_images_as_all_pairs_do() -> None:
+    """A pair at one position stands for its neighbours as far as the measured sums over all positions say."""
+    rng = np.random.default_rng(0)
+    coarse = rng.standard_normal((3, 4, 4, 16))
+    smooth = np.repeat(np.repeat(coarse, 4, 1), 4, 2) + 0.1 * rng.standard_normal((3, 16, 16, 16))
+    for values, least, most in ((smooth, 0.8, 1.0), (rng.standard_normal((3, 16, 16, 16)), 0.0, 0.1)):
+        part = Signal.of_features(values, spacing=(4, 4))
+        assert least <= part.blur <= most
+        exact = Signal.of_features(values).position_sums()[0].trace()
+        if part.blur > 0:
+            assert part.position_sums()[0].trace() == pytest.approx(exact, rel=TOLERANCE.two_routes)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sounding.errors import UsageError
@@ -18,7 +20,7 @@ from sounding.theory.signal.spread import Spread, spread
 # Points of which all pairs are followed at most, where a rule allows fewer: time grows as the square. With 256, twelve
 # blocks over 8 × 128 tokens take a third of what the check itself takes; with 512 as long as it.
 MOST_POINTS = 256
-FEW_POINTS = 512  # of grids that are convolved: above, sub-grids are followed, which cost far less and see fewer neighbours
+FEW_POINTS = 512  # of grids that are convolved; above, sub-grids are followed, which cost less and see fewer neighbours
 MOST_PAIRS = 2**18  # of sub-grids at one node; with 2**20 a ResNet-50 on 16 images took four times as long
 TRIALS = 256  # sets of samples among which the one most like the whole batch is followed
 # What theory itself may be off by beyond the scatter over seeds, as a share of the noise's own first order: terms of
@@ -95,14 +97,13 @@ def start_of(
     return description, given, gradients
 
 
-def _typical(blueprint: Blueprint, count: int) -> Array:
-    """The numbers of so many samples whose mean square and mean cosine are most like the whole batch's at the inputs."""
-    arrays = [
-        array for at, array in blueprint.given.items() if not blueprint.description.nodes[at].rule.constant  # type: ignore[attr-defined]
-    ]
+def _typical(blueprint: Blueprint, count: int) -> NDArray[np.int64]:
+    """The numbers of so many samples whose mean squares and products are most like the whole batch's at the inputs."""
+    rules = [(blueprint.description.nodes[at].rule, array) for at, array in blueprint.given.items()]
+    arrays = [array for rule, array in rules if isinstance(rule, Given) and not rule.constant]
     whole = len(arrays[0]) if arrays else count
     if count >= whole:
-        return np.arange(count)
+        return np.arange(count, dtype=np.int64)
     generator = np.random.default_rng(0)
     sets = np.array([np.sort(generator.permutation(whole)[:count]) for _ in range(TRIALS)])
     away = np.zeros(len(sets))
@@ -112,18 +113,18 @@ def _typical(blueprint: Blueprint, count: int) -> Array:
         inner = gram[sets[:, :, None], sets[:, None, :]]
         for one, all_of_them in zip(_outline(inner), _outline(gram[None]), strict=True):
             away += ((one - all_of_them) / max(abs(float(all_of_them[0])), 1e-300)) ** 2
-    return np.asarray(sets[int(np.argmin(away))])
+    return np.asarray(sets[int(np.argmin(away))], dtype=np.int64)
 
 
 def _outline(grams: Array) -> tuple[Array, Array]:
-    """The mean square of each of several Gram matrices, and the mean square of its means over pairs."""
+    """The mean square of each of several Gram matrices, and that plus its mean over different samples."""
     size = grams.shape[-1]
     squares = np.einsum("sii->s", grams) / size
     return squares, squares + (grams.sum((1, 2)) / size - squares) / max(size - 1, 1)
 
 
 def _plan(description: Description) -> tuple[tuple[int, ...], ...]:
-    """Which pairs to follow at every node: all, or those of sub-grids where grids are large and every rule allows it."""
+    """Which pairs to follow at every node: all, or those of sub-grids where grids are large and the rules allow it."""
     nodes = description.nodes
     if any(isinstance(node.rule, Attention | Mix) or _has_windows(node, nodes) for node in nodes):
         return spacings(description)
@@ -159,14 +160,18 @@ def _thinned(description: Description, *, most: int | None = None) -> tuple[Desc
     kept = samples if batched else min(samples, max(2, MOST_POINTS // positions), most or samples)
     if kept == samples:
         return description, samples
-    import dataclasses
-
     nodes = tuple(dataclasses.replace(node, points=Points(kept, node.points.grid)) for node in description.nodes)
     return dataclasses.replace(description, nodes=nodes), kept
 
 
 def _signal(
-    array: Tensor, description: Description, at: int, kept: Array, spacing: tuple[int, ...], *, gradient: bool = False
+    array: Tensor,
+    description: Description,
+    at: int,
+    kept: NDArray[np.int64],
+    spacing: tuple[int, ...],
+    *,
+    gradient: bool = False,
 ) -> Signal:
     points = description.nodes[at].points
     values = array.detach().double().cpu().numpy()[kept]

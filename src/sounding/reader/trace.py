@@ -81,7 +81,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False: torch would import its compiler, which takes a second, only to keep it away from a pass that is eager."""
+        """False: torch would import its compiler, which takes a second, to keep it away from a pass that is eager."""
         return False
 
     # ---- values ------------------------------------------------------------------------------------------------------
@@ -271,7 +271,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         if isinstance(value, Traced):
             return value
-        key = (id(value), features)
+        # a function whose axes are known is one node, whichever of them the next layer takes for features
+        key = (id(value), None if isinstance(value, Function) and value.layout is not None else features)
         if key not in self._settled:
             self._settled[key] = (value, self._settle(value, features))
         return self._settled[key][1]

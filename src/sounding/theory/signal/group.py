@@ -61,9 +61,7 @@ def _take_means(signal: Signal, matrix: Array, channels: float) -> Array:
     samples, positions = signal.points.samples, signal.points.positions
     blocks, size, _ = matrix.shape
     rest = size // samples
-    apart = matrix.reshape(blocks, size, samples, rest).sum(axis=3)
-    if not signal.is_full:
-        apart = apart + (signal.repeat - 1) * signal.apart(matrix).reshape(blocks, size, samples, rest).sum(axis=3)
+    apart = signal.weigh(matrix).reshape(blocks, size, samples, rest).sum(axis=3)
     rows = apart / positions  # (blocks, point, sample)
     both = rows.reshape(blocks, samples, rest, samples).mean(axis=(0, 2))
     over = np.repeat(rows, rest, axis=2)

@@ -68,7 +68,7 @@ def width_of_samples(signal: Signal, features: int) -> float:
         return float(features)
     rest = signal.matrix.shape[1] // samples
     weight = np.full((rest, rest), signal.repeat)
-    np.fill_diagonal(weight, 1.0)
+    np.fill_diagonal(weight, signal.near)
     variance = 0.0
     for block in signal.matrix.reshape(-1, samples, rest, samples, rest):
         within = np.einsum("spsq->pq", block)

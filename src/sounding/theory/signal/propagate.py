@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -142,10 +142,20 @@ def _step(
         return None
     try:
         run = _functions(description, index, context)[0]
-        return run(node.rule, node, known)
+        return _blurred(run(node.rule, node, known), known)
     except UsageError as error:
         notes[index] = str(error)
         return None
+
+
+def _blurred(signal: Signal, sources: Sequence[Signal]) -> Signal:
+    """The signal with the blur of what it was made from.
+
+    Convolutions keep offsets, functions map neighbours and distant positions alike, and a stride shrinks the grid and
+    the spacing together: so blur, in units of the spacing, is what the input had.
+    """
+    blur = max((one.blur for one in sources), default=0.0)
+    return signal if signal.is_full or signal.blur == blur else replace(signal, blur=blur)
 
 
 def _functions(description: Description, index: int, context: Context) -> tuple[Forward, Backward]:

@@ -106,7 +106,7 @@ def map_shaped(
         coefficients[at : at + CHUNK] = values @ basis.T
         second[at : at + CHUNK] = values**2 @ WEIGHTS
     if degree is not None:
-        coefficients, second = _from_units(laws[:, 0], coefficients, second, mean, std, degree)
+        coefficients, second = _from_units(level, coefficients, second, mean, std, degree)
         inverse = np.arange(std.size)
     inverse = inverse.reshape(std.shape)
     root = np.sqrt(np.maximum(second - (coefficients**2).sum(axis=1), 0.0))

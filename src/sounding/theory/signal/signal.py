@@ -35,6 +35,8 @@ class Signal:
         spacing: of the sub-grids along each axis; 1 everywhere for all pairs.
         shape: the law of the values over features, as `shapes` has it; None for Gaussian ones. Of a gradient, how large
             it is at each place of that law; None where it does not depend on the value.
+        blur: how far neighbours that are not followed are like the position itself rather than like the followed
+            positions: 0 for noise, 1 where values change little from one followed position to the next.
     """
 
     matrix: Array
@@ -42,6 +44,7 @@ class Signal:
     mean: Array
     spacing: tuple[int, ...]
     shape: Array | None = None
+    blur: float = 0.0
 
     @classmethod
     def full(cls, matrix: Array, points: Points, mean: Array | None = None) -> Signal:
@@ -85,7 +88,11 @@ class Signal:
         chosen = (1,) * len(points.grid) if spacing is None else spacing
         rows = values.reshape(points.size, -1)[block_points(points, chosen)]
         divisor = values.shape[-1] if reduce == "mean" else 1
-        return cls(rows @ np.swapaxes(rows, 1, 2) / divisor, points, rows.sum(axis=2) / divisor, chosen)
+        found = cls(rows @ np.swapaxes(rows, 1, 2) / divisor, points, rows.sum(axis=2) / divisor, chosen)
+        if found.is_full:
+            return found
+        over = values.reshape(points.samples, points.positions, -1).sum(axis=1)
+        return replace(found, blur=found._blur(float(np.sum(over**2)) / divisor))
 
     @property
     def gram(self) -> Array:
@@ -133,13 +140,28 @@ class Signal:
         paired = self.matrix.reshape(-1, samples, rest, samples, rest)
         return np.asarray(np.einsum("bsptp->st", paired) / self.points.positions)
 
+    def _blur(self, within: float) -> float:
+        """`blur`, from the sum of second moments over all pairs of positions within samples, which it reproduces."""
+        positions, places = self.points.positions, math.prod(self.lattice)
+        samples, rest = self.points.samples, self.matrix.shape[1] // self.points.samples
+        paired = self.matrix.reshape(-1, samples, rest, samples, rest)
+        same, followed = self.total, float(np.einsum("bspsq->", paired))
+        apart = (followed - same) / max(places - 1, 1)
+        near = (within - positions * apart) / (same - apart) if same > apart else 1.0
+        return min(max((near - 1) / max(len(self.matrix) - 1, 1), 0.0), 1.0)
+
+    @property
+    def near(self) -> float:
+        """How many positions, itself among them, a pair at one position stands for; 1 for all pairs."""
+        return 1.0 + self.blur * (len(self.matrix) - 1)
+
     @property
     def repeat(self) -> float:
         """How many pairs of different positions stand behind each followed one; 1 for all pairs."""
         followed = math.prod(self.lattice)
         if self.is_full or followed == 1:
             return 1.0
-        return (self.points.positions - 1) / (followed - 1)
+        return (self.points.positions - self.near) / (followed - 1)
 
     def apart(self, matrix: Array) -> Array:
         """The entries of pairs at different positions, those at one position set to 0."""
@@ -154,7 +176,9 @@ class Signal:
 
     def weigh(self, matrix: Array) -> Array:
         """A matrix whose sum over a block is the sum over all pairs: entries times the pairs that they stand for."""
-        return matrix if self.is_full else np.asarray(matrix + (self.repeat - 1) * self.apart(matrix))
+        if self.is_full:
+            return matrix
+        return np.asarray(self.near * matrix + (self.repeat - self.near) * self.apart(matrix))
 
     def position_sums(self) -> tuple[Array, Array]:
         """Sums over all pairs of positions, (samples, samples), and of the means over positions, (samples,)."""
@@ -171,7 +195,7 @@ class Signal:
     def like(self, matrix: Array, mean: Array | None = None) -> Signal:
         """A signal over the same pairs with other numbers; means of 0 unless given."""
         level = np.zeros(matrix.shape[:2]) if mean is None else mean
-        return Signal(matrix, self.points, level, self.spacing)
+        return Signal(matrix, self.points, level, self.spacing, blur=self.blur)
 
     def plus(self, other: Signal) -> Signal:
         """The sum of two independent signals of mean 0: gradients that arrive from two sides."""

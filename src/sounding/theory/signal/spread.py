@@ -82,8 +82,8 @@ def spread(description: Description, propagation: Propagation) -> Spread:
     )
     forward_part = ((size[inputs_of] + gradient[:, :count]) ** 2) @ size_noise
     backward_part = (gradient[:, count:] ** 2) @ gradient_noise
-    arrived_alike = np.array([1.0 if one is None else _alike(one.matrix) for one in propagation.backward])
-    own_alike = np.array([1.0 if one is None else _alike(one.matrix) for one in forward])[inputs_of]
+    arrived_alike = np.array([1.0 if one is None else _alike(one) for one in propagation.backward])
+    own_alike = np.array([1.0 if one is None else _alike(one) for one in forward])[inputs_of]
     weight_variance = forward_part * np.maximum(joint / own_alike, 1) + backward_part * np.maximum(
         joint / arrived_alike, 1
     )
@@ -135,7 +135,7 @@ def _add_sources(
     noises: tuple[Array, Array],
 ) -> None:
     """The noise that a node's own finite number of features adds."""
-    rule, alike = node.rule, _alike(signal.matrix)
+    rule, alike = node.rule, _alike(signal)
     features = max(node.features, 1)
     match rule:
         case Linear() | Convolution():
@@ -184,7 +184,7 @@ def _backwards(description: Description, propagation: Propagation, size: Array) 
             # Gradients that arrive from several sides have a cross term as the summands of a signal do.
             crossed = 1 - squares[index] / weight[index] ** 2
             gradient[index, 2 * count + index] = 1.0
-            noise[count + index] = 2 * crossed / max(node.features, 1) * _alike(arrived.matrix)
+            noise[count + index] = 2 * crossed / max(node.features, 1) * _alike(arrived)
         inputs = [propagation.forward[at] for at in node.inputs]
         known = [one for one in inputs if one is not None]
         if len(known) < len(inputs):
@@ -206,7 +206,7 @@ def _returned(
     node: Node, inputs: Sequence[Signal], gradient: Array, sizes: Array, arrived: Signal
 ) -> tuple[Array, float]:
     """The noise of a gradient behind a node, going backwards, and the variance of what the node adds to it."""
-    rule, alike = node.rule, _alike(arrived.matrix)
+    rule, alike = node.rule, _alike(arrived)
     vector = gradient.copy()
     width = sizes.shape[1]
     match rule:
@@ -327,17 +327,19 @@ def _joint(node: Node, forward: Sequence[Signal | None], gradient: Signal | None
     return min(1.0, float(np.sum(product * product.T)) / trace**2) if trace > 0 else 1.0
 
 
-def _alike(matrix: Array) -> float:
+def _alike(signal: Signal) -> float:
     """Σ K_ab² / (Σ K_aa)²: 1 where all points are one direction, 1/n where they are orthogonal."""
-    trace = float(np.einsum("bii->", matrix))
-    blocks = len(matrix)
-    return float(np.sum(matrix**2) * blocks / trace**2) if trace > 0 else 1.0
+    total = signal.total
+    return min(1.0, float(np.sum(signal.weigh(signal.matrix**2))) / total**2) if total > 0 else 1.0
 
 
 def _alike_positions(signal: Signal) -> float:
     """How far positions of one sample err alike: 1 for vectors and for positions that are all one direction."""
     if signal.points.positions <= 1:
         return 1.0
-    ratios = [float(np.sum(one**2)) / max(float(np.trace(one)) ** 2, 1e-300) for one in signal.tokens()]
-    blocks = len(signal.matrix)
-    return min(1.0, float(np.mean(ratios)) / blocks if blocks > 1 else float(np.mean(ratios)))
+    squares = signal.like(signal.weigh(signal.matrix**2)).tokens()
+    ratios = [
+        float(np.sum(square)) / max(float(np.trace(one)) ** 2, 1e-300)
+        for one, square in zip(signal.tokens(), squares, strict=True)
+    ]
+    return min(1.0, float(np.mean(ratios)) / len(signal.matrix))
