@@ -102,10 +102,12 @@ def _growth_rows(profile: Profile, beside: Sequence[Row]) -> list[Row]:
     gradients = {row.layer: row for row in beside if row.measure == "gradient_log_norm"}
     layers = [call for call in read(profile).layers if call.weighs]
     curve = [gradients[call.depth].value if call.depth in gradients else math.nan for call in layers]
+    if any(map(math.isnan, curve)):  # a fit over some of the layers is no prediction of the measured one
+        return []
     growth = fit_growth([curve], [(call.kind, call.features) for call in layers])
     if growth is None or not 0 < growth.growth < math.inf:
         return []
-    known = [gradients[call.depth].stderr or 0.0 for call in layers if call.depth in gradients]
+    known = [gradients[call.depth].stderr or 0.0 for call in layers]
     error = math.hypot(known[0], known[-1]) / (len(known) - 1)
     last = max(row.layer for row in profile.rows)
     rows = [

@@ -40,10 +40,12 @@ class Blueprint:
     Args:
         description: the graph of rules.
         given: for every measured node its value as (samples, positions, features).
-        gradients: for every output node the gradient of the loss in the same form.
+        gradients: for every output node the gradient of the loss in the same form; and for the nodes in front of a part
+            that no rule covers, where it is measured.
         aliases: further names under which a check measures a node (modules that return what they got).
         weight_layers: how many calls multiply by a weight, and how many of them theory predicts.
         cuts: calls of modules whose input depends on trainable weights and yet carries no gradient back to them.
+        shared: weights that more than one operation takes; their gradient is a sum that no rule covers.
     """
 
     description: Description
@@ -52,6 +54,7 @@ class Blueprint:
     aliases: Mapping[str, int]
     weight_layers: tuple[int, int]
     cuts: tuple[str, ...] = ()
+    shared: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         from sounding.reader.page import render
@@ -239,8 +242,25 @@ class _Reader:
                 if gradient is not None and isinstance(final, Traced):
                     outputs[node] = True
                     gradients[node] = to_canonical(gradient, final.layout)
+                    gradients |= self._resumed(answer, gradient)
+        shared = frozenset(name for name, count in self._trace.uses.items() if count > 1)
         found = _cut_down(self._trace.drafts, list(outputs), gradients, self.aliases, self._weighing)
-        return dataclasses.replace(found, cuts=tuple(dict.fromkeys(self._cuts)))
+        return dataclasses.replace(found, cuts=tuple(dict.fromkeys(self._cuts)), shared=shared)
+
+    def _resumed(self, answer: Tensor, gradient: Tensor) -> dict[int, Tensor]:
+        """The measured gradients at the nodes in front of parts that no rule covers, from which theory goes on."""
+        drafts = self._trace.drafts
+        wanted = {at for draft in drafts if isinstance(draft.rule, Given) for at in draft.inputs}
+        found = {value: tensor for value, tensor in self._trace.tensors.items() if value.node in wanted}
+        found = {value: tensor for value, tensor in found.items() if tensor.requires_grad and tensor is not answer}
+        if not found or not answer.requires_grad:
+            return {}
+        reached = torch.autograd.grad(answer, list(found.values()), gradient, retain_graph=True, allow_unused=True)
+        whole: dict[int, Tensor] = {}
+        for value, one in zip(found, reached, strict=True):
+            if one is not None and value.node not in whole:
+                whole[value.node] = to_canonical(one.detach(), value.layout)
+        return whole
 
 
 def _gradient_at(output: Any, answer: Tensor, targets: Any, loss: Any, generator: Any) -> Tensor | None:
@@ -302,7 +322,7 @@ def _cut_down(
     return Blueprint(
         Description(nodes, tuple(place[old] for old in outputs), notes),
         given,
-        {place[old]: gradient for old, gradient in gradients.items()},
+        {place[old]: gradient for old, gradient in gradients.items() if old in place},
         {name: place[old] for name, old in aliases.items() if old in place},
         (len(weighing), sum(weighing)),
     )

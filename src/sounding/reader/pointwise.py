@@ -83,8 +83,7 @@ def add(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
             return _add_constant(trace, other, constant, order, out)
     if _one_base(first, second):
         return pointwise(trace, args, kwargs, out)
-    values = [_participant(trace, first, args[0], out), _participant(trace, second, args[1], out)]
-    left, right = values
+    left, right = _participants(trace, (first, second), (args[0], args[1]), out)
     if not trace.matched(left, right):
         raise NotCovered("the two terms of a sum do not mean the same by their axes")
     if left.node == right.node:
@@ -118,7 +117,7 @@ def multiply(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: T
         return pointwise(trace, args, kwargs, out)
     if divides:
         return None
-    left, right = (_participant(trace, v, a, out) for v, a in ((first, args[0]), (second, args[1])))
+    left, right = _participants(trace, (first, second), (args[0], args[1]), out)
     if not trace.matched(left, right) or not trace.independent(left, right):
         raise NotCovered("the factors of a product are not independent")
     return trace.add(Multiply(), (left, right), left.layout, label="product")
@@ -160,13 +159,23 @@ def _ready(trace: Trace, value: Value) -> Traced | None:
     return None
 
 
-def _participant(trace: Trace, value: Value, item: Tensor, out: Tensor) -> Traced:
-    """A term or factor as a node of the result's shape."""
-    if isinstance(value, Measured):
-        if value.reason:
+def _participants(
+    trace: Trace, values: tuple[Value, Value], items: tuple[Tensor, Tensor], out: Tensor
+) -> tuple[Traced, Traced]:
+    """The terms of a sum, or the factors of a product, as nodes of the result's shape."""
+    found = [None if isinstance(value, Measured) else trace.settle(value) for value in values]
+    for at, value in enumerate(values):
+        if not isinstance(value, Measured):
+            continue
+        other = found[1 - at]
+        if value.reason and (other is None or not trace.is_foreign(other, value)):
             raise NotCovered(value.reason)
-        return trace.settle(value)
-    return broadcast(trace, trace.settle(value), tuple(out.shape))
+        features = None  # the axis that holds them in what it meets
+        if other is not None and tuple(items[at].shape) == other.layout.shape:
+            features = next((axis for axis in range(out.dim()) if "feature" in other.layout.roles(axis)), None)
+        found[at] = trace.settle(value, features=features)
+    left, right = (broadcast(trace, one, tuple(out.shape)) for one in found if one is not None)
+    return left, right
 
 
 def broadcast(trace: Trace, value: Traced, shape: tuple[int, ...]) -> Traced:

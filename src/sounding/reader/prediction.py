@@ -74,7 +74,8 @@ def predict(blueprint: Blueprint, *, generator: np.random.Generator | None = Non
         found = propagate(description, given=given, gradients=gradients, generator=generator)
         scatter = spread(description, found)
     whole = next((len(array) for array in blueprint.given.values()), samples)
-    missing = _left_out(blueprint.gradients, gradients)
+    ends = {at: one for at, one in blueprint.gradients.items() if at in description.outputs}
+    missing = _left_out(ends, gradients)
     rows = tuple(_rows(blueprint, description, found, scatter, complete=samples == whole, missing=missing))
     notes = [*description.notes]
     if samples < whole:
@@ -204,14 +205,15 @@ def _rows(
         expected: dict[str, tuple[float, float]] = {}
         if signal is not None:
             expected |= _measures(signal, scatter.size[index], scatter.directions[index], complete=complete)
-        if gradient is not None and gradient.total > 0:
+        given = index in blueprint.gradients and index not in description.outputs  # measured, if a rule lost it
+        if gradient is not None and gradient.total > 0 and not given:
             expected["gradient_log_norm"] = _log_norm(gradient.total * missing, scatter.gradient[index])
         for name in called:
             for measure, (value, sd) in expected.items():
                 if math.isfinite(value) and math.isfinite(sd):
                     yield Expected(name, measure, value, (WIDER_SHAPE if measure in FLOORS else WIDER) * sd)
         square = found.weight_gradients[index]
-        if square is not None and square > 0 and node.weight:
+        if square is not None and square > 0 and node.weight and node.weight not in blueprint.shared:
             value, sd = _log_norm(square * missing, scatter.weight_gradient[index])
             yield Expected(node.weight, "weight_gradient_log_norm", value, WIDER * sd)
 

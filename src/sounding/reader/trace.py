@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -14,10 +15,22 @@ from sounding.activations import Activation
 from sounding.errors import SoundingError
 from sounding.reader.functions import as_activation
 from sounding.reader.layout import Atom, Keys, Layout, reshape, same_roles
-from sounding.reader.values import Constant, Draft, Function, Measured, Scores, Traced, Value
+from sounding.reader.values import (
+    Constant,
+    Draft,
+    Function,
+    Measured,
+    Place,
+    Scores,
+    Traced,
+    Value,
+    constant_of,
+    place_of,
+    tensors_of,
+    written,
+)
 from sounding.theory.signal.description import Elementwise, Flatten, Given, Law, Rule, Scale
 
-Place = tuple[Any, ...]
 Handler = Callable[["Trace", tuple[Any, ...], dict[str, Any], Any], Any]
 HANDLERS: dict[str, Handler] = {}
 Reader = TypeVar("Reader", bound=Handler)
@@ -76,6 +89,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.tensors: dict[Traced, Tensor] = {}
         self.parts: dict[Traced, Traced] = {}  # of which value a part was cut
         self._measured: dict[Place, Traced] = {}  # what was measured, by where it begins in memory
+        self.uses: Counter[str] = Counter()  # how many operations on signals take each parameter
         for name, parameter in parameters.items():
             self.put(parameter, Constant(parameter.detach(), name))
 
@@ -88,7 +102,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def put(self, tensor: Tensor, value: Value) -> None:
         """Remember what a tensor is."""
-        place = _place(tensor)
+        place = place_of(tensor)
         if place is None:
             return
         self._values[place] = value
@@ -99,12 +113,12 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def value(self, tensor: Tensor) -> Value:
         """What is known of a tensor; one that was never seen was made outside and is a constant."""
-        place = _place(tensor)
+        place = place_of(tensor)
         return self._values.get(place, Constant(tensor)) if place is not None else Constant(tensor)
 
     def forget(self, tensor: Tensor) -> None:
         """Drop every view of a storage that was written to."""
-        place = _place(tensor)
+        place = place_of(tensor)
         if place is not None:
             for other in self._places.pop(place[0], set()):
                 self._values.pop(other, None)
@@ -113,14 +127,14 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        known = [(item, self.value(item)) for item in _tensors((args, kwargs))]
+        known = [(item, self.value(item)) for item in tensors_of((args, kwargs))]
         out = func(*args, **kwargs)
         if func._schema.is_mutable:
             for argument, item in zip(func._schema.arguments, args, strict=False):
                 if argument.alias_info is not None and argument.alias_info.is_write and isinstance(item, Tensor):
                     self.forget(item)
             for item, value in known:  # what only shares the call keeps its meaning
-                if _place(item) not in self._values and not _written(func, args, item):
+                if place_of(item) not in self._values and not written(func, args, item):
                     self.put(item, value)
         lookup = {id(item): value for item, value in known}
         values = self._understand(func, args, kwargs, out, lookup)
@@ -131,12 +145,13 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _understand(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, known: Mapping[int, Value]
     ) -> list[tuple[Tensor, Value]]:
-        outputs = list(_tensors(out))
+        outputs = list(tensors_of(out))
         values = list(known.values())
         name = func._overloadpacket.__name__.removesuffix("_")
         self.func, self._known = func, known
         if all(isinstance(value, Constant) for value in values):
-            return [(item, _constant_of(func, item, values)) for item in outputs]
+            return [(item, constant_of(func, item, values)) for item in outputs]
+        self.uses.update({value.parameter for value in values if isinstance(value, Constant) and value.parameter})
         if name not in STARTERS and not any(isinstance(value, Traced | Function | Scores) for value in values):
             layout = self._followed(name, args, outputs)
             return [(item, replace(self._unpredicted(item, values), layout=layout)) for item in outputs]
@@ -163,7 +178,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The axes of what an operation made of measured values alone."""
         from sounding.reader.shapes import MOVES, moved
 
-        known = [(item, value) for item in _tensors(args) if isinstance(value := self._known.get(id(item)), Measured)]
+        known = [(item, value) for item in tensors_of(args) if isinstance(value := self._known.get(id(item)), Measured)]
         if len(outputs) != 1 or not known or known[0][1].layout is None:
             return None
         item, layout, shape = known[0][0], known[0][1].layout, tuple(outputs[0].shape)
@@ -178,7 +193,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The value that an operation returned as it was (dropout at rest, a cache that was empty)."""
         if len(outputs) == 0:
             return None
-        for item in _tensors((args, kwargs)):
+        for item in tensors_of((args, kwargs)):
             value = self._known.get(id(item))
             if not isinstance(value, Traced | Function) or item is outputs[0] or item.dtype != outputs[0].dtype:
                 continue
@@ -380,6 +395,11 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether two values mean the same axis by axis."""
         return same_roles(first.layout, second.layout)
 
+    def is_foreign(self, node: Traced, value: Measured) -> bool:
+        """Whether a node owes its randomness to no map that a measured value was computed from."""
+        behind = frozenset().union(*(self.drafts[at].sources for at in value.depends))
+        return not behind & self.drafts[node.node].sources
+
     def independent(self, *values: Traced) -> bool:
         """Whether no two of the values owe their randomness to the same map."""
         sources = [self.drafts[value.node].sources for value in values]
@@ -402,52 +422,6 @@ def scalar(item: Any) -> float | None:
     return None
 
 
-def _constant_of(func: Any, item: Tensor, values: list[Value]) -> Constant:
-    """A constant; a view of a parameter keeps its name."""
-    names = {value.parameter for value in values if isinstance(value, Constant)}
-    views = {
-        "t",
-        "transpose",
-        "permute",
-        "view",
-        "detach",
-        "alias",
-        "_to_copy",
-        "unsqueeze",
-        "squeeze",
-        "expand",
-        "clone",
-    }
-    kept = func._overloadpacket.__name__ in views and len(names) == 1
-    return Constant(item, names.pop() if kept else "")
-
-
 def _depends(value: Value) -> bool:
     """Whether a value depends on the inputs."""
     return not isinstance(value, Constant)
-
-
-def _place(tensor: Tensor) -> Place | None:
-    """What identifies a tensor: its storage, and how it looks into it."""
-    try:
-        storage = tensor.untyped_storage()._cdata
-        return (storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
-    except (RuntimeError, NotImplementedError):
-        return None
-
-
-def _written(func: Any, args: tuple[Any, ...], item: Tensor) -> bool:
-    return any(
-        argument.alias_info is not None and argument.alias_info.is_write and other is item
-        for argument, other in zip(func._schema.arguments, args, strict=False)
-    )
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, tuple | list):
-        return [item for part in value for item in _tensors(part)]
-    return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -93,6 +94,11 @@ class Scores:
 
 
 Value = Constant | Measured | Traced | Function | Scores
+Place = tuple[Any, ...]
+# operations that only look at a parameter in another way, which keeps its name
+VIEWS = frozenset(
+    ["t", "transpose", "permute", "view", "detach", "alias", "_to_copy", "unsqueeze", "squeeze", "expand", "clone"]
+)
 
 
 @dataclass
@@ -120,3 +126,38 @@ class Draft:
     weight: str = ""
     name: str = ""
     features_array: Tensor | None = field(default=None, repr=False)
+
+
+def constant_of(func: Any, item: Tensor, values: list[Value]) -> Constant:
+    """A constant; a view of a parameter keeps its name."""
+    names = {value.parameter for value in values if isinstance(value, Constant)}
+    kept = func._overloadpacket.__name__ in VIEWS and len(names) == 1
+    return Constant(item, names.pop() if kept else "")
+
+
+def place_of(tensor: Tensor) -> Place | None:
+    """What identifies a tensor: its storage, and how it looks into it."""
+    try:
+        storage = tensor.untyped_storage()._cdata
+        return (storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def written(func: Any, args: tuple[Any, ...], item: Tensor) -> bool:
+    """Whether an operation writes to one of its arguments."""
+    return any(
+        argument.alias_info is not None and argument.alias_info.is_write and other is item
+        for argument, other in zip(func._schema.arguments, args, strict=False)
+    )
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """Every tensor in a nest of lists, tuples and mappings."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, tuple | list):
+        return [item for part in value for item in tensors_of(part)]
+    return []

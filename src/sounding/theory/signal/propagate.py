@@ -90,7 +90,8 @@ def propagate(
     Args:
         description: the network.
         given: the measured signals of its `Given` nodes, and of any other node at which to start anew.
-        gradients: D at the outputs, summed over features; without, only K is computed.
+        gradients: D at the outputs, summed over features; without, only K is computed. At other nodes it is the whole
+            measured gradient, with which theory goes on where a part that no rule covers stands behind them.
         draws: heads drawn for each softmax attention, at most.
         generator: of these heads; by default one with a fixed start, so that equal descriptions give equal results.
 
@@ -201,12 +202,13 @@ def _backwards(
     weights: list[float | None] = [None] * count
     for index, signal in gradients.items():
         _check_points(signal, description.nodes[index], index)
-        arrived[index] = signal
+        if index in description.outputs:
+            arrived[index] = signal
     for index in range(count - 1, -1, -1):
         node, gradient = description.nodes[index], arrived[index]
-        if index in lost:
-            arrived[index] = gradient = None
-            lost |= set(node.inputs)
+        if index in lost:  # what is known at such a node is the whole gradient there, which was measured
+            arrived[index] = gradient = gradients.get(index)
+            lost |= set(node.inputs) if gradient is None else set()
         if gradient is not None and isinstance(node.rule, Given):
             lost |= set(node.inputs)  # what stands behind a part that no rule covers sends no known gradient through it
         if gradient is None or isinstance(node.rule, Given):
