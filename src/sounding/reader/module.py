@@ -30,7 +30,7 @@ from sounding.probe.state import (
 from sounding.reader import linear, pointwise, recognize, shapes, softmax  # noqa: F401 - importing registers their rules
 from sounding.reader.trace import NotCovered, Trace, to_canonical
 from sounding.reader.values import Draft, Function, Measured, Traced, Value
-from sounding.theory.signal.description import Description, Given, Node
+from sounding.theory.signal.description import Add, Attention, Convolution, Description, Given, Linear, Node
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,16 @@ class _Reader:
     def _resumed(self, answer: Tensor, gradient: Tensor) -> dict[int, Tensor]:
         """The measured gradients at the nodes in front of parts that no rule covers, from which theory goes on."""
         drafts = self._trace.drafts
-        wanted = {at for draft in drafts if isinstance(draft.rule, Given) for at in draft.inputs}
+        wanted: set[int] = set()
+        waiting = [at for draft in drafts if isinstance(draft.rule, Given) for at in draft.inputs]
+        while waiting:
+            at = waiting.pop()
+            # A maximum lets through what is large: in front of it the gradient knows the values, and a function or a
+            # norm would have to know that too. Behind a random map or a sum of them it does not matter.
+            if isinstance(drafts[at].rule, Linear | Convolution | Attention | Add):
+                wanted.add(at)
+            else:
+                waiting += drafts[at].inputs
         found = {value: tensor for value, tensor in self._trace.tensors.items() if value.node in wanted}
         found = {value: tensor for value, tensor in found.items() if tensor.requires_grad and tensor is not answer}
         if not found or not answer.requires_grad:

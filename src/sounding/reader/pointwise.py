@@ -163,13 +163,14 @@ def _participants(
     trace: Trace, values: tuple[Value, Value], items: tuple[Tensor, Tensor], out: Tensor
 ) -> tuple[Traced, Traced]:
     """The terms of a sum, or the factors of a product, as nodes of the result's shape."""
-    found = [None if isinstance(value, Measured) else trace.settle(value) for value in values]
+    uncovered = [isinstance(value, Measured) or (isinstance(value, Function) and not value.layout) for value in values]
+    found = [None if measured else trace.settle(value) for value, measured in zip(values, uncovered, strict=True)]
     for at, value in enumerate(values):
-        if not isinstance(value, Measured):
+        if not uncovered[at]:
             continue
-        other = found[1 - at]
-        if value.reason and (other is None or not trace.is_foreign(other, value)):
-            raise NotCovered(value.reason)
+        other, reason = found[1 - at], value.reason if isinstance(value, Measured) else getattr(value, "label", "")
+        if reason and (other is None or not trace.is_foreign(other, value)):
+            raise NotCovered(reason)
         features = None  # the axis that holds them in what it meets
         if other is not None and tuple(items[at].shape) == other.layout.shape:
             features = next((axis for axis in range(out.dim()) if "feature" in other.layout.roles(axis)), None)

@@ -395,9 +395,9 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether two values mean the same axis by axis."""
         return same_roles(first.layout, second.layout)
 
-    def is_foreign(self, node: Traced, value: Measured) -> bool:
-        """Whether a node owes its randomness to no map that a measured value was computed from."""
-        behind = frozenset().union(*(self.drafts[at].sources for at in value.depends))
+    def is_foreign(self, node: Traced, value: Value) -> bool:
+        """Whether a node owes its randomness to no map that a value was computed from."""
+        behind = frozenset().union(*(self.drafts[at].sources for at in self.nodes_of(value)))
         return not behind & self.drafts[node.node].sources
 
     def independent(self, *values: Traced) -> bool:

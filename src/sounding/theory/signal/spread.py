@@ -224,6 +224,9 @@ def _returned(
         case Multiply():
             vector[:width] += sizes.mean(axis=0)
             return vector, 0.0
+        case Attention():
+            # gradients at queries are sums over products of a gradient, a value and a key, each of finitely many features
+            return vector, 6.0 / max(node.features, 1) * alike
     return vector, 0.0
 
 
@@ -320,8 +323,10 @@ def _cosine(signal: Signal) -> float:
 def _joint(node: Node, forward: Sequence[Signal | None], gradient: Signal | None) -> float:
     """tr(DKDK)/(tr DK)²: how few directions of points decide the gradient of a weight, of up to FEW points."""
     signal = forward[node.inputs[0]] if node.inputs else None
-    if gradient is None or signal is None or gradient.matrix.shape != signal.matrix.shape:
+    if gradient is None or signal is None:
         return 0.0
+    if gradient.matrix.shape != signal.matrix.shape:  # a window or a stride lies between them: the less spread of both
+        return max(_alike(gradient), _alike(signal))
     product = signal.matrix[0][:FEW, :FEW] @ gradient.matrix[0][:FEW, :FEW]
     trace = float(np.trace(product))
     return min(1.0, float(np.sum(product * product.T)) / trace**2) if trace > 0 else 1.0
