@@ -186,6 +186,8 @@ def test_what_no_rule_covers_is_named_and_theory_goes_on_behind_it() -> None:
     assert {"0", "2", "4"} <= names
     gradients = {row.name for row in predict(blueprint).rows if row.measure == "gradient_log_norm"}
     assert gradients == {"2", "3", "4"}, "no gradient is predicted through what no rule covers"
+    weights = {row.name for row in predict(blueprint).rows if row.measure == "weight_gradient_log_norm"}
+    assert "0.weight" in weights, "in front of it theory goes on from the measured gradient"
 
 
 def test_a_recurrent_layer_is_named() -> None:

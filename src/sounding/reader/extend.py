@@ -141,7 +141,7 @@ def extend(blueprint: Blueprint, blocks: int) -> Blueprint:
         {moved(at): array for at, array in blueprint.gradients.items()},
         _aliases(blueprint.aliases, found, steps, more),
         (layers + more * weighing, predicted + more * weighing),
-        blueprint.shared,
+        shared=blueprint.shared,
     )
 
 

@@ -251,6 +251,7 @@ class _Reader:
         """The measured gradients at the nodes in front of parts that no rule covers, from which theory goes on."""
         drafts = self._trace.drafts
         wanted: set[int] = set()
+        seen: set[int] = set()
         waiting = [at for draft in drafts if isinstance(draft.rule, Given) for at in draft.inputs]
         while waiting:
             at = waiting.pop()
@@ -258,13 +259,17 @@ class _Reader:
             # norm would have to know that too. Behind a random map or a sum of them it does not matter.
             if isinstance(drafts[at].rule, Linear | Convolution | Attention | Add):
                 wanted.add(at)
-            else:
+            elif at not in seen:
+                seen.add(at)
                 waiting += drafts[at].inputs
         found = {value: tensor for value, tensor in self._trace.tensors.items() if value.node in wanted}
         found = {value: tensor for value, tensor in found.items() if tensor.requires_grad and tensor is not answer}
         if not found or not answer.requires_grad:
             return {}
-        reached = torch.autograd.grad(answer, list(found.values()), gradient, retain_graph=True, allow_unused=True)
+        try:
+            reached = torch.autograd.grad(answer, list(found.values()), gradient, retain_graph=True, allow_unused=True)
+        except RuntimeError:  # a value that was changed in place has no gradient to ask for
+            return {}
         whole: dict[int, Tensor] = {}
         for value, one in zip(found, reached, strict=True):
             if one is not None and value.node not in whole:

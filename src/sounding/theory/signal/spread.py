@@ -225,7 +225,7 @@ def _returned(
             vector[:width] += sizes.mean(axis=0)
             return vector, 0.0
         case Attention():
-            # a gradient at queries is a sum of products of a gradient, a value and a key, each of finitely many features
+            # a gradient at queries is made of gradients, values and keys, each of finitely many features
             return vector, 6.0 / max(node.features, 1) * alike
     return vector, 0.0
 
