@@ -1,13 +1,14 @@
 # Two commands do all the set-up on a machine with Python 3.11 and make: `make demo` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
+PACKAGE := .venv/.package
 STAMP := .venv/.installed
 # two test workers, one thread each: more only makes small matrices wait for each other
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test lint types unit slow browser claims ledger bench docs pictures clean
+.PHONY: demo test lint types unit slow browser claims ledger bench docs pictures dist clean
 
-demo: $(STAMP)
+demo: $(PACKAGE)
 	@# exit code 1 is the demonstration's point: an unhealthy network was found
 	@$(BIN)/sounding check --html sounding-report.html || [ $$? -eq 1 ]
 
@@ -47,9 +48,22 @@ docs: $(STAMP)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python -m sphinx -W -q docs docs/_build
 
-$(STAMP): pyproject.toml constraints.txt
+# wheel and source distribution, and a look whether the wheel holds what the package needs
+dist: $(STAMP)
+	rm -rf dist
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt build
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m pytest -m slow tests/test_distribution.py
+
+# the package alone: what a demonstration needs
+$(PACKAGE): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Sounding needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	@touch $@
+
+# the tools of tests and gates
+$(STAMP): $(PACKAGE)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
