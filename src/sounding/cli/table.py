@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
 from sounding.cli.numbers import write_log_norm, write_number, write_share
 from sounding.probe.findings.collapse import share_outside
+from sounding.probe.inside.precision import FORMATS
+from sounding.probe.inside.roles import block_of, find_roles
 from sounding.probe.reading import LayerCall, Reading, count_in_band
 
 if TYPE_CHECKING:
@@ -21,20 +23,25 @@ if TYPE_CHECKING:
     from sounding.probe.records import Finding, Report
 
 ROWS = 20
+EDGES = 3  # calls without a role that are told before the blocks of a transformer, and behind them
 COLORS = {"high": "red", "medium": "yellow", "low": "cyan"}
-WIDE = 92
+WIDE, WIDER = 92, 100
 GAP = 2
 
 
 @dataclass(frozen=True)
 class Column:
-    """A measure in the table: heading, what it says in a legend, how a value is written, whether wide tables only."""
+    """A measure in the table: heading, what it says in a legend, how a value is written, and from which width on."""
 
     measure: str
     heading: str
     legend: str
     write: Callable[[float], str]
-    wide: bool = False
+    width: int = 0
+
+
+def _write_headroom(largest_log2: float) -> str:
+    return "–" if math.isnan(largest_log2) else f"{FORMATS['float16'][1] - largest_log2:.0f}"
 
 
 def _write_spread(participation_ratio: float) -> str:
@@ -45,16 +52,19 @@ COLUMNS = (
     Column("mean_square", "size", "mean square of the outputs", write_number),
     Column("participation_ratio", "directions", "how many directions carry the batch", write_number),
     Column("participation_ratio", "spread", "share of the signal outside the dominant direction", _write_spread),
-    Column("mean_cosine", "cosine", "mean cosine between samples", write_number, wide=True),
+    Column("mean_cosine", "cosine", "mean cosine between samples", write_number, width=WIDE),
     Column("gradient_log_norm", "gradient", "norm of the loss's gradient at this output", write_log_norm),
+    Column("branch_over_stream", "branch", "what a branch adds over its stream", write_number, width=WIDER),
+    Column("largest_log2", "float16", "bits left to float16's largest number", _write_headroom, width=WIDER),
 )
 
 
 @dataclass(frozen=True)
 class Group:
-    """Consecutive calls told as one row: medians of their values."""
+    """Calls told as one row, medians of their values: consecutive ones, or siblings of one role in several blocks."""
 
     calls: tuple[LayerCall, ...]
+    role: str = ""
 
     @property
     def place(self) -> str:
@@ -64,6 +74,10 @@ class Group:
     def write_name(self, width: int) -> str:
         """The module's name, or the first and the last, cut to a width."""
         first, last = self.calls[0].name, self.calls[-1].name
+        if self.role:
+            start, end = (".".join(block_of(name).split(".")[-2:]) for name in (first, last))
+            blocks = start if start == end else f"{start}–{end.rpartition('.')[2]}"
+            return shorten(f"{blocks} {self.role}", width)
         if len(self.calls) == 1:
             return shorten(first, width)
         if len(first) + len(last) + 3 <= width:
@@ -77,6 +91,8 @@ class Group:
         return median(values) if values else math.nan
 
     def holds(self, depth: int) -> bool:
+        if self.role:
+            return any(call.depth == depth for call in self.calls)
         return self.calls[0].depth <= depth <= self.calls[-1].depth
 
 
@@ -84,7 +100,8 @@ def group_calls(reading: Reading, *, rows: int = ROWS) -> tuple[list[Group], boo
     """At most about `rows` groups, and whether only weight layers are told.
 
     A short network is told call by call. A longer one by its weight layers (activations and norms between them would
-    make every column a sawtooth), a very long one by ranges of them. The first and the last layer stay alone.
+    make every column a sawtooth), a very long one by ranges of them. The first and the last layer stay alone. Of a
+    long transformer siblings make rows: the first block, those between, and the last, role by role.
     """
     calls: Sequence[LayerCall] = reading.calls
     if len(calls) <= rows:
@@ -93,11 +110,34 @@ def group_calls(reading: Reading, *, rows: int = ROWS) -> tuple[list[Group], boo
     told = len(layers) < len(calls)
     if len(layers) <= rows:
         return [Group((call,)) for call in layers], told
+    roles = find_roles(reading)
+    if roles:
+        return _group_by_role(reading, layers, roles), True
     inner = layers[1:-1]
     count = rows - 2
     edges = [round(index * len(inner) / count) for index in range(count + 1)]
     ranges = [inner[low:high] for low, high in itertools.pairwise(edges) if high > low]
     return [Group(tuple(part)) for part in ((layers[0],), *ranges, (layers[-1],))], told
+
+
+def _group_by_role(reading: Reading, layers: Sequence[LayerCall], roles: Mapping[int, str]) -> list[Group]:
+    """Role by role its calls of the first block, of those between, and of the last; what has no role stays alone."""
+    families: dict[str, list[LayerCall]] = {}
+    for call in reading.calls:
+        if call.depth in roles:
+            families.setdefault(roles[call.depth], []).append(call)
+    alone = [Group((call,)) for call in layers if call.depth not in roles]
+    groups = []
+    for role, calls in sorted(families.items(), key=lambda item: item[0].startswith("norm")):  # norms last
+        first, last = block_of(calls[0].name), block_of(calls[-1].name)
+        parts = ([c for c in calls if block_of(c.name) == first],
+                 [c for c in calls if block_of(c.name) not in (first, last)],
+                 [c for c in calls if block_of(c.name) == last != first])  # fmt: skip
+        groups += [Group(tuple(part), role) for part in parts if part]
+    start = min(group.calls[0].depth for group in groups)
+    before = [group for group in alone if group.calls[0].depth < start]
+    behind = [group for group in alone if group.calls[0].depth > start]
+    return [*before[:EDGES], *groups, *behind[-EDGES:]]
 
 
 def shorten(name: str, width: int) -> str:
@@ -180,8 +220,7 @@ def make_table(reading: Reading, findings: Sequence[Finding], *, width: int) -> 
 
     groups, _ = group_calls(reading)
     shown = [Group((reading.input,)), *groups] if reading.input.values else groups
-    present = {measure for call in (reading.input, *reading.calls) for measure in call.values}
-    columns = [column for column in COLUMNS if column.measure in present and (width >= WIDE or not column.wide)]
+    columns = _columns(reading, width)
     cells = [[column.write(group.value(column.measure)) for column in columns] for group in shown]
     marks = [_mark(group, shown, findings) for group in shown]
     taken = [max(4, *(len(group.place) for group in shown)), max(7, *(len(mark) for mark in marks))]
@@ -199,6 +238,11 @@ def make_table(reading: Reading, findings: Sequence[Finding], *, width: int) -> 
     for group, values, mark in zip(shown, cells, marks, strict=True):
         table.add_row(group.place, Text(group.write_name(room)), *values, mark)
     return table
+
+
+def _columns(reading: Reading, width: int) -> list[Column]:
+    present = {measure for call in (reading.input, *reading.calls) for measure in call.values}
+    return [column for column in COLUMNS if column.measure in present and width >= column.width]
 
 
 def _mark(group: Group, shown: list[Group], findings: Sequence[Finding]) -> Text:
@@ -223,10 +267,10 @@ def _shows(group: Group, groups: list[Group], depth: int) -> bool:
 
 def _legend(reading: Reading, width: int) -> str:
     groups, only_weights = group_calls(reading)
-    columns = [column for column in COLUMNS if width >= WIDE or not column.wide]
+    columns = _columns(reading, width)
     told = "; ".join(f"{column.heading}: {column.legend}" for column in columns) + "."
     if only_weights:
-        told += " Only weight layers are shown."
+        told += " Only weight layers are shown." if not any(group.role for group in groups) else " Roles of layers."
     if any(len(group.calls) > 1 for group in groups):
         told += " A range of calls shows medians."
     return told

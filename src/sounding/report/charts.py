@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sounding.probe.findings.collapse import share_outside
+from sounding.probe.inside.roles import find_roles
 from sounding.probe.reading import LayerCall, Reading
 from sounding.probe.records import Report
 from sounding.profile import Estimate
@@ -19,6 +20,7 @@ def to_columns(report: Report, name: str) -> dict[str, Any]:
     """One network for the page: calls in order, a column per measure, theory's lines, the fitted gradient line."""
     reading = report.reading
     calls = [reading.input, *reading.calls] if reading.input.values else list(reading.calls)
+    roles = find_roles(reading)
     drawn = [measure for chart in CHARTS for measure in chart.measures]
     columns = {measure: [_cell(call, measure) for call in calls] for measure in drawn}
     return {
@@ -27,6 +29,7 @@ def to_columns(report: Report, name: str) -> dict[str, Any]:
         "names": [call.name for call in calls],
         "kinds": [call.kind for call in calls],
         "weighs": [int(call.weighs) for call in calls],
+        "roles": [roles.get(call.depth, "") for call in calls],
         "measures": {
             measure: values
             for measure, values in columns.items()

@@ -124,8 +124,88 @@ CHARTS = (
         "How many directions the tokens of one sequence carry.",
         {"token_participation_ratio": "participation ratio of tokens"},
         "log",
-        ("rank_collapse",),
+        ("rank_collapse", "token_collapse"),
         lower=1.0,
+    ),
+    Chart(
+        "How alike are two tokens?",
+        "Mean cosine between the positions of one sample, in the residual stream behind each branch. Towards 1 every "
+        "position says the same.",
+        {"token_cosine": "mean cosine of tokens"},
+        kinds=("token_collapse",),
+        upper=1.0,
+    ),
+    Chart(
+        "Where does attention look?",
+        "Entropy of its rows over that of looking everywhere alike, and share of rows with 99% of their weight on one "
+        "key. Condensation is the size of the scores over theory's line: above 1 rows look at few keys.",
+        {
+            "attention_entropy": "entropy over uniform",
+            "one_hot_fraction": "one-hot rows",
+            "condensation": "condensation",
+        },
+        kinds=("entropy_collapse",),
+        lower=0.0,
+        upper=1.0,
+    ),
+    Chart(
+        "What do queries, keys and values receive?",
+        "Norm of the gradient at each. Rows that look at one key leave queries and keys almost none.",
+        {
+            "query_gradient_log_norm": "queries",
+            "key_gradient_log_norm": "keys",
+            "value_gradient_log_norm": "values",
+        },
+        "exponent",
+        ("entropy_collapse",),
+    ),
+    Chart(
+        "What do branches write?",
+        "Root mean square of what a branch adds to the residual stream, over that of the stream.",
+        {"branch_over_stream": "branch over stream"},
+        "log",
+        ("odd_branch",),
+    ),
+    Chart(
+        "How does the stream grow?",
+        "Mean square of the residual stream behind each branch.",
+        {"stream_mean_square": "mean square of the stream"},
+        "log",
+    ),
+    Chart(
+        "Does an entry stand out?",
+        "The largest entry of the residual stream over the median one. Gaussian entries have about 6; from 100 on "
+        "norms divide by that entry.",
+        {"largest_over_median": "largest over median"},
+        "log",
+        ("massive_activation",),
+    ),
+    Chart(
+        "Are the gates open?",
+        "Mean opening of the gates of recurrent layers: 0 is shut, 1 is open.",
+        {
+            "forget_gate_mean": "forget gate",
+            "input_gate_mean": "input gate",
+            "output_gate_mean": "output gate",
+            "update_gate_mean": "update gate",
+        },
+        kinds=("shut_gates",),
+        lower=0.0,
+        upper=1.0,
+    ),
+    Chart(
+        "Does the signal fit a narrow number format?",
+        "Largest output and largest weight of each layer, as powers of two. float8 e4m3 holds up to 8.8, float8 e5m2 "
+        "to 15.8, float16 to 16, bfloat16 to 128.",
+        {"largest_log2": "largest output", "weight_largest_log2": "largest weight"},
+        upper=16.0,
+    ),
+    Chart(
+        "Do gradients fit a narrow number format?",
+        "Median gradient at each output, as a power of two; a loss scale shifts all of them up. float16 holds down to "
+        "−24, bfloat16 to −133, float8 e5m2 to −16, float8 e4m3 to −9.",
+        {"gradient_median_log2": "median gradient"},
+        lower=-24.0,
     ),
 )
 

@@ -45,6 +45,8 @@
   const shown = document.getElementById("shown");
   const kinds = [...new Set(networks.flatMap((n) => n.kinds.filter(Boolean)))];
   const layered = networks.some((n) => n.weighs.some(Boolean) && n.weighs.some((w, i) => !w && n.depth[i] > 0));
+  const roles = [...new Set(networks.flatMap((n) => n.roles.filter(Boolean)))];
+  if (roles.length) shown.append(make("option", { value: "roles", text: "one line per role in a block" }));
   if (layered) shown.append(make("option", { value: "layers", text: "one point per layer" }));
   shown.append(make("option", { value: "all", text: "every module call" }));
   if (kinds.length > 1) for (const kind of kinds) shown.append(make("option", { value: `=${kind}`, text: `${kind} outputs` }));
@@ -61,7 +63,8 @@
   };
   const choose = (chart, network) => {
     if (shown.value === "all") return () => true;
-    if (shown.value !== "layers") return (i) => network.kinds[i] === shown.value.slice(1);
+    if (shown.value === "roles" && network.roles.some(Boolean)) return (i) => Boolean(network.roles[i]);
+    if (shown.value.startsWith("=")) return (i) => network.kinds[i] === shown.value.slice(1);
     const wanted = layerKinds(chart);
     return network.kinds.some((kind) => wanted.includes(kind)) ? (i) => wanted.includes(network.kinds[i]) : (i) => network.weighs[i];
   };
@@ -119,26 +122,36 @@
     return { type: "linear", range: [low - pad, high + pad], map: (v) => v };
   };
 
+  // siblings over depth are one line each: the first measure of a chart, where several roles have it
+  const splitByRole = (network, label, index, at) => {
+    const found = shown.value === "roles" ? [...new Set(at.map((i) => network.roles[i]).filter(Boolean))] : [];
+    if (found.length < 2) return [[label, index, at]];
+    return index ? [] : found.map((role) => [role, roles.indexOf(role), at.filter((i) => network.roles[i] === role)]);
+  };
+
   const makeTraces = (chart, network, axis) => {
     const traces = [];
-    Object.entries(chart.measures).forEach(([measure, label], index) => {
-      const at = select(chart, network, measure);
-      if (!at.length) return;
+    Object.entries(chart.measures).forEach(([measure, name], place) => {
+      const every = select(chart, network, measure);
+      if (!every.length) return;
       const values = network.measures[measure], errors = network.stderr[measure];
-      traces.push({
-        type: "scatter", name: label, x: at.map((i) => network.depth[i]), y: at.map((i) => (finite(values[i]) ? axis.map(values[i]) : null)),
-        mode: at.length > 80 ? "lines" : "lines+markers", line: { color: color(`series-${index + 1}`), width: 2 },
-        marker: { size: 4.5 }, connectgaps: false,
-        customdata: at.map((i) => [
-          plain(shorten(network.names[i])), plain(network.kinds[i] || ""), network.depth[i],
-          write(chart, values[i]) + (errors?.[i] && chart.scale !== "exponent" ? ` ± ${number(errors[i])}` : ""),
-        ]),
-        hovertemplate: `<b>%{customdata[0]}</b> %{customdata[1]}<br>call %{customdata[2]} · ${label} %{customdata[3]}<extra></extra>`,
-      });
-      const theory = network.theory[measure], told = selectTheory(chart, network, measure);
-      if (told.length) {
+      const groups = splitByRole(network, name, place, every);
+      for (const [label, index, at] of groups) {
+        traces.push({
+          type: "scatter", name: label, x: at.map((i) => network.depth[i]), y: at.map((i) => (finite(values[i]) ? axis.map(values[i]) : null)),
+          mode: at.length > 80 ? "lines" : "lines+markers", line: { color: color(`series-${index + 1}`), width: 2 },
+          marker: { size: 4.5 }, connectgaps: false,
+          customdata: at.map((i) => [
+            plain(shorten(network.names[i])), plain(network.kinds[i] || ""), network.depth[i],
+            write(chart, values[i]) + (errors?.[i] && chart.scale !== "exponent" ? ` ± ${number(errors[i])}` : ""),
+          ]),
+          hovertemplate: `<b>%{customdata[0]}</b> %{customdata[1]}<br>call %{customdata[2]} · ${label} %{customdata[3]}<extra></extra>`,
+        });
+        const depths = new Set(at.map((i) => network.depth[i]));
+        const theory = network.theory[measure], told = selectTheory(chart, network, measure).filter((k) => depths.has(theory.depth[k]));
+        if (!told.length) continue;
         const banded = told.filter((k) => theory.low[k] !== null && theory.high[k] !== null);
-        if (banded.length > 1) {
+        if (banded.length > 1 && groups.length === 1) {
           const edge = (side, style) => ({
             type: "scatter", mode: "lines", x: banded.map((k) => theory.depth[k]),
             y: banded.map((k) => axis.map(theory[side][k])), line: { width: 0 }, hoverinfo: "skip", showlegend: false, ...style,
@@ -146,7 +159,7 @@
           traces.push(edge("low", {}), edge("high", { fill: "tonexty", fillcolor: color("band"), name: "95% of seeds", showlegend: true }));
         }
         traces.push({
-          type: "scatter", mode: "lines", name: `theory: ${label}`, x: told.map((k) => theory.depth[k]),
+          type: "scatter", mode: "lines", name: `theory: ${label}`, x: told.map((k) => theory.depth[k]), showlegend: groups.length === 1,
           y: told.map((k) => axis.map(theory.value[k])), line: { color: color("ink"), width: 1.6, dash: "dash" },
           customdata: told.map((k) => write(chart, theory.value[k])),
           hovertemplate: `theory · call %{x}<br>${label} %{customdata}<extra></extra>`,
