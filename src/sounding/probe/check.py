@@ -308,6 +308,9 @@ class _Checked(Watched):
         expected = read(profile).predicted
         reading = replace(self._reading, settings=profile.settings, predicted=expected)
         verdict = judge_reading(reading, beside=self._beside)
+        if all(finding.severity == "low" for finding in verdict.findings):
+            # what theory alone finds ill, and the measurement does not, is a note: OLMo 2 and MobileBERT train
+            findings = tuple(replace(one, severity="low") if one.kind == "cause" else one for one in findings)
         return replace(report, profile=profile, verdict=join_findings(verdict, findings))
 
     def _direction(self) -> torch.Generator:
