@@ -47,6 +47,8 @@ pictures: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python -m sphinx -W -q docs docs/_build
+	$(BIN)/sounding audit --zoo hf --pages --out docs/zoo --quiet
+	cp -r docs/zoo/pages docs/_build/zoo
 
 # wheel and source distribution, and a look whether the wheel holds what the package needs
 dist: $(STAMP)

@@ -122,7 +122,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 
 def _read_finding(found: Mapping[str, Any]) -> Finding:
-    fields = {"layer": None, "depth": None, **{key: value for key, value in found.items() if key != "try"}}
+    fields = {"layer": None, "depth": None, "paper": "", **{key: value for key, value in found.items() if key != "try"}}
     fields["evidence"] = {key: float(value) for key, value in found["evidence"].items()}
     return Finding(**fields, remedies=tuple(found["try"]))
 

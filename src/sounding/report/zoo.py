@@ -23,7 +23,13 @@ HEADINGS = (
     *("unchanged", "parameters", "seconds"),
 )
 PAIRS = (("predicted_layers", "weight_layers"), ("in_band", "banded"))
-ANSWERS = ("bug of theirs", "known practice", "mistake of ours, mended", "true of this size only")
+ANSWERS = (
+    "bug of theirs",
+    "known practice",
+    "true of this size only",
+    "mistake of ours, mended",
+    "mistake of ours, open",
+)
 
 
 @dataclass(frozen=True)
@@ -156,17 +162,20 @@ def _index(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> str:
         if "record" not in row
     )
     script = read_page_file("zoo.js")
-    versions = " / ".join(sorted({f"{row['versions']}, {row['date']}" for row in rows}))
     return Template(read_page_file("zoo.html")).substitute(
         policy=content_policy(script),
         style=read_page_file("report.css") + read_page_file("zoo.css"),
         summary=escape(summarize(rows)),
-        versions=escape(versions),
+        versions=escape(_circumstances(rows)),
         head=head,
         body=body,
         refused=f'<dl class="pairs">{refused}</dl>' if refused else "<p>All of them were built.</p>",
         script=script,
     )
+
+
+def _circumstances(rows: Sequence[Row]) -> str:
+    return " / ".join(sorted({f"{row['versions']}, {row['date']}" for row in rows}))
 
 
 def _line(row: Row, outcomes: Sequence[Outcome]) -> str:
@@ -201,9 +210,9 @@ def _share(row: Row, part: str, whole: str) -> str:
 
 
 def _markdown(rows: Sequence[Row]) -> str:
-    """The table for a reader without a browser: what was found, by architecture."""
-    lines = ["| architecture | class | verdict | findings | layers predicted | in the band | not measured | s |",
-             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    """Totals and table for a reader without a browser: what was found, by architecture."""
+    heads = ("architecture", "class", "verdict", "findings", "layers predicted", "in the band", "not measured", "s")
+    lines = [f"**{summarize(rows)}** {_circumstances(rows)}.\n", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
         if "record" not in row:
             continue
