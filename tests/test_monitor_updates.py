@@ -44,7 +44,7 @@ def test_the_ratio_of_sgd_is_the_rate_times_the_gradient_over_the_weight() -> No
 
 
 def test_a_sample_of_a_large_matrix_tells_the_ratio() -> None:
-    """Two root mean squares of 16 384 Gaussian entries each: five of their standard errors."""
+    """Two root mean squares of 4096 Gaussian entries each: five of their standard errors."""
     torch.manual_seed(0)
     model = nn.Linear(600, 500, bias=False)
     nn.init.normal_(model.weight)
