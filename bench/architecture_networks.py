@@ -350,4 +350,86 @@ CHOSEN: dict[str, Callable[[], Pair]] = {
     "gpt tied": gpt(tied=True),
     "lstm": plain(Recurrent, 8, 12, 16),
 }
-HELD_OUT: dict[str, Callable[[], Pair]] = {}
+
+
+class Dense(nn.Module):
+    """A DenseNet-like network: every layer sees all before it."""
+
+    def __init__(self, growth: int = 24, layers: int = 8) -> None:
+        super().__init__()
+        self.enter = nn.Conv2d(3, 2 * growth, 3, 1, 1)
+        sizes = [growth * (2 + at) for at in range(layers)]
+        self.norms = nn.ModuleList(nn.BatchNorm2d(size) for size in sizes)
+        self.maps = nn.ModuleList(nn.Conv2d(size, growth, 3, 1, 1, bias=False) for size in sizes)
+        self.head = nn.Linear(growth * (2 + layers), 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        for norm, made in zip(self.norms, self.maps, strict=True):
+            x = torch.cat([x, made(functional.relu(norm(x)))], 1)
+        return self.head(x.mean((2, 3)))
+
+
+def vgg() -> Pair:
+    """A VGG with batch norm and max pooling."""
+    layers: list[nn.Module] = []
+    before = 3
+    for width in (48, 48, 96, 96):
+        layers += [nn.Conv2d(before, width, 3, 1, 1), nn.BatchNorm2d(width), nn.ReLU()]
+        layers += [nn.Conv2d(width, width, 3, 1, 1), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2)]
+        before = width
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(before, 10)), torch.randn(16, 3, 16, 16)
+
+
+PICTURES = {"image_size": 32, "patch_size": 8}
+HELD_OUT: dict[str, Callable[[], Pair]] = {
+    "phi": hugging("PhiForCausalLM", "PhiConfig", **TEXT),
+    "gemma": hugging("GemmaForCausalLM", "GemmaConfig", **GROUPED, head_dim=24),
+    "olmo2": hugging("Olmo2ForCausalLM", "Olmo2Config", **GROUPED),
+    "qwen3": hugging("Qwen3ForCausalLM", "Qwen3Config", **GROUPED, head_dim=24),
+    "stablelm": hugging("StableLmForCausalLM", "StableLmConfig", **GROUPED),
+    "falcon": hugging("FalconForCausalLM", "FalconConfig", **SIZES, vocab_size=WORDS),
+    "bloom": hugging(
+        "BloomForCausalLM", "BloomConfig", hidden_size=WIDTH, n_layer=BLOCKS, n_head=HEADS, vocab_size=WORDS
+    ),
+    "roberta": hugging("RobertaForMaskedLM", "RobertaConfig", **TEXT),
+    "electra": hugging("ElectraForMaskedLM", "ElectraConfig", **TEXT, embedding_size=WIDTH),
+    "bart": hugging(
+        "BartForConditionalGeneration",
+        "BartConfig",
+        vocab_size=WORDS,
+        d_model=WIDTH,
+        encoder_layers=3,
+        decoder_layers=3,
+        encoder_attention_heads=HEADS,
+        decoder_attention_heads=HEADS,
+        encoder_ffn_dim=2 * WIDTH,
+        decoder_ffn_dim=2 * WIDTH,
+        max_position_embeddings=64,
+    ),
+    "deit": hugging("DeiTForImageClassification", "DeiTConfig", **SIZES, **PICTURES, intermediate_size=2 * WIDTH),
+    "dinov2": hugging("Dinov2ForImageClassification", "Dinov2Config", **SIZES, **PICTURES, mlp_ratio=2),
+    "swin": hugging(
+        "SwinForImageClassification",
+        "SwinConfig",
+        image_size=32,
+        patch_size=4,
+        embed_dim=48,
+        depths=[2, 2],
+        num_heads=[2, 4],
+        window_size=4,
+    ),
+    "regnet": hugging(
+        "RegNetForImageClassification",
+        "RegNetConfig",
+        num_channels=3,
+        embedding_size=32,
+        hidden_sizes=[32, 64, 96, 128],
+        depths=[1, 2, 2, 1],
+        groups_width=16,
+    ),
+    "resnet-50-hf": hugging("ResNetForImageClassification", "ResNetConfig", **STAGES, embedding_size=32),
+    "resnet-32": cifar_resnet(5, 24),
+    "densenet": plain(Dense, 8, 3, 8, 8),
+    "vgg": vgg,
+}

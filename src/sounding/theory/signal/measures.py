@@ -80,6 +80,26 @@ def width_of_samples(signal: Signal, features: int) -> float:
     return max(total / variance, 1.0) if variance > 0 else float(features * positions)
 
 
+def spread_of_spectrum(
+    gram: Array, common: Array, *, width: float, features: int, eps: float = SINGLE
+) -> dict[str, tuple[float, float]]:
+    """Mean and standard deviation of the effective rank and the isometry gap over networks of so many features.
+
+    Args:
+        gram: of the samples.
+        common: the part of it that all features share, which does not scatter.
+        width: how many independent features the Gram matrix is a mean of.
+        features: of a sample, all positions together.
+        eps: of the type in which the network computes.
+    """
+    drawn = common + _wishart(gram - common, width, np.random.default_rng(0))
+    found = [_of_spectrum(one, features, eps) for one in drawn]
+    kept = {name: np.array([one[name] for one in found]) for name in ("effective_rank", "isometry_gap")}
+    return {
+        name: (float(each.mean()), float(each.std(ddof=1))) for name, each in kept.items() if np.isfinite(each).all()
+    }
+
+
 def _wishart(gram: Array, width: float, generator: np.random.Generator) -> Array:
     """Gram matrices of `width` Gaussian features with the mean `gram`, (draws, n, n); a Bartlett factor each."""
     size = len(gram)
