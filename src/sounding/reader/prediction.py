@@ -219,6 +219,10 @@ def _rows(
             for measure, (value, sd) in expected.items():
                 if math.isfinite(value) and math.isfinite(sd):
                     yield Expected(name, measure, value, WIDENED.get(measure, WIDER) * sd)
+        square = found.weight_gradients[index]
+        if square is not None and square > 0 and node.weight and node.weight not in blueprint.shared:
+            value, sd = _log_norm(square * missing, scatter.weight_gradient[index])
+            yield Expected(node.weight, "weight_gradient_log_norm", value, WIDER * sd)
 
 
 def _log_norm(square: float, scatter: float) -> tuple[float, float]:
