@@ -26,7 +26,7 @@ OWN = (
     "regularity",
     "top_eigenvalues",
 )
-PARAMETRIZED = {"soft_rank": 0.5, "top_eigenvalues": 3.0}
+PARAMETRIZED = {"soft_rank": 0.5, "top_eigenvalues": 3.0, "numerical_rank": 0.0}  # 0: at the rounding of the state
 COSINES = {"mean_cosine", "gradient_alignment", "mean_absolute_cosine", "distinct_share"}
 SPECTRAL = {
     "numerical_rank",
@@ -221,7 +221,7 @@ def _value(view: View, column: Column) -> torch.Tensor:
 def _spectral_value(view: View, column: Column) -> torch.Tensor:
     name, samples = column.measure, view.samples
     if name == "numerical_rank":
-        return of_spectrum.numerical_rank(view.amplitudes, tolerance=view.resolution)
+        return of_spectrum.numerical_rank(view.amplitudes, tolerance=column.parameter or view.resolution)
     if name == "condition_number":
         return of_spectrum.ratio_of_extremes(view.amplitudes, tolerance=view.resolution)
     if name == "effective_rank":

@@ -109,7 +109,8 @@ def simulate(
         runs: independent chains.
         burn_in: layers left out of the averages.
         every: layers between measurements.
-        measures: names from `measure_names()`; "soft_rank:0.3" and "top_eigenvalues:5" take a parameter.
+        measures: names from `measure_names()`; three take a parameter: "soft_rank:0.3", "top_eigenvalues:5" and
+            "numerical_rank:1e-9", singular values above that share of the largest.
         profile: whether to keep each measured layer.
         weights: a name from `sounding.weights` or a callable.
         activation: a name from `sounding.activations` or a callable.

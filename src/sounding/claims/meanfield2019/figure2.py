@@ -8,10 +8,14 @@ from typing import Any
 import numpy as np
 
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.meanfield2019.trainable import draw_cells, judge_cells, train_cells
-from sounding.claims.picture import Picture
+from sounding.claims.meanfield2019.trainable import draw_cells, judge_cells, last_trainable, train_cells
+from sounding.claims.number import Number, mean_of
+from sounding.claims.picture import Panel, Picture, Series, points_of
 from sounding.data import known_shape
 from sounding.predict import batchnorm
+
+EPS = 0.001
+"""The paper's eps; a column with another has it in its name."""
 
 
 def measure_depth_by_batch_size(values: Mapping[str, Any], context: Context) -> Outcome:
@@ -31,5 +35,52 @@ def measure_depth_by_batch_size(values: Mapping[str, Any], context: Context) -> 
     caption = (
         f"Test accuracy on {values['data']}, width {values['width']}, mean of {values['seeds']} seeds. Networks much "
         "deeper than 16ξ (white) learn nothing, whatever the batch size."
+    )
+    return Outcome(numbers, Picture((panel,), caption))
+
+
+def measure_depth_against_xi(values: Mapping[str, Any], context: Context) -> Outcome:
+    """The depth to which networks train over the mean field's ξ: k of kξ in each column, and whether a constant does.
+
+    A column is an activation, the size of the normalized part of the batch and eps. Its depths are the given multiples
+    of its own 16ξ, so every column brackets its limit as finely as the others.
+    """
+    whole, chance = values["whole_batch"], 0.1
+    names, scales, limits = [], [], []
+    for place, (activation, size, eps) in enumerate(values["columns"]):
+        scale = batchnorm(activation, batch_size=size, eps=eps).depth_scale
+        depths = [max(2, round(16 * scale * multiple)) for multiple in values["multiples"]]
+        settings = {**values, "activation": activation, "statistics_over": size, "depths": depths}
+        cells = train_cells([{"eps": eps}], settings, context, batch_size=whole, offset=place)
+        names.append(f"{activation}_{size}" + (f"_eps_{eps:g}" if eps > EPS else ""))
+        scales.append(scale)
+        limits.append(last_trainable(cells[:, 0], depths, chance=chance))
+        context.progress((place + 1) / len(values["columns"]))
+    xi, deepest = np.array(scales), np.array(limits)  # (columns,), (columns, seeds)
+    ratios = [mean_of(row / scale) for row, scale in zip(deepest, xi, strict=True)]
+    logs, centred = np.log(deepest), np.log(xi) - np.log(xi).mean()
+    slopes = centred @ logs / np.sum(centred**2)
+    left = (logs - np.log(xi)[:, None]).std(axis=0)
+    numbers = {f"k_{name}": number for name, number in zip(names, ratios, strict=True)}
+    middle = float(np.exp(np.log([n.value for n in ratios]).mean()))
+    numbers |= {
+        "k": Number(middle, min(n.low for n in ratios), max(n.high for n in ratios), deepest.size),
+        "exponent_of_depth_in_xi": mean_of(slopes),
+        "spread_left_by_xi_over_constant": mean_of(left / logs.std(axis=0)),
+    }
+    panel = Panel(
+        "ξ of the mean field, layers",
+        "deepest network that trains",
+        [
+            points_of("measured", xi, [mean_of(row) for row in deepest]),
+            Series("16ξ (the paper)", xi, 16 * xi, role="paper"),
+            Series("the best constant depth", xi, np.full(len(xi), np.exp(logs.mean())), role="bound"),
+        ],
+        x_scale="log",
+        y_scale="log",
+    )
+    caption = (
+        f"Depth at which accuracy on {values['data']} falls to half of best minus chance, {values['seeds']} seeds; "
+        "a point is an activation, the size of the normalized parts and eps."
     )
     return Outcome(numbers, Picture((panel,), caption))

@@ -134,6 +134,25 @@ def judge_cells(
     }
 
 
+def last_trainable(accuracy: Array, depths: Sequence[int], *, chance: float) -> Array:
+    """The depth at which each seed of a column falls below half of best minus chance, by ln depth; (depths, seeds) in.
+
+    A seed that trains at no depth has the shallowest one, a seed that trains at all of them the deepest: the grid must
+    reach beyond both.
+    """
+    score = (accuracy - chance) / max(float(accuracy.mean(1).max()) - chance, 1e-9)
+    logs, found = np.log(np.array(depths, dtype=np.float64)), []
+    for row in score.T:
+        trained = np.flatnonzero(row > 0.5)
+        at = int(trained[-1]) if len(trained) else 0
+        if not len(trained) or at == len(logs) - 1:
+            found.append(logs[at])
+        else:
+            share = (row[at] - 0.5) / (row[at] - row[at + 1])
+            found.append(logs[at] + share * (logs[at + 1] - logs[at]))
+    return np.exp(found)
+
+
 def _widest(first: Number, second: Number) -> Number:
     """The first share with the interval that covers both: runs of one seed need not be independent of each other."""
     low, high = min(first.low, second.low), max(first.high, second.high)
