@@ -59,12 +59,19 @@ def estimate(value: float, stderr: float, *, samples: int | None = None) -> Numb
     return Number(float(value), float(value - half * stderr), float(value + half * stderr), samples)
 
 
-def mean_of(samples: ArrayLike) -> Number:
-    """The mean of independent runs, with Student's interval."""
+def mean_of(samples: ArrayLike, *, looks: int = 1) -> Number:
+    """The mean of independent runs, with Student's interval.
+
+    Args:
+        looks: how many runs of this row were judged in turn, this one included: all their intervals together are then
+            at the level of the ledger (Bonferroni).
+    """
     values = np.asarray(samples, dtype=np.float64).ravel()
     if len(values) < 2:
         raise UsageError(f"an interval needs at least 2 samples, got {len(values)}")
-    return estimate(float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values)), samples=len(values))
+    wider = student(len(values) - 1, looks=looks) / student(len(values) - 1)
+    stderr = wider * float(values.std(ddof=1)) / math.sqrt(len(values))
+    return estimate(float(values.mean()), stderr, samples=len(values))
 
 
 def over_runs(samples: ArrayLike) -> Number:
@@ -165,8 +172,8 @@ def slope_of(x: ArrayLike, y: ArrayLike, *, stderr: Sequence[float] | None = Non
     return Number(value, value - half, value + half, len(xs))
 
 
-def student(freedom: float) -> float:
-    """Student's quantile at the level of the ledger: half an interval, in standard errors."""
+def student(freedom: float, *, looks: int = 1) -> float:
+    """Student's quantile at the level of the ledger, for one of some looks: half an interval, in standard errors."""
     from scipy import stats
 
-    return float(stats.t.ppf((1 + LEVEL) / 2, freedom))
+    return float(stats.t.ppf(1 - (1 - LEVEL) / (2 * looks), freedom))

@@ -20,7 +20,7 @@ from sounding.models import Vgg19
 from sounding.train import Recipe
 
 
-@share("other")
+@share("other", "looks")
 def sweep(values: Mapping[str, Any], context: Context) -> Array:
     """Test accuracies (rates, eps, shifts, seeds, evaluations).
 
@@ -89,7 +89,8 @@ def measure_acceleration(values: Mapping[str, Any], context: Context) -> Outcome
         table = np.moveaxis(shown, axis, 0)
         for place, when in ((0, "early"), (-1, "late"))[: len(values["evaluate"])]:
             cells = table[..., place].reshape(len(table), -1, values["seeds"])
-            numbers[f"gain_{name}_{when}"] = mean_of(_gain(cells[1:].reshape(-1, values["seeds"]), cells[0]))
+            gains = _gain(cells[1:].reshape(-1, values["seeds"]), cells[0])
+            numbers[f"gain_{name}_{when}"] = mean_of(gains, looks=values["looks"])
         median = np.median(shown[..., 0], axis=3).max(axis=other)
         label, columns = ("eps of batch norm", values["eps"]) if name == "eps" else ("β at the start", values["shifts"])
         panels.append(_draw(median, columns, values["rates"], label))

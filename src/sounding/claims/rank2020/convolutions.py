@@ -10,7 +10,7 @@ import numpy as np
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, exact, over_runs
 from sounding.claims.picture import Panel, Picture, points_of
-from sounding.claims.rank2020.images import KINDS, Runs, look_times, train_kind
+from sounding.claims.rank2020.images import KINDS, PARTS, Runs, look_times, train_kind, walk_weights
 from sounding.claims.rank2020.perceptrons import difference
 
 
@@ -99,3 +99,26 @@ def measure_alignment(values: Mapping[str, Any], context: Context) -> Outcome:
     )
     caption = "Without a norm every sample pulls the readout along one line, and the images make no difference."
     return Outcome(numbers, Picture(panels, caption))
+
+
+def measure_paths(values: Mapping[str, Any], context: Context) -> Outcome:
+    """Figure 10: cosines between what training adds to the weights on images and on random pixels, all else equal."""
+    found: dict[str, list[list[float]]] = {"plain": [], "standard": []}
+    for run in range(values["runs"]):
+        for kind, cosines in found.items():
+            paths = [
+                walk_weights(name, values, context, offset=run, pixels=1000 + run)
+                for name in (kind, f"{kind}, random images")
+            ]
+            cosines.append([float(a @ b / (a.norm() * b.norm())) for a, b in zip(*paths, strict=True)])
+        context.progress((run + 1) / values["runs"])
+    numbers = {
+        f"cosine_of_paths_{name}": over_runs(np.array(found[kind])[:, -1])
+        for kind, name in (("plain", "plain"), ("standard", "batch_norm"))
+    }
+    steps = [values["steps"] * part // PARTS for part in range(1, PARTS + 1)]
+    series = [points_of(KINDS[kind], steps, [over_runs(c) for c in np.array(rows).T]) for kind, rows in found.items()]
+    panel = Panel("SGD step", "cosine of the paths on images and on random pixels", series)
+    return Outcome(
+        numbers, Picture((panel,), "Without a norm, images and random pixels lead the weights the same way.")
+    )

@@ -90,13 +90,21 @@ def measure_cor15(values: Mapping[str, Any], context: Context) -> Outcome:
         over.append(scaled(smallest[-1], 1 / math.sqrt((1 - alpha) * width)))
         series.append(_curve(f"d = {width}", profile, "numerical_rank"))
         context.progress((index + 1) / len(values["widths"]))
+    plain = _follow(
+        values, context.generator(99), width=width, start="orthogonal", measures=["numerical_rank"], norm="none"
+    )
+    last = plain.value("numerical_rank", layer=values["depth"])
     growth = ratio_of(smallest[-1], smallest[0])
     stretch = math.log(values["widths"][-1] / values["widths"][0])
     value, low, high = (math.log(end) / stretch for end in (growth.value, growth.low, growth.high))
     numbers = {
         "smallest_rank_over_bound": min(over, key=lambda n: n.low),
         "exponent_of_rank": Number(value, low, high, values["runs"]),
+        "rank_without_norm_over_bound": scaled(
+            _of_runs(last.value, last.stderr or 0.0, values["runs"]), 1 / math.sqrt((1 - alpha) * width)
+        ),
     }
+    series.append(_curve(f"d = {width}, no norm", plain, "numerical_rank"))
     widths = np.array(values["widths"])
     bounds = np.sqrt((1 - np.array(values["regularities"])) * widths)
     panels = (
@@ -170,9 +178,15 @@ def measure_soft_rank(values: Mapping[str, Any], context: Context) -> Outcome:
 
 
 def _follow(
-    values: Mapping[str, Any], generator: torch.Generator, *, width: int, start: str, measures: list[str]
+    values: Mapping[str, Any],
+    generator: torch.Generator,
+    *,
+    width: int,
+    start: str,
+    measures: list[str],
+    norm: str = "batch",
 ) -> Profile:
-    """Chains H ↦ BN((I + γW)H) with uniform weights and as many samples as features."""
+    """Chains H ↦ BN((I + γW)H), or (I + γW)H, with uniform weights and as many samples as features."""
     profile = simulate(
         width=width,
         batch_size=width,
@@ -180,6 +194,7 @@ def _follow(
         runs=values["runs"],
         residual=values["residual"],
         weights="uniform",
+        norm=norm,
         center=False,
         start=start,
         every=values["every"],

@@ -30,6 +30,9 @@ KINDS = {
     "plain, random images": "no norm, random images",
 }
 
+PARTS = 3
+"""Of a training whose path is compared."""
+
 
 @dataclass(frozen=True)
 class Runs:
@@ -112,6 +115,21 @@ def see_last_hidden(network: nn.Module, images: torch.Tensor) -> tuple[float, fl
     network.train()
     features = kept[0].flatten(1)
     return tuple(float(f(features)) for f in (numerical_rank, participation_ratio, gradient_alignment))  # type: ignore[return-value]
+
+
+def walk_weights(
+    kind: str, values: Mapping[str, Any], context: Context, *, offset: int, pixels: int
+) -> list[torch.Tensor]:
+    """What training has added to all weights after each of `PARTS` parts of the steps; start and order by `offset`."""
+    data, device = draw_images(kind, values, context, pixels), context.device
+    network = make_network(kind, values, data[0].shape[1], context.generator(offset)).to(device)
+    start = nn.utils.parameters_to_vector(network.parameters()).detach().clone()
+    part, order, found = values["steps"] // PARTS, context.generator(offset + 100, device=device), []
+    for _ in range(PARTS):
+        recipe = Recipe(batch_size=values["batch_size"], steps=part, evaluate="end", train_metrics="seen")
+        train_(network, data, learning_rate=values["rate"], recipe=recipe, generator=order, device=device)
+        found.append(nn.utils.parameters_to_vector(network.parameters()).detach() - start)
+    return found
 
 
 @share("kinds")

@@ -17,6 +17,9 @@ from sounding.measures import numerical_rank
 from sounding.models import Mlp
 from sounding.train import Recipe
 
+LEARNING_DEPTH = 10
+"""Beyond so many layers the paper's plain networks do not learn."""
+
 
 def make_fig1_network(generator: torch.Generator, *, features: int, depth: int, width: int, norm: str) -> Mlp:
     """PyTorch's initial weights; batch norm without biases, affine map or running statistics, as released."""
@@ -81,8 +84,12 @@ def measure_fig1(values: Mapping[str, Any], context: Context) -> Outcome:
         "vanilla_accuracy_at_shallowest": scores["none"][0],
         "batch_norm_accuracy_at_deepest": scores["batch"][-1],
         "batch_norm_accuracy_at_shallowest": scores["batch"][0],
+        "batch_norm_smallest_accuracy": min(scores["batch"], key=lambda n: n.low),
+        "batch_norm_smallest_rank_share": min(ranks["batch"], key=lambda n: n.low),
     }
     depths = values["depths"]
+    deep = [number for depth, number in zip(depths, scores["none"], strict=True) if depth > LEARNING_DEPTH]
+    numbers["vanilla_largest_accuracy_beyond_10_layers"] = max(deep, key=lambda n: n.high)
     names = {"none": "no norm", "batch": "batch norm"}
 
     def drawn(found: dict[str, list[Number]]) -> list[Series]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import GROUPS, Number, extreme_of, mean_of, scaled
+from sounding.claims.number import GROUPS, Number, extreme_of, mean_of, ratio_of, scaled
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.gram_paths import Array, points, slopes, thin
 from sounding.claims.thesis2024.networks import gaps_over_depth, square_inputs
@@ -60,6 +60,8 @@ def measure_gap_decay(values: Mapping[str, Any], context: Context) -> Outcome:
             ),
         ]
     numbers["rate_difference"] = mean_of(rates[0] - rates[-1])
+    narrow, wide = (numbers[f"slope_{width}"] for width in (values["widths"][0], values["widths"][-1]))
+    numbers["ratio_of_rates"] = ratio_of(scaled(narrow, -1.0), scaled(wide, -1.0))
     panel = Panel("layer ℓ", "isometry gap", series, y_scale="log")
     caption = (
         "The gap falls exponentially, faster in narrow networks, at d/(d + 2) per layer (lines). Dashed: Theorem 6.1 "

@@ -160,9 +160,19 @@ def measure_bias(values: Mapping[str, Any], context: Context) -> Outcome:
     layers = picked + 2
     gaps = [
         points(f"after training at {values['learning_rate']:g}", layers, found.gaps[:, picked]),
-        Series("steps without preferred direction", layers, found.unbiased[:, picked].mean(0), role="theory"),
+        Series(
+            f"without preferred direction, at {values['learning_rate']:g}",
+            layers,
+            found.unbiased[:, picked].mean(0),
+            role="theory",
+        ),
         points(f"after training at {values['larger_rate']:g}", layers, longer.gaps[:, picked]),
-        Series("the same", layers, longer.unbiased[:, picked].mean(0), role="theory"),
+        Series(
+            f"without preferred direction, at {values['larger_rate']:g}",
+            layers,
+            longer.unbiased[:, picked].mean(0),
+            role="theory",
+        ),
     ]
     gradients = [
         points("before", layers, found.before[:, picked]),
@@ -198,6 +208,8 @@ def measure_depths(values: Mapping[str, Any], context: Context) -> Outcome:
             (mean_of(middle(found.gaps)) for found in made.values()), key=lambda number: number.high
         )
         numbers[f"middle_gap_deep_over_shallow_{activation}"] = mean_of(middle(deep.gaps) / middle(shallow.gaps))
+        spared = [mean_of(middle(f.gaps) / f.gaps.max(axis=1)) for f in made.values()]
+        numbers[f"middle_gap_over_largest_{activation}"] = max(spared, key=lambda number: number.high)
         weakest = [mean_of(f.after.min(axis=1) / np.median(f.after, axis=1)) for f in made.values()]
         numbers[f"weakest_gradient_over_median_{activation}"] = min(weakest, key=lambda number: number.low)
         lasting = [mean_of(middle(f.after) / middle(f.before)) for f in made.values()]
