@@ -68,3 +68,11 @@ class Picture:
 
     panels: Sequence[Panel]
     caption: str
+
+
+def chart_of(numbers: Mapping[str, Number], caption: str, *, label: str = "measured", log: bool = False) -> Picture:
+    """Numbers side by side, each under its name, for rows that check a few numbers and draw no curve."""
+    places = [float(place) for place in range(len(numbers))]
+    ticks = {place: name.replace("_", " ") for place, name in zip(places, numbers, strict=True)}
+    series = points_of("measured", places, numbers.values())
+    return Picture((Panel("", label, (series,), ticks=ticks, y_scale="log" if log else "linear"),), caption)

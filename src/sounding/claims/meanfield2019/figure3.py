@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -14,11 +15,13 @@ import torch
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.meanfield2019.sampled import Array
 from sounding.claims.number import DRAWN, Number, mean_of
-from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.picture import Panel, Picture, Series, points_of
 from sounding.claims.share import share
 from sounding.claims.walk import batch_norm, walk
 from sounding.data import load_dataset, normalize
+from sounding.models import Mlp
 from sounding.predict import batchnorm
+from sounding.train import Recipe, train_
 
 PARTS = {
     "weights": "norm of the weights",
@@ -112,3 +115,35 @@ def _draw(logs: Array, depth: int, part: str, rate: float) -> Panel:
     if part != "weights":
         series.append(Series("step 0 (½ ln λ_G per layer)", [2, depth], [(depth - 2) * rate, 0.0], role="theory"))
     return Panel("layer", f"ln {PARTS[part]}", series, title=f"depth {depth}")
+
+
+def measure_lower_layers(values: Mapping[str, Any], context: Context) -> Outcome:
+    """How far the weights of each layer go in training after the first step, over their norm there."""
+    data, depth = load_dataset(values["data"], device=context.device), values["depth"]
+    moved = []
+    for run in range(values["runs"]):
+        network = Mlp(
+            math.prod(data.shape), data.classes, depth=depth, width=values["width"], norm="batch", bias=False,
+            init="lecun", eps=values["eps"], generator=context.generator(run),
+        ).to(context.device)  # fmt: skip
+        order = context.generator(100 + run, device=context.device)
+        recipe = Recipe(batch_size=values["batch_size"], steps=1, evaluate="end", statistics="batch")
+        train_(network, data, learning_rate=values["rate"], recipe=recipe, generator=order, device=context.device)
+        names = [f"{layer}.linear.weight" for layer in range(1, depth + 1)]
+        first = [network.get_parameter(name).detach().clone() for name in names]
+        recipe = replace(recipe, steps=values["steps"])
+        train_(network, data, learning_rate=values["rate"], recipe=recipe, generator=order, device=context.device)
+        last = [network.get_parameter(name).detach() for name in names]
+        moved.append([float((b - a).norm() / a.norm()) for a, b in zip(first, last, strict=True)])
+        context.progress((run + 1) / values["runs"])
+    rows, part = np.array(moved), depth // 4
+    lower, upper = rows[:, :part].mean(1), rows[:, -part:].mean(1)
+    numbers = {
+        "relative_change_of_lower_quarter": mean_of(lower),
+        "relative_change_of_upper_quarter": mean_of(upper),
+        "lower_over_upper": mean_of(lower / upper),
+    }
+    layers = np.arange(1, depth + 1)
+    series = points_of("measured", layers[::3], [mean_of(column) for column in rows.T[::3]])
+    panel = Panel("layer", "‖W − W₁‖/‖W₁‖ after training", (series,), y_scale="log")
+    return Outcome(numbers, Picture((panel,), f"After {values['steps']} steps beyond the first, {depth} layers."))
