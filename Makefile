@@ -36,7 +36,7 @@ claims: $(STAMP)
 
 # the ledger in docs/ and the verdicts in the package, from the committed results
 ledger: $(STAMP)
-	$(BIN)/sounding claims table --results docs/claims --markdown docs/ledger.md --html docs/ledger.html --index src/sounding/claims/ledger.json
+	$(BIN)/sounding claims table --results docs/claims --markdown docs/ledger.md --html docs/ledger.html --index src/sounding/claims/ledger.json --pages
 
 bench: $(STAMP)
 	for script in bench/*.py; do $(BIN)/python $$script || exit 1; done

@@ -9,7 +9,7 @@ author = "the Sounding authors"
 version = release = sounding.__version__
 extensions = ["myst_parser"]
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["_build", "zoo"]
+exclude_patterns = ["_build", "zoo", "claims"]
 myst_heading_anchors = 3
 html_theme = "furo"
 html_title = f"Sounding {version}"

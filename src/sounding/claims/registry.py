@@ -75,6 +75,13 @@ def shipped_verdicts() -> dict[str, dict[str, Any]]:
 
 
 @cache
+def left_out(paper: str) -> dict[str, str]:
+    """The numbered items of a paper that are no rows, each with the row that covers it or the reason."""
+    found: dict[str, dict[str, str]] = tomllib.loads((ROWS / "left-out.toml").read_text("utf-8"))
+    return found.get(paper, {})
+
+
+@cache
 def _order() -> dict[str, list[str]]:
     return tomllib.loads((ROWS / "order.toml").read_text("utf-8"))
 

@@ -141,9 +141,13 @@ def show(words: tuple[str, ...], results: Path | None, as_json: bool) -> None:
 @click.option("--markdown", type=click.Path(path_type=Path), metavar="FILE", help="Write the ledger as Markdown.")
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write it as an HTML page.")
 @click.option("--index", type=click.Path(path_type=Path), metavar="FILE", help="Write the verdicts as JSON.")
-def table(results: Path, markdown: Path | None, html: Path | None, index: Path | None) -> None:
+@click.option(
+    "--pages", is_flag=True, help="Write a page a row, a report a paper, claims.json and an RO-Crate into DIR."
+)
+def table(results: Path, markdown: Path | None, html: Path | None, index: Path | None, pages: bool) -> None:
     """The ledger from results: Markdown, HTML, or Markdown on stdout."""
     from sounding.report import ledger
+    from sounding.report.catalogue import write_files
 
     found = _read(results)
     for path in (markdown, html, index):
@@ -156,10 +160,12 @@ def table(results: Path, markdown: Path | None, html: Path | None, index: Path |
     if index is not None:
         lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in ledger.write_index(found))
         index.write_text(f"[\n{lines}\n]\n", "utf-8")
-    if markdown is None and html is None and index is None:
+    made = write_files(found, results) if pages else 0
+    if markdown is None and html is None and index is None and not pages:
         say(ledger.write_markdown(found, folder=results.as_posix()), nl=False)
     else:
         written = ", ".join(str(path) for path in (markdown, html, index) if path is not None)
+        written = ", ".join(filter(None, (written, f"{made} files in {results}" if made else "")))
         say(f"wrote {written}: {len(found)} rows", err=True)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sounding.claims.claim import PAPERS, Claim, Scale, Standing
+from sounding.claims.claim import KINDS, PAPERS, Claim, Scale, Standing
 from sounding.claims.number import LEVEL
 from sounding.claims.registry import all_claims, cases_of
 from sounding.claims.result import Result, folder_of, largest
@@ -37,13 +37,29 @@ INTRODUCTION = (
 )
 STYLE = """body{font:15px/1.45 system-ui,sans-serif;max-width:1200px;margin:2rem auto;padding:0 1rem;color:#1a1a1a}
 table{border-collapse:collapse;width:100%;margin:1rem 0;table-layout:fixed;overflow-wrap:break-word}
-th:nth-child(1){width:11%}th:nth-child(2){width:23%}th:nth-child(3){width:19%}th:nth-child(4){width:27%}
-th:nth-child(5){width:12%}th:nth-child(6){width:8%}td,th{text-align:left;vertical-align:top;padding:.4rem .6rem;
-border-bottom:1px solid #ddd}.holds{color:#00684a}.fails{color:#a3290f}.open{color:#6b5a00}
+th:nth-child(1){width:11%}th:nth-child(2){width:23%}th:nth-child(3){width:19%}th:nth-child(4){width:25%}
+th:nth-child(5){width:10%}th:nth-child(6){width:12%}td,th{text-align:left;vertical-align:top;padding:.4rem .6rem;
+border-bottom:1px solid #ddd}img{width:100%;background:#fff}
+tr.case td:first-child{padding-left:1.6rem}.holds{color:#00684a}.fails{color:#a3290f}.open{color:#6b5a00}
 @media(prefers-color-scheme:dark){body{background:#141414;color:#e6e6e6}td,th{border-color:#333}a{color:#8ab4f8}
 .holds{color:#5fd3a5}.fails{color:#ff8f73}.open{color:#e6cf6a}}
 @media(max-width:600px){table,tbody,tr,td{display:block}thead{display:none}td{border:0}tr{border-bottom:1px solid #888}}
 """
+
+SCRIPT = """const q=document.getElementById('q'),choices=[...document.querySelectorAll('select')];
+function show(){const words=q.value.toLowerCase().split(/\\s+/).filter(Boolean);let n=0;
+for(const r of document.querySelectorAll('tr[id]')){const ok=words.every(w=>r.dataset.words.includes(w))&&
+choices.every(s=>!s.value||r.dataset[s.id]===s.value);r.hidden=!ok;n+=ok}
+for(const s of document.querySelectorAll('section'))s.hidden=!s.querySelector('tr[id]:not([hidden])');
+document.getElementById('n').textContent=n+' rows'}
+q.addEventListener('input',show);for(const s of choices)s.addEventListener('change',show);show()"""
+FILTERS = {
+    "paper": ("every paper", {paper: paper for paper in PAPERS}),
+    "printed": ("as printed", {"holds": "holds", "fails": "fails", "open": "open"}),
+    "corrected": ("corrected", {"holds": "holds", "fails": "fails", "open": "open", "none": "none"}),
+    "kind": ("every kind", {kind: kind for kind in KINDS}),
+    "reduced": ("reduced or not", {"no": "as large as the paper's", "yes": "smaller than the paper's"}),
+}
 
 
 @dataclass(frozen=True)
@@ -94,7 +110,7 @@ def write_markdown(found: Mapping[str, Mapping[Scale, Result]], *, folder: str) 
     """The whole ledger; `folder` is where the results lie, seen from the page."""
     quoted = [largest(results) for results in found.values()]
     parts = ["# The ledger", INTRODUCTION, f"**{write_totals(quoted)}**"]
-    for paper, lines in _lines(found, folder).items():
+    for paper, lines in lines_of(found, folder).items():
         parts.append(f"## {paper}\n\n{PAPERS[paper]}. {write_totals(line.result for line in lines)}")
         rows = [f"| {' | '.join(HEADINGS)} |", "|" + "---|" * len(HEADINGS)]
         for line in lines:
@@ -105,32 +121,55 @@ def write_markdown(found: Mapping[str, Mapping[Scale, Result]], *, folder: str) 
 
 
 def write_page(found: Mapping[str, Mapping[Scale, Result]], *, folder: str) -> str:
-    """The whole ledger as one HTML page, each paper behind an index of its places."""
+    """The whole ledger as one HTML page with an index, search and filters; evidence is folded, cases are nested."""
     quoted = [largest(results) for results in found.values()]
     introduction = html.escape(INTRODUCTION)
     totals = html.escape(write_totals(quoted))
-    parts = [f"<h1>The ledger</h1><p>{introduction}</p><p><b>{totals}</b></p>"]
+    choices = "".join(
+        f'<select id="{name}" aria-label="{told}"><option value="">{told}</option>'
+        + "".join(f'<option value="{value}">{word}</option>' for value, word in options.items())
+        + "</select>"
+        for name, (told, options) in FILTERS.items()
+    )
+    field = '<input id="q" type="search" placeholder="theorem 5.11, soft rank, …" aria-label="search">'
+    search = f'<p>{field} {choices} <span id="n"></span></p>'
+    parts = [f"<h1>The ledger</h1><p>{introduction}</p><p><b>{totals}</b></p>{search}"]
     head = "".join(f"<th>{heading}</th>" for heading in HEADINGS)
-    for paper, lines in _lines(found, folder).items():
+    for paper, lines in lines_of(found, folder).items():
         totals = write_totals(line.result for line in lines)
         index = " · ".join(
             f'<a class="{line.standing.as_printed}" href="#{line.result.id}">{html.escape(line.result.place)}'
             f"{MARKS[line.standing.as_printed]}</a>"
             for line in lines
         )
-        parts.append(f"<h2>{paper}</h2><p>{html.escape(PAPERS[paper])}. {html.escape(totals)}</p><p>{index}</p>")
-        rows = []
-        for line in lines:
-            cells = [f"<td>{html.escape(text)}</td>" for text in _texts(line)]
-            cells[2] = cells[2].replace("<td>", f'<td class="{line.standing.as_printed}">')
-            links = " · ".join(f'<a href="{html.escape(t)}">{name}</a>' for name, t in line.links.items())
-            rows.append(f'<tr id="{line.result.id}">{"".join(cells)}<td>{links}</td></tr>')
-        parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>")
+        rows = "".join(_row(line, folder) for line in lines)
+        parts.append(
+            f"<section><h2>{paper}</h2><p>{html.escape(PAPERS[paper])}. {html.escape(totals)}</p><p>{index}</p>"
+            f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></section>"
+        )
     body = "\n".join(parts)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
         f'content="width=device-width"><title>Sounding: the ledger</title><style>{STYLE}</style></head>'
-        f"<body>{body}</body></html>\n"
+        f"<body>{body}<script>{SCRIPT}</script></body></html>\n"
+    )
+
+
+def _row(line: Line, folder: str) -> str:
+    """A row of the page; `data-` attributes are what the search and the filters look at."""
+    place, statement, verdict, evidence, scale = (html.escape(text) for text in _texts(line))
+    result, printed = line.result, line.standing.as_printed
+    words = html.escape(f"{result.id} {result.place} {result.statement}".lower())
+    reduced = "yes" if result.reduction else "no"
+    page = html.escape(quote(f"{folder}/{result.id}/README.md", safe="/:."))
+    picture = html.escape(line.links["figure"])
+    links = " · ".join(f'<a href="{html.escape(t)}">{name}</a>' for name, t in line.links.items())
+    return (
+        f'<tr id="{result.id}" class="{"case" if line.claim.parent else "whole"}" data-words="{words}" '
+        f'data-paper="{result.paper}" data-printed="{printed}" data-corrected="{line.standing.corrected}" '
+        f'data-kind="{result.kind}" data-reduced="{reduced}"><td><a href="{page}">{place}</a></td><td>{statement}</td>'
+        f'<td class="{printed}">{verdict}</td><td><details><summary>evidence</summary>{evidence}</details></td>'
+        f'<td>{scale}</td><td><a href="{picture}"><img loading="lazy" alt="" src="{picture}"></a>{links}</td></tr>'
     )
 
 
@@ -153,7 +192,7 @@ def relative(folder: Path, page: Path) -> str:
     return Path(os.path.relpath(folder, page.parent)).as_posix()
 
 
-def _lines(found: Mapping[str, Mapping[Scale, Result]], folder: str) -> dict[str, list[Line]]:
+def lines_of(found: Mapping[str, Mapping[Scale, Result]], folder: str) -> dict[str, list[Line]]:
     """Rows by paper, in the order of the registry."""
     quoted = {name: largest(results) for name, results in found.items()}
     standings = stand_with_cases(quoted.values())

@@ -35,6 +35,7 @@ def simulate_invariant(
     device: str,
     random_seed: int,
     measures: tuple[str, ...] = MEASURES,
+    dtype: str = "float32",
 ) -> tuple[Simulation, ...]:
     """H ↦ BN(H + γWH) from M₀ = I with as many samples as features; figures that show one experiment share it."""
     return simulate_many(
@@ -48,6 +49,7 @@ def simulate_invariant(
         center=False,
         start="orthogonal",
         measures=measures,
+        dtype=dtype,
         device=device,
         generator=Context(random_seed=random_seed).generator(),
     )
@@ -69,6 +71,7 @@ def averages_of(
         device=context.device,
         random_seed=context.random_seed,
         measures=measures,
+        dtype=values.get("dtype", "float32"),
     )
     count = len(residuals)
     return {gamma: [simulation.averages for simulation in found[index::count]] for index, gamma in enumerate(residuals)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,9 +36,15 @@ LEVELS = ("no pre-training", "25 steps", "75 steps")
 NORMED = ("batch norm", "batch norm, one-sided start")
 
 
-@share("shown")
+STARTS = {"pre-trained": "he", "He's start": "he", "PyTorch's start": "torch", "PyTorch's start, pre-trained": "torch"}
+"""The plain networks by their initial weights; those that are not called pre-trained are the controls."""
+
+CAPTION = "The plain network whose rank was raised loses less by depth than the one with batch norm, and is ahead."
+
+
+@share("shown", "caption")
 def compare_with_batch_norm(values: Mapping[str, Any], context: Context) -> dict[str, list[Trained]]:
-    """Pre-trained plain networks and batch-norm networks by depth, each at its best rate; figures share it."""
+    """Plain networks, pre-trained or not, and batch-norm networks by depth, each at its best rate; figures share it."""
     data = load_pixels(values["dataset"], context)
     pixels = data[0].cpu()  # single small networks are pre-trained faster there
     features, width = data[0].shape[1], values["width"]
@@ -47,36 +54,43 @@ def compare_with_batch_norm(values: Mapping[str, Any], context: Context) -> dict
         evaluate=tuple(int(step) for step in np.linspace(0, values["steps"], values["evaluations"] + 1)[1:]),
         train_metrics="seen",
     )
-    found: dict[str, list[Trained]] = {"pre-trained": [], "batch norm": []}
+    rates = rates_by_kind(values)
+    found: dict[str, list[Trained]] = {kind: [] for kind in rates}
     for index, depth in enumerate(values["depths"]):
-        raised: dict[int, Mlp] = {}
+        made: dict[tuple[str, int], Mlp] = {}
 
-        def pretrained(generator: torch.Generator, depth: int = depth, raised: dict[int, Mlp] = raised) -> Mlp:
-            """A copy of the network that was pre-trained from this start; learning rates share the pre-training."""
+        def make(generator: torch.Generator, kind: str, depth: int = depth, made: dict[Any, Mlp] = made) -> Mlp:
+            """A copy of the network that starts from this generator; learning rates share the pre-training."""
             seed = generator.initial_seed()
-            if seed not in raised:
-                network = Mlp(features, 10, depth=depth, width=width, generator=generator)
-                order = torch_generator(seed + 250)
-                raise_rank_(network, pixels, batches=values["pretraining"], batch_size=64, generator=order)
-                raised[seed] = network
-            return copy.deepcopy(raised[seed])
+            if (kind, seed) not in made:
+                normed = {"norm": "batch", "init": "xavier"} if kind == "batch norm" else {"init": STARTS[kind]}
+                network = Mlp(features, 10, depth=depth, width=width, generator=generator, **normed)  # type: ignore[arg-type]
+                if kind.endswith("pre-trained"):
+                    order = torch_generator(seed + 250)
+                    raise_rank_(network, pixels, batches=values["pretraining"], batch_size=64, generator=order)
+                made[kind, seed] = network
+            return copy.deepcopy(made[kind, seed])
 
-        def normalized(generator: torch.Generator, depth: int = depth) -> Mlp:
-            return Mlp(features, 10, depth=depth, width=width, norm="batch", init="xavier", generator=generator)
-
-        for kind, make in (("pre-trained", pretrained), ("batch norm", normalized)):
-            found[kind].append(
+        for place, (kind, row) in enumerate(found.items()):
+            row.append(
                 train_grid(
-                    make,
+                    partial(make, kind=kind),
                     data,
-                    rates=values["rates"][kind],
+                    rates=rates[kind],
                     runs=values["runs"],
                     recipe=recipe,
                     context=context,
-                    offset=2 * index + (kind == "batch norm"),
+                    offset=len(found) * index + place,
                 )
             )
     return found
+
+
+def rates_by_kind(values: Mapping[str, Any]) -> dict[str, list[float]]:
+    """The learning rates tried for each kind of network: those named, or all of them with the controls."""
+    if isinstance(values["rates"], Mapping):
+        return dict(values["rates"])
+    return {"batch norm": values["normed_rates"], **dict.fromkeys(STARTS, values["rates"])}
 
 
 def torch_generator(seed: int) -> torch.Generator:
@@ -98,15 +112,25 @@ def measure_comparison(values: Mapping[str, Any], context: Context) -> Outcome:
         numbers[f"{name}_slow_down_of_batch_norm_minus_pretrained"] = contrast(
             [normed[-1], raised[0]], [normed[0], raised[-1]]
         )
-        series = []
-        for kind, row in found.items():
-            for depth, trained in zip(values["depths"], row, strict=True):
-                found_at = [over_runs(column) for column in trained.curves[name].T]
-                series.append(points_of(f"{kind}, {depth} layers", trained.epochs, found_at))
-        panels.append(Panel("epoch", words[name], series, title=words[name]))
+        controls = (
+            ("he", "He's start", "pre-trained"),
+            ("torch", "PyTorch's start", "PyTorch's start, pre-trained"),
+        )
+        for key, plain, cured in controls if "He's start" in found else ():
+            numbers[f"{name}_advantage_of_{key}_without_pretraining"] = difference(normed[-1], last[plain][-1])
+            numbers[f"{name}_gain_of_pretraining_from_{key}"] = difference(last[plain][-1], last[cured][-1])
+        for depth, place in ((values["depths"][0], 0), (values["depths"][-1], -1)):
+            series = [
+                points_of(kind, row[place].epochs, [over_runs(column) for column in row[place].curves[name].T])
+                for kind, row in found.items()
+            ]
+            panels.append(Panel("epoch", words[name], series, title=f"{words[name]}, {depth} layers"))
     rates = "; ".join(f"{kind}: {', '.join(f'{t.rate:g}' for t in row)}" for kind, row in found.items())
-    caption = "The plain network whose rank was raised loses less by depth than the one with batch norm, and is ahead."
-    return Outcome(numbers, Picture(panels, caption), f"Learning rates by depth, of least last training loss: {rates}.")
+    return Outcome(
+        numbers,
+        Picture(panels, values.get("caption", CAPTION)),
+        f"Learning rates by depth, of least last training loss: {rates}.",
+    )
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,7 @@ def measure_fig4(values: Mapping[str, Any], context: Context) -> Outcome:
         numbers[f"exponent_at_gamma_{name}"] = exponent_of(widths, found)
         exponents.append(numbers[f"exponent_at_gamma_{name}"])
         lowest += found
-        series.append(points_of(f"γ = {name}", widths, found))
+        series.append(points_of("no skip connection" if name == "inf" else f"γ = {name}", widths, found))
     numbers["smallest_exponent"] = min(exponents, key=lambda n: n.low)
     numbers["smallest_r"] = min(lowest, key=lambda n: n.low)
     series.append(Series("√d (linear networks' order)", widths, np.sqrt(widths), role="paper"))

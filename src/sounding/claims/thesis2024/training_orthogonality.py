@@ -161,14 +161,14 @@ def measure_bias(values: Mapping[str, Any], context: Context) -> Outcome:
     gaps = [
         points(f"after training at {values['learning_rate']:g}", layers, found.gaps[:, picked]),
         Series(
-            f"without preferred direction, at {values['learning_rate']:g}",
+            f"no preferred direction at {values['learning_rate']:g}",
             layers,
             found.unbiased[:, picked].mean(0),
             role="theory",
         ),
         points(f"after training at {values['larger_rate']:g}", layers, longer.gaps[:, picked]),
         Series(
-            f"without preferred direction, at {values['larger_rate']:g}",
+            f"no preferred direction at {values['larger_rate']:g}",
             layers,
             longer.unbiased[:, picked].mean(0),
             role="theory",

@@ -1,0 +1,172 @@
+"""The ledger for other readers: a page a row, a report a paper, one JSON of everything, and an RO-Crate around it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import sounding
+from sounding.claims.claim import PAPERS, Scale
+from sounding.claims.registry import left_out
+from sounding.claims.result import Result, plain
+from sounding.report.ledger import Line, describe_evidence, lines_of, write_totals
+
+Found = Mapping[str, Mapping[Scale, Result]]
+CATALOGUE, CRATE = "claims.json", "ro-crate-metadata.json"
+QUICK = 60.0
+"""Seconds up to which a row counts as easy: what `make claims` asks of each on two cores."""
+
+
+def write_pages(found: Found) -> dict[str, str]:
+    """The text of every file by its path below the folder of results."""
+    files = {}
+    for paper, lines in lines_of(found, "..").items():
+        for line in lines:
+            files[f"{line.result.id}/README.md"] = write_row(line, found[line.result.id])
+        files[f"report-{paper}.md"] = write_report(paper, lines)
+    entries = write_catalogue(found)
+    files[CATALOGUE] = json.dumps(entries, indent=1, ensure_ascii=False) + "\n"
+    files[CRATE] = json.dumps(write_crate(entries), indent=1, ensure_ascii=False) + "\n"
+    return files
+
+
+def write_row(line: Line, results: Mapping[Scale, Result]) -> str:
+    """One row as a Markdown page: statement, badges, figure, every expectation beside its number, provenance."""
+    claim, result = line.claim, line.result
+    parts = [f"# {claim.paper}, {claim.place}", claim.statement]
+    if claim.quotation:
+        parts.append(f"> {claim.quotation}")
+    parts.append(
+        f"**As printed: {line.standing.as_printed}.** Corrected: {line.standing.corrected}. Scale: {result.scale}."
+    )
+    parts += [f"Reduced: {result.reduction}."] if result.reduction else []
+    parts += [f"Corrected statement: {result.correction}"] if result.correction else []
+    parts += [f"A part of [{claim.parent}](../{claim.parent}/README.md)."] if claim.parent else []
+    parts += [f"Its part [{name}](../{name}/README.md): {case.verdict}." for name, case in line.cases.items()]
+    parts.append(f"![figure]({result.scale}/figure.svg)\n\n{result.caption}")
+    rows = ["| of | quantity | measured | 99% interval | expected | status | why |", "|---|---|---|---|---|---|---|"]
+    for e in result.expectations:
+        number = result.numbers.get(e["quantity"])
+        told = ("", "") if number is None else (f"{number.value:.4g}", f"{number.low:.4g} to {number.high:.4g}")
+        cells = (e["of"], e["quantity"], *told, f"{e['low']} to {e['high']}", e["status"], e["why"])
+        rows.append(f"| {' | '.join(cells)} |")
+    parts.append("\n".join(rows))
+    texts = {
+        "The paper's experiment": claim.experiment,
+        "Released program": claim.released,
+        "Note": claim.note,
+        "Remarks": result.remarks,
+    }
+    parts += [f"{name}: {text}" for name, text in texts.items() if text]
+    for scale, run in results.items():
+        made = f"{run.date}, {run.device}, {run.seconds:.0f} s, random seed {run.random_seed}"
+        links = f"[numbers]({scale}/numbers.csv) · [all]({scale}/result.json)"
+        parts.append(f"{scale}: {run.verdict}; {made}. `{run.command}` · {links}")
+    return "\n\n".join(parts) + "\n"
+
+
+def write_report(paper: str, lines: Sequence[Line]) -> str:
+    """A report on one paper in the form of the reproducibility challenge, from its rows and nothing else."""
+    held = [line for line in lines if line.standing.as_printed == "holds"]
+    failed = [line for line in lines if line.standing.as_printed == "fails"]
+    opened = [line for line in lines if line.standing.as_printed == "open"]
+    slow = sorted((line for line in lines if line.result.seconds > QUICK), key=lambda line: -line.result.seconds)
+    reduced = [line for line in lines if line.result.reduction]
+    seconds = sum(line.result.seconds for line in lines)
+    devices = ", ".join(sorted({line.result.device for line in lines}))
+    whole = [line for line in held if not line.result.reduction]
+    smaller = [line for line in held if line.result.reduction]
+    easy = [line for line in whole if line.result.seconds <= QUICK]
+    sections = {
+        "Scope of reproducibility": [
+            f"{PAPERS[paper]}. {len(lines)} of its statements are rows of the ledger; the others are listed last.",
+            write_totals(line.result for line in lines),
+        ],
+        "Methodology": [
+            "Each statement is written as bounds on measured numbers before the run; a verdict follows from where the "
+            f"99% intervals lie. Programs are our own. Devices: {devices}. Time in all: {seconds:.0f} s."
+        ],
+        "What held": [_name(line) for line in whole],
+        "What held on smaller runs": [f"{_name(line)} Reduced: {line.result.reduction}." for line in smaller],
+        "What did not hold as printed": [
+            f"{_name(line)} {'Corrected: ' + line.result.correction if line.result.correction else 'No correction.'} "
+            f"Evidence: {describe_evidence(line.result)[0]}."
+            for line in failed
+        ],
+        "What is open": [f"{_name(line)} {describe_evidence(line.result)[0]}." for line in opened],
+        "What was easy": [f"{len(easy)} rows hold unreduced and take no more than {QUICK:.0f} s each."],
+        "What was difficult": [
+            f"{_name(line)} {line.result.seconds:.0f} s on {line.result.device}." for line in slow[:8]
+        ]
+        + [f"{len(reduced)} rows are smaller than the paper's."],
+        "What was not tried": [f"{item}: {reason}." for item, reason in left_out(paper).items()]
+        or ["Nothing numbered."],
+    }
+    parts = [f"# Reproducibility report: {paper}"]
+    for heading, items in sections.items():
+        body = "\n".join(f"- {item}" for item in items) if len(items) > 1 or heading.startswith("What") else items[0]
+        parts.append(f"## {heading}\n\n{body or 'Nothing.'}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _name(line: Line) -> str:
+    return f"[{line.result.place}]({line.result.id}/README.md): {line.result.statement}"
+
+
+def write_catalogue(found: Found) -> list[dict[str, Any]]:
+    """Every row with its statement, quotation, reduction, verdicts, numbers and provenance, as plain data."""
+    entries = []
+    for lines in lines_of(found, ".").values():
+        for line in lines:
+            claim, result = line.claim, line.result
+            entry = {
+                "id": claim.id, "paper": claim.paper, "citation": PAPERS[claim.paper], "place": claim.place,
+                "kind": claim.kind, "statement": claim.statement, "quotation": claim.quotation or None,
+                "parent": claim.parent or None, "as_printed": line.standing.as_printed,
+                "corrected": line.standing.corrected, "correction": result.correction or None, "scale": result.scale,
+                "reduction": result.reduction or None, "expectations": result.expectations, "numbers": result.numbers,
+                "provenance": {
+                    "command": result.command, "date": result.date, "device": result.device,
+                    "seconds": result.seconds, "random_seed": result.random_seed, "versions": result.versions,
+                    "fingerprint": result.fingerprint, "folder": f"{claim.id}/{result.scale}",
+                },
+            }  # fmt: skip
+            entries.append(plain(entry))
+    return entries
+
+
+def write_crate(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """RO-Crate 1.1 metadata: the results as a data set, the catalogue, and a part for each row."""
+    parts: list[dict[str, Any]] = [
+        {"@id": CATALOGUE, "@type": "File", "name": "every row of the ledger", "encodingFormat": "application/json"}
+    ]
+    for entry in entries:
+        made = entry["provenance"]
+        parts.append({
+            "@id": f"{made['folder']}/", "@type": "Dataset", "name": f"{entry['paper']}, {entry['place']}",
+            "description": f"{entry['statement']} As printed: {entry['as_printed']}; corrected: {entry['corrected']}.",
+            "datePublished": made["date"], "citation": entry["citation"],
+        })  # fmt: skip
+    root = {
+        "@id": "./", "@type": "Dataset", "name": "Sounding: the ledger", "version": sounding.__version__,
+        "description": "Statements of five papers on signals in deep networks, and what measuring them gave.",
+        "license": {"@id": "https://spdx.org/licenses/MIT"},
+        "datePublished": max(entry["provenance"]["date"] for entry in entries),
+        "hasPart": [{"@id": part["@id"]} for part in parts],
+    }  # fmt: skip
+    about = {
+        "@id": CRATE, "@type": "CreativeWork", "about": {"@id": "./"},
+        "conformsTo": {"@id": "https://w3id.org/ro/crate/1.1"},
+    }  # fmt: skip
+    return {"@context": "https://w3id.org/ro/crate/1.1/context", "@graph": [about, root, *parts]}
+
+
+def write_files(found: Found, folder: Path) -> int:
+    """Write every page below the folder of results; the number of files."""
+    files = write_pages(found)
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, "utf-8")
+    return len(files)
