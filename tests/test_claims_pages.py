@@ -1,0 +1,116 @@
+"""The ledger for other readers: pages, reports, one JSON and an RO-Crate, in step with the results; search in a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from browser import find_browser, open_browser
+from sounding.chain import simulate
+from sounding.claims import PAPERS, all_claims, mean_of, read_results
+from sounding.claims.meanfield2019.operators import deviation, eigenvalues_on, multiplicities, symmetric_basis
+from sounding.claims.meanfield2019.trainable import last_trainable
+from sounding.claims.registry import left_out
+from sounding.report.catalogue import CATALOGUE, CRATE, write_pages
+
+DOCS = Path(__file__).parent.parent / "docs"
+COMMITTED = DOCS / "claims"
+BROWSER = find_browser()
+needs_results = pytest.mark.skipif(not COMMITTED.is_dir(), reason="the committed results are part of the repository")
+
+
+@needs_results
+def test_pages_reports_and_catalogue_are_those_of_the_committed_results() -> None:
+    files = write_pages(read_results(COMMITTED))
+    for name, text in files.items():
+        assert (COMMITTED / name).read_text("utf-8") == text, f"{name} is old; make ledger"
+    assert {f"report-{paper}.md" for paper in PAPERS} <= set(files)
+
+
+@needs_results
+def test_the_catalogue_and_the_crate_name_every_row() -> None:
+    entries = json.loads((COMMITTED / CATALOGUE).read_text("utf-8"))
+    assert [entry["id"] for entry in entries] == [claim.id for claim in all_claims()]
+    for entry in entries:
+        assert {"statement", "quotation", "reduction", "as_printed", "corrected", "provenance"} <= set(entry)
+        assert (COMMITTED / entry["provenance"]["folder"] / "result.json").is_file()
+    crate = json.loads((COMMITTED / CRATE).read_text("utf-8"))
+    parts = {part["@id"]: part for part in crate["@graph"]}
+    assert parts[CRATE]["about"] == {"@id": "./"}
+    assert all((COMMITTED / part["@id"]).exists() for part in parts["./"]["hasPart"])
+
+
+def test_what_is_left_out_points_at_rows_that_are_there() -> None:
+    ids = {claim.id for claim in all_claims()}
+    for paper in PAPERS:
+        for item, reason in left_out(paper).items():
+            named = re.findall(r"\b(?:rank2020v1|rank2020|orth2021|meanfield2019|thesis2024)-[\w.-]*\w", reason)
+            assert set(named) <= ids, (item, set(named) - ids)
+            assert named or len(reason) > 12
+
+
+def test_an_interval_of_three_looks_is_wider() -> None:
+    samples = [1.0, 2.0, 4.0, 3.0]
+    one, three = mean_of(samples), mean_of(samples, looks=3)
+    assert one.value == three.value
+    assert three.low < one.low < one.high < three.high
+
+
+def test_a_rank_is_counted_at_the_tolerance_that_is_asked_for() -> None:
+    shares = ("1e-12", "1e-5", "0.5")
+    found = simulate(
+        width=8, batch_size=8, depth=40, runs=4, center=False, start="collinear:1e-4", dtype="float64", residual=0.01,
+        measures=[f"numerical_rank:{share}" for share in shares], generator=torch.Generator().manual_seed(3),
+    ).averages  # fmt: skip
+    ranks = [found[f"numerical_rank:{share}"].value for share in shares]
+    assert ranks[0] == 8.0
+    assert ranks[0] > ranks[1] >= ranks[2] == 1.0 or ranks[0] >= ranks[1] > ranks[2] == 1.0
+
+
+def test_the_last_depth_that_trains_is_read_between_depths() -> None:
+    """Accuracy 0.9, 0.7, 0.3, 0.1 over depths 10, 20, 40, 80: half of best minus chance, 0.5, lies at 20·√2."""
+    accuracy = np.array([[0.9, 0.1], [0.7, 0.1], [0.3, 0.1], [0.1, 0.1]])
+    alone = last_trainable(accuracy[:, :1], [10, 20, 40, 80], chance=0.1)
+    assert alone[0] == pytest.approx(20 * np.sqrt(2))
+    assert last_trainable(accuracy[:, 1:], [10, 20, 40, 80], chance=0.1)[0] == pytest.approx(10)
+    assert last_trainable(np.full((4, 1), 0.9), [10, 20, 40, 80], chance=0.1)[0] == pytest.approx(80)
+
+
+def test_eigenvalues_of_an_operator_on_symmetric_matrices() -> None:
+    """The trace part times 3, the rest times 2."""
+    found = eigenvalues_on(lambda m: 2 * m + np.trace(m) / 4 * np.eye(4), symmetric_basis(4))
+    assert multiplicities(found) == [1, 9]
+    assert deviation(found, [(3.0, 1), (2.0, 9)]) < 1e-12
+    assert deviation(found, [(3.5, 1), (2.0, 9)]) > 0.1
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on the PATH (apt-get install chromium)")
+def test_a_row_is_found_in_the_browser() -> None:
+    assert BROWSER is not None
+    shown = "[...document.querySelectorAll('tr[id]')].filter(r => !r.hidden).map(r => r.id)"
+    total = len(all_claims())
+    with open_browser(BROWSER) as page:
+        page.open(DOCS / "ledger.html", ready="document.getElementById('n').textContent.endsWith('rows')")
+        assert page.complaints() == []
+        assert len(page.evaluate(shown)) == total
+        type_in = "(t => {const q = document.getElementById('q'); q.value = t; q.dispatchEvent(new Event('input'))})"
+        page.evaluate(f"{type_in}('theorem 5.11')")
+        found = page.evaluate(shown)
+        assert "thesis2024-thm5.11" in found
+        assert len(found) < 10
+        page.evaluate(f"{type_in}('')")
+        choose = "((i, v) => {const s = document.getElementById(i); s.value = v; s.dispatchEvent(new Event('change'))})"
+        page.evaluate(f"{choose}('printed', 'fails')")
+        failing = page.evaluate(shown)
+        assert 0 < len(failing) < total
+        page.evaluate(f"{choose}('paper', 'orth2021')")
+        assert {name.split("-")[0] for name in page.evaluate(shown)} == {"orth2021"}
+        hidden = page.evaluate("[...document.querySelectorAll('section')].filter(s => !s.hidden).length")
+        assert hidden == 1
+        assert page.evaluate("document.querySelectorAll('details[open]').length") == 0
