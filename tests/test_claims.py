@@ -160,7 +160,7 @@ def test_a_failure_as_printed_is_never_green() -> None:
     """Not even of a theorem whose own row holds, once a case of it fails."""
     found = {name: results for name, results in committed_results().items() if "thm5.11" in name}
     page, text = write_page(found, folder="claims"), write_markdown(found, folder="claims")
-    row = page[page.index('<tr id="thesis2024-thm5.11">') :]
+    row = page[page.index('<tr id="thesis2024-thm5.11"') :]
     assert '<td class="fails">fails as printed' in row[: row.index("</tr>")]
     assert '<a class="fails" href="#thesis2024-thm5.11">theorem 5.11 ✗</a>' in page
     assert "part of thesis2024-thm5.11: theorem 5.11, case 1" in text
