@@ -39,7 +39,17 @@ def test_every_place_of_the_issue_has_a_row() -> None:
     wanted = [f"fig1{p}" for p in "abcd"] + [f"fig2{p}" for p in "abcd"] + [f"fig3{p}" for p in "abc"]
     wanted += [f"fig4{p}" for p in "abcd"] + ["fig5", "fig6", *(f"thm{k}" for k in range(2, 10)), "thmB.11", "corB.12"]
     wanted += ["scope-bsb1", "crossbatch-limit", "crossbatch-rate", "weight-gradients", "thmD.6", "thmE.1", "thmF.2"]
-    assert sorted(ROWS) == sorted(f"meanfield2019-{name}" for name in wanted)
+    wanted += [
+        "thm1",
+        "thmB.25",
+        *(f"thmB.{k}" for k in range(63, 68)),
+        "propB.69",
+        "corB.70",
+        "thmC.8",
+        "thmC.11",
+        "propC.12",
+    ]
+    assert {f"meanfield2019-{name}" for name in wanted} <= set(ROWS)
 
 
 def test_a_wrong_theorem_does_not_hold() -> None:

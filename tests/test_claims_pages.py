@@ -1,4 +1,4 @@
-"""The ledger for other readers: pages, reports, one JSON and an RO-Crate, in step with the results; search in a browser."""
+"""Pages, reports, one JSON and an RO-Crate of the ledger in step with the results, and its search in a browser."""
 
 from __future__ import annotations
 

@@ -15,7 +15,20 @@ from sounding.claims.registry import claims_of, find_claim
 
 WANTED = {
     "rank2020": {
-        *("fig1", "fig2-linear", "fig2-relu", "fig2-tanh", "fig3a", "fig3a-rank", "fig3b", "lemma1", "thm2"),
+        *(
+            "fig1",
+            "fig2-linear",
+            "fig2-relu",
+            "fig2-tanh",
+            "fig3a",
+            "fig3a-rank",
+            "fig3b",
+            "lemma1",
+            "thm2",
+            "lemma5",
+            "lemma6",
+            "prop8",
+        ),
         *("lemma3-gaussian", "lemma3-uniform", "lemma4", "lemma7", "lemma13", "cor15", "cor15-assumption", "prop19"),
         *(f"fig{number}" for number in range(4, 14)),
     },
@@ -25,7 +38,7 @@ WANTED = {
 
 def test_every_figure_table_and_theorem_has_a_row() -> None:
     for paper, names in WANTED.items():
-        assert {claim.id.removeprefix(f"{paper}-") for claim in claims_of(paper)} == names
+        assert names <= {claim.id.removeprefix(f"{paper}-") for claim in claims_of(paper)}
 
 
 def _small(claim_id: str, **values: object) -> Claim:

@@ -10,7 +10,8 @@ from typing import Any
 import sounding
 from sounding.claims.claim import PAPERS, Scale
 from sounding.claims.registry import left_out
-from sounding.claims.result import Result, plain
+from sounding.claims.result import Result
+from sounding.encoding import to_plain
 from sounding.report.ledger import Line, describe_evidence, lines_of, write_totals
 
 Found = Mapping[str, Mapping[Scale, Result]]
@@ -133,7 +134,7 @@ def write_catalogue(found: Found) -> list[dict[str, Any]]:
                     "fingerprint": result.fingerprint, "folder": f"{claim.id}/{result.scale}",
                 },
             }  # fmt: skip
-            entries.append(plain(entry))
+            entries.append(to_plain(entry))
     return entries
 
 

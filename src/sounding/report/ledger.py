@@ -53,7 +53,7 @@ choices.every(s=>!s.value||r.dataset[s.id]===s.value);r.hidden=!ok;n+=ok}
 for(const s of document.querySelectorAll('section'))s.hidden=!s.querySelector('tr[id]:not([hidden])');
 document.getElementById('n').textContent=n+' rows'}
 q.addEventListener('input',show);for(const s of choices)s.addEventListener('change',show);show()"""
-FILTERS = {
+FILTERS: dict[str, tuple[str, dict[str, str]]] = {
     "paper": ("every paper", {paper: paper for paper in PAPERS}),
     "printed": ("as printed", {"holds": "holds", "fails": "fails", "open": "open"}),
     "corrected": ("corrected", {"holds": "holds", "fails": "fails", "open": "open", "none": "none"}),

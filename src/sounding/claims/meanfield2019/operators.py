@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import combinations_with_replacement, permutations
 from typing import Any
 
@@ -75,9 +76,7 @@ def measure_theorem1(values: Mapping[str, Any], context: Context) -> Outcome:
             raw = random.standard_normal((size,) * 4)
             raw = raw + raw.transpose(1, 0, 3, 2)
             tensor = sum(raw[np.ix_(o, o, o, o)] for o in orders) / len(orders)
-            found = eigenvalues_on(
-                lambda m, t=tensor: _symmetric(np.einsum("ijkl,kl->ij", t, m)), symmetric_basis(size)
-            )
+            found = eigenvalues_on(partial(_apply, np.asarray(tensor)), symmetric_basis(size))
             counted += multiplicities(found) == wanted
             real += bool(np.abs(found.imag).max() <= SAME * np.abs(found).max())
             trials += 1
@@ -89,8 +88,9 @@ def measure_theorem1(values: Mapping[str, Any], context: Context) -> Outcome:
     return Outcome(numbers, chart_of(numbers, f"{trials} random ultrasymmetric operators on symmetric matrices."))
 
 
-def _symmetric(matrix: Array) -> Array:
-    return (matrix + matrix.T) / 2
+def _apply(tensor: Array, matrix: Array) -> Array:
+    image = np.einsum("ijkl,kl->ij", tensor, matrix)
+    return np.asarray((image + image.T) / 2)
 
 
 def _dos(u: float, v: float, w: float) -> Operator:
@@ -142,16 +142,18 @@ def _pair(phi: Callable[[Array], Array], a: float, b: float, c: float) -> float:
 
 def measure_theorem_b64(values: Mapping[str, Any], context: Context) -> Outcome:
     """The Jacobian of V_φ at BSB1(a, b) by central differences of every entry, against the formula from u, v, w."""
-    off, step, a, b = [], 1e-4, *values["point"]
+    off, step = [], 1e-4
+    a, b = values["point"]
+    functions: dict[str, Operator] = {"tanh": np.tanh, "sin": np.sin, "cubic": lambda x: x + 0.2 * x**3}
     for name in values["activations"]:
-        phi = {"tanh": np.tanh, "sin": np.sin, "cubic": lambda x: x + 0.2 * x**3}[name]
+        phi = functions[name]
 
         def moved(i: int, j: int, matrix: Array, phi: Callable[[Array], Array] = phi) -> float:
             ends = [np.full(matrix.shape, b) + (a - b) * np.eye(len(matrix)) + s * step * matrix for s in (1, -1)]
             both = [
                 _pair(phi, m[i, i], m[j, j], m[i, j]) if i != j else _pair(phi, m[i, i], m[i, i], m[i, i]) for m in ends
             ]
-            return (both[0] - both[1]) / (2 * step)
+            return float(both[0] - both[1]) / (2 * step)
 
         for size in values["sizes"]:
             units = {key: np.zeros((size, size)) for key in ("own", "pair")}
@@ -319,4 +321,4 @@ def _c8(alpha: float, slopes: tuple[float, float], size: int, second: tuple[floa
     # μ = K (J(1) − J(ρ)), K = c_α ((B−1)/2)^α / P((B−1)/2, α)
     mu = front * ((size - 1) / 2) ** alpha / poch((size - 1) / 2, alpha) * (top - low)
     outer = size**alpha / poch((size - 3) / 2, alpha + 2) * 2 ** (-alpha - 2) / mu * 2 * alpha**2
-    return max(abs(outer * g / s - 1) for g, s in zip((g_m, g_l), second, strict=True))
+    return float(max(abs(outer * g / s - 1) for g, s in zip((g_m, g_l), second, strict=True)))

@@ -63,7 +63,7 @@ def measure_lemma6(values: Mapping[str, Any], context: Context) -> Outcome:
 
 
 def measure_proposition8(values: Mapping[str, Any], context: Context) -> Outcome:
-    """Both sides of eq. (44) and (45) for matrices whose rows have equal norms: circulant and positive, of trace d."""
+    """Two sides of eq. (44) and (45) for matrices whose rows have equal norms: circulant and positive, of trace d."""
     random, off = np.random.default_rng(context.random_seed), []
     for d in values["widths"]:
         for _ in range(values["draws"]):
@@ -85,7 +85,8 @@ def measure_proposition8(values: Mapping[str, Any], context: Context) -> Outcome
 
 def measure_full_rank(values: Mapping[str, Any], context: Context) -> Outcome:
     """The rank over the batch size for N = c√d samples and, as control, N = d, in deep chains, float64."""
-    small, ends = [], []
+    small: list[float] = []
+    ends: list[float] = []
     for index, width in enumerate(values["widths"]):
         for place, size in enumerate((round(values["factor"] * math.sqrt(width)), width)):
             found = simulate(

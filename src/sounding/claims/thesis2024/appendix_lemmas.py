@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,12 +19,19 @@ from sounding.measures import isometry_gap
 from sounding.weights import draw_orthogonal
 
 
+def jacobian(function: Callable[[torch.Tensor], torch.Tensor], at: torch.Tensor) -> torch.Tensor:
+    """The derivative of a function of a tensor, by automatic differentiation."""
+    found: torch.Tensor = torch.func.jacrev(function)(at)
+    return found
+
+
 def draw_near(width: int, count: int, *, generator: torch.Generator) -> torch.Tensor:
     """Batches (count, d, d) of unit features, from close to orthogonal to nearly dependent, samples as rows."""
     size = 10 ** torch.linspace(-3, 1.5, count, dtype=torch.float64)[torch.randperm(count, generator=generator)]
     noise = torch.randn(count, width, width, generator=generator, dtype=torch.float64)
     batch = torch.eye(width, dtype=torch.float64) + size[:, None, None] * noise / math.sqrt(width)
-    return batch / torch.linalg.vector_norm(batch, dim=-2, keepdim=True)
+    unit: torch.Tensor = batch / torch.linalg.vector_norm(batch, dim=-2, keepdim=True)
+    return unit
 
 
 def gap_of(batch: torch.Tensor) -> torch.Tensor:
@@ -148,6 +156,10 @@ def measure_jacobian(values: Mapping[str, Any], context: Context) -> Outcome:
     return Outcome(numbers, chart_of(numbers, "The largest over drawn batches; 1 is the bound."))
 
 
+def _after(norm: Callable[[torch.Tensor], torch.Tensor], weight: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+    return norm(batch @ weight.T)
+
+
 def _layer_jacobians(d: int, count: int, generator: torch.Generator) -> torch.Tensor:
     """‖∂X′/∂X‖ over ‖J_BN(H)‖ of a layer X′ = BN(XWᵀ) with Haar weights, by automatic differentiation."""
     shares = []
@@ -155,10 +167,11 @@ def _layer_jacobians(d: int, count: int, generator: torch.Generator) -> torch.Te
         matrix = turn(1, d, generator)[0]
 
         def norm(h: torch.Tensor) -> torch.Tensor:
-            return h / torch.linalg.vector_norm(h, dim=0)
+            unit: torch.Tensor = h / torch.linalg.vector_norm(h, dim=0)
+            return unit
 
-        whole = torch.autograd.functional.jacobian(lambda x, w=matrix: norm(x @ w.T), batch).reshape(d * d, d * d)
-        inner = torch.autograd.functional.jacobian(norm, batch @ matrix.T).reshape(d * d, d * d)
+        whole = jacobian(partial(_after, norm, matrix), batch).reshape(d * d, d * d)
+        inner = jacobian(norm, batch @ matrix.T).reshape(d * d, d * d)
         shares.append(torch.linalg.matrix_norm(whole, 2) / torch.linalg.matrix_norm(inner, 2))
     return torch.stack(shares)
 
@@ -170,7 +183,7 @@ def measure_row_jacobian(values: Mapping[str, Any], context: Context) -> Outcome
         for _ in range(values["draws"]):
             x = torch.randn(d, generator=generator, dtype=torch.float64)
             size = x.norm()
-            found = torch.autograd.functional.jacobian(lambda y: y / y.norm(), x)
+            found = jacobian(lambda y: y / y.norm(), x)
             formula = torch.eye(d, dtype=torch.float64) / size - torch.outer(x, x) / size**3
             off.append((found - formula).abs().max())
             same = (torch.linalg.eigvalsh(found) - 1 / size).abs() < 1e-9
