@@ -10,7 +10,10 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
+from sounding.probe.inside.rows import INSIDE
 from sounding.probe.records import Report
+from sounding.probe.sharded import WHOLE_ONLY
+from sounding.train.monitor.moved import APART, UPDATE_RATIO
 
 
 class Half(nn.Module):
@@ -109,7 +112,16 @@ def make_batch() -> tuple[Tensor, Tensor]:
 
 
 def rows_of(report: Report) -> dict[str, Any]:
-    """Every number by "layer name measure", what was not measured, and what the settings say of processes."""
-    rows = {f"{row.layer} {row.name} {row.measure}": row.value for row in report.profile if row.source != "theory"}
-    gaps = {item.name: item.reason for item in report.unmeasured}
-    return {"rows": rows, "unmeasured": gaps, "parallel": report.profile.settings.get("parallel")}
+    """Every number by "layer name measure", what was not measured, and what the settings say of processes.
+
+    What is measured only where one process holds the model whole is left out; `apart` tells whether that was said.
+    """
+    rows = {
+        f"{row.layer} {row.name} {row.measure}": row.value
+        for row in report.profile
+        if row.source != "theory" and row.measure not in INSIDE | {UPDATE_RATIO}
+    }
+    said = [item for item in report.unmeasured if item.reason in (WHOLE_ONLY, APART)]
+    gaps = {item.name: item.reason for item in report.unmeasured if item not in said}
+    parallel = report.profile.settings.get("parallel")
+    return {"rows": rows, "unmeasured": gaps, "parallel": parallel, "apart": len(said) > 0}

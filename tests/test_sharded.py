@@ -98,6 +98,8 @@ def test_a_check_of_fully_sharded_weights(world: int, scenes: list[dict[str, Any
     for rank, scene in enumerate(item["fully_sharded_check"] for item in scenes):
         same_rows(scene["whole"], expected)
         assert scene["whole"]["unmeasured"] == expected["unmeasured"]
+        assert scene["whole"]["apart"]
+        assert not expected["apart"]
         same_rows(scene["part"], expected, only="weight_gradient_log_norm")
         part = [tensor.chunk(world)[rank] for tensor in make_batch()]
         alone = rows_of(sounding.check(make_stack(), *part, tier="fast"))
@@ -141,6 +143,7 @@ def test_a_check_of_tensor_parallel_layers(world: int, scenes: list[dict[str, An
     for scene in (item["tensor_parallel_check"]["rows"] for item in scenes):
         same_rows(scene, expected)
         assert scene["unmeasured"] == expected["unmeasured"]
+        assert scene["apart"]
         assert "put together" in scene["parallel"]
 
 

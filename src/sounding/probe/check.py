@@ -27,10 +27,10 @@ from sounding.probe.losses import Loss, evaluate_loss, implied_targets, loss_nam
 from sounding.probe.meeting import Meeting
 from sounding.probe.moments import Tier
 from sounding.probe.outputs import guess_axis
-from sounding.probe.reading import Reading, read
+from sounding.probe.reading import NETWORK, Reading, read
 from sounding.probe.records import Finding, Report, Unmeasured
 from sounding.probe.running import run_model
-from sounding.probe.sharded import find_shards
+from sounding.probe.sharded import WHOLE_ONLY, find_shards
 from sounding.probe.snapshot import Snapshot
 from sounding.probe.state import (
     MODES,
@@ -382,6 +382,8 @@ class _Checked(Watched):
         unmeasured = list_unmeasured(self._passes, self._root, self._specs)
         start = judge_start(self._root, self._passes, reading, loss) if self._shards is None else ()
         profile, inside, gaps = add_inside(reading.profile(), self._insides, source=self._source)
+        if self._shards is not None:
+            gaps += (Unmeasured(NETWORK, WHOLE_ONLY),)
         self._reading, self._beside = reading, (*start, *inside)
         self.needs_foresight = needs_foresight(reading)
         verdict = judge_reading(reading, beside=self._beside)

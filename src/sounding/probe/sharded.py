@@ -28,6 +28,10 @@ TOKENS = "token participation ratio: this process holds a part of the positions 
 UNITS = "dead fraction: this process holds a part of it that is not cut by units"
 SHARED_LAYER = "the last weight layer lies in several processes"
 HELD = "weight gradient: .grad held a gradient before this pass, to which fully_shard added; set it to None first"
+WHOLE_ONLY = (
+    "the start of the parameters, attention, residual branches, gates, routers and number formats are looked at only "
+    "where one process holds the model whole"
+)
 
 
 @dataclass(frozen=True)
