@@ -44,7 +44,8 @@ class Map:
 def points_of(label: str, x: ArrayLike, numbers: Iterable[Number]) -> Series:
     """Measured numbers as points with their intervals."""
     found = list(numbers)
-    return Series(label, x, [n.value for n in found], error=[n.high - n.value for n in found])
+    error = [[n.value - n.low for n in found], [n.high - n.value for n in found]]
+    return Series(label, x, [n.value for n in found], error=error)
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,10 @@ class Picture:
 
 
 def chart_of(numbers: Mapping[str, Number], caption: str, *, label: str = "measured", log: bool = False) -> Picture:
-    """Numbers side by side, each under its name, for rows that check a few numbers and draw no curve."""
-    places = [float(place) for place in range(len(numbers))]
-    ticks = {place: name.replace("_", " ") for place, name in zip(places, numbers, strict=True)}
+    """Numbers side by side, named below, for rows that check a few numbers and draw no curve."""
+    places = [float(place) for place in range(1, len(numbers) + 1)]
+    names = "; ".join(f"{place:g} {name.replace('_', ' ')}" for place, name in zip(places, numbers, strict=True))
+    ticks = {place: f"{place:g}" for place in places}
     series = points_of("measured", places, numbers.values())
-    return Picture((Panel("", label, (series,), ticks=ticks, y_scale="log" if log else "linear"),), caption)
+    panel = Panel("number", label, (series,), ticks=ticks, y_scale="log" if log else "linear")
+    return Picture((panel,), f"{caption} By number: {names}.")
