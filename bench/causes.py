@@ -160,7 +160,7 @@ def low_rank(model: nn.Module) -> Answer:
 def trained(model: nn.Module) -> Answer:
     """Singular values that fall as the root of their number, as those of trained weights do."""
     # the nine taps of a depthwise convolution have too few singular values to tell
-    name, one = pick([pair for pair in weights(model, asking=True) if min(pair[1].weight.flatten(1).shape) > 16])
+    name, one = pick([pair for pair in weights(model, asking=True) if min(pair[1].weight.flatten(1).shape) > 9])
     matrix = one.weight.flatten(1)
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
     new = torch.arange(1, len(values) + 1.0) ** -0.5
