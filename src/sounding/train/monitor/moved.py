@@ -76,7 +76,7 @@ def _sample(matrices: Sequence[_Sampled]) -> Tensor:
 def _norms(matrices: Sequence[_Sampled], before: Tensor) -> tuple[list[float], list[float]]:
     """The norms of the sampled changes and of the sampled weights, read in one transfer."""
     sizes = [-(-weight.numel() // stride) for _, weight, stride in matrices]
-    parts = [*(_sample(matrices) - before).split(sizes), *before.split(sizes)]
+    parts = [*torch.split(_sample(matrices) - before, sizes), *torch.split(before, sizes)]
     numbers: list[float] = torch.stack(torch._foreach_norm(parts)).tolist()
     return numbers[: len(sizes)], numbers[len(sizes) :]
 
