@@ -68,13 +68,14 @@ def measure_depth_against_xi(values: Mapping[str, Any], context: Context) -> Out
         "exponent_of_depth_in_xi": mean_of(slopes),
         "spread_left_by_xi_over_constant": mean_of(left / logs.std(axis=0)),
     }
+    ends = np.array([xi.min(), xi.max()])
     panel = Panel(
         "ξ of the mean field, layers",
         "deepest network that trains",
         [
             points_of("measured", xi, [mean_of(row) for row in deepest]),
-            Series("16ξ (the paper)", xi, 16 * xi, role="paper"),
-            Series("the best constant depth", xi, np.full(len(xi), np.exp(logs.mean())), role="bound"),
+            Series("16ξ (the paper)", ends, 16 * ends, role="paper"),
+            Series("the best constant depth", ends, np.full(2, np.exp(logs.mean())), role="bound"),
         ],
         x_scale="log",
         y_scale="log",
