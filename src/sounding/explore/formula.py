@@ -71,7 +71,7 @@ def _build(node: ast.AST, depth: int) -> Step:
     """The step that computes one node of the formula."""
     if depth > DEEPEST:
         raise UsageError(f"expected at most {DEEPEST} operations inside one another, got more")
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
         if not abs(node.value) <= LARGEST:
             raise UsageError(f"expected numbers up to {LARGEST:g}, got {node.value!r}")
         number = float(node.value)

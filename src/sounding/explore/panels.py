@@ -14,8 +14,7 @@ from scipy.interpolate import PchipInterpolator
 from sounding import predict
 from sounding.errors import UsageError
 from sounding.explore.state import State
-from sounding.theory.kernel import normalized
-from sounding.theory.kernel_path import kappa
+from sounding.theory.kernel import kappa, normalized
 from sounding.theory.length import product_moment, second_moment
 
 KNOTS = 9  # angles between 0 and 90 degrees at which a map is computed: at more of them the curves look the same
@@ -253,9 +252,9 @@ def _batch_map(state: State) -> float | Callable[[float], float]:
     Batch norm takes away what the samples share and divides by the rest, (1 − ρ)q: without eps no ρ is left, and the
     map is flat. With it, the batch is that of independent samples with eps/((1 − ρ)q).
     """
-    options = {"scale": state.scale, "shift": state.shift}
+    scale, shift = state.scale, state.shift
     found = predict.batchnorm(
-        state.phi, batch_size=state.batch_size, eps=state.eps, weight_std=state.weight_std, **options
+        state.phi, batch_size=state.batch_size, eps=state.eps, weight_std=state.weight_std, scale=scale, shift=shift
     )
     if state.eps == 0:
         return float(found.fixed_point.correlation)
@@ -263,7 +262,7 @@ def _batch_map(state: State) -> float | Callable[[float], float]:
 
     def value(rho: float) -> float:
         eps = state.eps / max((1 - rho) * variance, 1e-9)
-        mapped = predict.covariance_map(state.phi, np.eye(size), eps=eps, **options).covariance
+        mapped = predict.covariance_map(state.phi, np.eye(size), eps=eps, scale=scale, shift=shift).covariance
         return float(mapped[0, 1] / mapped[0, 0])
 
     return value

@@ -65,7 +65,7 @@ def sample_inputs(model: nn.Module, *, batch_size: int | None, generator: torch.
         for sense in SENSES:
             arguments = _beside_text(model, sense, arguments, generator) or arguments
         if "bbox" in inspect.signature(model.forward).parameters:  # where a word stands on its page: corners in order
-            corners = torch.randint(1000, (count, TOKENS, 4), generator=generator).unflatten(-1, (2, 2))
+            corners = torch.randint(1000, (count, TOKENS, 2, 2), generator=generator)
             arguments["bbox"] = corners.sort(2).values.flatten(2)
         fewer = max(2, 4 * TOKENS * count // arguments[main].shape[1])
         if batch_size is None and fewer < count:  # features of a sound are hundreds of positions

@@ -220,7 +220,10 @@ def _judge_height(loss: StartLoss) -> list[Finding]:
         )
     else:
         return []
-    remedies = ("scale the last layer, or the embedding it is tied to, down", "look at what stands before it: a norm?")
+    remedies: tuple[str, ...] = (
+        "scale the last layer, or the embedding it is tied to, down",
+        "look at what stands before it: a norm?",
+    )
     if not loss.classes:
         remedies = ("subtract the mean of the targets and divide by their deviation", *remedies)
     evidence = {"loss": loss.value, "without_knowledge": loss.blind, "spread": loss.spread}
