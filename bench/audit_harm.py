@@ -164,6 +164,12 @@ def norms(model: nn.Module, value: float) -> None:
             part.weight.fill_(value)
 
 
+def shift(model: nn.Module) -> None:
+    found = [part for part in model.modules() if isinstance(part, nn.LayerNorm | nn.BatchNorm2d)]
+    for part in found[2:3]:
+        part.bias.fill_(10.0)
+
+
 def freeze(model: nn.Module) -> None:
     for block in list(model.blocks)[:-1]:  # type: ignore[arg-type]
         block.requires_grad_(False)
@@ -195,6 +201,7 @@ FAULTS: dict[str, Callable[[nn.Module], object]] = {
     "norm_weight: norms of 10": lambda model: norms(model, 10.0),
     "norm_weight: norms of 0.1": lambda model: norms(model, 0.1),
     "large_bias: one block of 10": lambda model: each(biases(model, 1), lambda b: b.fill_(10.0)),
+    "large_bias: one norm of shift 10": shift,
     "softmax_twice": lambda model: None,
     "huge_signal: inputs × 10⁵": lambda model: None,
     "frozen: all blocks but the last": freeze,
@@ -265,7 +272,7 @@ def main() -> None:
         for architecture in BUILDERS:
             if architecture == "GPT" and "inputs" in fault:
                 continue
-            if architecture == "perceptron" and "norm_weight" in fault:
+            if architecture == "perceptron" and ("norm_weight" in fault or "one norm" in fault):
                 continue
             best = [
                 accuracy(architecture, fault, rate, adam=adam) for adam, rate in ((True, ADAM_RATE), (False, SGD_RATE))

@@ -27,7 +27,7 @@ MENDS: dict[str, tuple[str, ...]] = {
     "redraw": ("parameter_not_finite", "never_written", "constant_weight", "odd_scale", "fans_exchanged"),
     "unclone": ("cloned_weights",),
     "zero_biases": ("large_bias", "parameter_not_finite", "never_written"),
-    "reset_norms": ("norm_weight", "parameter_not_finite", "never_written"),
+    "reset_norms": ("norm_weight", "large_bias", "parameter_not_finite", "never_written"),
     "scale_embeddings": ("odd_scale",),
 }
 # what branches that add up do: to the gradients, or to the outputs

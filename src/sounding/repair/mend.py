@@ -116,7 +116,15 @@ def reset_norms_(model: nn.Module, *, include: NameFilter = None, exclude: NameF
         one.tensor.fill_(value)
         return f"{value:g}"
 
-    return _mend("reset_norms", model, ("norm weight", "norm bias"), (*BROKEN, "norm_weight"), mend, include, exclude)
+    return _mend(
+        "reset_norms",
+        model,
+        ("norm weight", "norm bias"),
+        (*BROKEN, "norm_weight", "large_bias"),
+        mend,
+        include,
+        exclude,
+    )
 
 
 def scale_embeddings_(

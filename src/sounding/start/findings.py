@@ -299,16 +299,18 @@ def find_norm_weights(start: Start) -> Iterator[Finding]:
 
 
 def find_biases(start: Start) -> Iterator[Finding]:
-    """Biases that are a large part of what their layer gives out."""
-    by_layer = {one.layer: one for one in start.parameters if one.kind in ("linear", "convolution")}
+    """Biases, and shifts of norms, that are a large part of what their layer gives out."""
+    by_layer = {one.layer: one for one in start.parameters if one.kind in ("linear", "convolution", "norm weight")}
     for members in start.groups.values():
         worst, most, shares = None, 0.0, []
         for one in members:
             weight = by_layer.get(one.layer)
-            if one.kind != "bias" or weight is None or not one.finite or not weight.finite or weight.scale == 0:
+            if "bias" not in one.kind or weight is None or not one.finite or not weight.finite or weight.scale == 0:
                 continue
-            shares.append(share := one.scale**2 / (one.scale**2 + weight.fan_in * weight.scale**2))
-            usual = max(abs(one.low), abs(one.high)) <= 1.001 * weight.fan_in**-0.5  # PyTorch's default ends there
+            fan_in = max(weight.fan_in, 1)  # a norm has none: what it multiplies has size one
+            shares.append(share := one.scale**2 / (one.scale**2 + fan_in * weight.scale**2))
+            # PyTorch's default ends there
+            usual = one.kind == "bias" and max(abs(one.low), abs(one.high)) <= 1.001 * fan_in**-0.5
             if share > max(most, DROWNED) and not usual:
                 worst, most = one, share
         if worst is not None:
@@ -316,7 +318,7 @@ def find_biases(start: Start) -> Iterator[Finding]:
             alone = len(shares) == 1 or median(shares) < DROWNED
             yield make_finding(
                 "large_bias", "medium" if most > 0.9 and alone else "low", worst,
-                expected="0, or PyTorch's 1/√fan_in at most",
+                expected="0, or PyTorch's 1/√fan_in at most" if worst.kind == "bias" else "0",
                 found=f"a root mean square of {worst.scale:.3g}",
                 why=f"For inputs of size one, {most:.0%} of the mean square that {worst.layer!r} gives out is its bias "
                 f"({worst.scale:.3g}): it is the same for every sample, so samples look more alike behind it.",

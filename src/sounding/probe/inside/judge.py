@@ -126,7 +126,7 @@ def find_odd_branch(seen: Sequence[Seen]) -> Iterator[Finding]:
     """Branches that write ten times more or less into the stream than their siblings in other blocks."""
     families: dict[tuple[object, ...], list[Seen]] = {}
     for one in seen:
-        if one.kind == "addition":
+        if one.kind == "addition" and "branch_mean_square" in one.values:  # NaN leaves no value
             families.setdefault(one.shape, []).append(one)
     for members in families.values():
         sizes = [math.sqrt(one.values["branch_mean_square"]) for one in members]
