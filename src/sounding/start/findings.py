@@ -316,6 +316,8 @@ def find_biases(start: Start) -> Iterator[Finding]:
         if worst is not None:
             # where all siblings have it, it is meant: Mamba's step sizes are biases of 5
             alone = len(shares) == 1 or median(shares) < DROWNED
+            if worst.kind == "norm bias" and not alone:
+                continue  # shifts of all norms are a choice that theory makes too (`tune_batchnorm`)
             yield make_finding(
                 "large_bias", "medium" if most > 0.9 and alone else "low", worst,
                 expected="0, or PyTorch's 1/√fan_in at most" if worst.kind == "bias" else "0",
