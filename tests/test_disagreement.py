@@ -106,3 +106,39 @@ def test_a_layer_shared_by_two_inputs_is_no_disagreement() -> None:
 
     with networks.seeded(0):
         assert found(Siamese(), torch.randn(24, 64)) == []
+
+
+def test_a_cut_that_a_skip_leads_around_is_named_all_the_same() -> None:
+    """The stream keeps its gradient, so that none is zero: the graph of autograd tells."""
+
+    class Branch(nn.Module):
+        def __init__(self, *, cut: bool) -> None:
+            super().__init__()
+            self.cut, self.up, self.down = cut, nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.down(torch.relu(self.up(x.detach() if self.cut else x)))
+
+    with networks.seeded(0):
+        inputs = torch.randn(16, 64)
+        whole, cut = (
+            nn.Sequential(nn.Linear(64, 64), *(Branch(cut=some and at == 2) for at in range(4)))
+            for some in (False, True)
+        )
+        assert found(whole, inputs) == []
+        (finding,) = found(cut, inputs)
+        whole.requires_grad_(False)
+        whole[-1].requires_grad_(True)
+        assert found(whole, inputs) == [], "frozen layers are no cut"
+    assert finding.layer == "3.up"
+    assert "no gradient goes back" in finding.why
+
+
+def test_a_few_masked_units_are_named() -> None:
+    with networks.seeded(0):
+        model = networks.mlp(6, 64)
+        with torch.no_grad():
+            model[8].weight[:5] = 0
+        (finding,) = found(model, torch.randn(24, 64))
+    assert finding.layer == "8"
+    assert "exactly zero for 5 of 64 units" in finding.why
