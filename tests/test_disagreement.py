@@ -142,3 +142,24 @@ def test_a_few_masked_units_are_named() -> None:
         (finding,) = found(model, torch.randn(24, 64))
     assert finding.layer == "8"
     assert "exactly zero for 5 of 64 units" in finding.why
+
+
+class InPlace(torch.nn.Module):
+    """Adds to the output of a linear map in place, which loses the gradient at that output to a hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (torch.nn.Linear(32, 32) for _ in range(3))
+        self.table = torch.nn.Parameter(torch.randn(6, 32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        y += self.table
+        return self.third(torch.relu(self.second(y)))  # type: ignore[no-any-return]
+
+
+def test_a_gradient_that_was_not_measured_is_not_zero_where_the_weights_have_one() -> None:
+    torch.manual_seed(0)
+    report = sounding.check(InPlace(), torch.randn(16, 6, 32), theory=True)
+    assert "first" in {item.name for item in report.unmeasured if item.reason.startswith("gradient")}
+    assert not [finding for finding in report.verdict.findings if finding.severity != "low"]

@@ -105,18 +105,21 @@ def find_disagreement(
 def find_departures(profile: Profile, prediction: Prediction) -> Iterator[Departure]:
     """Every predicted row with its measurement: forward ones in execution order, then gradients from the output back.
 
-    A gradient that theory predicts and that was not measured, although others were, is one of exactly zero.
+    A gradient that theory predicts and that was not measured, although others were, is one of exactly zero; but not
+    where the layer's own weights got one, as behind an output that is changed in place.
     """
     measured = {(row.name, row.measure): row for row in profile.rows if row.source == "check"}
     depths = {row.name: row.layer for row in profile.rows if row.source == "check"}
     gradients = any(row.measure == "gradient_log_norm" and math.isfinite(row.value) for row in measured.values())
+    weights = [row for row in measured.values() if row.measure == "weight_gradient_log_norm"]
+    trained = {row.name.rpartition(".")[0] for row in weights if math.isfinite(row.value)}
     found = []
     for row in prediction.rows:
         if row.name not in depths or not row.stderr > 0:
             continue
         is_gradient = row.measure in GRADIENTS
         seen = measured.get((row.name, row.measure))
-        if seen is None and not (gradients and row.measure == "gradient_log_norm"):
+        if seen is None and (row.measure != "gradient_log_norm" or not gradients or row.name in trained):
             continue
         value = seen.value if seen is not None else -math.inf
         if math.isnan(value) or not (is_gradient or row.measure in FORWARD):
