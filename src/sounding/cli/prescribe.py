@@ -26,7 +26,7 @@ class DefaultGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the default command in front of options."""
-        named = not args or args[0] in self.commands or args[0] == "--help"
+        named = not args or args[0] in self.commands or args[0] in ("-h", "--help")
         return super().parse_args(ctx, args if named else [self.default, *args])
 
 
