@@ -54,12 +54,24 @@ WORDS = {
     "image": ("image_size",),
     "patch": ("patch_size",),
     "chunk": ("chunk_size", "mamba_chunk_size"),
+    "index_heads": ("index_n_heads",),
     "channels": ("num_channels",),
     "classes": ("num_labels",),
 }
 # The quick size: small enough that every architecture is checked in seconds on two cores, deep enough that what grows
 # or dies from layer to layer shows in a fit over layers.
-QUICK = {"layers": 6, "hidden": 128, "heads": 4, "vocab": 1000, "image": 64, "experts": 4, "classes": 10, "chunk": 32}
+QUICK = {
+    "layers": 6,
+    "hidden": 128,
+    "heads": 4,
+    "vocab": 1000,
+    "image": 64,
+    "experts": 4,
+    "classes": 10,
+    "chunk": 32,
+    "index_heads": 4,
+}
+
 FILLED = {"pad_token_id": 0, "num_experts_per_tok": 2, "n_shared_experts": 1}  # where a config leaves them empty
 NARROW = ("hidden", "heads", "kv_heads", "head_size", "feedforward")
 MOST = 200e6  # parameters of a quick network; 0.8 GB, and a check holds gradients and copies beside them
