@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -26,6 +27,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "swap_normalization": {"kind": "layer"},
     "raise_rank": {"batches": 2, "steps": 1},
     "tune_batchnorm": {"shift": 0.5, "eps": 0.1},
+    "scale_branches": {"rule": "deepnorm"},  # one branch has the factor 1 by the others
 }
 
 
@@ -49,6 +51,32 @@ def make_network(seed: int = 0) -> nn.Sequential:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), Block(), nn.Linear(16, 4))
+
+
+def make_tokens(seed: int = 0) -> nn.Sequential:
+    """A network with an embedding and attention, for cures of these."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        return nn.Sequential(nn.Embedding(20, 16), layer, nn.Linear(16, 20))
+
+
+class Frozen(nn.BatchNorm1d):
+    """A batch norm that never leaves evaluation mode."""
+
+    def train(self, mode: bool = True) -> Frozen:
+        return super().train(False)
+
+
+# What mends a fault refuses a network without it: the fault that each looks for.
+FAULTS: dict[str, Callable[[nn.Sequential], object]] = {
+    "redraw": lambda model: model[3].branch[0].weight.data.fill_(0.1),
+    "unclone": lambda model: model[3].branch[3].weight.data.copy_(model[3].branch[0].weight),
+    "zero_biases": lambda model: model[0].bias.data.fill_(100.0),
+    "reset_norms": lambda model: model[1].weight.data.fill_(0.03),
+    "scale_embeddings": lambda model: model[0].weight.data.mul_(1000),
+    "batch_statistics": lambda model: model.__setitem__(1, Frozen(16)),
+}
 
 
 def make_inputs(count: int = 48, features: int = 8, seed: int = 1) -> Tensor:
@@ -82,14 +110,16 @@ def generator(seed: int = 0) -> torch.Generator:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_plan_changes_nothing_then_everything_then_nothing(method: str) -> None:
     """For every method: dry run, apply and undo leave the bits they promise; the evidence is about what is applied."""
-    model = make_network()
+    tokens = method in ("scale_embeddings", "qk_norm")
+    model = make_tokens() if tokens else make_network()
     handle = model[0].register_forward_hook(lambda *_: None)
-    model[3].branch[0].weight.grad = torch.ones(16, 16)
+    model[0].weight.grad = torch.ones_like(model[0].weight)
     if method == "add_batchnorm":
         model[1] = nn.Identity()
     model.train(False)
+    FAULTS.get(method, lambda _: None)(model)
     before = fingerprint(model)
-    inputs = make_inputs()
+    inputs = torch.randint(0, 20, (8, 6), generator=generator(1)) if tokens else make_inputs()
     options = {method: OPTIONS[method]} if method in OPTIONS else None
     plan = sounding.plan(model, inputs, method=method, options=options, generator=generator())
     assert fingerprint(model) == before
@@ -118,6 +148,8 @@ def test_a_plan_changes_nothing_then_everything_then_nothing(method: str) -> Non
     seed=st.integers(0, 99),
 )
 def test_any_combination_is_undone_bit_for_bit(names: list[str], seed: int) -> None:
+    # shaped activations differ from layer to layer, and tuning is for one activation behind all norms
+    assume(not {"tune_batchnorm", "shape_activations"} <= set(names))
     model = make_network(seed)
     before = fingerprint(model)
     options = {name: OPTIONS[name] for name in names if name in OPTIONS}

@@ -90,8 +90,10 @@ def same_values(model: nn.Module, before: dict[str, Tensor]) -> bool:
 
 
 def test_every_method_is_among_the_tested_cures() -> None:
-    tested = {*CURES, "shape_activations", "orthogonal_init"}
-    assert set(METHODS) <= tested
+    elsewhere = {"shape_activations", "orthogonal_init"}
+    # these refuse a network without their fault: tests/test_plan.py plants it and takes the cure back
+    elsewhere |= {"redraw", "unclone", "zero_biases", "reset_norms", "scale_embeddings", "batch_statistics", "qk_norm"}
+    assert set(METHODS) <= {*CURES, *elsewhere}
 
 
 @pytest.mark.parametrize("name", CURES)

@@ -189,7 +189,7 @@ def test_regression_has_no_accuracy() -> None:
         (lambda: make_data(), {"recipe": Recipe(batch_size=1000)}, "at most 96"),
         (lambda: make_data(), {"recipe": {"epochs": 1}}, "expected a Recipe"),
         (lambda: make_data(), {"learning_rate": "fast"}, "learning rates"),
-        (lambda: make_data(), {"device": "tpu9"}, "unknown device"),
+        (lambda: make_data(), {"device": "tpu9"}, "no device 'tpu9' here"),
         (lambda: make_data(), {"measure_at": (9999,)}, "at most"),
         (lambda: make_data(), {"recipe": Recipe(steps=3, batch_size=16, evaluate=(4,))}, "the last step"),
         (lambda: make_data(), {"measure_at": 3}, "list of steps"),

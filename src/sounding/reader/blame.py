@@ -159,7 +159,7 @@ def blame(blueprint: Blueprint) -> tuple[Change, Illness, Illness] | None:
     description, given, gradients = start_of(blueprint, most=SAMPLES)
     before = _predict(description, given, gradients)
     tries = max(FEWEST, int(PATIENCE / estimate_seconds(blueprint, most=SAMPLES)))
-    proposed = (change for change in propose_changes(description, given) if before.worst >= ILL[change.size])
+    proposed = (change for change in propose_changes(description, given) if before.worst >= _line(change))
     best: tuple[Change, Illness] | None = None
     for change in islice(proposed, tries):
         larger = best is not None and change.size > best[0].size
@@ -167,11 +167,16 @@ def blame(blueprint: Blueprint) -> tuple[Change, Illness, Illness] | None:
             break
         signals = ({change.place(at): one for at, one in some.items()} for some in (given, gradients))
         after = _predict(change.description, *signals)
-        ill = [part for part in PARTS if before.left([part]) >= ILL[change.size]]
+        ill = [part for part in PARTS if before.left([part]) >= _line(change)]
         bound = (1 - HELP) * before.left(ill) if best is None else best[1].left(ill) * (1 - HELP if larger else 1)
         if after.left(ill) < bound and after.worst <= 1.01 * max(before.worst, ILL[1]):
             best = change, after
     return None if best is None else (best[0], before, best[1])
+
+
+def _line(change: Change) -> float:
+    """How ill a prediction must be to blame a change; what enters comes in units of its own, which alone are no fault."""
+    return HEALTHY if change.kind == "embedding" else ILL[change.size]
 
 
 def _predict(description: Description, given: Mapping[int, Signal], gradients: Mapping[int, Signal]) -> Illness:
