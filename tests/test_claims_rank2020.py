@@ -274,6 +274,7 @@ def test_row_gradients_of_the_readout_are_autograds() -> None:
         torch.testing.assert_close(found[:, sample], gradient)
 
 
+@pytest.mark.slow
 def test_corollary_15_judges_the_exponent_and_the_soft_rank_at_every_layer() -> None:
     """The rank grows faster than √d but not as d; the soft rank's bound fails at a layer, not on average."""
     claim = find_claim("rank2020-cor15")

@@ -286,6 +286,7 @@ def test_interrupted_in_the_middle_the_model_is_as_it_was(
     assert fingerprint(model) == before
 
 
+@pytest.mark.slow
 def test_the_cure_that_causes_the_other_illness_is_found_out() -> None:
     """Orthogonalizing a 50-layer ReLU network cures its collapse and makes its gradients explode."""
     for seed in range(3):

@@ -48,6 +48,7 @@ def digits(count: int = 128, seed: int = 0) -> tuple[Tensor, Tensor]:
     return batch.inputs, batch.targets
 
 
+@pytest.mark.slow
 def test_a_deep_relu_network_with_batch_norm_is_tuned() -> None:
     """Explosion is what is wrong, so tuning comes first, nothing unhealthy before it; the model is untouched."""
     model = Mlp(64, 10, depth=50, width=64, norm="batch", generator=generator())
@@ -67,6 +68,7 @@ def test_a_deep_relu_network_with_batch_norm_is_tuned() -> None:
     assert plan.evidence.healthy
 
 
+@pytest.mark.slow
 def test_orthogonalize_is_not_chosen_where_it_makes_gradients_explode() -> None:
     """A plain 50-layer ReLU network: orthogonalize cures the collapse, and is ranked below what trains."""
     model = Mlp(64, 10, depth=50, width=128, generator=generator(2))
