@@ -175,7 +175,7 @@ def blame(blueprint: Blueprint) -> tuple[Change, Illness, Illness] | None:
 
 
 def _line(change: Change) -> float:
-    """How ill a prediction must be to blame a change; what enters comes in units of its own, which alone are no fault."""
+    """How ill a prediction must be to blame a change; what enters comes in units of its own, and these are no fault."""
     return HEALTHY if change.kind == "embedding" else ILL[change.size]
 
 

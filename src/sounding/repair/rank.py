@@ -53,6 +53,7 @@ class _Schedule:
     batch_size: int
     batches: int
     steps: int
+    force: bool
 
 
 def raise_rank_(
@@ -65,6 +66,7 @@ def raise_rank_(
     batch_size: int = 128,
     batches: int = 400,
     steps: int = 1,
+    force: bool = False,
     include: NameFilter = None,
     exclude: NameFilter = None,
     generator: torch.Generator | None = None,
@@ -93,6 +95,7 @@ def raise_rank_(
         batch_size: samples in a minibatch.
         batches: minibatches at most.
         steps: on each minibatch.
+        force: try also where the batch is collapsed at the start, which ends near 1.
         include, exclude: name filters on the parameters' modules; the others stay as they are.
         generator: draws the minibatches.
         progress: called with layer name, minibatch number and r.
@@ -104,7 +107,7 @@ def raise_rank_(
     """
     check_inputs(inputs)
     size = min(batch_size, max(2, sample_count(inputs) // 2))
-    schedule = _Schedule(target, rate, size, batches, steps)
+    schedule = _Schedule(target, rate, size, batches, steps, force)
     _check_schedule(schedule, batch_size)
     parameters, untouched = _trainable(model, include, exclude)
     changed, notes = [], []
@@ -228,7 +231,8 @@ def _raise_at(
                 logs = [matrix.double().square().mean().log() / 2 for matrix in features]
             values = [_check_ratio(*found) for found in zip(measured, features, places, strict=True)]
             _check_aim(features[-1], places[-1], aim)
-            if number == step == 0 and schedule.rate is None and values[-1] - 1 < COLLAPSED:
+            tried = schedule.rate is not None or schedule.force
+            if number == step == 0 and not tried and values[-1] - 1 < COLLAPSED:
                 raise NumericalError(
                     f"the batch is collapsed at {places[-1].name!r}: its participation ratio is 1 + "
                     f"{max(values[-1] - 1, 0.0):.1g}, too near 1 for gradient steps to raise it",

@@ -67,7 +67,9 @@ def compare_with_batch_norm(values: Mapping[str, Any], context: Context) -> dict
                 network = Mlp(features, 10, depth=depth, width=width, generator=generator, **normed)  # type: ignore[arg-type]
                 if kind.endswith("pre-trained"):
                     order = torch_generator(seed + 250)
-                    raise_rank_(network, pixels, batches=values["pretraining"], batch_size=64, generator=order)
+                    batches = values["pretraining"]
+                    # also from PyTorch's start, which is collapsed: what pre-training makes of it is the question
+                    raise_rank_(network, pixels, batches=batches, batch_size=64, force=True, generator=order)
                 made[kind, seed] = network
             return copy.deepcopy(made[kind, seed])
 
@@ -196,7 +198,8 @@ def _plain(inputs: torch.Tensor, values: Mapping[str, Any], context: Context, le
         )
         if level:
             order = context.generator(100 + run)
-            raise_rank_(network, pixels, batches=level, batch_size=64, target=values["target"], generator=order)
+            target = values["target"]
+            raise_rank_(network, pixels, batches=level, batch_size=64, target=target, force=True, generator=order)
         networks.append(network.to(context.device))
     return networks
 

@@ -106,7 +106,8 @@ def map_shaped(
         coefficients[at : at + CHUNK] = values @ basis.T
         second[at : at + CHUNK] = values**2 @ WEIGHTS
     if degree is not None:
-        coefficients, second = _from_units(level, coefficients, second, mean, std, degree)
+        # places closer to each other than rounding share their law
+        coefficients, second = _from_units(level, coefficients[inverse], second[inverse], mean, std, degree)
         inverse = np.arange(std.size)
     inverse = inverse.reshape(std.shape)
     root = np.sqrt(np.maximum(second - (coefficients**2).sum(axis=1), 0.0))
