@@ -24,8 +24,9 @@ types: $(STAMP)
 unit: $(STAMP)
 	$(PYTEST)
 
+# tests of minutes stand beside tests of seconds: a worker that is done takes from the other
 slow: $(STAMP)
-	$(PYTEST) -m "(slow or data) and not gpu and not browser"
+	$(PYTEST) --dist worksteal -m "(slow or data) and not gpu and not browser"
 
 browser: $(STAMP)
 	$(PYTEST) -m browser -rs

@@ -20,11 +20,12 @@ from inside_harm import LENGTH, WORDS, Gpt
 from inside_harm import draw as draw_words
 from inside_healthy import Experts, Recurrent
 from torch import Tensor, nn
-from torch.nn import functional
 
 from sounding.probe.check import check
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from short_training import accuracy_of
 
 import networks
 
@@ -141,24 +142,8 @@ def build(fault: str, architecture: str) -> nn.Module:
 def accuracy(fault: str, architecture: str, *, adam: bool) -> float:
     """Of the last steps; 0 where the loss leaves the numbers."""
     model = build(fault, architecture)
-    weights = model.parameters()
-    optimizer: torch.optim.Optimizer = (
-        torch.optim.Adam(weights, ADAM_RATE) if adam else torch.optim.SGD(weights, SGD_RATE, momentum=0.9)
-    )
-    right: list[float] = []
-    with networks.seeded(2):
-        for _ in range(STEPS):
-            inputs, labels = draw(architecture)
-            logits = model(inputs)
-            loss = functional.cross_entropy(logits, labels)
-            if not torch.isfinite(loss):
-                return 0.0
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            right.append(float((logits.argmax(1) == labels).float().mean()))
-    return sum(right[-LAST:]) / LAST
+    rate = ADAM_RATE if adam else SGD_RATE
+    return accuracy_of(model, lambda: draw(architecture), rate, adam=adam, steps=STEPS, last=LAST, clip=1.0)
 
 
 def look(fault: str, architecture: str) -> str:

@@ -25,6 +25,8 @@ from sounding.probe.check import check
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
+from short_training import accuracy_of
+
 import networks
 
 STEPS, BATCH, LAST, WORDS, LENGTH = 120, 32, 20, 16, 16
@@ -208,22 +210,7 @@ def draw(architecture: str) -> tuple[Tensor, Tensor]:
 def accuracy(architecture: str, fault: str, rate: float, *, adam: bool) -> float:
     """Of the last steps; 0 where the loss leaves the numbers."""
     model = build(architecture, fault)
-    optimizer: torch.optim.Optimizer = (
-        torch.optim.Adam(model.parameters(), rate) if adam else torch.optim.SGD(model.parameters(), rate, momentum=0.9)
-    )
-    right: list[float] = []
-    with networks.seeded(2):
-        for _ in range(STEPS):
-            inputs, labels = draw(architecture)
-            logits = model(inputs)
-            loss = functional.cross_entropy(logits, labels)
-            if not torch.isfinite(loss):
-                return 0.0
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            right.append(float((logits.argmax(1) == labels).float().mean()))
-    return sum(right[-LAST:]) / LAST
+    return accuracy_of(model, lambda: draw(architecture), rate, adam=adam, steps=STEPS, last=LAST)
 
 
 def look(architecture: str, fault: str) -> tuple[str, str]:

@@ -23,8 +23,7 @@ from sounding.probe.verdict import judge
 from sounding.profile import Profile, Row
 from sounding.repair import METHODS
 
-# bench/verdict_rates.py looks at 200 seeds of each; a whole check of one takes up to a second
-SAMPLE, ALL = range(6), range(100)
+SAMPLE, ALL = range(12), range(200)
 PAPERS = ("rank2020", "meanfield2019", "thesis2024")
 
 

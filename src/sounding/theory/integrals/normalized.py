@@ -99,11 +99,6 @@ class NormalizedLaw:
             decay = np.exp(-0.5 * b / mu * (sine / cosine) ** 2 + exponent * np.log(np.abs(cosine)))
         return np.asarray(np.where(rest > 1e-30, decay, 0.0) * sine / mu * size**-power * mean)
 
-    def inverse_mean(self, rest: Array, *, logarithm: Array) -> Array:
-        """E[(μ·rest·χ²_{B−3} + B·eps)^−1] over an array of rest in (0, 1], eps > 0, whose logarithm is known."""
-        degrees, b = self.batch_size - 3.0, self.batch_size * self.eps
-        return _interpolated_mean(degrees, -1.0, math.log(b / self.mu) - logarithm) / (degrees * self.mu * rest + b)
-
 
 def _chi_square_mean(degrees: float, power: float) -> float:
     """E[(χ²_m)^(k + 1/2)] for k in {1, 0, −1/2, −1}, without the cancellation of two lgamma."""
