@@ -1,6 +1,6 @@
 """How often sound networks are accused: findings over seeds of healthy networks of the kinds that people train.
 
-    python bench/inside_healthy.py --seeds 20          # some minutes on one core
+    python bench/inside_healthy.py --seeds 50 --processes 2    # about half an hour of one core
     python bench/inside_healthy.py gpt2 lstm --seeds 50
 
 Prints the Markdown table of docs/verdict.md: the share of seeds with a finding of high and of medium severity, all
@@ -10,7 +10,6 @@ kinds of findings together, and which kinds they are. Every seed draws width, de
 from __future__ import annotations
 
 import argparse
-import logging
 import random
 import sys
 from collections import Counter
@@ -25,6 +24,8 @@ from torch.nn import functional
 from sounding.probe.check import check
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from workers import in_order
 
 import networks
 
@@ -208,31 +209,35 @@ FAMILIES: dict[str, Callable[[random.Random], Case]] = {
 }
 
 
+def look(task: tuple[str, int]) -> set[tuple[str, str]]:
+    """Kind and severity of the findings on one network of a family, without those of low severity."""
+    name, seed = task
+    with networks.seeded(seed) as draw:
+        model, inputs, targets = FAMILIES[name](draw)
+        findings = check(model, inputs, targets, theory=False).verdict.findings
+    return {(finding.kind, finding.severity) for finding in findings if finding.severity != "low"}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="only families whose name has one of these words")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    chosen = [name for name in FAMILIES if not options.words or any(word in name for word in options.words)]
+    seeds = range(options.first, options.first + options.seeds)
+    results = in_order(look, [(name, seed) for name in chosen for seed in seeds], processes=options.processes)
     print("| network | seeds | high | medium | kinds |\n|---|---|---|---|---|")
-    for name, family in FAMILIES.items():
-        if options.words and not any(word in name for word in options.words):
-            continue
-        high = medium = 0
-        kinds: Counter[str] = Counter()
-        for seed in range(options.first, options.first + options.seeds):
-            with networks.seeded(seed) as draw:
-                model, inputs, targets = family(draw)
-                findings = check(model, inputs, targets, theory=False).verdict.findings
-            told = {(finding.kind, finding.severity) for finding in findings if finding.severity != "low"}
-            high += any(severity == "high" for _, severity in told)
-            medium += any(severity == "medium" for _, severity in told)
-            kinds.update(f"{kind} ({severity})" for kind, severity in told)
-        words = ", ".join(f"{kind} {count / options.seeds:.0%}" for kind, count in kinds.items()) or "none"
-        print(f"| {name} | {options.seeds} | {high / options.seeds:.0%} | {medium / options.seeds:.0%} | {words} |",
-              flush=True)  # fmt: skip
+    for name in chosen:
+        found = [next(results) for _ in seeds]
+        high, medium = (
+            sum(any(severity == wanted for _, severity in told) for told in found) / len(seeds)
+            for wanted in ("high", "medium")
+        )
+        kinds = Counter(f"{kind} ({severity})" for told in found for kind, severity in told)
+        words = ", ".join(f"{kind} {count / len(seeds):.0%}" for kind, count in kinds.items()) or "none"
+        print(f"| {name} | {len(seeds)} | {high:.0%} | {medium:.0%} | {words} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,10 @@ names the module, or a parameter in it; faults of the whole network have no plac
 from __future__ import annotations
 
 import argparse
-import copy
 import math
 import random
 import re
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from sounding.probe.check import check
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import audit_harm
+from workers import in_order
 
 import networks
 
@@ -277,37 +276,38 @@ def is_found(model: nn.Module, inputs: Any, targets: Tensor, planted: tuple[str,
     return False, told
 
 
+def look(task: tuple[str, str, int]) -> tuple[bool, str] | None:
+    """Whether the fault was found, with the line of the table if not; None where the network has no place for it."""
+    architecture, fault, seed = task
+    with networks.seeded(seed):
+        model, inputs, targets = ARCHITECTURES[architecture]()
+        random.seed(f"{seed} {fault}")
+        with torch.no_grad():
+            planted = FAULTS[fault](model)
+        if planted is None:
+            return None
+        found, told = is_found(model, inputs, targets, planted)
+    return found, f"| {seed} | {fault} | {architecture} | {planted[0] or 'the network'} | {told} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="only architectures and faults whose name has one of these words")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=1)
     given = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    right, missed = 0, []
-    for architecture, build in ARCHITECTURES.items():
-        if given.words and not any(w in name for w in given.words for name in (architecture, *FAULTS)):
-            continue
-        if given.words and set(given.words) & set(ARCHITECTURES) and architecture not in given.words:
-            continue
-        random.seed(given.seed)
-        with networks.seeded(given.seed):
-            sound, inputs, targets = build()
-        for fault, plant in FAULTS.items():
-            faults = [word for word in given.words if word not in ARCHITECTURES]
-            if faults and not any(word in fault for word in faults):
-                continue
-            model = copy.deepcopy(sound)
-            with torch.no_grad():
-                planted = plant(model)
-            if planted is None:
-                continue
-            found, told = is_found(model, inputs, targets, planted)
-            right += found
-            if not found:
-                missed.append(f"| {fault} | {architecture} | {planted[0] or 'the network'} | {told} |")
-                print(missed[-1], flush=True)
-    count = right + len(missed)
+    chosen = [[name for name in names if any(word in name for word in given.words)] or list(names)
+              for names in (ARCHITECTURES, FAULTS)]  # fmt: skip
+    seeds = range(given.first, given.first + given.seeds)
+    tasks = [(architecture, fault, seed) for seed in seeds for architecture in chosen[0] for fault in chosen[1]]
+    right = count = 0
+    print("| seed | fault | network | module | found instead |\n|---|---|---|---|---|")
+    for result in in_order(look, tasks, processes=given.processes):
+        if result is not None:
+            count, right = count + 1, right + result[0]
+            if not result[0]:
+                print(result[1], flush=True)
     print(f"\n{right} of {count} planted faults found with the right module named ({right / max(count, 1):.1%}).")
 
 

@@ -20,6 +20,7 @@ def accuracy_of(
     steps: int,
     last: int,
     clip: float | None = None,
+    seed: int = 2,
 ) -> float:
     """The accuracy over the last steps; 0 where the loss leaves the numbers.
 
@@ -30,13 +31,14 @@ def accuracy_of(
         adam: Adam instead of SGD with momentum.
         steps, last: how many there are, and how many count.
         clip: norm to which gradients are clipped.
+        seed: of the batches.
     """
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer: torch.optim.Optimizer = (
         torch.optim.Adam(weights, rate) if adam else torch.optim.SGD(weights, rate, momentum=0.9)
     )
     right: list[float] = []
-    with networks.seeded(2):
+    with networks.seeded(seed):
         for _ in range(steps):
             inputs, labels = draw()
             logits = model(inputs)
