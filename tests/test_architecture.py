@@ -23,7 +23,7 @@ TIERS = [
     {"cli", "pytest"},
 ]
 TIER = {name: level for level, names in enumerate(TIERS) for name in names}
-HEAVY = {"torch", "matplotlib", "plotly", "rich", "scipy", "sklearn", "pandas"}
+HEAVY = {"torch", "matplotlib", "rich", "scipy", "sklearn", "pandas"}
 
 
 def part_of(path: Path) -> str:

@@ -196,8 +196,8 @@ def write_theory(report: Report) -> str:
         return f"No prediction: {why}." if why else ""
     layers = f"{note.get('predicted_layers', '?')} of {note.get('weight_layers', '?')} weight layers"
     told = f"Theory predicts {layers}; {inside} of {banded} measured numbers lie in its 95% band over seeds."
-    unpredicted = note.get("measured_instead", [])
-    return told + (f" Measured instead of predicted: {unpredicted[0]}." if unpredicted else "")
+    told += "".join(f" {followed.capitalize()}." for followed in note.get("followed", [])[:1])
+    return told + "".join(f" Measured instead of predicted: {part}." for part in note.get("measured_instead", [])[:1])
 
 
 def write_verdict(report: Report) -> RenderableType:

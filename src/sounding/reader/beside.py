@@ -75,7 +75,8 @@ def lay_beside(
         return replace(profile, settings={**profile.settings, "theory": told}), ()
     layers, predicted = blueprint.weight_layers
     told |= {"weight_layers": layers, "predicted_layers": predicted, "samples": prediction.samples}
-    told["measured_instead"] = list(prediction.notes)
+    told["measured_instead"] = list(blueprint.description.notes)
+    told["followed"] = [note for note in prediction.notes if note not in blueprint.description.notes]
     told["applied"] = predicted > 0
     told["note"] = f"the module's own description, rule by rule: {predicted} of {layers} weight layers are predicted"
     beside = _rows_beside(profile, prediction)

@@ -94,7 +94,8 @@
   const chooseAxis = (chart) => {
     const values = [];
     for (const network of networks) {
-      for (const measure of Object.keys(chart.measures)) {
+      for (const [place, measure] of Object.keys(chart.measures).entries()) {
+        if (!splitByRole(network, measure, place, select(chart, network, measure)).length) continue; // not drawn
         for (const i of select(chart, network, measure)) if (finite(network.measures[measure][i])) values.push(network.measures[measure][i]);
         for (const k of selectTheory(chart, network, measure)) values.push(network.theory[measure].value[k]);
       }
@@ -110,7 +111,8 @@
     const positive = values.filter((v) => v > 0);
     const least = Math.min(...positive);
     if (chart.scale === "log" && positive.length && low >= 0 && (high / least > 20 || low === 0 && high / least > 5)) {
-      const floor = low === 0 ? Math.min(FLOOR, least) : least;
+      const zero = least < 1 ? FLOOR : least / 2; // a count has no values just above zero
+      const floor = low === 0 ? Math.min(zero, least) : least;
       const [a, b] = [Math.log10(floor), Math.log10(high)];
       const pad = 0.06 * (b - a);
       return { type: "log", range: [a - pad, b + pad], map: (v) => Math.max(v, floor) };
@@ -156,7 +158,7 @@
             type: "scatter", mode: "lines", x: banded.map((k) => theory.depth[k]),
             y: banded.map((k) => axis.map(theory[side][k])), line: { width: 0 }, hoverinfo: "skip", showlegend: false, ...style,
           });
-          traces.push(edge("low", {}), edge("high", { fill: "tonexty", fillcolor: color("band"), name: "95% of seeds", showlegend: true }));
+          traces.push(edge("low", {}), edge("high", { fill: "tonexty", fillcolor: color("band"), name: "95% of seeds", showlegend: !traces.some((t) => t.name === "95% of seeds") }));
         }
         traces.push({
           type: "scatter", mode: "lines", name: `theory: ${label}`, x: told.map((k) => theory.depth[k]), showlegend: groups.length === 1,
@@ -214,7 +216,7 @@
         showspikes: true, spikemode: "across", spikethickness: 1, spikedash: "dot", spikecolor: muted, rangemode: "tozero", nticks: 8,
       },
       yaxis: {
-        type: axis.type, range: axis.range, gridcolor: line, zeroline: false, fixedrange: true, nticks: 7, ...makeTicks(axis),
+        type: axis.type, range: axis.range, gridcolor: line, zeroline: false, fixedrange: true, nticks: 7, automargin: true, ...makeTicks(axis),
       },
       shapes: marks.map((f) => ({
         type: "line", xref: "x", yref: "paper", x0: f.depth, x1: f.depth, y0: 0, y1: 1, layer: "below",
@@ -245,6 +247,11 @@
       element.setAttribute("aria-label", describe(chart, network));
       if (!traces.length) {
         element.replaceChildren(make("p", { class: "absent", text: "Not measured in this network." }));
+        continue;
+      }
+      if (traces.every((trace) => trace.y.every((y) => !y))) {
+        const points = Math.max(...traces.map((trace) => trace.y.length));
+        element.replaceChildren(make("p", { class: "absent", text: `None: it is 0 at all ${points} places.` }));
         continue;
       }
       Plotly.react(element, traces, makeLayout(chart, network, axis, traces), { displayModeBar: false, responsive: true });
