@@ -16,15 +16,7 @@ from torch import nn as modules
 import sounding.train
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.orth2021.propagation import conv_stack
-from sounding.claims.orth2021.training import (
-    LABELS,
-    difference_of,
-    draw_curves,
-    draw_inputs,
-    draw_orders,
-    load,
-    products,
-)
+from sounding.claims.orth2021.training import LABELS, difference_of, draw_curves, draw_inputs, draw_orders, load
 from sounding.claims.picture import Panel, Picture
 from sounding.data import Dataset
 from sounding.models import AlexNet
@@ -42,32 +34,11 @@ def draw_network(values: Mapping[str, Any], depth: int, seed: int, context: Cont
     else:
         width, channels = values["width"], data.shape[0]
         network = AlexNet(channels, data.classes, depth=depth, width=width, dropout=0.0, generator=generator)
-        for module in network.modules():
-            if isinstance(module, modules.Conv2d):
-                module.__class__ = Unfolded
     with torch.no_grad():
         for module in network.modules():
             if isinstance(module, modules.Linear | modules.Conv2d):
                 module.weight.mul_(math.sqrt(2))
     return network.to(context.device)
-
-
-class Unfolded(modules.Conv2d):
-    """A convolution as one product of patches and weights.
-
-    Many networks trained as one then share a batched product; as a convolution in groups, 4×4 images of 256 channels
-    take several times as long on a GPU.
-    """
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """What the convolution gives."""
-        (size, _), (stride, _), edge = self.kernel_size, self.stride, int(self.padding[0])
-        padded = modules.functional.pad(input, (edge, edge, edge, edge))
-        patches = padded.unfold(2, size, stride).unfold(3, size, stride).permute(0, 2, 3, 1, 4, 5)
-        samples, height, width = patches.shape[:3]
-        product = patches.reshape(samples * height * width, -1) @ self.weight.flatten(1).mT
-        product = product if self.bias is None else product + self.bias
-        return product.view(samples, height, width, -1).permute(0, 3, 1, 2)
 
 
 def _plain(data: Dataset, width: int, depth: int, generator: torch.Generator) -> nn.Module:
@@ -110,15 +81,13 @@ def draw_variants(values: Mapping[str, Any], context: Context) -> dict[tuple[int
     depths = sorted(values["depths"])
     found: dict[tuple[int, str], list[nn.Module]] = {(d, v): [] for d in depths for v in ("xavier", "iterative")}
     for seed in range(values["seeds"]):
-        # the difference at the largest depth is so large that a few seeds tell it
-        wanted = depths if seed < values.get("deep_seeds", values["seeds"]) else depths[:-1]
-        drawn = {depth: draw_network(values, depth, seed, context) for depth in wanted}
-        deepest = copy.deepcopy(drawn[wanted[-1]])
+        drawn = {depth: draw_network(values, depth, seed, context) for depth in depths}
+        deepest = copy.deepcopy(drawn[depths[-1]])
         inputs = draw_inputs(values, values["init_samples"], context.generator(2000 + seed), context)
         orthogonalize_printed_(deepest, inputs, context.generator(50 + seed))
         for depth, network in drawn.items():
             found[depth, "xavier"].append(network)
-            shorter = depth < wanted[-1]
+            shorter = depth < depths[-1]
             found[depth, "iterative"].append(_shorten(deepest, copy.deepcopy(network)) if shorter else deepest)
         context.progress((seed + 1) / values["seeds"] / 2)
     return found
@@ -132,15 +101,14 @@ def _train(
     `networks` are those of every seed from Xavier's weights, then from orthogonalized ones.
     """
     data = load(values["data"], context.device)
-    with products("high", context.device):  # as cuDNN's convolutions do
-        history = sounding.train.train_together_(
-            networks,
-            data,
-            learning_rates=[values["rate"]] * len(networks),
-            recipe=Recipe(batch_size=values["batch_size"], steps=values["steps"], evaluate=marks, train_metrics="seen"),
-            generator=draw_orders(len(networks) // 2, context) * 2,
-            device=context.device,
-        )
+    history = sounding.train.train_together_(
+        networks,
+        data,
+        learning_rates=[values["rate"]] * len(networks),
+        recipe=Recipe(batch_size=values["batch_size"], steps=values["steps"], evaluate=marks, train_metrics="seen"),
+        generator=draw_orders(values["seeds"], context) * 2,
+        device=context.device,
+    )
     curves = np.array([[p.train_loss for p in history.curve(run)] for run in range(len(networks))])
     return np.asarray(np.where(np.isfinite(curves), curves, math.log(data.classes)))
 
@@ -148,12 +116,12 @@ def _train(
 def measure_figure7(values: Mapping[str, Any], context: Context) -> Outcome:
     """Training loss of convolutional networks of two depths, from Xavier's weights and from orthogonalized ones."""
     found = draw_variants(values, context)
-    steps = values["steps"]
+    steps, seeds = values["steps"], values["seeds"]
     marks = tuple(range(steps // 10, steps + 1, steps // 10))
     panels, numbers = [], {}
     for index, depth in enumerate(values["depths"]):
         curves = _train([*found[depth, "xavier"], *found[depth, "iterative"]], values, marks, context)
-        xavier, iterative = np.split(curves, 2)
+        xavier, iterative = curves[:seeds], curves[seeds:]
         label = "shallow" if depth == min(values["depths"]) else "deep"
         numbers[f"{label}_xavier_minus_iterative"] = difference_of(xavier[:, -1], iterative[:, -1])
         series = [
