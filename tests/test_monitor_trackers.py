@@ -25,6 +25,7 @@ from torch.nn.functional import cross_entropy
 from sounding.errors import MissingExtraError
 from sounding.train.callbacks import TensorBoard, WeightsAndBiases
 from sounding.train.monitor import JsonLines, Monitor, Snapshot, read_json_lines
+from sounding.train.monitor.sinks import TRACKED
 
 ROOT = Path(__file__).parent.parent
 
@@ -37,12 +38,21 @@ def events_of(folder: Path) -> Any:
     return found
 
 
-def test_tensorboard_shows_every_number(tmp_path: Path) -> None:
+@pytest.mark.parametrize("measures", [TRACKED, None, ("mean_square",)])
+def test_tensorboard_shows_the_numbers_that_were_asked_for(measures: tuple[str, ...] | None, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    monitor = run(TensorBoard(tmp_path))
+    monitor = run(TensorBoard(tmp_path, measures=measures))
     found = events_of(tmp_path)
     for step, profile in monitor.profiles.items():
-        for tag, value in Snapshot(step, profile, VERDICT).scalars().items():
+        told = Snapshot(step, profile, VERDICT).scalars(measures)
+        if measures is None:
+            assert len(told) == len({(row.layer, row.name, row.measure) for row in profile.rows})
+        else:
+            layers = len(profile.settings["weight_layers"])
+            assert len([tag for tag in told if not tag.startswith("network/")]) <= len(measures) * layers
+            assert len([tag for tag in told if tag.startswith("mean_square/")]) == layers
+        assert {tag for tag in found.Tags()["scalars"] if tag.startswith("sounding/")} == {f"sounding/{t}" for t in told}
+        for tag, value in told.items():
             at = {event.step: event.value for event in found.Scalars(f"sounding/{tag}")}
             assert at[step] == pytest.approx(value, rel=1e-6)
     assert "sounding/mean_square/text_summary" in found.Tags()["tensors"]

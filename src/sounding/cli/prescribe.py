@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from sounding.theory.prescribe import Prescription
 
+HOW_LARGE = "root mean square change of what enters the activation, in its standard deviations; the smallest is first"
+
 
 class DefaultGroup(click.Group):
     """A group whose first command is meant where none is named: `sounding prescribe -a relu …`."""
@@ -123,14 +125,15 @@ def print_prescription(result: Prescription) -> None:
         bases = list(dict.fromkeys(option.rests_on for option in result.options))
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
         table.add_column("change")
-        for heading in ("growth", "trainable depth", "size", "basis"):
+        for heading in ("growth", "trainable depth", "how large", "basis"):
             table.add_column(heading, justify="right", no_wrap=True)
         for option in result.options:
             deep = "any" if math.isinf(option.trainable_depth) else f"{option.trainable_depth:.0f}"
             basis = Text(f"[{bases.index(option.rests_on) + 1}]")
             table.add_row(Text(option.change), f"×{option.growth:.5g}", deep, f"{option.size:.2f}", basis)
         screen.print(table)
-        screen.print(_notes([(f"[{i}]", basis) for i, basis in enumerate(bases, start=1)]))
+        notes = [(f"[{i}]", basis) for i, basis in enumerate(bases, start=1)]
+        screen.print(_notes([*notes, ("how large", HOW_LARGE)]))
     reasons: dict[str, list[str]] = {}
     for failure in result.unreachable:
         reasons.setdefault(failure.why, []).append(failure.kind)

@@ -68,7 +68,7 @@ class Kernel:
         attracting: False only for a linear activation, which leaves every ρ as it is.
         case: 1 to 4 of Theorem 5.11.
         rate: the factor by which the distance to ρ* shrinks per layer at worst; 1 in case 3, where it shrinks like 1/ℓ.
-        rate_printed: as printed in the seed, where that is not always true.
+        rate_printed: as printed in the paper, where that is not always true.
         algebraic_rate: in case 3 the α of 1 − ρ_ℓ ≤ x/(1 + αℓx), x = 1 − ρ_0; None otherwise.
         fixed_points: all of them in [−1, 1].
         error: an upper estimate of the error of the numbers above.
@@ -111,10 +111,10 @@ class Kernel:
         }
 
     def __str__(self) -> str:
-        speed = f"distance ×{self.rate:.6g} per layer at worst"
+        speed = f"what is left of the way shrinks by ×{self.rate:.6g} per layer at worst"
         if self.algebraic_rate is not None:
-            speed = f"distance below 1/({self.algebraic_rate:.6g}·layers)"
-        end = f"correlations go to {self.fixed_point:.6g}, case {self.case}, {speed}"
+            speed = f"slowly: what is left of the way is below 1/({self.algebraic_rate:.6g} × layers)"
+        end = f"correlations go to {self.fixed_point:.6g}, {speed}"
         if not self.attracting:
             end = "linear, every correlation stays as it is"
         numbers = {

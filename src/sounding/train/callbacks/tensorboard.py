@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from sounding.errors import MissingExtraError
-from sounding.train.monitor.sinks import Snapshot
+from sounding.train.monitor.sinks import TRACKED, Snapshot
 
 
 class TensorBoard:
-    """Writes every number as a scalar under `sounding/<measure>/<layer>.<name>`, and news as text.
+    """Writes numbers as scalars under `sounding/<measure>/<layer>.<name>`, and news as text.
 
     Args:
         target: a directory for event files, or a SummaryWriter of yours, which is flushed and left open.
+        measures: which measures of the weight layers; None for every measure of every call, a thousand curves or more.
     """
 
-    def __init__(self, target: Any = "runs") -> None:
+    def __init__(self, target: Any = "runs", *, measures: Collection[str] | None = TRACKED) -> None:
+        self._measures = measures
         self._own = isinstance(target, str | Path)
         self._writer = _open(target) if self._own else target
 
     def write(self, snapshot: Snapshot) -> None:
         """Add the scalars of a step, and its news."""
-        tags = {f"sounding/{tag}": value for tag, value in snapshot.scalars().items()}
+        tags = {f"sounding/{tag}": value for tag, value in snapshot.scalars(self._measures).items()}
         if not _add_together(self._writer, tags, snapshot.step):
             for tag, value in tags.items():
                 self._writer.add_scalar(tag, value, snapshot.step)

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from sounding.errors import MissingExtraError
-from sounding.train.monitor.sinks import Snapshot
+from sounding.train.monitor.sinks import TRACKED, Snapshot
 
 
 class WeightsAndBiases:
-    """Logs every number under `sounding/<measure>/<layer>.<name>`, over the axis `sounding/step`.
+    """Logs numbers under `sounding/<measure>/<layer>.<name>`, over the axis `sounding/step`.
 
     The axis is its own because a run's built-in step counts calls of `log`, yours included.
 
     Args:
         run: a run of yours, which is left open; without it one is started, and finished when the monitor stops.
+        measures: which measures of the weight layers; None for every measure of every call, a thousand curves or more.
         **options: for `wandb.init` where a run is started, such as `project="..."`, `mode="offline"`.
     """
 
-    def __init__(self, run: Any = None, **options: Any) -> None:
-        self._own, self._options = run is None, options
+    def __init__(self, run: Any = None, *, measures: Collection[str] | None = TRACKED, **options: Any) -> None:
+        self._own, self._options, self._measures = run is None, options, measures
         self._run = _start(options) if run is None else _prepare(run)
 
     def write(self, snapshot: Snapshot) -> None:
         """Log the numbers of a step, and its news as alerts in the log."""
         if self._run is None:
             self._run = _start(self._options)
-        data: dict[str, Any] = {f"sounding/{tag}": value for tag, value in snapshot.scalars().items()}
+        data: dict[str, Any] = {f"sounding/{tag}": value for tag, value in snapshot.scalars(self._measures).items()}
         data["sounding/step"] = snapshot.step
         if snapshot.verdict.status != "not known":  # a gap in the curve, where a 0 would accuse
             data["sounding/healthy"] = int(snapshot.verdict.healthy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -13,6 +13,10 @@ from sounding.probe.records import Verdict
 from sounding.profile import Profile
 from sounding.train.monitor.changes import Event
 from sounding.train.monitor.selection import is_network
+
+# What a tracker plots of every weight layer: size, directions, gradients and the optimizer's step. All measures of all
+# calls are more than a thousand curves for 24 layers, in which nobody finds anything.
+TRACKED = ("mean_square", "participation_ratio", "gradient_log_norm", "update_ratio")
 
 
 @dataclass(frozen=True)
@@ -33,15 +37,19 @@ class Snapshot:
             "events": [event.to_dict() for event in self.events],
         }
 
-    def scalars(self) -> dict[str, float]:
-        """One number per row under a tag that sorts by depth, as trackers want it.
+    def scalars(self, measures: Collection[str] | None = TRACKED) -> dict[str, float]:
+        """The network's numbers and these measures of its weight layers, under tags that sort by depth for trackers.
 
-        The layer is part of the tag, with leading zeros: `mean_cosine/0031.features.3`, `network/gradient_growth`.
+        The layer is part of the tag, with leading zeros: `mean_square/0031.features.3`, `network/gradient_growth`.
+        With None, every measure of every call.
         """
+        layers = self.profile.settings.get("weight_layers")
         found: dict[str, float] = {}
         for row in self.profile.rows:
-            network = is_network(row.name)
-            found[f"network/{row.measure}" if network else f"{row.measure}/{row.layer:04d}.{row.name}"] = row.value
+            if is_network(row.name):
+                found[f"network/{row.measure}"] = row.value
+            elif measures is None or (row.measure in measures and (layers is None or row.layer in layers)):
+                found[f"{row.measure}/{row.layer:04d}.{row.name}"] = row.value
         return found
 
 
