@@ -51,7 +51,9 @@ def test_tensorboard_shows_the_numbers_that_were_asked_for(measures: tuple[str, 
             layers = len(profile.settings["weight_layers"])
             assert len([tag for tag in told if not tag.startswith("network/")]) <= len(measures) * layers
             assert len([tag for tag in told if tag.startswith("mean_square/")]) == layers
-        assert {tag for tag in found.Tags()["scalars"] if tag.startswith("sounding/")} == {f"sounding/{t}" for t in told}
+        assert {tag for tag in found.Tags()["scalars"] if tag.startswith("sounding/")} == {
+            f"sounding/{t}" for t in told
+        }
         for tag, value in told.items():
             at = {event.step: event.value for event in found.Scalars(f"sounding/{tag}")}
             assert at[step] == pytest.approx(value, rel=1e-6)
