@@ -34,6 +34,9 @@ PANEL_NODES = 14
 STEEP = 12  # rungs of the ladder of panels around the place where φ varies
 SAME = 1e-11  # relative difference of two standard deviations that count as one
 NO_MEAN = 1e-9  # a mean below this share of the standard deviation counts as 0
+# Nodes of `_plackett` by the largest exponent at ρ. Compared with 300 nodes on random pairs: a flat exponential loses
+# little, and what is left of its error shrinks with it.
+NODES = ((1e-3, 8), (0.1, 12), (math.inf, 20))
 
 
 @dataclass(frozen=True)
@@ -145,25 +148,34 @@ def _bent(
 
 
 def _plackett(ratio: Array, correlation: Array, power: int) -> Array:
-    """I_power of `_bent`, by Gauss–Legendre in the angle with a substitution that crowds nodes towards ρ = ±1.
+    """I_power of `_bent`: its closed form for u = 0, and by Gauss–Legendre what the exponential takes away from it.
 
-    With 20 nodes the error is below 1e-9 except where |ρ| > 0.999 and u_a ≠ u_b, where it stays below 1e-7.
+    With v = tan(t/2) the integrand is rational but for its exponential. A substitution crowds nodes towards ρ = ±1,
+    where the exponent may be steep; a flat one takes fewer. The error is below 4e-9; where |ρ| > 0.999 and u_a ≠ u_b
+    that of I₀ stays below 2e-5.
     """
-    nodes, weights = legendre(20)
-    angle = np.arcsin(correlation)
-    cross = ratio[:, :, None] * ratio[:, None, :]
-    squares = ratio[:, :, None] ** 2 + ratio[:, None, :] ** 2
-    total = np.zeros_like(correlation)
+    rows, columns = np.triu_indices(ratio.shape[1], 1)  # the diagonal has closed forms, and the rest is symmetric
+    rho, first, second = correlation[:, rows, columns], ratio[:, rows], ratio[:, columns]
+    squares, cross = 0.5 * (first**2 + second**2), first * second
+    cosine = np.sqrt(np.maximum(1.0 - rho * rho, 0.0))
+    steepest = float(np.max((squares - rho * cross) / np.maximum(cosine * cosine, 1e-12), initial=0.0))
+    nodes, weights = legendre(next(count for line, count in NODES if not steepest > line))
+    end = rho / (1.0 + cosine)
+    loss = np.zeros_like(rho)
     for node, weight in zip(nodes, weights, strict=True):
         turn = 0.5 * (node + 1.0)
-        share = turn * (2.0 - turn)  # its slope vanishes at the far end, where the exponent may be steep
-        sine = np.sin(share * angle)
-        value = np.exp((sine * cross - 0.5 * squares) / np.maximum(1.0 - sine * sine, 1e-300))
-        if power:
-            value *= correlation - sine
-        total += (weight * (1.0 - turn)) * value
-    total *= angle / (2 * math.pi)
-    return np.asarray(total)
+        v = turn * (2.0 - turn) * end  # its slope vanishes at the far end
+        scale = 1.0 / (1.0 + v * v)
+        sine, tilt = 2.0 * v * scale, 2.0 * scale - 1.0  # sin t and cos t
+        lost = np.exp((sine * cross - squares) / np.maximum(tilt * tilt, 1e-300))
+        lost -= 1.0
+        lost *= (weight * (1.0 - turn)) * scale
+        loss += lost * (rho - sine) if power else lost
+    angle = np.arcsin(rho)
+    whole = rho * angle + cosine - 1.0 if power else angle
+    found = np.zeros_like(correlation)
+    found[:, rows, columns] = found[:, columns, rows] = (0.5 * whole + end * loss) / math.pi
+    return found
 
 
 def _series(activation: Activation, mean: Array, std: Array, correlation: Array, slope: bool) -> Mapped:
