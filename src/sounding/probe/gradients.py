@@ -12,10 +12,13 @@ from torch import Tensor, nn
 from torch.linalg import vector_norm
 from torch.utils.hooks import RemovableHandle
 
-from sounding.probe.late import Late, read_now
+from sounding.probe.late import Late, read_now, wide_norms
 from sounding.probe.parts import is_distributed, part_of
 
 NORM_BLOCK, NORM_ROW = 2**16, 2**12
+# Entries up to which a gradient is held until the pass is over, 64 KiB: its norm takes longer to launch than to
+# compute. A thousand such layers hold 64 MiB.
+KEPT = 2**14
 SAFE_NORM = (1e-12, 1e18)  # in float32 the squares of smaller or larger gradients are lost
 
 
@@ -27,13 +30,14 @@ def hook_gradient(tensor: Tensor, hook: Callable[[Tensor | None], None]) -> Remo
     return cast(RemovableHandle, cast(Any, tensor).register_hook(hook))
 
 
-def log_norm(gradient: Tensor) -> float:
+def log_norm(gradient: Tensor, *, kept: bool = False) -> float:
     """ln‖gradient‖ without overflow or underflow; −∞ for zero, NaN or ∞ for what is not finite.
 
     Large ones in blocks whose norms are added in float64: one float32 sum over millions of entries is off in the fourth
     digit. One that is itself differentiable (a gradient penalty) is read detached: what is measured must not enter the
-    user's graph. On a GPU the number comes late. Of a DTensor it is a `Part`: torch's own norm would communicate, and
-    hang where one process measures.
+    user's graph. On a GPU the number comes late; a small gradient that is `kept`, since nobody changes it in place
+    before it is read, waits for the others. Of a DTensor it is a `Part`: torch's own norm would communicate, and hang
+    where one process measures.
     """
     if type(gradient) is not Tensor and is_distributed(gradient):
         return part_of(gradient, lambda part: read_now(log_norm(part)))
@@ -42,8 +46,9 @@ def log_norm(gradient: Tensor) -> float:
     if gradient.is_sparse:
         gradient = gradient.coalesce().values()
     if gradient.is_cuda and gradient.dtype is not torch.float64 and not gradient.is_complex():
-        # In float64 no square of a narrower type overflows or vanishes, and nothing needs to be looked at now.
-        return Late(vector_norm(gradient, dtype=torch.float64), _log)
+        if kept and gradient.numel() <= KEPT:
+            return Late(gradient, _log, normed=True)
+        return Late(wide_norms([gradient])[0], _log)
     if gradient.dtype is not torch.float32 and gradient.dtype in (torch.float16, torch.bfloat16):
         gradient = gradient.float()
     norm = (vector_norm(gradient) if gradient.numel() <= NORM_BLOCK else _blockwise_norm(gradient)).item()

@@ -7,7 +7,7 @@ transformer has hundreds of such numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,17 +20,19 @@ class Late(float):
     Args:
         tensor: what the device computes: a float64 number, or an array for `finish` to make a number of.
         finish: what makes the value from it, on the CPU: of a float for a number, of an array otherwise.
+        normed: whether the number is the norm of the tensor, which is computed with all others when they are read.
     """
 
-    __slots__ = ("finish", "tensor")
+    __slots__ = ("finish", "normed", "tensor")
 
-    def __new__(cls, tensor: Tensor, finish: Callable[[Any], Any] = float) -> Late:
+    def __new__(cls, tensor: Tensor, finish: Callable[[Any], Any] = float, *, normed: bool = False) -> Late:
         number = super().__new__(cls, math.nan)
-        number.tensor, number.finish = tensor, finish
+        number.tensor, number.finish, number.normed = tensor, finish, normed
         return number
 
     tensor: Tensor
     finish: Callable[[Any], Any]
+    normed: bool
 
 
 def number_of(tensor: Tensor) -> float:
@@ -38,9 +40,20 @@ def number_of(tensor: Tensor) -> float:
     return Late(tensor.double()) if tensor.is_cuda else tensor.item()
 
 
+def wide_norms(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The norms of tensors of one device, in float64, where no square of a narrower type overflows or vanishes.
+
+    One pass over memory, whatever their number: torch's norm of one tensor would first copy it to float64.
+    """
+    return list(torch._foreach_norm(list(tensors), 2, dtype=torch.float64))
+
+
 def read_now(number: float) -> float:
     """The value of a number, waited for if it comes late."""
-    return number.finish(number.tensor.item()) if type(number) is Late else number
+    if type(number) is not Late:
+        return number
+    value: float = number.finish((wide_norms([number.tensor])[0] if number.normed else number.tensor).item())
+    return value
 
 
 def read_back(owners: Iterable[Any]) -> None:
@@ -55,12 +68,13 @@ def read_back(owners: Iterable[Any]) -> None:
         for key, value in list(held.items()):
             if type(value) is not Late:
                 continue
-            if value.tensor.dim():
+            if value.tensor.dim() and not value.normed:
                 _put(owner, key, value.finish(value.tensor.cpu().numpy()))
             else:
                 numbers.setdefault(value.tensor.device, []).append((owner, key, value))
     for found in numbers.values():
-        values = torch.stack([late.tensor for _, _, late in found]).tolist()
+        norms = iter(wide_norms([late.tensor for _, _, late in found if late.normed]))
+        values = torch.stack([next(norms) if late.normed else late.tensor for _, _, late in found]).tolist()
         for (owner, key, late), value in zip(found, values, strict=True):
             _put(owner, key, late.finish(value))
 

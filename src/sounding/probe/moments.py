@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sounding.probe.on_device import centre_, count_broken_, multiply
+from sounding.probe.on_device import centre_, count_broken_, fetch, multiply
 from sounding.probe.reductions import (
     Summary,
     join,
@@ -170,10 +170,12 @@ class Moments:
         """Turn what was taken in into measures; over all calls held back at once."""
         self._digest_all()
         groups: dict[tuple[int, torch.device], list[Digest]] = {}
+        waiting = [digest for digest in self.digests if digest.spectrum is not None and digest.spectrum.dim() == 3]
+        fetched = fetch([one.spectrum for one in waiting if one.spectrum is not None])
+        for digest, matrices in zip(waiting, fetched, strict=True):
+            digest.spectrum = self._eigenvalues(matrices, digest.summary.distinct.shape[1])
         for digest in self.digests:
             distinct = digest.summary.distinct
-            if digest.spectrum is not None and digest.spectrum.dim() == 3:
-                digest.spectrum = self._eigenvalues(digest.spectrum.cpu(), distinct.shape[1])
             groups.setdefault((distinct.shape[1], distinct.device), []).append(digest)
         for digests in groups.values():
             _write_measures(digests)

@@ -8,11 +8,14 @@ all samples are equal up to 1e-6 four digits of what differs are left.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 PIECE = 2**12  # features multiplied at a time in one batched product: more leaves most of a GPU idle
-SLAB = 2**24  # entries in float64 at a time, 128 MiB
+MANY = 64  # samples from which one plain product keeps a GPU as busy
+SHARE = 128  # entries in float64 at a time take this part of a GPU's memory: in fewer slabs Python is in the way less
 
 
 def multiply(samples: Tensor, out: Tensor) -> Tensor:
@@ -20,11 +23,17 @@ def multiply(samples: Tensor, out: Tensor) -> Tensor:
 
     Where there are any, their products are not finite either.
     """
-    n = samples.shape[0]
+    n, d = samples.shape
+    entries = torch.cuda.get_device_properties(out.device).total_memory // (8 * SHARE) if out.is_cuda else d * n
+    width = max(entries // n // PIECE, 1) * PIECE
+    if n >= MANY and d <= width:
+        wide = samples.to(torch.float64, memory_format=torch.contiguous_format)
+        torch.mm(wide, wide.mT, out=out)
+        return count_broken(samples)
     out.zero_()
     broken = torch.zeros((), device=out.device)
-    for slab in torch.split(samples, max(SLAB // n // PIECE, 1) * PIECE, dim=1):
-        broken += torch.linalg.vector_norm((slab - slab).float(), 0)  # zeros, and NaN for what is not finite
+    for slab in torch.split(samples, width, dim=1):
+        broken += count_broken(slab)
         wide = slab.to(torch.float64, memory_format=torch.contiguous_format)
         whole = wide.shape[1] // PIECE * PIECE
         for start, stop, size in ((0, whole, PIECE), (whole, wide.shape[1], wide.shape[1] - whole)):
@@ -32,6 +41,25 @@ def multiply(samples: Tensor, out: Tensor) -> Tensor:
                 pieces = wide[:, start:stop].view(n, -1, size).transpose(0, 1)
                 out += torch.bmm(pieces, pieces.mT).sum(0)
     return broken
+
+
+def count_broken(samples: Tensor) -> Tensor:
+    """How many entries are not finite: those that are not zero when they are taken away from themselves."""
+    found: Tensor = torch.linalg.vector_norm((samples - samples).float(), 0)
+    return found
+
+
+def fetch(parts: Sequence[Tensor]) -> list[Tensor]:
+    """Copies on the CPU, by way of page-locked memory, which torch keeps for the next time.
+
+    Into memory that was never touched, the 175 matrices of a ResNet-50 took 70 ms.
+    """
+    copies = [torch.empty(part.shape, dtype=part.dtype, pin_memory=part.is_cuda) for part in parts]
+    for copy, part in zip(copies, parts, strict=True):
+        copy.copy_(part, non_blocking=True)
+    for device in {part.device for part in parts if part.is_cuda}:
+        torch.cuda.synchronize(device)
+    return copies
 
 
 def centre_(gram: Tensor) -> tuple[Tensor, Tensor]:

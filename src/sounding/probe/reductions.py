@@ -110,7 +110,9 @@ def join(summaries: Sequence[Summary]) -> Sums:
 
 
 def _joined(parts: Sequence[Tensor]) -> np.ndarray:
-    return np.concatenate([part.cpu().numpy() for part in parts], dtype=np.float64)
+    if parts[0].is_cuda:
+        return np.asarray(torch.cat(list(parts)).double().cpu().numpy())  # one transfer
+    return np.concatenate([part.numpy() for part in parts], dtype=np.float64)
 
 
 @np.errstate(over="ignore", invalid="ignore")  # a call that is not finite has measures that are not

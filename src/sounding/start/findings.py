@@ -76,10 +76,12 @@ def find_never_written(start: Start) -> Iterator[Finding]:
     for one in start.parameters:
         if one.constant or not one.finite or one.entries < LEAST or one.kind == "vector":
             continue
-        sizes = one.sample.abs()
+        sizes, largest = one.sample.abs(), max(abs(one.low), abs(one.high))
+        if not bool((sizes < max(DENORMAL, largest / WILD)).any()):
+            continue  # the rule: no entry is denormal, and none lies far below the others
         denormal = float(((sizes > 0) & (sizes < DENORMAL)).double().mean())
         middle = float(sizes[sizes > 0].median()) if bool((sizes > 0).any()) else 0.0
-        wild = max(abs(one.low), abs(one.high)) / middle if middle else 1.0
+        wild = largest / middle if middle else 1.0
         if denormal <= 0.01 and wild <= WILD:
             continue
         sure = "nearly certain" if denormal > 0.01 and wild > WILD else "very likely"
