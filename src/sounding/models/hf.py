@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from sounding.errors import UsageError
-from sounding.models.hf_inputs import sample_inputs
+from sounding.models.hf_inputs import SENSES, TOKENS, sample_inputs
 
 PREFIX = "hf:"
 INSTALL = "pip install 'sounding[hf]'"
@@ -37,7 +37,7 @@ WORDS = {
         *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers"),
         *("num_encoder_layers", "num_decoder_layers"),
     ),
-    "hidden": ("hidden_size", "n_embd", "d_model", "dim", "emb_dim", "embed_dim"),
+    "hidden": ("hidden_size", "n_embd", "d_model", "dim", "emb_dim", "embed_dim", "output_dim"),
     "heads": (
         *("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads"),
         "decoder_attention_heads",
@@ -55,6 +55,7 @@ WORDS = {
     "patch": ("patch_size",),
     "chunk": ("chunk_size", "mamba_chunk_size"),
     "index_heads": ("index_n_heads",),
+    "image_tokens": ("mm_tokens_per_image",),
     "channels": ("num_channels",),
     "classes": ("num_labels",),
 }
@@ -70,6 +71,7 @@ QUICK = {
     "classes": 10,
     "chunk": 32,
     "index_heads": 4,
+    "image_tokens": 4,
 }
 
 FILLED = {"pad_token_id": 0, "num_experts_per_tok": 2, "n_shared_experts": 1}  # where a config leaves them empty
@@ -105,17 +107,24 @@ def build_hf(spec: str) -> nn.Module:
     name, task, size, given = _parse(spec)
     default = _default_config(name)
     _require_known(given, default, name)
-    reasons = []
+    reasons, deaf = [], None
     # An architecture whose sizes depend on one another in a way of its own keeps its width, then its image too; one
-    # whose layers are of several kinds keeps all layers; one whose config leaves sizes empty gets ours.
+    # whose layers are of several kinds keeps all layers; one whose config leaves sizes empty gets ours. One that reads
+    # but cannot see or hear at a reduced size is taken only if it can at none.
     quick: tuple[tuple[str, ...], ...] = ((), NARROW, (*NARROW, "image"), ("layers",), ("empty",))
     for own in quick if size == "quick" else (tuple(QUICK),):
         words = {word: value for word, value in QUICK.items() if word not in own}
         fields = _fields(default, words, given, quick=size == "quick", fill="empty" in own)
         try:
-            return _build(task, type(default)(**fields), most=MOST if size == "quick" else None)
+            model, idle = _build(task, type(default)(**fields), most=MOST if size == "quick" else None)
         except Exception as error:  # the library's own refusals are of every type
             reasons.append(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}")
+            continue
+        if not idle:
+            return model
+        deaf = deaf or model
+    if deaf is not None:
+        return deaf
     hint = f"{PREFIX}{name},size=default" if size == "quick" else "other options"
     raise UsageError(f"transformers does not build {spec}: {reasons[0]}", hint=hint)
 
@@ -302,10 +311,14 @@ def _fields(
         found |= {field: value for field, value in FILLED.items() if field in own and own[field] is None}
     if quick and own.get("num_experts_per_tok") and "experts" in sizes:
         found["num_experts_per_tok"] = min(own["num_experts_per_tok"], 2, sizes["experts"])
+    # the place of an image or a sound among words needs a mark, which some configs leave to the tokenizer
+    found |= {f"{sense}_token_id": 3 for sense in SENSES if own.get(f"{sense}_token_id", 0) is None}
     if "use_cache" in own:
         found["use_cache"] = False  # a pass over whole sequences needs none, and some caches need layers of every kind
     if quick and {"n_group", "topk_group"} <= own.keys() and "experts" in sizes:
         found |= {"n_group": 1, "topk_group": 1}  # few experts cannot stand in groups
+    if quick and "axial_pos_shape" in own:  # Reformer: rows times columns of positions are the length of a text
+        found["axial_pos_shape"] = [TOKENS // 8, 8]
     if quick and hidden and heads and isinstance(own.get("rotary_dim"), int):
         found["rotary_dim"] = min(own["rotary_dim"], hidden // heads)
     found |= {option: value for option, value in given.items() if option in own}
@@ -329,8 +342,8 @@ def _fields(
     return found
 
 
-def _build(task: str, config: Any, *, most: float | None) -> nn.Module:
-    """The network of a config, tried with two samples; with `most`, refused beyond so many parameters."""
+def _build(task: str, config: Any, *, most: float | None) -> tuple[nn.Module, tuple[str, ...]]:
+    """The network of a config, tried with two samples, and its idle senses; refused beyond `most` parameters."""
     make: Callable[..., nn.Module] = getattr(_library(), TASKS[task][1]).from_config
     classes = _tables()[task].get(config.model_type)
     if isinstance(classes, tuple) and not config.architectures:
@@ -346,4 +359,4 @@ def _build(task: str, config: Any, *, most: float | None) -> nn.Module:
         inputs = sample_inputs(model, batch_size=2, generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
             model.eval()(**inputs.arguments)
-    return model.train()
+    return model.train(), inputs.idle

@@ -34,16 +34,20 @@ def unmeasured_weights(report: Report, model: nn.Module) -> tuple[Unmeasured, ..
 
     Tokens carry no signal, and a dropout that is off is not called. A module that was not called matters unless all its
     weights got a gradient in another way, as tied ones do. A gradient is known at the weight where it is not at the
-    output, or there is none. What is the same for all samples has no axis of the batch.
+    output, or there is none. What is the same for all samples has no axis of the batch, as a table of positions.
     """
     lost = {item.name for item in report.unmeasured if item.reason.startswith(LOST)}
     tensors = {id(tensor): name not in lost for name, tensor in model.named_parameters()}
-    weights = {name: [tensors[id(one)] for one in module.parameters()] for name, module in model.named_modules()}
+    modules = dict(model.named_modules())
+    weights = {name: [tensors[id(one)] for one in module.parameters()] for name, module in modules.items()}
 
     def matters(item: Unmeasured) -> bool:
-        found = weights.get(re.sub(r"#\d+$", "", item.name), [])
+        name = re.sub(r"#\d+$", "", item.name)
+        found = weights.get(name, [])
         if item.name == NETWORK or not found:
             return item.name == NETWORK
+        if isinstance(table := modules[name], nn.Embedding) and not table.weight.requires_grad:
+            return False
         if "never called" in item.reason:
             return not all(found)
         return not any(words in item.reason for words in PLAIN)
