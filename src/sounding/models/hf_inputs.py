@@ -113,8 +113,8 @@ def _further(
 ) -> Iterator[tuple[tuple[str, ...], Callable[[], tuple[Tensor, ...]]]]:
     """What some architectures take beside their main input: the arguments' names, and a function that draws them.
 
-    Boxes of the words on a page, shapes and sounds of characters, paths in a web page, names that the text mentions, the
-    position that attends to all others, what a decoder attends to, an image.
+    These are boxes of the words on a page, shapes and sounds of characters, paths in a web page, names that the text
+    mentions, the position that attends to all others, what a decoder attends to, an image.
     """
     length = next(iter(arguments.values())).shape[1] if "input_ids" in arguments else 0
 
@@ -265,7 +265,7 @@ def _images(config: Any, pixels: Tensor) -> Iterator[Arguments]:
 
 
 def _sounds(config: Any, main: str, count: int, generator: torch.Generator) -> Iterator[Arguments]:
-    """Noise as spectrograms with time last and first, of the lengths and numbers of bins that are usual, or as waves."""
+    """Noise as spectrograms with time last and first, of the usual lengths and numbers of bins, or as waves."""
     config = getattr(config, "audio_config", None) or getattr(config, "encoder_config", None) or config
     bins = [int(value) for field in BINS if isinstance(value := getattr(config, field, None), int) and value > 1]
     longest = int(getattr(config, "max_length", 0) or 0) if main == "input_values" else 0
