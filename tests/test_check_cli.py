@@ -237,7 +237,9 @@ def test_the_example_shows_two_networks_and_its_exit_code_is_the_worse_one(tmp_p
     assert "rank_collapse" in kinds[0]
     assert "rank_collapse" not in kinds[1]
     assert "gradient_explosion" in kinds[1]
-    assert (tmp_path / "report.html").stat().st_size > 1e6
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "<code>sounding repair mlp,depth=64,width=128,norm=batch --method" in page
+    assert len(page) > 1e6
 
 
 def test_of_several_networks_the_worst_speaks():

@@ -169,6 +169,7 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     page = (tmp_path / "page.html").read_text("utf-8")
     assert "Side by side" in page
     assert "<code>1.norm</code>" in page
+    assert "TARGET" not in page
     assert run(small, "mlp,depth=four")[0] == 2
 
 

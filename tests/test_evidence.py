@@ -88,7 +88,7 @@ def test_nothing_is_not_known() -> None:
 def test_what_is_surely_ill_stays_unhealthy_without_the_rest() -> None:
     """No gradient was measured, but the collapse was."""
     with networks.seeded(0), torch.no_grad(), sounding.watch(networks.mlp(60, 64, initialize=networks.he)) as watched:
-        watched._root(torch.randn(32, 64))
+        watched._tap.root(torch.randn(32, 64))
     assert watched.report.verdict.status == "unhealthy"
 
 

@@ -133,15 +133,15 @@ def test_a_sink_that_fails_is_left_out(error: Exception) -> None:
 
 
 PLACES = {
-    "a call": "sounding.probe.watch.measure_output",
-    "the input": "sounding.probe.watch.sample_matrix",
-    "a gradient": "sounding.probe.watch.log_norm",
+    "a call": "sounding.probe.tap.measure_output",
+    "the input": "sounding.probe.tap.sample_matrix",
+    "a gradient": "sounding.probe.tap.log_norm",
     "a weight": "sounding.train.monitor.window.log_norm",
-    "the graph": "sounding.probe.watch.shortest_depth",
-    "the alignment": "sounding.probe.watch.align",
+    "the graph": "sounding.probe.tap.shortest_depth",
+    "the alignment": "sounding.probe.tap.align",
     "a block": "sounding.probe.moments.summarize_rows",
     "the reduction": "sounding.probe.moments.reduce_fast",
-    "the table": "sounding.train.monitor.window.collect",
+    "the table": "sounding.probe.tap.collect",
     "the verdict": "sounding.train.monitor.monitor.judge_reading",
     "the hooks": "sounding.probe.hooks.Hooks.on_call",
     "the removal": "sounding.probe.hooks.Hooks.remove",
@@ -151,7 +151,7 @@ PLACES = {
 
 
 def put(patch: pytest.MonkeyPatch, place: str, act: Callable[..., Any]) -> None:
-    """Set a function in its module, which `sounding.probe.watch`, also a function, does not name."""
+    """Set a function in its module."""
     path = PLACES[place].split(".")
     home = max(size for size in range(1, len(path)) if ".".join(path[:size]) in sys.modules)
     owner = reduce(getattr, path[home:-1], cast(Any, sys.modules[".".join(path[:home])]))

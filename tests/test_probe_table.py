@@ -28,10 +28,10 @@ def run(model: nn.Module, inputs: Any) -> None:
 
 
 def records_of(watched: Watched, model: nn.Module) -> Reading:
-    root = watched._root
+    root = watched._tap.root
     assert root is model or root in model.modules()
     return collect(
-        watched._passes, named_parameters(root), specs=watched._specs, tier="fast", source="watch", settings={}
+        watched._tap.passes, named_parameters(root), specs=watched._tap.specs, tier="fast", source="watch", settings={}
     )
 
 

@@ -75,6 +75,15 @@ def test_weights_are_written_safely_and_are_those_of_the_plan(target: Path, tmp_
     assert not list(tmp_path.glob(".*weights*"))
 
 
+def test_remedies_name_the_network_that_was_repaired(tmp_path: Path) -> None:
+    page = tmp_path / "repair.html"
+    result = run("mlp,depth=60,width=16", "--method", "haar", "--dry-run", "--json", "--html", page)
+    assert "sounding repair mlp,depth=60,width=16 --method" in result.stdout
+    assert "<code>sounding repair mlp,depth=60,width=16 --method" in page.read_text("utf-8")
+    assert "TARGET" not in result.stdout
+    assert "TARGET" not in page.read_text("utf-8")
+
+
 def test_a_cure_that_a_weights_file_cannot_hold_says_how_to_rebuild_it(target: Path, tmp_path: Path) -> None:
     """The printed line, run on a new network, takes the file."""
     import sounding

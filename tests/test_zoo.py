@@ -111,6 +111,7 @@ def test_pages_tell_findings_with_their_outcomes(tmp_path):
     assert index.count("known practice") == 1
     assert "It is meant &amp; told." in first
     assert "not looked into" in second
+    assert "<code>sounding repair hf:second --method" in second
     assert "no &lt;reason&gt;" in index
     assert not re.search(r"(src|href)=\"?https?:", index + first)
     assert (

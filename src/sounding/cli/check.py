@@ -225,9 +225,10 @@ def _choose_subjects(target: str | None, settings: Settings) -> list[Subject]:
 
         return Mlp(EXAMPLE_INPUT, 10, depth=EXAMPLE_DEPTH, width=EXAMPLE_WIDTH, norm=norm)
 
+    name, same = f"{EXAMPLE_DEPTH}-layer ReLU network", f"mlp,depth={EXAMPLE_DEPTH},width={EXAMPLE_WIDTH}"
     return [
-        Subject(f"{EXAMPLE_DEPTH}-layer ReLU network", lambda: make("none")),
-        Subject(f"{EXAMPLE_DEPTH}-layer ReLU network with batch norm", lambda: make("batch")),
+        Subject(name, lambda: make("none"), same),
+        Subject(f"{name} with batch norm", lambda: make("batch"), f"{same},norm=batch"),
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,6 +95,7 @@ def compare(
                 batch_axis=chosen.axis or None,
                 generator=generator,
             )
+    result = replace(result, a=result.a.for_target(a), b=result.b.for_target(b))
     prose = console(stderr=as_json, quiet=quiet and as_json)
     with despite_a_closed_pipe():
         if as_json:

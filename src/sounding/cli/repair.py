@@ -235,6 +235,7 @@ def _repair(target: str, method: str, settings: Settings, tell: Callable[[str], 
                 progress=lambda name, step, value: tell(f"{name}: step {step + 1}, {value:.3g}"),
                 **evidence,
             )
+        plan.evidence = plan.evidence.for_target(target)
         return Repaired(model, plan, recommendation, about)
 
 

@@ -95,11 +95,11 @@ class Pass:
     """One forward pass (and its backward pass) of the watched model."""
 
     tier: Tier
+    moments: Moments
     batch_size: int | None = None
     samples: int = 0
     calls: list[OpenCall] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
-    moments: Moments = field(init=False)
     weights: dict[str, float] = field(default_factory=dict)
     split: set[str] = field(default_factory=set)
     gaps: dict[str, str] = field(default_factory=dict)
@@ -113,9 +113,6 @@ class Pass:
     training: bool = True
     entered: dict[str, int] = field(default_factory=dict)
     LATE: ClassVar = ("input_gradient", "alignment")
-
-    def __post_init__(self) -> None:
-        self.moments = Moments(self.tier)
 
     def read_back(self) -> None:
         """Ask the device for the numbers that it was told to compute."""

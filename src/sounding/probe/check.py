@@ -45,7 +45,7 @@ from sounding.probe.state import (
     untouched,
     unwrap,
 )
-from sounding.probe.table import list_unmeasured
+from sounding.probe.tap import Tap
 from sounding.probe.watch import Watched
 from sounding.profile import Profile
 from sounding.start.loss import StartLoss, average, measure_loss
@@ -200,23 +200,34 @@ def _make_ready(root: nn.Module, mode: Mode, *, dropout: bool) -> None:
     set_mode(root, mode, dropout=dropout)
 
 
+class _GuestTap(Tap):
+    """A tap for passes in which a guest, if there is one, sees what happens between modules."""
+
+    guest: Inside | None = None
+
+    def observe(self, spec: Spec, args: Any, output: Any) -> Any:
+        """Measure the call, and tell the guest of it."""
+        record = partial(super().observe, spec, args, output)
+        with _disable_current_modes():  # what is measured is no operation of the model
+            return record() if self.guest is None else self.guest.observe(spec.module, args, output, record)
+
+
 class _Checked(Watched):
     """A watch that runs the passes itself and reads weight gradients off them."""
 
-    def __init__(self, root: nn.Module, *, resting: bool, **options: Any) -> None:
+    def __init__(self, root: nn.Module, *, resting: bool, plain_inputs: bool = False, **options: Any) -> None:
         super().__init__(root, **options)
-        self._seeding = True
-        self._resting = resting
+        self._options, self._resting, self._plain_inputs = options, resting, plain_inputs
+        self._root = root
+        self._tap: _GuestTap = _GuestTap(self._tap.known, seeding=True)
         self._last_batch: Batch | None = None
         self._last_state: tuple[Any, Tensor] = (None, torch.empty(0))
-        self._gathers = self._shards is not None and self._shards.gathered
-        self._plain_inputs = self._in_loss = False
+        self._in_loss = False
         self.losses: list[StartLoss] = []
         self._insides: list[tuple[Pass, Inside]] = []
         self.needs_foresight = False
         self._reading: Reading | None = None
         self._beside: tuple[Finding, ...] = ()
-        self._listening: Inside | None = None
 
     def run(
         self,
@@ -232,13 +243,13 @@ class _Checked(Watched):
         `x.requires_grad`, which tensors that ask for a gradient refuse. If it fails again, it does so in a run like its
         user's, and that failure counts.
         """
-        before = len(self._passes)
+        before = len(self._tap.passes)
         try:
             self._pass(batch, loss=loss, generator=generator)
         except TargetError:
-            if self._plain_inputs or self._in_loss or self._shards is not None:
+            if self._plain_inputs or self._in_loss or self.shards is not None:
                 raise  # of several processes that share a model one must not run it again alone
-            del self._passes[before:]
+            del self._tap.passes[before:]
             rewind()
             self._plain_inputs = True
         else:
@@ -247,13 +258,13 @@ class _Checked(Watched):
 
     def _pass(self, batch: Batch, *, loss: str | Loss | None, generator: torch.Generator | None) -> None:
         arguments, keywords, leaves = batch.prepare(plain=self._plain_inputs)
-        self._seeds = []
-        source = generator if generator is not None else torch.default_generator
-        inside = self._listening = self._listen_inside()
+        tap, source = self._tap, generator if generator is not None else torch.default_generator
+        tap.seeds, tap.seeding = [], not self._plain_inputs
+        inside = tap.guest = self._listen_inside()
         with self, DropoutAtRest() if self._resting else nullcontext():
             with inside or nullcontext():
                 output = run_model(self._root, arguments, keywords, batch)
-            self._listening = None  # a checkpointed block runs again in the backward pass
+            tap.guest = None  # a checkpointed block runs again in the backward pass
             self._last_batch, self._last_state = batch, (source.device, source.get_state())
             self._in_loss = True
             targets = implied_targets(output, batch.targets, loss=loss, inputs=batch.tensors(), root=self._root)
@@ -262,26 +273,19 @@ class _Checked(Watched):
             name = loss_name(loss, targets)
             self.losses.append(measure_loss(output, targets, loss=loss, name=name, value=scalar))
             del output
-            one = self._passes[-1] if self._passes else Pass(self._tier)
-            one.weights |= self._backward(scalar, leaves)
-        self._seeds = []
-        if inside is not None and self._passes:
-            self._insides.append((one, inside))
+            weights = self._backward(scalar, leaves)
+            if tap.passes:
+                tap.passes[-1].weights |= weights
+        tap.seeds = []
+        if inside is not None and tap.passes:
+            self._insides.append((tap.passes[-1], inside))
 
     def _listen_inside(self) -> Inside | None:
         """A guest for one pass; none where processes share the model, or where the model failed with one."""
-        if self._shards is not None or self._plain_inputs:
+        if self.shards is not None or self._plain_inputs:
             return None
         parameters, buffers = all_tensors(all_modules(self._root))
-        return Inside([*parameters, *buffers], self._passes, axis=self._axis)
-
-    def _observe(self, spec: Spec, args: Any, output: Any) -> Any:
-        record = partial(super()._observe, spec, args, output)
-        with _disable_current_modes():  # what is measured is no operation of the model
-            return record() if self._listening is None else self._listening.observe(spec.module, args, output, record)
-
-    def _seed(self, tensor: Tensor, output: Any) -> Tensor | None:
-        return None if self._plain_inputs else super()._seed(tensor, output)
+        return Inside([*parameters, *buffers], self._tap.passes, axis=self._tap.known.axis)
 
     def predict(
         self, report: Report, *, loss: str | Loss | None, mode: Mode, batch_axis: int | None, rows: bool, hurry: bool
@@ -342,17 +346,8 @@ class _Checked(Watched):
         drawn: list[Profile] = []
         try:
             for seed in seeds:
-                one = _Checked(
-                    self._root,
-                    resting=self._resting,
-                    tier="fast",
-                    only=self._only,
-                    types=self._types,
-                    samples=self._samples,
-                    batch_axis=self._axis,
-                    source="redraw",
-                )
-                one._plain_inputs = self._plain_inputs
+                options = {**self._options, "samples": self._tap.known.samples, "tier": "fast", "source": "redraw"}
+                one = _Checked(self._root, resting=self._resting, plain_inputs=self._plain_inputs, **options)
                 with untouched(batch.uncopied()) as beside:
 
                     def start(beside: Snapshot = beside, seed: int = seed) -> None:
@@ -379,24 +374,23 @@ class _Checked(Watched):
         if loss is not None:
             settings = {**settings, "start": loss.to_dict()}
         reading = self._collect(settings)
-        unmeasured = list_unmeasured(self._passes, self._root, self._specs)
-        start = judge_start(self._root, self._passes, reading, loss) if self._shards is None else ()
+        start = judge_start(self._root, self._tap.passes, reading, loss) if self.shards is None else ()
         profile, inside, gaps = add_inside(reading.profile(), self._insides, source=self._source)
-        if self._shards is not None:
+        if self.shards is not None:
             gaps += (Unmeasured(NETWORK, WHOLE_ONLY),)
         self._reading, self._beside = reading, (*start, *inside)
         self.needs_foresight = needs_foresight(reading)
         verdict = judge_reading(reading, beside=self._beside)
-        return Report(profile, verdict, unmeasured + gaps, describe_environment(self._root))
+        return Report(profile, verdict, self.unmeasured + gaps, describe_environment(self._root))
 
     def _backward(self, scalar: Tensor, leaves: list[Tensor]) -> dict[str, float]:
         """ln‖∂L/∂w‖ of every weight that takes part. `.grad` stays out of it, except for reentrant checkpoints."""
         if not scalar.requires_grad:
             return {}
         weights = [(name, weight) for name, weight in named_parameters(self._root) if weight.requires_grad]
-        wanted = [weight for _, weight in weights] + leaves + self._seeds
+        wanted = [weight for _, weight in weights] + leaves + self._tap.seeds
         try:
-            if self._gathers or needs_accumulation(scalar):
+            if (self.shards is not None and self.shards.gathered) or needs_accumulation(scalar):
                 for _, weight in weights:
                     weight.grad = None  # of the repeat before
                 with muted([weight for _, weight in weights]):

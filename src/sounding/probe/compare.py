@@ -19,8 +19,8 @@ from sounding.probe.losses import Loss
 from sounding.probe.outputs import main_tensor
 from sounding.probe.reading import LayerCall
 from sounding.probe.records import Report
-from sounding.probe.state import DropoutAtRest, Mode, materializable, preserve, set_mode, unwrap
-from sounding.probe.watch import Watched
+from sounding.probe.state import DropoutAtRest, Mode, materializable, plain_execution, preserve, set_mode, unwrap
+from sounding.probe.tap import Tap, survey_model
 
 OUTPUT = "output"  # the name of what the network returns
 MEASURES = ("mean_square", "participation_ratio", "gradient_log_norm")
@@ -220,17 +220,19 @@ class _Call(NamedTuple):
         return tuple(self.output.shape), tuple(sorted(weight.numel() for weight in self.weights))
 
 
-class _Kept(Watched):
-    """A watch that keeps the outputs of all calls instead of measuring them."""
+class _Keeper(Tap):
+    """A tap that keeps the outputs of all calls instead of measuring them."""
 
     kept: dict[str, _Call]
 
-    def _measure(self, one: Pass, call: OpenCall, args: Any, output: Any, tensor: Tensor) -> None:
+    def measure(self, one: Pass, call: OpenCall, args: Any, output: Any, tensor: Tensor) -> None:
+        """Keep what the call returned."""
         module, call.features = call.spec.module, 1  # so that a call that only passes this on (dropout) is left out
         # a later layer may work in place
         self.kept[call.name] = _Call(tensor.detach().clone(), tuple(module.parameters(recurse=False)), type(module))
 
-    def _end(self, _module: nn.Module, _args: Any, output: Any) -> None:
+    def end(self, _module: nn.Module, _args: Any, output: Any) -> None:
+        """Keep what the model returned."""
         tensor = main_tensor(output)
         if tensor is not None:
             self.kept[OUTPUT] = _Call(tensor.detach().clone())
@@ -241,14 +243,14 @@ def _run(model: nn.Module, inputs: Any, targets: Any, *, mode: Mode, batch_axis:
     root = materializable(unwrap(model))
     (batch,) = batches_of(inputs, targets, 1, axis=batch_axis or 0)
     arguments, keywords, _ = batch.prepare(plain=True)
-    watched = _Kept(root, batch_axis=batch_axis)
-    watched.kept = {}
+    tap = _Keeper(survey_model(root, batch_axis=batch_axis))
+    tap.kept = {}
     # gradients are on as in the check: some networks take one inside of their forward pass
     with torch.inference_mode(False), torch.enable_grad(), preserve(root):
         set_mode(root, mode, dropout=False)
-        with watched, DropoutAtRest():
+        with plain_execution(), tap, DropoutAtRest():
             root(*arguments, **keywords)
-    return watched.kept
+    return tap.kept
 
 
 def _differ(x: Tensor, y: Tensor) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -117,6 +117,14 @@ class Evidence:
     def healthy(self) -> bool:
         """Whether the repaired model is healthy."""
         return self.after.verdict.healthy
+
+    def for_target(self, target: str) -> Evidence:
+        """The evidence with remedies that name this target of the command line in place of TARGET."""
+        named = {
+            key: tuple(finding.for_target(target) for finding in getattr(self, key))
+            for key in ("cured", "caused", "remaining")
+        }
+        return replace(self, before=self.before.for_target(target), after=self.after.for_target(target), **named)
 
     def __str__(self) -> str:
         rows = list(zip(tell(self.vitals_before), tell(self.vitals_after), strict=True))

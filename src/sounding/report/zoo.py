@@ -87,10 +87,9 @@ def write_pages(rows: Sequence[Row], folder: Path, outcomes: Sequence[Outcome]) 
     for row in rows:
         if "record" in row:
             record = json.loads(row["record"])
-            report = restore(record, row["verdict"])
-            text = render_html(
-                {f"hf:{row['name']}": report}, preface=_preface(row, record, outcomes), plotly="plotly.js"
-            )
+            target = f"hf:{row['name']}"
+            report = restore(record, row["verdict"]).for_target(target)
+            text = render_html({target: report}, preface=_preface(row, record, outcomes), plotly="plotly.js")
             place(pages / f"{row['name']}.html", text.encode())
     place(folder / "table.md", _markdown(rows).encode())
     place(pages / "index.html", _index(rows, outcomes).encode())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from sounding.probe.calls import Pass
 from sounding.probe.moments import Moments
 
 
@@ -19,16 +18,3 @@ class KeptMoments(Moments):
         self.blocks = {key: block for key, block in self.blocks.items() if key[3].type == "cpu"}
         self.known = {}  # sequences of all lengths would fill it
         self.spectra.close()
-
-
-class Passes(list[Pass]):
-    """The passes of a step; each is measured by the same moments."""
-
-    def __init__(self, moments: KeptMoments) -> None:
-        super().__init__()
-        self._moments = moments
-
-    def append(self, one: Pass) -> None:
-        """Add a pass, and let it be measured by the moments that all passes of the step share."""
-        one.moments = self._moments
-        super().append(one)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ from sounding.train.monitor.schedules import Schedule, as_schedule
 from sounding.train.monitor.selection import Pick, choose_measures, choose_modules
 from sounding.train.monitor.sinks import Measured, Memory, Sink
 from sounding.train.monitor.wall import Wall, log, walled
-from sounding.train.monitor.window import Scaler, Window
+from sounding.train.monitor.window import MonitorOptions, Scaler, Vantage, Window
 
 EVENTS = 1000  # news held in memory; a finding that comes and goes for ever must not fill it
 
@@ -100,19 +101,13 @@ class Monitor:
             raise UsageError(f"expected a torch.amp.GradScaler, got {type(scaler).__name__}")
         self._sinks = _as_sinks(sinks)
         self._model = model
-        self._options: dict[str, Any] = {
-            "tier": tier,
-            "modules": choose_modules(include, exclude),
-            "samples": samples,
-            "batch_axis": batch_axis,
-            "scaler": scaler,
-            # a trainer may give the module inside of DistributedDataParallel: averaged or not, .grad has it at the end
-            "reduced": torch.distributed.is_available() and torch.distributed.is_initialized(),
-        }
-        self._blank = Window(model, **self._options)  # a wrong model, filter or option is found here, not in the loop
-        if self._blank.shards is not None:
-            self._options["number"] = count_meetings(f"monitors/{self._blank.shards.name}")
-            self._blank = Window(model, **self._options)
+        # a trainer may give the module inside of DistributedDataParallel: averaged or not, .grad has it at the end
+        reduced = torch.distributed.is_available() and torch.distributed.is_initialized()
+        self._options = MonitorOptions(tier, choose_modules(include, exclude), samples, batch_axis, scaler, reduced)
+        self._vantage = Vantage(model, self._options)  # a wrong model, filter or option is found here, not in the loop
+        if self._vantage.known.shards is not None:
+            number = count_meetings(f"monitors/{self._vantage.known.shards.name}")
+            self._vantage.options = self._options = replace(self._options, number=number)
         self._memory, self._changes = Memory(keep), Changes(limits)
         self._events: deque[Event] = deque(maxlen=EVENTS)
         self._step = initial_step
@@ -230,9 +225,9 @@ class Monitor:
     def _open_if_due(self) -> None:
         if self._again or self._schedule(self._step):
             self._wall = self._wall.at(self._step)
-            if self._stale or not self._blank.structure.is_same():
-                self._blank, self._stale = Window(self._model, **self._options), False
-            window = self._blank.at(self._wall)
+            if self._stale or not self._vantage.structure.is_same():
+                self._vantage, self._stale = Vantage(self._model, self._options), False
+            window = Window(self._vantage, self._wall)
             if _is_first_process() or window.shards is not None or pipelining():
                 window.__enter__()
                 self._window = window

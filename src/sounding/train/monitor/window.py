@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from sounding.probe.calls import OpenCall, Pass, Spec, survey
 from sounding.probe.eager import eager_execution
@@ -24,11 +24,10 @@ from sounding.probe.parts import is_distributed
 from sounding.probe.pipeline import find_stage, is_rehearsal
 from sounding.probe.reading import Reading
 from sounding.probe.records import Unmeasured
-from sounding.probe.sharded import join_parts
-from sounding.probe.table import collect
+from sounding.probe.sharded import Shards, join_parts
+from sounding.probe.tap import Tap, survey_model
 from sounding.probe.units import bounds_of
-from sounding.probe.watch import Watched
-from sounding.train.monitor.blocks import KeptMoments, Passes
+from sounding.train.monitor.blocks import KeptMoments
 from sounding.train.monitor.moved import APART, Moved
 from sounding.train.monitor.selection import Modules
 from sounding.train.monitor.structure import Structure
@@ -53,36 +52,63 @@ class Scaler(Protocol):
     def get_scale(self) -> float: ...
 
 
-class Window(Watched):
-    """A watch over one step of the optimizer.
+@dataclass(frozen=True)
+class MonitorOptions:
+    """What a monitor measures, and what it must know of the loop.
+
+    Args:
+        modules: the modules to show.
+        reduced: whether several processes may average gradients, which `.grad` then holds at the end.
+        number: which of the monitors of a model that lies in several processes this is.
+    """
+
+    tier: Tier
+    modules: Modules
+    samples: int | None
+    batch_axis: int | None
+    scaler: Scaler | None
+    reduced: bool
+    number: int = 0
+
+
+class Vantage:
+    """What the measured steps of a run have in common: the model as it is built, and the memory that measures it."""
+
+    def __init__(self, model: nn.Module, options: MonitorOptions) -> None:
+        self.options = options
+        self.known = survey_model(model, tier=options.tier, samples=options.samples, batch_axis=options.batch_axis)
+        options.modules.mark_(self.known.specs)
+        self.structure, self.moments = Structure(model), KeptMoments(options.tier)
+        self._movable = [spec for spec in self.known.specs if isinstance(spec.module, nn.Hardtanh)]
+
+    def refresh_bounds(self) -> None:
+        """Read the bounds that a module may have changed since."""
+        for spec in self._movable:
+            spec.bounds = bounds_of(spec.module)
+
+
+class Window:
+    """A tap over one step of the optimizer, which tells it what belongs to the step.
 
     It differs from `sounding.watch` in what it takes for one measurement. Passes without gradients (evaluation in
     between) are left alone. Weight gradients are of the accumulated sum, as the optimizer will see it before clipping.
     Output gradients of micro-batches are joined as if the step had been one batch, ‖∂L/∂H‖² = Σ ‖∂L/∂H_i‖²; forward
     measures are means over them. The loss scale is divided out.
+
+    Args:
+        vantage: what the step shares with others.
+        wall: the wall of the step, which knows its number.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        tier: Tier,
-        modules: Modules,
-        samples: int | None,
-        batch_axis: int | None,
-        scaler: Scaler | None,
-        reduced: bool,
-        number: int = 0,
-    ) -> None:
-        super().__init__(model, tier=tier, samples=samples, batch_axis=batch_axis)
-        modules.mark_(self._specs)
-        self.structure, self._moments = Structure(model), KeptMoments(tier)
-        self.wall, self._modules = Wall(), modules
+    def __init__(self, vantage: Vantage, wall: Wall) -> None:
+        self._vantage, self.wall, self._options = vantage, wall, vantage.options
+        vantage.refresh_bounds()
+        self._structure = vantage.structure
+        self._tap = Tap(vantage.known, ear=self, moments=vantage.moments, look_up=lambda: self._structure.parameters)
         self._opener: int | None = None
         self._thread: int | None = None
         self._closed = False
         self.overflowed = False
-        self._scaler, self._reduced, self._number = scaler, reduced, number
         self.stage: Any = None
         self._loose = False
         self._micro_batches = 1
@@ -94,40 +120,22 @@ class Window(Watched):
         self._inside = self._resting = self._returned = False
         self._moved = Moved(())
         self._touched: dict[str, nn.Parameter] = {}
-        containers = (list, dict, set)
-        self._collectors = [
-            (name, type(held)) for name, held in vars(self).items() if isinstance(held, containers) and not held
-        ]
-        self._movable = [spec for spec in self._specs if isinstance(spec.module, nn.Hardtanh)]  # bounds that may change
-
-    def at(self, wall: Wall) -> Window:
-        """A window over a step that knows the model as this one does; this one stays as it is, having seen nothing.
-
-        Args:
-            wall: the wall of the step, which knows its number.
-        """
-        window = Window.__new__(Window)
-        vars(window).update(vars(self), wall=wall, _source=f"step {wall.step}")
-        for name, kind in self._collectors:
-            setattr(window, name, kind())
-        window._passes = Passes(self._moments)
-        for spec in self._movable:
-            spec.bounds = bounds_of(spec.module)
-        return window
+        self._meeting: Meeting | None = None
 
     def __enter__(self) -> Window:
         # Attention's fast path, which a watch turns off, runs without gradients only, where a window rests.
         self._opener = threading.get_ident()
         eager_execution.hold()
         try:
-            self._moved = Moved(self.structure.parameters)
-            self._attach()
+            self._moved = Moved(self._structure.parameters)
+            self._tap.__enter__()
         except BaseException:
             self.__exit__(None, None, None)
             raise
-        if self._shards is not None:
-            name = f"monitor/{self._number}/{self._shards.name}"
-            self._meeting = Meeting(name, self._shards.ranks, step=self.step)
+        shards = self.shards
+        if shards is not None:
+            name = f"monitor/{self._options.number}/{shards.name}"
+            self._meeting = Meeting(name, shards.ranks, step=self.step)
             self._meeting.come()
         return self
 
@@ -136,11 +144,16 @@ class Window(Watched):
     ) -> None:
         self._closed = True
         try:
-            self._detach()
+            self._tap.__exit__()
         finally:
             for name in SCALES if self.stage is not None else ():
                 vars(self.stage).pop(name, None)
             eager_execution.release()
+
+    @property
+    def shards(self) -> Shards | None:
+        """What lies in several processes, or None for a model that this one holds whole."""
+        return self._vantage.known.shards
 
     @property
     def step(self) -> int:
@@ -153,16 +166,13 @@ class Window(Watched):
         settings: dict[str, Any] = {"step": self.step}
         if self._scale is not None:
             settings["loss_scale"] = self._scale
-        if self._shards is not None:
-            settings["parallel"] = self._shards.describe()
-        parameters, tier, source = self.structure.parameters, self._tier, self._source
-        return collect(self._passes, parameters, specs=self._specs, tier=tier, source=source, settings=settings)
+        return self._tap.collect(settings, source=f"step {self.step}")
 
     @property
     def unmeasured(self) -> tuple[Unmeasured, ...]:
         """What could not be measured, and why."""
         failed = {**dict.fromkeys(self._in_parts, PARTS), **self.wall.failed}
-        found = [item for item in super().unmeasured if item.name not in failed]
+        found = [item for item in self._tap.unmeasured if item.name not in failed]
         found += [Unmeasured(name, reason) for name, reason in failed.items()]
         if self.overflowed:
             found.append(Unmeasured("network", OVERFLOW.format(scale=self._scale)))
@@ -178,23 +188,23 @@ class Window(Watched):
     def settle(self) -> bool:
         """After the block: join the passes of the step into one measurement. False when nothing was seen."""
         read_back([self._sums])
-        with_gradient = [one for one in self._passes if _gradients(one)]
-        self._passes = with_gradient or self._passes
-        self._in_parts = {call.name: None for one in self._passes for call in one.calls if id(call) in self._parts}
+        with_gradient = [one for one in self._tap.passes if _gradients(one)]
+        self._tap.passes = with_gradient or self._tap.passes
+        self._in_parts = {call.name: None for one in self._tap.passes for call in one.calls if id(call) in self._parts}
         if self._meeting is not None:
-            join_parts(self._meeting, self._passes, self._sums)
+            join_parts(self._meeting, self._tap.passes, self._sums)
             self._meeting = None
-        if self._scaler is not None:
+        if self._options.scaler is not None:
             self._drop_overflow()
-        _join(self._passes, shift=math.log((self._scale or 1.0) * self._micro_batches))
-        for one in self._passes:
+        _join(self._tap.passes, shift=math.log((self._scale or 1.0) * self._micro_batches))
+        for one in self._tap.passes:
             one.weights, one.split = {}, set()
-        if self._passes:
+        if self._tap.passes:
             shift = math.log(self._scale) if self._scale else 0.0
-            self._passes[-1].weights = {name: value - shift for name, value in self._sums.items()}
+            self._tap.passes[-1].weights = {name: value - shift for name, value in self._sums.items()}
             if not self.overflowed:
-                self._moved.note_ratios(self._passes[-1])
-        return any(one.calls for one in self._passes)
+                self._moved.note_ratios(self._tap.passes[-1])
+        return any(one.calls for one in self._tap.passes)
 
     def abandon(self) -> None:
         """The step will not be recorded: the other processes need not wait for this one's parts."""
@@ -207,46 +217,38 @@ class Window(Watched):
         self.overflowed = any(map(_broken, self._sums.values()))
         if self.overflowed:
             self._sums = {}
-            for one in self._passes:
+            for one in self._tap.passes:
                 one.input_gradient = one.alignment = None
                 for call in one.calls:
                     call.gradient = None
 
     def _refresh(self) -> None:
         """Hook the model anew if a layer or a weight was exchanged after the step was opened."""
-        if self.structure.is_same():
+        if self._structure.is_same():
             return
-        self._listen().remove()
-        self._specs = survey(self._root, only=None, types=None)
-        self._modules.mark_(self._specs)
-        self.structure = Structure(self._outer)
-        self._attach_parts()
+        known = self._vantage.known
+        specs = survey(known.root, only=None, types=None)
+        self._options.modules.mark_(specs)
+        self._structure = Structure(known.outer)
+        self._tap.attach_again(specs)
 
     def _fail(self, place: str, error: Exception, arguments: tuple[Any, ...]) -> None:
         """Name what was not measured: the call or the weight that a hook was about, else the input or the network."""
-        subject = {"_begin": "input", "_take_input_gradient": "input"}.get(place, "network")
+        subject = {"begin": "input", "take_input_gradient": "input"}.get(place, "network")
         for argument in arguments:
             if type(argument) in (Spec, OpenCall, str):  # what a module returned may refuse even isinstance
                 subject = argument if type(argument) is str else argument.name
                 break
         reason = self.wall.note_error(subject, error)
-        last = self._passes[-1].calls[-1:] if self._passes else []
+        last = self._tap.passes[-1].calls[-1:] if self._tap.passes else []
         for call in last:
-            if place == "_observe" and call.spec is arguments[0]:
+            if place == "observe" and call.spec is arguments[0]:
                 call.reason = call.reason or reason
-        if place == "_take_gradient" and arguments[1].gradient is not None:
+        if place == "take_gradient" and arguments[1].gradient is not None:
             arguments[0].alignment = reason  # the norm was taken, what failed came behind it
 
-    def _hook_weights(self, spec: Spec | None = None) -> None:
-        if spec is not None:
-            super()._hook_weights(spec)
-            return
-        for name, weight in self.structure.parameters:
-            if weight.requires_grad and not is_lazy(weight):
-                self._listen().on_weight(weight, partial(self._take_weight_gradient, name, weight))
-
     @walled
-    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch._C._current_graph_task_id() != -1 or not self._is_ours(module):
             return
         self._inside = True
@@ -255,7 +257,7 @@ class Window(Watched):
         if not self._resting:
             self._returned = False
             self._refresh()
-            super()._begin(module, args, kwargs)
+            self._tap.begin(module, args, kwargs)
 
     def _is_ours(self, module: nn.Module) -> bool:
         """Whether a call belongs to the training: no check runs on the module, and no other thread called it."""
@@ -270,7 +272,7 @@ class Window(Watched):
         if now != self._opener:
             return False
         # The one that opens steps trains: what another ran before it is dropped.
-        self._thread, self._passes = now, Passes(self._moments)
+        self._thread, self._tap.passes = now, []
         self._inside = self._resting = self._returned = False
         return True
 
@@ -282,7 +284,7 @@ class Window(Watched):
         self.wall.note("network", TRANSFORMED)
         return True
 
-    def _note_gaps(self, one: Pass) -> None:
+    def note_gaps(self, one: Pass) -> None:
         """Weight gradients are of the sum over passes; a pipeline scales it when all its micro-batches are through."""
         stage = find_stage() if self.stage is None else None
         if stage is not None:
@@ -298,31 +300,31 @@ class Window(Watched):
     @walled
     def _read_all(self, factor: int) -> None:
         self._micro_batches = factor
-        for name, weight in self.structure.parameters:
+        for name, weight in self._structure.parameters:
             if weight.grad is not None:
                 self._sums[name] = log_norm(weight.grad)
 
     def _has_room(self) -> bool:
         """Passes that nothing came back to (an evaluation that forgot no_grad) make room for those that count."""
-        if len(self._passes) >= PASSES:
-            self._passes = [one for one in self._passes if _gradients(one)]
-        return len(self._passes) < PASSES
+        if len(self._tap.passes) >= PASSES:
+            self._tap.passes = [one for one in self._tap.passes if _gradients(one)]
+        return len(self._tap.passes) < PASSES
 
     @walled
-    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+    def end(self, module: nn.Module, args: Any, output: Any) -> None:
         if torch._C._current_graph_task_id() != -1 or not self._is_ours(module):
             return
         resting, self._inside, self._resting = self._resting, False, False
         if not resting:
-            super()._end(module, args, output)
+            self._tap.end(module, args, output)
 
     @walled
-    def _observe(self, spec: Spec, args: Any, output: Any) -> Any:
+    def observe(self, spec: Spec, args: Any, output: Any) -> Any:
         if torch._C._current_graph_task_id() == -1 and not (self._is_ours(spec.module) and self._listens()):
             return None
         if self._is_transformed():
             return None
-        return super()._observe(spec, args, output)
+        return self._tap.observe(spec, args, output)
 
     def _listens(self) -> bool:
         """Whether a call belongs to a pass that counts; modules may be called without the model around them."""
@@ -333,52 +335,51 @@ class Window(Watched):
         if find_stage() is not None:
             self._loose = True
             return False
-        if not self._passes:
+        if not self._tap.passes:
             self._refresh()
         if self._returned:  # the last pass is over: its backward pass has begun
             if not self._has_room():
                 return False
-            self._open_pass()
+            self._tap.open_pass()
             self._returned = False
         return True
 
     @walled
-    def _take_gradient(self, one: Pass, call: OpenCall, gradient: Tensor | None) -> None:
-        if gradient is None or not self._handles:
+    def take_gradient(self, one: Pass, call: OpenCall, gradient: Tensor | None) -> None:
+        if gradient is None or not self._tap.attached:
             return
         self._note_backward()
-        self._await_reduction()
+        self._tap.await_reduction()
         if self.stage is not None and call.gradient is not None:
             return  # schedules without bubbles send it back once for the inputs and once more for the weights
         if call.gradient is None and id(call) not in self._parts:
-            super()._take_gradient(one, call, gradient)
+            self._tap.take_gradient(one, call, gradient)
         else:
             call.gradient = None
             self._parts.add(id(call))
 
     @walled
-    def _take_input_gradient(self, one: Pass, gradient: Tensor | None) -> None:
-        super()._take_input_gradient(one, gradient)
+    def take_input_gradient(self, one: Pass, gradient: Tensor | None) -> None:
+        self._tap.take_input_gradient(one, gradient)
 
     @walled
-    def _take_weight_gradient(self, name: str, weight: nn.Parameter, gradient: Tensor | None) -> None:
-        if gradient is None or not self._handles or is_claimed(weight):
+    def take_weight_gradient(self, name: str, weight: nn.Parameter, gradient: Tensor | None) -> None:
+        if gradient is None or not self._tap.attached or is_claimed(weight):
             return
         self._note_backward()
-        late = self._reduced or is_distributed(weight)
+        late = self._options.reduced or is_distributed(weight)
         if not is_distributed(weight):  # to add DTensors that are cut in different ways would communicate
             if weight.grad is None and name in self._sums:
                 # Zeroed inside the step (a closure called again): what came before is no part of the sum.
-                self._passes[:], self._sums = self._coming, {}
+                self._tap.passes[:], self._sums = self._coming, {}
             self._sums[name] = log_norm(_plus(weight.grad, gradient))
         if late:
             self._touched[name] = weight
-            self._await_reduction(weight)
+            self._tap.await_reduction(weight)
 
     @walled
-    def _read_reduced(self) -> None:
-        self._queued = False
-        gathered = self._distributed() if self._shards is not None and self._shards.gathered else ()
+    def read_reduced(self) -> None:
+        gathered = self._tap.distributed() if self.shards is not None and self.shards.gathered else ()
         for name, weight in [*self._touched.items(), *gathered]:
             if weight.grad is not None:
                 self._sums[name] = log_norm(weight.grad.detach())
@@ -388,13 +389,13 @@ class Window(Watched):
         if self._returned:
             return
         self._returned = True
-        self._coming = [one for one in self._passes if not _gradients(one)]
-        if self._scaler is None:
+        self._coming = [one for one in self._tap.passes if not _gradients(one)]
+        if self._options.scaler is None:
             return
-        scale = float(self._scaler.get_scale())
+        scale = float(self._options.scaler.get_scale())
         if self._scale not in (None, scale):
             # The scale changes between steps only: what came before overflowed, was skipped, and is not of this step.
-            self._passes, self._sums = self._passes[-1:], {}
+            self._tap.passes, self._sums = self._tap.passes[-1:], {}
         self._scale = scale
 
 
