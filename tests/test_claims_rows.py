@@ -118,3 +118,15 @@ def test_rows_of_one_experiment_share_it() -> None:
     for width in range(4, 4 + KEPT):
         measure({"width": width}, Context(), "a")
     assert measure({"width": 3, "rates": [0.1]}, Context(), "a") == 5 + KEPT, "the oldest are let go"
+
+
+def test_every_row_has_a_quotation_and_every_row_that_trains_its_share() -> None:
+    """The share is that of the scale which the ledger quotes; a share of the paper's training is never guessed."""
+    shipped = rows.shipped_verdicts()
+    for claim in all_claims():
+        assert claim.quotation, claim.id
+        setting = claim.settings[shipped[claim.id]["scale"]]
+        trains = {"steps", "epochs", "evaluate"} & set(setting.values)
+        assert (setting.training is not None) == bool(trains), claim.id
+        if setting.training is not None and setting.values.get("epochs"):
+            assert setting.training.run == setting.values["epochs"], claim.id

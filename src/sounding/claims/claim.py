@@ -90,11 +90,40 @@ class Correction:
 
 
 @dataclass(frozen=True)
+class Training:
+    """How long a row trains beside the paper: `run` of `of` epochs or steps, `of` None where no length is given.
+
+    >>> Training(10, "epochs", of=75).told
+    '10 of 75 epochs (13%)'
+    """
+
+    run: float
+    unit: Literal["epochs", "steps"]
+    of: float | None = None
+
+    @property
+    def share(self) -> float | None:
+        """The share of the paper's training, None where that is not known."""
+        return None if self.of is None else self.run / self.of
+
+    @property
+    def told(self) -> str:
+        """The share in words."""
+        if self.share is None:
+            return f"{self.run:g} {self.unit}; the paper does not say how many it trains"
+        return f"{self.run:g} of {self.of:g} {self.unit} ({self.share:.{1 if self.share < 0.01 else 0}%})"
+
+
+@dataclass(frozen=True)
 class Setting:
-    """The arguments of one scale; `reduction` says in words what is smaller than in the paper ("" for nothing)."""
+    """The arguments of one scale; `reduction` says in words what is smaller than in the paper ("" for nothing).
+
+    `training` is set where networks are trained on the paper's data.
+    """
 
     values: Mapping[str, Any]
     reduction: str = ""
+    training: Training | None = None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sounding.claims.claim import PAPERS, SCALES, Claim, Context, Correction, Expectation, Outcome, Setting
+from sounding.claims.claim import PAPERS, SCALES, Claim, Context, Correction, Expectation, Outcome, Setting, Training
 from sounding.errors import UsageError
 
 FOLDER = Path(__file__).parent
@@ -97,8 +97,11 @@ def _load(paper: str, name: str) -> Claim:
     shared = settings.pop("all", {})
     if not set(settings) <= set(SCALES):
         raise ValueError(f"{paper}-{name} has settings for {', '.join(settings)}, expected {', '.join(SCALES)}, all")
-    reductions = {scale: _flow(settings[scale].pop("reduction", "")) for scale in settings}
-    chosen = {s: Setting({**shared, **settings[s]}, reductions[s]) for s in SCALES if s in settings}
+    chosen = {}
+    for scale in sorted(settings, key=SCALES.index):
+        reduction, training = (settings[scale].pop(key, None) for key in ("reduction", "training"))
+        values = {**shared, **settings[scale]}
+        chosen[scale] = Setting(values, _flow(reduction or ""), Training(**training) if training else None)
     return Claim(
         id=f"{paper}-{name}",
         paper=paper,

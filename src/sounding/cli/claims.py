@@ -124,7 +124,8 @@ def show(words: tuple[str, ...], results: Path | None, as_json: bool) -> None:
     for scale, setting in claim.settings.items():
         values = ", ".join(f"{name} {value}" for name, value in setting.values.items())
         reduced = f" (reduced: {setting.reduction})" if setting.reduction else ""
-        screen.print(f"  {scale}: {values}{reduced}", markup=False)
+        trained = f" (trained: {setting.training.told})" if setting.training else ""
+        screen.print(f"  {scale}: {values}{reduced}{trained}", markup=False)
     scale_of = f" at {row['scale']} scale" if row["scale"] else ""
     badges = f" (as printed: {row['as_printed']}, corrected: {row['corrected']})" if row["as_printed"] else ""
     screen.print(f"\nverdict{scale_of}: {row['verdict']}{badges}", markup=False, style="bold")
@@ -199,6 +200,8 @@ def _row(claim: Claim, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """A row of the list; `reduction` is that of the scale whose verdict is shown, None where nothing is smaller."""
     found = known.get(claim.id, {"verdict": NOT_RUN, "scale": None, "evidence": ""})
     scale = found["scale"]
+    setting = claim.settings.get(scale)
+    training = setting.training if setting else None
     return {
         "id": claim.id,
         "paper": claim.paper,
@@ -212,7 +215,9 @@ def _row(claim: Claim, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "as_printed": found.get("as_printed"),
         "corrected": found.get("corrected"),
         "scale": scale,
-        "reduction": (claim.settings[scale].reduction or None) if scale in claim.settings else None,
+        "reduction": (setting.reduction or None) if setting else None,
+        "training": training.told if training else None,
+        "training_share": training.share if training else None,
         "evidence": found["evidence"],
     }
 

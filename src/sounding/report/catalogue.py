@@ -43,6 +43,7 @@ def write_row(line: Line, results: Mapping[Scale, Result]) -> str:
         f"**As printed: {line.standing.as_printed}.** Corrected: {line.standing.corrected}. Scale: {result.scale}."
     )
     parts += [f"Reduced: {result.reduction}."] if result.reduction else []
+    parts += [f"Trained: {line.training.told}."] if line.training else []
     parts += [f"Corrected statement: {result.correction}"] if result.correction else []
     parts += [f"A part of [{claim.parent}](../{claim.parent}/README.md)."] if claim.parent else []
     parts += [f"Its part [{name}](../{name}/README.md): {case.verdict}." for name, case in line.cases.items()]
@@ -101,7 +102,8 @@ def write_report(paper: str, lines: Sequence[Line]) -> str:
         "What was difficult": [
             f"{_name(line)} {line.result.seconds:.0f} s on {line.result.device}." for line in slow[:8]
         ]
-        + [f"{len(reduced)} rows are smaller than the paper's."],
+        + [f"{len(reduced)} rows are smaller than the paper's."]
+        + [f"{_name(line)} Trained {line.training.told}." for line in lines if line.training],
         "What was not tried": [f"{item}: {reason}." for item, reason in left_out(paper).items()]
         or ["Nothing numbered."],
     }
@@ -127,7 +129,9 @@ def write_catalogue(found: Found) -> list[dict[str, Any]]:
                 "kind": claim.kind, "statement": claim.statement, "quotation": claim.quotation or None,
                 "parent": claim.parent or None, "as_printed": line.standing.as_printed,
                 "corrected": line.standing.corrected, "correction": result.correction or None, "scale": result.scale,
-                "reduction": result.reduction or None, "expectations": result.expectations, "numbers": result.numbers,
+                "reduction": result.reduction or None,
+                "training": line.training.told if line.training else None,
+                "training_share": line.training.share if line.training else None, "expectations": result.expectations, "numbers": result.numbers,
                 "provenance": {
                     "command": result.command, "date": result.date, "device": result.device,
                     "seconds": result.seconds, "random_seed": result.random_seed, "versions": result.versions,

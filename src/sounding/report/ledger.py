@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sounding.claims.claim import KINDS, PAPERS, Claim, Scale, Standing
+from sounding.claims.claim import KINDS, PAPERS, Claim, Scale, Standing, Training
 from sounding.claims.number import LEVEL
 from sounding.claims.registry import all_claims, cases_of
 from sounding.claims.result import Result, folder_of, largest
@@ -71,6 +71,11 @@ class Line:
     cases: Mapping[str, Standing]
     claim: Claim
     links: Mapping[str, str]
+
+    @property
+    def training(self) -> Training | None:
+        """How much of the paper's training the quoted result has run, None where none is."""
+        return self.claim.settings[self.result.scale].training
 
 
 def stand_with_cases(results: Iterable[Result]) -> dict[str, Standing]:
@@ -216,6 +221,8 @@ def _texts(line: Line) -> list[str]:
     scale = f"{result.scale}, {result.date}, {result.device}, {result.seconds:.0f} s"
     if result.reduction:
         scale += f"; reduced: {result.reduction}"
+    if line.training:
+        scale += f"; trained: {line.training.told}"
     place, statement = f"{nested}{result.place} ({result.id})", f"{result.statement}{quoted}"
     return [place, statement, _verdict(line), _evidence(result), scale]
 
