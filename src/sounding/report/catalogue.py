@@ -131,7 +131,8 @@ def write_catalogue(found: Found) -> list[dict[str, Any]]:
                 "corrected": line.standing.corrected, "correction": result.correction or None, "scale": result.scale,
                 "reduction": result.reduction or None,
                 "training": line.training.told if line.training else None,
-                "training_share": line.training.share if line.training else None, "expectations": result.expectations, "numbers": result.numbers,
+                "training_share": line.training.share if line.training else None,
+                "expectations": result.expectations, "numbers": result.numbers,
                 "provenance": {
                     "command": result.command, "date": result.date, "device": result.device,
                     "seconds": result.seconds, "random_seed": result.random_seed, "versions": result.versions,
