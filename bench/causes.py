@@ -2,8 +2,8 @@
 
 `python bench/causes.py --seeds 20` runs the networks that thresholds were chosen on, `--first 1000 --seeds 50` fresh
 seeds of them, `--held-out` other networks; `--jobs 16` shares the work out, `--only` and `--network` pick, `--told`
-prints every wrong answer. Each fault is put into a random layer or block of the middle half and judged by what
-`sounding.check(..., theory=True)` tells a user.
+prints every wrong answer, `--most 6` puts each fault into six networks. Each fault is put into a random layer or block
+of the middle half and judged by what `sounding.check(..., theory=True)` tells a user.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import TypeVar
 
 import torch
@@ -322,13 +321,15 @@ def main() -> None:
     parser.add_argument("--network", default="")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--told", action="store_true")
+    parser.add_argument("--most", type=int, default=99, help="networks that each fault is put into")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so long")
     options = parser.parse_args()
     networks = HELD_OUT if options.held_out else NETWORKS
     pairs = [
         (name, kind)
-        for name, kind in product(networks, FAULTS)
-        if fits(FAULTS[kind], networks[name]) and options.only in kind and options.network in name
+        for at, kind in enumerate(FAULTS)
+        for name in chosen(at, [name for name in networks if fits(FAULTS[kind], networks[name])], options.most)
+        if options.only in kind and options.network in name
     ]
     # each network without a fault is checked once a seed, though several faults are put into it
     first = {(name, FAULTS[kind].around(Options())): kind for name, kind in reversed(pairs)}
@@ -356,6 +357,11 @@ def main() -> None:
         print(f"{kind:32} {count:2} networks  {counted(group)}")
     every = [one for found in results.values() for one in found]
     print(f"{'all':32}              {counted(every)}")
+
+
+def chosen(at: int, names: list[str], most: int) -> list[str]:
+    """So many of the networks at most, each fault beginning with another one."""
+    return [names[(at + step) % len(names)] for step in range(min(most, len(names)))]
 
 
 def counted(found: list[Result]) -> str:

@@ -29,7 +29,7 @@ LEFT_OUT = 1e-9  # of E φ²: a series stops where it has less than this share l
 GRID = 2**15 + 1  # angles of a table; linear interpolation between them leaves (π/2¹⁵)²/8 ≈ 1e-9 of the curvature
 NEAR = 0.25  # radians from ρ = ±1, where ρ^1024 no longer vanishes and a polynomial in the angle bridges the gap
 BRIDGE, BRIDGE_NODES = 0.75, 12  # how far the bridge's nodes reach, and how many they are
-MANY = 160  # different points beyond which coefficients are interpolated in ln s
+MANY = 160  # places in ln s, at most, between which coefficients are interpolated
 PANEL_NODES = 14
 STEEP = 12  # rungs of the ladder of panels around the place where φ varies
 SAME = 1e-11  # relative difference of two standard deviations that count as one
@@ -231,10 +231,11 @@ class _Expansion:
 def _expand_all(activation: Activation, f: Function, laws: Array) -> _Expansion:
     """The coefficients of many laws: directly, or by Chebyshev interpolation in ln s where only s differs."""
     low, high = float(laws[:, 1].min()), float(laws[:, 1].max())
-    if len(laws) > MANY and low > 0 and np.ptp(laws[:, 0]) <= NO_MEAN * low:
-        half = 0.5 * math.log(high / low)
-        rate = math.asinh(0.25 * math.pi / max(half, 1e-3))  # c_k(s) is analytic for |arg s| < π/4
-        count = min(max(math.ceil(26.0 / rate), 6), MANY)
+    alike = low > 0 and np.ptp(laws[:, 0]) <= NO_MEAN * low
+    half = 0.5 * math.log(high / low) if alike else math.inf
+    rate = math.asinh(0.25 * math.pi / max(half, 1e-3))  # c_k(s) is analytic for |arg s| < π/4
+    count = min(max(math.ceil(26.0 / rate), 6), MANY)
+    if alike and len(laws) > count:
         nodes = np.cos(math.pi * (np.arange(count) + 0.5) / count)
         chosen = np.sqrt(low * high) * np.exp(half * nodes)
         at = _expand(activation, f, np.stack([np.full(count, laws[0, 0]), chosen], axis=1), TERMS, width=0.75)

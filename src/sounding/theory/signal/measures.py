@@ -93,10 +93,11 @@ def spread_of_spectrum(
         eps: of the type in which the network computes.
     """
     drawn = common + _wishart(gram - common, width, np.random.default_rng(0))
-    found = [_of_spectrum(one, features, eps) for one in drawn]
-    kept = {name: np.array([one[name] for one in found]) for name in ("effective_rank", "isometry_gap")}
+    found = _of_spectra(drawn, features, eps)
     return {
-        name: (float(each.mean()), float(each.std(ddof=1))) for name, each in kept.items() if np.isfinite(each).all()
+        name: (float(each.mean()), float(each.std(ddof=1)))
+        for name in ("effective_rank", "isometry_gap")
+        if np.isfinite(each := found[name]).all()
     }
 
 
@@ -133,25 +134,30 @@ def _of_gram(gram: Array, features: int, spectrum: bool, eps: float) -> dict[str
             "mean_cosine": mean_cosine(gram),
             "distinct_share": min(max(1 - float(gram.sum()) / n / trace, 0.0), 1.0),
         }
-    return found | _of_spectrum(gram, features, eps) if spectrum else found
+    if spectrum:
+        found |= {name: float(each[0]) for name, each in _of_spectra(gram[None], features, eps).items()}
+    return found
 
 
-def _of_spectrum(gram: Array, features: int, eps: float) -> dict[str, float]:
-    """The spectral measures, from the eigenvalues of G/n, G the inner products of samples."""
-    n = len(gram)
-    values = np.maximum(np.linalg.eigvalsh(gram)[::-1], 0.0) * (features / n)
+def _of_spectra(grams: Array, features: int, eps: float) -> dict[str, Array]:
+    """The spectral measures of several Gram matrices G, from the eigenvalues of G/n, G the inner products of samples."""
+    n = grams.shape[-1]
+    values = np.maximum(np.linalg.eigvalsh(grams)[:, ::-1], 0.0) * (features / n)
     share = min(max((max(n, features) * eps) ** 2, n * float(np.finfo(np.float64).eps)), 0.5)
-    largest = float(values[0])
-    small = values[: min(n, features)]
-    whole = largest > 0 and float(small[-1]) > share * largest
-    weights = values[values > 0] / values.sum() if largest > 0 else values[:0]
-    excess = small / small.mean() - 1 if whole and len(small) == n else np.full(1, np.nan)
+    largest, small = values[:, :1], values[:, : min(n, features)]
+    whole = (largest[:, 0] > 0) & (small[:, -1] > share * largest[:, 0])
+    with np.errstate(all="ignore"):  # of matrices without any length, and eigenvalues of 0, the answers are set below
+        weights = values / values.sum(axis=1, keepdims=True)
+        entropy = -np.where(weights > 0, weights * np.log(weights), 0.0).sum(axis=1)
+        excess = small / small.mean(axis=1, keepdims=True) - 1
+        gap = (excess - np.log1p(excess)).mean(axis=1)
+        condition = np.sqrt(largest[:, 0] / small[:, -1])
     return {
-        "numerical_rank": float((values > share * largest).sum()),
-        "soft_rank": float((values >= 0.5 * (1 - TIE)).sum()),
-        "effective_rank": float(np.exp(-(weights * np.log(weights)).sum())) if len(weights) else 0.0,
-        "isometry_gap": float((excess - np.log1p(excess)).mean()) if np.isfinite(excess).all() else math.inf,
-        "condition_number": math.sqrt(largest / float(small[-1])) if whole else math.inf,
+        "numerical_rank": (values > share * largest).sum(axis=1).astype(np.float64),
+        "soft_rank": (values >= 0.5 * (1 - TIE)).sum(axis=1).astype(np.float64),
+        "effective_rank": np.where(largest[:, 0] > 0, np.exp(entropy), 0.0),
+        "isometry_gap": np.where(whole & (small.shape[1] == n), gap, math.inf),
+        "condition_number": np.where(whole, condition, math.inf),
     }
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -105,7 +106,7 @@ def _passed(node: Node, signal: Signal, inputs: Sequence[Signal], sizes: Array, 
             return share * sizes[0], share * shapes[0]
         case Elementwise():
             slope = _size_slope(rule.activation, inputs[0])
-            return slope * sizes[0], _shape_slope(rule.activation, inputs[0], signal) * shapes[0]
+            return slope * sizes[0], _pairs(rule.activation, *_typical_pair(inputs[0]))[0] * shapes[0]
         case Normalize(running=None):
             left = rule.eps / (_mean_square(inputs[0]) + rule.eps)
             return left * sizes[0], shapes[0]
@@ -147,7 +148,7 @@ def _add_sources(
             moments = _moments(rule.activation, inputs[0])
             slope = _size_slope(rule.activation, inputs[0])
             extra = max(moments.kurtosis - 1 - 2 * slope**2, 0.0)
-            paired = _pair_noise(rule.activation, inputs[0])
+            paired = _pairs(rule.activation, *_typical_pair(inputs[0]))[1]
         case Add():
             # The cross term of two summands is 0 in the mean only: it scatters by √(2/N) of their geometric mean.
             crossed = 1 - float(np.sum(_shares(rule.coefficients, inputs) ** 2))
@@ -273,37 +274,41 @@ def _size_slope(activation: Activation, signal: Signal) -> float:
     return math.log(values[0] / values[1]) / (2 * STEP) if min(values) > 0 else 1.0
 
 
-def _shape_slope(activation: Activation, before: Signal, after: Signal) -> float:
-    """By how much the scatter of correlations shrinks, in units of (1 − c²), at the typical pair of samples."""
-    c, q = min(_cosine(before), 1 - 1e-6), _mean_square(before)
-    h = min(1e-3, (1 - abs(c)) / 4)
-    pair = np.array([[[q, q * (c + s)], [q * (c + s), q]] for s in (h, -h)])
-    mapped = map_pairs(activation, pair, np.zeros((2, 2))).matrix
-    cosines = mapped[:, 0, 1] / np.sqrt(mapped[:, 0, 0] * mapped[:, 1, 1])
-    later = min(_cosine(after), 1 - 1e-9)
-    return float((cosines[0] - cosines[1]) / (2 * h) * (1 - c**2) / max(1 - later**2, 1e-12))
+@lru_cache(maxsize=256)
+def _pairs(activation: Activation, c: float, q: float) -> tuple[float, float]:
+    """What a function does to the scatter of the correlation c of a pair of samples of mean square q.
 
-
-def _pair_noise(activation: Activation, before: Signal) -> float:
-    """What the correlation of φ(x) and φ(y) over N features scatters beyond what the Gaussian pair explains, times N.
-
-    The influence of one feature on a correlation r is φ(x)φ(y)/q − r (φ(x)² + φ(y)²)/(2q); for the Gaussian pair itself
-    it has the variance (1 − c²)², in units of which the result is stated.
+    First by how much it multiplies the scatter, in units of 1 − c²: r = E φφ/E φ² has the slope q E φ′φ′/E φ² in c, by
+    Plackett. Then the variance, times N, by which r over N features scatters beyond what the Gaussian pair explains: the
+    influence of one feature on r is φ(x)φ(y)/E φ² − r (φ(x)² + φ(y)²)/(2 E φ²); for the Gaussian pair itself it has the
+    variance (1 − c²)².
     """
-    c, q = float(np.clip(_cosine(before), -0.999, 0.999)), _mean_square(before)
     weights = np.outer(WEIGHTS, WEIGHTS) / WEIGHTS.sum() ** 2
     x = np.broadcast_to(NODES[:, None], weights.shape)
     y = c * x + math.sqrt(1 - c**2) * NODES
     first, second = (activation(math.sqrt(q) * one.ravel()).reshape(weights.shape) for one in (x, y))
     square = float(np.sum(weights * first**2))
     if not square > 0:
-        return 0.0
+        return 0.0, 0.0
     r = float(np.sum(weights * first * second)) / square
+    if activation.kinks:  # which the quadrature does not see, and deep networks multiply slopes of many layers
+        pair = np.array([[[q, q * c], [q * c, q]]])
+        steep, values = (map_pairs(activation, pair, np.zeros((1, 2)), slope=which).matrix[0] for which in (True, False))
+        r, slope = float(values[0, 1] / values[0, 0]), q * float(steep[0, 1] / values[0, 0])
+    else:
+        slopes = [activation.derivative(math.sqrt(q) * one.ravel()).reshape(weights.shape) for one in (x, y)]
+        slope = q * float(np.sum(weights * slopes[0] * slopes[1])) / square
     influence = first * second / square - r * (first**2 + second**2) / (2 * square)
     base = x * y - c * (x**2 + y**2) / 2
     covariance = float(np.sum(weights * influence * base))
     left = float(np.sum(weights * influence**2)) - covariance**2 / (1 - c**2) ** 2
-    return max(left, 0.0) / max(1 - r**2, 1e-6) ** 2
+    room = max(1 - r**2, 1e-6)
+    return slope * (1 - c**2) / room, max(left, 0.0) / room**2
+
+
+def _typical_pair(signal: Signal) -> tuple[float, float]:
+    """The correlation of a typical pair of samples, away from ±1 where its scatter vanishes, and their mean square."""
+    return float(np.clip(_cosine(signal), -0.999, 0.999)), _mean_square(signal)
 
 
 def _mean_square(signal: Signal) -> float:
