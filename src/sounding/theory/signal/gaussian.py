@@ -232,7 +232,7 @@ def _expand_all(activation: Activation, f: Function, laws: Array) -> _Expansion:
     """The coefficients of many laws: directly, or by Chebyshev interpolation in ln s where only s differs."""
     low, high = float(laws[:, 1].min()), float(laws[:, 1].max())
     alike = low > 0 and np.ptp(laws[:, 0]) <= NO_MEAN * low
-    half = 0.5 * math.log(high / low) if alike else math.inf
+    half = 0.5 * math.log(high / low) if alike else 0.0
     rate = math.asinh(0.25 * math.pi / max(half, 1e-3))  # c_k(s) is analytic for |arg s| < π/4
     count = min(max(math.ceil(26.0 / rate), 6), MANY)
     if alike and len(laws) > count:
