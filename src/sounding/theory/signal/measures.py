@@ -140,7 +140,7 @@ def _of_gram(gram: Array, features: int, spectrum: bool, eps: float) -> dict[str
 
 
 def _of_spectra(grams: Array, features: int, eps: float) -> dict[str, Array]:
-    """The spectral measures of several Gram matrices G, from the eigenvalues of G/n, G the inner products of samples."""
+    """The spectral measures of several Gram matrices G of samples, from the eigenvalues of G/n."""
     n = grams.shape[-1]
     values = np.maximum(np.linalg.eigvalsh(grams)[:, ::-1], 0.0) * (features / n)
     share = min(max((max(n, features) * eps) ** 2, n * float(np.finfo(np.float64).eps)), 0.5)

@@ -278,8 +278,8 @@ def _size_slope(activation: Activation, signal: Signal) -> float:
 def _pairs(activation: Activation, c: float, q: float) -> tuple[float, float]:
     """What a function does to the scatter of the correlation c of a pair of samples of mean square q.
 
-    First by how much it multiplies the scatter, in units of 1 − c²: r = E φφ/E φ² has the slope q E φ′φ′/E φ² in c, by
-    Plackett. Then the variance, times N, by which r over N features scatters beyond what the Gaussian pair explains: the
+    First by how much it multiplies the scatter, in units of 1 − c²: r = E φφ/E φ² has the slope q E φ′φ′/E φ² in c
+    by Plackett. Then the variance, times N, by which r over N features scatters beyond what the Gaussian pair explains: the
     influence of one feature on r is φ(x)φ(y)/E φ² − r (φ(x)² + φ(y)²)/(2 E φ²); for the Gaussian pair itself it has the
     variance (1 − c²)².
     """
@@ -293,7 +293,9 @@ def _pairs(activation: Activation, c: float, q: float) -> tuple[float, float]:
     r = float(np.sum(weights * first * second)) / square
     if activation.kinks:  # which the quadrature does not see, and deep networks multiply slopes of many layers
         pair = np.array([[[q, q * c], [q * c, q]]])
-        steep, values = (map_pairs(activation, pair, np.zeros((1, 2)), slope=which).matrix[0] for which in (True, False))
+        steep, values = (
+            map_pairs(activation, pair, np.zeros((1, 2)), slope=which).matrix[0] for which in (True, False)
+        )
         r, slope = float(values[0, 1] / values[0, 0]), q * float(steep[0, 1] / values[0, 0])
     else:
         slopes = [activation.derivative(math.sqrt(q) * one.ravel()).reshape(weights.shape) for one in (x, y)]
