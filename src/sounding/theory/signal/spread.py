@@ -279,9 +279,9 @@ def _pairs(activation: Activation, c: float, q: float) -> tuple[float, float]:
     """What a function does to the scatter of the correlation c of a pair of samples of mean square q.
 
     First by how much it multiplies the scatter, in units of 1 − c²: r = E φφ/E φ² has the slope q E φ′φ′/E φ² in c
-    by Plackett. Then the variance, times N, by which r over N features scatters beyond what the Gaussian pair explains: the
-    influence of one feature on r is φ(x)φ(y)/E φ² − r (φ(x)² + φ(y)²)/(2 E φ²); for the Gaussian pair itself it has the
-    variance (1 − c²)².
+    by Plackett. Then the variance, times N, by which r over N features scatters beyond what the Gaussian pair explains.
+    The influence of one feature on r is φ(x)φ(y)/E φ² − r (φ(x)² + φ(y)²)/(2 E φ²); for the Gaussian pair itself it has
+    the variance (1 − c²)².
     """
     weights = np.outer(WEIGHTS, WEIGHTS) / WEIGHTS.sum() ** 2
     x = np.broadcast_to(NODES[:, None], weights.shape)
