@@ -8,6 +8,33 @@ from dataclasses import asdict, is_dataclass
 from typing import Any
 
 
+def fields_of(record: object, names: str) -> dict[str, Any]:
+    """What a record holds under some names, fields and properties alike, unpacked into plain types.
+
+    Records become mappings, tuples and arrays lists; numbers stay as they are, NaN and infinities too.
+
+    Args:
+        record: any object with these attributes.
+        names: separated by spaces, in the order of the mapping.
+
+    >>> fields_of(3 + 4j, "real imag")
+    {'real': 3.0, 'imag': 4.0}
+    """
+    return {name: _unpacked(getattr(record, name)) for name in names.split()}
+
+
+def _unpacked(value: Any) -> Any:
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, Mapping):
+        return {key: _unpacked(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_unpacked(item) for item in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def to_plain(value: Any, *, other: Callable[[Any], Any] = str) -> Any:
     """JSON types only: tuples become lists, records mappings, array scalars numbers, NaN and infinities strings.
 

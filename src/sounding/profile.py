@@ -99,6 +99,29 @@ class Profile:
     rows: tuple[Row, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
+    @classmethod
+    def over_depth(
+        cls,
+        columns: Mapping[str, Iterable[float]],
+        settings: Mapping[str, Any],
+        *,
+        first: int = 0,
+        name: str = "",
+        source: str = "theory",
+    ) -> Profile:
+        """The profile of measures that have a value at every layer from `first` on, layer after layer.
+
+        >>> print(Profile.over_depth({"mean_cosine": [0.5, 0.25]}, {}).rows[1])
+        Row(layer=1, name='', measure='mean_cosine', value=0.25, stderr=None, source='theory')
+        """
+        layers = enumerate(zip(*columns.values(), strict=True), start=first)
+        rows = (
+            Row(layer, name, measure, value, None, source)
+            for layer, values in layers
+            for measure, value in zip(columns, values, strict=True)
+        )
+        return cls(tuple(rows), settings)
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", tuple(map(_as_row, self.rows)))
         object.__setattr__(self, "settings", MappingProxyType(dict(self.settings)))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,10 +33,6 @@ class Number:
     low: float
     high: float
     samples: int | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain fields."""
-        return asdict(self)
 
 
 def exact(value: float, *, error: float = 0.0) -> Number:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sounding.cli.output import console, print_json, progress_over, say
+from sounding.encoding import fields_of
 from sounding.errors import ExitCode, InterruptedRun, SoundingError, UsageError
 
 if TYPE_CHECKING:
@@ -171,25 +172,13 @@ def _interruption(options: dict[str, Any]) -> InterruptedRun:
 
 
 def _object(result: Result, out: str, kept: Collection[str]) -> dict[str, Any]:
-    from dataclasses import asdict
-
     from sounding.claims.result import folder_of
 
     return {
-        "id": result.id,
-        "paper": result.paper,
+        **fields_of(result, "id paper kind statement verdict"),
         "seed": result.paper,  # the name of "paper" up to version 0.1
-        "kind": result.kind,
-        "statement": result.statement,
-        "verdict": result.verdict,
-        **asdict(result.standing),
-        "scale": result.scale,
-        "correction": result.correction,
-        "reduction": result.reduction,
-        "numbers": {name: number.to_dict() for name, number in result.numbers.items()},
-        "expectations": result.expectations,
-        "device": result.device,
-        "seconds": result.seconds,
+        **fields_of(result.standing, "as_printed corrected"),
+        **fields_of(result, "scale correction reduction numbers expectations device seconds"),
         "kept": result.id in kept,
         "folder": str(folder_of(Path(out), result.id, result.scale)),
     }

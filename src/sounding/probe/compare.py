@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from sounding.encoding import fields_of
 from sounding.errors import TargetError, UsageError
 from sounding.probe.batches import batches_of
 from sounding.probe.calls import OpenCall, Pass
@@ -109,16 +110,7 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {
-            "status": self.status,
-            "summary": self.summary,
-            "first": None if self.first is None else asdict(self.first),
-            "pairs": [asdict(pair) for pair in self.pairs],
-            "only_a": list(self.only_a),
-            "only_b": list(self.only_b),
-            "a": self.a.to_dict(),
-            "b": self.b.to_dict(),
-        }
+        return fields_of(self, "status summary first pairs only_a only_b a b")
 
 
 def compare(

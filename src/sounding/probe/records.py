@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from sounding.encoding import fields_of
 from sounding.probe.reading import Reading, read
 from sounding.profile import Profile
 
@@ -99,20 +100,9 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; the remedies are called "try"."""
-        return {
-            "kind": self.kind,
-            "severity": self.severity,
-            "layer": self.layer,
-            "depth": self.depth,
-            "parameter": self.parameter,
-            "expected": self.expected,
-            "found": self.found,
-            "evidence": dict(self.evidence),
-            "why": self.why,
-            "paper": self.paper,
-            "seed": self.paper,  # the name of "paper" up to version 0.1
-            "try": list(self.remedies),
-        }
+        told = fields_of(self, "kind severity layer depth parameter expected found evidence why paper")
+        # "seed" was the name of "paper" up to version 0.1
+        return {**told, "seed": self.paper, "try": list(self.remedies)}
 
 
 @dataclass(frozen=True)
@@ -149,14 +139,7 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {
-            "status": self.status,
-            "healthy": self.healthy,
-            "summary": self.summary,
-            "not_judged": list(self.not_judged),
-            "set_aside": [finding.to_dict() for finding in self.set_aside],
-            "findings": [finding.to_dict() for finding in self.findings],
-        }
+        return fields_of(self, "status healthy summary not_judged set_aside findings")
 
 
 @dataclass(frozen=True)
@@ -190,10 +173,4 @@ class Report:
         """Plain JSON types: verdict, findings, profile, unmeasured, environment."""
         verdict = self.verdict.to_dict()
         findings = verdict.pop("findings")
-        return {
-            "verdict": verdict,
-            "findings": findings,
-            "profile": self.profile.to_dict(),
-            "unmeasured": [{"name": item.name, "reason": item.reason} for item in self.unmeasured],
-            "environment": dict(self.environment),
-        }
+        return {"verdict": verdict, "findings": findings, **fields_of(self, "profile unmeasured environment")}

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sounding.encoding import fields_of
+
 
 @dataclass(frozen=True)
 class Change:
@@ -58,10 +60,4 @@ class Changes:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {
-            "method": self.method,
-            "changed": [{"name": c.name, "what": c.what, "before": c.before, "after": c.after} for c in self.changed],
-            "untouched": [{"name": u.name, "reason": u.reason} for u in self.untouched],
-            "notes": list(self.notes),
-            "settings": dict(self.settings),
-        }
+        return fields_of(self, "method changed untouched notes settings")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sounding.encoding import fields_of
 from sounding.measures import of_gram
 from sounding.probe.batches import make_batch
 from sounding.probe.check import check
@@ -65,22 +66,17 @@ class Vitals:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; estimates as value, low, high."""
 
-        def told(estimate: Estimate) -> dict[str, float]:
-            low, high = estimate.interval()
-            return {"value": estimate.value, "low": low, "high": high}
+        def told(value: float, interval: tuple[float, float]) -> dict[str, float]:
+            return {"value": value, "low": interval[0], "high": interval[1]}
 
         return {
             "weight_layers": self.depth,
-            "growth": {"value": self.growth.value, "low": self.growth_interval[0], "high": self.growth_interval[1]},
+            "growth": told(self.growth.value, self.growth_interval),
             "depth_scales": self.depth_scales,
-            "trainable_depth": {
-                "value": self.trainable_depth,
-                "low": self.trainable_interval[0],
-                "high": self.trainable_interval[1],
-            },
-            "participation_ratio": told(self.participation_ratio),
-            "mean_cosine": told(self.mean_cosine),
-            "gradient_alignment": told(self.alignment),
+            "trainable_depth": told(self.trainable_depth, self.trainable_interval),
+            "participation_ratio": told(self.participation_ratio.value, self.participation_ratio.interval()),
+            "mean_cosine": told(self.mean_cosine.value, self.mean_cosine.interval()),
+            "gradient_alignment": told(self.alignment.value, self.alignment.interval()),
             "spread": self.spread,
         }
 
@@ -143,9 +139,7 @@ class Evidence:
         return {
             "before": {**self.before.to_dict(), "vitals": self.vitals_before.to_dict()},
             "after": {**self.after.to_dict(), "vitals": self.vitals_after.to_dict()},
-            "cured": [finding.to_dict() for finding in self.cured],
-            "caused": [finding.to_dict() for finding in self.caused],
-            "remaining": [finding.to_dict() for finding in self.remaining],
+            **fields_of(self, "cured caused remaining"),
         }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sounding.encoding import fields_of
 from sounding.errors import NumericalError, SoundingError, TargetError, UsageError
 from sounding.probe.losses import Loss, training_loss
 from sounding.probe.records import STATUSES, Status
@@ -78,19 +79,8 @@ class Tried:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {
-            "methods": list(self.methods),
-            "options": self.options,
-            "score": self.score,
-            "status": self.status,
-            "healthy": self.healthy,
-            "vitals": self.vitals.to_dict(),
-            "cost": self.cost,
-            "side_effects": self.side_effects,
-            "caused": list(self.caused),
-            "changed": self.changed,
-            "trained": None if math.isnan(self.trained) else self.trained,
-        }
+        told = fields_of(self, "methods options score status healthy vitals cost side_effects caused changed")
+        return {**told, "trained": None if math.isnan(self.trained) else self.trained}
 
 
 @dataclass(frozen=True)
@@ -160,14 +150,8 @@ class Recommendation:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {
-            "best": self.best.to_dict(),
-            "tried": [item.to_dict() for item in self.tried],
-            "failed": [{"methods": name, "reason": why} for name, why in self.failed],
-            "cause": self.cause,
-            "steps": self.steps,
-            "sentence": self.sentence,
-        }
+        failed = [{"methods": name, "reason": why} for name, why in self.failed]
+        return {**fields_of(self, "best tried"), "failed": failed, **fields_of(self, "cause steps sentence")}
 
 
 def recommend(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from sounding.encoding import fields_of
+
 SHARE_OUTSIDE = "share_outside"
 Scale = Literal["linear", "log", "exponent"]
 
@@ -32,15 +34,7 @@ class Chart:
     upper: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "title": self.title,
-            "reading": self.reading,
-            "measures": self.measures,
-            "scale": self.scale,
-            "kinds": list(self.kinds),
-            "lower": self.lower,
-            "upper": self.upper,
-        }
+        return fields_of(self, "title reading measures scale kinds lower upper")
 
 
 CHARTS = (

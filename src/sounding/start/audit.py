@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from sounding.encoding import fields_of
 from sounding.errors import UsageError
 from sounding.probe.records import Finding, Status
 from sounding.probe.state import all_modules, all_tensors, unwrap
@@ -82,13 +83,7 @@ class Audit:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {
-            "status": self.status,
-            "summary": self.summary,
-            "parameters": self.parameters,
-            "findings": [finding.to_dict() for finding in self.findings],
-            "places": [place.to_dict() for place in self.places],
-        }
+        return fields_of(self, "status summary parameters findings places")
 
 
 def audit(model: nn.Module) -> Audit:

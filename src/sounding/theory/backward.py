@@ -14,7 +14,7 @@ import numpy as np
 
 from sounding.activations.activation import Array
 from sounding.errors import UsageError
-from sounding.profile import Profile, Row
+from sounding.profile import Profile
 from sounding.theory.batchnorm import BatchNormPrediction
 from sounding.theory.covariance_map import center, check_covariance
 
@@ -66,19 +66,17 @@ def backward_profile(prediction: BatchNormPrediction, covariance: Array, *, dept
         raise UsageError("expected a gradient covariance with a positive trace")
     norms = [float(np.linalg.norm(part)) for part in (parts.G, parts.L, parts.M)]
     mu = prediction.fixed_point.mu
-    rows = []
-    for layer in range(1, depth + 1):
-        steps = depth - layer
-        log_norm = 0.5 * (math.log(trace) + steps * _log(rates.G)) if steps else 0.5 * math.log(trace)
+    log_norms, uneven = [], []
+    for steps in reversed(range(depth)):
+        log_norms.append(0.5 * (math.log(trace) + (steps * _log(rates.G) if steps else 0.0)))
         ratios = [(rate / rates.G) ** steps if rates.G > 0 else 0.0 for rate in (rates.L, rates.M)]
-        uneven = math.hypot(norms[1] * ratios[0], norms[2] * ratios[1]) / norms[0]
-        named = {
-            "gradient_log_norm": log_norm,
-            "weight_gradient_log_norm": log_norm + 0.5 * _log(mu),
-            "uneven_gradient": uneven,
-        }
-        rows += [Row(layer, "", name, value, None, "theory") for name, value in named.items()]
-    return Profile(tuple(rows), {"theory": "batchnorm backward", "activation": prediction.activation})
+        uneven.append(math.hypot(norms[1] * ratios[0], norms[2] * ratios[1]) / norms[0])
+    columns = {
+        "gradient_log_norm": log_norms,
+        "weight_gradient_log_norm": [log_norm + 0.5 * _log(mu) for log_norm in log_norms],
+        "uneven_gradient": uneven,
+    }
+    return Profile.over_depth(columns, {"theory": "batchnorm backward", "activation": prediction.activation}, first=1)
 
 
 def _log(value: float) -> float:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
 from sounding.activations import Activation, resolve
 from sounding.activations.custom import widened
+from sounding.encoding import fields_of
 from sounding.errors import NumericalError, UsageError
-from sounding.profile import Profile, Row
+from sounding.profile import Profile
 from sounding.theory.collapse import CriticalEps, collapse_rates, find_critical_eps, require_slope, solve_spread
 from sounding.theory.eigenvalues import (
     Eigenvalues,
@@ -117,30 +118,11 @@ class BatchNormPrediction:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types, by the names the command line uses."""
-        point = self.fixed_point
-        return {
-            "activation": self.activation,
-            "batch_size": self.batch_size if math.isinf(self.batch_size) else int(self.batch_size),
-            "eps": self.eps,
-            "scale": self.scale,
-            "shift": self.shift,
-            "weight_std": self.weight_std,
-            "fixed_point": {
-                "variance": point.variance,
-                "correlation": point.correlation,
-                "mu": point.mu,
-                "attracting": point.attracting,
-            },
-            "forward_eigenvalues": self.forward_eigenvalues.to_dict(),
-            "backward_eigenvalues": self.backward_eigenvalues.to_dict(),
-            "cross_batch": {"covariance": self.cross_batch.covariance, "eigenvalue": self.cross_batch.eigenvalue},
-            "gradient_growth": self.gradient_growth,
-            "depth_scale": self.depth_scale,
-            "trainable_depth": self.trainable_depth,
-            "collapsed": self.collapsed,
-            "error": self.error,
-            "method": self.method.to_dict(),
-        }
+        settings = fields_of(self, "activation batch_size eps scale shift weight_std")
+        if math.isfinite(self.batch_size):
+            settings["batch_size"] = int(self.batch_size)
+        found = "fixed_point forward_eigenvalues backward_eigenvalues cross_batch gradient_growth depth_scale"
+        return settings | fields_of(self, f"{found} trainable_depth collapsed error method")
 
     def profile(self, depth: int) -> Profile:
         """The prediction over layers 1 … depth at the fixed point, to lay over a measurement.
@@ -151,16 +133,12 @@ class BatchNormPrediction:
         if depth < 1:
             raise UsageError(f"depth must be at least 1, got {depth}")
         rate = 0.5 * math.log(self.gradient_growth) if self.gradient_growth > 0 else -math.inf
-        rows = []
-        for layer in range(1, depth + 1):
-            log_norm = (depth - layer) * rate if layer < depth else 0.0
-            for measure, value in (
-                ("mean_square", self.fixed_point.variance),
-                ("mean_cosine", self.fixed_point.correlation),
-                ("gradient_log_norm", log_norm),
-            ):
-                rows.append(Row(layer, "", measure, value, None, "theory"))
-        return Profile(tuple(rows), {"theory": "batchnorm", "activation": self.activation, "eps": self.eps})
+        columns = {
+            "mean_square": [self.fixed_point.variance] * depth,
+            "mean_cosine": [self.fixed_point.correlation] * depth,
+            "gradient_log_norm": [*((depth - layer) * rate for layer in range(1, depth)), 0.0],
+        }
+        return Profile.over_depth(columns, {"theory": "batchnorm", **fields_of(self, "activation eps")}, first=1)
 
     def __str__(self) -> str:
         size = "∞" if math.isinf(self.batch_size) else f"{self.batch_size:g}"
@@ -397,7 +375,7 @@ def _numbers(found: dict[str, Any]) -> np.ndarray:
     """All numbers reported, in one array, to see how errors move them."""
     forward, backward = found["forward_eigenvalues"], found["backward_eigenvalues"]
     point, cross = found["fixed_point"], found["cross_batch"]
-    return np.array([*forward.to_dict().values(), *backward.to_dict().values(), point.variance, point.correlation,
+    return np.array([*astuple(forward), *astuple(backward), point.variance, point.correlation,
                      cross.covariance, cross.eigenvalue])  # fmt: skip
 
 

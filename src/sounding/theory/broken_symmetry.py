@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 from sounding.activations import resolve
 from sounding.activations.activation import Array
 from sounding.errors import UsageError
-from sounding.profile import Profile, Row
+from sounding.profile import Profile
 from sounding.theory.batchnorm import ActivationLike
 from sounding.theory.covariance_map import check_covariance, laplace_covariance_map
 from sounding.theory.homogeneous import homogeneous_batchnorm
@@ -54,11 +54,9 @@ class BrokenState:
 
     def profile(self) -> Profile:
         """Largest, smallest and mean variance over depth."""
-        rows = []
-        for layer, values in enumerate(self.history):
-            named = {"variance_max": values.max(), "variance_min": values.min(), "variance": values.mean()}
-            rows += [Row(layer, "", name, float(value), None, "theory") for name, value in named.items()]
-        return Profile(tuple(rows), {"theory": "broken symmetry", "winners": self.winners})
+        ways = {"variance_max": np.max, "variance_min": np.min, "variance": np.mean}
+        columns = {name: way(self.history, axis=1) for name, way in ways.items()}
+        return Profile.over_depth(columns, {"theory": "broken symmetry", "winners": self.winners})
 
 
 def bsb2_transition(batch_size: float) -> float:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from sounding.activations import Activation, resolve
+from sounding.encoding import fields_of
 from sounding.errors import UsageError
 from sounding.theory.length import NOISE, LengthTable, moment_slope, second_moment, squared_slope, tabulate
 from sounding.theory.vanilla import check_stds, first_chi, phase_of, settle
@@ -44,8 +45,7 @@ class Critical:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types under the names of `sounding predict critical --json`."""
-        names = ("activation", "bias_std", "weight_std", "variance", "exists", "note", "error")
-        return {name: getattr(self, name) for name in names}
+        return fields_of(self, "activation bias_std weight_std variance exists note error")
 
     def __str__(self) -> str:
         head = f"Critical({self.activation}, σ_b {self.bias_std:g})"
@@ -71,14 +71,7 @@ class PhaseDiagram:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types, rows by bias."""
-        return {
-            "activation": self.activation,
-            "weight_stds": list(self.weight_stds),
-            "bias_stds": list(self.bias_stds),
-            "variance": self.variance.tolist(),
-            "chi_1": self.chi_1.tolist(),
-            "phase": self.phase.tolist(),
-        }
+        return fields_of(self, "activation weight_stds bias_stds variance chi_1 phase")
 
 
 def critical(activation: str | Activation | Callable[..., Any], *, bias_std: float = 0.0) -> Critical:

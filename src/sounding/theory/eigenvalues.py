@@ -34,10 +34,6 @@ class Eigenvalues:
     L: float
     M: float
 
-    def to_dict(self) -> dict[str, float]:
-        """The three numbers by name."""
-        return {"G": self.G, "L": self.L, "M": self.M}
-
 
 def forward_eigenvalues(
     line: LineMoments, pair: PairMoments, *, batch_size: float, mu: float, eps: float

@@ -16,8 +16,9 @@ import numpy as np
 
 from sounding.activations import Activation, resolve
 from sounding.activations.activation import Array
+from sounding.encoding import fields_of
 from sounding.errors import UsageError
-from sounding.profile import Profile, Row
+from sounding.profile import Profile
 from sounding.theory.batchnorm import ActivationLike, batchnorm
 from sounding.theory.covariance_map import MappedCovariance, center, check_covariance, covariance_map
 from sounding.theory.integrals.panels import integrate, interval
@@ -26,9 +27,6 @@ from sounding.theory.kernel_path import check_depth
 GramMethod = Literal["auto", "quadrature", "sampled"]
 # of some 50 ms each: what one waits for without being asked; with eps they take four times as long
 MOST_INTEGRALS = 300
-MOST_INTEGRALS = (
-    300  # of some 50 ms each: what one waits for without being asked; with eps they take four times as long
-)
 
 
 @dataclass(frozen=True)
@@ -57,39 +55,34 @@ class GramPrediction:
     method: str
 
     @property
+    def batch_size(self) -> int:
+        """n."""
+        return len(self.fixed_point)
+
+    @property
+    def error(self) -> float:
+        """The largest error of a step."""
+        return max(self.errors)
+
+    @property
     def distances(self) -> Array:
         """‖Ḡ_ℓ − G*‖_F, layer by layer."""
         return np.asarray(np.linalg.norm(self.matrices - self.fixed_point, axis=(1, 2)))
 
     def profile(self) -> Profile:
         """`gram_distance` to G*, `mean_square` and `mean_cosine` of the batch over depth."""
-        rows = []
-        for layer, (matrix, distance) in enumerate(zip(self.matrices, self.distances, strict=True)):
-            values = {
-                "gram_distance": float(distance),
-                "mean_square": float(matrix.trace()) / len(matrix),
-                "mean_cosine": _mean_cosine(matrix),
-            }
-            rows += [Row(layer, "", name, value, None, "theory") for name, value in values.items()]
-        settings = {"activation": self.activation, "batch_size": len(self.fixed_point), "eps": self.eps}
-        return Profile(tuple(rows), {**settings, "method": self.method, "error": max(self.errors)})
+        columns = {
+            "gram_distance": self.distances,
+            "mean_square": [matrix.trace() / len(matrix) for matrix in self.matrices],
+            "mean_cosine": map(_mean_cosine, self.matrices),
+        }
+        return Profile.over_depth(columns, fields_of(self, "activation batch_size eps method error"))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types under the names of `sounding predict gram --json`."""
-        return {
-            "activation": self.activation,
-            "batch_size": len(self.fixed_point),
-            "eps": self.eps,
-            "fixed_point": self.fixed_point.tolist(),
-            "attracting": self.attracting,
-            "rate": self.rate,
-            "condition_number": self.condition_number,
-            "gram": self.matrices[-1].tolist(),
-            "distances": self.distances.tolist(),
-            "error": max(self.errors),
-            "method": self.method,
-            "profile": self.profile().to_dict(),
-        }
+        start = fields_of(self, "activation batch_size eps fixed_point attracting rate condition_number")
+        ends = {"gram": self.matrices[-1].tolist(), **fields_of(self, "distances error method")}
+        return {**start, **ends, "profile": self.profile().to_dict()}
 
     def __str__(self) -> str:
         size, depth = len(self.fixed_point), len(self.matrices) - 1

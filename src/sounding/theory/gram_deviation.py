@@ -15,8 +15,9 @@ import numpy as np
 
 from sounding.activations import Activation, resolve
 from sounding.activations.activation import Array
+from sounding.encoding import fields_of
 from sounding.errors import UsageError
-from sounding.profile import Estimate, Profile, Row
+from sounding.profile import Estimate, Profile
 from sounding.theory.batchnorm import ActivationLike, batchnorm
 from sounding.theory.integrals.quadrature import sphere_joint_mean, sphere_mean
 
@@ -48,19 +49,16 @@ class GramDeviation:
 
     def profile(self, depth: int) -> Profile:
         """`gram_deviation` after 1 … depth layers from G*: each layer's noise and what is left of the earlier ones."""
-        rows = []
-        kept = 0.0
+        deviations, kept = [], 0.0
         for layer in range(1, depth + 1):
-            rows.append(Row(layer, "", "gram_deviation", math.sqrt(self.one_layer**2 + kept), None, "theory"))
+            deviations.append(math.sqrt(self.one_layer**2 + kept))
             kept += self.memory_m / self.width * self.rate_m ** (2 * layer)
             kept += self.memory_l / self.width * self.gain_l * self.rate_l ** (2 * (layer - 1))
-        return Profile(tuple(rows), {"activation": self.activation, "width": self.width})
+        return Profile.over_depth({"gram_deviation": deviations}, fields_of(self, "activation width"), first=1)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types."""
-        names = ("activation", "batch_size", "width", "one_layer", "rate_l", "rate_m", "theorem_scale")
-        value = {"value": self.stationary.value, "stderr": self.stationary.stderr}
-        return {**{name: getattr(self, name) for name in names}, "stationary": value}
+        return fields_of(self, "activation batch_size width one_layer rate_l rate_m theorem_scale stationary")
 
     def __str__(self) -> str:
         return (

@@ -13,7 +13,7 @@ import numpy as np
 from sounding.activations import resolve
 from sounding.activations.activation import Array
 from sounding.errors import UsageError
-from sounding.profile import Profile, Row
+from sounding.profile import Profile
 from sounding.theory.covariance_map import center, check_covariance, laplace_covariance_map
 
 
@@ -40,15 +40,9 @@ class IdentityConvergence:
 
     def profile(self) -> Profile:
         """Largest and smallest eigenvalue and their spread over depth."""
-        rows = []
-        for layer, values in enumerate(self.eigenvalues):
-            named = {
-                "eigenvalue_max": values[0],
-                "eigenvalue_min": values[-1],
-                "eigenvalue_spread": values[0] - values[-1],
-            }
-            rows += [Row(layer, "", name, float(value), None, "theory") for name, value in named.items()]
-        return Profile(tuple(rows), {"theory": "identity", "rank": self.rank})
+        largest, smallest = self.eigenvalues[:, 0], self.eigenvalues[:, -1]
+        columns = {"eigenvalue_max": largest, "eigenvalue_min": smallest, "eigenvalue_spread": self.spreads}
+        return Profile.over_depth(columns, {"theory": "identity", "rank": self.rank})
 
 
 def identity_convergence(covariance: Array, *, depth: int) -> IdentityConvergence:

@@ -18,6 +18,7 @@ from scipy.optimize import brentq
 
 from sounding.activations import Activation, resolve
 from sounding.activations.kinks import kink_exponent
+from sounding.encoding import fields_of
 from sounding.errors import UsageError
 from sounding.theory.integrals.arc_cosine import second_moment
 from sounding.theory.integrals.hermite import expand
@@ -46,10 +47,6 @@ class FixedPoint:
     correlation: float
     slope: float
     attracting: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {"correlation": self.correlation, "slope": self.slope, "attracting": self.attracting}
 
 
 @dataclass(frozen=True)
@@ -93,22 +90,9 @@ class Kernel:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types under the names of `sounding predict kernel --json`."""
-        return {
-            "activation": self.activation,
-            "norm": self.norm,
-            "second_moment": self.second_moment,
-            "hermite": list(self.hermite),
-            "kappa": {"zero": self.zero, "slope_zero": self.slope_zero, "slope_one": self.slope_one},
-            "fixed_point": self.fixed_point,
-            "slope_fixed_point": self.slope_fixed_point,
-            "attracting": self.attracting,
-            "case": self.case,
-            "rate": self.rate,
-            "rate_printed": self.rate_printed,
-            "algebraic_rate": self.algebraic_rate,
-            "fixed_points": [point.to_dict() for point in self.fixed_points],
-            "error": self.error,
-        }
+        start = fields_of(self, "activation norm second_moment hermite")
+        ends = "fixed_point slope_fixed_point attracting case rate rate_printed algebraic_rate fixed_points error"
+        return {**start, "kappa": fields_of(self, "zero slope_zero slope_one"), **fields_of(self, ends)}
 
     def __str__(self) -> str:
         speed = f"what is left of the way shrinks by ×{self.rate:.6g} per layer at worst"

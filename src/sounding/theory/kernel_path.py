@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sounding.activations import Activation
 from sounding.errors import UsageError
-from sounding.profile import Profile, Row
+from sounding.profile import Profile
 from sounding.theory.kernel import Kernel, Neuron, Norm, check_correlation, kappa, kernel, normalized
 
 Array = NDArray[np.float64]
@@ -89,7 +89,7 @@ def sequence(
         following = 1.0 if values[-1] == 1.0 else step(values[-1])
         values.append(min(max(following, -1.0), 1.0))
     settings = {"activation": neuron.activation.name, "norm": norm, "rho": start, "error": error}
-    return Profile(tuple(Row(i, "", "mean_cosine", v, None, "theory") for i, v in enumerate(values)), settings)
+    return Profile.over_depth({"mean_cosine": values}, settings)
 
 
 def bound(
@@ -133,10 +133,7 @@ def bound(
             first = abs(start - known.fixed_point) / edge if edge else math.inf
             values = np.minimum(first * rate**levels, largest)
     settings = {"activation": known.activation, "norm": known.norm, "rho": start, "version": version}
-    return Profile(
-        tuple(Row(i, "", "mean_cosine_distance_bound", float(v), None, "theory") for i, v in enumerate(values)),
-        settings,
-    )
+    return Profile.over_depth({"mean_cosine_distance_bound": values}, settings)
 
 
 def check_depth(depth: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from scipy.optimize import brentq, minimize_scalar
 
 from sounding.activations import Activation, has_second_moment
 from sounding.activations.kinks import kink_exponent
+from sounding.encoding import fields_of
 from sounding.errors import NumericalError, UsageError
 from sounding.theory.integrals.powers import half_moment, kernel
 from sounding.theory.integrals.quadrature import Integral, gaussian_mean, gaussian_pair_mean
@@ -41,6 +43,10 @@ class LengthPoint:
     def attracting(self) -> bool:
         """Whether nearby variances approach it."""
         return abs(self.slope) < 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types."""
+        return fields_of(self, "variance slope attracting")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from sounding.encoding import fields_of
+
 Kind = Literal["none", "eps", "shift", "scale", "shift+eps", "scale+eps", "gains", "haar", "haar+gains"]
 WeightLaw = Literal["gaussian", "haar"]
 
@@ -39,10 +41,6 @@ class Option:
     weight_law: WeightLaw = "gaussian"
     rests_on: str = MEAN_FIELD
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return dict(vars(self))
-
 
 @dataclass(frozen=True)
 class Unreachable:
@@ -52,10 +50,6 @@ class Unreachable:
     best_growth: float | None
     best_depth: float | None
     why: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return dict(vars(self))
 
 
 @dataclass(frozen=True)
@@ -104,21 +98,9 @@ class Prescription:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {
-            "activation": self.activation,
-            "batch_size": self.batch_size,
-            "depth": self.depth,
-            "margin": self.margin,
-            "weight_std": self.weight_std,
-            "assumption": self.assumption,
-            "wanted_growth": self.wanted_growth,
-            "gradient_growth": self.growth,
-            "trainable_depth": self.trainable_depth,
-            "attracting": self.attracting,
-            "reachable": bool(self.options),
-            "options": [option.to_dict() for option in self.options],
-            "unreachable": [failure.to_dict() for failure in self.unreachable],
-        }
+        wanted = fields_of(self, "activation batch_size depth margin weight_std assumption wanted_growth")
+        now = {"gradient_growth": self.growth, **fields_of(self, "trainable_depth attracting")}
+        return {**wanted, **now, "reachable": bool(self.options), **fields_of(self, "options unreachable")}
 
     def __str__(self) -> str:
         state = "" if self.attracting else " (at a fixed point that deep batches leave)"

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from sounding.activations import Activation
+from sounding.encoding import fields_of
 from sounding.errors import UsageError
 from sounding.theory.blocks import PLACEMENTS, Init, Placement
 from sounding.theory.prescribe import MARGIN
@@ -78,10 +79,6 @@ class BlockOption:
     formula: str
     source: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {**vars(self), "settings": dict(self.settings)}
-
 
 @dataclass(frozen=True)
 class BlockPrescription:
@@ -112,16 +109,9 @@ class BlockPrescription:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {
-            "network": self.network,
-            "depth": self.depth,
-            "margin": self.margin,
-            "scales": self.scales,
-            "allowed": SCALES / self.margin,
-            "reachable": bool(self.options),
-            "options": [option.to_dict() for option in self.options],
-            "unreachable": [{"change": change, "scales": scales} for change, scales in self.unreachable],
-        }
+        judged = {"allowed": SCALES / self.margin, "reachable": bool(self.options), **fields_of(self, "options")}
+        failed = [{"change": change, "scales": scales} for change, scales in self.unreachable]
+        return {**fields_of(self, "network depth margin scales"), **judged, "unreachable": failed}
 
     def __str__(self) -> str:
         lines = [

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sounding.activations import Activation, resolve
+from sounding.encoding import fields_of
 from sounding.errors import UsageError
-from sounding.profile import Profile, Row
+from sounding.profile import Profile
 from sounding.theory.blocks import (
     PLACEMENTS,
     Branch,
@@ -74,28 +75,19 @@ class Residual:
 
     def profile(self) -> Profile:
         """`mean_square`, `mean_cosine` and `gradient_log_norm` after each block; layer 0 is the input."""
-        rows = []
-        for layer, values in enumerate(zip(self.mean_square, self.correlation, self.gradient_log, strict=True)):
-            named = dict(zip(("mean_square", "mean_cosine", "gradient_log_norm"), values, strict=True))
-            named["gradient_log_norm"] /= 2
-            rows += [Row(layer, "", name, value, None, "theory") for name, value in named.items()]
-        return Profile(tuple(rows), self._settings())
+        log_norms = [log / 2 for log in self.gradient_log]
+        columns = {"mean_square": self.mean_square, "mean_cosine": self.correlation, "gradient_log_norm": log_norms}
+        return Profile.over_depth(columns, self._settings())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types under the names of `sounding predict residual --json`."""
-        numbers = {
-            "stream_growth": self.stream_growth,
-            "gradient_ratio": self.gradient_ratio,
-            "gradient_growth": self.gradient_growth,
-            "correlation": self.correlation[-1],
-            "trainable_depth": self.trainable_depth,
-        }
+        numbers = fields_of(self, "stream_growth gradient_ratio gradient_growth correlation trainable_depth")
+        numbers["correlation"] = self.correlation[-1]
         return {**self._settings(), **numbers, "profile": self.profile().to_dict()}
 
     def _settings(self) -> dict[str, Any]:
-        names = ("activation", "placement", "branch_scale", "depth")
-        used = {"up": self.gains.up, "down": self.gains.down}
-        return {**{name: getattr(self, name) for name in names}, "gains": used}
+        used = fields_of(self.gains, "up down")
+        return {**fields_of(self, "activation placement branch_scale depth"), "gains": used}
 
     def __str__(self) -> str:
         far = f"{self.trainable_depth:.4g}" if math.isfinite(self.trainable_depth) else "any number of"
@@ -133,11 +125,12 @@ class Transformer(Residual):
 
     def profile(self) -> Profile:
         """As of `Residual`, and `score_std`, `attention_entropy` and `condensation` of block 1, 2, …"""
-        rows = list(super().profile().rows)
-        for block, values in enumerate(zip(self.score_std, self.entropy, self.condensation, strict=True), start=1):
-            named = zip(("score_std", "attention_entropy", "condensation"), values, strict=True)
-            rows += [Row(block, "", name, value, None, "theory") for name, value in named]
-        return Profile(tuple(rows), self._settings())
+        columns = {
+            "score_std": self.score_std,
+            "attention_entropy": self.entropy,
+            "condensation": self.condensation,
+        }
+        return super().profile() + Profile.over_depth(columns, {}, first=1)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types under the names of `sounding predict transformer --json`."""
@@ -145,8 +138,7 @@ class Transformer(Residual):
         return {**super().to_dict(), **worst, "condensation": max(self.condensation)}
 
     def _settings(self) -> dict[str, Any]:
-        names = ("tokens", "head_size", "score_scale")
-        own = {name: getattr(self, name) for name in names}
+        own = fields_of(self, "tokens head_size score_scale")
         return {**super()._settings(), **own, "gains": self.gains._asdict()}
 
     def __str__(self) -> str:

@@ -13,8 +13,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from sounding.activations import Activation, resolve
+from sounding.encoding import fields_of
 from sounding.errors import UsageError
-from sounding.profile import Profile, Row
+from sounding.profile import Profile
 from sounding.theory.integrals.quadrature import Integral
 from sounding.theory.kernel import Neuron, check_correlation, crossing, kappa, slope_at
 from sounding.theory.kernel_path import check_depth
@@ -91,13 +92,8 @@ class Vanilla:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types under the names of `sounding predict vanilla --json`."""
-        names = ("activation", "weight_std", "bias_std", "variance", "correlation", "chi_1", "chi", "variance_scale",
-                 "correlation_scale", "phase", "status", "note")  # fmt: skip
-        points = [
-            {"variance": point.variance, "slope": point.slope, "attracting": point.attracting}
-            for point in self.fixed_points
-        ]
-        return {**{name: getattr(self, name) for name in names}, "fixed_points": points, "error": self.error}
+        numbers = "activation weight_std bias_std variance correlation chi_1 chi variance_scale correlation_scale"
+        return fields_of(self, f"{numbers} phase status note fixed_points error")
 
     def __str__(self) -> str:
         head = f"Vanilla({self.activation}, σ_w {self.weight_std:g}, σ_b {self.bias_std:g}): {self.phase}"
@@ -201,14 +197,12 @@ def trajectory(
     settings: dict[str, Any] = {
         "activation": phi.name, "weight_std": weight_std, "bias_std": bias_std, "of": "preactivations",
     }  # fmt: skip
-    rows: list[Row] = []
-    for layer, signal in enumerate(layer_maps(phi, q, rho, [(weight, bias)] * layers)):
-        named = {"mean_square": signal.variance, "mean_cosine": signal.correlation}
-        rows += [Row(layer, "", measure, value, None, "theory") for measure, value in named.items()]
-    if layer < layers:
-        ended = math.isfinite(weight * signal.square + bias)
-        settings["vanished_at" if ended else "diverged_at"] = layer + 1
-    return Profile(tuple(rows), settings)
+    signals = list(layer_maps(phi, q, rho, [(weight, bias)] * layers))
+    if len(signals) <= layers:
+        ended = math.isfinite(weight * signals[-1].square + bias)
+        settings["vanished_at" if ended else "diverged_at"] = len(signals)
+    variances, correlations = zip(*((signal.variance, signal.correlation) for signal in signals), strict=True)
+    return Profile.over_depth({"mean_square": variances, "mean_cosine": correlations}, settings)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sounding.encoding import fields_of
 from sounding.errors import TargetError, UsageError
 from sounding.probe.losses import Loss, training_loss
 from sounding.probe.records import Report
@@ -69,16 +70,9 @@ class Trial:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {
-            **self.settings,
-            "status": self.status,
-            "sentence": self.sentence,
-            "losses": [value if math.isfinite(value) else None for value in self.losses],
-            "first": None if self.first is None else self.first.to_dict(),
-            "events": [event.to_dict() for event in self.events],
-            "interrupted": self.interrupted,
-            "report": None if self.report is None else self.report.to_dict(),
-        }
+        losses = [value if math.isfinite(value) else None for value in self.losses]
+        told = fields_of(self, "status sentence first events interrupted report")
+        return {**self.settings, **told, "losses": losses}
 
 
 def run_trial(

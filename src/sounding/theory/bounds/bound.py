@@ -10,8 +10,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sounding.encoding import fields_of
 from sounding.errors import UsageError
-from sounding.profile import Profile, Row
+from sounding.profile import Profile
 
 Array = NDArray[np.float64]
 Version = Literal["corrected", "printed"]
@@ -33,10 +34,6 @@ class Assumption:
     text: str
     holds: bool | None
     detail: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {"text": self.text, "holds": self.holds, "detail": self.detail}
 
 
 @dataclass(frozen=True)
@@ -94,21 +91,8 @@ class Bound:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, without the profile's rows."""
-        return {
-            "name": self.name,
-            "source": self.source,
-            "version": self.version,
-            "statement": self.statement,
-            "quantity": self.quantity,
-            "sense": self.sense,
-            "value": self.value,
-            "actual": self.actual,
-            "respected": self.respected,
-            "holds_for_input": self.holds_for_input,
-            "assumptions": [assumption.to_dict() for assumption in self.assumptions],
-            "erratum": self.erratum,
-            "values": dict(self.values),
-        }
+        words = "name source version statement quantity sense"
+        return fields_of(self, f"{words} value actual respected holds_for_input assumptions erratum values")
 
     def __str__(self) -> str:
         holds = {True: "holds for this input", False: "does not apply", None: "if its assumptions hold"}
@@ -123,10 +107,8 @@ class Bound:
 
 def depth_profile(values: ArrayLike, *, measure: str, name: str, first_layer: int = 0) -> Profile:
     """A bound over depth as a profile with the source "bound"."""
-    rows = [
-        Row(first_layer + i, name, measure, float(value), None, "bound") for i, value in enumerate(np.asarray(values))
-    ]
-    return Profile(tuple(rows), {"bound": name})
+    columns = {measure: np.asarray(values)}
+    return Profile.over_depth(columns, {"bound": name}, first=first_layer, name=name, source="bound")
 
 
 def check_version(version: str) -> None:

@@ -91,10 +91,6 @@ class Method:
     name: MethodName
     why: str
 
-    def to_dict(self) -> dict[str, str]:
-        """Name and reason as plain types."""
-        return {"name": self.name, "why": self.why}
-
     def __str__(self) -> str:
         return f"{self.name}: {self.why}"
 

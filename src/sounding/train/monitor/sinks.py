@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
+from sounding.encoding import fields_of
 from sounding.errors import UsageError
 from sounding.probe.reading import Reading
 from sounding.probe.records import Verdict
@@ -30,12 +31,7 @@ class Snapshot:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {
-            "step": self.step,
-            "profile": self.profile.to_dict(),
-            "verdict": self.verdict.to_dict(),
-            "events": [event.to_dict() for event in self.events],
-        }
+        return fields_of(self, "step profile verdict events")
 
     def scalars(self, measures: Collection[str] | None = TRACKED) -> dict[str, float]:
         """The network's numbers and these measures of its weight layers, under tags that sort by depth for trackers.
