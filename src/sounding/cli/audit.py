@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.output import SEED, console, despite_a_closed_pipe, print_json, working
+from sounding.cli.output import SEED, console, despite_a_closed_pipe, new_table, print_json, working
 from sounding.cli.sweep import FOLDER, engine
 from sounding.cli.zoo import OUT, audit_zoo
 from sounding.errors import ExitCode, UsageError
@@ -108,8 +108,6 @@ def _compare(factory: str, seed: int) -> Audit:
 
 
 def _print(result: Audit, prose: Console, *, title: str, quiet: bool) -> None:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     from sounding.cli.numbers import write_number
@@ -122,9 +120,7 @@ def _print(result: Audit, prose: Console, *, title: str, quiet: bool) -> None:
     prose.print(Text.assemble((f"{mark} ", COLORS[worst] if worst else "green"), (result.summary, "bold")))
     if quiet:
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
-    for heading in ("parameters", "kind", "how many", "size", "scale", "law"):
-        table.add_column(heading, no_wrap=True, justify="left" if heading in ("parameters", "kind", "law") else "right")
+    table = new_table("parameters", "kind", ">how many", ">size", ">scale", "law")
     for place in result.places:
         low, high = (write_number(value) for value in place.scale)
         scale = low if low == high else f"{low} … {high}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.output import SEED, console, despite_a_closed_pipe, print_json, require_writable, working
+from sounding.cli.output import console, despite_a_closed_pipe, print_json, require_writable, working
+from sounding.cli.subject import Wanted, on_network, opened
 from sounding.cli.trial import Asked, asked_trial, print_trial, try_training
-from sounding.errors import ExitCode, InterruptedRun, UsageError, require_device
+from sounding.errors import ExitCode, InterruptedRun
 from sounding.limits import require_time
 
 if TYPE_CHECKING:
-    import torch
     from rich.console import Console
     from torch import nn
 
@@ -33,34 +31,14 @@ EXAMPLE_DEPTH = 64
 EXAMPLE_WIDTH = 128
 
 
-def parse_shape(ctx: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    """One sample's shape: `64`, `3,32,32` or `3x32x32`."""
-    if value is None:
-        return None
-    parts = value.replace("×", ",").replace("x", ",").strip("()[] ").rstrip(",").split(",")
-    try:
-        shape = tuple(int(part) for part in parts)
-    except ValueError:
-        shape = ()
-    if not shape or min(shape) < 1:
-        raise click.BadParameter(f"expected sizes such as 64 or 3,32,32, got {value!r}")
-    return shape
-
-
 @dataclass(frozen=True)
 class Settings:
-    """What the options say, apart from where results go."""
+    """What the options say, apart from the network's batch and where results go."""
 
-    data: str | None
-    shape: tuple[int, ...] | None
-    batch_size: int | None
-    loss: str | None
-    repeats: int
-    theory: bool
-    redraw: int
-    device: str | None
-    seed: int
-    trial: Asked | None
+    repeats: int = 1
+    theory: bool = True
+    redraw: int = 0
+    trial: Asked | None = None
 
 
 @dataclass(frozen=True)
@@ -74,20 +52,10 @@ class Subject:
 
 @click.command()
 @click.argument("target", required=False)
-@click.option("--data", metavar="SOURCE", help="digits, mnist, cifar-10, gaussian, tokens:VOCABULARY, …, or FILE.npz.")
-@click.option("--input-shape", callback=parse_shape, metavar="SHAPE", help="Of one sample, for example 64 or 3,32,32.")
-@click.option(
-    "--batch-size",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Samples in the batch [default: 128; 32 of resized digits].",
-)
-@click.option("--loss", metavar="NAME", help="cross_entropy, mse, random, or file.py:name [default: by the targets].")
+@on_network()
 @click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Batches to average over.")
 @click.option("--theory/--no-theory", default=True, show_default=True, help="Lay prediction beside measurement.")
 @click.option("--redraw", type=int, default=0, metavar="N", help="Bands from N networks with these laws, measured: 16.")
-@click.option("--device", metavar="NAME", help="cpu, cuda, cuda:1, mps, ... [default: where the network is].")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the weights a callable draws, and the batch.")
 @click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Also train a copy for N steps, and watch it.")
 @click.option("--lr", type=float, metavar="RATE", help="Learning rate of the steps [default: 0.001].")
 @click.option("--optimizer", metavar="NAME", help="sgd, momentum, adam, adamw or rmsprop [default: adamw].")
@@ -103,15 +71,10 @@ class Subject:
 def check(
     ctx: click.Context,
     target: str | None,
-    data: str | None,
-    input_shape: tuple[int, ...] | None,
-    batch_size: int | None,
-    loss: str | None,
+    wanted: Wanted,
     repeats: int,
     theory: bool,
     redraw: int,
-    device: str | None,
-    seed: int,
     steps: int | None,
     lr: float | None,
     optimizer: str | None,
@@ -147,14 +110,12 @@ def check(
     from sounding.probe import accepted
 
     accept = accepted.accepting(select=select, ignore=ignore, baseline=baseline)
-    if target is None and input_shape is None:
-        input_shape = (EXAMPLE_INPUT,)
-    settings = Settings(
-        data, input_shape, batch_size, loss, repeats, theory, redraw, device, seed, asked_trial(steps, lr, optimizer)
-    )
+    if target is None and wanted.input_shape is None:
+        wanted = replace(wanted, input_shape=(EXAMPLE_INPUT,))
+    settings = Settings(repeats, theory, redraw, asked_trial(steps, lr, optimizer))
     prose = console(stderr=as_json, quiet=quiet and as_json)
     trials: dict[str, Trial] = {}
-    reports, interrupted = _measure_all(_choose_subjects(target, settings), settings, trials, quiet=quiet)
+    reports, interrupted = _measure_all(_choose_subjects(target, wanted), wanted, settings, trials, quiet=quiet)
     if not reports:
         raise InterruptedRun("interrupted before anything was measured")
     if write_baseline is not None:
@@ -214,11 +175,9 @@ def _badness(report: Report) -> tuple[int, int]:
     return STATUSES.index(verdict.status), sum(finding.severity == "high" for finding in verdict.findings)
 
 
-def _choose_subjects(target: str | None, settings: Settings) -> list[Subject]:
+def _choose_subjects(target: str | None, wanted: Wanted) -> list[Subject]:
     if target is not None:
-        from sounding.cli.target import load_target
-
-        return [Subject(target, lambda: load_target(target, data=settings.data, shape=settings.shape), target)]
+        return [Subject(target, lambda: wanted.load(target), target)]
 
     def make(norm: Any) -> nn.Module:
         from sounding.models import Mlp
@@ -233,7 +192,7 @@ def _choose_subjects(target: str | None, settings: Settings) -> list[Subject]:
 
 
 def _measure_all(
-    subjects: list[Subject], settings: Settings, trials: dict[str, Trial], *, quiet: bool
+    subjects: list[Subject], wanted: Wanted, settings: Settings, trials: dict[str, Trial], *, quiet: bool
 ) -> tuple[dict[str, Report], bool]:
     """Reports by name, trials put into `trials`, and whether Ctrl-C came; then the last one may be partial."""
     reports: dict[str, Report] = {}
@@ -241,7 +200,7 @@ def _measure_all(
         for subject in subjects:
             tell(f"checking {subject.name}")
             try:
-                reports[subject.name], trial = measure(subject, settings, tell)
+                reports[subject.name], trial = measure(subject, wanted, settings, tell)
                 if trial is not None:
                     trials[subject.name] = trial
                     if trial.interrupted:
@@ -255,66 +214,36 @@ def _measure_all(
     return reports, False
 
 
-def measure(subject: Subject, settings: Settings, tell: Callable[[str], None]) -> tuple[Report, Trial | None]:
-    """The report of a network on the batch that the settings ask for, and the trial where they ask for one."""
-    import torch
-
-    from sounding.cli.inputs import choose_batch, describe
-    from sounding.cli.target import calling
+def measure(
+    subject: Subject, wanted: Wanted, settings: Settings, tell: Callable[[str], None]
+) -> tuple[Report, Trial | None]:
+    """The report of a network on the batch that the options ask for, and the trial where they ask for one."""
     from sounding.models.hf import describe_hf
     from sounding.probe.check import check as check_network
 
-    device = choose_device(settings.device)
-    with torch.random.fork_rng():
-        # the command line is the edge: here, and nowhere in the library, a seed is set
-        torch.manual_seed(settings.seed)
-        generator = torch.Generator().manual_seed(settings.seed)
-        model = subject.make()
-        if device is not None:
-            with calling(f"moving the network to {device}"):
-                model = model.to(device)
-        loss = choose_loss(settings.loss)
-        chosen = choose_batch(
-            model,
-            data=settings.data,
-            shape=settings.shape,
-            batch_size=settings.batch_size,
-            generator=generator,
-            tell=tell,
-        )
-        batch = chosen.batch
-        about = {
-            "target": subject.name,
-            **({"model": size} if (size := describe_hf(model, subject.name)) else {}),
-            "data": f"{batch.name}, {batch.inputs.shape[chosen.axis]} samples of {describe(batch, chosen.axis)}"
-            + (", inferred" if chosen.inferred else ""),
-            "seed": settings.seed,
-        }
+    with opened(wanted, subject.make, tell=tell) as at:
+        (model,), chosen = at.models, at.chosen
+        size = describe_hf(model, subject.name)
+        about = {"target": subject.name, **({"model": size} if size else {}), "data": at.data, "seed": wanted.seed}
         inputs, targets = _repeat(chosen, settings.repeats)
         try:
-            with contextlib.redirect_stdout(sys.stderr):
-                report = check_network(
-                    model,
-                    inputs,
-                    targets,
-                    loss=loss,
-                    repeats=settings.repeats,
-                    redraw=settings.redraw,
-                    batch_axis=chosen.axis or None,
-                    theory=settings.theory,
-                    generator=generator,
-                    progress=lambda done, total: tell(f"checking {subject.name}: {done} of {total} batches"),
-                )
+            report = check_network(
+                model,
+                inputs,
+                targets,
+                loss=at.loss,
+                repeats=settings.repeats,
+                redraw=settings.redraw,
+                batch_axis=chosen.axis or None,
+                theory=settings.theory,
+                generator=at.generator,
+                progress=lambda done, total: tell(f"checking {subject.name}: {done} of {total} batches"),
+            )
         except InterruptedRun as stop:
             if stop.partial is not None:
                 stop.partial = _describe(stop.partial, about, subject.target)
             raise
-        trial = None
-        if settings.trial is not None:
-            with contextlib.redirect_stdout(sys.stderr):
-                trial = try_training(
-                    model, chosen, settings.trial, loss=loss, generator=generator, seed=settings.seed, tell=tell
-                )
+        trial = None if settings.trial is None else try_training(at, settings.trial, seed=wanted.seed, tell=tell)
         return _describe(report, about, subject.target), trial
 
 
@@ -335,31 +264,6 @@ def _describe(report: Report, about: dict[str, Any], target: str | None) -> Repo
     """The report with what only the command line knows: its environment, and the target in remedies."""
     report = report if target is None else report.for_target(target)
     return replace(report, environment={**report.environment, **about})
-
-
-def choose_device(name: str | None) -> torch.device | None:
-    """The device of that name, tried; None for None."""
-    import torch
-
-    return None if name is None else torch.device(require_device(name))
-
-
-def choose_loss(name: str | None) -> str | Callable[..., torch.Tensor] | None:
-    """A known loss by name, or the function at `file.py:name`."""
-    from sounding.cli.target import calling, load_object
-    from sounding.probe.losses import LOSSES
-
-    if name is None or name in LOSSES:
-        return name
-    if ":" not in name:
-        raise UsageError(f"unknown loss {name!r}", hint=f"one of {', '.join(LOSSES)}, or file.py:name")
-    found = load_object(name)
-    if isinstance(found, type):
-        with calling(f"making the loss with {name}"):
-            found = found()
-    if not callable(found):
-        raise UsageError(f"expected {name} to be a function of outputs and targets, got {type(found).__name__}")
-    return found  # type: ignore[no-any-return]
 
 
 def _print(reports: dict[str, Report], prose: Console, *, quiet: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.output import console, print_json, require_writable, say
+from sounding.cli.output import console, new_table, print_json, require_writable, say
 from sounding.errors import UsageError
 
 if TYPE_CHECKING:
@@ -71,12 +71,7 @@ def find(words: tuple[str, ...], results: Path | None, as_json: bool) -> None:
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:
     """A table with a badge a column, and the totals below."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
-    for heading in ("id", "kind", "as printed", "corrected", "scale", "reduced"):
-        table.add_column(heading, no_wrap=True)
+    table = new_table("id", "kind", "as printed", "corrected", "scale", "reduced")
     for row in rows:
         name = f"└ {row['id']}" if row["parent"] else row["id"]
         corrected = "" if row["corrected"] in (None, "none") else row["corrected"]

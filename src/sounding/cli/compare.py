@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from sounding.cli.check import choose_device, choose_loss, parse_shape
-from sounding.cli.output import SEED, console, despite_a_closed_pipe, print_json, require_writable, working
+from sounding.cli.output import console, despite_a_closed_pipe, new_table, print_json, require_writable, working
+from sounding.cli.subject import Wanted, on_network, opened
 from sounding.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -26,14 +24,9 @@ NEAR = 3  # lines in front of and behind the first that parts
 @click.command()
 @click.argument("a")
 @click.argument("b")
-@click.option("--data", metavar="SOURCE", help="As for `sounding check`, fitting the first network.")
-@click.option("--input-shape", callback=parse_shape, metavar="SHAPE", help="Of one sample, for example 64 or 3,32,32.")
-@click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Samples in the batch.")
-@click.option("--loss", metavar="NAME", help="cross_entropy, mse, random, or file.py:name [default: by the targets].")
+@on_network()
 @click.option("--mode", type=click.Choice(["train", "eval", "keep"]), default="train", show_default=True)
 @click.option("--tolerance", type=click.FloatRange(min=0), help="Relative difference [default: root of the precision].")
-@click.option("--device", metavar="NAME", help="cpu, cuda, cuda:1, mps, ... [default: where the networks are].")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the weights that both draw, and the batch.")
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write an interactive report, one file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; prose goes to stderr.")
 @click.option("--quiet", "-q", is_flag=True, help="Only the answer.")
@@ -42,14 +35,9 @@ def compare(
     ctx: click.Context,
     a: str,
     b: str,
-    data: str | None,
-    input_shape: tuple[int, ...] | None,
-    batch_size: int | None,
-    loss: str | None,
+    wanted: Wanted,
     mode: str,
     tolerance: float | None,
-    device: str | None,
-    seed: int,
     html: Path | None,
     as_json: bool,
     quiet: bool,
@@ -65,36 +53,20 @@ def compare(
     """
     if html is not None:
         require_writable(html)
-    import torch
-
-    from sounding.cli.inputs import choose_batch
-    from sounding.cli.target import calling, load_target
     from sounding.probe.compare import compare as compare_networks
 
-    where = choose_device(device)
-    with working(f"comparing {a} and {b}", quiet=quiet) as tell, torch.random.fork_rng():
-        models = []
-        for target in (a, b):
-            torch.manual_seed(seed)  # the command line is the edge: here, and nowhere in the library, a seed is set
-            model = load_target(target, data=data, shape=input_shape)
-            with calling(f"moving the network to {where}"):
-                models.append(model if where is None else model.to(where))
-        generator = torch.Generator().manual_seed(seed)
-        chosen = choose_batch(
-            models[0], data=data, shape=input_shape, batch_size=batch_size, generator=generator, tell=tell
+    makes = (lambda: wanted.load(a), lambda: wanted.load(b))
+    with working(f"comparing {a} and {b}", quiet=quiet) as tell, opened(wanted, *makes, tell=tell) as at:
+        result = compare_networks(
+            *at.models,
+            at.chosen.batch.given,
+            at.chosen.batch.targets,
+            loss=at.loss,
+            mode=mode,  # type: ignore[arg-type]  # the option has these choices
+            tolerance=tolerance,
+            batch_axis=at.chosen.axis or None,
+            generator=at.generator,
         )
-        with contextlib.redirect_stdout(sys.stderr):
-            result = compare_networks(
-                models[0],
-                models[1],
-                chosen.batch.given,
-                chosen.batch.targets,
-                loss=choose_loss(loss),
-                mode=mode,  # type: ignore[arg-type]  # the option has these choices
-                tolerance=tolerance,
-                batch_axis=chosen.axis or None,
-                generator=generator,
-            )
     result = replace(result, a=result.a.for_target(a), b=result.b.for_target(b))
     prose = console(stderr=as_json, quiet=quiet and as_json)
     with despite_a_closed_pipe():
@@ -114,8 +86,6 @@ def compare(
 
 def make_table(result: Comparison) -> Table:
     """Pairs downwards, the difference and the measures of both; of many pairs those around the parting and some."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     from sounding.cli.numbers import write_log_norm, write_number
@@ -124,9 +94,7 @@ def make_table(result: Comparison) -> Table:
     pairs = result.pairs
     first = next((index for index, pair in enumerate(pairs) if pair.parted), len(pairs))
     spread = {round(index * (len(pairs) - 1) / ROWS) for index in range(ROWS + 1)}
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
-    for heading in ("output", "difference", "size", "directions", "gradient"):
-        table.add_column(heading, justify="left" if heading == "output" else "right", no_wrap=True)
+    table = new_table("output", ">difference", ">size", ">directions", ">gradient")
     for index, pair in enumerate(pairs):
         if index not in spread and abs(index - first) > NEAR:
             continue

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.output import console, print_json, say
+from sounding.cli.output import console, new_table, print_json, say
 from sounding.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -39,14 +39,7 @@ def list_(as_json: bool) -> None:
     if as_json:
         print_json({"folder": str(data_folder()), "data_sets": rows})
         return
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
-    for heading, justify in (("data set", "left"), ("samples", "right"), ("shape", "right"), ("classes", "right")):
-        table.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for heading, justify in (("on disk", "right"), ("here", "left"), ("licence", "left")):
-        table.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    table = new_table("data set", ">samples", ">shape", ">classes", ">on disk", "here", "licence")
     for row in rows:
         train, test = row["samples"]
         shape = "×".join(map(str, row["shape"]))

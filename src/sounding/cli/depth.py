@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.check import parse_shape
-from sounding.cli.output import SEED, print_json, say, working
+from sounding.cli.output import print_json, say, working
 from sounding.cli.presentation import draw, presented
+from sounding.cli.subject import Wanted, on_network, opened
 from sounding.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -22,10 +23,7 @@ if TYPE_CHECKING:
 @click.argument("target")
 @click.option("--to", type=click.IntRange(min=2), required=True, metavar="L", help="Largest depth.")
 @click.option("--from", "start", type=click.IntRange(min=1), metavar="L", help="Smallest depth [default: a quarter].")
-@click.option("--data", metavar="SOURCE", help="As for `sounding check`.")
-@click.option("--input-shape", callback=parse_shape, metavar="SHAPE", help="Of one sample, for example 64 or 3,32,32.")
-@click.option("--batch-size", type=click.IntRange(min=2), default=32, show_default=True, metavar="N", help="Samples.")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the weights and the batch.")
+@on_network(least=2, usual=32, without=("loss", "device"))
 @presented
 @click.pass_context
 def depth(
@@ -33,10 +31,7 @@ def depth(
     target: str,
     to: int,
     start: int | None,
-    data: str | None,
-    input_shape: tuple[int, ...] | None,
-    batch_size: int,
-    seed: int,
+    wanted: Wanted,
     as_json: bool,
     plot: Path | None,
 ) -> None:
@@ -48,27 +43,24 @@ def depth(
     \b
     Exit codes: 0 the parametrization transfers, 1 it does not, 2 wrong usage, 4 not known.
     """
-    import torch
-
-    from sounding.cli.inputs import choose_batch
     from sounding.reader.depth import depth as look
 
-    with torch.random.fork_rng(), working("loading", quiet=as_json) as tell:
-        # the command line is the edge: here, and nowhere in the library, a seed is set
-        torch.manual_seed(seed)
-        generator = torch.Generator().manual_seed(seed)
-        make, example = _choose(target, data=data, shape=input_shape, start=start or max(1, to // 4))
-        chosen = choose_batch(
-            example, data=data, shape=input_shape, batch_size=batch_size, generator=generator, tell=tell
-        )
+    # made once, and not before the seed is set
+    found = functools.cache(lambda: _choose(target, wanted))
+
+    def example() -> nn.Module:
+        subject = found()
+        return subject(depth=start or max(1, to // 4)) if inspect.isfunction(subject) else subject
+
+    with working("loading", quiet=as_json) as tell, opened(wanted, example, tell=tell) as at:
         result = look(
-            make,
-            chosen.batch.inputs,
-            chosen.batch.targets,
+            found(),
+            at.chosen.batch.inputs,
+            at.chosen.batch.targets,
             to=to,
             start=start,
-            batch_axis=chosen.axis or None,
-            generator=generator,
+            batch_axis=at.chosen.axis or None,
+            generator=at.generator,
             progress=lambda at: tell(f"depth {at}"),
         )
     draw(plot, lambda pictures: pictures.depths(result, title=target))
@@ -80,11 +72,9 @@ def depth(
     ctx.exit(codes[result.transfers])
 
 
-def _choose(
-    target: str, *, data: str | None, shape: tuple[int, ...] | None, start: int
-) -> tuple[nn.Module | Callable[..., nn.Module], nn.Module]:
-    """What to look at, a function of the depth or one network, and a network to find inputs for."""
-    from sounding.cli.target import calling, load_object, load_target
+def _choose(target: str, wanted: Wanted) -> Any:
+    """What to look at: a function of the depth that makes networks, or one network."""
+    from sounding.cli.target import calling, load_object
     from sounding.models import is_spec
     from sounding.models.registry import option_types
 
@@ -93,13 +83,12 @@ def _choose(
         kept = [word for word in words if word.partition("=")[0].strip() != "depth"]
 
         def build(depth: int) -> nn.Module:
-            return load_target(",".join([name, *kept, f"depth={depth}"]), data=data, shape=shape)
+            return wanted.load(",".join([name, *kept, f"depth={depth}"]))
 
-        return build, build(start)
+        return build
     found: Any = None if is_spec(target) else load_object(target)
     if not callable(found) or not _takes_depth(found):
-        model = load_target(target, data=data, shape=shape)
-        return model, model
+        return wanted.load(target)
 
     def make(depth: int) -> nn.Module:
         from torch import nn
@@ -110,7 +99,7 @@ def _choose(
             raise UsageError(f"expected {target} to make a torch.nn.Module, got {type(made).__name__}")
         return made
 
-    return make, make(start)
+    return make
 
 
 def _takes_depth(found: Callable[..., Any]) -> bool:

@@ -19,7 +19,7 @@ from sounding.errors import UsageError, clean
 
 if TYPE_CHECKING:
     from rich.console import Console
-
+    from rich.table import Table
 
 SEED = click.IntRange(-(2**63), 2**63 - 1)  # what a generator of torch takes
 
@@ -56,6 +56,17 @@ def console(*, stderr: bool = False, quiet: bool = False) -> Console:
     # rich falls back to 80 columns where there is no terminal; tables are laid out for 100
     width = min(Console(file=stream).width, 100) if stream.isatty() else 100
     return Ours(file=stream, width=width, quiet=quiet, no_color="NO_COLOR" in os.environ or None, highlight=False)
+
+
+def new_table(*headings: str) -> Table:
+    """A table with a line below its headings; a heading that begins with > stands at the right, as its column does."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(heading.lstrip(">"), justify="right" if heading.startswith(">") else "left", no_wrap=True)
+    return table
 
 
 @contextlib.contextmanager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.check import LEAST_REPEAT, choose_device, choose_loss, parse_shape
-from sounding.cli.output import SEED, console, print_json, require_writable, working
+from sounding.cli.check import LEAST_REPEAT
+from sounding.cli.output import console, print_json, require_writable, working
+from sounding.cli.subject import Wanted, on_network, opened
 from sounding.cli.weights import require_weights_path, write_weights
 from sounding.errors import ExitCode, UsageError
 from sounding.limits import require_time
@@ -25,20 +24,6 @@ if TYPE_CHECKING:
     from sounding.repair.recommend import Recommendation
 
 AUTO = "auto"
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the options say, apart from where results go."""
-
-    data: str | None
-    shape: tuple[int, ...] | None
-    batch_size: int | None
-    loss: str | None
-    repeats: int
-    device: str | None
-    seed: int
-    options: dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -76,15 +61,8 @@ class ListsMethods(click.Command):
 )
 @click.option("--dry-run", is_flag=True, help="Show what would change and what it would do; write no weights.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Weights: .pt or .safetensors.")
-@click.option(
-    "--data", metavar="SOURCE", help="digits, gaussian, tokens:VOCABULARY or FILE.npz with inputs and targets."
-)
-@click.option("--input-shape", callback=parse_shape, metavar="SHAPE", help="Of one sample, for example 64 or 3,32,32.")
-@click.option("--batch-size", type=click.IntRange(min=2), metavar="N", help="Samples in the batch [default: 128].")
-@click.option("--loss", metavar="NAME", help="cross_entropy, mse, random, or file.py:name [default: by the targets].")
+@on_network(least=2)
 @click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Batches for the evidence.")
-@click.option("--device", metavar="NAME", help="cpu, cuda, cuda:1, mps, ... [default: where the network is].")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the weights drawn, and the batch.")
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a before/after report, one file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; prose goes to stderr.")
 @click.option("--quiet", "-q", is_flag=True, help="Only the verdict.")
@@ -96,13 +74,8 @@ def repair(
     settings: tuple[str, ...],
     dry_run: bool,
     out: Path | None,
-    data: str | None,
-    input_shape: tuple[int, ...] | None,
-    batch_size: int | None,
-    loss: str | None,
+    wanted: Wanted,
     repeats: int,
-    device: str | None,
-    seed: int,
     html: Path | None,
     as_json: bool,
     quiet: bool,
@@ -127,13 +100,11 @@ def repair(
         require_writable(html)
     if out is not None:
         require_weights_path(out)
-    chosen = Settings(data, input_shape, batch_size, loss, repeats, device, seed, parse_options(settings, method))
-    steps = max(
-        (int(given["steps"]) for given in chosen.options.values() if isinstance(given.get("steps"), int)), default=0
-    )
+    options = parse_options(settings, method)
+    steps = max((int(given["steps"]) for given in options.values() if isinstance(given.get("steps"), int)), default=0)
     require_time(LEAST_REPEAT * steps, what=f"a cure of {steps} steps")
     with working("loading", quiet=quiet) as tell:
-        repaired = _repair(target, method, chosen, tell)
+        repaired = _repair(target, method, wanted, options, repeats, tell)
     plan = repaired.plan
     if not dry_run:
         plan.apply()
@@ -176,67 +147,46 @@ def parse_options(settings: tuple[str, ...], method: str) -> dict[str, dict[str,
     return parsed
 
 
-def _repair(target: str, method: str, settings: Settings, tell: Callable[[str], None]) -> Repaired:
-    import torch
-
-    from sounding.cli.inputs import choose_batch, describe
-    from sounding.cli.target import calling, load_target
+def _repair(
+    target: str, method: str, wanted: Wanted, options: Any, repeats: int, tell: Callable[[str], None]
+) -> Repaired:
     from sounding.repair.methods import choose_methods
     from sounding.repair.plan import plan as make_plan
 
     if method != AUTO:
-        choose_methods(method, settings.options)
-    device = choose_device(settings.device)
-    with torch.random.fork_rng():
-        # the command line is the edge: here, and nowhere in the library, a seed is set
-        torch.manual_seed(settings.seed)
-        generator = torch.Generator().manual_seed(settings.seed)
-        model = load_target(target, data=settings.data, shape=settings.shape)
-        if device is not None:
-            with calling(f"moving the network to {device}"):
-                model = model.to(device)
-        loss = choose_loss(settings.loss)
-        size = settings.batch_size
-        chosen = choose_batch(model, data=settings.data, shape=settings.shape, batch_size=size, generator=generator)
+        choose_methods(method, options)
+    with opened(wanted, lambda: wanted.load(target)) as at:
+        (model,), chosen = at.models, at.chosen
         if chosen.axis:
             raise UsageError(
                 "repair takes networks whose first axis is the batch, got one with batch_first=False",
                 hint="a module that transposes its input first",
             )
         batch = chosen.batch
-        fresh = None
-        if chosen.endless:
 
-            def fresh() -> tuple[Any, torch.Tensor | None]:
-                drawn = chosen.draw()
-                return drawn.given, drawn.targets
+        def draw() -> tuple[Any, torch.Tensor | None]:
+            drawn = chosen.draw()
+            return drawn.given, drawn.targets
 
-        about = {
-            "target": target,
-            "data": f"{batch.name}, {len(batch)} samples of {describe(batch)}"
-            + (", inferred" if chosen.inferred else ""),
-            "seed": settings.seed,
-        }
-        evidence: dict[str, Any] = {"loss": loss, "repeats": settings.repeats, "fresh": fresh, "generator": generator}
+        fresh = draw if chosen.endless else None
+        evidence: dict[str, Any] = {"loss": at.loss, "repeats": repeats, "fresh": fresh, "generator": at.generator}
         recommendation = None
         methods: Any = method
-        options: Any = settings.options
-        with contextlib.redirect_stdout(sys.stderr):
-            if method == AUTO:
-                recommendation = _recommend(model, batch, evidence, tell)
-                methods, options = recommendation.best.methods, recommendation.best.options
-            tell(f"trying {methods if isinstance(methods, str) else ', '.join(methods)}")
-            plan = make_plan(
-                model,
-                batch.given,
-                batch.targets,
-                method=methods,
-                options=options,
-                progress=lambda name, step, value: tell(f"{name}: step {step + 1}, {value:.3g}"),
-                **evidence,
-            )
+        if method == AUTO:
+            recommendation = _recommend(model, batch, evidence, tell)
+            methods, options = recommendation.best.methods, recommendation.best.options
+        tell(f"trying {methods if isinstance(methods, str) else ', '.join(methods)}")
+        plan = make_plan(
+            model,
+            batch.given,
+            batch.targets,
+            method=methods,
+            options=options,
+            progress=lambda name, step, value: tell(f"{name}: step {step + 1}, {value:.3g}"),
+            **evidence,
+        )
         plan.evidence = plan.evidence.for_target(target)
-        return Repaired(model, plan, recommendation, about)
+        return Repaired(model, plan, recommendation, {"target": target, "data": at.data, "seed": wanted.seed})
 
 
 def _recommend(model: nn.Module, batch: Any, evidence: dict[str, Any], tell: Callable[[str], None]) -> Recommendation:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from sounding.cli.output import console
+from sounding.cli.output import console, new_table
 from sounding.encoding import to_plain
 
 if TYPE_CHECKING:
@@ -128,18 +128,13 @@ def write(value: Any) -> str:
 
 def print_gram(result: Any, data: dict[str, Any]) -> None:
     """A Gram prediction: its sentence, scalars, and the trajectory over depth in a few rows; matrices go to JSON."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     screen = console()
     for line in str(result).splitlines():
         screen.print(Text(line, style="bold" if not line.startswith(" ") else ""))
     profile = result.profile()
-    trajectory = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
-    trajectory.add_column("layer", justify="right")
-    for measure in profile.measures:
-        trajectory.add_column(measure.replace("_", " "), justify="right")
+    trajectory = new_table(">layer", *(f">{measure.replace('_', ' ')}" for measure in profile.measures))
     layers = profile.layers
     for layer in sorted({layers[round(i * (len(layers) - 1) / (LONG - 1))] for i in range(LONG)}):
         values = (write(profile.value(measure, layer=layer).value) for measure in profile.measures)

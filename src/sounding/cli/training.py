@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sounding.cli.output import console
+from sounding.cli.output import console, new_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -87,15 +87,8 @@ def _name(settings: Mapping[str, Any]) -> str:
 
 
 def _table(settings: Mapping[str, Any]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
-    for name in settings:
-        table.add_column(name.replace("learning_rate", "rate"), justify="right", no_wrap=True)
-    for heading in ("epoch", "loss", "accuracy", "test loss", "test acc."):
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
+    names = [f">{name.replace('learning_rate', 'rate')}" for name in settings]
+    return new_table(*names, ">epoch", ">loss", ">accuracy", ">test loss", ">test acc.")
 
 
 def _cells(point: Point, settings: Mapping[str, Any]) -> list[str]:

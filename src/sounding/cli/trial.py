@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sounding.cli.output import new_table
 from sounding.errors import UsageError
 
 if TYPE_CHECKING:
-    import torch
     from rich.console import Console
-    from torch import nn
 
-    from sounding.cli.inputs import Choice
+    from sounding.cli.subject import Opened
     from sounding.train.trial import Trial
 
 LEARNING_RATE, OPTIMIZER = 1e-3, "adamw"
@@ -38,52 +37,38 @@ def asked_trial(steps: int | None, lr: float | None, optimizer: str | None) -> A
     return None
 
 
-def try_training(
-    model: nn.Module,
-    chosen: Choice,
-    asked: Asked,
-    *,
-    loss: Any,
-    generator: torch.Generator,
-    seed: int,
-    tell: Callable[[str], None],
-) -> Trial:
+def try_training(at: Opened, asked: Asked, *, seed: int, tell: Callable[[str], None]) -> Trial:
     """The trial on batches drawn as the check's are, both generators begun anew from the seed."""
     import torch
 
     from sounding.train.trial import run_trial
 
     def draw() -> tuple[Any, Any]:
-        batch = chosen.draw()
+        batch = at.chosen.draw()
         return batch.given, batch.targets
 
     torch.manual_seed(seed)  # the caller puts the generator's state back
-    generator.manual_seed(seed)
+    at.generator.manual_seed(seed)
     return run_trial(
-        model,
+        at.models[0],
         draw,
         steps=asked.steps,
         lr=asked.lr,
         optimizer=asked.optimizer,
-        loss=loss,
-        batch_axis=chosen.axis or None,
+        loss=at.loss,
+        batch_axis=at.chosen.axis or None,
         progress=lambda done, total: tell(f"training: {done} of {total} steps"),
     )
 
 
 def print_trial(trial: Trial, prose: Console, *, quiet: bool) -> None:
     """The sentence, and a table of steps with their loss and news."""
-    from rich import box
-    from rich.table import Table
-
     from sounding.cli.numbers import write_number
 
     prose.print(f"\n{trial.sentence}" if not quiet else trial.sentence, markup=False, soft_wrap=True)
     if quiet or not trial.losses:
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
-    table.add_column("step", justify="right")
-    table.add_column("loss", justify="right")
+    table = new_table(">step", ">loss")
     table.add_column("news")
     count = len(trial.losses)
     news = {event.step for event in trial.events}

@@ -67,6 +67,7 @@ def audit_name(name: str, *, seed: int, versions: str) -> dict[str, Any]:
     the row was asked for with: a worker that has others refuses.
     """
     from sounding.cli.check import Settings, Subject, measure
+    from sounding.cli.subject import Wanted
     from sounding.cli.target import load_target
     from sounding.probe.reading import count_in_band
     from sounding.report.compact import shorten, unmeasured_weights
@@ -83,9 +84,8 @@ def audit_name(name: str, *, seed: int, versions: str) -> dict[str, Any]:
         built.append((model, fingerprint(model)))
         return model
 
-    settings = Settings(None, None, None, None, 1, True, 0, None, seed, None)
     try:
-        report, _ = measure(Subject(target, make), settings, lambda text: None)
+        report, _ = measure(Subject(target, make), Wanted(seed=seed), Settings(), lambda text: None)
     except UsageError as error:
         if built:
             raise

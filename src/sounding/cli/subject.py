@@ -1,0 +1,169 @@
+"""The network that a command works on: the options that choose it, how it is made from a seed, and its batch."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sounding.cli.output import SEED
+from sounding.errors import UsageError, require_device
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from sounding.cli.inputs import Choice
+
+
+def parse_shape(ctx: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """One sample's shape: `64`, `3,32,32` or `3x32x32`."""
+    if value is None:
+        return None
+    parts = value.replace("×", ",").replace("x", ",").strip("()[] ").rstrip(",").split(",")
+    try:
+        shape = tuple(int(part) for part in parts)
+    except ValueError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise click.BadParameter(f"expected sizes such as 64 or 3,32,32, got {value!r}")
+    return shape
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the options say about the batch of a network, its loss, and where it runs."""
+
+    data: str | None = None
+    input_shape: tuple[int, ...] | None = None
+    batch_size: int | None = None
+    loss: str | None = None
+    device: str | None = None
+    seed: int = 0
+
+    def load(self, target: str) -> nn.Module:
+        """The network that TARGET names, for samples as these options have them."""
+        from sounding.cli.target import load_target
+
+        return load_target(target, data=self.data, shape=self.input_shape)
+
+
+def on_network(*, least: int = 1, usual: int | None = None, without: Collection[str] = ()) -> Callable[[Any], Any]:
+    """A decorator that gives a command the options of `Wanted`, which it gets as one record.
+
+    Args:
+        least: samples that a batch must have.
+        usual: samples of a batch where none are asked for; None for what the data say.
+        without: options that the command does not have.
+    """
+    size = "128; 32 of resized digits" if usual is None else str(usual)
+    options = {
+        "data": click.option(
+            "--data", metavar="SOURCE", help="digits, mnist, cifar-10, gaussian, tokens:VOCABULARY, …, or FILE.npz."
+        ),
+        "input_shape": click.option(
+            "--input-shape", callback=parse_shape, metavar="SHAPE", help="Of one sample, for example 64 or 3,32,32."
+        ),
+        "batch_size": click.option(
+            "--batch-size", type=click.IntRange(min=least), default=usual, metavar="N",
+            help=f"Samples in the batch [default: {size}].",
+        ),
+        "loss": click.option(
+            "--loss", metavar="NAME", help="cross_entropy, mse, random, or file.py:name [default: by the targets]."
+        ),
+        "device": click.option(
+            "--device", metavar="NAME", help="cpu, cuda, cuda:1, mps, ... [default: where the network is]."
+        ),
+        "seed": click.option(
+            "--seed", type=SEED, default=0, show_default=True, help="Of the weights that are drawn, and the batch."
+        ),
+    }  # fmt: skip
+    kept = [field.name for field in fields(Wanted) if field.name not in without]
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def gathered(*arguments: Any, **given: Any) -> Any:
+            return command(*arguments, wanted=Wanted(**{name: given.pop(name) for name in kept}), **given)
+
+        for name in reversed(kept):
+            gathered = options[name](gathered)
+        return gathered
+
+    return decorate
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Networks made from one seed, a batch that the first of them takes, the loss, and the generator of the batch."""
+
+    models: list[nn.Module]
+    chosen: Choice
+    loss: str | Callable[..., torch.Tensor] | None
+    generator: torch.Generator
+
+    @property
+    def data(self) -> str:
+        """The batch in words."""
+        from sounding.cli.inputs import describe
+
+        batch, axis = self.chosen.batch, self.chosen.axis
+        inferred = ", inferred" if self.chosen.inferred else ""
+        return f"{batch.name}, {batch.inputs.shape[axis]} samples of {describe(batch, axis)}{inferred}"
+
+
+@contextlib.contextmanager
+def opened(
+    wanted: Wanted, *makes: Callable[[], nn.Module], tell: Callable[[str], None] | None = None
+) -> Iterator[Opened]:
+    """The networks that these functions make, each from the seed, on their device, with a batch.
+
+    What their code prints while they are open goes to stderr; torch's generator is as before afterwards.
+    """
+    import torch
+
+    from sounding.cli.inputs import choose_batch
+    from sounding.cli.target import calling
+
+    device = None if wanted.device is None else torch.device(require_device(wanted.device))
+    with torch.random.fork_rng():
+        models = []
+        for make in makes:
+            # the command line is the edge: here, and nowhere in the library, a seed is set
+            torch.manual_seed(wanted.seed)
+            model = make()
+            with calling(f"moving the network to {device}"):
+                models.append(model if device is None else model.to(device))
+        loss, generator = choose_loss(wanted.loss), torch.Generator().manual_seed(wanted.seed)
+        chosen = choose_batch(
+            models[0],
+            data=wanted.data,
+            shape=wanted.input_shape,
+            batch_size=wanted.batch_size,
+            generator=generator,
+            tell=tell,
+        )
+        with contextlib.redirect_stdout(sys.stderr):
+            yield Opened(models, chosen, loss, generator)
+
+
+def choose_loss(name: str | None) -> str | Callable[..., torch.Tensor] | None:
+    """A known loss by name, or the function at `file.py:name`."""
+    from sounding.cli.target import calling, load_object
+    from sounding.probe.losses import LOSSES
+
+    if name is None or name in LOSSES:
+        return name
+    if ":" not in name:
+        raise UsageError(f"unknown loss {name!r}", hint=f"one of {', '.join(LOSSES)}, or file.py:name")
+    found = load_object(name)
+    if isinstance(found, type):
+        with calling(f"making the loss with {name}"):
+            found = found()
+    if not callable(found):
+        raise UsageError(f"expected {name} to be a function of outputs and targets, got {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
