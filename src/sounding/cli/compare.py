@@ -58,7 +58,8 @@ def compare(
     makes = (lambda: wanted.load(a), lambda: wanted.load(b))
     with working(f"comparing {a} and {b}", quiet=quiet) as tell, opened(wanted, *makes, tell=tell) as at:
         result = compare_networks(
-            *at.models,
+            at.models[0],
+            at.models[1],
             at.chosen.batch.given,
             at.chosen.batch.targets,
             loss=at.loss,

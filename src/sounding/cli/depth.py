@@ -50,7 +50,8 @@ def depth(
 
     def example() -> nn.Module:
         subject = found()
-        return subject(depth=start or max(1, to // 4)) if inspect.isfunction(subject) else subject
+        made: nn.Module = subject(depth=start or max(1, to // 4)) if inspect.isfunction(subject) else subject
+        return made
 
     with working("loading", quiet=as_json) as tell, opened(wanted, example, tell=tell) as at:
         result = look(

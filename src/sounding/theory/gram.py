@@ -9,6 +9,7 @@ transpose is on the wrong factor.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -71,10 +72,10 @@ class GramPrediction:
 
     def profile(self) -> Profile:
         """`gram_distance` to G*, `mean_square` and `mean_cosine` of the batch over depth."""
-        columns = {
+        columns: dict[str, Iterable[float]] = {
             "gram_distance": self.distances,
             "mean_square": [matrix.trace() / len(matrix) for matrix in self.matrices],
-            "mean_cosine": map(_mean_cosine, self.matrices),
+            "mean_cosine": [_mean_cosine(matrix) for matrix in self.matrices],
         }
         return Profile.over_depth(columns, fields_of(self, "activation batch_size eps method error"))
 
