@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 SAMPLES = 16  # of a batch that are looked at, as for the other measures across positions
-ENTRIES = 2**11  # of which a median is taken: known to 3%, and sorting more would cost as much as a small layer
+FEATURES = 16  # a vector of fewer has no median worth the name
 MEASURES = ("branch_over_stream", "branch_mean_square", "stream_mean_square", "largest_over_median", "token_cosine")
 
 
@@ -47,13 +47,15 @@ def sizes_of(branch: Tensor, stream: Tensor) -> Tensor:
 def look_behind(stream: Tensor, batch_size: int, axis: int) -> Tensor:
     """Mean square, largest entry over the median one, and mean cosine between the positions of a sample.
 
-    The cosine is of (samples, positions, features), where ‖Σ u‖² over unit vectors is the sum of all cosines.
+    The median is of the vector that holds the largest entry, without its zeros: positions that are padding, and the
+    half that a ReLU cuts off, say nothing about the size of the others. The cosine is of (samples, positions,
+    features), where ‖Σ u‖² over unit vectors is the sum of all cosines.
     """
     stream = stream.detach().float()
-    flat = stream.flatten()
-    median = flat[:: max(flat.numel() // ENTRIES, 1)].abs().median()
-    low, high = torch.aminmax(flat)
-    largest = torch.maximum(-low, high) / median
+    features = stream if stream.dim() < 4 else stream.movedim(1, -1)
+    vectors = features.reshape(-1, features.shape[-1] if features.shape[-1] >= FEATURES else features.numel()).abs()
+    vector = vectors[vectors.argmax() // vectors.shape[-1]]
+    largest = vector.max() / vector.masked_fill(vector == 0, torch.nan).nanmedian()
     cosine = torch.full((), torch.nan, device=stream.device)
     if stream.dim() == 3 and stream.shape[axis] == batch_size and stream.shape[1 - axis] > 1:
         points = stream.transpose(0, axis)
