@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from sounding.theory.signal import (
     Add,
+    Attention,
     Convolution,
     Description,
     Elementwise,
@@ -49,8 +50,9 @@ def chain(given: Node, *steps: tuple[Any, Points, int]) -> Description:
 
 
 def draw(law: Law, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """A tensor of independent Gaussian entries of a law."""
-    return law.mean + law.variance**0.5 * torch.randn(shape, generator=generator, dtype=torch.float64)
+    """A tensor of independent Gaussian entries of a law, on the generator's device."""
+    device = generator.device
+    return law.mean + law.variance**0.5 * torch.randn(shape, generator=generator, dtype=torch.float64, device=device)
 
 
 def run_rule(node: Node, inputs: list[Tensor], generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
@@ -75,7 +77,7 @@ def run_rule(node: Node, inputs: list[Tensor], generator: torch.Generator) -> tu
         case Multiply():
             return inputs[0] * inputs[1], None
         case Mix():
-            return torch.einsum("pq,sqf->spf", torch.tensor(rule.matrix), inputs[0]), None
+            return torch.einsum("pq,sqf->spf", torch.tensor(rule.matrix, device=generator.device), inputs[0]), None
         case Pool():
             moved = inputs[0].movedim(-1, 1)
             moved = functional.avg_pool2d(
@@ -92,7 +94,44 @@ def run_rule(node: Node, inputs: list[Tensor], generator: torch.Generator) -> tu
             return inputs[0].flatten(1), None
         case Regrid():
             return inputs[0].reshape(inputs[0].shape[0], *rule.grid, -1), None
+        case Attention():
+            return _attend(rule, inputs, generator), None
     raise AssertionError(f"no network for {rule}")
+
+
+def _attend(rule: Attention, inputs: list[Tensor], generator: torch.Generator) -> Tensor:
+    counts = (rule.heads, rule.key_heads, rule.key_heads)
+    parts = [x.unflatten(-1, (count, -1)).transpose(1, 2) for x, count in zip(inputs, counts, strict=True)]
+    queries, keys = (_turned(rule, _head_norm(rule, one, generator)) for one in parts[:2])
+    again = rule.heads // rule.key_heads
+    scores = rule.scale * queries @ keys.repeat_interleave(again, 1).transpose(-1, -2)
+    if rule.mask is not None:
+        mask = torch.tensor(rule.mask, device=generator.device)
+        scores = scores + (mask if mask.dim() == 2 else mask[:, None])
+    if rule.causal:
+        scores = scores + torch.full_like(scores[0, 0], -torch.inf).triu(1)
+    return (scores.softmax(-1) @ parts[2].repeat_interleave(again, 1)).transpose(1, 2).flatten(2)
+
+
+def _head_norm(rule: Attention, x: Tensor, generator: torch.Generator) -> Tensor:
+    norm = rule.query_norm
+    if norm is None:
+        return x
+    if norm.kind == "layer":
+        x = x - x.mean(-1, keepdim=True)
+    scale, shift = (draw(law, (x.shape[1], 1, x.shape[3]), generator) for law in (norm.scale, norm.shift))
+    return scale * x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() + shift
+
+
+def _turned(rule: Attention, x: Tensor) -> Tensor:
+    """Rotary embedding of the first features of a head, in pairs of halves."""
+    if rule.angles is None:
+        return x
+    angles = torch.tensor(rule.angles, device=x.device)
+    pairs = angles.shape[1]
+    first, second = x[..., :pairs], x[..., pairs : 2 * pairs]
+    turned = [first * angles.cos() - second * angles.sin(), first * angles.sin() + second * angles.cos()]
+    return torch.cat([*turned, x[..., 2 * pairs :]], dim=-1)
 
 
 def _convolve(rule: Convolution, x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -150,34 +189,35 @@ def measure(
     *,
     seeds: int,
     reduce: Callable[[Signal], np.ndarray] = lambda signal: signal.gram,
+    device: str = "cpu",
 ) -> tuple[Measured, dict[int, Signal]]:
     """Run a description `seeds` times; gradients start as fixed noise at each output, and its D is returned too."""
     kinds: list[dict[int, list[np.ndarray]]] = [{}, {}, {}]
     start: dict[int, Signal] = {}
     for seed in range(seeds):
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator(device).manual_seed(seed)
         values: list[Tensor] = []
         weights: dict[int, Tensor] = {}
         for index, node in enumerate(description.nodes):
             if isinstance(node.rule, Given):
-                value = torch.tensor(inputs[index], requires_grad=True)
+                value = torch.tensor(inputs[index], requires_grad=True, device=device)
             else:
                 value, weight = run_rule(node, [values[at] for at in node.inputs], generator)
                 if weight is not None:
                     weights[index] = weight
             value.retain_grad()
             values.append(value)
-        total = torch.zeros((), dtype=torch.float64)
+        total = torch.zeros((), dtype=torch.float64, device=device)
         for output in description.outputs:
             pull = output_pull(values[output].shape)
             start[output] = Signal.of_features(pull, reduce="sum")
-            total = total + (values[output] * torch.tensor(pull)).sum()
+            total = total + (values[output] * torch.tensor(pull, device=device)).sum()
         total.backward()
         for index, value in enumerate(values):
-            kinds[0].setdefault(index, []).append(reduce(Signal.of_features(value.detach().numpy())))
+            kinds[0].setdefault(index, []).append(reduce(Signal.of_features(value.detach().cpu().numpy())))
             if value.grad is not None:
                 kinds[1].setdefault(index, []).append(
-                    reduce(Signal.of_features(value.grad.detach().numpy(), reduce="sum"))
+                    reduce(Signal.of_features(value.grad.detach().cpu().numpy(), reduce="sum"))
                 )
         for index, weight in weights.items():
             assert weight.grad is not None

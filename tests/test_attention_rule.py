@@ -136,8 +136,10 @@ def test_the_rule_agrees_with_explicit_layers(case: str) -> None:
     for name in measured[0]:
         left, right = (np.array([summaries(found[name]) for found in series]) for series in (measured, predicted))
         errors = np.hypot(left.std(axis=0, ddof=1), right.std(axis=0, ddof=1)) / math.sqrt(SEEDS)
+        # gradients at the keys of a sample add up to zero, which single precision, that of heads, leaves as rounding
+        rounding = TOLERANCE.six_digits * float(np.abs(left).max())
         for value, expected, error in zip(right.mean(axis=0), left.mean(axis=0), errors, strict=True):
-            assert_within_standard_errors(float(value), float(expected), float(error))
+            assert_within_standard_errors(float(value), float(expected), float(error), rounding)
         # so that gradients of half the size would be seen
         assert TOLERANCE.standard_errors * errors[0] < 0.5 * abs(right.mean(axis=0)[0])
 

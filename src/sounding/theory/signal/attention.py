@@ -46,6 +46,8 @@ SMALL = 0.1
 DRAWS = 64  # heads at most: a layer has 8 to 64 of its own, so their mean is known better than the layer's spread
 FEWEST = 4  # pairs of heads before the spread between pairs is believed
 PRECISION = 0.015  # relative standard error of a branch's signal at which drawing stops; the stream it joins has less
+LOOSER = 3.0  # times that error is allowed at queries and keys alone: a layer's own gradients there scatter by 10%
+SIGNS = 4  # value and gradient features drawn with each head: they cost less than the head and tell as much
 
 
 @dataclass(frozen=True)
@@ -125,11 +127,11 @@ def attend(
     values = (inputs.values / size).astype(np.float32)
     total = np.zeros(inputs.queries.shape)
 
-    def visit(head: Head) -> float:
+    def visit(head: Head) -> Array:
         gram = mixed(head.weights, values)
         np.add(total, gram, out=total)
         seen.append(head.statistics)
-        return float(np.trace(gram))
+        return np.array([np.trace(gram)], dtype=np.float64)
 
     error, used = _visit_pairs(pairs, visit, most=draws, precision=precision)
     return _described(size / used * total, seen, error, used)
@@ -173,21 +175,25 @@ def attend_backward(
     # The projections multiply squared gradients by their gains, which the sizes of what they made tell.
     gains = sizes[0] * _size(inputs.queries), sizes[0] * _size(inputs.keys), sizes[0]
 
-    def visit(head: Head) -> float:
-        feature, sent = (root @ _signs(generator, root.shape[1]) for root in roots)
-        queries, keys = _score_path(rule, head, feature, sent)
-        at_queries.append(queries)
-        at_keys.append(keys)
+    def visit(head: Head) -> Array:
+        squares = np.zeros(4)
+        for _ in range(SIGNS):
+            feature, sent = (root @ _signs(generator, root.shape[1]) for root in roots)
+            queries, keys = _score_path(rule, head, feature, sent)
+            at_queries.append(queries)
+            at_keys.append(keys)
+            squares[1:3] += float(diagonal @ np.sum(queries**2, axis=1)) / SIGNS, float(np.sum(keys**2)) / SIGNS
         values = mixed(head.weights.swapaxes(1, 2), arriving)
         np.add(at_values, values, out=at_values)
-        squares = float(diagonal @ np.sum(queries**2, axis=1)), float(np.sum(keys**2)), float(np.trace(values))
-        return sum(gain * square for gain, square in zip(gains, squares, strict=True))
+        squares[3] = np.trace(values)
+        squares[0] = np.dot(gains, squares[1:])
+        return squares[:3]
 
     pairs = draw_heads(rule, inputs, generator=generator)
     error, used = _visit_pairs(pairs, visit, most=draws, precision=precision)
     return AttendedBackward(
-        queries=gradient * _gram(at_queries) * (sizes[0] / used),
-        keys=_gram(at_keys) * (sizes[0] * sizes[1] / used),
+        queries=gradient * _gram(at_queries) * (sizes[0] / (used * SIGNS)),
+        keys=_gram(at_keys) * (sizes[0] * sizes[1] / (used * SIGNS)),
         values=at_values * (sizes[1] / used),
         stderr=error,
         draws=used,
@@ -195,18 +201,31 @@ def attend_backward(
 
 
 def attend_signals(
-    rule: Attention, inputs: tuple[Signal, ...], *, draws: int, generator: np.random.Generator
+    rule: Attention,
+    inputs: tuple[Signal, ...],
+    *,
+    draws: int,
+    generator: np.random.Generator,
+    precision: float = PRECISION,
 ) -> tuple[Attended, Signal]:
     """`attend` on the signals of queries, keys and values, with the signal of its output."""
-    found = attend(rule, _projections(inputs), draws=draws, generator=generator)
+    found = attend(rule, _projections(inputs), draws=draws, generator=generator, precision=precision)
     return found, Signal.full(found.gram, inputs[0].points)
 
 
 def attend_signals_backward(
-    rule: Attention, inputs: tuple[Signal, ...], *, gradient: Signal, draws: int, generator: np.random.Generator
+    rule: Attention,
+    inputs: tuple[Signal, ...],
+    *,
+    gradient: Signal,
+    draws: int,
+    generator: np.random.Generator,
+    precision: float = PRECISION,
 ) -> tuple[Signal, ...]:
     """`attend_backward` on signals: the gradients at queries, keys and values."""
-    found = attend_backward(rule, _projections(inputs), gradient=gradient.gram, draws=draws, generator=generator)
+    found = attend_backward(
+        rule, _projections(inputs), gradient=gradient.gram, generator=generator, draws=draws, precision=precision
+    )
     grams = found.queries, found.keys, found.values
     return tuple(Signal.full(gram, one.points) for gram, one in zip(grams, inputs, strict=True))
 
@@ -243,20 +262,25 @@ def _closed_form(rule: Attention, inputs: Projections, route: Route) -> SmallSco
 
 
 def _visit_pairs(
-    pairs: Iterator[tuple[Head, Head]], visit: Callable[[Head], float], *, most: int, precision: float
+    pairs: Iterator[tuple[Head, Head]], visit: Callable[[Head], Array], *, most: int, precision: float
 ) -> tuple[float, int]:
-    """Shows pairs of heads to `visit` until the mean of what it returns is known; its relative error, and the heads."""
+    """Shows pairs of heads to `visit` until the means of what it returns are known, all but the first to LOOSER.
+
+    Returns the relative standard error of the first, and how many heads were seen.
+    """
     if most < 2 * FEWEST:
         raise UsageError(f"expected at least {2 * FEWEST} draws of heads, got {most}")
-    sizes: list[float] = []
+    sizes: list[Array] = []
     error = math.inf
-    while 2 * len(sizes) + 2 <= most and error > precision:
+    while True:
         first, second = next(pairs)
         sizes.append(visit(first) + visit(second))
         if len(sizes) >= FEWEST:
-            middle = float(np.mean(sizes))
-            error = float(np.std(sizes, ddof=1)) / math.sqrt(len(sizes)) / middle if middle > 0 else 0.0
-    return error, 2 * len(sizes)
+            middle = np.mean(sizes, axis=0)
+            errors = np.std(sizes, axis=0, ddof=1) / math.sqrt(len(sizes)) / np.where(middle > 0, middle, math.inf)
+            error = float(errors[0])
+            if 2 * len(sizes) + 2 > most or (error <= precision and (errors <= LOOSER * precision).all()):
+                return error, 2 * len(sizes)
 
 
 def _described(gram: Array, seen: list[Statistics], error: float, draws: int) -> Attended:

@@ -10,7 +10,7 @@ import numpy as np
 
 from sounding.errors import UsageError
 from sounding.theory.signal import rules, windows
-from sounding.theory.signal.attention import Attended, attend_signals, attend_signals_backward
+from sounding.theory.signal.attention import PRECISION, Attended, attend_signals, attend_signals_backward
 from sounding.theory.signal.description import (
     Add,
     Attention,
@@ -80,6 +80,7 @@ def propagate(
     given: Mapping[int, Signal],
     gradients: Mapping[int, Signal] | None = None,
     draws: int = 32,
+    precision: float = PRECISION,
     generator: np.random.Generator | None = None,
 ) -> Propagation:
     """The signal K and the gradient D at every node of a description.
@@ -93,6 +94,7 @@ def propagate(
         gradients: D at the outputs, summed over features; without, only K is computed. At other nodes it is the whole
             measured gradient, with which theory goes on where a part that no rule covers stands behind them.
         draws: heads drawn for each softmax attention, at most.
+        precision: the relative standard error of an attention's signal at which drawing stops.
         generator: of these heads; by default one with a fixed start, so that equal descriptions give equal results.
 
     >>> from sounding.theory.signal import Description, Given, Law, Linear, Node, Points, Signal
@@ -102,7 +104,7 @@ def propagate(
     [[2.0, 0.0], [0.0, 2.0]]
     """
     notes: dict[int, str] = {}
-    context = Context(draws, generator or np.random.default_rng(0))
+    context = Context(draws, generator or np.random.default_rng(0), precision)
     forward: list[Signal | None] = []
     for index, node in enumerate(description.nodes):
         forward.append(_step(description, index, node, forward, given, context, notes))
@@ -116,6 +118,7 @@ class Context:
 
     draws: int
     generator: np.random.Generator
+    precision: float = PRECISION
     attention: dict[int, Attended] = field(default_factory=dict)
 
 
@@ -164,14 +167,15 @@ def _functions(description: Description, index: int, context: Context) -> tuple[
     node = description.nodes[index]
     rule = node.rule
     if isinstance(rule, Attention):
+        settings: Any = {"draws": context.draws, "generator": context.generator, "precision": context.precision}
 
         def attend(rule: Attention, node: Node, inputs: tuple[Signal, ...]) -> Signal:
-            found, signal = attend_signals(rule, inputs, draws=context.draws, generator=context.generator)
+            found, signal = attend_signals(rule, inputs, **settings)
             context.attention[index] = found
             return signal
 
         return attend, lambda rule, node, inputs, gradient: attend_signals_backward(
-            rule, inputs, gradient=gradient, draws=context.draws, generator=context.generator
+            rule, inputs, gradient=gradient, **settings
         )
     if isinstance(rule, Join):
         features = tuple(description.nodes[at].features for at in node.inputs)
