@@ -26,7 +26,7 @@ needs_results = pytest.mark.skipif(not COMMITTED.is_dir(), reason="the committed
 
 @needs_results
 def test_pages_reports_and_catalogue_are_those_of_the_committed_results() -> None:
-    files = write_pages(read_results(COMMITTED))
+    files = write_pages(read_results(COMMITTED), COMMITTED)
     for name, text in files.items():
         assert (COMMITTED / name).read_text("utf-8") == text, f"{name} is old; make ledger"
     assert {f"report-{paper}.md" for paper in PAPERS} <= set(files)

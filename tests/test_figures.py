@@ -10,7 +10,8 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sounding.claims.picture import Map, Panel, Picture, Role, Series
+from sounding.claims.number import Number
+from sounding.claims.picture import Map, Panel, Picture, Role, Series, chart_of
 from sounding.figures import draw_picture
 from sounding.plot import save
 
@@ -150,3 +151,27 @@ def test_the_same_picture_gives_the_same_small_file(tmp_path: Path) -> None:
         save(draw_picture(Picture([panel], "caption"), title="title"), tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
     assert (tmp_path / "one.svg").stat().st_size < 60_000
+
+
+def test_points_are_joined_along_an_axis_only() -> None:
+    """Not where a curve of theirs is drawn, not in a cloud, not over named places."""
+
+    def joined(panel: Panel) -> list[bool]:
+        lines = draw_picture(Picture((panel,), "")).axes[0].lines
+        return [line.get_linestyle() != "None" for line in lines if line.get_marker() not in ("None", None, "")]
+
+    walk, cloud = Series("walk", [1, 2, 3], [1, 3, 2]), Series("cloud", [3, 1, 2], [1, 3, 2])
+    theory = Series("walk (theory)", [1, 3], [1, 2], role="theory")
+    assert joined(Panel("x", "y", (walk,))) == [True]
+    assert joined(Panel("x", "y", (walk, theory))) == [False]
+    assert joined(Panel("x", "y", (walk, cloud))) == [False, False]
+    assert joined(Panel("x", "y", (walk,), ticks={1: "one", 2: "two", 3: "three"})) == [False]
+
+
+def test_a_list_of_numbers_names_each_beside_its_point() -> None:
+    numbers = {"first_of_all": Number(1.0, 0.5, 1.5), "second": Number(2.0, 1.5, 2.5)}
+    axes = draw_picture(chart_of(numbers, "Two numbers.")).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["first of all", "second"]
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]  # the first is on top
+    assert axes.get_xlim()[0] < 0.5
+    assert axes.get_xlim()[1] > 2.5

@@ -23,6 +23,7 @@ CAPTION_SIZE = 9
 CHARACTERS = 14.5  # of the caption's size to an inch
 TITLE_CHARACTERS = 11  # of the title's size to an inch
 LABEL_CHARACTERS = 42  # of an axis label to a line
+NAME_CHARACTERS = 22  # of a number's name beside its point to a line
 LEGEND: dict[str, Any] = {"fontsize": 8, "handlelength": 1.8, "columnspacing": 1.2}
 INSIDE = 6  # entries; a longer legend goes below its panel, free corner or not
 POINTS = 60  # of one series; more of them in order are drawn as a curve
@@ -55,14 +56,15 @@ def draw_picture(picture: Picture, *, title: str = "") -> Figure:
     title = textwrap.fill(title, int(TITLE_CHARACTERS * PANEL_INCHES * columns))
     above = 0.3 + 0.2 * title.count("\n") if title else 0.0
     layout = ConstrainedLayoutEngine()
-    figure = Figure(figsize=(PANEL_INCHES * columns, rows * PANEL_HEIGHT), layout=layout)
+    tall = rows * min(PANEL_HEIGHT, max(map(_height, picture.panels)))
+    figure = Figure(figsize=(PANEL_INCHES * columns, tall), layout=layout)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, panel in zip(grid, picture.panels, strict=False):
         _draw_panel(axes, panel)
     for axes in grid[len(picture.panels) :]:
         axes.set_visible(False)
     legends = _place_legends(figure, list(grid)[: len(picture.panels)], picture.panels)
-    height = rows * PANEL_HEIGHT + above + below + legends
+    height = tall + above + below + legends
     figure.set_size_inches(PANEL_INCHES * columns, height)
     bottom = below + (legends if figure.legends else 0.0)
     layout.set(rect=(0, bottom / height, 1, 1 - bottom / height))
@@ -74,19 +76,52 @@ def draw_picture(picture: Picture, *, title: str = "") -> Figure:
     return figure
 
 
+def _height(panel: Panel) -> float:
+    """The inches of a panel: a list of numbers is as high as it is long."""
+    return 0.6 + 0.5 * len(panel.ticks) if panel.across else PANEL_HEIGHT
+
+
 def _draw_panel(axes: Axes, panel: Panel) -> None:
     axes.spines[["top", "right"]].set_visible(False)
+    if panel.across:
+        _draw_across(axes, panel)
+        return
     axes.set(xscale=panel.x_scale, yscale=panel.y_scale)
     if panel.map is not None:
         grid = np.asarray(panel.map.values, dtype=np.float64)
         mesh = axes.pcolormesh(panel.map.x, panel.map.y, grid, shading="nearest", cmap="viridis", rasterized=True)
         axes.figure.colorbar(mesh, ax=axes, label=panel.map.label)
+    drawn = {_thing(series) for series in panel.series if series.role != "measured"}
+    # a cloud of points is not joined, nor are named places, which are no axis to draw a line along
+    joined = not panel.ticks and all(_ordered(series) for series in panel.series if series.role == "measured")
     for series, look in zip(panel.series, _looks(panel), strict=True):
-        _draw_series(axes, series, look)
+        # points with a curve of their own lie on it, or one sees how far they do not
+        _draw_series(axes, series, look, joined=joined and _thing(series) not in drawn)
     axes.set(xlabel=_wrap(panel.x_label), ylabel=_wrap(panel.y_label))
     _name_ticks(axes, panel)
     if panel.title:
         axes.set_title(panel.title, fontsize=10)
+
+
+def _draw_across(axes: Axes, panel: Panel) -> None:
+    """Points with intervals to the right, each beside its name; the first is on top."""
+    axes.set(xscale=panel.y_scale, xlabel=_wrap(panel.y_label), ylim=(len(panel.ticks) + 0.5, 0.5))
+    for series, look in zip(panel.series, _looks(panel), strict=True):
+        values = np.asarray(series.y, dtype=np.float64)
+        error = 0.0 if series.error is None else np.nan_to_num(np.abs(np.asarray(series.error, dtype=np.float64)))
+        axes.errorbar(values, series.x, xerr=error, fmt=look.marker, ms=4, lw=1, color=look.colour)
+    if panel.y_scale == "linear":
+        axes.locator_params(axis="x", nbins=4)  # more labels of many digits touch
+    axes.set_yticks(list(panel.ticks), [textwrap.fill(name, NAME_CHARACTERS) for name in panel.ticks.values()])
+
+
+def _thing(series: Series) -> str:
+    """What a series is about: "x", "x (theory)" and "x (bound)" are about x."""
+    return series.label.split(" (")[0]
+
+
+def _ordered(series: Series) -> bool:
+    return bool(np.all(np.diff(np.asarray(series.x, dtype=np.float64)) > 0))
 
 
 @dataclass(frozen=True)
@@ -106,7 +141,7 @@ def _looks(panel: Panel) -> list[_Look]:
     taken: set[tuple[int, str]] = set()
     looks = []
     for series in panel.series:
-        key = series.label.split(" (")[0]
+        key = _thing(series)
         if (colours.get(key), series.role) in taken:
             key = series.label
         place = colours.setdefault(key, len(colours))
@@ -117,7 +152,7 @@ def _looks(panel: Panel) -> list[_Look]:
     return looks
 
 
-def _draw_series(axes: Axes, series: Series, look: _Look) -> None:
+def _draw_series(axes: Axes, series: Series, look: _Look, *, joined: bool) -> None:
     x, y = np.asarray(series.x, dtype=np.float64), np.asarray(series.y, dtype=np.float64)
     if series.role != "measured":
         (line,) = axes.plot(x, y, linestyle=look.dash, lw=1.6, color=look.colour, alpha=0.9, label=series.label)
@@ -126,12 +161,13 @@ def _draw_series(axes: Axes, series: Series, look: _Look) -> None:
 
             line.set_path_effects([withStroke(linewidth=3.4, foreground="#333333")])
         return
-    curve = len(x) > POINTS and bool(np.all(np.diff(x) > 0))
+    curve = len(x) > POINTS and _ordered(series)
     if curve:
         axes.plot(x, y, linestyle=look.dash, lw=1.2, color=look.colour, label=series.label)
     else:
         size = 4 if len(x) <= POINTS else 2
-        axes.plot(x, y, look.marker, ms=size, lw=1, color=look.colour, label=series.label)
+        dash = look.dash if joined else "none"
+        axes.plot(x, y, look.marker, ms=size, lw=0.8, linestyle=dash, color=look.colour, label=series.label)
     if series.error is None:
         return
     error = np.nan_to_num(np.abs(np.asarray(series.error, dtype=np.float64)))

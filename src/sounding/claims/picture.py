@@ -50,7 +50,10 @@ def points_of(label: str, x: ArrayLike, numbers: Iterable[Number]) -> Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes. Labels carry units; `ticks` names positions on the x axis, `y_ticks` on the y axis."""
+    """One pair of axes. Labels carry units; `ticks` names positions on the x axis, `y_ticks` on the y axis.
+
+    `across` draws y to the right over x downwards: a list of named numbers.
+    """
 
     x_label: str
     y_label: str
@@ -61,6 +64,7 @@ class Panel:
     map: Map | None = None
     ticks: Mapping[float, str] = field(default_factory=dict)
     y_ticks: Mapping[float, str] = field(default_factory=dict)
+    across: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,11 +75,9 @@ class Picture:
     caption: str
 
 
-def chart_of(numbers: Mapping[str, Number], caption: str, *, label: str = "measured", log: bool = False) -> Picture:
-    """Numbers side by side, named below, for rows that check a few numbers and draw no curve."""
-    places = [float(place) for place in range(1, len(numbers) + 1)]
-    names = "; ".join(f"{place:g} {name.replace('_', ' ')}" for place, name in zip(places, numbers, strict=True))
-    ticks = {place: f"{place:g}" for place in places}
-    series = points_of("measured", places, numbers.values())
-    panel = Panel("number", label, (series,), ticks=ticks, y_scale="log" if log else "linear")
-    return Picture((panel,), f"{caption} By number: {names}.")
+def chart_of(numbers: Mapping[str, Number], caption: str, *, log: bool = False) -> Picture:
+    """Numbers below each other with their names, for rows that check a few numbers and draw no curve."""
+    ticks = {float(place): name.replace("_", " ") for place, name in enumerate(numbers, start=1)}
+    series = points_of("", list(ticks), numbers.values())
+    panel = Panel("", "measured", (series,), ticks=ticks, y_scale="log" if log else "linear", across=True)
+    return Picture((panel,), caption)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import sounding
 from sounding.claims.claim import PAPERS, Scale
 from sounding.claims.registry import left_out
-from sounding.claims.result import Result
+from sounding.claims.result import Result, folder_of
 from sounding.encoding import to_plain
 from sounding.report.ledger import Line, describe_evidence, lines_of, write_totals
 
@@ -20,12 +21,12 @@ QUICK = 60.0
 """Seconds up to which a row counts as easy: what `make claims` asks of each on two cores."""
 
 
-def write_pages(found: Found) -> dict[str, str]:
-    """The text of every file by its path below the folder of results."""
+def write_pages(found: Found, folder: Path) -> dict[str, str]:
+    """The text of every file by its path below the folder of results, whose points make the tables of its pages."""
     files = {}
     for paper, lines in lines_of(found, "..").items():
         for line in lines:
-            files[f"{line.result.id}/README.md"] = write_row(line, found[line.result.id])
+            files[f"{line.result.id}/README.md"] = write_row(line, found[line.result.id], folder)
         files[f"report-{paper}.md"] = write_report(paper, lines)
     entries = write_catalogue(found)
     files[CATALOGUE] = json.dumps(entries, indent=1, ensure_ascii=False) + "\n"
@@ -33,8 +34,11 @@ def write_pages(found: Found) -> dict[str, str]:
     return files
 
 
-def write_row(line: Line, results: Mapping[Scale, Result]) -> str:
-    """One row as a Markdown page: statement, badges, figure, every expectation beside its number, provenance."""
+def write_row(line: Line, results: Mapping[Scale, Result], folder: Path) -> str:
+    """One row as a Markdown page: statement, badges, figure, every expectation beside its number, provenance.
+
+    A table of the paper is a table here too, from the points below `folder`.
+    """
     claim, result = line.claim, line.result
     parts = [f"# {claim.paper}, {claim.place}", claim.statement]
     if claim.quotation:
@@ -48,6 +52,8 @@ def write_row(line: Line, results: Mapping[Scale, Result]) -> str:
     parts += [f"A part of [{claim.parent}](../{claim.parent}/README.md)."] if claim.parent else []
     parts += [f"Its part [{name}](../{name}/README.md): {case.verdict}." for name, case in line.cases.items()]
     parts.append(f"![figure]({result.scale}/figure.svg)\n\n{result.caption}")
+    if claim.kind == "table":
+        parts += _tabulate(folder_of(folder, claim.id, result.scale) / "series.csv")
     rows = ["| of | quantity | measured | 99% interval | expected | status | why |", "|---|---|---|---|---|---|---|"]
     for e in result.expectations:
         number = result.numbers.get(e["quantity"])
@@ -67,6 +73,22 @@ def write_row(line: Line, results: Mapping[Scale, Result]) -> str:
         links = f"[numbers]({scale}/numbers.csv) · [all]({scale}/result.json)"
         parts.append(f"{scale}: {run.verdict}; {made}. `{run.command}` · {links}")
     return "\n\n".join(parts) + "\n"
+
+
+def _tabulate(path: Path) -> list[str]:
+    """A Markdown table for each panel: its places down, its series across, measured and as the paper prints them."""
+    with path.open(encoding="utf-8", newline="") as file:
+        points = list(csv.DictReader(file))
+    tables = []
+    for panel in dict.fromkeys(point["panel"] for point in points):
+        inside = [point for point in points if point["panel"] == panel]
+        cells = {(point["x"], point["series"]): point["y"] for point in inside}
+        names = list(dict.fromkeys(point["series"] for point in inside))
+        rows = [f"| {panel} | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+        for place in dict.fromkeys(point["x"] for point in inside):
+            rows.append(f"| {place} | {' | '.join(cells.get((place, name), '') for name in names)} |")
+        tables.append("\n".join(rows))
+    return tables
 
 
 def write_report(paper: str, lines: Sequence[Line]) -> str:
@@ -171,7 +193,7 @@ def write_crate(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def write_files(found: Found, folder: Path) -> int:
     """Write every page below the folder of results; the number of files."""
-    files = write_pages(found)
+    files = write_pages(found, folder)
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, "utf-8")

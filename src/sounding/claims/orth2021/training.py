@@ -28,7 +28,7 @@ from sounding.train import Recipe
 LABELS = {
     "xavier": "Xavier's weights",
     "iterative": "iterative orthogonalization",
-    "orthonormal": "the same with orthonormal V′",
+    "orthonormal": "orthogonalization, orthonormal V′",
     "released": "as released, Σ^(−1)",
     "orthogonal": "orthogonal weights",
     "clipping:0.1": "clipping, λ = 0.1",
