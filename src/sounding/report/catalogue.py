@@ -85,8 +85,10 @@ def _tabulate(path: Path) -> list[str]:
         cells = {(point["x"], point["series"]): point["y"] for point in inside}
         names = list(dict.fromkeys(point["series"] for point in inside))
         rows = [f"| {panel} | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
-        for place in dict.fromkeys(point["x"] for point in inside):
-            rows.append(f"| {place} | {' | '.join(cells.get((place, name), '') for name in names)} |")
+        rows += [
+            f"| {place} | {' | '.join(cells.get((place, name), '') for name in names)} |"
+            for place in dict.fromkeys(point["x"] for point in inside)
+        ]
         tables.append("\n".join(rows))
     return tables
 

@@ -99,7 +99,10 @@ def measure_full_rank(values: Mapping[str, Any], context: Context) -> Outcome:
         "smallest_share_of_full_rank": exact(min(small)),
         "largest_share_at_as_many_samples_as_features": exact(max(ends)),
     }
-    series = [points_of(f"N = {values['factor']:g}√d".replace("1√", "√"), values["widths"], [over_runs([v, v]) for v in small]),
-              points_of("N = d", values["widths"], [over_runs([v, v]) for v in ends])]  # fmt: skip
+    root = "N = √d" if values["factor"] == 1 else f"N = {values['factor']:g}√d"
+    series = [
+        points_of(name, values["widths"], [over_runs([v, v]) for v in found])
+        for name, found in ((root, small), ("N = d", ends))
+    ]
     panel = Panel("width d", "rank over the number of samples", series, x_scale="log")
     return Outcome(numbers, Picture((panel,), "Singular values above 1e-5 of the largest, second half of the depth."))
