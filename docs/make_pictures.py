@@ -6,6 +6,7 @@ fixed and the SVG carries no date, so that drawing again on one machine changes 
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +16,55 @@ import torch
 from matplotlib.figure import Figure
 
 import sounding
+from sounding.look import BAD, GOOD, style
 from sounding.models import Mlp
 
 FOLDER = Path(__file__).parent / "pictures"
 
 
-def tutorial() -> Figure:
+def front() -> Figure:
+    """What a depth check is: how alike samples are over 50 layers, and the gradient back, before and after a repair."""
+    from sounding.data import load_batch
+
+    digits = load_batch("digits", batch_size=128, generator=torch.Generator().manual_seed(0), shape=(64,))
+    order = digits.targets.argsort()
+    inputs, targets = digits.inputs[order], digits.targets[order]
+    network = Mlp(64, 10, depth=50, width=64, init="torch", generator=torch.Generator().manual_seed(0))
+    figure = Figure(figsize=(8.4, 3.9), layout="constrained")
+    grid = figure.subplots(2, 5, width_ratios=(1, 1, 1, 1, 1.6))
+    for line, row in enumerate(grid):
+        if line == 1:
+            sounding.plan(network, inputs, targets, method=["add_batchnorm", "tune_batchnorm"]).apply()
+        report = sounding.check(network, inputs, targets)
+        places = {"input": inputs} | {f"layer {depth}": _activations(network, inputs, depth) for depth in (5, 20, 50)}
+        for axes, (name, features) in zip(row, places.items(), strict=False):
+            rows = torch.nn.functional.normalize(features)
+            image = axes.imshow((rows @ rows.T).numpy(), vmin=0, vmax=1, cmap="viridis")
+            axes.set(xticks=[], yticks=[], title=name if line == 0 else "")
+        row[0].set_ylabel("as built" if line == 0 else "repaired", fontsize=10)
+        calls = report.profile.where(lambda one: one.name.endswith(".activation"))
+        norms = calls.series("gradient_log_norm", source="check").value / math.log(10)
+        row[4].plot(range(1, len(norms) + 1), norms)
+        row[4].set(ylim=(-22, 2), xlim=(1, 50), ylabel="log₁₀ gradient norm", xlabel="layer" if line else "")
+        status = report.verdict.status
+        row[4].set_title(status, color=GOOD if status == "healthy" else BAD, fontweight="bold")
+    bar = figure.colorbar(image, ax=grid[:, :4], location="bottom", shrink=0.5, aspect=40)
+    bar.set_label("cosine of every pair of 128 digits, sorted by class; 1 everywhere: nothing tells them apart")
+    return figure
+
+
+def _activations(network: Mlp, inputs: torch.Tensor, depth: int) -> torch.Tensor:
+    """What one layer of a network gives out for a batch."""
+    seen: list[torch.Tensor] = []
+    layer = getattr(network, str(depth)).activation
+    hook = layer.register_forward_hook(lambda module, given, output: seen.append(output.detach()))
+    with torch.no_grad():
+        network(inputs)
+    hook.remove()
+    return seen[0]
+
+
+def theory() -> Figure:
     """Mean cosine and gradient norm over 50 layers, with and without batch norm; theory, where there is one, dashed."""
     figure = Figure(figsize=(8.4, 3.2), layout="constrained")
     forward, backward = figure.subplots(1, 2)
@@ -293,7 +337,8 @@ def batchnorm() -> Figure:
 
 
 PICTURES: dict[str, Callable[[], Figure]] = {
-    "tutorial": tutorial,
+    "front": front,
+    "theory": theory,
     "predict": predict,
     "bounds": bounds,
     "prescribe": prescribe,
@@ -311,7 +356,7 @@ def main(names: list[str]) -> None:
     if unknown:
         sys.exit(f"unknown picture {', '.join(unknown)}; one of {', '.join(PICTURES)}")
     FOLDER.mkdir(exist_ok=True)
-    matplotlib.rcParams.update({"svg.hashsalt": "sounding", "svg.fonttype": "path"})
+    matplotlib.rcParams.update({"svg.hashsalt": "sounding", "svg.fonttype": "path", **style()})
     for name in names or PICTURES:
         path = FOLDER / f"{name}.svg"
         PICTURES[name]().savefig(path, metadata={"Date": None})

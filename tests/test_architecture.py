@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "sounding"
 TIERS = [
-    {"encoding", "errors", "files", "lazy", "limits"},
+    {"encoding", "errors", "files", "lazy", "limits", "look"},
     {"activations", "measures", "profile", "weights"},
     {"theory", "predict"},
     {"chain", "probe", "reader", "data", "models", "start"},

@@ -7,13 +7,19 @@ import doctest
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import click
 import pytest
+
+from sounding.cli import cli
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = [*sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("api/*.md"))]
+TUTORIALS = sorted(DOCS.glob("tutorials/*.py"))
 EXAMPLES = [ROOT / "README.md", *PAGES]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)|<img[^>]+src=\"([^\"]+)\"|^```\{(?:image|figure)\} (\S+)", re.MULTILINE)
@@ -52,6 +58,19 @@ def test_every_prompt_stands_in_a_fenced_block(page: Path) -> None:
     assert shown == run
 
 
+@pytest.mark.parametrize("script", TUTORIALS, ids=lambda script: script.stem)
+def test_a_tutorial_keeps_its_promise(script: Path, tmp_path: Path) -> None:
+    """Each script ends with assertions of what its text says, and stands on the page of tutorials."""
+    assert f"tutorials/{script.name}" in (DOCS / "tutorials.md").read_text(encoding="utf-8")
+    result = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip()
+
+
+def test_every_command_has_a_page() -> None:
+    assert {page.stem for page in PAGES} >= set(cli.list_commands(click.Context(cli)))
+
+
 def test_every_page_is_in_the_index() -> None:
     index = (DOCS / "index.md").read_text(encoding="utf-8")
     listed = {
@@ -60,7 +79,7 @@ def test_every_page_is_in_the_index() -> None:
         for line in body.splitlines()
         if line.strip() and not line.startswith(":")
     }
-    assert listed == {page.stem for page in PAGES if page.stem != "index"}
+    assert listed == {page.relative_to(DOCS).with_suffix("").as_posix() for page in PAGES} - {"index"}
 
 
 @pytest.mark.parametrize("page", EXAMPLES, ids=lambda page: page.name)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sounding.claims.picture import Panel, Picture, Series
+from sounding.look import SERIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,8 +28,6 @@ NAME_CHARACTERS = 22  # of a number's name beside its point to a line
 LEGEND: dict[str, Any] = {"fontsize": 8, "handlelength": 1.8, "columnspacing": 1.2}
 INSIDE = 6  # entries; a longer legend goes below its panel, free corner or not
 POINTS = 60  # of one series; more of them in order are drawn as a curve
-# colours that stay apart for the colour-blind (Okabe and Ito)
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 ON_MAP = "#FFFFFF"  # lines over a map, with a dark edge: a map is dark at one end and bright at the other
 # the look of a series on the first round through the colours, on the second, ...
 MARKERS = ("o", "^", "s", "D")
@@ -146,8 +145,8 @@ def _looks(panel: Panel) -> list[_Look]:
             key = series.label
         place = colours.setdefault(key, len(colours))
         taken.add((place, series.role))
-        again, dashes = place // len(COLOURS), DASHES[series.role]
-        colour = ON_MAP if panel.map is not None else COLOURS[place % len(COLOURS)]
+        again, dashes = place // len(SERIES), DASHES[series.role]
+        colour = ON_MAP if panel.map is not None else SERIES[place % len(SERIES)]
         looks.append(_Look(colour, MARKERS[again % len(MARKERS)], dashes[again % len(dashes)]))
     return looks
 

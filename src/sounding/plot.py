@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from sounding.errors import UsageError
 from sounding.files import place
+from sounding.look import BAD, SERIES, style
 from sounding.profile import Profile
 
 if TYPE_CHECKING:
@@ -30,12 +31,11 @@ INTERVAL = 1.959964  # half width of a 95% interval in standard errors
 
 def new_axes(*, width: float = 6.0, height: float = 3.6) -> Axes:
     """Empty axes on a figure of their own, sizes in inches."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    return axes
+    with rc_context(style()):
+        return Figure(figsize=(width, height), layout="constrained").add_subplot()
 
 
 def plot_profile(
@@ -78,7 +78,7 @@ def plot_lines(
         axes.plot(np.asarray(x), np.asarray(y), label=label)
     _finish(axes, xlabel=xlabel, ylabel=ylabel, log=log)
     if title:
-        axes.set_title(title, fontsize=10)
+        axes.set_title(title)
     return axes
 
 
@@ -95,15 +95,15 @@ def plot_bars(
     axes = new_axes(height=1.2 + 0.35 * len(values)) if axes is None else axes
     finite = [value for value in values.values() if np.isfinite(value)]
     longest = max([*finite, threshold or 0.0, 1e-300])
-    axes.barh(list(values), [min(value, longest * 1.2) for value in values.values()], color="tab:blue", alpha=0.8)
+    axes.barh(list(values), [min(value, longest * 1.2) for value in values.values()], color=SERIES[0], alpha=0.8)
     axes.invert_yaxis()
     if threshold is not None:
-        axes.axvline(threshold, color="tab:red", lw=1)
+        axes.axvline(threshold, color=BAD, lw=1)
     axes.set_xlabel(xlabel)
     if log:
         axes.set_xscale("log")
     if title:
-        axes.set_title(title, fontsize=10)
+        axes.set_title(title)
     return axes
 
 
@@ -131,7 +131,7 @@ def plot_map(
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     if title:
-        axes.set_title(title, fontsize=10)
+        axes.set_title(title)
     return axes
 
 

@@ -8,7 +8,7 @@ BatchNorm(relu, B=32): gradients grow ×1.52195 per layer (squared norm), depth 
 Batch normalization: `batchnorm`, `critical_eps`, `covariance_map`, `identity_convergence`, `gradient_covariance`,
 `backward_profile`, `bsb2_transition`, `simulate_broken_state`. Plain networks: `vanilla`, `critical`, `phase_diagram`,
 `trajectory`. Skip connections: `residual`, `transformer`. Kernel maps: `kernel`, `sequence`. Gram matrices of a batch:
-`gram`, `gram_deviation`. The theorems of the seeds: `bounds`. The inverse problem: `prescribe`,
+`gram`, `gram_deviation`. The theorems of the papers: `bounds`. The inverse problem: `prescribe`,
 `prescribe_residual`, `prescribe_transformer`. numpy and scipy only.
 """
 

@@ -1,7 +1,7 @@
 """Measures of a batch from its features: (..., samples, features) in, (...) in float64 out.
 
 H is the batch, rows are samples, n their number, d the number of features, σ the singular values of H and λ = σ²/n the
-eigenvalues of the second moment HᵀH/n. The seeds write Hᵀ for our H. All functions batch over leading axes, accept
+eigenvalues of the second moment HᵀH/n. The papers write Hᵀ for our H. All functions batch over leading axes, accept
 float64, float32, float16 and bfloat16, are differentiable unless they count, and give NaN for a batch that holds NaN or
 infinity without touching its neighbours.
 """
@@ -123,7 +123,7 @@ def soft_rank(features: Tensor, *, threshold: float = 0.5) -> Tensor:
 def participation_ratio(features: Tensor) -> Tensor:
     """How many directions carry the batch: (Σλ)²/Σλ², between 1 and the rank.
 
-    The seeds call it r(H), "inspired by the stable rank" (rank2020, eq. 4), and prove rank(H) ≥ r(H); it is not the
+    The papers call it r(H), "inspired by the stable rank" (rank2020, eq. 4), and prove rank(H) ≥ r(H); it is not the
     stable rank ‖H‖_F²/‖H‖₂² itself. Scale- and rotation-invariant, differentiable (from norms of the smaller Gram
     matrix, no eigenvectors), 1 for collinear samples, 0 for an all-zero batch (no direction carries anything).
 
@@ -164,7 +164,7 @@ def orthogonality_gap(features: Tensor) -> Tensor:
 
     orth2021 eq. (2), thesis2024 chapter 2; the norm (appendix E of orth2021 uses its square). From 0 (an orthogonal
     batch) to √(1 − 1/n) (collinear samples); at least √(1/d − 1/n) when there are more samples than features. V² + 1/n
-    is the inverse of the participation ratio. Scale- and rotation-invariant, differentiable. The seeds leave V of a
+    is the inverse of the participation ratio. Scale- and rotation-invariant, differentiable. The papers leave V of a
     zero batch undefined; here it is the largest value, as for any batch that lost its directions.
 
     Args:

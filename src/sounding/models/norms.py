@@ -1,4 +1,4 @@
-"""Normalization layers of the seeds' networks: batch, layer and RMS norm, with and without centring."""
+"""Normalization layers of the papers' networks: batch, layer and RMS norm, with and without centring."""
 
 from __future__ import annotations
 

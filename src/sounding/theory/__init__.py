@@ -1,4 +1,4 @@
-"""The theory: what the seeds can compute about a random network, in numpy and scipy only, never torch.
+"""The theory: what the papers can compute about a random network, in numpy and scipy only, never torch.
 
 `sounding.predict` is its public face. The parts, lowest first:
 

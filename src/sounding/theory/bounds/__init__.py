@@ -1,4 +1,4 @@
-"""The theorems of the seeds as functions: a value, its assumptions, and whether they hold for the numbers given.
+"""The theorems of the papers as functions: a value, its assumptions, and whether they hold for the numbers given.
 
 One module per seed: `rank2020`, `orth2021`, `thesis2024` (chapters 3, 4, 6) and `kernel_maps` (thesis2024 chapter 5).
 Where a printed statement is wrong or needlessly weak, `version="corrected"` (the default) and `version="printed"` give

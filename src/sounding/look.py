@@ -1,0 +1,40 @@
+"""The look of every picture and page: one palette and one scale of type, for matplotlib, the report and the explorer.
+
+The series are the colours of Okabe and Ito (2008), which people with any common colour blindness tell apart; a test
+simulates the three kinds (Machado et al. 2009) and measures the distances. The style sheets of report and explorer
+hold the same values, and a test compares them. Terminals use their own red, yellow and green, always beside a word.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+SERIES_ON_DARK = ("#56B4E9", "#E69F00", "#8FE0A0", "#E3A3C6")
+GOOD, WARN, BAD = "#17693F", "#875900", "#AB2319"  # dark enough for text on white: contrast above 5
+INK, MUTED, LINE = "#1B1F23", "#586069", "#E1E2DE"
+COLUMN_INCHES = 3.25  # a column of a two-column paper; text below is legible when a figure of 6 inches is set to it
+TITLE_POINTS, TEXT_POINTS, SMALL_POINTS = 10, 9, 8
+
+
+def style() -> dict[Any, Any]:
+    """Settings for `matplotlib.rc_context` that give figures this look."""
+    from cycler import cycler
+
+    return {
+        "axes.prop_cycle": cycler(color=SERIES),
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.edgecolor": MUTED,
+        "axes.labelcolor": INK,
+        "axes.titlesize": TITLE_POINTS,
+        "axes.labelsize": TEXT_POINTS,
+        "xtick.labelsize": SMALL_POINTS,
+        "ytick.labelsize": SMALL_POINTS,
+        "xtick.color": MUTED,
+        "ytick.color": MUTED,
+        "legend.fontsize": SMALL_POINTS,
+        "legend.frameon": False,
+        "font.size": TEXT_POINTS,
+        "text.color": INK,
+    }

@@ -1,0 +1,55 @@
+"""The palette: told apart by the colour-blind, and the same in pictures, report and explorer."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sounding.look import BAD, GOOD, MUTED, SERIES, SERIES_ON_DARK, WARN
+
+PAGES = Path(__file__).parent.parent / "src" / "sounding"
+# Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB
+SIGHTS = {
+    "full": np.eye(3),
+    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+APART = 15  # CIE76; a difference of 2.3 is just noticeable, thin lines need several times that
+
+
+def linear(colour: str) -> np.ndarray:
+    value = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb: np.ndarray) -> np.ndarray:
+    matrix = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    xyz = matrix @ np.clip(rgb, 0, 1) / np.array([0.9505, 1.0, 1.089])
+    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("sight", SIGHTS)
+@pytest.mark.parametrize("colours", [SERIES, SERIES_ON_DARK], ids=["light", "dark"])
+def test_series_stay_apart_for_every_sight(colours: tuple[str, ...], sight: str) -> None:
+    seen = [lab(np.asarray(SIGHTS[sight]) @ linear(colour)) for colour in colours]
+    for (i, one), (j, other) in itertools.combinations(enumerate(seen), 2):
+        assert np.linalg.norm(one - other) > APART, (colours[i], colours[j])
+
+
+@pytest.mark.parametrize("colour", [GOOD, WARN, BAD, MUTED])
+def test_words_are_legible_on_white(colour: str) -> None:
+    luminance = float(np.array([0.2126, 0.7152, 0.0722]) @ linear(colour))
+    assert 1.05 / (luminance + 0.05) > 4.5  # WCAG 2.2, level AA
+
+
+@pytest.mark.parametrize("sheet", ["report/page/report.css", "explore/page/explore.css"])
+def test_style_sheets_hold_the_palette(sheet: str) -> None:
+    light, dark = (PAGES / sheet).read_text("utf-8").split("prefers-color-scheme: dark", 1)
+    for text, colours in ((light, SERIES[:4]), (dark, SERIES_ON_DARK)):
+        assert tuple(found.upper() for found in re.findall(r"--series-[1-4]: (#\w+)", text)) == colours
