@@ -20,7 +20,7 @@ from sounding.claims.meanfield2019.fixed_point import count_other_limits, relu_c
 from sounding.claims.meanfield2019.linear import project_spectrum
 from sounding.claims.meanfield2019.parted import Parted
 from sounding.claims.meanfield2019.sampled import draw_covariance
-from sounding.claims.meanfield2019.trainable import draw_networks, judge_cells
+from sounding.claims.meanfield2019.trainable import draw_networks, judge_cells, tell_apart
 from sounding.claims.meanfield2019.transforms import _ANALYTIC, count_wrong_traces, fourier_map, linear_trace
 from sounding.claims.number import Number, estimate, exact
 from sounding.claims.registry import claims_of
@@ -355,3 +355,15 @@ def test_choosing_among_noise_is_no_gain() -> None:
     assert abs(np.mean(gains)) < 4 * np.std(gains) / 20
     better = _gain(rng.standard_normal((3, 8)) * 0.01 + 1.0, rng.standard_normal((1, 8)) * 0.01)
     assert better == pytest.approx(np.ones(8), abs=0.1)
+
+
+def test_a_grid_tells_which_multiples_and_constants_do_as_well_as_16_xi() -> None:
+    """Two columns whose limits differ: a constant depth gets cells wrong there, and none where they do not."""
+    depths = [10, 20, 40, 80]
+    score = np.array([[1.0, 1.0], [1.0, 1.0], [0.0, 1.0], [0.0, 0.0]])  # 20 and 40 layers train
+    told = tell_apart(score, depths, [30.0, 60.0])
+    assert told["share_right_by_16_xi"].value == 1
+    assert told["share_right_by_constant_depth"].value == 7 / 8
+    assert 16 * 20 / 30 <= told["smallest_k"].value <= 16 * 20 / 30 + 0.1
+    assert 16 * 40 / 30 - 0.2 <= told["largest_k"].value <= 16 * 40 / 30
+    assert tell_apart(score[:, :1], depths, [30.0])["share_right_by_constant_depth"].value == 1

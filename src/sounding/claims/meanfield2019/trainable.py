@@ -14,7 +14,7 @@ from torch import nn
 from sounding.claims.claim import Context
 from sounding.claims.meanfield2019.parted import Parted
 from sounding.claims.meanfield2019.sampled import Array
-from sounding.claims.number import Number, fraction_of, mean_of
+from sounding.claims.number import Number, exact, fraction_of, mean_of
 from sounding.claims.picture import Map, Panel, Series
 from sounding.data import Dataset, load_dataset, normalize
 from sounding.models import Mlp
@@ -120,6 +120,7 @@ def judge_cells(
     """
     best = float(accuracy.mean(2).max())
     score = (accuracy - chance) / max(best - chance, 1e-9)
+    told = tell_apart(score.mean(2), depths, allowed)
     depth = np.array(depths, dtype=np.float64)[:, None, None] + 0 * score
     limit = np.array(allowed, dtype=np.float64)[None, :, None] + 0 * score
     right = (score > 0.5) == (depth <= limit)
@@ -131,6 +132,30 @@ def judge_cells(
         "gap_across_boundary": mean_of(np.array(within) - np.array(left)),
         "score_beyond": mean_of(left),
         "best_accuracy": mean_of(accuracy.max((0, 1))),
+        **told,
+    }
+
+
+def tell_apart(score: Array, depths: Sequence[int], allowed: Sequence[float]) -> dict[str, Number]:
+    """What a grid of mean scores (depths, columns) can tell apart: how many cells other laws than 16ξ get right.
+
+    `smallest_k` and `largest_k` are the ends of the multiples of ξ that get no fewer cells right than 16ξ does;
+    `share_right_by_constant_depth` is that of the best depth that ignores the columns.
+    """
+    trains = score > 0.5
+    depth, limit = np.array(depths, dtype=np.float64)[:, None], np.array(allowed, dtype=np.float64)[None, :]
+
+    def right(limits: Array) -> float:
+        return float(np.mean(trains == (depth <= limits)))
+
+    multiples = np.arange(1.0, 64.0, 0.1)
+    good = [k for k in multiples if right(limit * k / 16) >= right(limit)]
+    constants = [right(np.full_like(limit, constant)) for constant in (0, *depths)]
+    return {
+        "smallest_k": exact(min(good), error=0.1),
+        "largest_k": exact(max(good), error=0.1),
+        "share_right_by_16_xi": exact(right(limit)),
+        "share_right_by_constant_depth": exact(max(constants)),
     }
 
 
