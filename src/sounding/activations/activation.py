@@ -67,6 +67,16 @@ class Activation:
             return self.twin()
         return _numpy_twin(self)
 
+    @property
+    def outline(self) -> dict[str, Any]:
+        """What a mean over a line needs to know beside the function: kinks, length and centre, as its arguments."""
+        return {"kinks": self.kinks, "length": self.length, "center": self.center}
+
+    @property
+    def pair_outline(self) -> dict[str, Any]:
+        """What a mean over two coordinates needs to know where both go through the activation."""
+        return {**self.outline, "kinks": (self.kinks, self.kinks)}
+
     def scaled(self, gain: float = 1.0, shift: float = 0.0) -> Activation:
         """x ↦ φ(gain·x + shift): what a batch norm with scale `gain` and shift `shift` presents to φ.
 

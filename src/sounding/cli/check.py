@@ -104,9 +104,7 @@ def check(
     """
     require_time(LEAST_REPEAT * repeats, what=f"{repeats} repeats")
     require_time(LEAST_REPEAT * redraw, what=f"{redraw} draws")
-    for file in (html, summary, write_baseline):
-        if file is not None:
-            require_writable(file)
+    require_writable(html, summary, write_baseline)
     from sounding.probe import accepted
 
     accept = accepted.accepting(select=select, ignore=ignore, baseline=baseline)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sounding.cli.output import console, new_table, print_json, require_writable, say
+from sounding.encoding import fields_of
 from sounding.errors import UsageError
 
 if TYPE_CHECKING:
@@ -146,9 +147,7 @@ def table(results: Path, markdown: Path | None, html: Path | None, index: Path |
     from sounding.report.catalogue import write_files
 
     found = _read(results)
-    for path in (markdown, html, index):
-        if path is not None:
-            require_writable(path)
+    require_writable(markdown, html, index)
     if markdown is not None:
         markdown.write_text(ledger.write_markdown(found, folder=ledger.relative(results, markdown)), "utf-8")
     if html is not None:
@@ -226,10 +225,8 @@ def _details(claim: Claim, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
     checked = [("statement", e) for e in claim.expectations]
     checked += [("correction", e) for e in (claim.correction.expectations if claim.correction else ())]
     return {
-        "experiment": claim.experiment,
-        "released": claim.released,
+        **fields_of(claim, "experiment released note"),
         "correction": claim.correction.statement if claim.correction else "",
-        "note": claim.note,
         "cases": [{"id": case["id"], "verdict": case["verdict"]} for case in cases],
         "expectations": [{"of": of, **asdict(expectation)} for of, expectation in checked],
         "settings": {scale: asdict(setting) for scale, setting in claim.settings.items()},

@@ -51,8 +51,7 @@ def compare(
     Exit codes: 0 equal, to the bit or to rounding; 1 they part; 2 wrong usage or a network that fails;
     4 not known (no layer of the one belongs to a layer of the other).
     """
-    if html is not None:
-        require_writable(html)
+    require_writable(html)
     from sounding.probe.compare import compare as compare_networks
 
     makes = (lambda: wanted.load(a), lambda: wanted.load(b))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sounding.cli.output import console, new_table, print_json, say
+from sounding.encoding import fields_of
 from sounding.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -125,19 +126,9 @@ def _states(entry: Entry, *, sums: bool) -> dict[str, str]:
 def _describe(entry: Entry, states: dict[str, str]) -> dict[str, Any]:
     kinds = set(states.values())
     state = kinds.pop() if len(kinds) == 1 else "damaged" if "damaged" in kinds else "incomplete"
-    return {
-        "name": entry.name,
-        "samples": entry.samples,
-        "shape": entry.shape,
-        "classes": entry.classes,
-        "mean": entry.mean,
-        "std": entry.std,
-        "bytes": entry.size,
-        "state": state,
-        "licence": entry.licence,
-        "citation": entry.citation,
-        "homes": [url for remote in entry.remotes for url in remote.urls],
-    }
+    homes = [url for remote in entry.remotes for url in remote.urls]
+    told = {"bytes": entry.size, "state": state, **fields_of(entry, "licence citation"), "homes": homes}
+    return {**fields_of(entry, "name samples shape classes mean std"), **told}
 
 
 @contextlib.contextmanager

@@ -106,8 +106,14 @@ def progress_over(what: str, *, quiet: bool = False) -> Iterator[Callable[[str, 
         yield lambda text, done, total: bar.update(task, description=text, completed=done, total=total)
 
 
-def require_writable(path: Path) -> None:
-    """Find out before the work, not after it, that a result cannot be written."""
+def require_writable(*paths: Path | None) -> None:
+    """Find out before the work, not after it, that a result cannot be written; None stands for no file."""
+    for path in paths:
+        if path is not None:
+            _require_writable(path)
+
+
+def _require_writable(path: Path) -> None:
     folder = path.parent
     if path.is_dir():
         raise UsageError(f"cannot write {path}: it is a folder", hint=f"{path / 'report.html'}")

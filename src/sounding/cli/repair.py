@@ -96,8 +96,7 @@ def repair(
             hint="one of the two",
         )
     require_time(LEAST_REPEAT * repeats, what=f"{repeats} repeats")
-    if html is not None:
-        require_writable(html)
+    require_writable(html)
     if out is not None:
         require_weights_path(out)
     options = parse_options(settings, method)

@@ -101,9 +101,7 @@ def collect(folder: Path, csv_file: Path | None, parquet: Path | None, plot: Pat
     from sounding.sweeping import Store
     from sounding.sweeping.table import read_table
 
-    for path in (csv_file, parquet, plot):
-        if path is not None:
-            require_writable(path)
+    require_writable(csv_file, parquet, plot)
     if any(picture.values()) and plot is None:
         raise UsageError("expected --plot FILE with the options of a picture, got none", hint="--plot picture.svg")
     store = Store(folder)

@@ -82,9 +82,7 @@ def train(model: str, dataset: str, **options: Any) -> int:
     """
     from sounding.train.checkpoint import previous_of
 
-    for path in (options["out"], options["plot"]):
-        if path is not None:
-            require_writable(path)
+    require_writable(options["out"], options["plot"])
     recipe = _recipe(options)
     fixed, vary = _grid_options(model, options)
     device = require_device(options["device"])

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from sounding.errors import UsageError
-from sounding.models.initial import Init, initialize_, make_convolution, make_linear, require_sizes
+from sounding.models.initial import Init, initialize_, make_classifier, make_convolution, require_sizes
 
 FIRST = 4  # convolutions before the repeated ones
 
@@ -56,15 +56,6 @@ class AlexNet(nn.Sequential):
             features[f"conv{index}"] = make_convolution(wide, wide)
             features[f"relu{index}"] = nn.ReLU()
         features["pool"], features["relu"] = nn.MaxPool2d(2), nn.ReLU()
-        classifier = nn.Sequential(
-            nn.Flatten(),
-            nn.Dropout(dropout),
-            make_linear(wide * 2 * 2, hidden),
-            nn.ReLU(),
-            nn.Dropout(dropout),
-            make_linear(hidden, hidden),
-            nn.ReLU(),
-            make_linear(hidden, classes),
-        )
+        classifier = make_classifier(wide * 2 * 2, hidden, classes, dropout=dropout)
         super().__init__(OrderedDict(features=nn.Sequential(features), classifier=classifier))
         initialize_(self, init, generator)

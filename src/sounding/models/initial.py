@@ -69,6 +69,14 @@ def make_linear(fan_in: int, fan_out: int, *, bias: bool = True) -> nn.Linear:
     return linear
 
 
+def make_classifier(features: int, hidden: int, classes: int, *, dropout: float) -> nn.Sequential:
+    """Three linear layers behind the convolutions of VGG and AlexNet, with dropout in front of the first two."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for fan_in in (features, hidden):
+        layers += [nn.Dropout(dropout), make_linear(fan_in, hidden), nn.ReLU()]
+    return nn.Sequential(*layers, make_linear(hidden, classes))
+
+
 def make_convolution(
     channels: int, filters: int, *, kernel: int = 3, stride: int = 1, padding: int | None = None, bias: bool = True
 ) -> nn.Conv2d:

@@ -8,7 +8,7 @@ from typing import Unpack
 import torch
 from torch import nn
 
-from sounding.models.initial import Init, initialize_, make_convolution, make_linear, require_sizes
+from sounding.models.initial import Init, initialize_, make_classifier, make_convolution, require_sizes
 from sounding.models.norms import Norm, NormOptions, make_norm
 
 # configuration E: convolutions in a stage, and their channels in units of the first stage's
@@ -57,15 +57,6 @@ class Vgg19(nn.Sequential):
                 features[f"relu{stage}_{index}"] = nn.ReLU()
                 channels = filters
             features[f"pool{stage}"] = nn.MaxPool2d(2)
-        classifier = nn.Sequential(
-            nn.Flatten(),
-            nn.Dropout(dropout),
-            make_linear(channels, channels),
-            nn.ReLU(),
-            nn.Dropout(dropout),
-            make_linear(channels, channels),
-            nn.ReLU(),
-            make_linear(channels, classes),
-        )
+        classifier = make_classifier(channels, channels, classes, dropout=dropout)
         super().__init__(OrderedDict(features=nn.Sequential(features), classifier=classifier))
         initialize_(self, init, generator)

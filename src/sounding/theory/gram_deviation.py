@@ -120,17 +120,10 @@ def gram_deviation(
     )  # fmt: skip
 
 
-def _shape(phi: Activation) -> dict[str, Any]:
-    """What quadrature wants to know of an activation beside its kinks."""
-    return {"length": phi.length, "center": phi.center}
-
-
 def _noise(phi: Activation, n: int, variance: float, correlation: float) -> float:
     """E‖φφᵀ‖_F² − ‖G*‖_F²."""
-    fourth = sphere_mean(lambda x: phi(x) ** 4, n, kinks=phi.kinks, **_shape(phi)).value
-    both = sphere_joint_mean(
-        lambda x, y: phi(x) ** 2 * phi(y) ** 2, n, kinks=(phi.kinks, phi.kinks), **_shape(phi)
-    ).value
+    fourth = sphere_mean(lambda x: phi(x) ** 4, n, **phi.outline).value
+    both = sphere_joint_mean(lambda x, y: phi(x) ** 2 * phi(y) ** 2, n, **phi.pair_outline).value
     return n * fourth + n * (n - 1) * both - variance**2 * n * (1 + (n - 1) * correlation**2)
 
 
@@ -140,10 +133,9 @@ def _gain(phi: Activation, n: int, mu: float) -> float:
     DV η = ((n−1)/(2μn))·E[φφᵀ·xᵀηx] has the diagonal A·a_i and off it B·(a_i + a_j), with A = E φ_1²(x_1² − x_2²) and
     B = E φ_1φ_2(x_1² − x_3²), where Σx² = n removes the third sample; ‖η‖² = (1 − 2/n)Σa².
     """
-    kinks = (phi.kinks, phi.kinks)
-    square = sphere_joint_mean(lambda x, y: phi(x) ** 2 * (x**2 - y**2), n, kinks=kinks, **_shape(phi)).value
-    product = sphere_joint_mean(lambda x, y: phi(x) * phi(y), n, kinks=kinks, **_shape(phi)).value
-    weighted = sphere_joint_mean(lambda x, y: phi(x) * phi(y) * x**2, n, kinks=kinks, **_shape(phi)).value
+    square = sphere_joint_mean(lambda x, y: phi(x) ** 2 * (x**2 - y**2), n, **phi.pair_outline).value
+    product = sphere_joint_mean(lambda x, y: phi(x) * phi(y), n, **phi.pair_outline).value
+    weighted = sphere_joint_mean(lambda x, y: phi(x) * phi(y) * x**2, n, **phi.pair_outline).value
     off = weighted - (n * product - 2 * weighted) / (n - 2)
     scale = (n - 1) / (2 * mu * n)
     # Σ_{i≠j}(a_i + a_j)² = 2(n − 2)Σa²

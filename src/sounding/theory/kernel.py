@@ -210,9 +210,7 @@ def normalized(activation: str | Activation | Callable[..., Any], norm: Norm = "
     if norm != "post-ln":
         return Neuron(phi, 0.0, math.sqrt(series.second_moment), series.second_moment)
     mean = series.coefficients[0]
-    spread = gaussian_mean(
-        lambda z: (phi(z) - mean) ** 2, kinks=phi.kinks, length=phi.length, center=phi.center, tolerance=1e-13
-    ).value
+    spread = gaussian_mean(lambda z: (phi(z) - mean) ** 2, **phi.outline, tolerance=1e-13).value
     if spread <= 1e-24 * series.second_moment:
         raise UsageError(f"activation {phi.name!r} is constant: a layer norm after it divides 0 by 0")
     return Neuron(phi, mean, math.sqrt(spread), series.second_moment)
@@ -296,10 +294,8 @@ def check_correlation(rho: float) -> float:
 def _pair_mean(neuron: Neuron, h: Callable[[Array, Array], Array], rho: float) -> Integral:
     """E h(X, Y) by the rule that suits: in the plane, or one coordinate after the other where kinks nearly coincide."""
     phi = neuron.activation
-    shape: dict[str, Any] = {"kinks": (phi.kinks, phi.kinks), "length": phi.length, "center": phi.center}
-    if any(kink != 0 for kink in phi.kinks) and COINCIDING < abs(rho) < 1:
-        return nested_mean(h, rho, **shape)
-    return gaussian_joint_mean(h, rho, **shape)
+    nested = any(kink != 0 for kink in phi.kinks) and COINCIDING < abs(rho) < 1
+    return (nested_mean if nested else gaussian_joint_mean)(h, rho, **phi.pair_outline)
 
 
 def _rounded(integral: Integral) -> Integral:
@@ -316,9 +312,7 @@ def _slope_one(neuron: Neuron) -> Integral:
         a, b = phi.slopes
         value = phi.degree**2 * (a * a + b * b) * half_moment(2 * phi.degree - 2) / neuron.std**2
         return Integral(value, ROUNDING * value, 0)
-    return gaussian_mean(
-        lambda z: neuron.derivative(z) ** 2, kinks=phi.kinks, length=phi.length, center=phi.center, tolerance=1e-13
-    )
+    return gaussian_mean(lambda z: neuron.derivative(z) ** 2, **phi.outline, tolerance=1e-13)
 
 
 def _case(zero: float, slope_one: float) -> int:

@@ -237,6 +237,6 @@ def _mean(phi: Activation, f: Callable[[Array], Array], variance: float, toleran
     if phi.growth == "exponential" and not has_second_moment(phi, std=std):
         return Integral(math.inf, 0.0, 0)
     try:
-        return gaussian_mean(f, std=std, kinks=phi.kinks, length=phi.length, center=phi.center, tolerance=tolerance)
+        return gaussian_mean(f, std=std, **phi.outline, tolerance=tolerance)
     except NumericalError:
         return Integral(math.inf, 0.0, 0)

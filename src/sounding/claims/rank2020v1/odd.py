@@ -160,6 +160,11 @@ def _stderr(number: Number) -> float:
     return (number.high - number.low) / 2 / DRAWN
 
 
+def _by_width(label: str, series: list[Series], widths: list[int]) -> Panel:
+    ticks = {float(width): str(width) for width in widths}
+    return Panel("width d", label, series, x_scale="log", y_scale="log", ticks=ticks)
+
+
 def measure_fig4(values: Mapping[str, Any], context: Context) -> Outcome:
     """r averaged over depth against the width, F = tanh, for several strengths."""
     widths = values["widths"]
@@ -176,14 +181,7 @@ def measure_fig4(values: Mapping[str, Any], context: Context) -> Outcome:
     numbers["smallest_r"] = min(lowest, key=lambda n: n.low)
     series.append(Series("√d (linear networks' order)", widths, np.sqrt(widths), role="paper"))
     series.append(Series("2 (theorem 5)", [widths[0], widths[-1]], [2.0, 2.0], role="bound"))
-    panel = Panel(
-        "width d",
-        "average over depth of r(H)",
-        series,
-        x_scale="log",
-        y_scale="log",
-        ticks={float(d): str(d) for d in widths},
-    )
+    panel = _by_width("average over depth of r(H)", series, widths)
     return Outcome(numbers, Picture((panel,), "At every γ, r lies above 2 and grows with the width at least like √d."))
 
 
@@ -215,14 +213,7 @@ def measure_table1(values: Mapping[str, Any], context: Context) -> Outcome:
     series = [points_of(label, widths, row) for label, row in found.items()]
     series.append(Series("√d", widths, np.sqrt(widths), role="paper"))
     series.append(Series("1: collapse", [widths[0], widths[-1]], [1.0, 1.0], role="bound"))
-    panel = Panel(
-        "width d",
-        "mean soft rank at ½ over depth",
-        series,
-        x_scale="log",
-        y_scale="log",
-        ticks={float(d): str(d) for d in widths},
-    )
+    panel = _by_width("mean soft rank at ½ over depth", series, widths)
     caption = (
         "With batch norm linear and tanh networks keep a rank that grows with the width. Without it linear ones "
         "collapse; tanh ones only where the state is kept so small that tanh is linear."
