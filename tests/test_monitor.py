@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 
 import sounding
 from sounding.errors import UsageError
+from sounding.probe.inside.rows import INSIDE
 from sounding.probe.outputs import tensors_in
 from sounding.train.monitor import Every, Monitor
 from tolerance import TOLERANCE
@@ -39,7 +40,8 @@ def batch(samples: int = 48, width: int = 16) -> tuple[Tensor, Tensor]:
 
 
 def numbers(profile: sounding.Profile, *measures: str) -> dict[tuple[int, str, str], float]:
-    wanted = measures or {*profile.measures} - {"update_ratio"}  # which comes after the passes that a watch sees
+    # a watch sees no updates, which come after its passes, and nothing between modules
+    wanted = measures or {*profile.measures} - {"update_ratio", *INSIDE}
     return {(row.layer, row.name, row.measure): row.value for row in profile if row.measure in wanted}
 
 

@@ -21,7 +21,7 @@ from sounding.probe.environment import describe_environment
 from sounding.probe.gathered import resharded
 from sounding.probe.gradients import log_norm, muted, needs_accumulation
 from sounding.probe.hooks import claim
-from sounding.probe.inside.judge import add_inside
+from sounding.probe.inside.judge import look_inside
 from sounding.probe.inside.listen import Inside
 from sounding.probe.losses import Loss, evaluate_loss, implied_targets, loss_name
 from sounding.probe.meeting import Meeting
@@ -375,7 +375,9 @@ class _Checked(Watched):
             settings = {**settings, "start": loss.to_dict()}
         reading = self._collect(settings)
         start = judge_start(self._root, self._tap.passes, reading, loss) if self.shards is None else ()
-        profile, inside, gaps = add_inside(reading.profile(), self._insides, source=self._source)
+        rows, inside, gaps = look_inside(self._insides, source=self._source)
+        profile = reading.profile()
+        profile = replace(profile, rows=profile.rows + rows)
         if self.shards is not None:
             gaps += (Unmeasured(NETWORK, WHOLE_ONLY),)
         self._reading, self._beside = reading, (*start, *inside)

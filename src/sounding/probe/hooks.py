@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from types import CodeType
 from typing import Any
 
@@ -72,6 +73,11 @@ class Hooks:
         if not isinstance(module, torch.jit.ScriptModule):
             self._forwards.append(Forward(module, hook, before))
 
+    def around(self, module: nn.Module, context: Callable[[], AbstractContextManager[Any]]) -> None:
+        """Run the module's forward method inside a context, however it is called, and leave it however it ends."""
+        if not isinstance(module, torch.jit.ScriptModule):
+            self._forwards.append(Forward(module, _rest, None, context))
+
     def on_weight(self, weight: Tensor, hook: Hook) -> None:
         """Call it with the gradient of a tensor where gradients end."""
         held: Any = weight
@@ -136,10 +142,10 @@ class Forward:
     A copy of the module, in memory or on disk, gets the method alone.
     """
 
-    __slots__ = ("_before", "_hook", "_module", "_own", "_plain")
+    __slots__ = ("_before", "_context", "_hook", "_module", "_own", "_plain")
 
-    def __init__(self, module: nn.Module, hook: Hook, before: Hook | None) -> None:
-        self._module, self._hook, self._before = module, hook, before
+    def __init__(self, module: nn.Module, hook: Hook, before: Hook | None, context: Hook | None = None) -> None:
+        self._module, self._hook, self._before, self._context = module, hook, before, context
         self._own = "forward" in vars(module)
         self._plain: Any = module.forward
         vars(module)["forward"] = self
@@ -171,7 +177,12 @@ class Forward:
         if direct and self._before is not None:
             self._before(args, kwargs)
         plain = self._plain
-        output = plain._run(args, kwargs, direct=direct) if isinstance(plain, Forward) else plain(*args, **kwargs)
+        run = partial(plain._run, args, kwargs, direct=direct) if isinstance(plain, Forward) else None
+        if self._context is None:
+            output = plain(*args, **kwargs) if run is None else run()
+        else:
+            with self._context():
+                output = plain(*args, **kwargs) if run is None else run()
         if not direct:
             return output
         replaced = self._hook(args, output)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -111,6 +111,7 @@ class Tap:
         ear: whom the hooks report to; by default the tap itself.
         moments: what reduces the samples of all passes; by default each pass has its own.
         look_up: gives the parameters of the model with their names, each time it is hooked.
+        around: gives a context for the model's forward method to run in.
         seeding: whether gradients start also where nothing trainable comes before. The weights then get no hooks: who
             runs the backward pass, a check, reads them off it.
     """
@@ -122,6 +123,7 @@ class Tap:
         ear: Ear | None = None,
         moments: Moments | None = None,
         look_up: Callable[[], Parameters] | None = None,
+        around: Callable[[], AbstractContextManager[Any]] | None = None,
         seeding: bool = False,
     ) -> None:
         self.known, self.root, self.specs = known, known.root, known.specs
@@ -129,7 +131,7 @@ class Tap:
         self.seeds: list[Tensor] = []
         self.seeding = seeding
         self._ear: Ear = self if ear is None else ear
-        self._moments = moments
+        self._moments, self._around = moments, around
         self._look_up = partial(named_parameters, known.root) if look_up is None else look_up
         self._parameters: Parameters = []
         self._last: LastLayer | None = None
@@ -193,6 +195,8 @@ class Tap:
         hooks = self._listen()
         # A replica of DataParallel shares the attributes of its module, and would run the module's forward method.
         past = not any(isinstance(module, nn.DataParallel) for module in all_modules(self.known.outer))
+        if past and self._around is not None:
+            hooks.around(self.root, self._around)  # inside of the hooks that say where a pass begins
         for spec in self.specs:
             observe = partial(self._ear.observe, spec)
             hooks.on_call(spec.module, Observer(observe))
@@ -358,7 +362,7 @@ class Tap:
         if gradient is None or not self._handles:
             return
         self.await_reduction()
-        call.gradient = log_norm(gradient)
+        call.gradient = log_norm(gradient, kept=True)
         last = self._last
         if last is not None and last.call is call:
             one.alignment = align(last, gradient.detach(), limit=self.known.samples)
@@ -380,7 +384,7 @@ class Tap:
             one.weights.pop(name, None)  # norms of parts do not add up to the norm of the whole
             one.split.add(name)
         else:
-            one.weights[name] = log_norm(gradient)
+            one.weights[name] = log_norm(gradient, kept=True)
 
     def note_gaps(self, one: Pass) -> None:
         """Note the weights whose gradients cannot be told apart from those of other passes, and why."""

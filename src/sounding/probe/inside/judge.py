@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from statistics import median
 
 from sounding.probe.calls import Pass
 from sounding.probe.inside.listen import Inside
 from sounding.probe.inside.rows import Seen, rows_of
 from sounding.probe.records import Finding, FindingKind, Severity, Unmeasured
-from sounding.profile import Profile
+from sounding.profile import Row
 
 # Condensation: 1 is theory's line. Up to 2 no training suffered, at 5 two of three fell behind with SGD, from 8 on also
 # with Adam.
@@ -40,14 +39,14 @@ ALL, ENOUGH = 0.95, 8  # the share of choices that is all of them; choices per e
 ODD, FEW = 10.0, 4  # a branch is odd by this factor of its siblings' median size, where there are as many siblings
 
 
-def add_inside(
-    profile: Profile, passes: Sequence[tuple[Pass, Inside]], *, source: str
-) -> tuple[Profile, tuple[Finding, ...], tuple[Unmeasured, ...]]:
-    """The profile with rows of what was seen between modules, the findings, and what could not be looked at."""
+def look_inside(
+    passes: Sequence[tuple[Pass, Inside]], *, source: str
+) -> tuple[tuple[Row, ...], tuple[Finding, ...], tuple[Unmeasured, ...]]:
+    """The rows of what was seen between modules, the findings, and what could not be looked at."""
     gaps = dict.fromkeys(inside.reason for _, inside in passes if inside.reason is not None)
     rows, seen = rows_of(passes, source=source)
     found = tuple(finding for find in FINDERS for finding in find(seen)) if seen else ()
-    return replace(profile, rows=profile.rows + rows), found, tuple(Unmeasured("network", reason) for reason in gaps)
+    return rows, found, tuple(Unmeasured("network", reason) for reason in gaps)
 
 
 def find_entropy_collapse(seen: Sequence[Seen]) -> Iterator[Finding]:

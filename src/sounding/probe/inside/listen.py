@@ -19,7 +19,7 @@ from sounding.probe.calls import Pass
 from sounding.probe.gradients import hook_gradient, log_norm
 from sounding.probe.inside.attention import Attention, look_at_products, look_at_scores
 from sounding.probe.inside.gates import Gates, look_at_gates, note_rate
-from sounding.probe.inside.precision import Range, largest_entry, note_gradient
+from sounding.probe.inside.precision import Range, ends_of
 from sounding.probe.inside.router import Router, count_choices
 from sounding.probe.inside.stream import SAMPLES, Addition, look_behind, sizes_of
 from sounding.probe.moments import no_autocast
@@ -71,6 +71,11 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.mixed: tuple[int, str] | None = None
         self.additions: list[Addition] = []
         self.reason: str | None = None
+
+    @property
+    def found(self) -> bool:
+        """Whether there was anything to look at between modules."""
+        return bool(self.attentions or self.additions or self.gates or self.routers)
 
     def calls(self) -> int:
         """How many module calls of the pass have ended."""
@@ -211,10 +216,10 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return seeded
 
     def _size(self, tensor: Tensor) -> None:
-        one = Range(self.calls() - 1, largest_entry(tensor))
+        one = Range(self.calls() - 1, tensor.dtype, ends_of(tensor))
         self.ranges.append(one)
         if tensor.requires_grad and not tensor.is_inference():
-            hook_gradient(tensor, partial(note_gradient, one.gradient))
+            self._await(tensor, one.take_gradient)
 
     def _mix(self, name: str, args: Any) -> None:
         """Note the first product or sum in which rows of the batch meet: a graph, or a batch axis that is not one."""
@@ -237,7 +242,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             found = look_at_gates(module, args, self.calls())
         self.gates += found
         if found and isinstance(module, nn.RNNBase) and args[0].requires_grad:
-            hook_gradient(args[0], partial(note_rate, found[0].rate, int(module.batch_first)))
+            self._await(args[0], partial(note_rate, found[0].rate, int(module.batch_first)))
 
     def _attend(self, heads: Tensor, gradients: dict[str, float]) -> None:
         self._attended = True
@@ -247,7 +252,11 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Note the norm of the gradient that comes back to a tensor; the hook goes with the graph."""
         for name, tensor in tensors.items():
             if tensor.requires_grad:
-                hook_gradient(tensor, partial(_note, gradients, name))
+                self._await(tensor, partial(_note, gradients, name))
+
+    def _await(self, tensor: Tensor, take: Callable[[Tensor | None], None]) -> None:
+        """Call it with the gradient of a tensor; one that fails (inside a transform) is left out and named."""
+        hook_gradient(tensor, lambda gradient: self._safely(partial(take, gradient)))
 
     def _weigh(self, args: Any, kwargs: Any) -> Tensor | None:
         """The sizes of branch and stream, if an addition is one of a branch to its stream."""

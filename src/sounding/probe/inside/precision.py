@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 ENTRIES = 2**9  # of which a median is taken: known to a tenth of a bit, and sorting more costs as much as a small layer
-MEASURES = ("largest_log2", "gradient_largest_log2", "gradient_median_log2", "weight_largest_log2")
+HEADROOM = "headroom_bits"
+MEASURES = ("largest_log2", "gradient_largest_log2", "gradient_median_log2", "weight_largest_log2", HEADROOM)
 # log₂ of the smallest and the largest positive number of each format.
 FORMATS = {
+    "float32": (-149.0, 128.0),
     "float16": (-24.0, math.log2(65504)),
     "bfloat16": (-133.0, math.log2(torch.finfo(torch.bfloat16).max)),
     "float8 e5m2": (-16.0, math.log2(57344)),
@@ -25,43 +28,88 @@ class Range:
 
     Args:
         at: which call of the pass, from 0.
-        largest: entry of the output, in absolute value.
-        gradient: largest and median entry of the gradient that are not zero.
+        kind: the type of the output's numbers.
+        ends: the least and the largest entry of the output.
+        gradient_ends: the least and the largest entry of the gradient.
+        sample: some entries of the gradient.
     """
 
     at: int
-    largest: Tensor
-    gradient: dict[str, Tensor] = field(default_factory=dict)
+    kind: torch.dtype
+    ends: tuple[Tensor, Tensor]
+    gradient_ends: tuple[Tensor, Tensor] | None = None
+    sample: Tensor | None = None
 
-    def values(self) -> dict[str, float]:
-        """log₂ of every size that is positive and finite."""
-        sizes = {"largest_log2": self.largest, **self.gradient}
-        return {name: math.log2(size) for name, one in sizes.items() if 0 < (size := float(one)) < math.inf}
+    def take_gradient(self, gradient: Tensor | None) -> None:
+        """Keep what tells the largest and the median entry of a gradient."""
+        if gradient is None or not gradient.numel() or gradient.is_sparse:
+            return
+        gradient = gradient.detach()
+        flat = gradient.reshape(-1)
+        self.gradient_ends = ends_of(gradient)
+        self.sample = flat[:: max(flat.numel() // ENTRIES, 1)].clone()
 
 
-def largest_entry(tensor: Tensor) -> Tensor:
-    """The largest absolute value."""
+def sizes_of(ranges: Sequence[Range], weights: Sequence[Sequence[Tensor]]) -> list[dict[str, float]]:
+    """log₂ of every size of some calls that is positive and finite; one transfer for each kind of size.
+
+    The median is of the gradient's entries that are not zero: no format loses a zero.
+
+    Args:
+        ranges: the calls.
+        weights: those of each call.
+    """
+    found: list[dict[str, float]] = [{} for _ in ranges]
+    with_gradient = [(sizes, one) for sizes, one in zip(found, ranges, strict=True) if one.gradient_ends is not None]
+    _put(found, "largest_log2", [max_of(*one.ends) for one in ranges])
+    back = [sizes for sizes, _ in with_gradient]
+    _put(back, "gradient_largest_log2", [max_of(*one.gradient_ends) for _, one in with_gradient if one.gradient_ends])
+    samples = _together([one.sample.float().abs() for _, one in with_gradient if one.sample is not None])
+    if samples:
+        padded = torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)  # with zeros, which do not count
+        medians = padded.masked_fill(padded == 0, math.nan).nanmedian(dim=1).values
+        _put(back, "gradient_median_log2", list(medians))
+    owners = [sizes for sizes, held in zip(found, weights, strict=True) for _ in held]
+    _put(owners, "weight_largest_log2", [max_of(*ends_of(weight)) for held in weights for weight in held])
+    return found
+
+
+def _put(found: Sequence[dict[str, float]], name: str, sizes: Sequence[Tensor]) -> None:
+    numbers = torch.stack(_together([size.double() for size in sizes])).tolist() if sizes else []
+    for values, size in zip(found, numbers, strict=True):
+        if 0 < size < math.inf:
+            values[name] = max(math.log2(size), values.get(name, -math.inf))
+
+
+def _together(tensors: list[Tensor]) -> list[Tensor]:
+    """The tensors on one device, also those of a model that lies on several."""
+    return [one.to(tensors[0].device) for one in tensors]
+
+
+def ends_of(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """The least and the largest entry."""
     low, high = torch.aminmax(tensor.detach())
+    return low, high
+
+
+def max_of(low: Tensor, high: Tensor) -> Tensor:
+    """The largest absolute value of numbers with these ends."""
     return torch.maximum(-low, high)
 
 
-def note_gradient(sizes: dict[str, Tensor], gradient: Tensor | None) -> None:
-    """Keep the largest and the median entry of a gradient; zeros, which no format loses, are left out."""
-    if gradient is None or not gradient.numel() or gradient.is_sparse:
-        return
-    sizes["gradient_largest_log2"] = largest_entry(gradient)
-    flat = gradient.detach().flatten()
-    sample = flat[:: max(flat.numel() // ENTRIES, 1)].abs().float()
-    sizes["gradient_median_log2"] = sample.masked_fill(sample == 0, math.nan).nanmedian()
+def own_headroom(values: Mapping[str, float], kind: torch.dtype) -> dict[str, float]:
+    """Bits left in the format that the numbers are stored in; nothing for a type without a name in `FORMATS`."""
+    left = headroom(values).get(str(kind).removeprefix("torch."))
+    return {} if left is None else {HEADROOM: left}
 
 
-def headroom(values: dict[str, float]) -> dict[str, float]:
+def headroom(values: Mapping[str, float]) -> dict[str, float]:
     """Bits left in each format: to overflow above the largest size, or to underflow below the median gradient.
 
     Negative where the format does not hold it.
 
     >>> {name: round(bits, 1) for name, bits in headroom({"largest_log2": 4.0, "gradient_median_log2": -20.0}).items()}
-    {'float16': 4.0, 'bfloat16': 113.0, 'float8 e5m2': -4.0, 'float8 e4m3': -11.0}
+    {'float32': 124.0, 'float16': 4.0, 'bfloat16': 113.0, 'float8 e5m2': -4.0, 'float8 e4m3': -11.0}
     """
     above = [values[name] for name in MEASURES if "largest" in name and name in values]
     below = values.get("gradient_median_log2")

@@ -16,7 +16,7 @@ from sounding.probe.inside.gates import MEASURES as GATE_MEASURES
 from sounding.probe.inside.gates import Gates
 from sounding.probe.inside.listen import Inside
 from sounding.probe.inside.precision import MEASURES as RANGE_MEASURES
-from sounding.probe.inside.precision import Range, largest_entry
+from sounding.probe.inside.precision import Range, own_headroom, sizes_of
 from sounding.probe.inside.router import MEASURES as ROUTER_MEASURES
 from sounding.probe.inside.router import Router
 from sounding.probe.inside.stream import MEASURES as STREAM_MEASURES
@@ -61,7 +61,8 @@ def see(one: Pass, inside: Inside, places: Mapping[str, int]) -> list[Seen]:
     found += [_see_addition(one.calls, addition, places) for addition in inside.additions]
     found += [_see_gates(one.calls, gates, places) for gates in inside.gates]
     found += [_see_router(one.calls, router, places) for router in inside.routers]
-    found += [_see_range(one.calls, sizes, places) for sizes in inside.ranges]
+    sizes = sizes_of(inside.ranges, [_weights(one.calls[sizes.at]) for sizes in inside.ranges])
+    found += [_see_range(one.calls, *pair, places) for pair in zip(inside.ranges, sizes, strict=True)]
     if inside.mixed is not None and one.calls:
         at, how = inside.mixed
         call = one.calls[max(at - 1, 0)]
@@ -125,14 +126,15 @@ def _see_router(calls: Sequence[OpenCall], router: Router, places: Mapping[str, 
     return Seen(places[call.name] if call else 0, name, "router", router.values(), routing=routing)
 
 
-def _see_range(calls: Sequence[OpenCall], sizes: Range, places: Mapping[str, int]) -> Seen:
-    call = calls[sizes.at]
-    values = sizes.values()
-    weights = [weight for weight in call.spec.module.parameters(recurse=False) if weight.numel() and not weight.is_meta]
-    if call.spec.weighs and weights:
-        largest = max(float(largest_entry(weight)) for weight in weights)
-        values |= {"weight_largest_log2": math.log2(largest)} if 0 < largest < math.inf else {}
-    return Seen(places[call.name], call.name, "range", values)
+def _weights(call: OpenCall) -> list[nn.Parameter]:
+    """What a call multiplies by and adds."""
+    held = call.spec.module.parameters(recurse=False) if call.spec.weighs else ()
+    return [weight for weight in held if weight.numel() and not weight.is_meta]
+
+
+def _see_range(calls: Sequence[OpenCall], one: Range, sizes: dict[str, float], places: Mapping[str, int]) -> Seen:
+    name = calls[one.at].name
+    return Seen(places[name], name, "range", sizes | own_headroom(sizes, one.kind))
 
 
 def _place(calls: Sequence[OpenCall], at: int) -> tuple[OpenCall | None, str]:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from sounding.errors import UsageError
+from sounding.probe.inside.precision import HEADROOM
 from sounding.probe.reading import Reading
 from sounding.probe.records import Finding, Severity
 from sounding.profile import Row
@@ -26,7 +27,9 @@ HELD = 3
 # Adam, 2 and 10 layers), the loss rose to more than 1.3 times its start in 7 of the 8 whose first step moved a layer by
 # more than 0.3, and in none of the others (bench/update_ratio.py).
 LARGE_UPDATE = 0.3
-OWN_LIMITS: Limits = {UPDATE_RATIO: (None, LARGE_UPDATE)}
+# A layer whose numbers have less than one bit left, a factor of two, is told before they overflow or vanish.
+LITTLE_ROOM = 1.0
+OWN_LIMITS: Limits = {UPDATE_RATIO: (None, LARGE_UPDATE), HEADROOM: (LITTLE_ROOM, None)}
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,18 @@ class Changes:
         self._seen: deque[dict[str, Finding]] = deque(maxlen=HELD)
         self._beyond: dict[tuple[str, str], deque[frozenset[int]]] = {key: deque(maxlen=HELD) for key in self._limits}
 
-    def since(self, step: int, findings: Sequence[Finding], reading: Reading) -> tuple[Event, ...]:
-        """The news of this step, findings first; the step is the new state to compare with."""
-        return (*self._of_findings(step, findings, reading), *self._of_limits(step, reading))
+    def since(
+        self, step: int, findings: Sequence[Finding], reading: Reading, *, rows: Sequence[Row] = ()
+    ) -> tuple[Event, ...]:
+        """The news of this step, findings first; the step is the new state to compare with.
+
+        Args:
+            step: its number.
+            findings: what is wrong.
+            reading: what was measured at modules.
+            rows: what was measured between them.
+        """
+        return (*self._of_findings(step, findings, reading), *self._of_limits(step, reading, rows))
 
     def _of_findings(self, step: int, findings: Sequence[Finding], reading: Reading) -> Iterator[Event]:
         before, first = _worst(self._seen), not self._seen
@@ -100,9 +112,10 @@ class Changes:
             if kind not in now:
                 yield _event(step, "gone", finding, f"{kind} is gone, step {step}")
 
-    def _of_limits(self, step: int, reading: Reading) -> Iterator[Event]:
+    def _of_limits(self, step: int, reading: Reading, between: Sequence[Row]) -> Iterator[Event]:
         for (measure, side), line in self._limits.items():
-            rows = [row for row in reading.rows({measure}) if not math.isnan(row.value)]
+            inner = (row for row in between if row.measure == measure)
+            rows = [row for row in (*reading.rows({measure}), *inner) if not math.isnan(row.value)]
             crossed = [row for row in rows if (row.value < line if side == "below" else row.value > line)]
             held = self._beyond[measure, side]
             before: frozenset[int] = frozenset().union(*held)
@@ -183,6 +196,18 @@ def _phrase(finding: Finding, *, first: bool) -> str:
             return f"{evidence['saturated_fraction']:.0%} of the units are saturated"
         case "non_finite":
             return "NaN or infinity appears"
+        case "entropy_collapse":
+            return f"attention looks at few keys (scores of standard deviation {evidence['score_std']:.3g})"
+        case "token_collapse":
+            return f"tokens become alike ({evidence['apart_at_last']:.2g} of their signal differs)"
+        case "massive_activation":
+            return f"an entry of the stream is {evidence['largest_over_median']:.3g} times the median"
+        case "odd_branch":
+            return f"a branch writes {evidence['branch_over_siblings']:.3g} times what its siblings write"
+        case "shut_gates":
+            return f"gates are shut ({finding.found} open in the mean)"
+        case "router_collapse":
+            return f"{evidence['dead_expert_fraction']:.0%} of the experts get no token"
         case _:  # findings about the start, which a check has and a monitor does not
             return finding.found
 

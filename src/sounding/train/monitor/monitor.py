@@ -50,6 +50,7 @@ class Monitor:
         exclude: the same, for those to leave out.
         samples: at most this many samples of a batch enter the forward measures; 64 for "fast", 512 for "full".
         batch_axis: the axis of the inputs that holds the samples, as in `sounding.watch`.
+        inside: look between modules too, at attention, residual streams, gates, routers and the range of numbers.
         optimizer: whose steps are counted; without it, call `step()`.
         scaler: the torch.amp.GradScaler in use; its scale is divided out of gradients.
         sinks: where measured steps go besides memory: `JsonLines`, `TensorBoard`, `WeightsAndBiases`, or any object
@@ -83,6 +84,7 @@ class Monitor:
         exclude: Pick | Sequence[Pick] | None = None,
         samples: int | None = None,
         batch_axis: int | None = None,
+        inside: bool = True,
         optimizer: torch.optim.Optimizer | None = None,
         scaler: Scaler | None = None,
         sinks: Sink | Sequence[Sink] = (),
@@ -103,7 +105,8 @@ class Monitor:
         self._model = model
         # a trainer may give the module inside of DistributedDataParallel: averaged or not, .grad has it at the end
         reduced = torch.distributed.is_available() and torch.distributed.is_initialized()
-        self._options = MonitorOptions(tier, choose_modules(include, exclude), samples, batch_axis, scaler, reduced)
+        modules = choose_modules(include, exclude)
+        self._options = MonitorOptions(tier, modules, samples, batch_axis, scaler, reduced, inside)
         self._vantage = Vantage(model, self._options)  # a wrong model, filter or option is found here, not in the loop
         if self._vantage.known.shards is not None:
             number = count_meetings(f"monitors/{self._vantage.known.shards.name}")
@@ -265,9 +268,10 @@ class Monitor:
             return ()
         self._again = window.overflowed
         reading = window.reading
-        verdict = judge_reading(reading, thresholds=self._thresholds)
-        events = self._changes.since(window.step, verdict.findings, reading)
-        snapshot = Measured(window.step, reading, verdict, events, chosen=self._measures)
+        rows, inside = window.look_between() or ((), ())
+        verdict = judge_reading(reading, thresholds=self._thresholds, beside=inside)
+        events = self._changes.since(window.step, verdict.findings, reading, rows=rows)
+        snapshot = Measured(window.step, reading, verdict, events, rows=rows, chosen=self._measures)
         self._memory.write(snapshot)
         self._events.extend(events)
         self._tell_sinks("write", snapshot)

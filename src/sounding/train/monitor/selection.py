@@ -11,6 +11,7 @@ from torch import nn
 
 from sounding.errors import UsageError
 from sounding.probe.calls import Spec
+from sounding.probe.inside.rows import HEADS, INSIDE
 from sounding.probe.moments import FAST, FULL, TIERS, Tier
 from sounding.probe.reading import NETWORK
 from sounding.train.monitor.moved import UPDATE_RATIO
@@ -28,7 +29,7 @@ OTHERS = (
     "gradient_alignment",
     UPDATE_RATIO,
 )
-KNOWN = (*FAST, *FULL, *ALWAYS, *OTHERS)
+KNOWN = (*FAST, *FULL, *ALWAYS, *OTHERS, *sorted(INSIDE - frozenset(HEADS)))
 SPECTRAL = frozenset({*FULL, "repeated_fraction"})
 
 

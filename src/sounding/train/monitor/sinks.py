@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,7 +11,7 @@ from sounding.encoding import fields_of
 from sounding.errors import UsageError
 from sounding.probe.reading import Reading
 from sounding.probe.records import Verdict
-from sounding.profile import Profile
+from sounding.profile import Profile, Row
 from sounding.train.monitor.changes import Event
 from sounding.train.monitor.selection import is_network
 
@@ -57,19 +57,28 @@ class Measured(Snapshot):
         reading: what it showed.
         verdict: on the whole of it.
         events: what is new.
+        rows: what was seen between modules.
         chosen: the measures that the profile is to hold, None for all.
     """
 
     def __init__(
-        self, step: int, reading: Reading, verdict: Verdict, events: tuple[Event, ...], *, chosen: Container[str] | None
+        self,
+        step: int,
+        reading: Reading,
+        verdict: Verdict,
+        events: tuple[Event, ...],
+        *,
+        rows: tuple[Row, ...] = (),
+        chosen: Container[str] | None,
     ) -> None:
-        vars(self).update(step=step, verdict=verdict, events=events, _made_of=(reading, chosen))
+        vars(self).update(step=step, verdict=verdict, events=events, _made_of=(reading, rows, chosen))
 
     @cached_property
     def profile(self) -> Profile:
-        reading, chosen = vars(self).pop("_made_of")
+        reading, rows, chosen = vars(self).pop("_made_of")
         made: Profile = reading.profile(chosen)
-        return made
+        kept = tuple(row for row in rows if chosen is None or row.measure in chosen)
+        return replace(made, rows=made.rows + kept)
 
 
 @runtime_checkable

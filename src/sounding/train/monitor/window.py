@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from sounding.probe.calls import OpenCall, Pass, Spec, survey
 from sounding.probe.eager import eager_execution
-from sounding.probe.gradients import join_log_norms, log_norm
+from sounding.probe.gradients import log_norm
 from sounding.probe.hooks import is_claimed
 from sounding.probe.late import read_back
 from sounding.probe.meeting import Meeting
@@ -23,11 +24,14 @@ from sounding.probe.moments import Tier
 from sounding.probe.parts import is_distributed
 from sounding.probe.pipeline import find_stage, is_rehearsal
 from sounding.probe.reading import Reading
-from sounding.probe.records import Unmeasured
+from sounding.probe.records import Finding, Unmeasured
 from sounding.probe.sharded import Shards, join_parts
 from sounding.probe.tap import Tap, survey_model
 from sounding.probe.units import bounds_of
+from sounding.profile import Row
+from sounding.train.monitor.between import Between
 from sounding.train.monitor.blocks import KeptMoments
+from sounding.train.monitor.micro_batches import gradients_of, join_gradients_
 from sounding.train.monitor.moved import APART, Moved
 from sounding.train.monitor.selection import Modules
 from sounding.train.monitor.structure import Structure
@@ -58,6 +62,7 @@ class MonitorOptions:
 
     Args:
         modules: the modules to show.
+        inside: whether to look between modules.
         reduced: whether several processes may average gradients, which `.grad` then holds at the end.
         number: which of the monitors of a model that lies in several processes this is.
     """
@@ -68,6 +73,7 @@ class MonitorOptions:
     batch_axis: int | None
     scaler: Scaler | None
     reduced: bool
+    inside: bool = True
     number: int = 0
 
 
@@ -79,6 +85,7 @@ class Vantage:
         self.known = survey_model(model, tier=options.tier, samples=options.samples, batch_axis=options.batch_axis)
         options.modules.mark_(self.known.specs)
         self.structure, self.moments = Structure(model), KeptMoments(options.tier)
+        self.between = Between(wanted=options.inside and self.known.shards is None)
         self._movable = [spec for spec in self.known.specs if isinstance(spec.module, nn.Hardtanh)]
 
     def refresh_bounds(self) -> None:
@@ -104,7 +111,15 @@ class Window:
         self._vantage, self.wall, self._options = vantage, wall, vantage.options
         vantage.refresh_bounds()
         self._structure = vantage.structure
-        self._tap = Tap(vantage.known, ear=self, moments=vantage.moments, look_up=lambda: self._structure.parameters)
+        self._between = vantage.between
+        self._unseen: tuple[Unmeasured, ...] = ()
+        self._tap = Tap(
+            vantage.known,
+            ear=self,
+            moments=vantage.moments,
+            look_up=lambda: self._structure.parameters,
+            around=lambda: self._look() or nullcontext(),
+        )
         self._opener: int | None = None
         self._thread: int | None = None
         self._closed = False
@@ -125,6 +140,7 @@ class Window:
     def __enter__(self) -> Window:
         # Attention's fast path, which a watch turns off, runs without gradients only, where a window rests.
         self._opener = threading.get_ident()
+        self._between.clear()
         eager_execution.hold()
         try:
             self._moved = Moved(self._structure.parameters)
@@ -183,12 +199,12 @@ class Window:
             found.append(Unmeasured("network", LOOSE))
         if self._moved.apart:
             found.append(Unmeasured("network", APART))
-        return tuple(found)
+        return (*found, *self._unseen)
 
     def settle(self) -> bool:
         """After the block: join the passes of the step into one measurement. False when nothing was seen."""
         read_back([self._sums])
-        with_gradient = [one for one in self._tap.passes if _gradients(one)]
+        with_gradient = [one for one in self._tap.passes if gradients_of(one)]
         self._tap.passes = with_gradient or self._tap.passes
         self._in_parts = {call.name: None for one in self._tap.passes for call in one.calls if id(call) in self._parts}
         if self._meeting is not None:
@@ -196,7 +212,7 @@ class Window:
             self._meeting = None
         if self._options.scaler is not None:
             self._drop_overflow()
-        _join(self._tap.passes, shift=math.log((self._scale or 1.0) * self._micro_batches))
+        join_gradients_(self._tap.passes, shift=math.log((self._scale or 1.0) * self._micro_batches))
         for one in self._tap.passes:
             one.weights, one.split = {}, set()
         if self._tap.passes:
@@ -205,6 +221,12 @@ class Window:
             if not self.overflowed:
                 self._moved.note_ratios(self._tap.passes[-1])
         return any(one.calls for one in self._tap.passes)
+
+    @walled
+    def look_between(self) -> tuple[tuple[Row, ...], tuple[Finding, ...]]:
+        """What the step showed between modules, and what is wrong there."""
+        rows, findings, self._unseen = self._between.judge(self._tap.passes, source=f"step {self.step}")
+        return rows, findings
 
     def abandon(self) -> None:
         """The step will not be recorded: the other processes need not wait for this one's parts."""
@@ -259,6 +281,16 @@ class Window:
             self._refresh()
             self._tap.begin(module, args, kwargs)
 
+    @walled
+    def _look(self) -> AbstractContextManager[None] | None:
+        """A context for the model's forward method, if its operations are to be looked at."""
+        if not self._inside or self._resting or torch._C._current_graph_task_id() != -1:
+            return None
+        if self._thread != threading.get_ident() or self.stage is not None:
+            return None
+        known = self._vantage.known
+        return self._between.listen(known.root, self._tap.passes, axis=known.axis)
+
     def _is_ours(self, module: nn.Module) -> bool:
         """Whether a call belongs to the training: no check runs on the module, and no other thread called it."""
         if self._closed or is_claimed(module):
@@ -278,7 +310,7 @@ class Window:
 
     def _is_transformed(self) -> bool:
         core = torch._C
-        modes = core._len_torch_dispatch_stack() or core._get_tracing_state() is not None
+        modes = core._len_torch_dispatch_stack() > self._between.modes or core._get_tracing_state() is not None
         if not modes and core._functorch.peek_interpreter_stack() is None:
             return False
         self.wall.note("network", TRANSFORMED)
@@ -307,7 +339,7 @@ class Window:
     def _has_room(self) -> bool:
         """Passes that nothing came back to (an evaluation that forgot no_grad) make room for those that count."""
         if len(self._tap.passes) >= PASSES:
-            self._tap.passes = [one for one in self._tap.passes if _gradients(one)]
+            self._tap.passes = [one for one in self._tap.passes if gradients_of(one)]
         return len(self._tap.passes) < PASSES
 
     @walled
@@ -324,7 +356,7 @@ class Window:
             return None
         if self._is_transformed():
             return None
-        return self._tap.observe(spec, args, output)
+        return self._between.observe(spec, args, output, partial(self._tap.observe, spec, args, output))
 
     def _listens(self) -> bool:
         """Whether a call belongs to a pass that counts; modules may be called without the model around them."""
@@ -372,7 +404,7 @@ class Window:
             if weight.grad is None and name in self._sums:
                 # Zeroed inside the step (a closure called again): what came before is no part of the sum.
                 self._tap.passes[:], self._sums = self._coming, {}
-            self._sums[name] = log_norm(_plus(weight.grad, gradient))
+            self._sums[name] = log_norm(_plus(weight.grad, gradient), kept=True)
         if late:
             self._touched[name] = weight
             self._tap.await_reduction(weight)
@@ -389,7 +421,7 @@ class Window:
         if self._returned:
             return
         self._returned = True
-        self._coming = [one for one in self._tap.passes if not _gradients(one)]
+        self._coming = [one for one in self._tap.passes if not gradients_of(one)]
         if self._options.scaler is None:
             return
         scale = float(self._options.scaler.get_scale())
@@ -407,30 +439,6 @@ def _plus(held: Tensor | None, gradient: Tensor) -> Tensor:
     return gradient + held if held.is_sparse else held + gradient
 
 
-def _gradients(one: Pass) -> list[float]:
-    return [call.gradient for call in one.calls if call.gradient is not None]
-
-
 def _broken(value: float) -> bool:
     """NaN or infinite; minus infinity is the logarithm of a gradient of zero."""
     return math.isnan(value) or value == math.inf
-
-
-def _join(passes: Sequence[Pass], *, shift: float) -> None:
-    """Move the gradients of every call to those of the joined batch, keeping the passes' scatter for the errors."""
-    if len(passes) == 1 and not shift:
-        return
-    found: dict[str, list[OpenCall]] = {}
-    for one in passes:
-        if one.input_gradient is not None:
-            one.input_gradient -= shift
-        for call in one.calls:
-            if call.gradient is not None:
-                found.setdefault(call.name, []).append(call)
-    for calls in found.values():
-        values = [call.gradient for call in calls if call.gradient is not None]
-        total = join_log_norms(values)
-        spread = math.isfinite(total) and all(map(math.isfinite, values))
-        mean = math.fsum(values) / len(values) if spread else 0.0
-        for call, value in zip(calls, values, strict=True):
-            call.gradient = total - shift + (value - mean if spread else 0.0)
