@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -21,7 +20,9 @@ TOKENS = torch.arange(96).reshape(8, 12) % 50
 def transformer() -> nn.Module:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True, norm_first=True)
-    return nn.Sequential(nn.Embedding(50, 32), nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), nn.Linear(32, 10))
+    return nn.Sequential(
+        nn.Embedding(50, 32), nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), nn.Linear(32, 10)
+    )
 
 
 def loss_of(output: Tensor, targets: Tensor) -> Tensor:
@@ -135,13 +136,9 @@ def test_a_pass_called_past_the_hooks_is_listened_to() -> None:
     assert any(measure == "attention_entropy" for _, measure in between(monitor.profile, "step 0"))
 
 
-@pytest.fixture(params=[torch.float16, torch.bfloat16])
-def narrow(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
-    yield request.param
-
-
+@pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16])
 def test_numbers_that_nearly_overflow_are_told(narrow: torch.dtype) -> None:
-    """The largest output is half of the largest number, up to rounding: less than two bits, and at most one, are left."""
+    """Outputs of more than half of the largest number have less than one bit left."""
     model = nn.Sequential(nn.Linear(4, 4, bias=False)).to(narrow)
     inputs = torch.ones(3, 4, dtype=narrow)
 
