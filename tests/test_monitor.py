@@ -28,9 +28,7 @@ GRADIENTS = ("gradient_log_norm", "weight_gradient_log_norm")
 
 def network(depth: int = 3, width: int = 16, *, seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
-    layers: list[nn.Module] = []
-    for _ in range(depth):
-        layers += [nn.Linear(width, width), nn.ReLU()]
+    layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
     return nn.Sequential(*layers, nn.Linear(width, 4))
 
 
@@ -40,15 +38,14 @@ def batch(samples: int = 48, width: int = 16) -> tuple[Tensor, Tensor]:
 
 
 def numbers(profile: sounding.Profile, *measures: str) -> dict[tuple[int, str, str], float]:
-    # a watch sees no updates, which come after its passes, and nothing between modules
-    wanted = measures or {*profile.measures} - {"update_ratio", *INSIDE}
+    wanted = measures or {*profile.measures} - {"update_ratio", *INSIDE}  # a watch sees neither
     return {(row.layer, row.name, row.measure): row.value for row in profile if row.measure in wanted}
 
 
 def hooks_on(model: nn.Module) -> int:
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
-    on_modules = sum(len(getattr(module, kind)) for module in model.modules() for kind in kinds)
-    return on_modules + sum(len(weight._backward_hooks or ()) for weight in model.parameters())
+    found = sum(len(getattr(module, kind)) for module in model.modules() for kind in kinds)
+    return found + sum(len(weight._backward_hooks or ()) for weight in model.parameters())
 
 
 def watched_numbers(model: nn.Module, run: Callable[[], object]) -> dict[tuple[int, str, str], float]:
