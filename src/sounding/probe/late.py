@@ -45,7 +45,7 @@ def wide_norms(tensors: Sequence[Tensor]) -> list[Tensor]:
 
     One pass over memory, whatever their number: torch's norm of one tensor would first copy it to float64.
     """
-    return list(torch._foreach_norm(list(tensors), 2, dtype=torch.float64))
+    return list(torch._foreach_norm(list(tensors), 2, dtype=torch.float64)) if tensors else []
 
 
 def read_now(number: float) -> float:
