@@ -102,6 +102,28 @@ def centre(signal: Signal) -> Array:
     return np.asarray(signal.matrix - rows[:, :, None] - rows[:, None, :] + rows.mean())
 
 
+def row_means(signal: Signal) -> Array:
+    """Σ_b K_ab/N over all N points b, (blocks, size).
+
+    Sub-grids pair no border with a border, and points at borders, where a convolution sees zeros, are shorter. So what
+    they leave out is estimated by how long it is: K_ab = s_a s_b ρ, with the ρ that is followed. Of few followed pairs
+    ρ is noise, which deep networks add up: it is smoothed to a part of the sample and a part of the position.
+    """
+    if signal.is_full:
+        return signal.row_sums(signal.matrix) / signal.points.size
+    samples, blocks = signal.points.samples, len(signal.matrix)
+    lengths = np.sqrt(np.maximum(signal.diagonal, 0.0))
+    apart = signal.apart(signal.matrix).sum(axis=2)
+    here = signal.near * (signal.matrix.sum(axis=2) - apart)
+    own = lengths.reshape(blocks, samples, -1).sum(axis=1)  # of all samples at a position
+    own = np.repeat(own[:, None], samples, axis=1).reshape(lengths.shape)
+    followed = np.maximum(lengths.sum(axis=1, keepdims=True) - own, 1e-300)
+    rows = (here + apart * (lengths.sum() - signal.near * own) / followed) / signal.points.size
+    share = np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > 0).reshape(blocks, samples, -1)
+    smooth = share.mean(axis=(0, 2), keepdims=True) + share.mean(axis=1, keepdims=True) - share.mean()
+    return np.asarray(smooth.reshape(rows.shape) * lengths)
+
+
 @dataclass(frozen=True)
 class Modes:
     """The leading modes of C K C/N, and what is left of its trace.
@@ -126,7 +148,8 @@ class Modes:
     def of(cls, signal: Signal) -> Modes:
         """The modes of a signal; over sub-grids, those of the mean block: each block is a sample of all points."""
         size = signal.points.size
-        centred = signal.like(centre(signal))
+        rows = row_means(signal)
+        centred = signal.like(signal.matrix - rows[:, :, None] - rows[:, None, :] + rows.mean())
         mean_block = centred.weigh(centred.matrix).mean(axis=0, keepdims=True)
         found, vectors = leading_modes(mean_block / size, MODES)
         values = np.maximum(found[0], 0.0)
