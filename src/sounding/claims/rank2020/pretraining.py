@@ -39,8 +39,6 @@ NORMED = ("batch norm", "batch norm, one-sided start")
 STARTS = {"pre-trained": "he", "He's start": "he", "PyTorch's start": "torch", "PyTorch's start, pre-trained": "torch"}
 """The plain networks by their initial weights; those that are not called pre-trained are the controls."""
 
-CAPTION = "The plain network whose rank was raised loses less by depth than the one with batch norm, and is ahead."
-
 
 @share("shown", "caption")
 def compare_with_batch_norm(values: Mapping[str, Any], context: Context) -> dict[str, list[Trained]]:
@@ -54,8 +52,7 @@ def compare_with_batch_norm(values: Mapping[str, Any], context: Context) -> dict
         evaluate=tuple(int(step) for step in np.linspace(0, values["steps"], values["evaluations"] + 1)[1:]),
         train_metrics="seen",
     )
-    rates = rates_by_kind(values)
-    found: dict[str, list[Trained]] = {kind: [] for kind in rates}
+    found: dict[str, list[Trained]] = {kind: [] for kind in ("batch norm", *STARTS)}
     for index, depth in enumerate(values["depths"]):
         made: dict[tuple[str, int], Mlp] = {}
 
@@ -78,7 +75,7 @@ def compare_with_batch_norm(values: Mapping[str, Any], context: Context) -> dict
                 train_grid(
                     partial(make, kind=kind),
                     data,
-                    rates=rates[kind],
+                    rates=values["normed_rates" if kind == "batch norm" else "rates"],
                     runs=values["runs"],
                     recipe=recipe,
                     context=context,
@@ -86,13 +83,6 @@ def compare_with_batch_norm(values: Mapping[str, Any], context: Context) -> dict
                 )
             )
     return found
-
-
-def rates_by_kind(values: Mapping[str, Any]) -> dict[str, list[float]]:
-    """The learning rates tried for each kind of network: those named, or all of them with the controls."""
-    if isinstance(values["rates"], Mapping):
-        return dict(values["rates"])
-    return {"batch norm": values["normed_rates"], **dict.fromkeys(STARTS, values["rates"])}
 
 
 def torch_generator(seed: int) -> torch.Generator:
@@ -114,11 +104,10 @@ def measure_comparison(values: Mapping[str, Any], context: Context) -> Outcome:
         numbers[f"{name}_slow_down_of_batch_norm_minus_pretrained"] = contrast(
             [normed[-1], raised[0]], [normed[0], raised[-1]]
         )
-        controls = (
+        for key, plain, cured in (
             ("he", "He's start", "pre-trained"),
             ("torch", "PyTorch's start", "PyTorch's start, pre-trained"),
-        )
-        for key, plain, cured in controls if "He's start" in found else ():
+        ):
             numbers[f"{name}_advantage_of_{key}_without_pretraining"] = difference(normed[-1], last[plain][-1])
             numbers[f"{name}_gain_of_pretraining_from_{key}"] = difference(last[plain][-1], last[cured][-1])
         for depth, place in ((values["depths"][0], 0), (values["depths"][-1], -1)):
@@ -130,7 +119,7 @@ def measure_comparison(values: Mapping[str, Any], context: Context) -> Outcome:
     rates = "; ".join(f"{kind}: {', '.join(f'{t.rate:g}' for t in row)}" for kind, row in found.items())
     return Outcome(
         numbers,
-        Picture(panels, values.get("caption", CAPTION)),
+        Picture(panels, values["caption"]),
         f"Learning rates by depth, of least last training loss: {rates}.",
     )
 
