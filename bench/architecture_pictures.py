@@ -16,9 +16,10 @@ import torch
 from architecture_networks import CHOSEN, Gpt
 
 import sounding
+from sounding.look import SERIES, style
 
 mpl.use("svg")
-mpl.rcParams["svg.hashsalt"] = "sounding"  # equal pictures are equal files
+mpl.rcParams.update({"svg.hashsalt": "sounding", **style()})  # equal pictures are equal files
 from matplotlib import pyplot as plt  # noqa: E402 - after the choice of a backend
 
 PANELS = (
@@ -39,7 +40,7 @@ def draw(name: str, target: Path) -> None:
     torch.manual_seed(0)
     model, inputs = build()
     profile = sounding.check(model, inputs, theory=True, generator=torch.Generator().manual_seed(0)).profile
-    figure, axes = plt.subplots(1, len(PANELS), figsize=(12, 3.2), layout="constrained")
+    figure, axes = plt.subplots(1, len(PANELS), figsize=(8.4, 2.7), layout="constrained")
     for axis, (measure, label) in zip(axes, PANELS, strict=True):
         rows = [row for row in profile if row.measure == measure and row.name != "network"]
         theory = sorted((row for row in rows if row.source == "theory"), key=lambda row: row.layer)
@@ -47,15 +48,18 @@ def draw(name: str, target: Path) -> None:
         found = [row for row in rows if row.source != "theory" and (row.layer, row.name) in known]
         depth = [row.layer for row in theory]
         low, high = ([row.value + sign * (row.stderr or 0.0) for row in theory] for sign in (-2, 2))
-        axis.fill_between(depth, low, high, color="#9ecae1", alpha=0.6, linewidth=0, label="95% band")
-        axis.plot(depth, [row.value for row in theory], color="#2171b5", linewidth=1, label="theory")
+        axis.fill_between(depth, low, high, color=SERIES[0], alpha=0.25, linewidth=0, label="95% band")
+        axis.plot(depth, [row.value for row in theory], color=SERIES[0], linewidth=1, label="theory")
         axis.plot([row.layer for row in found], [row.value for row in found], "k.", markersize=3, label="measured")
         if measure == "mean_square":
             axis.set_yscale("log")
         axis.set_xlabel("call in execution order")
-        axis.set_title(label, fontsize=10)
-    axes[0].legend(fontsize=8, frameon=False)
-    figure.suptitle(title, fontsize=11)
+        axis.set_title(label)
+        if measure == "mean_cosine":
+            axis.set_ylim(min(0.0, *(row.value for row in theory)) - 0.05, 1.05)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    figure.suptitle(title)
     figure.savefig(target / f"theory_{name}.svg", metadata={"Date": None})
     plt.close(figure)
 

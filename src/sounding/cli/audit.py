@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("target", required=False)
 @click.option("--compare", metavar="FACTORY", help="Build FACTORY eagerly and through the meta device, compare laws.")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the weights a callable draws.")
+@click.option(
+    "--seed", type=SEED, default=0, show_default=True, help="Seed of the weights that a callable TARGET draws."
+)
 @click.option("--zoo", type=click.Choice(["hf"]), help="Check every architecture of transformers by its name.")
 @click.option("--only", metavar="NAMES", help="With --zoo: these architectures, gpt2,llama.")
 @click.option("--out", type=FOLDER, metavar="DIR", help=f"With --zoo: keeps results and pages. [default: {OUT}]")

@@ -64,10 +64,12 @@ def on_network(*, least: int = 1, usual: int | None = None, without: Collection[
     size = "128; 32 of resized digits" if usual is None else str(usual)
     options = {
         "data": click.option(
-            "--data", metavar="SOURCE", help="digits, mnist, cifar-10, gaussian, tokens:VOCABULARY, …, or FILE.npz."
+            "--data", metavar="SOURCE",
+            help="digits, mnist, cifar-10, gaussian, tokens:VOCABULARY, …, or FILE.npz with arrays inputs and targets, "
+            "or with arrays named as the arguments of forward.",
         ),
         "input_shape": click.option(
-            "--input-shape", callback=parse_shape, metavar="SHAPE", help="Of one sample, for example 64 or 3,32,32."
+            "--input-shape", callback=parse_shape, metavar="SHAPE", help="Shape of one sample, such as 64 or 3,32,32."
         ),
         "batch_size": click.option(
             "--batch-size", type=click.IntRange(min=least), default=usual, metavar="N",
@@ -80,7 +82,7 @@ def on_network(*, least: int = 1, usual: int | None = None, without: Collection[
             "--device", metavar="NAME", help="cpu, cuda, cuda:1, mps, ... [default: where the network is]."
         ),
         "seed": click.option(
-            "--seed", type=SEED, default=0, show_default=True, help="Of the weights that are drawn, and the batch."
+            "--seed", type=SEED, default=0, show_default=True, help="Seed of the weights that are drawn and of the batch."
         ),
     }  # fmt: skip
     kept = [field.name for field in fields(Wanted) if field.name not in without]

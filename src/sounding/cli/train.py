@@ -29,14 +29,18 @@ ONE_VALUE = ("depth", "width", "activation", "norm", "gain_exponent")
 @click.command()
 @click.option("--model", default="mlp", show_default=True, help="mlp, alexnet, vgg19, resnet50 or transformer.")
 @click.option(
-    "--data", "dataset", default="digits", show_default=True, help="A data set (sounding data list) or FILE.npz."
+    "--data",
+    "dataset",
+    default="digits",
+    show_default=True,
+    help="A data set (sounding data list) or FILE.npz with inputs and targets.",
 )
-@click.option("--depth", metavar="L", help="Hidden layers.")
-@click.option("--width", metavar="D", help="Units of a layer.")
+@click.option("--depth", metavar="L", help="Number of hidden layers.")
+@click.option("--width", metavar="D", help="Number of units of a layer.")
 @click.option("--activation", metavar="A", help="relu, tanh, ...")
 @click.option("--norm", metavar="N", help="none, batch, layer or rms.")
 @click.option("--init", metavar="I,..", help="he, xavier, lecun, haar, torch; several, comma-separated, are a grid.")
-@click.option("--eps", metavar="E,..", help="Of the norm.")
+@click.option("--eps", metavar="E,..", help="eps of the norm.")
 @click.option("--shift", metavar="B,..", help="Initial β of the norm.")
 @click.option("--scale", metavar="G,..", help="Initial γ of the norm.")
 @click.option("--residual", metavar="G,..", help="Strength of skip connections.")
@@ -45,7 +49,7 @@ ONE_VALUE = ("depth", "width", "activation", "norm", "gain_exponent")
 @click.option("--lr", "rates", default="0.1", show_default=True, metavar="R,..", help="Learning rates.")
 @click.option("--seeds", default="1", show_default=True, metavar="N", help="How many, or which, as 3,5,8 or 3,.")
 @click.option("--optimizer", default="sgd", show_default=True, help="sgd, momentum, adam or rmsprop.")
-@click.option("--momentum", type=float, default=0.9, show_default=True, help="Of momentum.")
+@click.option("--momentum", type=float, default=0.9, show_default=True, help="Momentum of the optimizer momentum.")
 @click.option("--loss", default="cross-entropy", show_default=True, help="cross-entropy or mse.")
 @click.option("--batch-size", type=int, default=128, show_default=True)
 @click.option("--epochs", type=int, help="Passes over the data; 10 if no --steps.")
