@@ -82,7 +82,7 @@ def on_network(*, least: int = 1, usual: int | None = None, without: Collection[
             "--device", metavar="NAME", help="cpu, cuda, cuda:1, mps, ... [default: where the network is]."
         ),
         "seed": click.option(
-            "--seed", type=SEED, default=0, show_default=True, help="Seed of the weights that are drawn and of the batch."
+            "--seed", type=SEED, default=0, show_default=True, help="Seed of weights that are drawn and of the batch."
         ),
     }  # fmt: skip
     kept = [field.name for field in fields(Wanted) if field.name not in without]
