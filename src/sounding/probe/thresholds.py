@@ -1,75 +1,70 @@
-"""Where the verdict draws its lines, each with its reason; the rates they give are in docs/verdict.md."""
+"""Where the verdict draws its lines: the numbers of its table of rules, `rules.md`, which docs/verdict.md shows.
+
+Every row of the table has the name of a line, its number, the kind and severity of the finding it decides ("–" for a
+line that others build on), when it holds (x is the number), and where the number comes from.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import resources
+
+
+def read_lines() -> dict[str, float]:
+    """Name → number of every row of the table."""
+    rows = resources.files("sounding.probe").joinpath("rules.md").read_text("utf-8").splitlines()[2:]
+    cells = ([cell.strip() for cell in row.split("|")[1:3]] for row in rows if row)
+    return {name: float(number) for name, number in cells}
+
+
+LINES = read_lines()
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The lines between healthy and not.
+    """The lines between healthy and not; what each means stands in the table of rules (docs/verdict.md)."""
 
-    Args:
-        depth_scales: a network deeper than this many gradient depth scales does not train (meanfield2019, figure 2).
-        near: the share of `depth_scales` from which a rate is worth a warning.
-        broken: the share of `depth_scales` from which a single layer that changes the gradient alone is worth naming.
-        margin: how far beyond `depth_scales` a measured change must go where its rate is uncertain.
-        outside: a layer is collapsed when less than this share of its signal lies outside one direction.
-        of_input: and when this share is also less than this part of the input's own, since real inputs are correlated
-            before the first layer.
-        bypassed: the share that counts instead where residual connections lead around the collapsed layers. What
-            differs between samples is then still learned, 1/share times more slowly than what they have in common.
-        bypassed_warning: from this share on that is worth a warning.
-        pooled: a deep stack over positions is collapsed with less than this share left where its positions are pooled.
-        identical: with less than this share left, at the last two layers, samples are the same up to rounding.
-        collapsed_layers: a network is collapsed when at least this many of its last weight layers are.
-        foreseen_layers: inputs that are alike already do not show what layers lose; there the network is collapsed when
-            theory collapses this many of its layers for uncorrelated inputs too, for which 30 are measured.
-        collapsed_warning: from this many on it is worth a warning.
-        steep: with less than this part of the line left, `steep_layers` collapsed layers are worth a warning.
-        steep_layers: see `steep`.
-        narrow: fewer features than this say nothing about collapse: an output or bottleneck of one unit has rank one.
-        aligned: the gradients of different samples point the same way from this mean cosine on, where their
-            representations collapse as well.
-        aligned_alone: the same where they do not: pooling alone brings the gradients of a healthy network close.
-        dead: the share of dead units from which a layer blocks the signal.
-        saturated: the share of saturated units from which a layer blocks the gradient.
-        flat: the share of saturated units from which a layer counts towards `paths`.
-        paths: with less than e to the minus this of all paths free of saturated units, layers together block it: the
-            16 depth scales of the squared norm, as a share of the norm.
-        parallel: inputs with less than this share outside one direction are nearly parallel, and slow to learn from.
-        normal_batch: batch norm over at least this many values has a gradient of finite variance (meanfield2019).
-        growing_batch: batch norm over fewer values than this makes ReLU gradients grow by over 1.8 per layer, where a
-            large batch gives 1.47 (meanfield2019, Theorem 8).
-        deviations: how many standard errors an estimate must clear its line by.
-    """
-
-    depth_scales: float = 16.0
-    near: float = 0.75
-    broken: float = 0.5
-    margin: float = 1.25
-    outside: float = 0.1
-    of_input: float = 0.5
-    bypassed: float = 1e-4
-    bypassed_warning: float = 0.01
-    pooled: float = 0.01
-    identical: float = 1e-12
-    collapsed_layers: int = 30
-    foreseen_layers: int = 24
-    collapsed_warning: int = 8
-    steep: float = 0.01
-    steep_layers: int = 3
-    narrow: int = 4
-    aligned: float = 0.99
-    aligned_alone: float = 0.999
-    dead: float = 0.9
-    saturated: float = 0.9
-    flat: float = 0.5
-    paths: float = 8.0
-    parallel: float = 0.01
-    normal_batch: int = 6
-    growing_batch: int = 8
-    deviations: float = 1.959964
+    outside: float = LINES["outside"]
+    of_input: float = LINES["of_input"]
+    bypassed: float = LINES["bypassed"]
+    collapsed_layers: int = int(LINES["collapsed_layers"])
+    identical: float = LINES["identical"]
+    pooled: float = LINES["pooled"]
+    lost: float = LINES["lost"]
+    narrow: int = int(LINES["narrow"])
+    depth_scales: float = LINES["depth_scales"]
+    near: float = LINES["near"]
+    broken: float = LINES["broken"]
+    aligned: float = LINES["aligned"]
+    aligned_alone: float = LINES["aligned_alone"]
+    dead: float = LINES["dead"]
+    saturated: float = LINES["saturated"]
+    flat: float = LINES["flat"]
+    paths: float = LINES["paths"]
+    parallel: float = LINES["parallel"]
+    normal_batch: int = int(LINES["normal_batch"])
+    growing_batch: int = int(LINES["growing_batch"])
+    condensed: float = LINES["condensed"]
+    condensed_warning: float = LINES["condensed_warning"]
+    condensed_fatal: float = LINES["condensed_fatal"]
+    alike: float = LINES["alike"]
+    alike_warning: float = LINES["alike_warning"]
+    massive: float = LINES["massive"]
+    massive_fatal: float = LINES["massive_fatal"]
+    odd: float = LINES["odd"]
+    shut: float = LINES["shut"]
+    shut_fatal: float = LINES["shut_fatal"]
+    favoured: float = LINES["favoured"]
+    odd_scale: float = LINES["odd_scale"]
+    far_scale: float = LINES["far_scale"]
+    tame_norm: float = LINES["tame_norm"]
+    drowned: float = LINES["drowned"]
+    costly_loss: float = LINES["costly_loss"]
+    fatal_loss: float = LINES["fatal_loss"]
+    huge_input: float = LINES["huge_input"]
+    huge_output: float = LINES["huge_output"]
+    beyond: float = LINES["beyond"]
+    deviations: float = 1.959964  # standard errors by which an estimate must clear its line: 95%
 
 
 THRESHOLDS = Thresholds()

@@ -9,21 +9,14 @@ from statistics import median
 import torch
 
 from sounding.probe.records import Finding, FindingKind, Severity
+from sounding.probe.thresholds import THRESHOLDS
 from sounding.start.laws import configured_scale, known_laws, name_law
 from sounding.start.parameters import SURE, WEIGHTS, Parameter, Start
 
-# A scale is odd from a factor of 3 on: laws in use for one fan differ by √6 (PyTorch's default and He), and siblings
-# drawn by one law differ by their sampling error alone.
-FACTOR = 3.0
-# Too large by this is a warning of medium severity, no more: what it does to the outputs the loss at the start says.
-# Too small by a hundred did no harm in any training of docs/audit.md.
-FAR = 10.0
-TAME = 5.0  # norms of 10 and of 0.1 stop SGD in docs/audit.md
 # A drawn weight has no entry below float32's normal range (1.2e-38): one in 10^36 would. Memory that nobody wrote does.
 DENORMAL = 1.2e-38
 WILD = 1e6  # the largest entry over the median one: 5 for a Gaussian, 40 for the heaviest law in use
 LEAST = 16  # entries below which a law cannot be told from chance
-DROWNED = 0.5  # the share of a layer's output that its bias may be before it is named
 DRAWN = ("gaussian", "uniform", "truncated", "orthogonal")
 Finder = Callable[[Start], Iterator[Finding]]
 
@@ -187,7 +180,9 @@ def find_odd_scales(start: Start) -> Iterator[Finding]:
         odd = list(zip(drawn, _off_siblings(drawn), strict=True))
         usual = median(one.scale for one in drawn) if drawn else 0.0
         outliers = [
-            (one, factor) for one, factor in odd if factor >= FACTOR and not (one is start.last and one.scale < usual)
+            (one, factor)
+            for one, factor in odd
+            if factor >= THRESHOLDS.odd_scale and not (one is start.last and one.scale < usual)
         ]
         if outliers and 4 * len(outliers) <= len(drawn):
             one, factor = max(outliers, key=lambda item: item[1])
@@ -196,7 +191,7 @@ def find_odd_scales(start: Start) -> Iterator[Finding]:
         drawn = [one for one in drawn if one is not start.last or one.scale >= 0.02]  # a head may start small
         worst = max(drawn, key=lambda one: _off_laws(one, start), default=None)
         factor = _off_laws(worst, start) if worst is not None else 0.0
-        if worst is not None and factor >= FACTOR:
+        if worst is not None and factor >= THRESHOLDS.odd_scale:
             laws = _laws_of(worst, start)
             closest = min(laws, key=lambda name: abs(math.log(worst.scale / laws[name])))
             yield _odd(worst, factor, laws[closest], f"which is {closest}, the closest known law", len(drawn))
@@ -205,8 +200,9 @@ def find_odd_scales(start: Start) -> Iterator[Finding]:
 def _odd(one: Parameter, factor: float, usual: float, source: str, count: int) -> Finding:
     large, logits = one.scale > usual, one.scale * one.fan_in**0.5
     tied = f" It is also the output: behind a norm its logits have a standard deviation of {logits:.3g}."
+    far = THRESHOLDS.far_scale
     return make_finding(
-        "odd_scale", "medium" if large and (factor >= FAR or (one.head and logits > FAR / 2)) else "low", one,
+        "odd_scale", "medium" if large and (factor >= far or (one.head and logits > far / 2)) else "low", one,
         expected=f"a standard deviation of {usual:.3g}, {source}", found=f"{one.scale:.3g}",
         why=f"The standard deviation of {one.name} is {one.scale:.3g}, {factor:.3g} times too "
         f"{'large' if large else 'small'}: expected {usual:.3g}, {source}." + (tied if one.head else ""),
@@ -289,7 +285,7 @@ def find_norm_weights(start: Start) -> Iterator[Finding]:
         odd = [one for one in norms if abs(one.scale - 1) > 0.1]
         if odd:
             one = max(odd, key=lambda item: abs(math.log(max(item.scale, 1e-6))))
-            far = not 1 / TAME < one.scale < TAME
+            far = not 1 / THRESHOLDS.tame_norm < one.scale < THRESHOLDS.tame_norm
             yield make_finding(
                 "norm_weight", "medium" if far else "low", one, expected="1", found=f"{one.scale:.4g}",
                 why=f"The scale of the norm {one.layer!r} has a root mean square of {one.scale:.4g} where 1 is usual: "
@@ -313,11 +309,11 @@ def find_biases(start: Start) -> Iterator[Finding]:
             shares.append(share := one.scale**2 / (one.scale**2 + fan_in * weight.scale**2))
             # PyTorch's default ends there
             usual = one.kind == "bias" and max(abs(one.low), abs(one.high)) <= 1.001 * fan_in**-0.5
-            if share > max(most, DROWNED) and not usual:
+            if share > max(most, THRESHOLDS.drowned) and not usual:
                 worst, most = one, share
         if worst is not None:
             # where all siblings have it, it is meant: Mamba's step sizes are biases of 5
-            alone = len(shares) == 1 or median(shares) < DROWNED
+            alone = len(shares) == 1 or median(shares) < THRESHOLDS.drowned
             if worst.kind == "norm bias" and not alone:
                 continue  # shifts of all norms are a choice that theory makes too (`tune_batchnorm`)
             yield make_finding(

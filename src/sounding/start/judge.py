@@ -12,14 +12,11 @@ from torch import nn
 from sounding.probe.calls import Pass
 from sounding.probe.reading import Reading
 from sounding.probe.records import Finding, Severity
+from sounding.probe.thresholds import THRESHOLDS
 from sounding.start.arrivals import find_arrivals
 from sounding.start.findings import find_all
 from sounding.start.loss import StartLoss, judge_loss
 from sounding.start.parameters import take_stock
-
-# Root mean squares. Raw pixels have 100, so inputs are named from 1000 on; logits of 100 cost 5000 nats.
-LARGE_INPUT, LARGE_OUTPUT = 1e3, 1e2
-BEYOND = 1e4  # what training does not come back from: docs/audit.md
 
 
 def judge_start(
@@ -43,15 +40,15 @@ def _judge_signal(root: nn.Module, reading: Reading) -> list[Finding]:
     given, calls = _size(reading.input.get("mean_square")), reading.calls
     found = []
     way = _way_of_inputs(reading)
-    if given > LARGE_INPUT and way:
-        severity: Severity = "high" if given > BEYOND else "medium"
+    if given > THRESHOLDS.huge_input and way:
+        severity: Severity = "high" if given > THRESHOLDS.beyond else "medium"
         if any("Norm" in call.kind for call in calls):  # a third of its accuracy was left, and not none: docs/audit.md
-            severity = "medium" if given > BEYOND else "low"
+            severity = "medium" if given > THRESHOLDS.beyond else "low"
         why = f"The inputs have a root mean square of {given:.3g}, and {way}."
         found.append(_finding(severity, reading.input.name, 0, given, why, ("scale the inputs to unit mean square",)))
     last = calls[-1] if calls else None
     made = _size(last.get("mean_square")) if last is not None else 0.0
-    if last is not None and made > LARGE_OUTPUT and made > 10 * given:
+    if last is not None and made > THRESHOLDS.huge_output and made > 10 * given:
         still = [part for part in root.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)
                  and not part.training and part.track_running_stats]  # fmt: skip
         cause = (
@@ -64,7 +61,9 @@ def _judge_signal(root: nn.Module, reading: Reading) -> list[Finding]:
             (f"look at the weights of {last.name!r}, and at the norm before it", "sounding audit TARGET")
         )  # fmt: skip
         why = f"The last layer gives out a root mean square of {made:.3g}, and nothing behind it brings it back.{cause}"
-        found.append(_finding("high" if made > BEYOND else "medium", last.name, last.depth, made, why, remedies))
+        found.append(
+            _finding("high" if made > THRESHOLDS.beyond else "medium", last.name, last.depth, made, why, remedies)
+        )
     return found
 
 

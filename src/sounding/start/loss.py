@@ -16,11 +16,9 @@ from sounding.probe.losses import class_axis
 from sounding.probe.outputs import answer_tensor, tensors_in
 from sounding.probe.parts import is_distributed
 from sounding.probe.records import Finding, Severity
+from sounding.probe.thresholds import THRESHOLDS
 
 IGNORED = -100  # torch's mark for "no target here"
-# Nats above a network without knowledge. In docs/audit.md a residual network and a GPT whose head is 10 times too large
-# stay below 3 and lose nothing with Adam; whatever starts more than 10 above loses accuracy with SGD, mostly all of it.
-COSTLY, FATAL = 3.0, 10.0
 PATIENCE = 100.0  # a mean squared error this many times the best constant's is undone in the first steps at best
 UNEVEN = 0.8  # the entropy of the labels over ln C from which on they are even enough
 LABELS = 4  # labels per class from which on their frequencies say something
@@ -205,8 +203,8 @@ def _floor(loss: StartLoss) -> float:
 
 def _judge_height(loss: StartLoss) -> list[Finding]:
     over = loss.value - loss.blind
-    if loss.classes and over > COSTLY and loss.excess > COSTLY / 2:
-        severity: Severity = "high" if over > FATAL else "medium"
+    if loss.classes and over > THRESHOLDS.costly_loss and loss.excess > THRESHOLDS.costly_loss / 2:
+        severity: Severity = "high" if over > THRESHOLDS.fatal_loss else "medium"
         why = (
             f"The loss at the start is {loss.value:.4g}, and a network without knowledge has ln {loss.classes} = "
             f"{loss.blind:.4g}: its logits have a standard deviation of {loss.spread:.3g}, which costs "

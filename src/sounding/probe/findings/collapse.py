@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from sounding.probe.findings.unseen import COLLAPSE_BEGINS, unseen_collapsed, unseen_products
+from sounding.probe.findings.unseen import COLLAPSE_BEGINS, unseen_products
 from sounding.probe.reading import LayerCall, Reading
 from sounding.probe.records import Finding, Severity
 from sounding.probe.thresholds import THRESHOLDS, Thresholds
@@ -39,7 +39,6 @@ class _Collapse:
         severity: how bad.
         foreseen: how many layers theory collapses whatever comes in, where that decided.
         abrupt: whether one or two layers alone left nothing beyond rounding.
-        pooled: whether it shows only where positions are pooled.
     """
 
     first: int
@@ -47,7 +46,6 @@ class _Collapse:
     severity: Severity
     foreseen: int = 0
     abrupt: bool = False
-    pooled: bool = False
 
 
 def find_rank_collapse(reading: Reading, thresholds: Thresholds) -> list[Finding]:
@@ -67,10 +65,7 @@ def find_rank_collapse(reading: Reading, thresholds: Thresholds) -> list[Finding
     if reading.samples == 1 or at_input == 0.0:
         return []
     layers, shares = _shares(reading, thresholds)
-    collapse = _judge(reading, shares, at_input, thresholds)
-    if not (collapse and collapse.severity == "high") and _collapses_pooled(reading, layers, shares, thresholds):
-        shown = collapse or _Collapse(len(shares) - 1, thresholds.pooled, "high")
-        collapse = replace(shown, severity="high", pooled=True)
+    collapse = _judge(reading, layers, shares, at_input, thresholds)
     if collapse is None:
         return []
     first, start = collapse.first, layers[collapse.first]
@@ -108,45 +103,42 @@ def find_rank_collapse(reading: Reading, thresholds: Thresholds) -> list[Finding
     ]
 
 
-def _judge(reading: Reading, shares: list[float], at_input: float, thresholds: Thresholds) -> _Collapse | None:
-    """Where the collapse begins and how bad it is, None without one."""
-    fatal = thresholds.bypassed if reading.has_shortcuts else thresholds.outside
-    warning = thresholds.bypassed_warning if reading.has_shortcuts else thresholds.outside
-    if math.isfinite(at_input):
-        fatal, warning = (min(line, thresholds.of_input * at_input) for line in (fatal, warning))
-    unseen = unseen_collapsed(reading)
-    first = _first_collapsed(shares, fatal)
-    identical = sum(share < thresholds.identical for share in shares[-2:]) == 2 and not at_input < thresholds.identical
-    if first is not None and (identical or len(shares) - first + unseen >= thresholds.collapsed_layers):
-        return _Collapse(first, fatal, "high", abrupt=identical and _is_abrupt([1.0, 1.0, *shares], thresholds))
-    whole = _first_collapsed(shares, thresholds.outside)
-    foreseen = _foresee(reading, thresholds)
-    if whole is not None and foreseen and len(shares) - whole >= thresholds.collapsed_layers:
-        return _Collapse(whole, thresholds.outside, "high", foreseen=foreseen)
-    first = _first_collapsed(shares, warning)
-    if first is None:
-        return None
-    steep = sum(share < thresholds.steep * warning for share in shares[first:])
-    if len(shares) - first + unseen >= thresholds.collapsed_warning or steep >= thresholds.steep_layers:
-        return _Collapse(first, warning, "medium")
-    return None
+def _judge(
+    reading: Reading, layers: list[LayerCall], shares: list[float], at_input: float, thresholds: Thresholds
+) -> _Collapse | None:
+    """Where the collapse begins and how bad it is, None without one.
 
-
-def _collapses_pooled(reading: Reading, layers: list[LayerCall], shares: list[float], thresholds: Thresholds) -> bool:
-    """Whether a deep stack over positions turns out to be collapsed where they are pooled.
-
-    Convolutions bring the channels of all samples and positions to one direction as linear layers do, and keep a map of
-    amplitudes over positions, which smooths out far more slowly and counts as difference until it is pooled. A
-    collapse that shows there has been one since layer 14 (thesis2024, (5.9) sharpened).
+    Inputs that are alike already make every layer look collapsed: the line is then below their own share, unless theory
+    says that the same layers collapse unrelated samples as well.
     """
-    if reading.has_shortcuts or len(shares) - COLLAPSE_BEGINS < thresholds.collapsed_layers or layers[-1].positions > 1:
-        return False
-    quarter = [share for layer, share in zip(layers, shares, strict=True) if layer.positions > 1][-len(shares) // 4 :]
-    if not quarter or not shares[-1] < thresholds.pooled:
-        return False
-    at_input = share_outside(reading.input.get("participation_ratio"))
-    mean = sum(math.log(max(share, ROUNDING)) for share in quarter) / len(quarter)
-    return math.isnan(at_input) or mean < math.log(thresholds.of_input * at_input)
+    most = thresholds.collapsed_layers
+    whole = thresholds.bypassed if reading.has_shortcuts else thresholds.outside
+    line = min(whole, thresholds.of_input * at_input) if math.isfinite(at_input) else whole
+    first, foreseen = _first_collapsed(shares, line), _foresee(reading, thresholds)
+    identical = max(shares[-2:], default=1.0) < thresholds.identical and not at_input < thresholds.identical
+    if first is not None and (
+        identical or max(len(shares) - first, _out_of_sight(reading, layers, shares, thresholds)) >= most
+    ):
+        return _Collapse(first, line, "high", abrupt=identical and _is_abrupt([1.0, 1.0, *shares], thresholds))
+    alike = _first_collapsed(shares, whole)
+    if foreseen and alike is not None and len(shares) - alike >= most:
+        return _Collapse(alike, whole, "high", foreseen=foreseen)
+    # a layer counts for a third of the line at most: a head of zeros, or a dead gate, is no stack
+    lost = [min(math.log(line / max(share, ROUNDING)), thresholds.lost / 3) for share in shares[first:]]
+    return _Collapse(first, line, "medium") if first is not None and sum(lost) >= thresholds.lost else None
+
+
+def _out_of_sight(reading: Reading, layers: list[LayerCall], shares: list[float], thresholds: Thresholds) -> int:
+    """How many layers that do not show it worked on a collapsed batch, if it is collapsed where they end.
+
+    Products outside of modules do not show it, nor do convolutions: they bring the channels of all samples and
+    positions to one direction as linear layers do, and keep a map of amplitudes over positions, which counts as
+    difference until it is pooled. The collapse began at layer 14 (thesis2024, (5.9) sharpened).
+    """
+    hidden = unseen_products(reading)
+    if layers[-1].positions == 1 and shares[-1] < thresholds.pooled and not reading.has_shortcuts:
+        hidden = max(hidden, sum(layer.positions > 1 for layer in layers))
+    return hidden - COLLAPSE_BEGINS
 
 
 def _is_abrupt(shares: list[float], thresholds: Thresholds) -> bool:
@@ -159,7 +151,7 @@ def _is_abrupt(shares: list[float], thresholds: Thresholds) -> bool:
 
 def needs_foresight(reading: Reading, thresholds: Thresholds = THRESHOLDS) -> bool:
     """Whether the inputs are so alike that theory must say what the layers would do to uncorrelated ones."""
-    deep = reading.depth >= thresholds.foreseen_layers and not reading.has_shortcuts
+    deep = reading.depth >= thresholds.collapsed_layers and not reading.has_shortcuts
     return deep and reading.input.get("mean_cosine") > CORRELATED
 
 
@@ -171,7 +163,7 @@ def _foresee(reading: Reading, thresholds: Thresholds) -> int:
         return 0
     first = _first_collapsed([float(share) for share in shares], thresholds.outside)
     count = len(shares) - first if first is not None else 0
-    return count if count >= thresholds.foreseen_layers else 0
+    return count if count >= thresholds.collapsed_layers else 0
 
 
 def find_gradient_alignment(reading: Reading, thresholds: Thresholds) -> list[Finding]:
@@ -264,11 +256,6 @@ def _where(reading: Reading, order: int, unseen: int) -> str:
 def _reason(reading: Reading, collapse: _Collapse) -> str:
     if collapse.abrupt:
         return "the samples are the same up to rounding, and no layer behind can tell them apart again"
-    if collapse.pooled:
-        return (
-            "the convolutions before keep where a sample is bright after they lost what it shows; products of random "
-            "layers without batch normalization collapse to rank one with depth"
-        )
     if collapse.foreseen:
         return (
             "the inputs are nearly parallel, and the network does not pull them apart; theory has it collapse "

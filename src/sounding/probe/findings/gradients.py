@@ -20,10 +20,8 @@ def find_gradient_change(reading: Reading, thresholds: Thresholds) -> list[Findi
     about $16\,\xi$ (meanfield2019, figure 2). A network of $L$ weight layers spans $(L - 1)/\xi$ depth scales, and not
     more than its gradients were seen to change. A single layer that multiplies by $e^{16}$ does the same damage.
 
-    Explosion is of high severity above 16 depth scales if 12 of them are sure at 99%; vanishing, which an optimizer
-    that rescales each weight outlives for a while, if all 16 are sure, or above 20 (a rate that changes along the
-    network widens the interval, not the damage). Where the interval at 95% contains no change at all nothing is said.
-    A single weak layer is a warning: it gets a full gradient and recovers.
+    High severity is above 16 depth scales where 12 of them are sure at 99%. Where the interval at 95% contains no
+    change at all nothing is said. A single weak layer is a warning: it gets a full gradient and recovers.
     """
     silenced = _silenced(reading)
     if silenced is not None:
@@ -32,10 +30,7 @@ def find_gradient_change(reading: Reading, thresholds: Thresholds) -> list[Findi
     if change is None:
         return []
     line, near = thresholds.depth_scales, thresholds.near * thresholds.depth_scales
-    if change.explodes:
-        fatal = change.scales >= line and change.surely >= near
-    else:
-        fatal = change.spread >= near and max(change.surely, change.scales / thresholds.margin) >= line
+    fatal = change.scales >= line and change.surely >= near and (change.explodes or change.spread >= near)
     sure = change.low * change.high > 0 or abs(change.jump) >= near
     severity: Severity
     if fatal and sure:

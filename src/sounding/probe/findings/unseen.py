@@ -12,8 +12,3 @@ def unseen_products(reading: Reading) -> int:
     """How many multiplications by weights every way through the network passes beyond the calls that were measured."""
     shortest = reading.settings.get("shortest_depth") or 0
     return int(shortest - reading.depth) if shortest > PRODUCTS_PER_CALL * max(reading.depth, 1) else 0
-
-
-def unseen_collapsed(reading: Reading) -> int:
-    """How many of them worked on a collapsed batch if it is collapsed where they end."""
-    return max(unseen_products(reading) - COLLAPSE_BEGINS, 0)

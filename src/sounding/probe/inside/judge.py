@@ -14,19 +14,10 @@ from sounding.probe.calls import Pass
 from sounding.probe.inside.listen import Inside
 from sounding.probe.inside.rows import Seen, rows_of
 from sounding.probe.records import Finding, FindingKind, Severity, Unmeasured
+from sounding.probe.thresholds import THRESHOLDS
 from sounding.profile import Row
 
-# Condensation: 1 is theory's line. Up to 2 no training suffered, at 5 two of three fell behind with SGD, from 8 on also
-# with Adam.
-CONDENSED, CONDENSED_WARNING, CONDENSED_FATAL = 1.0, 2.0, 8.0
-ALIKE, ALIKE_WARNING = 0.01, 1e-3  # share of the tokens' signal that differs; SGD stops below 1e-3
 MOST = 0.5  # of the attentions of a network: a single block that looks at one key did no harm
-# Over the median entry: from 100 on SGD falls behind, from 1000 on it stops where every token has it. Trained language
-# models have 1000 and more in a few tokens.
-MASSIVE, MASSIVE_FATAL = 100.0, 1000.0
-# The mean of a gate, which weights and biases of torch's law make 0.5. With forget gates of 0.02 an LSTM did not learn
-# what came four steps before.
-SHUT, SHUT_FATAL = 0.1, 0.025
 GATES = {
     "input_gate_mean": ("nothing gets into the cell", "start the input gate's bias at zero"),
     "forget_gate_mean": ("the layer forgets everything at the next step, and no gradient goes back through time",
@@ -35,8 +26,7 @@ GATES = {
     "update_gate_mean": ("the layer forgets everything at the next step, and no gradient goes back through time",
                          "start the update gate's bias at zero or above"),
 }  # fmt: skip
-ALL, ENOUGH = 0.95, 8  # the share of choices that is all of them; choices per expert from which chance leaves none out
-ODD, FEW = 10.0, 4  # a branch is odd by this factor of its siblings' median size, where there are as many siblings
+ENOUGH, FEW = 8, 4  # choices per expert from which chance leaves none out; siblings from which on they have a median
 
 
 def look_inside(
@@ -52,14 +42,14 @@ def look_inside(
 def find_entropy_collapse(seen: Sequence[Seen]) -> Iterator[Finding]:
     """Rows of attention that look at few keys however many there are, in most of the network's attentions."""
     attentions = [one for one in seen if one.kind == "attention" and "condensation" in one.values]
-    collapsed = [one for one in attentions if one.values["condensation"] > CONDENSED]
+    collapsed = [one for one in attentions if one.values["condensation"] > THRESHOLDS.condensed]
     if not collapsed:
         return
     share = len(collapsed) / len(attentions)
     typical = median(one.values["condensation"] for one in attentions)
     severity: Severity = "low"
-    if share >= MOST and typical > CONDENSED_WARNING:
-        severity = "high" if typical > CONDENSED_FATAL else "medium"
+    if share >= MOST and typical > THRESHOLDS.condensed_warning:
+        severity = "high" if typical > THRESHOLDS.condensed_fatal else "medium"
     worst = max(collapsed, key=lambda one: one.values["condensation"])
     values = worst.values
     where = "its attention" if len(attentions) == 1 else f"{len(collapsed)} of {len(attentions)} attentions"
@@ -85,12 +75,12 @@ def find_token_collapse(seen: Sequence[Seen]) -> Iterator[Finding]:
     if not additions:
         return
     apart = [1 - one.values["token_cosine"] for one in additions]
-    if apart[-1] >= ALIKE:
+    if apart[-1] >= THRESHOLDS.alike:
         return
-    first = next(index for index in range(len(apart)) if max(apart[index:]) < ALIKE)
+    first = next(index for index in range(len(apart)) if max(apart[index:]) < THRESHOLDS.alike)
     if first == 0 and len(apart) > 1 and apart[-1] > apart[0] / 2:
         return  # they were alike before the first block
-    severity: Severity = "medium" if apart[-1] < ALIKE_WARNING else "low"
+    severity: Severity = "medium" if apart[-1] < THRESHOLDS.alike_warning else "low"
     yield _finding(
         "token_collapse", severity, additions[first],
         f"The tokens of a sequence become alike: at the end of the stream {apart[-1]:.2g} of their signal lies outside "
@@ -98,25 +88,25 @@ def find_token_collapse(seen: Sequence[Seen]) -> Iterator[Finding]:
         "slowly by that factor.",
         ("scale the branches down (1/√(2L), L blocks), or put the norms in front of them (pre-norm)",
          "start biases at zero"),
-        expected=f"more than {ALIKE:.0%} outside what tokens share", found=f"{apart[-1]:.2g}",
+        expected=f"more than {THRESHOLDS.alike:.0%} outside what tokens share", found=f"{apart[-1]:.2g}",
         evidence={"apart_at_last": apart[-1], "apart_at_first": apart[0]},
     )  # fmt: skip
 
 
 def find_massive_activation(seen: Sequence[Seen]) -> Iterator[Finding]:
     """Entries of the stream that are hundreds of times the median one."""
-    found = [one for one in seen if one.values.get("largest_over_median", 0.0) > MASSIVE]
+    found = [one for one in seen if one.values.get("largest_over_median", 0.0) > THRESHOLDS.massive]
     if not found:
         return
     worst = max(found, key=lambda one: one.values["largest_over_median"])
     ratio = worst.values["largest_over_median"]
-    everywhere = 1 - worst.values.get("token_cosine", 0.0) < ALIKE_WARNING
+    everywhere = 1 - worst.values.get("token_cosine", 0.0) < THRESHOLDS.alike_warning
     yield _finding(
-        "massive_activation", "high" if ratio > MASSIVE_FATAL and everywhere else "medium", found[0],
+        "massive_activation", "high" if ratio > THRESHOLDS.massive_fatal and everywhere else "medium", found[0],
         f"An entry of the stream is {ratio:.3g} times the median one behind {worst.name}: norms divide by it, and what "
         "the other features say shrinks.",
         ("look at the biases and norm weights of this layer", "in a trained network: a format with a wide range"),
-        expected=f"less than {MASSIVE:.0f} times the median", found=f"{ratio:.3g} times",
+        expected=f"less than {THRESHOLDS.massive:.0f} times the median", found=f"{ratio:.3g} times",
         evidence={"largest_over_median": ratio},
     )  # fmt: skip
 
@@ -133,7 +123,7 @@ def find_odd_branch(seen: Sequence[Seen]) -> Iterator[Finding]:
             continue
         typical = median(sizes)
         for one, size in zip(members, sizes, strict=True):
-            if max(size / typical, typical / size) > ODD:
+            if max(size / typical, typical / size) > THRESHOLDS.odd:
                 word = "more" if size > typical else "less"
                 factor = size / typical
                 yield _finding(
@@ -151,11 +141,11 @@ def find_shut_gates(seen: Sequence[Seen]) -> Iterator[Finding]:
     for one in seen:
         gates = {name: value for name, value in one.values.items() if name.endswith("_gate_mean")}
         shut = min(gates, key=lambda name: gates[name], default=None)
-        if shut is None or gates[shut] >= SHUT or shut == "reset_gate_mean":
+        if shut is None or gates[shut] >= THRESHOLDS.shut or shut == "reset_gate_mean":
             continue  # a GRU whose reset gate is shut proposes states from its inputs alone, and still remembers
         words, remedy = GATES[shut]
         yield _finding(
-            "shut_gates", "high" if gates[shut] < SHUT_FATAL else "medium", one,
+            "shut_gates", "high" if gates[shut] < THRESHOLDS.shut_fatal else "medium", one,
             f"The {shut.split('_')[0]} gates of {one.name} are {gates[shut]:.2g} open in the mean: {words}.",
             (remedy, "draw weights and biases by torch's own law"),
             expected="gates around 0.5", found=f"{gates[shut]:.2g}", evidence=dict(one.values),
@@ -169,7 +159,7 @@ def find_router_collapse(seen: Sequence[Seen]) -> Iterator[Finding]:
             continue
         choices, each, experts, favoured = one.routing
         dead = one.values["dead_expert_fraction"]
-        if choices < ENOUGH * experts or (favoured < ALL and dead < MOST):
+        if choices < ENOUGH * experts or (favoured < THRESHOLDS.favoured and dead < MOST):
             continue
         most = f"{favoured:.0%} of the choices of {one.name} fall on {each} of its {experts} experts"
         yield _finding(
