@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
@@ -24,7 +23,7 @@ from sounding.repair.norm_layers import (
     put_norm_after_,
 )
 from sounding.repair.passes import Inputs, call_model, check_inputs, hooked
-from sounding.repair.snapshot import all_or_nothing, undisturbed
+from sounding.repair.snapshot import all_or_nothing, on_copy, undisturbed
 
 CHANNEL_NORMS = (*BATCH_NORMS, nn.GroupNorm, ChannelRMSNorm)
 LAST_AXIS_NORMS = (nn.LayerNorm, nn.RMSNorm, FeatureBatchNorm)
@@ -74,13 +73,7 @@ def add_batchnorm_(
     return Changes("add_batchnorm", tuple(changed), tuple(untouched))
 
 
-def add_batchnorm(
-    model: nn.Module, inputs: Inputs, *, kind: Kind = "batch", include: NameFilter = None, exclude: NameFilter = None
-) -> nn.Module:
-    """A copy of the model with normalization added; see `add_batchnorm_`."""
-    changed = copy.deepcopy(model)
-    add_batchnorm_(changed, inputs, kind=kind, include=include, exclude=exclude)
-    return changed
+add_batchnorm = on_copy(add_batchnorm_)
 
 
 def swap_normalization_(
@@ -120,13 +113,7 @@ def swap_normalization_(
     return Changes("swap_normalization", tuple(changed), tuple(untouched))
 
 
-def swap_normalization(
-    model: nn.Module, *, kind: Kind, include: NameFilter = None, exclude: NameFilter = None
-) -> nn.Module:
-    """A copy of the model with its normalization layers swapped; see `swap_normalization_`."""
-    changed = copy.deepcopy(model)
-    swap_normalization_(changed, kind=kind, include=include, exclude=exclude)
-    return changed
+swap_normalization = on_copy(swap_normalization_)
 
 
 def batch_statistics_(model: nn.Module, *, include: NameFilter = None, exclude: NameFilter = None) -> Changes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from sounding.repair.changes import Change, Changes, Untouched
 from sounding.repair.explosion import ExplosionLaw, explosion_law, is_homogeneous
 from sounding.repair.layers import BATCH_NORMS, NameFilter, matches
 from sounding.repair.passes import Inputs, call_model, check_inputs, hooked
-from sounding.repair.snapshot import all_or_nothing, undisturbed
+from sounding.repair.snapshot import all_or_nothing, on_copy, undisturbed
 
 AFFINE_NORMS = (*BATCH_NORMS, nn.LayerNorm, nn.GroupNorm)
 MARGIN = 1.1
@@ -108,32 +107,7 @@ def shape_activations_(
     return Changes("shape_activations", tuple(changed), untouched, tuple(notes), {"exponent": exponent})
 
 
-def shape_activations(
-    model: nn.Module,
-    inputs: Inputs,
-    *,
-    exponent: float | None = None,
-    law: ExplosionLaw | None = None,
-    margin: float = MARGIN,
-    how: Literal["wrap", "fold"] = "wrap",
-    include: NameFilter = None,
-    exclude: NameFilter = None,
-    generator: torch.Generator | None = None,
-) -> nn.Module:
-    """A copy of the model with shaped activations; see `shape_activations_`."""
-    changed = copy.deepcopy(model)
-    shape_activations_(
-        changed,
-        inputs,
-        exponent=exponent,
-        law=law,
-        margin=margin,
-        how=how,
-        include=include,
-        exclude=exclude,
-        generator=generator,
-    )
-    return changed
+shape_activations = on_copy(shape_activations_)
 
 
 def _choose_exponent(

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Concatenate, ParamSpec
 
 from torch import nn
 
 from sounding.probe.snapshot import Snapshot
+from sounding.repair.changes import Changes
+
+P = ParamSpec("P")
+
+
+def on_copy(cure: Callable[Concatenate[nn.Module, P], Changes]) -> Callable[Concatenate[nn.Module, P], nn.Module]:
+    """The cure as a function that changes and returns a copy of the model, and leaves the model alone."""
+
+    @functools.wraps(cure)
+    def cured(model: nn.Module, *args: P.args, **options: P.kwargs) -> nn.Module:
+        changed = copy.deepcopy(model)
+        cure(changed, *args, **options)
+        return changed
+
+    cured.__name__ = cure.__name__.removesuffix("_")
+    cured.__doc__ = f"A changed copy of the model; see `{cure.__name__}`.\n\n{cure.__doc__}"
+    return cured  # type: ignore[return-value]  # the model may be given by its name, too
 
 
 def take_snapshot(model: nn.Module) -> Snapshot:
