@@ -112,10 +112,9 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._time += 1
         if name in LAYERS or name.startswith(FUSED):
             self._product = self._time
-        given = list(_tensors((args, kwargs)))
-        taken, made = _keys(given), list(_tensors(out))
+        taken, made = _keys(_tensors((args, kwargs))), list(_tensors(out))
         fresh = [key for key in _keys(made) if key not in taken]
-        mark = self._mark(name, func, args, kwargs, out)
+        mark = self._mark(name, func, args, kwargs, out, taken)
         if name in MIXERS or name in GATHERS:
             self._mix(name, args)
         changes = not fresh and bool(made) and name in ("add", "mul", "copy")
@@ -134,12 +133,12 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.additions.append(Addition(self.calls(), self._attended, shape, sizes, behind))
             self._attended = False
 
-    def _mark(self, name: str, func: Any, args: Any, kwargs: Any, out: Any) -> Mark | None:
+    def _mark(self, name: str, func: Any, args: Any, kwargs: Any, out: Any, taken: list[int]) -> Mark | None:
         """What the result of an operation is for attention, and a look at it where it is one."""
         if name.startswith(FUSED) and "backward" not in name:
             self._fused(func, args, kwargs)
             return None
-        marks = [self._marks.get(key) for key in _keys(_tensors((args, kwargs)))]
+        marks = [self._marks.get(key) for key in taken]
         if marks and all(mark is not None and mark[0] == WEIGHT for mark in marks):
             return (WEIGHT, None)
         if name in CHOICES and marks[:1] and marks[0] is not None and marks[0][0] == LOGITS:
@@ -301,10 +300,11 @@ def _keys(tensors: Iterable[Tensor]) -> list[int]:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for part in value:
+    """The tensors of nested arguments, in order; numbers, of which shapes are lists, are passed over at once."""
+    for part in value if isinstance(value, tuple | list) else (value,):
+        if isinstance(part, Tensor):
+            yield part
+        elif isinstance(part, tuple | list):
             yield from _tensors(part)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
+        elif isinstance(part, dict):
+            yield from _tensors(list(part.values()))
