@@ -91,7 +91,7 @@ def compare_on_cpu() -> dict[str, float]:
     """Rates of both, and their ratios: chain-layers per second, the loop in every writing, on all cores and on one."""
     small: dict[str, Any] = {"width": 1000, "samples": 10, "gamma": math.inf}
     square: dict[str, Any] = {"width": 256, "samples": 256, "gamma": 0.1}
-    mine: dict[str, Any] = {"center": False, "depth": 100}
+    mine: dict[str, Any] = {"centring": False, "depth": 100}
     gap = {"width": 1000, "batch_size": 10, "runs": 192, "measures": ["orthogonality_gap"], **mine}
     rank = {"width": 256, "batch_size": 256, "runs": 16, "residual": 0.1, "measures": ["soft_rank"], **mine}
     found = {
@@ -120,7 +120,7 @@ def one_core() -> dict[str, float]:
     """A layer of n = d = 256 in microseconds of one core's own time, which a busy machine disturbs little."""
     draw = NormalStream(0)
     rows, weight, out = torch.randn(256, 256), torch.randn(256, 256), torch.empty(256, 256)
-    law = make_law(width=256, batch_size=256, residual=0.1, center=False)
+    law = make_law(width=256, batch_size=256, residual=0.1, centring=False)
     chains = Chains([law] * 4, torch.randn(4, 256, 256), route="explicit", generator=torch.Generator(), normals=draw)
     cores = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -145,7 +145,7 @@ def one_core() -> dict[str, float]:
 
 def scaling_on_cpu() -> dict[str, list[float]]:
     """Seconds over depth and over runs (linear), and peak memory over depth (flat)."""
-    common = {"width": 256, "batch_size": 8, "center": False, "measures": ["orthogonality_gap"]}
+    common = {"width": 256, "batch_size": 8, "centring": False, "measures": ["orthogonality_gap"]}
     depths, runs = [200, 400, 800], [32, 64, 128]
     by_depth = [64 * depth / ours(runs=64, depth=depth, **common) for depth in depths]
     by_runs = [400 * count / ours(runs=count, depth=400, **common) for count in runs]

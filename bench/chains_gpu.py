@@ -19,24 +19,24 @@ from sounding.chain import gpu
 WIDTHS = (8, 16, 32, 64, 128, 256)
 GAMMAS = (0.01, 0.1, 1.0, math.inf)
 CASES: tuple[dict[str, Any], ...] = (
-    {"width": 32, "batch_size": 4, "center": False},
+    {"width": 32, "batch_size": 4, "centring": False},
     {"width": 32, "batch_size": 4},
-    {"width": 1000, "batch_size": 10, "center": False},
+    {"width": 1000, "batch_size": 10, "centring": False},
     {"width": 100, "batch_size": 12, "activation": "relu"},
     {"width": 100, "batch_size": 7, "activation": "leaky_relu:0.3", "eps": 0.1, "gain": 1.5},
-    {"width": 33, "batch_size": 2, "center": False, "start": "collinear:1e-4"},
-    {"width": 40, "batch_size": 6, "center": False, "start": "repeated:3"},
+    {"width": 33, "batch_size": 2, "centring": False, "input": "collinear:1e-4"},
+    {"width": 40, "batch_size": 6, "centring": False, "input": "repeated:3"},
     {"width": 64, "batch_size": 20, "activation": "tanh"},
-    {"width": 64, "batch_size": 8, "residual": 0.3, "center": False},
-    {"width": 32, "batch_size": 32, "residual": 0.1, "center": False},
+    {"width": 64, "batch_size": 8, "residual": 0.3, "centring": False},
+    {"width": 32, "batch_size": 32, "residual": 0.1, "centring": False},
     {"width": 32, "batch_size": 48, "activation": "relu"},
-    {"width": 64, "batch_size": 8, "weights": "orthogonal", "center": False},
-    {"width": 32, "batch_size": 32, "weights": "orthogonal", "center": False},
-    {"width": 48, "batch_size": 8, "weights": "uniform", "center": False},
-    {"width": 48, "batch_size": 8, "norm": "layer", "position": "after", "activation": "gelu"},
+    {"width": 64, "batch_size": 8, "weights": "orthogonal", "centring": False},
+    {"width": 32, "batch_size": 32, "weights": "orthogonal", "centring": False},
+    {"width": 48, "batch_size": 8, "weights": "uniform", "centring": False},
+    {"width": 48, "batch_size": 8, "norm": "layer", "placement": "after", "activation": "gelu"},
     {"width": 48, "batch_size": 8, "norm": "none", "activation": "relu"},
     {"width": 48, "batch_size": 8, "gain": "power:0.3", "activation": "tanh"},
-    {"width": 64, "batch_size": 8, "dtype": "float64", "center": False},
+    {"width": 64, "batch_size": 8, "dtype": "float64", "centring": False},
 )
 MEASURES = ("orthogonality_gap", "participation_ratio", "soft_rank", "mean_cosine", "log_norm")
 
@@ -138,9 +138,9 @@ def streaming() -> dict[str, float]:
         )  # fmt: skip
         name = f"stream_rounds{rounds}_{'float64' if wide else 'float32'}_warps{warps}"
         found[name] = chains * layers / seconds_of(work, repeats=5)
-    for name, center, activation in (("", False, "identity"), ("_centred_relu", True, "relu")):
+    for name, centring, activation in (("", False, "identity"), ("_centred_relu", True, "relu")):
         settings: dict[str, Any] = {
-            "width": d, "batch_size": n, "depth": 2000, "runs": 8448, "center": center, "activation": activation,
+            "width": d, "batch_size": n, "depth": 2000, "runs": 8448, "centring": centring, "activation": activation,
             "device": "cuda", "measures": ["orthogonality_gap", "participation_ratio"],
         }  # fmt: skip
         for call in ("first_call", "second_call"):
@@ -156,14 +156,14 @@ def plain_loop() -> dict[str, float]:
     from sounding.chain.law import make_law
     from sounding.chain.step import Chains
 
-    law = make_law(width=1000, batch_size=10, center=False)
+    law = make_law(width=1000, batch_size=10, centring=False)
     chains = Chains([law] * 8192, torch.randn(8192, 10, 1000, device="cuda"), route="gram", generator=generator)
     plain = 8192 / seconds_of(chains.step)
     allowed = gpu.STREAMED_SAMPLES
     gpu.STREAMED_SAMPLES = 0
     try:
         result = chain.simulate(
-            width=1000, batch_size=10, center=False, runs=8192, depth=200, measures=["orthogonality_gap"],
+            width=1000, batch_size=10, centring=False, runs=8192, depth=200, measures=["orthogonality_gap"],
             device="cuda", generator=torch.Generator().manual_seed(0),
         )  # fmt: skip
     finally:
@@ -181,7 +181,7 @@ def figure_3a() -> dict[str, Any]:
         start = time.perf_counter()
         results = chain.simulate_many(
             widths=[width], residuals=GAMMAS, depth=burn_in + measured, burn_in=burn_in, runs=runs, every=1000,
-            measures=["soft_rank"], center=False, start="orthogonal", device="cuda", generator=generator,
+            measures=["soft_rank"], centring=False, input="orthogonal", device="cuda", generator=generator,
         )  # fmt: skip
         seconds = time.perf_counter() - start
         ranks = {str(gamma): str(r.averages["soft_rank"]) for gamma, r in zip(GAMMAS, results, strict=True)}
@@ -196,7 +196,7 @@ def graphed() -> dict[str, Any]:
     generator = torch.Generator(device="cuda").manual_seed(0)
     from sounding.chain.law import make_law
 
-    law = make_law(width=256, batch_size=256, residual=0.1, center=False)
+    law = make_law(width=256, batch_size=256, residual=0.1, centring=False)
     found: dict[str, Any] = {}
     for count in (100, 400):
         state = torch.randn(count, 256, 256, device="cuda")

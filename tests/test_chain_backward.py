@@ -24,7 +24,7 @@ def test_log_norms_equal_autograd_through_the_whole_network():
     from sounding.chain.run import Options, _make_plan
 
     options = Options(
-        depth=5, runs=1, burn_in=0, every=1, measures=["log_norm"], profile=True, start="gaussian",
+        depth=5, runs=1, burn_in=0, every=1, measures=["log_norm"], profile=True, input="gaussian",
         explicit_weights=True, dtype="float64", device="cpu",
     )  # fmt: skip
     law = make_law(width=6, batch_size=4, activation="tanh", dtype="float64")
@@ -77,12 +77,12 @@ def test_a_thousand_layers_stay_finite(weights):
 def test_orthogonal_weights_without_centring_do_not_explode():
     """thesis2024 chapter 6: at isometry (n = d, orthogonal input) BN is the identity and gradients keep their norm."""
     result = simulate(
-        width=16, batch_size=16, depth=200, runs=4, weights="orthogonal", start="near-orthogonal:1e-3", center=False,
+        width=16, batch_size=16, depth=200, runs=4, weights="orthogonal", input="near-orthogonal:1e-3", centring=False,
         backward=True, measures=["isometry_gap"], dtype="float64", generator=seeded(3),
     )  # fmt: skip
     assert abs(result.gradients["log_rate"].value) < 1e-3
     gaussian = simulate(
-        width=16, batch_size=16, depth=200, runs=4, start="near-orthogonal:1e-3", center=False,
+        width=16, batch_size=16, depth=200, runs=4, input="near-orthogonal:1e-3", centring=False,
         backward=True, measures=["isometry_gap"], dtype="float64", generator=seeded(3),
     )  # fmt: skip
     assert gaussian.gradients["log_rate"].value > 0.01

@@ -16,7 +16,7 @@ import torch
 from click.testing import CliRunner
 
 from sounding import simulate
-from sounding.chain.inputs import draw_start, make_start
+from sounding.chain.inputs import make_input
 from sounding.cli import main
 from sounding.cli.simulate import simulate as command
 from sounding.errors import UsageError
@@ -30,6 +30,20 @@ def run(*arguments: str) -> dict:
 
 
 SMALL = ("--width", "16", "--batch-size", "4", "--depth", "40", "--seed", "1")
+
+
+def test_old_names_of_options_still_work():
+    now = run(*SMALL, "--no-centring", "--placement", "after", "--input", "orthogonal")
+    old = CliRunner().invoke(command, [*SMALL, "--no-center", "--position", "after", "--input", "orthogonal", "--json"])
+    assert json.loads(old.stdout)["averages"] == now["averages"]
+    assert "--center is now --centring" in old.stderr
+    options = {"width": 16, "batch_size": 4, "depth": 40, "generator": torch.Generator().manual_seed(1)}
+    with pytest.warns(DeprecationWarning, match="is now") as told:
+        python = simulate(**options, center=False, position="after", start="orthogonal")
+    assert len(told) == 3
+    assert {name: value.value for name, value in python.averages.items()} == {
+        name: found["mean"] for name, found in now["averages"].items()
+    }
 
 
 def test_json_has_the_promised_keys():
@@ -52,8 +66,8 @@ def test_every_kth_layer_and_the_needed_depth():
 
 def test_the_defaults_are_centred_batch_norm_gaussian_weights_and_no_skip():
     settings = run(*SMALL, "--measure", "numerical_rank")["settings"]
-    assert (settings["norm"], settings["center"], settings["weights"]) == ("batch", True, "gaussian")
-    assert (settings["activation"], settings["residual"], settings["position"]) == ("identity", "inf", "before")
+    assert (settings["norm"], settings["centring"], settings["weights"]) == ("batch", True, "gaussian")
+    assert (settings["activation"], settings["residual"], settings["placement"]) == ("identity", "inf", "before")
 
 
 def test_a_seed_repeats_and_another_differs():
@@ -65,7 +79,7 @@ def test_a_seed_repeats_and_another_differs():
 
 def test_several_widths_and_strengths():
     found = run("--width", "6,12", "--batch-size", "width", "--depth", "30", "--residual", "0.1,inf", "--seed", "0",
-                "--measure", "soft_rank", "--no-center")["simulations"]  # fmt: skip
+                "--measure", "soft_rank", "--no-centring")["simulations"]  # fmt: skip
     settings = [(s["settings"]["width"], s["settings"]["batch_size"], s["settings"]["residual"]) for s in found]
     assert settings == [(6, 6, 0.1), (6, 6, "inf"), (12, 12, 0.1), (12, 12, "inf")]
 
@@ -112,7 +126,7 @@ def test_backward_gives_growth_with_an_interval():
         (("--input", "repeated:9"), "different samples"),
         (("--input", "square"), "unknown input"),
         (("--dtype", "float16"), "float32 or float64"),
-        (("--position", "under"), "'before' or 'after'"),
+        (("--placement", "under"), "'before' or 'after'"),
         (("--weights", "heavy"), "unknown weight law"),
         (("--error", "0"), "--error must be positive"),
     ],
@@ -177,8 +191,8 @@ def test_progress_is_reported():
 
 def drawn(spec, *, width=12, samples=4, chains=3) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
-    start = make_start(spec, width=width, batch_size=samples, generator=generator)
-    return draw_start(start, chains=chains, width=width, batch_size=samples, generator=generator, dtype=torch.float64)
+    entering = make_input(spec, width=width, batch_size=samples, generator=generator)
+    return entering.draw(chains=chains, width=width, batch_size=samples, generator=generator, dtype=torch.float64)
 
 
 def test_inputs_by_name(tmp_path):

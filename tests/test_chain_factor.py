@@ -76,7 +76,7 @@ def test_whitened_normals_are_orthonormal():
 def test_rank_k_stays_rank_k_for_hundreds_of_layers(dtype, runs):
     """Batch norm pulls samples apart exponentially fast, so rounding must never make repeated samples differ."""
     result = simulate(
-        width=24, batch_size=8, depth=400, burn_in=300, runs=runs, start="repeated:3", center=False, dtype=dtype,
+        width=24, batch_size=8, depth=400, burn_in=300, runs=runs, input="repeated:3", centring=False, dtype=dtype,
         measures=["numerical_rank", "effective_rank"], generator=torch.Generator().manual_seed(5),
     )  # fmt: skip
     assert result.averages["numerical_rank"].value == 3
@@ -86,7 +86,7 @@ def test_rank_k_stays_rank_k_for_hundreds_of_layers(dtype, runs):
 @pytest.mark.parametrize("explicit", [False, True])
 @pytest.mark.parametrize("samples", [5, 21])
 def test_repeated_samples_stay_equal_to_the_last_bit(explicit, samples):
-    law = make_law(width=30, batch_size=samples, center=False, activation="relu")
+    law = make_law(width=30, batch_size=samples, centring=False, activation="relu")
     generator = torch.Generator().manual_seed(7)
     state = torch.randn(20, 2, 30, generator=generator)[:, torch.arange(samples) % 2]
     route = "explicit" if explicit else "gram"
@@ -102,7 +102,7 @@ def test_repeated_samples_stay_equal_to_the_last_bit(explicit, samples):
 def test_nearly_collinear_samples_are_pulled_apart_at_the_same_pace_by_both_routes(dtype):
     """The way out of 1e-5 (float32) or 1e-9 (float64) takes equally many layers on average."""
     eps = 1e-5 if dtype == torch.float32 else 1e-9
-    law = make_law(width=32, batch_size=3, center=False)
+    law = make_law(width=32, batch_size=3, centring=False)
     layers = {}
     for route in ("gram", "explicit"):
         generator = torch.Generator().manual_seed(6)

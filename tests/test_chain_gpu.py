@@ -15,14 +15,14 @@ from tolerance import TOLERANCE
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 MEASURES = ("orthogonality_gap", "participation_ratio", "mean_cosine", "log_norm", "numerical_rank")
 LAWS: tuple[dict[str, Any], ...] = (
-    {"width": 32, "batch_size": 4, "center": False},
+    {"width": 32, "batch_size": 4, "centring": False},
     {"width": 100, "batch_size": 11, "activation": "relu"},
-    {"width": 40, "batch_size": 6, "start": "repeated:3"},
+    {"width": 40, "batch_size": 6, "input": "repeated:3"},
     {"width": 40, "batch_size": 20, "activation": "tanh", "gain": "power:0.3"},
     {"width": 32, "batch_size": 8, "residual": 0.3},
-    {"width": 24, "batch_size": 24, "weights": "orthogonal", "center": False},
+    {"width": 24, "batch_size": 24, "weights": "orthogonal", "centring": False},
     {"width": 24, "batch_size": 6, "norm": "none", "activation": "relu"},
-    {"width": 24, "batch_size": 30, "norm": "rms", "position": "after", "activation": "gelu"},
+    {"width": 24, "batch_size": 30, "norm": "rms", "placement": "after", "activation": "gelu"},
 )
 
 
@@ -50,7 +50,14 @@ def test_a_seed_repeats_on_the_gpu():
 
 
 def test_the_streaming_kernel_follows_the_reference_from_nearly_collinear_samples():
-    settings = {"width": 64, "batch_size": 3, "center": False, "start": "collinear:1e-5", "depth": 30, "profile": True}
+    settings = {
+        "width": 64,
+        "batch_size": 3,
+        "centring": False,
+        "input": "collinear:1e-5",
+        "depth": 30,
+        "profile": True,
+    }
     one = simulate(runs=300, generator=torch.Generator().manual_seed(3), measures=["mean_cosine"], **settings)
     two = simulate(
         runs=900, generator=torch.Generator().manual_seed(4), measures=["mean_cosine"], device="cuda", **settings
@@ -61,7 +68,7 @@ def test_the_streaming_kernel_follows_the_reference_from_nearly_collinear_sample
 
 
 def test_strengths_share_a_batch():
-    settings = {"widths": [16], "residuals": [0.1, math.inf], "depth": 60, "burn_in": 20, "center": False}
+    settings = {"widths": [16], "residuals": [0.1, math.inf], "depth": 60, "burn_in": 20, "centring": False}
     cpu = simulate_many(runs=100, generator=torch.Generator().manual_seed(5), measures=["soft_rank"], **settings)
     cuda = simulate_many(
         runs=200, generator=torch.Generator().manual_seed(6), measures=["soft_rank"], device="cuda", **settings
@@ -79,7 +86,7 @@ def test_which_laws_stream():
 @pytest.mark.parametrize(
     "law",
     [
-        {"width": 1000, "batch_size": 9, "center": False, "depth": 512},
+        {"width": 1000, "batch_size": 9, "centring": False, "depth": 512},
         {"width": 48, "batch_size": 40, "residual": 0.2, "depth": 512},
         {"width": 48, "batch_size": 40, "residual": 0.2, "depth": 3},
     ],

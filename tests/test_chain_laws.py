@@ -25,11 +25,11 @@ MEASURES = ("orthogonality_gap", "participation_ratio", "mean_cosine", "log_norm
 LEAST_P = 1e-6
 NORMS: tuple[dict[str, Any], ...] = (
     {"norm": "none"},
-    {"norm": "batch", "center": True},
-    {"norm": "batch", "center": False},
-    {"norm": "batch", "center": False, "position": "after"},
+    {"norm": "batch", "centring": True},
+    {"norm": "batch", "centring": False},
+    {"norm": "batch", "centring": False, "placement": "after"},
     {"norm": "layer"},
-    {"norm": "rms", "position": "after", "eps": 0.01},
+    {"norm": "rms", "placement": "after", "eps": 0.01},
 )
 
 
@@ -79,8 +79,8 @@ def test_explicit_weights_and_the_gram_route_have_one_law(weights, activation, r
     ("weights", "options", "route", "dtype"),
     [
         ("gaussian", {"norm": "batch", "activation": "relu"}, "gram", torch.float32),
-        ("gaussian", {"norm": "batch", "center": False, "residual": 0.4}, "gram", torch.float64),
-        ("orthogonal", {"norm": "layer", "position": "after", "activation": "gelu"}, "gram", torch.float32),
+        ("gaussian", {"norm": "batch", "centring": False, "residual": 0.4}, "gram", torch.float64),
+        ("orthogonal", {"norm": "layer", "placement": "after", "activation": "gelu"}, "gram", torch.float32),
         ("gaussian", {"norm": "none", "activation": "tanh", "gain": 0.5}, "gram", torch.float32),
         ("one-sided", {"norm": "batch"}, "explicit", torch.float32),
         ("uniform", {"norm": "rms", "gain": "power:0.5"}, "explicit", torch.float32),
@@ -108,7 +108,7 @@ def test_the_lean_loop_has_the_same_law(weights, options, route, dtype):
 
 def test_two_residual_strengths_share_a_batch_without_mixing():
     """Chains with γ = 0.1 and without a skip connection, side by side in one batch, as on a GPU."""
-    laws = [make_law(width=WIDTH, batch_size=SAMPLES, residual=gamma, center=False) for gamma in (0.1, math.inf)]
+    laws = [make_law(width=WIDTH, batch_size=SAMPLES, residual=gamma, centring=False) for gamma in (0.1, math.inf)]
     generator = torch.Generator().manual_seed(5)
     state = torch.randn(2 * RUNS, SAMPLES, WIDTH, generator=generator)
     chains = Chains([law for law in laws for _ in range(RUNS)], state, route="gram", generator=generator)
@@ -149,10 +149,17 @@ def test_normals_drawn_ahead_are_the_generators_own(monkeypatch):
 
 PLAIN: tuple[dict[str, Any], ...] = (
     {"width": 24, "batch_size": 4},
-    {"width": 24, "batch_size": 4, "center": False, "activation": "relu"},
-    {"width": 10, "batch_size": 10, "center": False, "residual": 0.5},
+    {"width": 24, "batch_size": 4, "centring": False, "activation": "relu"},
+    {"width": 10, "batch_size": 10, "centring": False, "residual": 0.5},
     {"width": 12, "batch_size": 20, "weights": "uniform", "norm": "rms", "activation": "tanh"},
-    {"width": 16, "batch_size": 5, "weights": "orthogonal", "norm": "layer", "position": "after", "activation": "tanh"},
+    {
+        "width": 16,
+        "batch_size": 5,
+        "weights": "orthogonal",
+        "norm": "layer",
+        "placement": "after",
+        "activation": "tanh",
+    },
     {"width": 20, "batch_size": 6, "eps": 0.5, "gain": 2.0, "activation": "tanh"},
 )
 
@@ -167,7 +174,7 @@ def plain_gaps(options: dict[str, Any], *, layers: int, runs: int, rng: np.rando
 
     def normalize(x: np.ndarray) -> np.ndarray:
         axis = 0 if norm == "batch" else 1
-        if norm == "layer" or (norm == "batch" and options.get("center", True)):
+        if norm == "layer" or (norm == "batch" and options.get("centring", True)):
             x = x - x.mean(axis=axis, keepdims=True)
         return x / np.sqrt((x**2).mean(axis=axis, keepdims=True) + eps)
 
@@ -184,7 +191,7 @@ def plain_gaps(options: dict[str, Any], *, layers: int, runs: int, rng: np.rando
         for layer in range(layers):
             product = hidden @ draw().T
             mixed = product / math.sqrt(width) if math.isinf(gamma) else hidden + gamma * product
-            after = options.get("position") == "after"
+            after = options.get("placement") == "after"
             hidden = normalize(function(gain * mixed)) if after else function(gain * normalize(mixed))
             gram = hidden @ hidden.T
             if layer >= layers // 2:

@@ -24,7 +24,7 @@ OWN = ("orthogonality_gap_squared", "frobenius_squared", "mean_absolute_cosine")
 
 
 def measured(state: torch.Tensor, names: tuple[str, ...], *, route: str = "explicit") -> dict[str, torch.Tensor]:
-    law = make_law(width=state.shape[-1], batch_size=state.shape[-2], center=False)
+    law = make_law(width=state.shape[-1], batch_size=state.shape[-2], centring=False)
     observer = make_observer(names, law)
     values = observe(StateView(state, torch.zeros(len(state), dtype=torch.float64), route), observer)
     return {column.name: values[:, index] for index, column in enumerate(observer.columns)}
@@ -70,7 +70,7 @@ def test_the_chains_own_measures():
 
 def test_regularity_is_a_ratio_of_averages():
     """rank2020 Definition 3 divides expectations; the average of ratios is another number."""
-    settings = {"width": 6, "batch_size": 6, "depth": 400, "center": False, "residual": 0.5}
+    settings = {"width": 6, "batch_size": 6, "depth": 400, "centring": False, "residual": 0.5}
     result = simulate(**settings, measures=["regularity"], generator=torch.Generator().manual_seed(3), profile=True)
     assert 0 < result.averages["regularity"].stderr < 0.05
     first = result.profile.value("regularity", layer=1)
@@ -141,7 +141,7 @@ def test_standard_errors_respect_autocorrelation(correlation, runs, layers, batc
 
 
 def test_the_reported_depth_reaches_the_wanted_error():
-    settings = {"width": 16, "batch_size": 4, "center": False, "burn_in": 20, "measures": ["orthogonality_gap"]}
+    settings = {"width": 16, "batch_size": 4, "centring": False, "burn_in": 20, "measures": ["orthogonality_gap"]}
     first = simulate(depth=2000, generator=torch.Generator().manual_seed(4), **settings)
     error = first.averages["orthogonality_gap"].stderr / 2
     depth = first.needed_depth("orthogonality_gap", error=error)
@@ -152,7 +152,7 @@ def test_the_reported_depth_reaches_the_wanted_error():
 
 def test_reported_errors_cover_the_truth():
     """Forty short runs against one long run: their z-scores spread like a standard normal's."""
-    settings = {"width": 12, "batch_size": 4, "center": False, "burn_in": 20, "measures": ["orthogonality_gap"]}
+    settings = {"width": 12, "batch_size": 4, "centring": False, "burn_in": 20, "measures": ["orthogonality_gap"]}
     truth = simulate(depth=400, runs=400, generator=torch.Generator().manual_seed(6), **settings)
     scores = []
     for seed in range(40):

@@ -29,7 +29,7 @@ def test_eigenvalue_deviations_contract_by_n_over_n_plus_2(samples):
     scales = torch.ones(samples)
     scales[0], scales[1] = 1 + delta, 1 - delta
     start = math.sqrt(width) * torch.eye(samples, width) * scales.sqrt()[:, None]
-    law = make_law(width=width, batch_size=samples, center=False)
+    law = make_law(width=width, batch_size=samples, centring=False)
     found = []
     for seed in range(4):
         chains = Chains(
@@ -47,8 +47,8 @@ def test_eigenvalue_deviations_contract_by_n_over_n_plus_2(samples):
 def test_haar_weights_shrink_the_isometry_gap_by_d_over_d_plus_2(width):
     """thesis2024 chapter 6, near isometry; Theorem 6.1's rate is far slower."""
     result = simulate(
-        width=width, batch_size=width, depth=9, runs=400, weights="orthogonal", start="near-orthogonal:1e-3",
-        center=False, dtype="float64", profile=True, measures=["isometry_gap"], generator=seeded(0),
+        width=width, batch_size=width, depth=9, runs=400, weights="orthogonal", input="near-orthogonal:1e-3",
+        centring=False, dtype="float64", profile=True, measures=["isometry_gap"], generator=seeded(0),
     )  # fmt: skip
     series = result.profile.series("isometry_gap")
     per_layer = (series.value[9] / series.value[1]) ** (1 / 8)
@@ -61,7 +61,7 @@ def test_the_stationary_gap_falls_with_the_root_of_the_width():
     gaps = {}
     for width in (64, 256):
         result = simulate(
-            width=width, batch_size=4, depth=300, burn_in=40, runs=64, center=False, generator=seeded(1),
+            width=width, batch_size=4, depth=300, burn_in=40, runs=64, centring=False, generator=seeded(1),
             measures=["orthogonality_gap_squared"],
         )  # fmt: skip
         gaps[width] = result.averages["orthogonality_gap_squared"].value
@@ -81,7 +81,7 @@ def test_centring_leaves_one_direction_less():
 
 def test_features_after_batch_norm_have_unit_mean_square():
     """So tr M = d and ‖H‖_F² = n·d, whatever the layer: log_norm is ½ ln(nd)."""
-    for options in ({}, {"center": False}, {"residual": 0.2}, {"norm": "layer"}, {"norm": "rms"}):
+    for options in ({}, {"centring": False}, {"residual": 0.2}, {"norm": "layer"}, {"norm": "rms"}):
         result = simulate(
             width=20, batch_size=5, depth=10, runs=4, measures=["log_norm"], generator=seeded(3), **options
         )
@@ -164,7 +164,7 @@ def test_one_sided_weights_break_batch_norm():
     ranks = {}
     for law in ("uniform", "one-sided"):
         result = simulate(
-            width=24, batch_size=24, depth=60, burn_in=40, runs=6, weights=law, center=False, generator=seeded(8),
+            width=24, batch_size=24, depth=60, burn_in=40, runs=6, weights=law, centring=False, generator=seeded(8),
             measures=["participation_ratio"],
         )  # fmt: skip
         ranks[law] = result.averages["participation_ratio"].value
@@ -174,7 +174,7 @@ def test_one_sided_weights_break_batch_norm():
 
 def test_widths_and_strengths_in_one_call():
     found = simulate_many(
-        widths=[8, 16], residuals=[0.1, math.inf], depth=400, burn_in=100, runs=16, center=False, generator=seeded(9),
+        widths=[8, 16], residuals=[0.1, math.inf], depth=400, burn_in=100, runs=16, centring=False, generator=seeded(9),
         measures=["soft_rank", "regularity"],
     )  # fmt: skip
     assert [(s.settings["width"], s.settings["residual"]) for s in found] == [

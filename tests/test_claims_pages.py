@@ -64,7 +64,7 @@ def test_an_interval_of_three_looks_is_wider() -> None:
 def test_a_rank_is_counted_at_the_tolerance_that_is_asked_for() -> None:
     shares = ("1e-12", "1e-5", "0.5")
     found = simulate(
-        width=8, batch_size=8, depth=40, runs=4, center=False, start="collinear:1e-4", dtype="float64", residual=0.01,
+        width=8, batch_size=8, depth=40, runs=4, centring=False, input="collinear:1e-4", dtype="float64", residual=0.01,
         measures=[f"numerical_rank:{share}" for share in shares], generator=torch.Generator().manual_seed(3),
     ).averages  # fmt: skip
     ranks = [found[f"numerical_rank:{share}"].value for share in shares]

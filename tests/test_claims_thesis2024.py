@@ -23,7 +23,7 @@ from sounding.claims.thesis2024.kernel_figures import polynomial_activation
 from sounding.claims.thesis2024.networks import (
     build_networks,
     draw_haar,
-    draw_start,
+    draw_input,
     every_layer_log_norms,
     first_layer_log_norms,
 )
@@ -116,7 +116,7 @@ def test_one_exploding_cell_fails_theorem_6_5(monkeypatch: pytest.MonkeyPatch) -
 def test_every_run_has_a_batch_of_its_own(distinct: int | None) -> None:
     values = {"data": "digits", "width": 10, "batch_size": 10, "runs": 3}
     generator = CONTEXT.generator(1)
-    start, labels, classes = draw_start(values, CONTEXT, distinct=distinct, generator=generator)
+    start, labels, classes = draw_input(values, CONTEXT, distinct=distinct, generator=generator)
     assert start.shape == (3, 10, 10)
     assert labels.shape == (3, 10)
     assert classes == 10
@@ -187,14 +187,16 @@ def test_haar_matrices_are_orthogonal_and_unbiased() -> None:
     assert float(traces.square().mean()) == pytest.approx(1.0, abs=0.15)
 
 
-@pytest.mark.parametrize("center", [False, True])
+@pytest.mark.parametrize("centring", [False, True])
 @pytest.mark.parametrize("law", ["gaussian", "orthogonal"])
 @pytest.mark.parametrize("length", [None, 1.0])
-def test_gradients_agree_with_autograd(law: str, center: bool, length: float | None) -> None:
+def test_gradients_agree_with_autograd(law: str, centring: bool, length: float | None) -> None:
     generator = torch.Generator().manual_seed(1)
     start = torch.randn(2, 6, 5, dtype=torch.float64, generator=generator)
     labels = torch.randint(0, 3, (6,), generator=generator)
-    made = build_networks(start, labels, depth=6, generator=generator, law=law, center=center, length=length, classes=3)
+    made = build_networks(
+        start, labels, depth=6, generator=generator, law=law, centring=centring, length=length, classes=3
+    )
     generator.manual_seed(5)
     mine = first_layer_log_norms(made, (3, 6))
     generator.manual_seed(5)
@@ -206,7 +208,7 @@ def test_gradients_agree_with_autograd(law: str, center: bool, length: float | N
         state = start
         for weight in weights:
             product = state @ weight.mT
-            product = product - product.mean(1, keepdim=True) if center else product
+            product = product - product.mean(1, keepdim=True) if centring else product
             state = product / product.square().mean(1, keepdim=True).sqrt() * (length or math.sqrt(6)) / math.sqrt(6)
         logits = state @ heads[depth]
         loss = sum(torch.nn.functional.cross_entropy(one, labels) for one in logits)
@@ -223,5 +225,5 @@ def test_repeated_samples_stay_equal() -> None:
     repeats = torch.arange(6) % 3
     start = torch.randn(1, 3, 6, dtype=torch.float64, generator=generator)[:, repeats]
     labels = torch.zeros(1, 6, dtype=torch.int64)
-    made = build_networks(start, labels, depth=200, generator=generator, center=False, repeats=repeats)
+    made = build_networks(start, labels, depth=200, generator=generator, centring=False, repeats=repeats)
     assert torch.equal(made.states[-1][:, :3], made.states[-1][:, 3:])

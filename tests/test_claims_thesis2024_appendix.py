@@ -45,9 +45,9 @@ def test_table_and_cosines_have_their_rows() -> None:
 
 
 @pytest.mark.parametrize("activation", ["identity", "tanh", "sin"])
-@pytest.mark.parametrize("center", [True, False])
-def test_gradients_are_those_of_autograd(activation: str, center: bool) -> None:
-    made = build_on_data(SMALL, CONTEXT, activation=activation, gain=power(0.3), depth=4, offset=3, center=center)
+@pytest.mark.parametrize("centring", [True, False])
+def test_gradients_are_those_of_autograd(activation: str, centring: bool) -> None:
+    made = build_on_data(SMALL, CONTEXT, activation=activation, gain=power(0.3), depth=4, offset=3, centring=centring)
     functions = {"identity": lambda x: x, "tanh": torch.tanh, "sin": torch.sin}
     before = made.generator.get_state()
     heads = torch.randn(3, 12, 10, generator=made.generator, dtype=torch.float64) / math.sqrt(12)
@@ -57,7 +57,7 @@ def test_gradients_are_those_of_autograd(activation: str, center: bool) -> None:
         state = made.states[0][run]
         for index, weight in enumerate(weights, start=1):
             product = state @ weight.mT
-            product = product - product.mean(0) if center else product
+            product = product - product.mean(0) if centring else product
             state = functions[activation](index**-0.3 * product / product.square().mean(0).sqrt())
         loss = torch.nn.functional.cross_entropy(state @ heads[run], made.labels[run])
         wanted[run] = [float(gradient.norm().log()) for gradient in torch.autograd.grad(loss, weights)]

@@ -47,9 +47,9 @@ def test_without_a_skip_the_weights_stand_alone() -> None:
 def test_norms_do_what_they_say() -> None:
     state = draw(2, 6, 4) + 3
     assert float(batch_norm(state).mean(-2).abs().max()) < TOLERANCE.exact
-    for normed in (batch_norm(state), unit_features(state), unit_features(state, center=True)):
+    for normed in (batch_norm(state), unit_features(state), unit_features(state, centring=True)):
         assert torch.allclose(normed.square().mean(-2), torch.ones(2, 4, dtype=torch.float64))
-    assert torch.allclose(unit_features(state, center=True), batch_norm(state))
+    assert torch.allclose(unit_features(state, centring=True), batch_norm(state))
     square = (state - state.mean(-2, keepdim=True)).square().mean(-2)
     assert torch.allclose(batch_norm(state, eps=0.5).square().mean(-2), square / (square + 0.5))
     assert torch.allclose(torch.linalg.matrix_norm(unit_matrix(state)), torch.ones(2, dtype=torch.float64))

@@ -184,7 +184,7 @@ def test_regression_has_no_accuracy() -> None:
         (lambda: make_data()[:1], {}, "Dataset or a pair"),
         (lambda: (make_data()[0], make_data()[1][:5]), {}, "as many targets"),
         (lambda: (make_data()[0], make_data()[1] + 1), {}, "labels from 0 to 2"),
-        (lambda: (make_data()[0], make_data()[0]), {}, "cross-entropy needs integer labels"),
+        (lambda: (make_data()[0], make_data()[0]), {}, "cross_entropy needs integer labels"),
         (lambda: (make_data()[0].to(torch.uint8), make_data()[1]), {}, "uint8"),
         (lambda: make_data(), {"recipe": Recipe(batch_size=1000)}, "at most 96"),
         (lambda: make_data(), {"recipe": {"epochs": 1}}, "expected a Recipe"),

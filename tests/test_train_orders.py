@@ -15,7 +15,7 @@ from sounding.train import Recipe, make_grid, train_, train_together_
 ORDERS = [5, 6, 5]  # the first and the last run share one
 
 
-@pytest.mark.parametrize("loss", ["cross-entropy", "mse"])
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("route", ["products", "vmap"])
 @pytest.mark.parametrize("group_size", [2, 3])

@@ -19,7 +19,7 @@ from tolerance import TOLERANCE
 OPTIMIZERS = {"sgd": 0.1, "momentum": 0.05, "adam": 0.01, "rmsprop": 0.01}
 
 
-@pytest.mark.parametrize("loss", ["cross-entropy", "mse"])
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
 @pytest.mark.parametrize("clipping", [None, 0.02])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("route", ["products", "vmap"])
@@ -40,7 +40,7 @@ def test_a_stacked_perceptron_goes_the_way_it_goes_alone(route, optimizer, clipp
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize(("loss", "clipping"), [("cross-entropy", None), ("mse", 0.05)])
+@pytest.mark.parametrize(("loss", "clipping"), [("cross_entropy", None), ("mse", 0.05)])
 def test_a_stacked_convolution_goes_the_way_it_goes_alone(optimizer, loss, clipping) -> None:
     rate = OPTIMIZERS[optimizer]
     recipe = Recipe(optimizer=optimizer, loss=loss, clipping=clipping, batch_size=12, epochs=2)

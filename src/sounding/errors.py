@@ -6,9 +6,15 @@ line prints it as one sentence and ends with its `exit_code`; anything else that
 
 from __future__ import annotations
 
+import functools
 import re
+import warnings
+from collections.abc import Callable
 from enum import IntEnum
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 CONTROLS = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
 
@@ -132,3 +138,20 @@ def clean(text: str) -> str:
     'red␛[31m'
     """
     return CONTROLS.sub(lambda found: chr(0x2400 + ord(found[0])) if ord(found[0]) < 32 else "�", text)
+
+
+def renamed(**names: str) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
+    """Let a function take arguments under their old names too, after a warning: `@renamed(center="centring")`."""
+
+    def decorate(function: Callable[P, Result]) -> Callable[P, Result]:
+        @functools.wraps(function)
+        def take_old_names(*arguments: P.args, **keywords: P.kwargs) -> Result:
+            for old in names.keys() & keywords.keys():
+                text = f"the argument {old} of {function.__name__} is now {names[old]}"
+                warnings.warn(text, DeprecationWarning, stacklevel=2)
+                keywords[names[old]] = keywords.pop(old)
+            return function(*arguments, **keywords)
+
+        return take_old_names
+
+    return decorate

@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch
 
 from sounding.chain.averages import batch_count
-from sounding.chain.inputs import Start, draw_start
+from sounding.chain.inputs import ChainInput
 from sounding.chain.law import ChainLaw
 from sounding.chain.lean import LeanChain, block_length, is_small
 from sounding.chain.normals import Normals, make_normals
@@ -49,7 +49,7 @@ class Plan:
         every: layers between measurements.
         profile: whether to keep moments layer by layer.
         observer: what to measure.
-        start: the input.
+        input: what enters the first layer.
         route: explicit weights or the Gram route.
         dtype: of the state.
         device: where.
@@ -62,7 +62,7 @@ class Plan:
     every: int
     profile: bool
     observer: Observer
-    start: Start
+    input: ChainInput
     route: Route
     dtype: torch.dtype
     device: torch.device
@@ -228,8 +228,7 @@ def run_task(plan: Plan, task: Task, clock: Clock, *, drawer: ThreadPoolExecutor
 def draw_input(plan: Plan, task: Task, generator: torch.Generator) -> torch.Tensor:
     """The input of a task's chains."""
     law = task.laws[0]
-    return draw_start(
-        plan.start,
+    return plan.input.draw(
         chains=len(task.laws) * task.runs,
         width=law.width,
         batch_size=law.batch_size,

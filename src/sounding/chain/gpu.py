@@ -51,14 +51,14 @@ def can_stream(plan: Plan) -> bool:
         and law.weights.invariance == "gaussian"
         and math.isinf(law.residual)
         and law.norm == "batch"
-        and law.position == "before"
+        and law.placement == "before"
         and law.activation.degree == 1.0
         and law.activation.slopes is not None
         and law.gain.constant is not None
         and law.batch_size <= STREAMED_SAMPLES
         and plan.dtype == torch.float32
         and not plan.observer.ratios
-        and plan.start.kind not in ("repeated", "data")
+        and plan.input.kind not in ("repeated", "data")
         and has_triton()
     )
 
@@ -97,7 +97,7 @@ class Stream:
         up, down = law.activation.slopes
         stream_gram[(self.chains,)](
             gram, self.out, self.seed, self.chains, 0, layers[0], len(layers), self.plan.every, law.width,
-            float(law.gain.constant), float(law.eps), float(up), float(down), N=law.batch_size, CENTER=law.center,
+            float(law.gain.constant), float(law.eps), float(up), float(down), N=law.batch_size, CENTER=law.centring,
             BLOCK=32, ROUNDS=PHILOX_ROUNDS, WIDE=True, num_warps=1,
         )  # fmt: skip
 
@@ -154,7 +154,7 @@ class DeviceChains(Chains):
     def fuse(self) -> None:
         """Decide once whether the fused kernel applies, and prepare it."""
         law = self.law
-        self.fused = law.norm == "batch" and law.position == "before" and law.batch_size <= LARGEST_TILE
+        self.fused = law.norm == "batch" and law.placement == "before" and law.batch_size <= LARGEST_TILE
         self.fused = self.fused and self.state.dtype == torch.float32 and has_triton()
         self.state = self.state.contiguous()
         self.flat_skip, self.flat_scale = self.skip.flatten(), self.scale.flatten()
@@ -172,7 +172,7 @@ class DeviceChains(Chains):
         grid = (len(self.state), -(-law.width // block))
         add_and_normalize[grid](
             product, self.state, self.flat_skip, self.flat_scale, law.batch_size, law.width, law.eps,
-            CENTER=law.center, SAMPLES=tile, BLOCK=block, num_warps=4 if tile * block <= 4096 else 8,
+            CENTER=law.centring, SAMPLES=tile, BLOCK=block, num_warps=4 if tile * block <= 4096 else 8,
         )  # fmt: skip
         self._gram = None
         if not self._linear or isinstance(gain, torch.Tensor) or gain != 1.0:

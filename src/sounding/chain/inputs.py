@@ -17,7 +17,7 @@ KINDS = ("gaussian", "orthogonal", "near-orthogonal:EPS", "collinear:EPS", "repe
 
 
 @dataclass(frozen=True)
-class Start:
+class ChainInput:
     """A checked input: its kind, its parameter, and the batch itself where it is data.
 
     Args:
@@ -30,10 +30,37 @@ class Start:
     parameter: float = 0.0
     batch: torch.Tensor | None = None
 
+    def draw(
+        self, *, chains: int, width: int, batch_size: int, generator: torch.Generator, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """The input of each chain, (chains, samples, features), on the generator's device."""
+        device = generator.device
 
-def make_start(
+        def normals(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator, dtype=dtype, device=device)
+
+        shape = (chains, batch_size, width)
+        if self.kind == "data":
+            assert self.batch is not None
+            batch = self.batch.to(device=device, dtype=dtype)
+            if batch.shape[1] == width:
+                return batch.expand(shape).clone()
+            return batch @ (normals(chains, batch.shape[1], width) / math.sqrt(batch.shape[1]))
+        if self.kind == "repeated":
+            distinct = int(self.parameter)
+            return normals(chains, distinct, width)[:, torch.arange(batch_size, device=device) % distinct]
+        if self.kind == "gaussian":
+            return normals(*shape)
+        if self.kind == "collinear":
+            common = normals(chains, 1, width).expand(shape)
+        else:
+            common = math.sqrt(width) * torch.eye(batch_size, width, dtype=dtype, device=device).expand(shape)
+        return common + self.parameter * normals(*shape) if self.parameter else common.clone()
+
+
+def make_input(
     spec: str | torch.Tensor, *, width: int, batch_size: int, generator: torch.Generator | None = None
-) -> Start:
+) -> ChainInput:
     """Read an input spec.
 
     - "gaussian": independent standard normal entries, fresh for each chain;
@@ -46,7 +73,7 @@ def make_start(
       for each chain.
     """
     if isinstance(spec, torch.Tensor):
-        return Start("data", batch=_check_batch(spec, batch_size=batch_size, source="the input tensor"))
+        return ChainInput("data", batch=_check_batch(spec, batch_size=batch_size, source="the input tensor"))
     kind, _, parameter = str(spec).partition(":")
     if kind in ("orthogonal", "near-orthogonal") and batch_size > width:
         raise UsageError(
@@ -56,46 +83,18 @@ def make_start(
     if kind in ("gaussian", "orthogonal"):
         if parameter:
             raise UsageError(f"input {kind!r} takes no parameter, got {spec!r}", hint=kind)
-        return Start(kind)
+        return ChainInput(kind)
     if kind in ("near-orthogonal", "collinear"):
-        return Start(kind, _parse_eps(spec, parameter))
+        return ChainInput(kind, _parse_eps(spec, parameter))
     if kind == "repeated":
-        return Start(kind, _parse_distinct(spec, parameter, batch_size=batch_size))
+        return ChainInput(kind, _parse_distinct(spec, parameter, batch_size=batch_size))
     if Path(kind).suffix or kind in _data_names():
         from sounding.data import load_batch
 
         batch = load_batch(spec, batch_size=batch_size, generator=generator)
-        return Start("data", batch=_check_batch(batch.inputs, batch_size=batch_size, source=repr(str(spec))))
+        return ChainInput("data", batch=_check_batch(batch.inputs, batch_size=batch_size, source=repr(str(spec))))
     known = (*KINDS, *sorted(_data_names() - {"FILE.npz"}), "FILE.npz")
     raise UsageError(f"unknown input {str(spec)!r}", hint=f"one of {', '.join(known)}")
-
-
-def draw_start(
-    start: Start, *, chains: int, width: int, batch_size: int, generator: torch.Generator, dtype: torch.dtype
-) -> torch.Tensor:
-    """The input of each chain, (chains, samples, features), on the generator's device."""
-    device = generator.device
-
-    def normals(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, dtype=dtype, device=device)
-
-    shape = (chains, batch_size, width)
-    if start.kind == "data":
-        assert start.batch is not None
-        batch = start.batch.to(device=device, dtype=dtype)
-        if batch.shape[1] == width:
-            return batch.expand(shape).clone()
-        return batch @ (normals(chains, batch.shape[1], width) / math.sqrt(batch.shape[1]))
-    if start.kind == "repeated":
-        distinct = int(start.parameter)
-        return normals(chains, distinct, width)[:, torch.arange(batch_size, device=device) % distinct]
-    if start.kind == "gaussian":
-        return normals(*shape)
-    if start.kind == "collinear":
-        common = normals(chains, 1, width).expand(shape)
-    else:
-        common = math.sqrt(width) * torch.eye(batch_size, width, dtype=dtype, device=device).expand(shape)
-    return common + start.parameter * normals(*shape) if start.parameter else common.clone()
 
 
 def _parse_eps(spec: object, parameter: str) -> float:

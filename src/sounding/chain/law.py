@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 Norm = Literal["none", "batch", "layer", "rms"]
-Position = Literal["before", "after"]
+Placement = Literal["before", "after"]
 GainSpec = float | str | Callable[[int], float]
 
 NORMS: tuple[Norm, ...] = ("none", "batch", "layer", "rms")
@@ -57,8 +57,8 @@ class ChainLaw:
         activation: φ.
         gain: g(layer), layers counted from 1.
         norm: "none", "batch", "layer" or "rms".
-        center: whether batch norm subtracts the mean over samples (layer norm always centres, rms never).
-        position: whether the normalization stands "before" or "after" the activation.
+        centring: whether batch norm subtracts the mean over samples (layer norm always centres, rms never).
+        placement: whether the normalization stands "before" or "after" the activation.
         eps: added to the variance under the root.
         residual: γ in (0, ∞]; ∞ is no skip connection.
     """
@@ -69,8 +69,8 @@ class ChainLaw:
     activation: Activation
     gain: Gain
     norm: Norm = "batch"
-    center: bool = True
-    position: Position = "before"
+    centring: bool = True
+    placement: Placement = "before"
     eps: float = 0.0
     residual: float = math.inf
 
@@ -103,8 +103,8 @@ def make_law(
     activation: Any = "identity",
     gain: GainSpec = 1.0,
     norm: str = "batch",
-    center: bool = True,
-    position: str = "before",
+    centring: bool = True,
+    placement: str = "before",
     eps: float = 0.0,
     residual: float = math.inf,
     depth: int = 1,
@@ -115,12 +115,12 @@ def make_law(
     _check_count("batch size", batch_size, minimum=1)
     if norm not in NORMS:
         raise UsageError(f"unknown normalization {norm!r}", hint=f"one of {', '.join(NORMS)}")
-    if position not in ("before", "after"):
-        raise UsageError(f"the normalization stands 'before' or 'after' the activation, got {position!r}")
-    if norm == "batch" and center and batch_size < 2:
+    if placement not in ("before", "after"):
+        raise UsageError(f"the normalization stands 'before' or 'after' the activation, got {placement!r}")
+    if norm == "batch" and centring and batch_size < 2:
         raise UsageError(
             f"centred batch norm needs at least 2 samples to have a variance, got a batch of {batch_size}",
-            hint="--batch-size 32, or --no-center",
+            hint="--batch-size 32, or --no-centring",
         )
     if norm == "layer" and width < 2:
         raise UsageError(f"layer norm needs at least 2 features to have a variance, got width {width}")
@@ -136,8 +136,8 @@ def make_law(
         activation=resolve(activation),
         gain=make_gain(gain),
         norm=norm,
-        center=center if norm == "batch" else norm == "layer",
-        position=position,  # type: ignore[arg-type]
+        centring=centring if norm == "batch" else norm == "layer",
+        placement=placement,  # type: ignore[arg-type]
         eps=float(eps),
         residual=gamma,
     )
@@ -177,7 +177,7 @@ def normalize_(values: torch.Tensor, law: ChainLaw) -> torch.Tensor:
     if law.norm == "none":
         return values
     axis = -2 if law.norm == "batch" else -1
-    if law.center:
+    if law.centring:
         values = values - values.mean(dim=axis, keepdim=True)
     square = values.square().sum(dim=axis, keepdim=True).div_(values.shape[axis])
     if law.eps > 0:
@@ -253,7 +253,7 @@ def _largest_input(law: ChainLaw) -> float:
     """The largest |value| that reaches the activation at gain 1: √n or √d after a norm, a rare normal otherwise."""
     if law.norm == "none":
         return LARGEST_NORMAL
-    if law.position == "before":
+    if law.placement == "before":
         largest = math.sqrt(law.batch_size if law.norm == "batch" else law.width)
         # without a skip connection features are close to normal; with one, a feature may be a single sample's own
         return min(largest, 2 * LARGEST_NORMAL) if math.isinf(law.residual) else largest

@@ -64,7 +64,7 @@ class LeanChain:
         scales = []
         for index, (draw, gain) in enumerate(zip(draws, gains, strict=True)):
             values = self._multiply(draw)
-            if self.law.position == "before":
+            if self.law.placement == "before":
                 self.state = self._activate(self._normalize(values), gain)
             else:
                 self.state = self._normalize(self._activate(values, gain))
@@ -110,7 +110,7 @@ class LeanChain:
         if law.norm == "none":
             return values
         axis = self._axis
-        if law.center:
+        if law.centring:
             values = values - np.add.reduce(values, axis=axis, keepdims=True) / values.shape[axis]
         square = np.add.reduce(values * values, axis=axis, keepdims=True)
         square /= values.shape[axis]

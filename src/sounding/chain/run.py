@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from sounding.chain.engine import Plan, Progress, run_plan
-from sounding.chain.inputs import make_start
+from sounding.chain.inputs import make_input
 from sounding.chain.law import ChainLaw, GainSpec, make_law
 from sounding.chain.observe import make_observer
 from sounding.chain.record import Record
 from sounding.chain.simulation import Simulation, make_averages, make_profile
 from sounding.chain.step import choose_route
-from sounding.errors import InterruptedRun, UsageError, require_device
+from sounding.errors import InterruptedRun, UsageError, renamed, require_device
 from sounding.limits import require_memory, require_time
 from sounding.weights import check_law, names
 
@@ -44,7 +44,7 @@ class Options:
     every: int = 1
     measures: Sequence[str] = DEFAULT_MEASURES
     profile: bool = False
-    start: str | torch.Tensor = "gaussian"
+    input: str | torch.Tensor = "gaussian"
     explicit_weights: bool = False
     dtype: str = "float32"
     device: str = "cpu"
@@ -71,6 +71,7 @@ class Options:
             raise UsageError(f"expected dtype float32 or float64, got {self.dtype!r}")
 
 
+@renamed(center="centring", position="placement", start="input")
 def simulate(
     *,
     width: int,
@@ -85,11 +86,11 @@ def simulate(
     activation: Any = "identity",
     gain: GainSpec = 1.0,
     norm: str = "batch",
-    center: bool = True,
-    position: str = "before",
+    centring: bool = True,
+    placement: str = "before",
     eps: float = 0.0,
     residual: float = math.inf,
-    start: str | torch.Tensor = "gaussian",
+    input: str | torch.Tensor = "gaussian",
     explicit_weights: bool = False,
     backward: bool = False,
     dtype: str = "float32",
@@ -117,11 +118,11 @@ def simulate(
         gain: a number, "power:K" for ℓ^(−K), or a function of the layer (from 1).
         norm: "none", "batch", "layer" or "rms". Without one the chain is kept at unit mean square, its scale in
             logarithms: `log_norm` is the true one, scale-dependent measures are those of the rescaled state.
-        center: whether batch norm centres.
-        position: "before" or "after" the activation.
+        centring: whether batch norm centres.
+        placement: "before" or "after" the activation.
         eps: added to the variance.
         residual: γ in (0, inf]; inf is no skip connection.
-        start: the input, see `sounding.chain.inputs`.
+        input: what enters the first layer, see `sounding.chain.inputs`.
         explicit_weights: draw every weight matrix.
         backward: also send gradients back, see `sounding.chain.backward`.
         dtype: "float32" (Gram matrices and factors in float64) or "float64".
@@ -134,7 +135,7 @@ def simulate(
         NumericalError: a chain left the finite numbers.
         InterruptedRun: Ctrl-C; its `partial` is the `Simulation` of what was measured.
 
-    >>> result = simulate(width=32, batch_size=4, depth=200, burn_in=50, runs=8, center=False,
+    >>> result = simulate(width=32, batch_size=4, depth=200, burn_in=50, runs=8, centring=False,
     ...     generator=torch.Generator().manual_seed(0), measures=["orthogonality_gap"])
     >>> round(result.averages["orthogonality_gap"].value, 2)
     0.2
@@ -146,7 +147,7 @@ def simulate(
         every=every,
         measures=measures,
         profile=profile,
-        start=start,
+        input=input,
         explicit_weights=explicit_weights,
         dtype=dtype,
         device=device,
@@ -159,8 +160,8 @@ def simulate(
         activation=activation,
         gain=gain,
         norm=norm,
-        center=center,
-        position=position,
+        centring=centring,
+        placement=placement,
         eps=eps,
         residual=residual,
         depth=depth,
@@ -175,6 +176,7 @@ def simulate(
     return _execute(plan, generator=generator, progress=progress)[0]
 
 
+@renamed(center="centring", position="placement", start="input")
 def simulate_many(
     *,
     widths: Sequence[int],
@@ -270,7 +272,7 @@ def _make_plan(laws: tuple[ChainLaw, ...], options: Options, *, generator: torch
         every=options.every,
         profile=options.profile,
         observer=make_observer(measures, law),
-        start=make_start(options.start, width=law.width, batch_size=law.batch_size, generator=generator),
+        input=make_input(options.input, width=law.width, batch_size=law.batch_size, generator=generator),
         route=choose_route(law, explicit=options.explicit_weights),
         dtype=DTYPES[options.dtype],
         device=device,
@@ -333,12 +335,14 @@ def describe(plan: Plan, law: ChainLaw, *, partial: bool = False) -> dict[str, A
         "activation": law.activation.name,
         "gain": law.gain.name if law.gain.constant is None else law.gain.constant,
         "norm": law.norm,
-        "center": law.center,
-        "position": law.position,
+        "centring": law.centring,
+        "center": law.centring,  # the names of "centring" and "placement" up to version 0.1
+        "placement": law.placement,
+        "position": law.placement,
         "eps": law.eps,
         "residual": law.residual if math.isfinite(law.residual) else "inf",
-        "input": plan.start.kind,
-        "input_parameter": plan.start.parameter,
+        "input": plan.input.kind,
+        "input_parameter": plan.input.parameter,
         "route": plan.route,
         "dtype": str(plan.dtype).removeprefix("torch."),
         "device": str(plan.device),

@@ -138,7 +138,7 @@ class Chains:
 
     def finish(self, values: torch.Tensor, gain: float | torch.Tensor) -> torch.Tensor:
         """φ(g·N(A)) or N(φ(g·A))."""
-        if self.law.position == "before":
+        if self.law.placement == "before":
             return self._activate(normalize_(values, self.law), gain)
         return normalize_(self._activate(values, gain), self.law)
 

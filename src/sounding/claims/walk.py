@@ -79,9 +79,9 @@ def batch_norm(product: torch.Tensor, *, eps: float = 0.0) -> torch.Tensor:
     return centred * (square + eps if eps else square).rsqrt()
 
 
-def unit_features(state: torch.Tensor, *, center: bool = False) -> torch.Tensor:
+def unit_features(state: torch.Tensor, *, centring: bool = False) -> torch.Tensor:
     """Each feature over its root mean square, centred first if asked: the batch norm of the linear chains."""
-    if center:
+    if centring:
         state = state - state.mean(-2, keepdim=True)
     return state / state.square().mean(-2, keepdim=True).sqrt().clamp_min(TINY)
 

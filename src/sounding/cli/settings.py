@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+import click
 
 from sounding.errors import UsageError
 from sounding.limits import UNREADABLE, require_arrays, require_memory
@@ -92,3 +94,14 @@ def parse_numbers(option: str, text: str, *, kind: type) -> list[Any]:
     except ValueError:
         words = "whole numbers" if kind is int else "numbers"
         raise UsageError(f"{option} takes {words}, comma-separated, got {text!r}") from None
+
+
+def take_old_names(options: Mapping[str, Any], **names: str) -> dict[str, Any]:
+    """The options under their present names; one that was given under its old name is told on stderr."""
+    found = dict(options)
+    for old, name in names.items():
+        value = found.pop(old)
+        if value is not None:
+            found[name] = value
+            click.echo(f"sounding: --{old} is now --{name}", err=True)
+    return found

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sounding.cli.output import console, print_json, say
-from sounding.cli.settings import parse_numbers
+from sounding.cli.settings import parse_numbers, take_old_names
 from sounding.errors import ExitCode, InterruptedRun, UsageError
 
 if TYPE_CHECKING:
@@ -32,13 +32,14 @@ if TYPE_CHECKING:
 @click.option("--activation", default="identity", show_default=True, help="A name such as relu, or module:function.")
 @click.option("--gain", default="1", show_default=True, metavar="G|power:K", help="Before the activation; ℓ^(-K).")
 @click.option("--norm", default="batch", show_default=True, help="none, batch, layer or rms.")
-@click.option("--center/--no-center", default=True, show_default=True, help="Whether batch norm centres.")
-@click.option("--position", default="before", show_default=True, help="Of the norm: before or after the activation.")
+@click.option("--centring/--no-centring", default=True, show_default=True, help="Whether batch norm centres.")
+@click.option("--center/--no-center", default=None, hidden=True, help="The old name of --centring.")
+@click.option("--placement", default="before", show_default=True, help="Of the norm: before or after the activation.")
+@click.option("--position", hidden=True, help="The old name of --placement.")
 @click.option("--eps", type=float, default=0.0, show_default=True, help="Added to the variance.")
 @click.option("--residual", default="inf", show_default=True, metavar="G|inf", help="Skip strength γ in H + γWH.")
 @click.option(
     "--input",
-    "start",
     default="gaussian",
     show_default=True,
     help="gaussian, orthogonal, near-orthogonal:EPS, collinear:EPS, repeated:K, a data set such as digits, FILE.npz.",
@@ -80,6 +81,7 @@ def simulate(
     \b
     Exit codes: 0 done, 2 wrong usage, 3 numerical failure, 130 interrupted (what was measured is printed).
     """
+    options = take_old_names(options, center="centring", position="placement")
     widths = parse_numbers("--width", width, kind=int)
     residuals = parse_numbers("--residual", residual, kind=float)
     sizes = list(widths) if batch_size == "width" else parse_numbers("--batch-size", batch_size, kind=int)
@@ -194,7 +196,7 @@ def _print_table(simulation: Simulation, *, error: float | None) -> None:
     s = simulation.settings
     out = console()
     skip = "no skip connection" if s["residual"] == "inf" else f"γ = {s['residual']:g}"
-    centred = " centred" if s["center"] and s["norm"] == "batch" else ""
+    centred = " centred" if s["centring"] and s["norm"] == "batch" else ""
     partial = " (interrupted: partial)" if simulation.partial else ""
     out.print(
         f"width {s['width']}, batch size {s['batch_size']}, depth {s['depth']}, runs {s['runs']}{partial}: "

@@ -286,14 +286,14 @@ def _simulate(state: State) -> tuple[Curve, str]:
         activation=state.phi,
         measures=("mean_cosine",),
         profile=True,
-        start=start,
+        input=start,
         generator=generator,
     )
     series = found.profile.series("mean_cosine")
     python = (
         f"sounding.simulate(activation={state.activation_code}, "
         + ", ".join(f"{name}={value!r}" for name, value in options.items())
-        + ", measures=['mean_cosine'], profile=True, start=start)"
+        + ", measures=['mean_cosine'], profile=True, input=start)"
     )
     return Curve("simulation", series.layer.tolist(), series.value.tolist(), series.stderr.tolist(), True), python
 

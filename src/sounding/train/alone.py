@@ -181,7 +181,7 @@ def make_optimizer(network: nn.Module, learning_rate: float, recipe: Recipe) -> 
 
 
 def _mean_loss(outputs: Tensor, targets: Tensor, recipe: Recipe) -> Tensor:
-    if recipe.loss == "cross-entropy":
+    if recipe.loss == "cross_entropy":
         return functional.cross_entropy(outputs, targets)
     return functional.mse_loss(outputs, as_values(targets, outputs))
 

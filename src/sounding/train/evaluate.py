@@ -29,7 +29,7 @@ def sample_losses(outputs: Tensor, targets: Tensor, loss: Loss) -> Tensor:
     Targets are those of all runs, or have a first axis of runs. Cross-entropy is log Σ_k exp(z_k) − z_y; "mse" is the
     mean over the outputs of (z − t)², with one-hot t for labels.
     """
-    if loss == "cross-entropy":
+    if loss == "cross_entropy":
         wanted = targets.expand(outputs.shape[:2])
         flat = functional.cross_entropy(outputs.flatten(0, 1), wanted.flatten(), reduction="none")
         return flat.view(outputs.shape[:2])
@@ -58,8 +58,8 @@ def check_outputs(outputs: Tensor, samples: Samples, loss: Loss) -> None:
         )
     values = outputs.shape[-1]
     if targets.is_floating_point():
-        if loss == "cross-entropy":
-            raise UsageError("cross-entropy needs integer labels, got floating-point targets", hint="loss='mse'")
+        if loss == "cross_entropy":
+            raise UsageError("cross_entropy needs integer labels, got floating-point targets", hint="loss='mse'")
         if targets.shape[-1] != values:
             raise UsageError(f"expected targets of {values} values, one an output, got {targets.shape[-1]}")
         return

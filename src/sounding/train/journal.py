@@ -153,7 +153,7 @@ def _measure(network: nn.Module, samples: Samples, recipe: Recipe) -> tuple[Row,
         # the input's own gradient is layer 0 of the profile
         outputs = scratch(ready.requires_grad_() if ready.is_floating_point() else ready)
         wanted = as_values(targets, outputs) if recipe.loss == "mse" else targets
-        evaluate_loss(outputs, wanted, loss="mse" if recipe.loss == "mse" else "cross_entropy").backward()  # type: ignore[no-untyped-call]
+        evaluate_loss(outputs, wanted, loss=recipe.loss).backward()  # type: ignore[no-untyped-call]
     return watched.profile.rows
 
 

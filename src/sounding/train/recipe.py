@@ -11,14 +11,14 @@ from sounding.data.augment import Augmentation
 from sounding.errors import UsageError
 
 Optimizer = Literal["sgd", "momentum", "adam", "rmsprop"]
-Loss = Literal["cross-entropy", "mse"]
+Loss = Literal["cross_entropy", "mse"]
 Sampling = Literal["shuffle", "replacement", "fixed"]
 Statistics = Literal["running", "batch"]
 TrainMetrics = Literal["evaluated", "seen"]
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer": ("sgd", "momentum", "adam", "rmsprop"),
-    "loss": ("cross-entropy", "mse"),
+    "loss": ("cross_entropy", "mse"),
     "sampling": ("shuffle", "replacement", "fixed"),
     "statistics": ("running", "batch"),
     "train_metrics": ("evaluated", "seen"),
@@ -34,7 +34,7 @@ class Recipe:
     Args:
         optimizer: "sgd", "momentum" (heavy ball), "adam" or "rmsprop"; formulas in the documentation of training.
         momentum: μ of "momentum"; the others do not use it.
-        loss: "cross-entropy" of integer labels, or "mse", the mean of (output − target)² over samples and outputs; for
+        loss: "cross_entropy" of integer labels, or "mse", the mean of (output − target)² over samples and outputs; for
             "mse" integer labels become one-hot rows.
         batch_size: samples of a step.
         epochs: passes over the training part; 10 when neither is given.
@@ -64,7 +64,7 @@ class Recipe:
 
     optimizer: Optimizer = "sgd"
     momentum: float = 0.9
-    loss: Loss = "cross-entropy"
+    loss: Loss = "cross_entropy"
     batch_size: int = 128
     epochs: int | None = None
     steps: int | None = None
@@ -82,6 +82,8 @@ class Recipe:
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
+        if str(self.loss) == "cross-entropy":  # as files up to version 0.1 spell it
+            object.__setattr__(self, "loss", "cross_entropy")
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 raise UsageError(f"unknown {name} {getattr(self, name)!r}", hint=f"one of {', '.join(known)}")

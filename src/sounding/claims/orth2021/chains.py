@@ -18,7 +18,7 @@ from sounding.theory.bounds import orth2021 as bounds
 
 
 def _chain(context: Context, offset: int, **options: Any) -> Simulation:
-    return simulate(center=False, profile=True, device=context.device, generator=context.generator(offset), **options)
+    return simulate(centring=False, profile=True, device=context.device, generator=context.generator(offset), **options)
 
 
 def _nearly_rank_one(width: int, samples: int, spread: float) -> torch.Tensor:
@@ -36,8 +36,8 @@ def measure_figure1(values: Mapping[str, Any], context: Context) -> Outcome:
     correlated[0, 0], correlated[1, 0], correlated[1, 1] = 1.0, 1 - eps, eps
     shape = {"width": width, "batch_size": 2, "depth": values["depth"], "runs": values["runs"]}
     measures = ("mean_absolute_cosine",)
-    batch = _chain(context, 0, start=correlated * math.sqrt(width), measures=measures, **shape)
-    vanilla = _chain(context, 1, start="orthogonal", norm="none", measures=measures, **shape)
+    batch = _chain(context, 0, input=correlated * math.sqrt(width), measures=measures, **shape)
+    vanilla = _chain(context, 1, input="orthogonal", norm="none", measures=measures, **shape)
     curves = {}
     for name, run in (("batch norm", batch), ("vanilla", vanilla)):
         assert run.profile is not None
@@ -147,7 +147,7 @@ def measure_figure2a(values: Mapping[str, Any], context: Context) -> Outcome:
             run = _chain(
                 context,
                 1000 * index + group,
-                start=start,
+                input=start,
                 measures=("orthogonality_gap",),
                 dtype="float64",
                 **options,
@@ -194,7 +194,7 @@ def measure_figure2b(values: Mapping[str, Any], context: Context) -> Outcome:
             depth=last,
             burn_in=first,
             runs=values["runs"],
-            start=_nearly_rank_one(int(width), n, values["eps"]),
+            input=_nearly_rank_one(int(width), n, values["eps"]),
             measures=("orthogonality_gap",),
         )
         average = run.averages["orthogonality_gap"]

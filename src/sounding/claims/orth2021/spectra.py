@@ -184,8 +184,8 @@ def measure_theorem1(values: Mapping[str, Any], context: Context) -> Outcome:
             runs=values["runs"] // GROUPS,
             profile=True,
             measures=("orthogonality_gap",),
-            center=False,
-            start="collinear:0.1",
+            centring=False,
+            input="collinear:0.1",
             device=context.device,
             generator=context.generator(index),
         )
@@ -243,8 +243,8 @@ def _smallest_singular_value(n: int, width: int, depth: int, generator: torch.Ge
         runs=8,
         profile=True,
         measures=(f"top_eigenvalues:{n}",),
-        center=False,
-        start="collinear:0.1",
+        centring=False,
+        input="collinear:0.1",
         device=context.device,
         generator=generator,
     )

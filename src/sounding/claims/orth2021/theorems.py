@@ -57,7 +57,7 @@ def measure_corollary3(values: Mapping[str, Any], context: Context) -> Outcome:
             runs=values["runs"],
             burn_in=depth // 3,
             measures=("isotropy_distance", f"top_eigenvalues:{n}"),
-            center=False,
+            centring=False,
             device=context.device,
             generator=context.generator(index),
         )

@@ -43,7 +43,7 @@ def follow_ranks(
     start = torch.randn(shape, generator=on, device=device)
     weights = (draw_uniform(shape, generator=on, dtype=start.dtype, device=device) for _ in range(depth))
     if norm == "batch":
-        states = walk(start, weights, norm=partial(unit_features, center=True), activation=function)
+        states = walk(start, weights, norm=partial(unit_features, centring=True), activation=function)
     else:
         states = walk(start, weights, activation=lambda product: unit_matrix(function(product)))
     layers = range(every, depth + 1, every)
@@ -195,8 +195,8 @@ def _follow(
         residual=values["residual"],
         weights="uniform",
         norm=norm,
-        center=False,
-        start=start,
+        centring=False,
+        input=start,
         every=values["every"],
         measures=measures,
         profile=True,

@@ -24,7 +24,7 @@ def measure_lemma5(values: Mapping[str, Any], context: Context) -> Outcome:
         for norm, found in least.items():
             profile = simulate(
                 width=width, batch_size=width, depth=values["depth_over_square"] * width**2, runs=values["runs"],
-                residual=1 / (8 * width), weights="uniform", norm=norm, center=False, start="orthogonal",
+                residual=1 / (8 * width), weights="uniform", norm=norm, centring=False, input="orthogonal",
                 every=8 * width**2, measures=["numerical_rank"], profile=True, dtype="float64",
                 generator=context.generator(index),
             ).profile  # fmt: skip
@@ -91,7 +91,7 @@ def measure_full_rank(values: Mapping[str, Any], context: Context) -> Outcome:
         for place, size in enumerate((round(values["factor"] * math.sqrt(width)), width)):
             found = simulate(
                 width=width, batch_size=size, depth=values["depth"], burn_in=values["depth"] // 2, runs=values["runs"],
-                residual=values["residual"], center=False, start="gaussian", every=100,
+                residual=values["residual"], centring=False, input="gaussian", every=100,
                 measures=["numerical_rank:1e-5"], dtype="float64", generator=context.generator(10 * index + place),
             ).averages["numerical_rank:1e-5"]  # fmt: skip
             (ends if place else small).append(found.value / size)

@@ -63,7 +63,7 @@ def measure_shaping(values: Mapping[str, Any], context: Context) -> Outcome:
 
 
 def bulk_rates(
-    values: Mapping[str, Any], context: Context, *, activation: str, gain: float, offset: int, center: bool = True
+    values: Mapping[str, Any], context: Context, *, activation: str, gain: float, offset: int, centring: bool = True
 ) -> tuple[Array, Array]:
     """Rates at some layers, (runs, layers), and between the ends of the bulk, (runs,).
 
@@ -72,7 +72,7 @@ def bulk_rates(
     """
     depth, margin = values["depth"], values["margin"]
     made = build_on_data(
-        values, context, activation=activation, gain=constant(gain), depth=depth, offset=offset, center=center
+        values, context, activation=activation, gain=constant(gain), depth=depth, offset=offset, centring=centring
     )
     logs = every_layer_log_norms(made)
     places = rates_at(logs, values.get("layers", ()), gap=10)

@@ -58,7 +58,7 @@ def measure_centring(values: Mapping[str, Any], context: Context) -> Outcome:
     depths, narrow = np.array(values["depths"]), values["narrow"]
     numbers: dict[str, Number] = {}
     rises, series = [], []
-    for place, (name, center) in enumerate((("standard", True), ("simplified", False))):
+    for place, (name, centring) in enumerate((("standard", True), ("simplified", False))):
         made = build_on_data(
             values,
             context,
@@ -66,10 +66,10 @@ def measure_centring(values: Mapping[str, Any], context: Context) -> Outcome:
             gain=constant(1.0),
             depth=int(depths[-1]),
             offset=place,
-            center=center,
+            centring=centring,
         )
         shown = first_layer_log_norms(made, values["depths"])
-        rates = bulk_rates(narrow, context, activation="identity", gain=1.0, offset=10 + place, center=center)[1]
+        rates = bulk_rates(narrow, context, activation="identity", gain=1.0, offset=10 + place, centring=centring)[1]
         rises.append(shown[:, -1] - shown[:, 0])
         numbers[f"{name}_rise"] = mean_of(rises[-1])
         numbers[f"{name}_growth_over_square_of_width"] = mean_of(rates * narrow["width"] ** 2)

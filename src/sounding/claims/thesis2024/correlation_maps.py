@@ -155,8 +155,8 @@ def walk_pair(
         profile=True,
         activation=activation,
         norm={"rms": "rms", "ln": "layer"}[kind],
-        position={"pre": "before", "post": "after"}[place],
-        start=batch * np.sqrt(width),
+        placement={"pre": "before", "post": "after"}[place],
+        input=batch * np.sqrt(width),
         generator=context.generator(offset),
         dtype="float64",
     )

@@ -32,7 +32,7 @@ def log_norms(
 ) -> Array:
     """ln of the gradient norm of the first square layer, (runs, depths)."""
     depths, length = values["depths"], math.sqrt(values["batch_size"])
-    options: dict[str, Any] = {"law": law, "center": values["center"], "length": length, "distinct": distinct}
+    options: dict[str, Any] = {"law": law, "centring": values["center"], "length": length, "distinct": distinct}
     return first_layer_log_norms(build_on_data(values, context, depth=max(depths), offset=offset, **options), depths)
 
 
@@ -123,7 +123,9 @@ def measure_cell(values: Mapping[str, Any], context: Context, *, width: int, kin
     generator = context.generator(offset, device=context.device)
     start = torch.cat([square_inputs(kind, width, 1, generator=generator) for _ in range(values["runs"])])
     labels = torch.arange(width, device=context.device) % 10
-    made = build_networks(start, labels, depth=int(depths[-1]), generator=generator, law=law, center=False, length=1.0)
+    made = build_networks(
+        start, labels, depth=int(depths[-1]), generator=generator, law=law, centring=False, length=1.0
+    )
     logs = first_layer_log_norms(made, values["depths"])
     layers = every_layer_log_norms(made)
     gaps = isometry_gap(gram(start), tolerance=0.0).cpu().numpy()

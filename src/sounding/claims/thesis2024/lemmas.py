@@ -279,7 +279,7 @@ def measure_figure2_3(values: Mapping[str, Any], context: Context) -> Outcome:
         generator = context.generator(index)
         start = torch.randn(values["runs"], n, d, generator=generator)
         least, first = None, None
-        for layer, chains in enumerate(walk_in_law(start, depth=values["depth"], generator=generator, center=False)):
+        for layer, chains in enumerate(walk_in_law(start, depth=values["depth"], generator=generator, centring=False)):
             if layer % values["every"] == 0:
                 eigen = torch.linalg.eigvalsh(chains.gram())[:, 0] / d
                 first = eigen if first is None else first

@@ -89,7 +89,7 @@ class Networks:
 
     states: list[torch.Tensor]
     layers: list[Layer]
-    center: bool
+    centring: bool
     labels: torch.Tensor
     classes: int
     generator: torch.Generator
@@ -104,7 +104,7 @@ def build_networks(
     law: str = "orthogonal",
     activation: str = "identity",
     gain: Schedule | None = None,
-    center: bool = True,
+    centring: bool = True,
     length: float | None = None,
     repeats: torch.Tensor | None = None,
     classes: int = 10,
@@ -124,19 +124,19 @@ def build_networks(
         for weight in drawn.view(-1, runs, width, width):
             product = states[-1] @ weight.mT
             product = product if repeats is None else product[:, repeats]
-            normalized, factor, norm = normalize(product, center=center, length=length)
+            normalized, factor, norm = normalize(product, centring=centring, length=length)
             alpha = 1.0 if gain is None else gain(len(layers) + 1)
             state, slope = _activate(activation, normalized, alpha)
             states.append(state)
             layers.append(Layer(weight, normalized, norm, factor, slope))
-    return Networks(states, layers, center, labels, classes, generator)
+    return Networks(states, layers, centring, labels, classes, generator)
 
 
 def normalize(
-    product: torch.Tensor, *, center: bool, length: float | None = None
+    product: torch.Tensor, *, centring: bool, length: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
     """Features of unit mean square over the samples or of the given norm, what each was multiplied by, and its norm."""
-    if center:
+    if centring:
         product = product - product.mean(dim=1, keepdim=True)
     if length is None:
         factor, length = product.square().mean(dim=1, keepdim=True).rsqrt(), math.sqrt(product.shape[1])
@@ -162,7 +162,7 @@ def pull_back(networks: Networks, layer: int, cotangent: torch.Tensor) -> tuple[
     """The gradient at layer `layer`'s product HWᵀ, and at the state before it; (..., runs, n, d)."""
     made = networks.layers[layer - 1]
     inner = cotangent if made.slope is None else cotangent * made.slope
-    if networks.center:
+    if networks.centring:
         inner = inner - inner.mean(dim=-2, keepdim=True)
     unit = made.normalized / made.length
     inner = inner - unit * (unit * inner).sum(dim=-2, keepdim=True)
@@ -236,8 +236,8 @@ def gaps_at(networks: Networks, depths: Sequence[int]) -> Array:
     found = []
     for depth in depths:
         state = networks.states[depth]
-        values = torch.linalg.svdvals(state - state.mean(dim=1, keepdim=True) if networks.center else state)
-        kept = values[:, :-1] if networks.center and state.shape[1] <= state.shape[2] else values
+        values = torch.linalg.svdvals(state - state.mean(dim=1, keepdim=True) if networks.centring else state)
+        kept = values[:, :-1] if networks.centring and state.shape[1] <= state.shape[2] else values
         found.append(of_spectrum.isometry_gap(kept.square(), tolerance=0.0))
     return np.asarray(torch.stack(found, dim=1).cpu().numpy())
 
@@ -245,19 +245,19 @@ def gaps_at(networks: Networks, depths: Sequence[int]) -> Array:
 def gaps_over_depth(start: torch.Tensor, *, depth: int, context: Context, offset: int) -> Array:
     """The isometry gap of linear Haar networks after 0 … depth layers, (runs, depth + 1); `start` is (runs, d, d)."""
     generator = context.generator(offset, device=context.device)
-    law = {"weights": "haar", "center": False, "dtype": "float64"}
+    law = {"weights": "haar", "centring": False, "dtype": "float64"}
     walked = walk_in_law(start.clone(), depth=depth, generator=generator, **law)
     gaps = [isometry_gap(chains.gram(), tolerance=0.0) for chains in walked]
     return np.asarray(torch.stack(gaps, dim=1).cpu().numpy())
 
 
-def draw_start(
+def draw_input(
     values: Mapping[str, Any],
     context: Context,
     *,
     generator: torch.Generator,
     law: str = "orthogonal",
-    center: bool = True,
+    centring: bool = True,
     length: float | None = None,
     distinct: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
@@ -274,7 +274,7 @@ def draw_start(
     if distinct:
         again = torch.arange(size, device=context.device) % distinct
         state, labels = state[:, again], labels[:, again]
-    return normalize(state, center=center, length=length)[0], labels, classes
+    return normalize(state, centring=centring, length=length)[0], labels, classes
 
 
 def build_on_data(
@@ -284,15 +284,15 @@ def build_on_data(
     depth: int,
     offset: int,
     law: str = "orthogonal",
-    center: bool = True,
+    centring: bool = True,
     length: float | None = None,
     distinct: int | None = None,
     **layers: Any,
 ) -> Networks:
-    """Networks on batches of real data as `draw_start` has them; `layers` are further options of `build_networks`."""
+    """Networks on batches of real data as `draw_input` has them; `layers` are further options of `build_networks`."""
     generator = context.generator(offset, device=context.device)
-    shared: dict[str, Any] = {"generator": generator, "law": law, "center": center, "length": length}
-    start, labels, classes = draw_start(values, context, distinct=distinct, **shared)
+    shared: dict[str, Any] = {"generator": generator, "law": law, "centring": centring, "length": length}
+    start, labels, classes = draw_input(values, context, distinct=distinct, **shared)
     repeats = torch.arange(len(labels[0]), device=context.device) % distinct if distinct else None
     return build_networks(start, labels, depth=depth, repeats=repeats, classes=classes, **shared, **layers)
 
