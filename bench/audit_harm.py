@@ -323,7 +323,7 @@ FAULTS: dict[str, tuple[Builders, Callable[[nn.Module], object]]] = {
 def build(architecture: str, fault: str, seed: int) -> nn.Module:
     """The network with the fault planted."""
     builders, change = FAULTS[fault]
-    with networks.seeded(seed):
+    with networks.drawn_from(seed):
         model = builders[architecture]()
         with torch.no_grad():
             change(model)
@@ -371,7 +371,7 @@ def accuracy(architecture: str, fault: str, rate: float, *, adam: bool) -> float
 
 def findings(architecture: str, fault: str) -> str:
     """What the check says, high first; batch norms over few samples are given no more."""
-    with networks.seeded(2):
+    with networks.drawn_from(2):
         inputs, labels = (part[: norm_over(fault)] if norm_over(fault) < BATCH else part
                           for part in draw(architecture, fault))  # fmt: skip
         model = build(architecture, fault, SEEDS[0])

@@ -133,7 +133,7 @@ def draw(architecture: str) -> tuple[Tensor, Tensor]:
 def build(fault: str, architecture: str, seed: int) -> nn.Module:
     """The network with the fault planted."""
     builders, change = FAULTS[fault]
-    with networks.seeded(seed):
+    with networks.drawn_from(seed):
         model = builders[architecture]()
         with torch.no_grad():
             change(model)
@@ -154,7 +154,7 @@ def accuracy(fault: str, architecture: str, *, adam: bool) -> float:
 
 def look(fault: str, architecture: str) -> str:
     """The findings, high first."""
-    with networks.seeded(2):
+    with networks.drawn_from(2):
         inputs, labels = draw(architecture)
         report = check(build(fault, architecture, SEEDS[0]), inputs, labels, loss="cross_entropy", theory=False)
     return ", ".join(dict.fromkeys(f"{one.kind} ({one.severity})" for one in report.verdict.findings)) or "–"

@@ -189,7 +189,7 @@ FAULTS: dict[str, Callable[[nn.Module], object]] = {
 
 def build(architecture: str, fault: str, seed: int) -> nn.Module:
     """The network with the fault planted."""
-    with networks.seeded(seed):
+    with networks.drawn_from(seed):
         model = BUILDERS[architecture]()
         with torch.no_grad():
             FAULTS[fault](model)
@@ -226,7 +226,7 @@ def accuracy(architecture: str, fault: str, rate: float, *, adam: bool) -> float
 
 def look(architecture: str, fault: str) -> tuple[str, str]:
     """The numbers behind the findings of the inside, and the findings, high first."""
-    with networks.seeded(2):
+    with networks.drawn_from(2):
         inputs, labels = draw(architecture)
         report = check(build(architecture, fault, SEEDS[0]), inputs, labels, loss="cross_entropy", theory=False)
     rows = report.profile.rows

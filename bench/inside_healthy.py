@@ -212,7 +212,7 @@ FAMILIES: dict[str, Callable[[random.Random], Case]] = {
 def look(task: tuple[str, int]) -> set[tuple[str, str]]:
     """Kind and severity of the findings on one network of a family, without those of low severity."""
     name, seed = task
-    with networks.seeded(seed) as draw:
+    with networks.drawn_from(seed) as draw:
         model, inputs, targets = FAMILIES[name](draw)
         findings = check(model, inputs, targets, theory=False).verdict.findings
     return {(finding.kind, finding.severity) for finding in findings if finding.severity != "low"}

@@ -279,7 +279,7 @@ def is_found(model: nn.Module, inputs: Any, targets: Tensor, planted: tuple[str,
 def look(task: tuple[str, str, int]) -> tuple[bool, str] | None:
     """Whether the fault was found, with the line of the table if not; None where the network has no place for it."""
     architecture, fault, seed = task
-    with networks.seeded(seed):
+    with networks.drawn_from(seed):
         model, inputs, targets = ARCHITECTURES[architecture]()
         random.seed(f"{seed} {fault}")
         with torch.no_grad():

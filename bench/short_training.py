@@ -38,7 +38,7 @@ def accuracy_of(
         torch.optim.Adam(weights, rate) if adam else torch.optim.SGD(weights, rate, momentum=0.9)
     )
     right: list[float] = []
-    with networks.seeded(seed):
+    with networks.drawn_from(seed):
         for _ in range(steps):
             inputs, labels = draw()
             logits = model(inputs)

@@ -54,7 +54,7 @@ def _words(*, labelled: bool) -> tuple[Tensor, Tensor]:
 
 def accuracy(build: foreign.Build, draw: Stream, rate: float, *, adam: bool) -> float:
     """Of the last steps; 0 where the loss leaves the numbers."""
-    with networks.seeded(1):
+    with networks.drawn_from(1):
         model = build()
         optimizer: torch.optim.Optimizer = (
             torch.optim.Adam(model.parameters(), lr=rate)
@@ -77,7 +77,7 @@ def accuracy(build: foreign.Build, draw: Stream, rate: float, *, adam: bool) -> 
 
 
 def show(name: str, build: foreign.Build, inputs: foreign.Inputs) -> None:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         verdict = check(build(), inputs()).verdict
     high = [finding.kind for finding in verdict.findings if finding.severity == "high"]
     draw = stream(inputs)

@@ -81,7 +81,7 @@ def show_quantities(seeds: range) -> None:
     for depth in (6, 10, 50):
         found: dict[str, list[float]] = {"mean_cosine": [], "participation_ratio": [], "distinct_share": []}
         for seed in seeds:
-            with networks.seeded(seed):
+            with networks.drawn_from(seed):
                 profile = check(PLAIN["He ReLU"](depth, 32), torch.randn(32, 64)).profile
             for measure, values in found.items():
                 values.append(profile.value(measure, layer=2 * depth - 2, source="check").value)
@@ -91,14 +91,14 @@ def show_quantities(seeds: range) -> None:
 
 
 def _draw(build: Build, depth: int, seed: int) -> Case:
-    with networks.seeded(seed) as draw:
+    with networks.drawn_from(seed) as draw:
         width, data = draw.choice((32, 64, 128)), draw.choice(networks.DATA)
         return Case(build(depth, width), *networks.batch(data), "")
 
 
 def _accuracy(build: Build, depth: int, rate: float, *, adam: bool) -> float:
     """Training accuracy on the standardized digits after STEPS steps."""
-    with networks.seeded(1):
+    with networks.drawn_from(1):
         model = build(depth, WIDTH)
         optimizer: torch.optim.Optimizer = (
             torch.optim.Adam(model.parameters(), lr=rate)

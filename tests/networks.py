@@ -33,7 +33,7 @@ class Case:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[random.Random]:
+def drawn_from(seed: int) -> Iterator[random.Random]:
     """Draw from this seed inside, and leave torch's generator as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -152,28 +152,28 @@ def digits() -> tuple[Tensor, Tensor]:
 
 def healthy_mlp(seed: int) -> Case:
     """A He-initialized ReLU MLP of 5 to 10 layers."""
-    with seeded(seed) as draw:
+    with drawn_from(seed) as draw:
         depth, width, data = draw.randint(5, 10), draw.choice((32, 64, 128, 256)), draw.choice(DATA)
         return Case(mlp(depth, width, initialize=he), *batch(data), f"He {depth}x{width} on {data}")
 
 
 def healthy_resnet(seed: int) -> Case:
     """A small residual network with batch norm."""
-    with seeded(seed) as draw:
+    with drawn_from(seed) as draw:
         data = draw.choice(DATA)
         return Case(resnet(), *batch(data, shape=(1, 8, 8)), f"ResNet on {data}")
 
 
 def healthy_transformer(seed: int) -> Case:
     """A pre-norm transformer of 6 blocks over the rows of an image."""
-    with seeded(seed) as draw:
+    with drawn_from(seed) as draw:
         data = draw.choice(DATA)
         return Case(Transformer(), *batch(data, shape=(8, 8)), f"transformer on {data}")
 
 
 def collapsed_mlp(seed: int) -> Case:
     """A plain ReLU MLP of 50 layers, He or PyTorch's initialization."""
-    with seeded(seed) as draw:
+    with drawn_from(seed) as draw:
         width, data = draw.choice((32, 64, 128)), draw.choice(DATA)
         initialize = draw.choice((he, None))
         return Case(
@@ -185,7 +185,7 @@ def collapsed_mlp(seed: int) -> Case:
 
 def exploding_mlp(seed: int) -> Case:
     """A ReLU MLP of 100 layers with batch norm, He or PyTorch's initialization."""
-    with seeded(seed) as draw:
+    with drawn_from(seed) as draw:
         width, data = draw.choice((32, 64)), draw.choice(DATA)
         initialize = draw.choice((he, None))
         return Case(

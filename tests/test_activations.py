@@ -48,7 +48,9 @@ def test_the_torch_twin_is_the_same_function_with_the_same_derivative(spec: str)
     activation = resolve(spec)
     x = torch.tensor(away_from_kinks(activation, 1e-6), requires_grad=True)
     y = activation.torch()(x)
-    np.testing.assert_allclose(y.detach().numpy(), activation(x.detach().numpy()), rtol=TOLERANCE.exact, atol=1e-14)
+    np.testing.assert_allclose(
+        y.detach().numpy(), activation(x.detach().numpy()), rtol=TOLERANCE.exact, atol=TOLERANCE.rounding
+    )
     if y.requires_grad:
         y.sum().backward()
     slope = np.zeros(len(x)) if x.grad is None else x.grad.numpy()
@@ -98,11 +100,14 @@ def test_scaled_composes_function_derivative_kinks_and_twin(spec: str, gain: flo
         scaled.derivative(SAMPLE), gain * plain.derivative(gain * SAMPLE + shift), rtol=TOLERANCE.exact
     )
     np.testing.assert_allclose(
-        [gain * kink + shift for kink in scaled.kinks], sorted(plain.kinks, reverse=gain < 0), atol=1e-9
+        [gain * kink + shift for kink in scaled.kinks], sorted(plain.kinks, reverse=gain < 0), atol=TOLERANCE.two_routes
     )
     assert list(scaled.kinks) == sorted(scaled.kinks)
     np.testing.assert_allclose(
-        scaled.torch()(torch.tensor(SAMPLE)).numpy(), scaled(SAMPLE), rtol=TOLERANCE.closed_form, atol=1e-14
+        scaled.torch()(torch.tensor(SAMPLE)).numpy(),
+        scaled(SAMPLE),
+        rtol=TOLERANCE.closed_form,
+        atol=TOLERANCE.rounding,
     )
     if scaled.slopes is not None and scaled.degree is not None:
         expected = np.where(SAMPLE > 0, scaled.slopes[0], -scaled.slopes[1]) * np.abs(SAMPLE) ** scaled.degree
@@ -219,7 +224,7 @@ def test_kinks_are_found_where_they_are_with_their_order(name: str) -> None:
     for kink, (place, exponent) in zip(found, expected, strict=True):
         # a bend is located to rounding; one of order p only to the (1/p)th power of it
         assert kink.place == pytest.approx(place, abs=TOLERANCE.closed_form if exponent <= 1 else 1e-3)
-        assert kink.exponent == pytest.approx(exponent, abs=0.1)
+        assert kink.exponent == pytest.approx(exponent, abs=TOLERANCE.rough)
 
 
 @pytest.mark.parametrize(
@@ -227,18 +232,18 @@ def test_kinks_are_found_where_they_are_with_their_order(name: str) -> None:
     [("relu", 1), ("relu_power:0.5", 0.5), ("relu_power:0.51", 0.51), ("relu_power:1.5", 1.5), ("elu", 2), ("selu", 1)],
 )
 def test_the_exponent_at_a_known_kink(spec: str, exponent: float) -> None:
-    assert kink_exponent(resolve(spec).function, 0.0) == pytest.approx(exponent, abs=1e-3)
+    assert kink_exponent(resolve(spec).function, 0.0) == pytest.approx(exponent, abs=TOLERANCE.three_digits)
 
 
 def test_a_smooth_place_has_an_infinite_exponent_and_a_jump_none() -> None:
     assert kink_exponent(np.tanh, 0.0) == np.inf
-    assert kink_exponent(np.sign, 0.0) == pytest.approx(0, abs=1e-9)
+    assert kink_exponent(np.sign, 0.0) == pytest.approx(0, abs=TOLERANCE.two_routes)
 
 
 @given(place=st.floats(-5, 5), jump=st.floats(0.01, 10))
 def test_a_bend_is_found_wherever_it_is(place: float, jump: float) -> None:
     found = find_kinks(lambda x: np.tanh(x) + jump * np.abs(x - place))
-    assert [kink.place for kink in found] == [pytest.approx(place, abs=1e-9)]
+    assert [kink.place for kink in found] == [pytest.approx(place, abs=TOLERANCE.two_routes)]
 
 
 @pytest.mark.parametrize("spec", ["relu", "hardtanh", "tanh", "gelu", "exp", "silu", "selu", "elu", "softplus"])
@@ -344,7 +349,9 @@ def test_a_numpy_callable_has_a_differentiable_twin() -> None:
     (expected * torch.tanh(expected)).sum().backward()
     assert x.grad is not None
     assert expected.grad is not None
-    np.testing.assert_allclose(x.grad.numpy(), expected.grad.numpy(), rtol=TOLERANCE.two_routes, atol=1e-9)
+    np.testing.assert_allclose(
+        x.grad.numpy(), expected.grad.numpy(), rtol=TOLERANCE.two_routes, atol=TOLERANCE.two_routes
+    )
 
 
 @pytest.mark.parametrize(

@@ -145,3 +145,15 @@ def test_a_walk_is_short_and_comes_back_as_often_as_the_map_says() -> None:
 def test_the_map_has_the_floors_that_imports_keep() -> None:
     floors = re.findall(r"(?m)^\| (\d) \| ([^|]*) \|", MAP)
     assert {int(floor): set(re.findall(r"\w+", rooms)) for floor, rooms in floors} == dict(enumerate(TIERS, start=1))
+
+
+def test_tolerances_have_names():
+    """Of `tests/tolerance.py`; zero is no tolerance, and what a solver is told is not compared."""
+    literal = re.compile(r"\b(rtol|atol|rel|abs)=(?!0[,)])(?!0\.0[,)])[0-9.]+(e-?\d+)?[,)]")
+    found = [
+        f"{path.name}: {line.strip()}"
+        for path in sorted(Path(__file__).parent.glob("*.py"))
+        for line in path.read_text("utf-8").splitlines()
+        if literal.search(line) and "brentq" not in line
+    ]
+    assert not found

@@ -18,7 +18,7 @@ def test_models_of_transformers_are_covered_and_lie_in_their_bands() -> None:
     pytest.importorskip("transformers")
     inside: list[bool] = []
     for name in ("gpt2", "llama", "bert", "vit", "opt", "distilbert", "resnet-hf"):
-        with networks.seeded(0):
+        with networks.drawn_from(0):
             model, inputs = CHOSEN[name]()
             generator = torch.Generator().manual_seed(0)
             profile = sounding.check(model, inputs, theory=True, generator=generator).profile

@@ -77,7 +77,7 @@ def test_large_batches_approach_the_limit_at_rate_one_over_b(name, kwargs):
     for part in ("forward_eigenvalues", "backward_eigenvalues"):
         values = [np.array(eigenvalues(getattr(p, part))) for p in (limit, near, far)]
         assert np.all(np.abs(values[1] - values[0]) <= 0.3 * np.abs(values[2] - values[0]) + 1e-2 / 4096)
-    assert near.cross_batch.eigenvalue == pytest.approx(limit.cross_batch.eigenvalue, rel=2e-3)
+    assert near.cross_batch.eigenvalue == pytest.approx(limit.cross_batch.eigenvalue, rel=2 * TOLERANCE.three_digits)
 
 
 def test_a_scaled_activation_and_a_batch_norm_scale_are_one_thing():
@@ -267,7 +267,7 @@ def test_rates_at_collapse_are_the_limit_of_the_rates_before_it():
     assert not before.collapsed
     for part in ("forward_eigenvalues", "backward_eigenvalues"):
         for a, b in zip(eigenvalues(getattr(before, part)), eigenvalues(getattr(after, part)), strict=True):
-            assert a == pytest.approx(b, rel=1e-4)
+            assert a == pytest.approx(b, rel=TOLERANCE.four_digits)
 
 
 def test_critical_eps_of_smooth_and_kinked_activations():

@@ -248,7 +248,7 @@ def test_a_prediction_says_how_it_was_computed():
 def test_kinks_close_together_are_told_apart():
     """On the first grid, of 0.005, a kink hides its neighbours within a few cells."""
     found = [kink.place for kink in find_kinks(lambda x: np.abs(x - 0.3) + np.abs(x - 0.312) + np.abs(x + 1))]
-    assert found == pytest.approx([-1.0, 0.3, 0.312], abs=1e-9)
+    assert found == pytest.approx([-1.0, 0.3, 0.312], abs=TOLERANCE.two_routes)
     assert len(find_kinks(triangle(0.3))) == 160
 
 
@@ -276,7 +276,7 @@ def test_a_spike_between_the_nodes_of_a_panel_is_seen():
     found = batchnorm(steep, batch_size=4, shift=0.5)
     # uniform x₁ on [−√3, √3]: E D² = 1000·(4/3)/(2√3), and E D₁² (B−1−x₁²) weighs it at x₁ = −0.5
     leading = (3 - 0.25) * 1000 * (4 / 3) / (2 * math.sqrt(3)) / found.fixed_point.mu
-    assert found.gradient_growth == pytest.approx(leading, rel=2e-3)
+    assert found.gradient_growth == pytest.approx(leading, rel=2 * TOLERANCE.three_digits)
 
 
 def test_a_large_error_is_printed_with_the_prediction():
@@ -346,7 +346,9 @@ def test_moments_without_eps_follow_from_those_at_another_variance():
     expectations = _expectations("hat", 8, 1.0, 0.2)
     one, other = (expectations.finite(NormalizedLaw(8.0, mu, 0.0)) for mu in (1.0, 0.3))
     for index in (0, 2):
-        assert astuple(rescaled(one[index], 0.3)) == pytest.approx(astuple(other[index]), rel=1e-12, abs=1e-13)
+        assert astuple(rescaled(one[index], 0.3)) == pytest.approx(
+            astuple(other[index]), rel=TOLERANCE.exact, abs=TOLERANCE.rounding
+        )
 
 
 def test_a_wave_has_no_kinks_and_a_smooth_step_no_infinite_slope():
@@ -359,14 +361,14 @@ def test_kinks_are_found_beyond_those_known():
     everywhere = find_kinks(WILD["fine triangle"], reach=40.0)
     further = find_kinks(WILD["fine triangle"], reach=40.0, beyond=12.0)
     assert [kink.place for kink in further] == [kink.place for kink in everywhere if abs(kink.place) >= 12.0]
-    assert next(kink for kink in further if kink.place > 0).place == pytest.approx(12.075, abs=1e-9)
+    assert next(kink for kink in further if kink.place > 0).place == pytest.approx(12.075, abs=TOLERANCE.two_routes)
 
 
 def test_a_difference_stays_between_two_kinks_far_out():
     """At 160 a step grows with x beyond half of the 0.15 between the kinks of a fine triangle."""
     phi = widened(from_callable(WILD["fine triangle"]), 165.0)
     x = 160.0 + 0.15 * np.arange(8) + 0.02
-    assert np.abs(phi.derivative(x)) == pytest.approx(4 / 0.3, rel=1e-6)
+    assert np.abs(phi.derivative(x)) == pytest.approx(4 / 0.3, rel=TOLERANCE.float32)
 
 
 def test_no_rates_where_a_collapsed_batch_finds_no_slope():

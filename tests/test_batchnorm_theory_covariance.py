@@ -163,12 +163,12 @@ def test_identity_converges_to_a_projector_from_any_covariance(seed, size, rank)
     factor = generator.standard_normal((size, rank))
     found = identity_convergence(factor @ factor.T, depth=40)
     assert found.rank == rank
-    np.testing.assert_allclose(found.limit @ found.limit, size / rank * found.limit, atol=1e-9)
+    np.testing.assert_allclose(found.limit @ found.limit, size / rank * found.limit, atol=TOLERANCE.two_routes)
     spreads = found.spreads
     scale = size / rank
     assert np.all(spreads[2:] <= spreads[1:-1] + 1e-11 * scale)
     if rank > 1 and 1e-9 < spreads[-1] < 1e-3 * scale:
-        assert spreads[-1] / spreads[-2] == pytest.approx(found.rate, rel=1e-2)
+        assert spreads[-1] / spreads[-2] == pytest.approx(found.rate, rel=TOLERANCE.percent)
     np.testing.assert_allclose(found.eigenvalues[1:].sum(axis=1), size, rtol=TOLERANCE.two_routes)
 
 
@@ -185,13 +185,13 @@ def test_the_backward_recursion_multiplies_each_part():
     prediction = batchnorm("relu", batch_size=6)
     gradient = center(wishart(6, np.random.default_rng(5)))
     twice = gradient_covariance(prediction, gradient_covariance(prediction, gradient, layers=1), layers=1)
-    np.testing.assert_allclose(twice, gradient_covariance(prediction, gradient, layers=2), rtol=1e-10)
+    np.testing.assert_allclose(twice, gradient_covariance(prediction, gradient, layers=2), rtol=TOLERANCE.closed_form)
     assert np.trace(twice) == pytest.approx(prediction.gradient_growth**2 * np.trace(gradient), rel=TOLERANCE.exact)
     profile = backward_profile(prediction, gradient, depth=40)
     norms = profile.series("gradient_log_norm").value
     assert norms[0] - norms[-1] == pytest.approx(39 * 0.5 * math.log(prediction.gradient_growth), rel=TOLERANCE.exact)
     weights = profile.series("weight_gradient_log_norm").value
-    np.testing.assert_allclose(weights - norms, 0.5 * math.log(prediction.fixed_point.mu), rtol=1e-12)
+    np.testing.assert_allclose(weights - norms, 0.5 * math.log(prediction.fixed_point.mu), rtol=TOLERANCE.exact)
     uneven = profile.series("uneven_gradient").value
     assert np.all(np.diff(uneven) > 0)  # from the output (last row) to the input the gradient becomes even
     with pytest.raises(UsageError, match="samples"):
@@ -202,7 +202,10 @@ def test_the_transition_is_where_the_eigenvalue_passes_one():
     """α(10) ≈ 1.40, in the window of figure 1 of meanfield2019; infinite at B = 4; 1 in the limit."""
     for size in (5, 10, 64):
         alpha = bsb2_transition(size)
-        assert pytest.approx(1.0, abs=1e-10) == homogeneous_batchnorm(resolve(f"relu_power:{alpha!r}"), size).forward.L
+        assert (
+            pytest.approx(1.0, abs=TOLERANCE.closed_form)
+            == homogeneous_batchnorm(resolve(f"relu_power:{alpha!r}"), size).forward.L
+        )
         assert batchnorm(f"relu_power:{alpha * 0.99!r}", batch_size=size).fixed_point.attracting
         assert not batchnorm(f"relu_power:{alpha * 1.01!r}", batch_size=size).fixed_point.attracting
     assert math.isinf(bsb2_transition(4))
@@ -215,13 +218,13 @@ def test_symmetry_holds_below_the_transition_and_breaks_above():
     assert below.symmetric
     assert below.converged
     expected = homogeneous_batchnorm(resolve("relu_power:1.2"), 10)
-    np.testing.assert_allclose(below.variances, expected.variance, rtol=1e-6)
+    np.testing.assert_allclose(below.variances, expected.variance, rtol=TOLERANCE.float32)
     above = simulate_broken_state("relu_power:2", batch_size=10, generator=np.random.default_rng(0))
     assert not above.symmetric
     assert above.converged
     assert 1 <= above.winners < 10
     assert above.winner_share > 0.9
     again = laplace_covariance_map(resolve("relu_power:2"), above.covariance).covariance
-    np.testing.assert_allclose(again, above.covariance, atol=1e-6 * above.covariance.max())
+    np.testing.assert_allclose(again, above.covariance, atol=TOLERANCE.float32 * above.covariance.max())
     with pytest.raises(UsageError, match="generator"):
         simulate_broken_state("relu_power:2", batch_size=10)

@@ -51,7 +51,7 @@ def assert_in_band(profile: Profile, measure: str) -> None:
 def reports(build: Callable[[], nn.Module], samples: int = 24) -> list[Report]:
     found = []
     for seed in SEEDS:
-        with networks.seeded(seed):
+        with networks.drawn_from(seed):
             found.append(check(build(), torch.randn(samples, 64)))
     return found
 
@@ -108,7 +108,7 @@ def test_activation_modules_without_a_name_are_taken_as_functions(module: Callab
         parts = [part for layer in model for part in (layer, nn.Dropout(0.3))]
         return nn.Sequential(*parts[:-1])
 
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         report = check(build(), torch.randn(24, 64))
     assert_in_band(report.profile, "mean_square")
     growths = [report.profile.value("gradient_growth", source=source) for source in ("check", "theory")]
@@ -123,7 +123,7 @@ def test_a_critical_network_has_no_trainable_depth() -> None:
 
 
 def test_the_finding_carries_the_prediction() -> None:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         model = networks.mlp(60, 64, normalization=nn.BatchNorm1d)
         (finding, *_) = check(model, torch.randn(32, 64)).verdict.findings
     # 1.52195 but for the first of 58 steps
@@ -147,7 +147,7 @@ def test_closed_moments_are_the_quadrature(name: str, correlation: float) -> Non
 
 def test_parallel_inputs_do_not_hide_what_layers_lose() -> None:
     """From correlation zero, the closed form of ReLU: 1 − c = 0.682 behind one layer, below 0.1 from layer 14 on."""
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         blueprint = sounding.read(networks.mlp(51, 64, initialize=networks.he), 1 + 0.01 * torch.randn(8, 64))
     shares = foresee_shares(blueprint)
     # the weights of a layer have a variance of their own, which the correlation of ReLU does not see

@@ -52,13 +52,13 @@ def accused(model: nn.Module, inputs: Tensor) -> tuple[str, str]:
 
 
 def test_a_healthy_network_is_not_accused() -> None:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         assert accused(he(networks.mlp(8, 64)), torch.randn(16, 64)) == ("", "")
 
 
 @pytest.mark.parametrize("factor", [100.0, 0.01])
 def test_one_wrong_gain_is_named_by_its_layer(factor: float) -> None:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         model = he(networks.mlp(8, 64))
         with torch.no_grad():
             model.get_submodule("6").weight.mul_(factor)  # type: ignore[operator]
@@ -70,26 +70,26 @@ def test_one_wrong_gain_is_named_by_its_layer(factor: float) -> None:
 
 
 def test_a_bias_that_dominates_is_named_by_its_layer() -> None:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         model = he(networks.mlp(8, 64))
         nn.init.normal_(model.get_submodule("6").bias, std=100.0)  # type: ignore[arg-type]
         assert accused(model, torch.randn(16, 64)) == ("bias", "6")
 
 
 def test_gains_that_are_too_small_everywhere_are_a_matter_of_all_layers() -> None:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         assert accused(he(networks.mlp(20, 64), 0.3), torch.randn(16, 64)) == ("gains", "")
 
 
 def test_scores_without_their_root_are_named() -> None:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         kind, _ = accused(he(nn.Sequential(Attention(1.0), Attention(1.0)), 1.0), torch.randn(4, 8, 64))
         assert kind == "scores"
         assert accused(he(nn.Sequential(Attention(1 / 8), Attention(1 / 8)), 1.0), torch.randn(4, 8, 64))[0] == ""
 
 
 def test_branches_at_full_size_are_too_many_and_one_that_is_too_large_is_named() -> None:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         inputs = torch.randn(12, 32)
         assert accused(he(nn.Sequential(*(Branch(32) for _ in range(24)))), inputs)[0] == "branches"
         blocks = [Branch(32, 100.0 if number == 3 else 0.3) for number in range(8)]

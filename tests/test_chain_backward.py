@@ -95,7 +95,7 @@ def test_growth_from_known_slopes():
     assert found["log_rate"].value == pytest.approx(0.15)
     assert found["log_rate"].stderr == pytest.approx(0.05)
     assert found["growth"].value == pytest.approx(math.exp(0.3))
-    assert growth_of(logs[:1], burn_in=10)["log_rate"].stderr == pytest.approx(0, abs=1e-12)
+    assert growth_of(logs[:1], burn_in=10)["log_rate"].stderr == pytest.approx(0, abs=TOLERANCE.exact)
     assert bulk(100, 0) == (10, 90)
     assert bulk(2, 0) == (0, 2)
 

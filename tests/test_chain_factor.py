@@ -35,7 +35,7 @@ def test_repeated_samples_get_no_direction_of_their_own(samples):
     rows = distinct[torch.arange(samples) % (samples // 2)]
     factor = factor_gram(gram_of(rows))
     assert int((torch.diagonal(factor) > 0).sum()) == samples // 2
-    assert torch.allclose(factor[: samples // 2], factor[samples // 2 :], rtol=0, atol=1e-9)
+    assert torch.allclose(factor[: samples // 2], factor[samples // 2 :], rtol=0, atol=TOLERANCE.two_routes)
 
 
 def test_a_centred_batch_of_any_size_has_one_direction_less():
@@ -68,7 +68,9 @@ def test_rows_keep_repeated_samples_together():
 def test_whitened_normals_are_orthonormal():
     normals = torch.randn(4, 7, 30, generator=torch.Generator().manual_seed(4))
     frame = whiten(normals) @ normals.double()
-    assert torch.allclose(frame @ frame.mT, torch.eye(7, dtype=torch.float64).expand(4, 7, 7), atol=1e-9)
+    assert torch.allclose(
+        frame @ frame.mT, torch.eye(7, dtype=torch.float64).expand(4, 7, 7), atol=TOLERANCE.two_routes
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

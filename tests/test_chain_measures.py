@@ -145,9 +145,9 @@ def test_the_reported_depth_reaches_the_wanted_error():
     first = simulate(depth=2000, generator=torch.Generator().manual_seed(4), **settings)
     error = first.averages["orthogonality_gap"].stderr / 2
     depth = first.needed_depth("orthogonality_gap", error=error)
-    assert depth == pytest.approx(20 + 4 * 1980, abs=2)
+    assert abs(depth - (20 + 4 * 1980)) <= 2
     second = simulate(depth=depth, generator=torch.Generator().manual_seed(5), **settings)
-    assert second.averages["orthogonality_gap"].stderr == pytest.approx(error, rel=0.35)
+    assert second.averages["orthogonality_gap"].stderr == pytest.approx(error, rel=3.5 * TOLERANCE.rough)
 
 
 def test_reported_errors_cover_the_truth():

@@ -76,7 +76,7 @@ def test_the_ids_of_findings_are_stable() -> None:
 @pytest.fixture(scope="module")
 def sick() -> Report:
     """A collapsed network whose gradients vanish too."""
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         model = nn.Sequential(*(part for _ in range(30) for part in (nn.Linear(16, 16), nn.ReLU())), nn.Linear(16, 4))
         return sounding.check(model, torch.randn(32, 16), torch.arange(32) % 4, theory=False)
 

@@ -27,6 +27,7 @@ from sounding.claims.registry import claims_of
 from sounding.data import load_dataset, normalize
 from sounding.predict import batchnorm, covariance_map
 from sounding.theory.homogeneous import homogeneous_batchnorm, kernel, kernel_slope
+from tolerance import TOLERANCE
 
 ROWS = {claim.id: claim for claim in claims_of("meanfield2019")}
 
@@ -146,11 +147,11 @@ def test_a_second_limit_of_few_starts_does_not_hold() -> None:
 @pytest.mark.parametrize("size", [4, 12, 128])
 def test_the_integrals_with_a_kink_are_exact(size: int) -> None:
     q, qc = spherical_integrals("relu", size)
-    assert q == pytest.approx(0.5, abs=1e-9)
-    assert qc == pytest.approx(0.5 * relu_correlation(size), abs=1e-9)
-    assert (q, qc) == pytest.approx(spherical_integrals("relu", size, nodes=160), abs=1e-9)
+    assert q == pytest.approx(0.5, abs=TOLERANCE.two_routes)
+    assert qc == pytest.approx(0.5 * relu_correlation(size), abs=TOLERANCE.two_routes)
+    assert (q, qc) == pytest.approx(spherical_integrals("relu", size, nodes=160), abs=TOLERANCE.two_routes)
     if size > 4:
-        assert explosion_rate("relu", size) == pytest.approx(relu_rate(size), rel=1e-9)
+        assert explosion_rate("relu", size) == pytest.approx(relu_rate(size), rel=TOLERANCE.two_routes)
 
 
 def test_integrals_that_miss_the_fixed_point_by_little_do_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,10 +231,10 @@ def test_the_first_forms_between_batches_can_fail(form: str, monkeypatch: pytest
 @pytest.mark.parametrize("case", [Case(0.8, 0.0, 8), Case(1.0, 0.3, 16), Case(2.0, -0.5, 6)])
 def test_the_closed_forms_between_batches_are_the_predictions(case: Case) -> None:
     found = homogeneous_batchnorm(power(case.alpha, case.b), case.size)
-    assert crossbatch.covariance_by_gamma(case) == pytest.approx(found.cross_covariance, rel=1e-12)
-    assert crossbatch.eigenvalue_by_kernel(case) == pytest.approx(found.cross_eigenvalue, rel=1e-10)
+    assert crossbatch.covariance_by_gamma(case) == pytest.approx(found.cross_covariance, rel=TOLERANCE.exact)
+    assert crossbatch.eigenvalue_by_kernel(case) == pytest.approx(found.cross_eigenvalue, rel=TOLERANCE.closed_form)
     general = batchnorm(power(case.alpha, case.b), batch_size=case.size).cross_batch
-    assert forward_integral(case)[0] == pytest.approx(general.eigenvalue, rel=1e-8)
+    assert forward_integral(case)[0] == pytest.approx(general.eigenvalue, rel=TOLERANCE.two_routes)
 
 
 def test_one_case_that_is_off_is_not_hidden_by_the_others() -> None:
@@ -268,16 +269,16 @@ def test_gradients_that_explode_in_the_upper_layers_are_not_stable(row: str) -> 
 def test_the_integrals_of_the_seed_are_the_predictions(activation: str, size: int) -> None:
     found = batchnorm(activation, batch_size=size)
     q, qc = spherical_integrals(activation, size)
-    assert q == pytest.approx(found.fixed_point.variance, rel=1e-7)
-    assert qc / q == pytest.approx(found.fixed_point.correlation, rel=1e-6)
-    assert explosion_rate(activation, size) == pytest.approx(found.gradient_growth, rel=1e-6)
+    assert q == pytest.approx(found.fixed_point.variance, rel=TOLERANCE.two_routes)
+    assert qc / q == pytest.approx(found.fixed_point.correlation, rel=TOLERANCE.float32)
+    assert explosion_rate(activation, size) == pytest.approx(found.gradient_growth, rel=TOLERANCE.float32)
 
 
 @pytest.mark.parametrize("size", [5, 8, 32, 300])
 def test_closed_forms_of_relu(size: int) -> None:
     found = batchnorm("relu", batch_size=size)
-    assert relu_rate(size) == pytest.approx(found.gradient_growth, rel=1e-9)
-    assert relu_correlation(size) == pytest.approx(found.fixed_point.correlation, rel=1e-9)
+    assert relu_rate(size) == pytest.approx(found.gradient_growth, rel=TOLERANCE.two_routes)
+    assert relu_correlation(size) == pytest.approx(found.fixed_point.correlation, rel=TOLERANCE.two_routes)
 
 
 def test_coefficients_of_the_series_are_those_of_the_polynomials() -> None:
@@ -287,21 +288,23 @@ def test_coefficients_of_the_series_are_those_of_the_polynomials() -> None:
         for degree in (1, 2, 7, 20):
             index = 0.5 * (size - 3)
             ratio = eval_gegenbauer(degree, index, -1 / (size - 1)) / eval_gegenbauer(degree, index, 1.0)
-            assert series_coefficient(degree, size) == pytest.approx(1 - ratio, abs=1e-10)
+            assert series_coefficient(degree, size) == pytest.approx(1 - ratio, abs=TOLERANCE.closed_form)
 
 
 def test_projection_of_a_spectrum() -> None:
-    assert project_spectrum(np.ones(5)) == pytest.approx(np.full(5, 0.2), abs=1e-9)
+    assert project_spectrum(np.ones(5)) == pytest.approx(np.full(5, 0.2), abs=TOLERANCE.two_routes)
     # E[a z₁²/(a z₁² + z₂²)] = √a/(1 + √a)
-    assert project_spectrum(np.array([9.0, 1.0])) == pytest.approx([0.75, 0.25], abs=1e-6)
+    assert project_spectrum(np.array([9.0, 1.0])) == pytest.approx([0.75, 0.25], abs=TOLERANCE.float32)
 
 
 def test_the_trace_without_activation_is_that_of_the_whole_map() -> None:
     sigma = draw_covariance(6, torch.Generator().manual_seed(0))
     for inverted in (True, False):
         whole = fourier_map(_ANALYTIC["identity"], sigma, inverted=inverted)
-        assert linear_trace(sigma, inverted=inverted, steps=2001) == pytest.approx(np.trace(whole), rel=1e-9)
-    assert linear_trace(sigma) == pytest.approx(6.0, rel=1e-4)
+        assert linear_trace(sigma, inverted=inverted, steps=2001) == pytest.approx(
+            np.trace(whole), rel=TOLERANCE.two_routes
+        )
+    assert linear_trace(sigma) == pytest.approx(6.0, rel=TOLERANCE.four_digits)
 
 
 @pytest.mark.parametrize("size", [5, 20, 60])
@@ -315,7 +318,9 @@ def test_the_map_of_many_covariances_is_that_of_each(size: int) -> None:
 
 def test_spread_near_the_fixed_point_falls_by_its_eigenvalue() -> None:
     path = spread_paths(24, sigma=0.01, starts=2, layers=12, context=Context(), offset=0)
-    assert path[:, 12] / path[:, 11] == pytest.approx(batchnorm("relu", batch_size=24).forward_eigenvalues.L, abs=2e-3)
+    assert path[:, 12] / path[:, 11] == pytest.approx(
+        batchnorm("relu", batch_size=24).forward_eigenvalues.L, abs=2 * TOLERANCE.three_digits
+    )
 
 
 def test_sub_batches_are_normalized_by_themselves() -> None:
@@ -324,9 +329,9 @@ def test_sub_batches_are_normalized_by_themselves() -> None:
     batch = normalize(data, data.train_inputs[:12]).flatten(1)
     stack = Parted(network, torch.device("cpu"), statistics_over=4)
     parts = torch.cat([network[0](part) for part in batch.split(4)])
-    assert torch.allclose(stack.run(batch, "batch")[0][0], parts, atol=1e-5)
-    assert torch.allclose(stack.run(batch[None], "batch", own=True)[0][0], parts, atol=1e-5)
-    assert torch.allclose(stack.run(batch[:10], "batch")[0][0], network[0](batch[:10]), atol=1e-5)
+    assert torch.allclose(stack.run(batch, "batch")[0][0], parts, atol=TOLERANCE.float32_layer)
+    assert torch.allclose(stack.run(batch[None], "batch", own=True)[0][0], parts, atol=TOLERANCE.float32_layer)
+    assert torch.allclose(stack.run(batch[:10], "batch")[0][0], network[0](batch[:10]), atol=TOLERANCE.float32_layer)
 
 
 def test_cells_whose_seeds_disagree_have_a_wider_share() -> None:
@@ -354,7 +359,7 @@ def test_choosing_among_noise_is_no_gain() -> None:
     gains = [_gain(rng.standard_normal((20, 8)), rng.standard_normal((1, 8))).mean() for _ in range(400)]
     assert abs(np.mean(gains)) < 4 * np.std(gains) / 20
     better = _gain(rng.standard_normal((3, 8)) * 0.01 + 1.0, rng.standard_normal((1, 8)) * 0.01)
-    assert better == pytest.approx(np.ones(8), abs=0.1)
+    assert better == pytest.approx(np.ones(8), abs=TOLERANCE.rough)
 
 
 def test_a_grid_tells_which_multiples_and_constants_do_as_well_as_16_xi() -> None:

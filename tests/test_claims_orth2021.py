@@ -17,6 +17,7 @@ from sounding.claims.registry import claims_of
 from sounding.errors import UsageError
 from sounding.measures import orthogonality_gap
 from sounding.theory.bounds import orth2021 as bounds
+from tolerance import TOLERANCE
 
 MLP = {
     "data": "digits", "width": 12, "batch_size": 50, "rates": [0.01], "seeds": 2, "init_samples": 200, "epochs": 1,
@@ -41,7 +42,7 @@ def test_a_shallow_network_is_the_beginning_of_a_deep_one(variant: str) -> None:
     for one, two, three in zip(deep, shallow, straight, strict=True):
         cut = dict(training.shorten(one, two).named_parameters())
         for name, weight in three.named_parameters():
-            torch.testing.assert_close(cut[name], weight, rtol=1e-5, atol=1e-8)
+            torch.testing.assert_close(cut[name], weight, rtol=TOLERANCE.float32_layer, atol=TOLERANCE.two_routes)
 
 
 def test_convolutions_have_the_printed_scale_at_every_depth() -> None:
@@ -61,7 +62,7 @@ def test_convolutions_have_the_printed_scale_at_every_depth() -> None:
         with torch.no_grad():
             network(inputs)
         assert len(sizes) == depth - 1
-        assert sizes == pytest.approx([1.0] * len(sizes), rel=1e-4)
+        assert sizes == pytest.approx([1.0] * len(sizes), rel=TOLERANCE.four_digits)
 
 
 def test_the_interval_of_a_correlation_is_over_seeds() -> None:
@@ -91,13 +92,13 @@ def test_xavier_networks_of_figure_7_have_gain_root_two() -> None:
     network = convolutional.draw_network(CONV | {"width": 32}, 4, 0, Context())
     weight = [m.weight.detach() for m in network.modules() if isinstance(m, torch.nn.Conv2d)][2]
     fan = 32 * 9
-    assert float(weight.std()) == pytest.approx(math.sqrt(2 * 2 / (2 * fan)), rel=0.05)
+    assert float(weight.std()) == pytest.approx(math.sqrt(2 * 2 / (2 * fan)), rel=TOLERANCE.drawn)
 
 
 def test_the_gap_splits_into_angles_and_norms() -> None:
     rows = torch.randn(8, 20, generator=torch.Generator().manual_seed(0)).double() * torch.arange(1.0, 9.0)[:, None]
     gap, angles = (float(value) for value in propagation._parts(rows))
-    assert gap == pytest.approx(float(orthogonality_gap(rows)), rel=1e-9)
+    assert gap == pytest.approx(float(orthogonality_gap(rows)), rel=TOLERANCE.two_routes)
     assert angles < gap
     orthogonal = torch.eye(8, 20, dtype=torch.float64) * torch.arange(1.0, 9.0)[:, None]
     gap, angles = (float(value) for value in propagation._parts(orthogonal))
@@ -112,7 +113,7 @@ def test_figure_5_measures_in_front_of_the_relu() -> None:
     assert found.shape == (2, 4)
     with torch.no_grad():
         normed = network[:2](inputs)
-    assert float(found[0, 1]) == pytest.approx(float(orthogonality_gap(normed.flatten(1))), rel=1e-5)
+    assert float(found[0, 1]) == pytest.approx(float(orthogonality_gap(normed.flatten(1))), rel=TOLERANCE.float32_layer)
 
 
 def test_a_wrong_statement_of_figure_5_does_not_hold() -> None:
@@ -183,7 +184,9 @@ def test_the_floor_of_the_gap_is_a_fixed_point_of_the_expected_spectrum() -> Non
     gap = chains.predict_floor(n, width) / mean_to_root
     spectrum = 1 / n + gap * np.array([1.0, -1.0, 1.0, -1.0]) / 2
     after = bounds.expected_spectrum(np.sqrt(spectrum)) - 1 / n
-    assert (1 - 1 / width) * float(after @ after) + (1 - 1 / n) / width == pytest.approx(gap**2, rel=1e-4)
+    assert (1 - 1 / width) * float(after @ after) + (1 - 1 / n) / width == pytest.approx(
+        gap**2, rel=TOLERANCE.four_digits
+    )
 
 
 def test_figure_6_compares_the_activations_it_names() -> None:
@@ -241,6 +244,6 @@ def test_corollary_3_fails_with_the_printed_alpha_over_many_layers() -> None:
     path, sigma = spectra.follow_wide(256, 800)
     start, end = (float(np.sum((np.sqrt(e) - 1 / 16) ** 2)) for e in (path[0], path[-1]))
     rate = (end / start) ** (1 / 800)
-    assert rate == pytest.approx((256 / 258) ** 2, rel=1e-3)
+    assert rate == pytest.approx((256 / 258) ** 2, rel=TOLERANCE.three_digits)
     assert rate > 1 - 2 * sigma / 3, "slower than printed"
     assert rate < (1 - 2 * 256 / 258 * sigma**2) ** 2, "faster than corrected"

@@ -12,6 +12,7 @@ import torch
 
 from sounding.claims.claim import Claim, Context, Expectation, Setting, judge
 from sounding.claims.registry import claims_of, find_claim
+from tolerance import TOLERANCE
 
 WANTED = {
     "rank2020": {
@@ -100,7 +101,9 @@ def test_lemma7_would_notice_each_wrong_coefficient(case: str, monkeypatch: pyte
         terms = (len(moment) ** 2, np.sum(moment**2), np.trace(square @ moment), np.sum(np.diag(square) ** 2))
         value = step**2 * float(np.dot(LEMMA7[case], terms))
         if case == "as printed":
-            assert value == pytest.approx(right(features, step=step).value, rel=1e-9, abs=1e-9)
+            assert value == pytest.approx(
+                right(features, step=step).value, rel=TOLERANCE.two_routes, abs=TOLERANCE.two_routes
+            )
         return dataclasses.replace(right(features, step=step), value=value)
 
     monkeypatch.setattr(rank2020, "lemma_7", other)
@@ -184,7 +187,7 @@ def test_welch_interval_is_scipys() -> None:
     a, b = np.array([1.0, 2.0, 4.0]), np.array([0.5, 0.1, 0.3, 0.9])
     found = difference(a, b)
     expected = stats.ttest_ind(a, b, equal_var=False).confidence_interval(0.99)
-    np.testing.assert_allclose([found.low, found.high], [expected.low, expected.high], rtol=1e-12)
+    np.testing.assert_allclose([found.low, found.high], [expected.low, expected.high], rtol=TOLERANCE.exact)
     assert difference(np.ones(3), np.zeros(3)).low == 1.0
 
 
@@ -195,9 +198,9 @@ def test_a_contrast_counts_the_spread_of_every_group() -> None:
 
     steady, spread = np.array([1.0, 1.0, 1.0]), np.array([0.0, 1.0, 5.0])
     found = contrast([spread, steady], [steady, spread])
-    assert found.value == pytest.approx(0.0, abs=1e-12)
+    assert found.value == pytest.approx(0.0, abs=TOLERANCE.exact)
     half = stats.t.ppf(0.995, 4) * math.sqrt(2 * spread.var(ddof=1) / 3)
-    assert found.high == pytest.approx(half, rel=1e-12)
+    assert found.high == pytest.approx(half, rel=TOLERANCE.exact)
 
 
 def test_lemma1_would_notice_one_batch_below_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +260,7 @@ def test_growth_exponent_of_known_powers() -> None:
 
     for power in (0.5, 1.0):
         numbers = [exact(3.0 + 0.7 * width**power, error=1e-12) for width in (8, 16, 32)]
-        assert exponent_of_growth(numbers).value == pytest.approx(power, abs=1e-9)
+        assert exponent_of_growth(numbers).value == pytest.approx(power, abs=TOLERANCE.two_routes)
 
 
 def test_row_gradients_of_the_readout_are_autograds() -> None:

@@ -29,6 +29,7 @@ from sounding.claims.thesis2024.networks import (
 )
 from sounding.reproduction import reproduce
 from sounding.theory.kernel import evaluate
+from tolerance import TOLERANCE
 
 CONTEXT = Context()
 
@@ -139,19 +140,19 @@ def test_random_maps_are_of_their_case_and_map_1_to_1() -> None:
     for case in (1, 2, 3, 4):
         for one in random_maps(case, 10, CONTEXT):
             assert one.case == case
-            assert one.kappa(np.array([1.0]))[0] == pytest.approx(1.0, abs=1e-12)
-            assert one.kappa(np.array([one.fixed_point]))[0] == pytest.approx(one.fixed_point, abs=1e-9)
+            assert one.kappa(np.array([1.0]))[0] == pytest.approx(1.0, abs=TOLERANCE.exact)
+            assert one.kappa(np.array([one.fixed_point]))[0] == pytest.approx(one.fixed_point, abs=TOLERANCE.two_routes)
 
 
 def test_the_interpolated_map_is_the_integrated_one() -> None:
     path = iterate(map_of("gelu"), np.array([-0.4]), 1)
-    assert path[1, 0] == pytest.approx(evaluate("gelu", -0.4).value, abs=1e-10)
+    assert path[1, 0] == pytest.approx(evaluate("gelu", -0.4).value, abs=TOLERANCE.closed_form)
 
 
 def test_a_polynomial_activation_has_the_map_of_its_weights() -> None:
     weights = np.array([0.1, 0.3, 0.0, 0.6])
     found = evaluate(polynomial_activation(weights), 0.5).value
-    assert found == pytest.approx(0.1 + 0.15 + 0.6 * 0.125, abs=1e-9)
+    assert found == pytest.approx(0.1 + 0.15 + 0.6 * 0.125, abs=TOLERANCE.two_routes)
 
 
 def test_gram_paths_reach_the_fixed_point_of_the_mean_field() -> None:
@@ -173,9 +174,9 @@ def test_nearly_singular_draws_give_the_same_matrices(monkeypatch: pytest.Monkey
     frames = draw_haar(6000, 20, generator=torch.Generator().manual_seed(5))
     monkeypatch.setattr(networks, "NEARLY_SINGULAR", math.inf)
     by_qr = draw_haar(6000, 20, generator=torch.Generator().manual_seed(5))
-    assert torch.allclose(frames, by_qr, atol=1e-9)
+    assert torch.allclose(frames, by_qr, atol=TOLERANCE.two_routes)
     identity = torch.eye(20, dtype=frames.dtype)
-    assert torch.allclose(frames @ frames.mT, identity.expand_as(frames), atol=1e-12)
+    assert torch.allclose(frames @ frames.mT, identity.expand_as(frames), atol=TOLERANCE.exact)
 
 
 def test_haar_matrices_are_orthogonal_and_unbiased() -> None:
@@ -184,7 +185,7 @@ def test_haar_matrices_are_orthogonal_and_unbiased() -> None:
     traces = frames.diagonal(dim1=-2, dim2=-1).sum(-1)
     # Haar on O(4): the trace has mean 0 and variance 1
     assert abs(float(traces.mean())) < 5 / math.sqrt(4000)
-    assert float(traces.square().mean()) == pytest.approx(1.0, abs=0.15)
+    assert float(traces.square().mean()) == pytest.approx(1.0, abs=TOLERANCE.drawn * 3)
 
 
 @pytest.mark.parametrize("centring", [False, True])
@@ -215,9 +216,9 @@ def test_gradients_agree_with_autograd(law: str, centring: bool, length: float |
         assert isinstance(loss, torch.Tensor)
         loss.backward()  # type: ignore[no-untyped-call]
         norms = [weight.grad.norm(dim=(1, 2)).log().numpy() for weight in weights if weight.grad is not None]
-        assert mine[:, column] == pytest.approx(norms[0], abs=1e-9)
+        assert mine[:, column] == pytest.approx(norms[0], abs=TOLERANCE.two_routes)
         if depth == 6:
-            assert every == pytest.approx(np.stack(norms, axis=1), abs=1e-9)
+            assert every == pytest.approx(np.stack(norms, axis=1), abs=TOLERANCE.two_routes)
 
 
 def test_repeated_samples_stay_equal() -> None:

@@ -29,6 +29,7 @@ from sounding.claims.thesis2024.training_orthogonality import gradient_norms, sq
 from sounding.measures import gram, isometry_gap
 from sounding.models import Mlp
 from sounding.reproduction import reproduce
+from tolerance import TOLERANCE
 
 CONTEXT = Context()
 SMALL = {"data": "digits", "width": 12, "batch_size": 12, "runs": 3}
@@ -63,7 +64,7 @@ def test_gradients_are_those_of_autograd(activation: str, centring: bool) -> Non
         wanted[run] = [float(gradient.norm().log()) for gradient in torch.autograd.grad(loss, weights)]
     for found in (every_layer_log_norms, lambda networks: log_norms_at(networks, (4,), (1, 2, 3, 4))[..., 0].T):
         made.generator.set_state(before)
-        np.testing.assert_allclose(found(made), wanted, atol=1e-10)
+        np.testing.assert_allclose(found(made), wanted, atol=TOLERANCE.closed_form)
 
 
 def test_depths_may_come_in_any_order() -> None:
@@ -164,7 +165,7 @@ def test_weight_gaps_are_isometry_gaps() -> None:
     generator = torch.Generator().manual_seed(0)
     frame = torch.linalg.qr(torch.randn(10, 10, generator=generator, dtype=torch.float64)).Q
     weights = torch.stack([frame, frame + 0.05 * torch.randn(10, 10, generator=generator, dtype=torch.float64)])
-    np.testing.assert_allclose(weight_gaps(weights), isometry_gap(weights @ weights.mT), atol=1e-13)
+    np.testing.assert_allclose(weight_gaps(weights), isometry_gap(weights @ weights.mT), atol=TOLERANCE.rounding)
 
 
 def test_only_the_symmetric_part_of_a_step_leaves_orthogonality() -> None:
@@ -175,7 +176,7 @@ def test_only_the_symmetric_part_of_a_step_leaves_orthogonality() -> None:
     gaps = weight_gaps(torch.stack([frame @ (torch.eye(30) + part) for part in (symmetric, skew)]))
     # the trace of a step scales the matrix and opens no gap
     shape = symmetric - symmetric.trace() / 30 * torch.eye(30)
-    assert float(gaps[0]) == pytest.approx(float(2 * shape.square().sum() / 30), rel=1e-2)
+    assert float(gaps[0]) == pytest.approx(float(2 * shape.square().sum() / 30), rel=TOLERANCE.percent)
     assert float(gaps[1]) < 1e-3 * float(gaps[0])
 
 

@@ -21,6 +21,7 @@ from sounding.claims.thesis2024.gram_paths import distances, slowest_rate
 from sounding.claims.thesis2024.networks import gaps_over_depth
 from sounding.claims.thesis2024.orthogonalization import draw_inputs, needed_constant
 from sounding.reproduction import reproduce
+from tolerance import TOLERANCE
 
 CONTEXT = Context()
 
@@ -49,7 +50,7 @@ def test_theorem_5_8_needs_centring(activation: str) -> None:
 def test_a_fixed_point_at_minus_one_that_attracts_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """An odd map with slope 1/3 at ±1; the theorem says that no activation has it."""
     bent = dataclasses.replace(map_of("tanh"), kappa=np.cbrt, slope_zero=0.0)
-    assert drift(bent, -1.0) == pytest.approx(-2 / 3, abs=1e-3)
+    assert drift(bent, -1.0) == pytest.approx(-2 / 3, abs=TOLERANCE.three_digits)
     real = map_of
     monkeypatch.setattr(centred, "map_of", lambda name, norm: bent if name == "erf" else real(name, norm))
     found = reproduce(shrunk("thesis2024-thm5.8", **THEOREM_5_8))
@@ -62,7 +63,9 @@ def test_the_drift_is_that_of_the_slope_and_no_draw_is_left_out() -> None:
     assert [one.name for one in maps] == [f"random {index}" for index in range(200)]
     assert all(one.case == 1 for one in maps)
     for one in maps[:20]:
-        assert drift(one, 1.0) == pytest.approx((one.slope_one - 1) / (1 - one.slope_zero), rel=3e-3)
+        assert drift(one, 1.0) == pytest.approx(
+            (one.slope_one - 1) / (1 - one.slope_zero), rel=3 * TOLERANCE.three_digits
+        )
     assert sum(keeps_minus_one(one) for one in maps) == 100
     assert min(pull(one) for one in maps) > 1 - 1e-6
     assert min(drift(one, 1.0) for one in random_maps(2, 20, CONTEXT)) < 0

@@ -20,13 +20,14 @@ from sounding.cli import cli
 from sounding.errors import TargetError, UsageError
 from sounding.probe.compare import match
 from sounding.report.compare import write_compare_html
+from tolerance import TOLERANCE
 
 DEPTH = 5
 X = torch.randn(16, 12, generator=torch.Generator().manual_seed(1))
 
 
 def make() -> nn.Sequential:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         return nn.Sequential(
             *(part for _ in range(DEPTH) for part in (nn.Linear(12, 12), nn.Tanh(), nn.Dropout(0.5))), nn.Linear(12, 3)
         )
@@ -84,12 +85,12 @@ def test_a_changed_layer_is_the_first_where_they_part(layer: int, factor: float)
     first = result.first
     assert first is not None
     assert first.a == first.b == str(3 * layer)
-    assert first.weights == pytest.approx(factor - 1, rel=1e-4)
+    assert first.weights == pytest.approx(factor - 1, rel=TOLERANCE.four_digits)
     assert all(pair.difference == 0 for pair in result.pairs[: result.pairs.index(first)])
     with torch.no_grad():
         inputs = a[: 3 * layer].eval()(X)
         x, y = a[3 * layer](inputs), changed(inputs)
-    assert first.difference == pytest.approx(float((x - y).norm() / x.norm()), rel=1e-5)
+    assert first.difference == pytest.approx(float((x - y).norm() / x.norm()), rel=TOLERANCE.float32_layer)
 
 
 def test_rounding_is_no_difference_and_a_tolerance_is_yours() -> None:

@@ -16,6 +16,7 @@ from sounding.cli import cli
 from sounding.errors import UsageError
 from sounding.reader.depth import Depths
 from test_extend import residual, transformer
+from tolerance import TOLERANCE
 
 FILE = """
 from torch import nn
@@ -38,7 +39,7 @@ def gain(value: float, width: int = 256) -> Depths:
             nn.init.orthogonal_(layer.weight, gain=value**0.5)
         return nn.Sequential(*layers)
 
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         return sounding.depth(make, torch.randn(6, width), to=16)
 
 
@@ -46,16 +47,16 @@ def test_a_factor_in_every_layer_compounds_and_isometry_is_steady() -> None:
     steady, growing = gain(1.0), gain(1.5)
     assert steady.depths == (4, 8, 16)
     assert steady.transfers is True
-    assert powers(steady)["stream"] == pytest.approx(0, abs=1e-4)
+    assert powers(steady)["stream"] == pytest.approx(0, abs=TOLERANCE.four_digits)
     assert all(abs(power) < 1e-3 for power in powers(steady).values()), "orthogonal weights scatter nothing"
     assert growing.transfers is False
     # ln of the stream grows by 8 ln 1.5 from depth 8 to 16, that of the gradient norm by half
-    assert powers(growing)["stream"] == pytest.approx(8 * 0.405465 / 0.693147, rel=1e-4)
-    assert powers(growing)["gradient"] == pytest.approx(4 * 0.405465 / 0.693147, rel=1e-4)
+    assert powers(growing)["stream"] == pytest.approx(8 * 0.405465 / 0.693147, rel=TOLERANCE.four_digits)
+    assert powers(growing)["gradient"] == pytest.approx(4 * 0.405465 / 0.693147, rel=TOLERANCE.four_digits)
 
 
 def test_residual_networks_transfer_and_plain_ones_do_not() -> None:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         inputs = torch.randn(12, 64)
         state = torch.get_rng_state()
         branches = sounding.depth(lambda depth: residual(depth), inputs, to=32)
@@ -65,13 +66,13 @@ def test_residual_networks_transfer_and_plain_ones_do_not() -> None:
     assert 0.5 < powers(branches)["stream"] < 1.1  # a sum of independent blocks
     assert plain.transfers is False
     # samples of a He network meet as 1/depth²
-    assert powers(plain)["distance"] == pytest.approx(-2, abs=0.6)
+    assert powers(plain)["distance"] == pytest.approx(-2, abs=6 * TOLERANCE.rough)
     measured = [point for point in plain.points if point.quantity == "distance"]
     assert all(point.measured is not None for point in measured)
 
 
 def test_a_model_alone_is_extended_by_theory_and_agrees_with_a_factory() -> None:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         inputs = torch.randn(3, 8, 64)
         alone = sounding.depth(transformer(4), inputs, to=16)
         made = sounding.depth(lambda depth: transformer(depth), inputs, to=16)
@@ -80,7 +81,7 @@ def test_a_model_alone_is_extended_by_theory_and_agrees_with_a_factory() -> None
     assert [point.depth for point in alone.points if point.measured is not None] == [4, 4]
     assert "tokens" in powers(alone)
     for name, power in powers(made).items():
-        assert powers(alone)[name] == pytest.approx(power, abs=0.1)
+        assert powers(alone)[name] == pytest.approx(power, abs=TOLERANCE.rough)
 
 
 def test_what_repeats_nothing_or_goes_nowhere_is_refused() -> None:

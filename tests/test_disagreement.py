@@ -64,7 +64,7 @@ FAULTS: dict[str, Callable[[nn.Sequential], None]] = {
 
 @pytest.mark.parametrize("words", FAULTS)
 def test_a_fault_is_named_with_its_layer(words: str) -> None:
-    with networks.seeded(1):
+    with networks.drawn_from(1):
         model = networks.mlp(6, 64)
         assert found(model, torch.randn(24, 64)) == []
         FAULTS[words](model)
@@ -76,7 +76,7 @@ def test_a_fault_is_named_with_its_layer(words: str) -> None:
 
 
 def test_running_statistics_in_a_training_pass_are_named() -> None:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         model = networks.mlp(4, 64, normalization=nn.BatchNorm1d)
         inputs = torch.randn(24, 64)
         assert found(model, inputs) == []
@@ -88,7 +88,7 @@ def test_running_statistics_in_a_training_pass_are_named() -> None:
 
 
 def test_half_precision_that_loses_the_gradient_is_named() -> None:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         (finding,) = found(networks.mlp(24, 64).half(), torch.randn(24, 64).half())
     assert "float16" in finding.why
 
@@ -104,7 +104,7 @@ def test_a_layer_shared_by_two_inputs_is_no_disagreement() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.head(torch.cat([self.body(x[:, :32]), self.body(x[:, 32:])], 1))
 
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         assert found(Siamese(), torch.randn(24, 64)) == []
 
 
@@ -119,7 +119,7 @@ def test_a_cut_that_a_skip_leads_around_is_named_all_the_same() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x + self.down(torch.relu(self.up(x.detach() if self.cut else x)))
 
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         inputs = torch.randn(16, 64)
         whole, cut = (
             nn.Sequential(nn.Linear(64, 64), *(Branch(cut=some and at == 2) for at in range(4)))
@@ -135,7 +135,7 @@ def test_a_cut_that_a_skip_leads_around_is_named_all_the_same() -> None:
 
 
 def test_a_few_masked_units_are_named() -> None:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         model = networks.mlp(6, 64)
         with torch.no_grad():
             model[8].weight[:5] = 0

@@ -72,7 +72,7 @@ UNKNOWN = {
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_too_little_was_measured_to_say(name: str) -> None:
     build, features, samples = UNKNOWN[name]
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         verdict = sounding.check(build(), torch.randn(samples, features)).verdict
     assert verdict.status == "not known", verdict.summary
     assert not verdict.healthy
@@ -87,13 +87,17 @@ def test_nothing_is_not_known() -> None:
 
 def test_what_is_surely_ill_stays_unhealthy_without_the_rest() -> None:
     """No gradient was measured, but the collapse was."""
-    with networks.seeded(0), torch.no_grad(), sounding.watch(networks.mlp(60, 64, initialize=networks.he)) as watched:
+    with (
+        networks.drawn_from(0),
+        torch.no_grad(),
+        sounding.watch(networks.mlp(60, 64, initialize=networks.he)) as watched,
+    ):
         watched._tap.root(torch.randn(32, 64))
     assert watched.report.verdict.status == "unhealthy"
 
 
 def test_one_sample_of_an_exploding_network_is_unhealthy() -> None:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         model = networks.mlp(60, 64, initialize=lambda w: nn.init.normal_(w, std=2.5 * w.shape[1] ** -0.5))
         assert sounding.check(model, torch.randn(1, 64)).verdict.status == "unhealthy"
 
@@ -108,7 +112,7 @@ def test_healthy_names_what_was_not_looked_at() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.behind(self.before(x).detach())
 
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         verdict = sounding.check(Partly(), torch.randn(16, 16)).verdict
         hidden = sounding.check(networks.mlp(6, 16, features=16), torch.randn(16, 16), only="0").verdict
     assert verdict.status == hidden.status == "healthy"
@@ -117,7 +121,7 @@ def test_healthy_names_what_was_not_looked_at() -> None:
     assert "(2 of 5)" in verdict.summary
     assert any("5 of 6 weight layers" in gap for gap in hidden.not_judged)
     assert verdict.to_dict()["not_judged"] == list(verdict.not_judged)
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         whole = sounding.check(networks.mlp(6, 16, features=16), torch.randn(16, 16)).verdict
     assert whole.not_judged == ()
     assert "Not looked at" not in whole.summary
@@ -154,7 +158,7 @@ def test_a_monitor_passes_the_status_on() -> None:
 
         def close(self) -> None: ...
 
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         model = networks.mlp(3, 16, features=16)
         with sounding.Monitor(model, every=1, sinks=Keep()) as monitor:
             model(torch.randn(1, 16)).sum().backward()
@@ -201,10 +205,10 @@ def inline_lora(rank: int = 4, blocks: int = 6) -> nn.Module:
 @pytest.mark.parametrize("build", [lora, inline_lora])
 def test_adapters_that_start_at_zero_are_not_accused(build) -> None:
     """LoRA at its usual start: B = 0, so the gradient of A is exactly zero, and that of B is not: it trains."""
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         verdict = sounding.check(build(), torch.randn(32, 32)).verdict
     assert [f for f in verdict.findings if f.severity == "high"] == [], verdict.summary
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         model = build()
         with sounding.Monitor(model) as monitor:
             model(torch.randn(32, 32)).square().mean().backward()
@@ -226,7 +230,7 @@ def test_a_small_bart_is_not_accused() -> None:
             decoder_ffn_dim=64,
             max_position_embeddings=32,
         )
-        with networks.seeded(seed):
+        with networks.drawn_from(seed):
             model = transformers.BartForConditionalGeneration(config)
             tokens = torch.randint(4, 64, (16, 12))
             verdict = sounding.check(model, {"input_ids": tokens, "labels": tokens}).verdict

@@ -18,6 +18,7 @@ from sounding.errors import UsageError
 from sounding.explore.formula import parse_formula
 from sounding.explore.panels import PANELS
 from sounding.explore.state import LIMITS, State, parse_state
+from tolerance import TOLERANCE
 
 pytest.importorskip("starlette", reason="the extra `explore` is not installed")
 
@@ -67,7 +68,7 @@ def get(
 )
 def test_a_formula_is_the_function_it_says(text: str, function: Any) -> None:
     x = np.linspace(-3, 3, 61)
-    np.testing.assert_allclose(parse_formula(text)(x), function(x), rtol=1e-12)
+    np.testing.assert_allclose(parse_formula(text)(x), function(x), rtol=TOLERANCE.exact)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,7 @@ def test_panels_give_the_numbers_of_the_library() -> None:
     assert found["depth that trains"] == expected.trainable_depth
     path = PANELS["correlation"](State(network="layernorm", activation="tanh", depth=5, width=64)).curves[0].y
     exact = [row.value for row in predict.sequence("tanh", 0.5, depth=5, norm="pre-ln")]
-    np.testing.assert_allclose(path, exact, atol=2e-3)  # the map is smooth between nine angles
+    np.testing.assert_allclose(path, exact, atol=2 * TOLERANCE.three_digits)  # the map is smooth between nine angles
 
 
 def test_simulated_networks_agree_with_theory() -> None:

@@ -36,7 +36,7 @@ NETWORKS = {
 @pytest.mark.parametrize("name", NETWORKS)
 def test_four_blocks_extended_to_twelve_agree_with_twelve(name: str) -> None:
     build, shape = NETWORKS[name]
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         inputs = torch.randn(shape)
         small, large = (
             sounding.read(build(blocks), inputs, loss="random", generator=torch.Generator().manual_seed(1))
@@ -62,7 +62,7 @@ def test_four_blocks_extended_to_twelve_agree_with_twelve(name: str) -> None:
 
 
 def test_a_block_has_the_median_of_the_laws() -> None:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         model = residual(5)
         nn.init.normal_(model[3].second.weight, std=7.0)  # one odd block must not become the typical one
         blueprint = extend(sounding.read(model, torch.randn(8, 64)), 9)
@@ -73,7 +73,7 @@ def test_a_block_has_the_median_of_the_laws() -> None:
 
 
 def test_blocks_of_a_llama_are_found() -> None:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         description = sounding.read(Llama(fused=True, blocks=5), torch.randint(50, (3, 7))).description
     found = find_blocks(description)
     assert found is not None

@@ -24,6 +24,7 @@ from sounding.errors import DataError, ExitCode, InterruptedRun, UsageError
 from sounding.files import SUMS, changed_files, locked, place
 from sounding.reproduction import FILES, find_kept, reproduce
 from sounding.train import Checkpoint, Recipe, train_, train_together_
+from tolerance import TOLERANCE
 
 ROW = "orth2021-lemma4"
 RECIPE = Recipe(optimizer="adam", batch_size=16, epochs=3)
@@ -103,7 +104,7 @@ def test_a_training_resumes_with_another_number_of_threads(init: str, tmp_path: 
         torch.set_num_threads(kept)
     assert [point.step for point in whole[2].curves] == [point.step for point in whole[0].curves]
     for one, other in zip(whole[0].curves, whole[2].curves, strict=True):
-        assert one.train_loss == pytest.approx(other.train_loss, rel=1e-3)
+        assert one.train_loss == pytest.approx(other.train_loss, rel=TOLERANCE.three_digits)
 
 
 def test_weights_of_another_seed_are_still_refused(tmp_path: Path) -> None:

@@ -70,14 +70,14 @@ def test_the_distance_shrinks_at_the_predicted_rate(spec: str, size: int) -> Non
     found = gram(spec, random_gram(size, size + 2, seed=3), depth=30)
     ratios = found.distances[1:] / found.distances[:-1]
     assert found.attracting
-    assert ratios[-6:] == pytest.approx(found.rate, abs=1e-3)
+    assert ratios[-6:] == pytest.approx(found.rate, abs=TOLERANCE.three_digits)
 
 
 @pytest.mark.parametrize("spec", ["tanh", "gelu", "relu", "softplus"])
 def test_the_rate_of_a_batch_of_three(spec: str) -> None:
     """λ_L on the circle, against the iterates themselves."""
     found = gram(spec, np.diag([1.0, 2.0, 4.0]), depth=25)
-    assert found.distances[-1] / found.distances[-2] == pytest.approx(found.rate, abs=1e-4)
+    assert found.distances[-1] / found.distances[-2] == pytest.approx(found.rate, abs=TOLERANCE.four_digits)
     assert found.method == "symmetric"
 
 
@@ -86,7 +86,7 @@ def test_linear_networks_have_a_singular_fixed_point_that_is_not_the_identity() 
     size = 6
     found = gram("identity", random_gram(size, 9, seed=4), depth=60)
     expected = size / (size - 1) * (np.eye(size) - 1 / size)
-    np.testing.assert_allclose(found.matrices[-1], expected, atol=1e-6)
+    np.testing.assert_allclose(found.matrices[-1], expected, atol=TOLERANCE.float32)
     np.testing.assert_allclose(found.fixed_point, expected, atol=TOLERANCE.closed_form)
     assert found.condition_number == math.inf
     assert gram("relu", np.eye(size), depth=0).condition_number < 10

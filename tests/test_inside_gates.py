@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from tests.tolerance import TOLERANCE
 from torch import Tensor, nn
 
+import networks
 import sounding
 from sounding.probe.inside.gates import _unroll, _weights
 from sounding.probe.inside.precision import FORMATS, headroom
+from tolerance import TOLERANCE
 
 WIDTH, STEPS, SAMPLES = 8, 6, 16
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+def one_stream() -> Any:
+    with networks.drawn_from(0):
         yield
 
 

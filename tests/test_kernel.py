@@ -294,7 +294,7 @@ def test_a_deep_sequence_interpolates_what_a_short_one_integrates(spec: str) -> 
 def test_relu_approaches_one_like_the_square_of_depth() -> None:
     """Erratum: (5.9) promises 1/ℓ; since κ(1 − x) ≈ 1 − x + (2√2/3π) x^{3/2}, the true law is 9π²/(2ℓ²)."""
     path = sequence("relu", 0.0, depth=2000).series("mean_cosine").value
-    assert (1 - path[2000]) * 2000**2 == pytest.approx(9 * math.pi**2 / 2, rel=0.05)
+    assert (1 - path[2000]) * 2000**2 == pytest.approx(9 * math.pi**2 / 2, rel=TOLERANCE.drawn)
 
 
 def test_a_sequence_is_a_profile_that_can_be_laid_over_a_measurement() -> None:

@@ -24,6 +24,7 @@ from sounding.train.monitor import Every, Monitor
 from tolerance import TOLERANCE
 
 GRADIENTS = ("gradient_log_norm", "weight_gradient_log_norm")
+CLOSE = {"rel": TOLERANCE.float32_forward, "abs": TOLERANCE.float32_layer}
 
 
 def network(depth: int = 3, width: int = 16, *, seed: int = 0) -> nn.Sequential:
@@ -176,7 +177,7 @@ def test_accumulated_micro_batches_read_as_one_batch(zeroed: bool) -> None:
     assert found.keys() == expected.keys()
     for key in expected:
         if key[2] in (*GRADIENTS, "gradient_log_rate", "gradient_growth"):
-            assert found[key] == pytest.approx(expected[key], rel=TOLERANCE.float32_forward, abs=1e-5), key
+            assert found[key] == pytest.approx(expected[key], **CLOSE), key
     assert monitor.profile.settings["repeats"] == 4
     errors = [row.stderr for row in monitor.profile.select("mean_square")]
     assert all(error is not None and error > 0 for error in errors)
@@ -192,7 +193,7 @@ def test_more_micro_batches_than_are_held_still_sum_the_weights() -> None:
         monitor.step()
     assert monitor.profile.settings["repeats"] == 64
     for key, value in numbers(monitor.profile, "weight_gradient_log_norm").items():
-        assert value == pytest.approx(expected[key], rel=TOLERANCE.float32_forward, abs=1e-5)
+        assert value == pytest.approx(expected[key], **CLOSE)
 
 
 @pytest.mark.parametrize("by_optimizer", [True, False])
@@ -284,7 +285,7 @@ def test_modules_called_without_the_model_around_them() -> None:
     found = numbers(monitor.profile, *GRADIENTS)
     assert found
     for key, value in found.items():
-        assert value == pytest.approx(expected[key], rel=TOLERANCE.float32_forward, abs=1e-5)
+        assert value == pytest.approx(expected[key], **CLOSE)
 
 
 def test_two_backward_passes_through_one_forward_pass() -> None:

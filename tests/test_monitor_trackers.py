@@ -26,6 +26,7 @@ from sounding.errors import MissingExtraError
 from sounding.train.callbacks import TensorBoard, WeightsAndBiases
 from sounding.train.monitor import JsonLines, Monitor, Snapshot, read_json_lines
 from sounding.train.monitor.sinks import TRACKED
+from tolerance import TOLERANCE
 
 ROOT = Path(__file__).parent.parent
 
@@ -56,7 +57,7 @@ def test_tensorboard_shows_the_numbers_that_were_asked_for(measures: tuple[str, 
         }
         for tag, value in told.items():
             at = {event.step: event.value for event in found.Scalars(f"sounding/{tag}")}
-            assert at[step] == pytest.approx(value, rel=1e-6)
+            assert at[step] == pytest.approx(value, rel=TOLERANCE.float32)
     assert "sounding/mean_square/text_summary" in found.Tags()["tensors"]
 
 
@@ -241,7 +242,9 @@ def test_lightning_measures_optimizer_steps(tmp_path: Path) -> None:
         }
         for (_, name, measure), value in numbers(profile).items():
             if name != "input":  # the module is called by its parts, so that Lightning's step has no input of its own
-                assert found[name, measure] == pytest.approx(value, rel=1e-4, abs=1e-5), (name, measure)
+                assert found[name, measure] == pytest.approx(
+                    value, rel=TOLERANCE.four_digits, abs=TOLERANCE.float32_layer
+                ), (name, measure)
     assert list(read_json_lines(tmp_path / "run.jsonl").profiles) == [0, 2]
     (table,) = tmp_path.rglob("metrics.csv")
     assert "sounding/network/gradient_growth" in table.read_text().splitlines()[0]

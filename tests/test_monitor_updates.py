@@ -16,6 +16,7 @@ from sounding.probe.records import Finding, Severity
 from sounding.train.monitor import Monitor
 from sounding.train.monitor.changes import HELD, RANKS, Changes
 from sounding.train.monitor.moved import SAMPLE
+from tolerance import TOLERANCE
 
 
 def ratios(model: nn.Module, inputs: torch.Tensor, optimizer: torch.optim.Optimizer) -> dict[str, float]:
@@ -39,7 +40,7 @@ def test_the_ratio_of_sgd_is_the_rate_times_the_gradient_over_the_weight() -> No
         for name, weight in model.named_parameters()
         if weight.dim() > 1 and weight.grad is not None
     }
-    assert found == pytest.approx(expected, rel=1e-4)
+    assert found == pytest.approx(expected, rel=TOLERANCE.four_digits)
     assert set(found) == {"0", "2.1", "4"}
 
 
@@ -75,7 +76,7 @@ def test_parameters_of_a_module_count_together_at_its_last_call() -> None:
     found = ratios(whole, torch.randn(4, 5, 16), torch.optim.SGD(whole.parameters(), lr=1.0))
     moved = sum(float((model.get_parameter(name).detach() - old).norm()) ** 2 for name, old in before.items())
     size = sum(float(old.norm()) ** 2 for old in before.values())
-    assert found == pytest.approx({"attention#2": math.sqrt(moved / size)}, rel=1e-4)
+    assert found == pytest.approx({"attention#2": math.sqrt(moved / size)}, rel=TOLERANCE.four_digits)
 
 
 def test_zero_and_frozen_weights_have_no_ratio_and_lost_updates_are_zero() -> None:

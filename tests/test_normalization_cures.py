@@ -72,8 +72,8 @@ def test_added_batch_norm_normalizes_what_follows_each_linear_map_but_the_last(n
     first = normed.get_submodule(changed[0])
     output = first(inputs).detach()
     axes = [axis for axis in range(output.dim()) if axis != (1 if "conv" in name else output.dim() - 1)]
-    torch.testing.assert_close(output.mean(axes), torch.zeros(8), rtol=0, atol=1e-5)
-    torch.testing.assert_close(output.var(axes, correction=0), torch.ones(8), rtol=1e-3, atol=0)
+    torch.testing.assert_close(output.mean(axes), torch.zeros(8), rtol=0, atol=TOLERANCE.float32_layer)
+    torch.testing.assert_close(output.var(axes, correction=0), torch.ones(8), rtol=TOLERANCE.three_digits, atol=0)
     result = normed.load_state_dict(old, strict=False)
     assert not result.unexpected_keys
     assert {key.rsplit(".", 2)[-2] for key in result.missing_keys} == {"norm"}
@@ -95,7 +95,7 @@ def test_other_kinds_can_be_added(kind: str) -> None:
     model = Mlp(6, 3, depth=2, width=8)
     add_batchnorm_(model, torch.randn(16, 6), kind=kind)  # type: ignore[arg-type]
     output = model.get_submodule("1.linear")(torch.randn(16, 6)).detach()
-    torch.testing.assert_close(output.square().mean(1), torch.ones(16), rtol=1e-2, atol=0)
+    torch.testing.assert_close(output.square().mean(1), torch.ones(16), rtol=TOLERANCE.percent, atol=0)
     with pytest.raises(UsageError, match="'none'"):
         add_batchnorm_(model, torch.randn(16, 6), kind="none")
 
@@ -114,7 +114,9 @@ def test_every_swap_and_back_runs_and_keeps_the_scale(name: str, first: str, sec
     there = swap_normalization(model, kind=second)  # type: ignore[arg-type]
     back = swap_normalization(there, kind=first)  # type: ignore[arg-type]
     assert torch.isfinite(there(inputs)).all()
-    torch.testing.assert_close(back(inputs), model(inputs), rtol=TOLERANCE.float32_forward, atol=1e-5)
+    torch.testing.assert_close(
+        back(inputs), model(inputs), rtol=TOLERANCE.float32_forward, atol=TOLERANCE.float32_layer
+    )
 
 
 def test_swapping_to_none_removes_every_norm() -> None:

@@ -110,7 +110,7 @@ def test_the_patch_matrix_is_what_the_convolution_multiplies(name: str) -> None:
     weights = layer.weight.detach().flatten(1).chunk(len(groups))
     rows = torch.cat([patches @ weight.T for patches, weight in zip(groups, weights, strict=True)], dim=1)
     outputs = layer(inputs).detach().movedim(1, -1).flatten(0, -2)
-    torch.testing.assert_close(rows + layer.bias.detach(), outputs, rtol=TOLERANCE.two_routes, atol=1e-12)
+    torch.testing.assert_close(rows + layer.bias.detach(), outputs, rtol=TOLERANCE.two_routes, atol=TOLERANCE.exact)
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)

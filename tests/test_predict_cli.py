@@ -167,7 +167,7 @@ def test_prescribe_answers_with_all_options() -> None:
     assert "eps 0.58" in told
     assert "weights of variance 1/fan_in" in " ".join(told.split())
     default = answer("prescribe", "-a", "tanh", "-b", "64", "-d", "200", "--weight-std", "0.5774", "--margin", "1")
-    assert default["options"][0]["eps"] == pytest.approx(0.29 / 3, rel=0.05)
+    assert default["options"][0]["eps"] == pytest.approx(0.29 / 3, rel=TOLERANCE.drawn)
     assert "not by shift" in told
 
 

@@ -149,7 +149,7 @@ def test_an_eps_is_meant_for_the_weights_that_are_named(weight_std: float) -> No
     assert f"variance {weight_std**2:.4g}/fan_in" in str(other)
     for mine, theirs in zip(other.options, plain.options, strict=True):
         assert mine.kind == theirs.kind
-        assert mine.eps == pytest.approx(theirs.eps * weight_std**2, rel=0.05)
+        assert mine.eps == pytest.approx(theirs.eps * weight_std**2, rel=TOLERANCE.drawn)
         again = batchnorm("relu", batch_size=64, weight_std=weight_std, **settings(mine))
         assert again.trainable_depth >= 200
         if mine.eps:

@@ -16,7 +16,7 @@ from sounding.errors import UsageError
 from sounding.predict import prescribe_residual, prescribe_transformer
 from sounding.theory.prescribe_blocks import spanned
 from test_blocks_theory import draw
-from tolerance import assert_within_standard_errors
+from tolerance import TOLERANCE, assert_within_standard_errors
 
 ALLOWED = 16 / 3
 
@@ -35,7 +35,7 @@ def test_the_branch_scale_has_closed_forms() -> None:
     assert plain.kind == normed.kind == "branch_scale"
     wanted = math.sqrt((math.exp(ALLOWED / 30) - 1) / 2), math.sqrt((math.exp(ALLOWED) - 1) / 240)
     for option, exact in zip((plain, normed), wanted, strict=True):
-        assert option.settings["branch_scale"] == pytest.approx(rounded_down(exact), rel=1e-9)
+        assert option.settings["branch_scale"] == pytest.approx(rounded_down(exact), rel=TOLERANCE.two_routes)
         assert option.source
 
 

@@ -57,7 +57,10 @@ def test_blocks_of_any_size_and_shape_give_what_each_matrix_gives(
         assert set(values) == {*FAST, *(FULL if tier == "full" else ())}
         for name in values.keys() & OF_ROWS.keys():
             expected = float(OF_ROWS[name](rows))
-            assert values[name] == pytest.approx(expected, rel=TOLERANCE.float32_forward, abs=1e-6), (name, rows.shape)
+            assert values[name] == pytest.approx(expected, rel=TOLERANCE.float32_forward, abs=TOLERANCE.float32), (
+                name,
+                rows.shape,
+            )
 
 
 @pytest.mark.parametrize("tier", ["fast", "full"])
@@ -129,4 +132,4 @@ def test_samples_of_zero_have_no_direction(width: int, tier: moments.Tier) -> No
         rows = torch.randn(16, width, generator=generator) + level * torch.randn(width, generator=generator)
         rows[3] = rows[10] = 0.0
         (values,) = measure([rows], tier)
-        assert values["mean_cosine"] == pytest.approx(float(measures.mean_cosine(rows.double())), abs=1e-6)
+        assert values["mean_cosine"] == pytest.approx(float(measures.mean_cosine(rows.double())), abs=TOLERANCE.float32)

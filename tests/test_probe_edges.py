@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import sounding
 from sounding.errors import InterruptedRun, TargetError, UsageError
+from tolerance import TOLERANCE
 
 
 def model() -> nn.Sequential:
@@ -230,7 +231,9 @@ def test_under_autocast_measures_keep_their_precision() -> None:
         report = sounding.check(network, rows, tier="fast")
         outputs = network(rows).detach()
     expected = float(sounding.measures.distinct_share(outputs))
-    assert report.profile.select("distinct_share", name="1").rows[0].value == pytest.approx(expected, rel=1e-5)
+    assert report.profile.select("distinct_share", name="1").rows[0].value == pytest.approx(
+        expected, rel=TOLERANCE.float32_layer
+    )
 
 
 def test_modes_and_dropout() -> None:
@@ -238,9 +241,9 @@ def test_modes_and_dropout() -> None:
     network = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5)).eval()
     rows = torch.ones(8, 6) * torch.randn(6)
     quiet = numbers(sounding.check(network, rows))
-    assert quiet["2", "mean_square"] == pytest.approx(0.0, abs=1e-4)
+    assert quiet["2", "mean_square"] == pytest.approx(0.0, abs=TOLERANCE.four_digits)
     kept = numbers(sounding.check(network, rows, mode="keep"))
-    assert kept["1", "mean_square"] == pytest.approx(kept["0", "mean_square"], rel=1e-3)
+    assert kept["1", "mean_square"] == pytest.approx(kept["0", "mean_square"], rel=TOLERANCE.three_digits)
     noisy = numbers(sounding.check(network, torch.randn(8, 6), dropout=True))
     assert noisy["2", "mean_square"] != noisy["1", "mean_square"]
 
@@ -266,7 +269,9 @@ def test_a_distributed_model_gives_the_same_numbers() -> None:
         nn.functional.cross_entropy(wrapped(inputs), targets).backward()
     found = {(row.name, row.measure): row.value for row in watched.profile}
     for key, value in found.items():
-        assert value == pytest.approx(numbers(expected)[key], rel=1e-4, abs=1e-5), key
+        assert value == pytest.approx(numbers(expected)[key], rel=TOLERANCE.four_digits, abs=TOLERANCE.float32_layer), (
+            key
+        )
 
 
 def test_a_compiled_model_gives_the_same_numbers() -> None:
@@ -312,7 +317,7 @@ def test_one_image_is_enough_for_batch_norm_over_its_pixels() -> None:
     """Torch takes the variance over the pixels; what needs two samples is listed, and the batch is called small."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3))
     report = sounding.check(model, torch.randn(1, 3, 8, 8), torch.tensor([2]))
-    assert report.profile.select("mean_square", name="1").rows[0].value == pytest.approx(1, rel=1e-3)
+    assert report.profile.select("mean_square", name="1").rows[0].value == pytest.approx(1, rel=TOLERANCE.three_digits)
     assert report.profile.select("gradient_log_norm").layers[-1] == 5
     assert "batch_too_small" in {finding.kind for finding in report.verdict.findings}
     assert any("at least 2" in item.reason for item in report.unmeasured)

@@ -95,7 +95,7 @@ def test_an_exact_power_is_found_exactly(rate: float, depth: int, level: float) 
     fit = fit_growth([[level - rate * index for index in range(depth)]])
     assert fit is not None
     assert fit.log_rate == pytest.approx(rate, abs=TOLERANCE.two_routes)
-    assert fit.growth == pytest.approx(math.exp(2 * rate), rel=1e-6)
+    assert fit.growth == pytest.approx(math.exp(2 * rate), rel=TOLERANCE.float32)
 
 
 def test_layers_without_a_finite_gradient_are_left_out() -> None:

@@ -40,7 +40,7 @@ def value(report: sounding.Report, measure: str, name: str) -> float:
 
 
 def close(expected: float) -> object:
-    return pytest.approx(expected, rel=TOLERANCE.float32_forward, abs=1e-6)
+    return pytest.approx(expected, rel=TOLERANCE.float32_forward, abs=TOLERANCE.float32)
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -97,7 +97,7 @@ def test_a_nearly_collapsed_layer_keeps_its_digits(distance: float) -> None:
         expected = float(measures.distinct_share(rows.double()))
         assert value(report, "distinct_share", "model") == pytest.approx(expected, rel=TOLERANCE.float32_forward)
         cosine = 1 - float(measures.mean_cosine(rows.double()))
-        assert 1 - value(report, "mean_cosine", "model") == pytest.approx(cosine, rel=1e-3)
+        assert 1 - value(report, "mean_cosine", "model") == pytest.approx(cosine, rel=TOLERANCE.three_digits)
 
 
 @pytest.mark.parametrize("width", [6, 20_000])
@@ -113,12 +113,14 @@ def test_squares_that_leave_float32_do_not_spoil_the_measures(scale: float, widt
             assert value(scaled, measure, "model") == close(value(plain, measure, "model"))
         ratio = value(scaled, "mean_square", "model") / value(plain, "mean_square", "model")
         assert ratio == pytest.approx(scale**2, rel=TOLERANCE.float32_forward)
-    assert log_norm(rows * scale) == pytest.approx(math.log(scale) + float(rows.norm().log()), rel=1e-5)
+    assert log_norm(rows * scale) == pytest.approx(
+        math.log(scale) + float(rows.norm().log()), rel=TOLERANCE.float32_layer
+    )
 
 
 def test_log_norm_of_anything() -> None:
     many = torch.randn(3_000_001, generator=torch.Generator().manual_seed(0))
-    assert log_norm(many) == pytest.approx(float(many.double().norm().log()), abs=1e-6)
+    assert log_norm(many) == pytest.approx(float(many.double().norm().log()), abs=TOLERANCE.float32)
     assert log_norm(torch.zeros(3)) == -math.inf
     assert math.isnan(log_norm(torch.tensor([1.0, math.nan])))
     assert log_norm(torch.tensor([1.0, math.inf])) == math.inf
@@ -252,7 +254,9 @@ def test_repeats_average_over_batches_of_their_own() -> None:
         found = torch.tensor([value(single, row.measure, row.name) for single in singles], dtype=torch.float64)
         if torch.isfinite(found).all():
             assert row.value == close(float(found.mean()))
-            assert row.stderr == pytest.approx(float(found.std() / 3**0.5), rel=1e-3, abs=1e-9)
+            assert row.stderr == pytest.approx(
+                float(found.std() / 3**0.5), rel=TOLERANCE.three_digits, abs=TOLERANCE.two_routes
+            )
     assert report.profile.settings["repeats"] == 3
     assert report.profile.settings["batch_size"] == 8
 

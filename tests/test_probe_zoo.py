@@ -137,7 +137,7 @@ def test_forward_measures_equal_those_of_the_plain_outputs(name: str) -> None:
         rows = out.reshape(len(out), -1)
         for measure in (participation_ratio, orthogonality_gap, mean_cosine, distinct_share):
             value = report.profile.select(measure.__name__, source="check", name=key).rows[0].value
-            assert value == pytest.approx(float(measure(rows)), rel=TOLERANCE.float32_forward, abs=1e-6)
+            assert value == pytest.approx(float(measure(rows)), rel=TOLERANCE.float32_forward, abs=TOLERANCE.float32)
         mean_square = report.profile.select("mean_square", source="check", name=key).rows[0].value
         assert mean_square == pytest.approx(float(rows.double().square().mean()), rel=TOLERANCE.float32_forward)
 
@@ -175,7 +175,7 @@ def test_watch_and_check_agree(name: str) -> None:
     assert found.keys() <= expected.keys()
     assert expected.keys() - found.keys() <= gradients
     for key, value in found.items():
-        assert value == pytest.approx(expected[key], rel=TOLERANCE.float32_forward, abs=1e-6), key
+        assert value == pytest.approx(expected[key], rel=TOLERANCE.float32_forward, abs=TOLERANCE.float32), key
     assert all(
         not getattr(part, hooks) for part in model.modules() for hooks in ("_forward_hooks", "_forward_pre_hooks")
     )

@@ -50,7 +50,7 @@ def state(model: nn.Module) -> dict[str, Tensor]:
 
 def test_what_is_collapsed_to_rounding_is_refused_before_the_work() -> None:
     """PyTorch's default start, 20 layers: r is 1 to 13 digits, and the hint that is given helps."""
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         model, inputs = networks.mlp(20, 32, features=16), torch.randn(64, 16)
         before = [weight.clone() for weight in model.parameters()]
         seen: list[int] = []
@@ -102,7 +102,7 @@ def test_one_fixed_step_is_the_gradient_of_the_released_loss() -> None:
     (torch.linalg.matrix_norm(gram) / torch.trace(gram)).backward()
     for moved, weight in zip(trunk(model).parameters(), trunk(twin).parameters(), strict=True):
         expected = weight.detach() - 0.01 * weight.grad  # type: ignore[operator]
-        torch.testing.assert_close(moved.detach(), expected, rtol=TOLERANCE.two_routes, atol=1e-14)
+        torch.testing.assert_close(moved.detach(), expected, rtol=TOLERANCE.two_routes, atol=TOLERANCE.rounding)
     assert all(
         torch.equal(moved, weight) for moved, weight in zip(model[-1].parameters(), twin[-1].parameters(), strict=True)
     )

@@ -15,6 +15,7 @@ import networks
 import sounding
 from sounding.reader.prediction import estimate_seconds, predict
 from sounding.theory.signal import Attention, Convolution, Elementwise, Given, Linear, Mix, Multiply, Normalize, Pool
+from tolerance import TOLERANCE
 
 BAND = 2.0  # standard deviations over seeds, for 95%
 
@@ -114,7 +115,7 @@ def kinds(model: nn.Module, inputs: Tensor) -> list[type]:
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_llama_is_read_however_its_attention_is_written(fused: bool) -> None:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         blueprint = sounding.read(Llama(fused=fused), torch.randint(50, (3, 7)))
     rules = [node.rule for node in blueprint.description.nodes]
     attention = [rule for rule in rules if isinstance(rule, Attention)]
@@ -131,14 +132,14 @@ def test_a_llama_is_read_however_its_attention_is_written(fused: bool) -> None:
 
 
 def test_laws_are_those_of_the_modules_own_weights() -> None:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         model = nn.Sequential(nn.Linear(200, 300), nn.Tanh(), nn.Linear(300, 10))
         nn.init.normal_(model[0].weight, std=0.3)
         nn.init.orthogonal_(model[2].weight)
         nodes = sounding.read(model, torch.randn(8, 200)).description.nodes
     first, last = (node.rule for node in nodes if isinstance(node.rule, Linear))
     assert (first.weight.shape, last.weight.shape) == ("gaussian", "orthogonal")
-    assert math.sqrt(first.weight.variance) == pytest.approx(0.3, rel=0.02)
+    assert math.sqrt(first.weight.variance) == pytest.approx(0.3, rel=2 * TOLERANCE.percent)
     assert first.bias.shape == "uniform"
 
 
@@ -230,7 +231,7 @@ def test_measurements_lie_in_the_band(name: str) -> None:
     build, shape = NETWORKS[name]
     inside = []
     for seed in range(3):
-        with networks.seeded(seed):
+        with networks.drawn_from(seed):
             profile = sounding.check(build(), torch.randn(shape), theory=True).profile
         measured = {(row.name, row.measure): row.value for row in profile if row.source == "check"}
         expected = [row for row in profile if row.source == "theory" and row.stderr and row.name != "network"]
@@ -257,15 +258,15 @@ def test_a_function_that_two_layers_take_is_one_value() -> None:
 
 def test_theory_takes_the_loss_that_the_check_takes() -> None:
     """A language model without targets is asked for its next tokens; the gradient at the output is given."""
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         profile = sounding.check(Llama(fused=True), torch.randint(50, (3, 7)), theory=True).profile
     found = {row.source: row.value for row in profile if row.name == "head" and row.measure == "gradient_log_norm"}
-    assert found["theory"] == pytest.approx(found["check"], abs=1e-4)
+    assert found["theory"] == pytest.approx(found["check"], abs=TOLERANCE.four_digits)
 
 
 def test_clones_leave_the_band() -> None:
     """`nn.TransformerEncoder` starts with equal layers: what it does no random network of its description does."""
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         layer = nn.TransformerEncoderLayer(64, 4, 128, 0.0, batch_first=True)
         model = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
         profile = sounding.check(model, torch.randn(4, 12, 64), theory=True).profile

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from sounding.cli import cli
 from sounding.data import batches, load_batch, load_dataset
 from sounding.data.catalogue import CATALOGUE
+from tolerance import TOLERANCE
 
 pytestmark = [
     pytest.mark.data,
@@ -41,7 +42,7 @@ def test_the_files_hold_what_the_catalogue_says(name):
         (pixels.mean((0, 2, 3)), entry.mean),
         (pixels.std((0, 2, 3), correction=0), entry.std),
     ):
-        assert [round(value, 4) for value in found.tolist()] == pytest.approx(list(stated), abs=1e-12)
+        assert [round(value, 4) for value in found.tolist()] == pytest.approx(list(stated), abs=TOLERANCE.exact)
     counts = torch.bincount(dataset.train_labels).tolist()
     assert counts == (MNIST_LABELS if name == "mnist" else [entry.samples[0] // entry.classes] * entry.classes)
     assert len(torch.bincount(dataset.test_labels)) == entry.classes

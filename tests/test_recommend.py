@@ -135,7 +135,7 @@ def test_a_share_by_hand() -> None:
 @pytest.mark.parametrize(("fault", "cure"), [("gain", "redraw"), ("bias", "zero_biases")])
 def test_what_theory_blames_is_cured_alone(fault: str, cure: str) -> None:
     """One bad layer is drawn anew, or its bias set to zero; the other layers keep what they have."""
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         model = networks.mlp(12, 64, initialize=nn.init.kaiming_normal_)
         with torch.no_grad():
             if fault == "gain":

@@ -31,7 +31,7 @@ from tolerance import TOLERANCE
     ],
 )
 def test_a_drawn_weight_has_the_law_of_the_old_one(initialize: object, shape: str) -> None:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         weight = torch.empty(300, 200)
         initialize(weight)  # type: ignore[operator]
     law = survey_law(weight).law
@@ -61,7 +61,7 @@ class Tied(nn.Module):
 
 
 def test_what_is_tied_constant_frozen_or_zero_stays_so() -> None:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         model = Tied()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     laws = survey_weights(model)
@@ -75,7 +75,7 @@ def test_what_is_tied_constant_frozen_or_zero_stays_so() -> None:
 
 
 def test_the_model_and_the_random_states_are_left_as_they_were() -> None:
-    with networks.seeded(3):
+    with networks.drawn_from(3):
         model = networks.mlp(4, 32, normalization=nn.BatchNorm1d)
         inputs = torch.randn(16, 64)
         before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -95,7 +95,7 @@ def test_the_spread_over_draws_is_the_spread_over_seeds(norm: type[nn.Module] | 
     inputs = torch.randn(24, 64, generator=torch.Generator().manual_seed(0))
 
     def check(seed: int, redraw: int = 0) -> sounding.Profile:
-        with networks.seeded(seed):
+        with networks.drawn_from(seed):
             model = networks.mlp(5, 64, normalization=norm, initialize=nn.init.kaiming_normal_)
         # one direction for all: what differs between networks is their weights
         generator = torch.Generator().manual_seed(7)
@@ -117,7 +117,7 @@ def test_the_spread_over_draws_is_the_spread_over_seeds(norm: type[nn.Module] | 
 
 
 def test_the_band_of_theory_is_replaced_and_what_theory_lacks_gets_rows() -> None:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         model = nn.Sequential(
             nn.Conv2d(3, 8, 3), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 4)
         )

@@ -13,6 +13,7 @@ from torch import nn
 from sounding.cli import cli
 from sounding.cli.repair import parse_options
 from sounding.errors import ExitCode, UsageError
+from tolerance import TOLERANCE
 
 FILE = """
 import torch
@@ -61,7 +62,7 @@ def test_weights_are_written_safely_and_are_those_of_the_plan(target: Path, tmp_
     weights = torch.load(out, weights_only=True)
     model = make_small()
     model.load_state_dict(weights)
-    assert torch.allclose(model[2].weight @ model[2].weight.T, torch.eye(32), atol=1e-5)
+    assert torch.allclose(model[2].weight @ model[2].weight.T, torch.eye(32), atol=TOLERANCE.float32_layer)
     assert "Plan (applied): haar" in result.stdout
     assert str(out) in result.stdout
     again = tmp_path / "again.pt"

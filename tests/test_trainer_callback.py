@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.functional import cross_entropy
 
 from sounding.train.monitor import JsonLines, Monitor, read_json_lines
+from tolerance import TOLERANCE
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -89,7 +90,9 @@ def test_the_trainer_measures_optimizer_steps(tmp_path: Path) -> None:
             for (_, name, measure), value in numbers(callback.monitor.profiles[step]).items()
         }
         for (_, name, measure), value in numbers(profile).items():
-            assert found[name, measure] == pytest.approx(value, rel=1e-4, abs=1e-5), (name, measure)
+            assert found[name, measure] == pytest.approx(
+                value, rel=TOLERANCE.four_digits, abs=TOLERANCE.float32_layer
+            ), (name, measure)
     assert list(read_json_lines(tmp_path / "run.jsonl").profiles) == [0, 2]
     told = [line for line in trainer.state.log_history if "sounding/network/gradient_growth" in line]
     assert [line["step"] for line in told] == [0, 2]

@@ -52,7 +52,7 @@ def test_the_slope_of_the_length_map_three_ways(spec: str, q: float) -> None:
         points=sorted({0.0, *(k / math.sqrt(q) for k in phi.kinks if abs(k) < 13 * math.sqrt(q))}), limit=400,
         epsabs=1e-13,
     )  # fmt: skip
-    assert found == pytest.approx(density / math.sqrt(2 * math.pi) / (2 * q), rel=1e-6)
+    assert found == pytest.approx(density / math.sqrt(2 * math.pi) / (2 * q), rel=TOLERANCE.float32)
 
 
 @pytest.mark.parametrize(("weight_std", "bias_std"), [(1.2, 0.2), (2.0, 0.05), (0.7, 0.4), (5.0, 1.0)])
@@ -199,7 +199,7 @@ def test_at_the_edge_the_mean_field_is_critical(spec: str, bias_std: float) -> N
     assert edge.weight_std is not None
     found = vanilla(spec, weight_std=edge.weight_std, bias_std=bias_std)
     assert found.phase == "critical"
-    assert found.variance == pytest.approx(edge.variance, rel=1e-6)
+    assert found.variance == pytest.approx(edge.variance, rel=TOLERANCE.float32)
     assert found.correlation_scale == math.inf
     assert vanilla(spec, weight_std=edge.weight_std * 0.99, bias_std=bias_std).phase == "ordered"
     assert vanilla(spec, weight_std=edge.weight_std * 1.01, bias_std=bias_std).phase == "chaotic"
@@ -243,7 +243,7 @@ def test_trajectories_reach_the_fixed_point(spec: str, weight_std: float, bias_s
     path = trajectory(spec, weight_std=weight_std, bias_std=bias_std, depth=60, variance=2.0, correlation=-0.4)
     found = vanilla(spec, weight_std=weight_std, bias_std=bias_std)
     assert path.value("mean_square", layer=-1).value == pytest.approx(found.variance, rel=TOLERANCE.two_routes)
-    assert path.value("mean_cosine", layer=-1).value == pytest.approx(found.correlation, abs=1e-4)
+    assert path.value("mean_cosine", layer=-1).value == pytest.approx(found.correlation, abs=TOLERANCE.four_digits)
     assert path.sources == ("theory",)
 
 

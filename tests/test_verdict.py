@@ -144,7 +144,7 @@ class Unnormalized(nn.Module):
 @pytest.mark.parametrize("name", HEALTHY_STRANGERS)
 def test_common_architectures_are_not_accused(name: str) -> None:
     for seed in range(2):
-        with networks.seeded(seed):
+        with networks.drawn_from(seed):
             model, inputs = HEALTHY_STRANGERS[name]()
             verdict = check(model, inputs).verdict
         assert verdict.healthy, verdict.summary
@@ -217,7 +217,7 @@ ILL: dict[str, tuple[FindingKind, Callable[[], tuple[nn.Module, torch.Tensor]]]]
 @pytest.mark.parametrize("name", ILL)
 def test_each_illness_is_found_and_explained(name: str) -> None:
     kind, build = ILL[name]
-    with networks.seeded(3):
+    with networks.drawn_from(3):
         model, inputs = build()
         verdict = check(model, inputs).verdict
     assert severities(verdict).get(kind) == "high", verdict.summary
@@ -237,7 +237,7 @@ def test_each_illness_is_found_and_explained(name: str) -> None:
 @pytest.mark.parametrize("name", ILL)
 def test_the_cures_that_are_named_exist(name: str) -> None:
     _, build = ILL[name]
-    with networks.seeded(3):
+    with networks.drawn_from(3):
         model, inputs = build()
         findings = check(model, inputs).verdict.findings
     named = re.findall(r"--method ([a-z_,]+)", " ".join(cure for finding in findings for cure in finding.remedies))
@@ -249,7 +249,7 @@ def test_every_kind_is_tried() -> None:
 
 
 def test_findings_come_worst_first() -> None:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         verdict = check(networks.mlp(50, 32), torch.randn(2, 64)).verdict
     ranks = [["high", "medium", "low"].index(finding.severity) for finding in verdict.findings]
     assert ranks == sorted(ranks)
@@ -264,7 +264,7 @@ def test_the_overflow_is_found_where_it_begins() -> None:
 
 def test_more_samples_than_features_are_no_degenerate_batch() -> None:
     """They are dependent whatever they are; repeating one of them is another matter."""
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         model, inputs = networks.mlp(4, 32, features=16), torch.randn(64, 16)
         assert "degenerate_batch" not in severities(check(model, inputs).verdict)
         inputs[32:] = inputs[:32]
@@ -272,14 +272,14 @@ def test_more_samples_than_features_are_no_degenerate_batch() -> None:
 
 
 def test_dependent_samples_are_told_from_different_ones() -> None:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         model, inputs = networks.mlp(4, 32), torch.randn(8, 64)
         inputs[7] = inputs[0] + 2 * inputs[1]
         assert severities(check(model, inputs).verdict)["degenerate_batch"] == "low"
 
 
 def test_a_sure_output_is_not_saturation() -> None:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         last = nn.Linear(32, 4)
         nn.init.normal_(last.weight, std=100.0)
         model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), last, nn.Sigmoid())
@@ -301,7 +301,7 @@ class Gated(nn.Module):
 
 
 def test_a_dead_gate_on_a_side_branch_is_a_warning() -> None:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         found = severities(check(Gated(), torch.randn(16, 64)).verdict)
     assert found == {"dead_units": "medium", "large_bias": "low", "behind_zeros": "low"}
 
@@ -312,27 +312,27 @@ class OneHot(nn.Module):
 
 
 def test_zeros_of_a_module_that_is_no_activation_do_not_accuse() -> None:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         model = nn.Sequential(OneHot(), nn.Linear(500, 16), nn.ReLU(), nn.Linear(16, 4))
         assert check(model, torch.randint(0, 500, (16,))).verdict.healthy
 
 
 def test_one_sample_judges_norms_only() -> None:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         verdict = check(networks.mlp(50, 64, initialize=networks.he), torch.randn(1, 64)).verdict
     assert verdict.status == "not known"
     assert severities(verdict) == {"batch_too_small": "medium"}
 
 
 def test_batch_norm_over_pixels_is_not_too_small() -> None:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         verdict = check(networks.resnet(), torch.randn(4, 1, 8, 8)).verdict
     assert "batch_too_small" not in severities(verdict)
 
 
 def test_a_loop_of_ones_own_gets_the_same_verdict() -> None:
     """The watch sees the ways around a network as the check does."""
-    with networks.seeded(5):
+    with networks.drawn_from(5):
         model, (inputs, _) = networks.Transformer(24), networks.batch("digits", shape=(8, 8))
         with sounding.watch(model) as watched:
             model(inputs).square().mean().backward()
@@ -341,7 +341,7 @@ def test_a_loop_of_ones_own_gets_the_same_verdict() -> None:
 
 
 def test_a_filter_does_not_make_a_network_shallower() -> None:
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         model = networks.mlp(60, 64, normalization=nn.BatchNorm1d)
         verdict = check(model, torch.randn(32, 64), only=["0", "3", "6"]).verdict
     assert severities(verdict)["gradient_explosion"] == "high"
@@ -349,7 +349,7 @@ def test_a_filter_does_not_make_a_network_shallower() -> None:
 
 def test_theory_rows_are_not_judged() -> None:
     """Theory of a network that explodes beside the measurement of one that does not."""
-    with networks.seeded(0):
+    with networks.drawn_from(0):
         report = check(networks.mlp(6, 64, initialize=networks.he), torch.randn(32, 64))
     foreign = Profile([Row(9, "network", "gradient_growth", 1e9, None, "theory")])
     assert judge(report.profile + foreign).findings == report.verdict.findings

@@ -22,7 +22,7 @@ from sounding.probe.records import Finding, Verdict
 
 
 def look(build: Callable[[], nn.Module], inputs: Callable[[], Tensor], seed: int = 0) -> Verdict:
-    with networks.seeded(seed):
+    with networks.drawn_from(seed):
         return check(build(), inputs()).verdict
 
 
@@ -106,7 +106,7 @@ def test_units_of_the_inputs_do_not_hide_what_batch_norm_does(scale: float) -> N
 
 def test_the_layer_that_ends_the_signal_is_named() -> None:
     for model, name in ((break_layer(networks.mlp(8, 64, initialize=networks.he), 3, 0.0), "6"),):
-        with networks.seeded(0):
+        with networks.drawn_from(0):
             verdict = check(model, spread_inputs()).verdict
         assert find(verdict, "gradient_vanishing").layer == name
         assert verdict.summary.startswith(f"Unhealthy: no gradient reaches any weight: it ends at layer '{name}'")
@@ -141,7 +141,7 @@ def test_a_list_of_weights_belongs_to_the_module_that_holds_it() -> None:
 
 
 def test_scripted_modules_are_judged_by_their_ends() -> None:
-    with networks.seeded(0), warnings.catch_warnings():
+    with networks.drawn_from(0), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit itself, which people still hand in
         model = torch.jit.script(networks.mlp(100, 64, normalization=nn.BatchNorm1d))  # type: ignore[no-untyped-call]
         finding = find(check(model, spread_inputs()).verdict, "gradient_explosion")
@@ -183,7 +183,7 @@ def test_theory_says_what_parallel_inputs_hide() -> None:
     """Where the share happens not to fall below half of the input's, the stack collapses all the same."""
     decided = 0
     for seed in range(8):
-        with networks.seeded(seed):
+        with networks.drawn_from(seed):
             model = networks.mlp(50, 64, initialize=networks.he)
             report = check(model, 0.1 * spread_inputs() + 1.0)
         finding = find(report.verdict, "rank_collapse")

@@ -21,6 +21,7 @@ from sounding.report.charts import to_columns
 from sounding.report.compact import restore, shorten, unmeasured_weights
 from sounding.report.zoo import list_findings, read_outcomes, summarize, write_pages
 from sounding.sweeping import Store
+from tolerance import TOLERANCE
 
 BROWSER = find_browser()
 OUTCOME = """
@@ -60,7 +61,7 @@ def test_a_record_is_small_and_gives_the_report_back():
     for place, depth in enumerate(after["depth"]):
         index = before["depth"].index(depth)
         for measure, values in after["measures"].items():
-            assert values[place] == pytest.approx(before["measures"][measure][index], rel=1e-2)
+            assert values[place] == pytest.approx(before["measures"][measure][index], rel=TOLERANCE.percent)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,14 @@ class Tolerance:
     bfloat16_forward: float = 3e-2
     standard_errors: float = 5.0  # Monte Carlo
     finite_width: float = 5e-3  # a mean field value at width 1000 and batches up to 64
+    rounding: float = 1e-14  # beside `exact`, for numbers near 0: some float64 roundings of numbers of size 1
+    float32: float = 1e-6  # a float32 number that is read or computed twice
+    float32_layer: float = 1e-5  # a layer or a few in float32, and logarithms of norms of such
+    four_digits: float = 1e-4  # an iteration, or a float32 measure that takes differences of near numbers
+    three_digits: float = 1e-3  # a law at a finite size or time, against its limit
+    percent: float = 1e-2  # a first order, or a statistic of some ten thousand draws of a fixed seed
+    drawn: float = 5e-2  # a statistic of some hundred draws of a fixed seed
+    rough: float = 0.1  # an exponent or an asymptotic law, read off few points
 
 
 TOLERANCE = Tolerance()
