@@ -284,8 +284,7 @@ def test_modules_called_without_the_model_around_them() -> None:
         monitor.step()
     found = numbers(monitor.profile, *GRADIENTS)
     assert found
-    for key, value in found.items():
-        assert value == pytest.approx(expected[key], **CLOSE)
+    assert found == pytest.approx({key: expected[key] for key in found}, **CLOSE)
 
 
 def test_two_backward_passes_through_one_forward_pass() -> None:

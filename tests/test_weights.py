@@ -56,7 +56,7 @@ def signs(shape, *, generator):
 
 def test_a_callable_is_a_law():
     """Random signs: mean 0, variance 1. The stationary gap at this width is close to the Gaussian one."""
-    settings = {"width": 64, "batch_size": 4, "depth": 120, "burn_in": 20, "runs": 8, "center": False}
+    settings = {"width": 64, "batch_size": 4, "depth": 120, "burn_in": 20, "runs": 8, "centring": False}
     settings["measures"] = ["orthogonality_gap"]
     own = simulate(weights=signs, generator=torch.Generator().manual_seed(0), **settings)
     gaussian = simulate(generator=torch.Generator().manual_seed(1), **settings)
