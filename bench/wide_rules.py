@@ -177,6 +177,9 @@ def cases() -> dict[str, Callable[[int], Description]]:
         "attention, causal": lambda n: attention(n, causal=True),
         "attention, masked": lambda n: attention(n, mask=hidden),
         "attention, position bias": lambda n: attention(n, mask=shifted),
+        "attention, a bias of every head": lambda n: attention(
+            n, own_masks=np.linspace(0, 1, n // 32)[:, None, None] * shifted
+        ),
         "attention, scores of std 4": lambda n: attention(n, gain=4.0),
         "attention, grouped queries": lambda n: attention(n, key_heads=2, causal=True),
         "attention, rotary": lambda n: attention(n, angles=turns, causal=True),

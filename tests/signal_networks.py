@@ -108,6 +108,8 @@ def _attend(rule: Attention, inputs: list[Tensor], generator: torch.Generator) -
     if rule.mask is not None:
         mask = torch.tensor(rule.mask, device=generator.device)
         scores = scores + (mask if mask.dim() == 2 else mask[:, None])
+    if rule.own_masks is not None:
+        scores = scores + torch.tensor(rule.own_masks, device=generator.device)
     if rule.causal:
         scores = scores + torch.full_like(scores[0, 0], -torch.inf).triu(1)
     return (scores.softmax(-1) @ parts[2].repeat_interleave(again, 1)).transpose(1, 2).flatten(2)

@@ -20,7 +20,7 @@ HEADS = WIDTH // SIZE
 SEEDS = 16
 LAWS = {"queries": 1.0, "keys": 0.8, "values": 1.3}  # gains of the three projections
 HIDDEN = np.where(np.tri(POSITIONS) + np.eye(POSITIONS, k=2) > 0, 0.0, -np.inf)
-
+SLOPE = -np.abs(np.subtract.outer(np.arange(POSITIONS), np.arange(POSITIONS))).astype(np.float64)  # of ALiBi
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"causal": True},
@@ -34,6 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
         "query_norm": Normalize("rms", 1e-6, Law(0.1, 1.2)),
         "angles": rotary_angles(POSITIONS, SIZE, base=100.0),
     },
+    "a bias of its own for every head": {"own_masks": np.linspace(0, 3, HEADS)[:, None, None] * SLOPE, "causal": True},
     "layer norm of queries": {"query_norm": Normalize("layer", 1e-6, Law(0.1, 1.0), Law(0.2, 0.3)), "causal": True},
 }
 
@@ -87,6 +88,8 @@ def explicit(rule: Attention, inputs: Array, root: Array, seed: int) -> dict[str
     mask = torch.zeros(POSITIONS, POSITIONS, dtype=torch.float64)
     if rule.mask is not None:
         mask = torch.from_numpy(rule.mask).reshape(-1, 1, POSITIONS, POSITIONS)
+    if rule.own_masks is not None:
+        mask = mask + torch.from_numpy(rule.own_masks)
     if rule.causal:
         mask = mask + torch.full((POSITIONS, POSITIONS), -math.inf, dtype=torch.float64).triu(1)
     answer = torch.nn.functional.scaled_dot_product_attention(

@@ -99,16 +99,8 @@ def attend(trace: Trace, scores: Scores, values: Value, out: Tensor, *, causal: 
     if (turned is None) != (also is None) or (norm is None) != (other is None):
         raise NotCovered("queries and keys are rotated or normalized differently")
     angles = turned if turned is not None else None
-    rule = Attention(
-        heads,
-        _heads(keys, distinct=True),
-        head_size,
-        factor * by * too,
-        causal,
-        _mask(scores.mask, trace, queries, heads),
-        angles,
-        norm,
-    )
+    mask, own = _mask(scores.mask, trace, queries, heads)
+    rule = Attention(heads, _heads(keys, distinct=True), head_size, factor * by * too, causal, mask, angles, norm, own)
     label = f"attention, {heads} heads of {head_size}"
     sources = frozenset().union(*(trace.drafts[item.node].sources for item in (queries, keys, value)))
     return trace.add(rule, (queries, keys, value), layout, label=label, sources=sources)
@@ -144,28 +136,35 @@ def _heads(value: Traced, *, distinct: bool = False) -> int:
     return count
 
 
-def _mask(mask: Tensor | None, trace: Trace, queries: Traced, heads: int) -> Any:
-    """An additive mask as (queries, keys) or (samples, queries, keys)."""
+def _mask(mask: Tensor | None, trace: Trace, queries: Traced, heads: int) -> tuple[Any, Any]:
+    """What is added to the scores: (queries, keys) or (samples, queries, keys) for all heads, and what each adds."""
     if mask is None:
-        return None
+        return None, None
     if mask.dtype == torch.bool:
         mask = _hide(~mask, -np.inf)
     shown = mask.double()
     samples = trace.batch_size
-    if shown.dim() == 4:
-        shown = shown.mean(1) if shown.shape[1] == 1 or bool((shown == shown[:, :1]).all()) else _refuse()
-    elif shown.dim() == 3 and shown.shape[0] == samples * heads:
-        shown = shown.reshape(samples, heads, *shown.shape[1:])[:, 0]
-    if shown.dim() == 3 and (shown.shape[0] == 1 or bool((shown == shown[:1]).all())):
-        shown = shown[0]
+    if shown.dim() == 3 and shown.shape[0] == samples * heads:
+        shown = shown.reshape(samples, heads, *shown.shape[1:])
     if shown.shape[-2] == 1:
         shown = shown.expand(*shown.shape[:-2], queries.layout.shape[-2], shown.shape[-1])
+    own = None
+    if shown.dim() == 4:
+        if bool((shown == shown[:, :1]).all()):
+            shown = shown[:, 0]
+        elif bool((shown == shown[:1]).all()):
+            # padding that hides keys in some samples beside a bias per head would need both
+            own, shown = shown[0], torch.zeros(shown.shape[-2:], dtype=torch.float64)
+        else:
+            raise NotCovered("attention with a bias of its own for every head and every sample")
+    if shown.dim() == 3 and (shown.shape[0] == 1 or bool((shown == shown[:1]).all())):
+        shown = shown[0]
+    return _numbers(shown), None if own is None else _numbers(own)
+
+
+def _numbers(shown: Tensor) -> Any:
     numbers = shown.cpu().numpy()
     return np.where(numbers < HIDDEN, -np.inf, numbers) if bool((numbers != 0).any()) else None
-
-
-def _refuse() -> Tensor:
-    raise NotCovered("attention with a bias of its own for every head")
 
 
 def _times(mask: Tensor | None, number: float) -> Tensor | None:

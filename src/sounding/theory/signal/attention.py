@@ -133,7 +133,7 @@ def attend(
         seen.append(head.statistics)
         return np.array([np.trace(gram)], dtype=np.float64)
 
-    error, used = _visit_pairs(pairs, visit, most=draws, precision=precision)
+    error, used = _visit_pairs(pairs, visit, most=draws, precision=precision, least=_least(rule))
     return _described(size / used * total, seen, error, used)
 
 
@@ -190,7 +190,7 @@ def attend_backward(
         return squares[:3]
 
     pairs = draw_heads(rule, inputs, generator=generator)
-    error, used = _visit_pairs(pairs, visit, most=draws, precision=precision)
+    error, used = _visit_pairs(pairs, visit, most=draws, precision=precision, least=_least(rule))
     return AttendedBackward(
         queries=gradient * _gram(at_queries) * (sizes[0] / (used * SIGNS)),
         keys=_gram(at_keys) * (sizes[0] * sizes[1] / (used * SIGNS)),
@@ -252,9 +252,11 @@ def _score_path(rule: Attention, head: Head, feature: Floats, sent: Floats) -> t
 
 def _closed_form(rule: Attention, inputs: Projections, route: Route) -> SmallScores | None:
     """The closed form where it is asked for, or accurate; None where heads are to be drawn."""
-    covered = rule.angles is None and rule.query_norm is None
+    covered = rule.angles is None and rule.query_norm is None and rule.own_masks is None
     if route == "small scores" and not covered:
-        raise UsageError("the closed form covers no rotary embedding and no norm of queries", hint="route='heads'")
+        raise UsageError(
+            "the closed form covers no rotary embedding, no norm of queries, no bias of a head", hint="route='heads'"
+        )
     if route == "heads" or not covered:
         return None
     closed = SmallScores(rule, inputs)
@@ -262,7 +264,7 @@ def _closed_form(rule: Attention, inputs: Projections, route: Route) -> SmallSco
 
 
 def _visit_pairs(
-    pairs: Iterator[tuple[Head, Head]], visit: Callable[[Head], Array], *, most: int, precision: float
+    pairs: Iterator[tuple[Head, Head]], visit: Callable[[Head], Array], *, most: int, precision: float, least: int
 ) -> tuple[float, int]:
     """Shows pairs of heads to `visit` until the means of what it returns are known, all but the first to LOOSER.
 
@@ -275,12 +277,20 @@ def _visit_pairs(
     while True:
         first, second = next(pairs)
         sizes.append(visit(first) + visit(second))
-        if len(sizes) >= FEWEST:
+        if len(sizes) >= FEWEST and len(sizes) % least == 0:
             middle = np.mean(sizes, axis=0)
             errors = np.std(sizes, axis=0, ddof=1) / math.sqrt(len(sizes)) / np.where(middle > 0, middle, math.inf)
             error = float(errors[0])
-            if 2 * len(sizes) + 2 > most or (error <= precision and (errors <= LOOSER * precision).all()):
+            if 2 * (len(sizes) + least) > max(most, 4 * least) or (
+                error <= precision and (errors <= LOOSER * precision).all()
+            ):
                 return error, 2 * len(sizes)
+
+
+def _least(rule: Attention) -> int:
+    """How many pairs of heads are drawn at once: where each head has a bias of its own, one pair of each."""
+    own = 1 if rule.own_masks is None else len(rule.own_masks)
+    return own * math.ceil(FEWEST / own) if own > 1 else 1
 
 
 def _described(gram: Array, seen: list[Statistics], error: float, draws: int) -> Attended:

@@ -209,6 +209,7 @@ class Attention(Rule):
         angles: of rotary embeddings, (positions, pairs of features), None for none; a head has twice as many features
             as pairs, and a pair that is not rotated has the angle 0.
         query_norm: the norm of each head's queries and keys (QK-norm), None for none.
+        own_masks: (heads, queries, keys), what each head adds to its scores besides (ALiBi, T5), None for none.
     """
 
     heads: int
@@ -219,6 +220,7 @@ class Attention(Rule):
     mask: Array | None = field(default=None, repr=False)
     angles: Array | None = field(default=None, repr=False)
     query_norm: Normalize | None = None
+    own_masks: Array | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

@@ -170,19 +170,21 @@ def draw_heads(
     different samples; without it the factors cost less.
     """
     roots = _roots(inputs, joint)
-    additive = score_mask(rule, inputs)
+    masks = [score_mask(rule, inputs, head) for head in range(1 if rule.own_masks is None else len(rule.own_masks))]
+    turn = 0
     turns = [_turns(rule, inputs.samples, positions) for positions in inputs.positions]
     while True:
         q, k = (_normals(generator, (root.shape[1], rule.head_size), root) for root in roots)
         gains = _gains(rule, generator)
+        additive, turn = masks[turn % len(masks)], turn + 1
         keys = _side(rule.query_norm, k, gains[1], turns[1])
         pair = [_head(rule, inputs, _side(rule.query_norm, sign * q, gains[0], turns[0]), keys, additive)
                 for sign in (1, -1)]  # fmt: skip
         yield pair[0], pair[1]
 
 
-def score_mask(rule: Attention, inputs: Projections) -> Array:
-    """What is added to the scores, (samples or 1, queries, keys): 0 where visible, −inf where hidden."""
+def score_mask(rule: Attention, inputs: Projections, head: int = 0) -> Array:
+    """What is added to the scores of a head, (samples or 1, queries, keys): −inf where hidden, 0 for the largest."""
     rows, columns = inputs.positions
     mask: Array = np.zeros((1, rows, columns))
     if rule.mask is not None:
@@ -193,6 +195,10 @@ def score_mask(rule: Attention, inputs: Projections) -> Array:
                 f"got {given.shape}"
             )
         mask = mask + given
+    if rule.own_masks is not None:
+        if rule.own_masks.shape[1:] != (rows, columns):
+            raise UsageError(f"expected a bias of ({rows}, {columns}) for every head, got {rule.own_masks.shape[1:]}")
+        mask = mask + rule.own_masks[head]
     if rule.causal:
         mask = mask + np.where(np.arange(columns) <= np.arange(rows)[:, None], 0.0, -np.inf)
     if not (mask > -np.inf).any(axis=2).all():
