@@ -27,7 +27,7 @@ LAUNCH_CHAIN_LAYERS = 5_000_000
 OUT_BYTES = 256 << 20
 UNROLL = 32
 LARGEST_TILE = 512
-PHILOX_ROUNDS = 10
+PHILOX_ROUNDS = 10  # as in cuRAND and the paper of Salmon et al. (2011)
 
 
 def run_task_on_gpu(plan: Plan, task: Task, clock: Clock, *, report: Callable[[], None]) -> list[Record]:

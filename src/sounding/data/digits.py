@@ -12,9 +12,9 @@ from sounding.data.resize import fit_images
 from sounding.data.sources import DEFAULT_BATCH_SIZE
 
 SIDE = 8
-INDEPENDENT = 32
+INDEPENDENT = 32  # images of 8 by 8 pixels span 61 directions at most, and a batch should stay well below
 LARGEST = 16
-TRAINING = 1437
+TRAINING = 1437  # of 1797: the test part has other writers
 LICENCE = "CC BY 4.0"
 CITATION = "Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998"
 

@@ -33,6 +33,7 @@ from sounding.probe.shortcut import shortest_depth
 from sounding.probe.state import all_modules, unwrap
 from sounding.probe.table import collect, list_unmeasured
 
+# A Gram matrix of a whole batch costs as much as the forward pass of a square layer; 64 samples keep "fast" cheap.
 SAMPLES: dict[Tier, int] = {"fast": 64, "full": 512}
 Parameters = list[tuple[str, nn.Parameter]]
 _graph_task = torch._C._current_graph_task_id  # -1 outside a backward pass

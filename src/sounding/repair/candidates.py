@@ -21,7 +21,7 @@ from sounding.repair.passes import Inputs, call_order
 from sounding.repair.snapshot import take_snapshot, undisturbed
 
 Candidate = tuple[tuple[str, ...], dict[str, dict[str, Any]]]
-RELU_GAIN = 2**0.5
+RELU_GAIN = 2**0.5  # He: half of the units are 0, so the others carry twice the mean square
 # which cure mends which finding of the audit
 MENDS: dict[str, tuple[str, ...]] = {
     "redraw": ("parameter_not_finite", "never_written", "constant_weight", "odd_scale", "fans_exchanged"),

@@ -30,7 +30,7 @@ from sounding.repair.tune import MARGIN
 # depth scales that cost nothing: rounding, and the noise of a fit over tens of layers
 FREE_SCALES = 1.0
 LIMIT = THRESHOLDS.depth_scales
-CLOSE = 0.05
+CLOSE = 0.05  # scores this close to the best count as equal, so that the fewest methods win
 AS_IT_IS = "as it is"
 # A trial takes this many steps of Adam at each of the rates, with at most so many cures of each sort: enough to tell a
 # network that learns from one that does not, and a few hundred passes in all.
