@@ -31,7 +31,7 @@ for weights in ("gaussian", "orthogonal"):
             burn_in=100,
             runs=8,
             weights=weights,
-            center=False,
+            centring=False,
             measures=["orthogonality_gap"],
             generator=torch.Generator().manual_seed(width),
         )
