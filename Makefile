@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 # two test workers, one thread each: more only makes small matrices wait for each other
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test lint types unit slow browser claims ledger bench docs pictures dist clean
+.PHONY: demo test lint types unit slow browser claims ledger bench docs pictures lowest dist clean
 
 demo: $(PACKAGE)
 	@# exit code 1 is the demonstration's point: an unhealthy network was found
@@ -50,6 +50,13 @@ docs: $(STAMP)
 	$(BIN)/python -m sphinx -W -q docs docs/_build
 	$(BIN)/sounding audit --zoo hf --pages --out docs/zoo --quiet
 	cp -r docs/zoo/pages docs/_build/zoo
+
+# the default tests with the lowest versions of everything that the package needs, and without any extra
+lowest:
+	rm -rf .venv-lowest
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/pip install --quiet --disable-pip-version-check --constraint constraints-lowest.txt . pytest pytest-xdist pytest-timeout hypothesis
+	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -n 2
 
 # wheel and source distribution, and a look whether the wheel holds what the package needs
 dist: $(STAMP)

@@ -13,7 +13,6 @@ from typing import Any, get_args
 
 import pytest
 import torch
-import yaml
 from click.testing import CliRunner
 from tests import networks
 from torch import nn
@@ -26,6 +25,7 @@ from sounding.probe.accepted import accepting, write_baseline
 from sounding.probe.kinds import pages
 from sounding.probe.records import Finding, FindingKind, Report
 
+yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).parent.parent
 
 # People write these names into pyproject.toml, baselines and scripts. A kind may be added, none renamed or removed.
