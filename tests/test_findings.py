@@ -160,3 +160,17 @@ def test_the_table_of_rules_has_a_row_for_every_line_and_only_kinds_that_exist()
         assert severity in {"–", "low", "medium", "high", "low or medium", "the collapse's"}
         assert re.search(r"\bx\b", when)
         assert origin
+
+
+def test_branches_that_start_small_are_no_growth_of_the_stream():
+    """Gradients of e⁻¹² in branches between layers of the stream: a fit over both has a rate, the stream has none."""
+
+    def kinds(slope: float) -> set[str]:
+        norms = [(-1.0 if place % 5 == 0 else -12.0) - slope * place for place in range(29)]
+        rows = [Row(at, f"layer{at}", "gradient_log_norm", norm, None, "check") for at, norm in enumerate(norms, 1)]
+        rows.append(Row(29, "network", "gradient_growth", 40.0, 1.0, "check"))
+        settings = {"weight_layers": list(range(1, 30)), "growth_interval": [1.3, 1600.0], "shortest_depth": 4}
+        return {finding.kind for finding in judge(Profile(tuple(rows), settings)).findings}
+
+    assert "gradient_explosion" not in kinds(0.0)
+    assert "gradient_explosion" in kinds(1.0)

@@ -19,7 +19,7 @@ from sounding.probe import check
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
 PARTS, SAMPLED = 2, 12  # runs, and names in each
-# fail with their own default config; 262 of 310 build with transformers 5.22
+# fail with their own default config; 284 of 310 build with transformers 5.22
 
 
 def draw(model: torch.nn.Module, count: int = 4):
@@ -100,6 +100,34 @@ def test_weights_come_from_the_default_generator():
 def test_what_is_wrong_ends_in_a_sentence(spec, sentence):
     with pytest.raises(UsageError, match=sentence):
         build_hf(spec)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("gemma3", {"input_ids", "pixel_values"}),  # an image among the words, as many marks as it has features
+        ("modernvbert", {"input_ids", "pixel_values"}),  # its images are several per sample
+        ("roc_bert", {"input_ids", "input_shape_ids", "input_pronunciation_ids"}),
+        ("mllama", {"input_ids", "cross_attention_states"}),  # behind gates of zero: no number changes, modules wake
+        ("bert", {"input_ids"}),  # takes encoder_hidden_states and does not look at them
+        ("wav2vec2-bert", {"input_features"}),  # 160 bins, time first
+        ("encoder-decoder", {"input_ids", "decoder_input_ids"}),
+    ],
+)
+def test_a_model_gets_what_wakes_all_of_it(name, arguments):
+    model = build_hf(f"hf:{name}")
+    modes = [module.training for module in model.modules()]
+    called: set[str] = set()
+    found = draw(model, 2)
+    assert found.arguments.keys() == arguments
+    assert [module.training for module in model.modules()] == modes
+    for place, module in model.named_modules():
+        if type(module) is torch.nn.Linear:
+            module.register_forward_pre_hook(lambda *_, place=place: called.add(place))
+    output = model.eval()(**found.arguments)
+    assert {place for place, module in model.named_modules() if type(module) is torch.nn.Linear} == called
+    if found.targets is not None and found.targets.ndim > 1:
+        assert found.targets.shape == output.logits.shape[:2]
 
 
 def test_without_the_library_the_pip_command_is_said(monkeypatch):

@@ -13,6 +13,7 @@ from torch.nn import functional
 import sounding
 from sounding.probe.inside.attention import BUDGET, MEASURES, fold, look_at_products, summarize_scores, thin
 from sounding.probe.inside.rows import INSIDE
+from sounding.probe.inside.stream import look_behind
 from tolerance import TOLERANCE
 
 WIDTH, HEADS, LENGTH, SAMPLES = 32, 4, 10, 6
@@ -297,3 +298,17 @@ def test_an_instrument_that_fails_is_named_and_the_check_goes_on(monkeypatch: py
     report = sounding.check(model, inputs, theory=False)
     assert any("planted" in item.reason for item in report.unmeasured)
     assert report.profile.select("gradient_log_norm").rows
+
+
+def test_an_entry_is_massive_beside_its_own_vector_not_beside_padding_or_zeros():
+    """A ReLU cuts half of the entries off, and padding is small: neither makes the others massive."""
+    draws = torch.randn(4, 32, 64, generator=torch.Generator().manual_seed(0))
+    padded = draws.clone()
+    padded[:, 8:] *= 1e-4
+    planted = draws.clone()
+    planted[0, 3, 5] = 300.0
+    plain, cut, beside, massive = (
+        float(look_behind(stream, 4, 0)[1]) for stream in (draws, draws.relu(), padded, planted)
+    )
+    assert max(plain, cut, beside) < 20
+    assert massive > 300

@@ -94,6 +94,9 @@ def check(
     of the transformers library, for example hf:gpt2 or hf:llama,layers=8 (sounding models list).
     Without TARGET: the embedded example, a 64-layer ReLU network with and without batch norm, on digits.
 
+    FILE.npz of --data holds an array inputs, or arrays named as the arguments of the network's forward (input_ids, x,
+    t, ...), and an array targets where there are targets; each has one row per sample.
+
     With --steps a copy is trained for a few steps, and the verdict at their end gives the exit code. Findings that were
     ignored, not selected, or in the baseline are set aside: they are told and do not count.
 

@@ -115,6 +115,13 @@ def choose_from_file(
             require_memory(4 * values * size, what=f"a pass of {size} samples", hint="a smaller --batch-size")
             again = functools.partial(_formed, model, draw, form)
             return Choice(batch, False, axis, again, endless=False)
+    if batch_size is not None:
+        every = _draw_from_file(model, data, shape, None, generator, axis, True)
+        if any(_try(model, replace(every, arguments=form), axis, None)[0] is None for form in forms_of(model, every)):
+            count = every.inputs.shape[axis]
+            raise UsageError(
+                f"the network needs all {count} samples of {data} at once, got {batch_size}", hint="no --batch-size"
+            )
     raise UsageError(f"the network does not take {refused[0]}", hint=_hint(model, data, refused[0]))
 
 

@@ -337,6 +337,8 @@ def _fields(
         found["num_labels"] = classes
     for field, inner in _parts(config):
         part = _fields(inner, words, {k: v for k, v in given.items() if _places(k, inner)}, quick=quick, fill=fill)
+        if field == "decoder" and "add_cross_attention" in _own(inner):
+            part |= {"is_decoder": True, "add_cross_attention": True}  # a decoder that does not listen is none
         if part:
             found[field] = {"model_type": inner.model_type, **part}
     return found

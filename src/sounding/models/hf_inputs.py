@@ -241,7 +241,8 @@ def _count_features(model: nn.Module, make: Any, extra: Arguments) -> int | None
         try:
             with _evaluated(model):
                 found = make(**{key: value[:1] for key, value in extra.items() if key in names})
-                found = getattr(found, "pooler_output", None) or getattr(found, "last_hidden_state", found)
+                pooled = getattr(found, "pooler_output", None)
+                found = getattr(found, "last_hidden_state", found) if pooled is None else pooled
                 return sum(part.shape[:-1].numel() for part in ([found] if isinstance(found, Tensor) else found))
         except Exception:  # whatever a library refuses
             continue

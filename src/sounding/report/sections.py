@@ -44,7 +44,7 @@ def _write_verdict(name: str, report: Report) -> str:
     )
     data = str(report.environment.get("data", ""))
     heading = f'<p class="network">{escape(name)}</p>' if name else ""
-    heading += f'<p class="data">{escape(data[:1].upper() + data[1:])}</p>' if data else ""
+    heading += f'<p class="data">Data: {escape(data)}</p>' if data else ""
     start = report.profile.settings.get("start")
     heading += f'<p class="data">{escape(str(start["sentence"]))}</p>' if start else ""
     figures = "".join(

@@ -192,7 +192,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         experts = logits.shape[-1]
         each = chosen.shape[-1] if chosen.dim() == logits.dim() else 1
-        if experts > each and logits.numel() // experts > 1:
+        if experts > each and logits.numel() // experts > 1 and not chosen.is_floating_point():
             with _disable_current_modes(), torch.no_grad():
                 self.routers.append(Router(self.calls(), count_choices(chosen, experts), each))
 
