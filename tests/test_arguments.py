@@ -102,6 +102,8 @@ def test_a_graph_is_run_with_all_its_nodes_in_their_order(tmp_path):
     own = write(tmp_path, inputs=numbers(count, 4), targets=np.arange(count) % 3)
     batch = choose(Fixed(count), own).batch
     assert torch.equal(batch.inputs, torch.from_numpy(numbers(count, 4)).float())
+    with pytest.raises(UsageError, match="needs all 300 samples of .* at once, got 32"):
+        choose(Fixed(count), own, batch_size=32)
 
 
 def test_masks_stay_masks_and_batches_are_drawn_together(tmp_path):
