@@ -102,7 +102,7 @@ def test_a_graph_is_run_with_all_its_nodes_in_their_order(tmp_path):
     own = write(tmp_path, inputs=numbers(count, 4), targets=np.arange(count) % 3)
     batch = choose(Fixed(count), own).batch
     assert torch.equal(batch.inputs, torch.from_numpy(numbers(count, 4)).float())
-    with pytest.raises(UsageError, match="needs all 300 samples of .* at once, got 32"):
+    with pytest.raises(UsageError, match=r"needs all 300 samples of .* at once, got 32"):
         choose(Fixed(count), own, batch_size=32)
 
 
