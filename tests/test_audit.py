@@ -227,7 +227,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "through the meta device" in told
     code, told = run("explain", "cloned_weights")
     assert code == 0
-    assert "pytorch #120396" in told
+    assert "pytorch/pytorch#120396" in told
 
 
 class NormedEmbedding(nn.Embedding):

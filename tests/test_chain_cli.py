@@ -223,7 +223,7 @@ def test_python_and_command_line_take_the_same_options():
     """But for a generator, which is a seed when typed, what is printed, and old names."""
     typed = {option.name for option in command.params}
     known = set(inspect.signature(simulate).parameters)
-    assert typed - {"as_json", "quiet", "error", "seed", "list_measures", "center", "position"} == known - {
+    assert typed - {"as_json", "quiet", "debug", "error", "seed", "list_measures", "center", "position"} == known - {
         "generator",
         "progress",
     }

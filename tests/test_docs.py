@@ -58,6 +58,7 @@ def test_every_prompt_stands_in_a_fenced_block(page: Path) -> None:
     assert shown == run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", TUTORIALS, ids=lambda script: script.stem)
 def test_a_tutorial_keeps_its_promise(script: Path, tmp_path: Path) -> None:
     """Each script ends with assertions of what its text says, and stands on the page of tutorials."""

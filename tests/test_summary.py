@@ -105,7 +105,7 @@ def test_a_warning_does_not_speak_of_death() -> None:
     """Gradients that change by 12 to 16 depth scales are a warning; the words must not say fatal."""
     inputs = torch.randn(32, 16, generator=torch.Generator().manual_seed(1))
     found = {}
-    for depth in (6, 9, 30):
+    for depth in (6, 8, 30):
         verdict = sounding.check(plain(depth, gain=0.35), inputs).verdict
         found |= {finding.severity: verdict.summary for finding in verdict.findings if "gradient_v" in finding.kind}
     assert "near the limit of about" in found["medium"]
