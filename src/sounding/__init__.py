@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sounding.lazy import lazily
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 _INDEX = {
     "Estimate": "sounding.profile",
