@@ -404,7 +404,7 @@ class Window:
             if weight.grad is None and name in self._sums:
                 # Zeroed inside the step (a closure called again): what came before is no part of the sum.
                 self._tap.passes[:], self._sums = self._coming, {}
-            self._sums[name] = log_norm(_plus(weight.grad, gradient), kept=True)
+            self._sums[name] = log_norm(_plus(weight.grad, gradient))
         if late:
             self._touched[name] = weight
             self._tap.await_reduction(weight)
