@@ -363,7 +363,7 @@ class Tap:
         if gradient is None or not self._handles:
             return
         self.await_reduction()
-        call.gradient = log_norm(gradient, kept=True)  # torch forbids hooks to change the gradient they are given
+        call.gradient = log_norm(gradient, kept=True)  # torch forbids hooks to change it
         last = self._last
         if last is not None and last.call is call:
             one.alignment = align(last, gradient.detach(), limit=self.known.samples)
@@ -385,7 +385,7 @@ class Tap:
             one.weights.pop(name, None)  # norms of parts do not add up to the norm of the whole
             one.split.add(name)
         else:
-            one.weights[name] = log_norm(gradient)  # at once: it becomes .grad, which clipping and further passes change
+            one.weights[name] = log_norm(gradient)  # at once: as .grad it is clipped and added to in place
 
     def note_gaps(self, one: Pass) -> None:
         """Note the weights whose gradients cannot be told apart from those of other passes, and why."""
