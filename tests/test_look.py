@@ -1,4 +1,4 @@
-"""The palette: told apart by the colour-blind, and the same in pictures, report and explorer."""
+"""The palette: told apart by the colour-blind, and the same in pictures, report, ledger, explorer and terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sounding.look import BAD, GOOD, MUTED, SERIES, SERIES_ON_DARK, WARN
+from sounding.look import BAD, GOOD, INK, LINE, MUTED, SERIES, SERIES_ON_DARK, WARN
 
 PAGES = Path(__file__).parent.parent / "src" / "sounding"
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB
@@ -48,8 +48,35 @@ def test_words_are_legible_on_white(colour: str) -> None:
     assert 1.05 / (luminance + 0.05) > 4.5  # WCAG 2.2, level AA
 
 
-@pytest.mark.parametrize("sheet", ["report/page/report.css", "explore/page/explore.css"])
-def test_style_sheets_hold_the_palette(sheet: str) -> None:
-    light, dark = (PAGES / sheet).read_text("utf-8").split("prefers-color-scheme: dark", 1)
-    for text, colours in ((light, SERIES[:4]), (dark, SERIES_ON_DARK)):
-        assert tuple(found.upper() for found in re.findall(r"--series-[1-4]: (#\w+)", text)) == colours
+def named_colours(sheet: str) -> list[dict[str, str]]:
+    """The colours that a style sheet names, on light ground and on dark."""
+    parts = (PAGES / sheet).read_text("utf-8").split("prefers-color-scheme: dark", 1)
+    return [{name: value.upper() for name, value in re.findall(r"--([\w-]+): (#\w+)", part)} for part in parts]
+
+
+def test_the_style_sheet_of_report_and_ledger_holds_the_palette() -> None:
+    light, dark = named_colours("report/page/palette.css")
+    for found, colours in ((light, SERIES[:4]), (dark, SERIES_ON_DARK)):
+        assert tuple(found[f"series-{i}"] for i in (1, 2, 3, 4)) == colours
+    assert [light[name] for name in ("good", "warn", "bad", "ink", "muted", "line")] == [
+        GOOD, WARN, BAD, INK, MUTED, LINE,
+    ]  # fmt: skip
+
+
+def test_the_explorer_has_the_colours_of_the_report() -> None:
+    for found, palette in zip(
+        named_colours("explore/page/explore.css"), named_colours("report/page/palette.css"), strict=True
+    ):
+        assert found
+        assert found.items() <= palette.items()
+
+
+def test_no_page_and_no_command_has_a_colour_of_its_own() -> None:
+    """White is the paper under pictures."""
+    hexes = re.compile(r"#[0-9a-fA-F]{3,8}\b")
+    for path in (PAGES / "report" / "ledger.py", *(PAGES / "report" / "page").glob("*.css")):
+        own = set(hexes.findall(path.read_text("utf-8"))) - {"#fff", "#ffffff"}
+        assert path.name == "palette.css" or not own, (path.name, own)
+    words = re.compile(r"[\"'](?:bold )?(?:bright_)?(?:red|green|yellow|cyan|blue|magenta)[\"']")
+    for path in (PAGES / "cli").glob("*.py"):
+        assert not words.findall(path.read_text("utf-8")), path.name

@@ -1,8 +1,9 @@
-"""The look of every picture and page: one palette and one scale of type, for matplotlib, the report and the explorer.
+"""One palette and one scale of type for pictures, report, ledger, explorer and terminal.
 
 The series are the colours of Okabe and Ito (2008), which people with any common colour blindness tell apart; a test
 simulates the three kinds (Machado et al. 2009) and measures the distances. The style sheets of report and explorer
-hold the same values, and a test compares them. Terminals use their own red, yellow and green, always beside a word.
+hold the same values, and a test compares them. A terminal shows its own colours of
+the names below, which its owner chose to be legible on its background, always beside a word or a mark.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 SERIES_ON_DARK = ("#56B4E9", "#E69F00", "#8FE0A0", "#E3A3C6")
 GOOD, WARN, BAD = "#17693F", "#875900", "#AB2319"  # dark enough for text on white: contrast above 5
 INK, MUTED, LINE = "#1B1F23", "#586069", "#E1E2DE"
+TERMINAL_GOOD, TERMINAL_WARN, TERMINAL_BAD, TERMINAL_NOTE = "green", "yellow", "red", "cyan"
 COLUMN_INCHES = 3.25  # a column of a two-column paper; text below is legible when a figure of 6 inches is set to it
 TITLE_POINTS, TEXT_POINTS, SMALL_POINTS = 10, 9, 8
 

@@ -113,13 +113,13 @@ def _print(result: Audit, prose: Console, *, title: str, quiet: bool) -> None:
     from rich.text import Text
 
     from sounding.cli.numbers import write_number
-    from sounding.cli.table import COLORS, shorten, write_finding
+    from sounding.cli.table import COLORS, STATES, shorten, write_finding
 
     worst = result.findings[0].severity if result.findings else None
-    mark = {"healthy": "✓", "unhealthy": "✗", "not known": "?"}[result.status]
+    color, mark = STATES[result.status]
     if not quiet:
         prose.print(Text(title, style="bold underline"))
-    prose.print(Text.assemble((f"{mark} ", COLORS[worst] if worst else "green"), (result.summary, "bold")))
+    prose.print(Text.assemble((f"{mark} ", COLORS[worst] if worst else color), (result.summary, "bold")))
     if quiet:
         return
     table = new_table("parameters", "kind", ">how many", ">size", ">scale", "law")

@@ -11,6 +11,7 @@ import click
 from sounding.cli.output import console, despite_a_closed_pipe, new_table, print_json, require_writable, working
 from sounding.cli.subject import Wanted, on_network, opened
 from sounding.errors import ExitCode
+from sounding.look import TERMINAL_BAD, TERMINAL_WARN
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -107,6 +108,6 @@ def make_table(result: Comparison) -> Table:
                 ("gradient_log_norm", write_log_norm),
             )
         ]
-        style = "red" if index == first else "yellow" if pair.parted else ""
+        style = TERMINAL_BAD if index == first else TERMINAL_WARN if pair.parted else ""
         table.add_row(Text(name), Text(write_number(pair.difference), style=style), *cells)
     return table

@@ -12,6 +12,7 @@ import click
 from sounding.cli.output import console, print_json, working
 from sounding.cli.predict_blocks import attended, blocks, named_gains
 from sounding.cli.presentation import activated, draw, presented, whole
+from sounding.look import TERMINAL_BAD
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -120,7 +121,7 @@ def print_prescription(result: Prescription) -> None:
     screen.print(Text(result.assumption, style="dim"))
     screen.print()
     if not result.options:
-        screen.print(Text("Nothing searched reaches this depth.", style="bold red"))
+        screen.print(Text("Nothing searched reaches this depth.", style=f"bold {TERMINAL_BAD}"))
     else:
         bases = list(dict.fromkeys(option.rests_on for option in result.options))
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")

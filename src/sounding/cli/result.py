@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sounding.cli.output import console, new_table
 from sounding.encoding import to_plain
+from sounding.look import TERMINAL_NOTE
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -186,7 +187,7 @@ def print_bound_list() -> None:
         said = (theorem.__doc__ or "").strip().splitlines()[0]
         known = parameters(name)
         words = [key if p.default is p.empty else f"[{key}]" for key, p in known.items()]
-        table.add_row(Text(name, style="cyan", no_wrap=True), Text(", ".join(words)))
+        table.add_row(Text(name, style=TERMINAL_NOTE, no_wrap=True), Text(", ".join(words)))
         table.add_row("", Text(said, style="dim"))
     console().print(table)
 

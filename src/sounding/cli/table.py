@@ -10,6 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from sounding.cli.numbers import write_log_norm, write_number, write_share
+from sounding.look import TERMINAL_BAD, TERMINAL_GOOD, TERMINAL_NOTE, TERMINAL_WARN
 from sounding.probe.findings.collapse import share_outside
 from sounding.probe.inside.precision import FORMATS
 from sounding.probe.inside.roles import block_of, find_roles
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 ROWS = 20
 EDGES = 3  # calls without a role that are told before the blocks of a transformer, and behind them
-COLORS = {"high": "red", "medium": "yellow", "low": "cyan"}
+COLORS = {"high": TERMINAL_BAD, "medium": TERMINAL_WARN, "low": TERMINAL_NOTE}
+STATES = {"healthy": (TERMINAL_GOOD, "✓"), "not known": (TERMINAL_WARN, "?"), "unhealthy": (TERMINAL_BAD, "✗")}
 WIDE, WIDER = 92, 100
 GAP = 2
 
@@ -205,11 +207,11 @@ def write_verdict(report: Report) -> RenderableType:
     from rich.text import Text
 
     verdict = report.verdict
-    color, mark = {"healthy": ("green", "✓"), "not known": ("yellow", "?"), "unhealthy": ("red", "✗")}[verdict.status]
+    color, mark = STATES[verdict.status]
     if verdict.healthy and verdict.findings:
-        color = "yellow"
+        color = TERMINAL_WARN
     partial = "Interrupted; what was measured says: " if report.profile.settings.get("partial") else ""
-    return Text.assemble((f"{mark} ", f"bold {color}"), (partial, "bold yellow"), (verdict.summary, "bold"))
+    return Text.assemble((f"{mark} ", f"bold {color}"), (partial, f"bold {TERMINAL_WARN}"), (verdict.summary, "bold"))
 
 
 def make_table(reading: Reading, findings: Sequence[Finding], *, width: int) -> Table:

@@ -61,7 +61,8 @@ def shape_activations_(
     (`explosion_law`, a second or two) and the exponent is margin/c₂: for tanh about 0.4, as in thesis2024 figure 6.5.
     "wrap" multiplies the activation's input; "fold" multiplies scale and shift of the affine norm that feeds the
     activation, which computes the same function. Neither adds or renames an entry of the state_dict. A positively
-    homogeneous activation (ReLU) is only rescaled by a gain, which the next norm undoes: it is left alone.
+    homogeneous activation (ReLU) is only rescaled by a gain, which the next norm undoes: it is left alone. A module of
+    your own counts as an activation when it has no parameters and works value by value.
 
     Args:
         model: changed in place.
@@ -70,8 +71,7 @@ def shape_activations_(
         law: an explosion law measured before, instead of measuring it now.
         margin: k > 1 in the exponent k/c₂.
         how: "wrap" or "fold".
-        include, exclude: name filters on the activations. A module of your own counts as an activation when it has no
-            parameters and works value by value.
+        include, exclude: name filters on the activations.
         generator: source of randomness of the measured law.
     """
     check_inputs(inputs)

@@ -64,7 +64,7 @@ def render_html(report: Report | Mapping[str, Report], *, preface: str = "", plo
     return Template(read_page_file("report.html")).substitute(
         policy=content_policy(*([library] if library else []), script, beside=plotly is not None),
         title=write_title(reports),
-        style=read_page_file("report.css"),
+        style=read_page_file("palette.css") + read_page_file("report.css"),
         columns="two" if len(reports) > 1 else "one",
         verdicts=write_verdicts(reports),
         preface=preface,

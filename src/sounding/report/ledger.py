@@ -16,6 +16,7 @@ from sounding.claims.claim import KINDS, PAPERS, Claim, Scale, Standing, Trainin
 from sounding.claims.number import LEVEL
 from sounding.claims.registry import all_claims, cases_of
 from sounding.claims.result import Result, folder_of, largest
+from sounding.report.document import read_page_file
 
 SHOWN = 4
 SORTS = (  # of rows: one, and several
@@ -35,15 +36,16 @@ INTRODUCTION = (
     f"trial runs are listed in docs/claims.md of the repository. Rows that share a computation have its time once, in "
     f"the row that came first; the others have 0 s."
 )
-STYLE = """body{font:15px/1.45 system-ui,sans-serif;max-width:1200px;margin:2rem auto;padding:0 1rem;color:#1a1a1a}
+# beside the palette of the report
+STYLE = """body{font:15px/1.45 var(--sans);max-width:1200px;margin:2rem auto;padding:0 1rem;background:var(--page);
+color:var(--ink)}h1,h2{font-family:var(--serif);font-weight:500}a{color:var(--accent)}
 table{border-collapse:collapse;width:100%;margin:1rem 0;table-layout:fixed;overflow-wrap:break-word}
 th:nth-child(1){width:11%}th:nth-child(2){width:23%}th:nth-child(3){width:19%}th:nth-child(4){width:25%}
 th:nth-child(5){width:10%}th:nth-child(6){width:12%}td,th{text-align:left;vertical-align:top;padding:.4rem .6rem;
-border-bottom:1px solid #ddd}img{width:100%;background:#fff}
-tr.case td:first-child{padding-left:1.6rem}.holds{color:#00684a}.fails{color:#a3290f}.open{color:#6b5a00}
-@media(prefers-color-scheme:dark){body{background:#141414;color:#e6e6e6}td,th{border-color:#333}a{color:#8ab4f8}
-.holds{color:#5fd3a5}.fails{color:#ff8f73}.open{color:#e6cf6a}}
-@media(max-width:600px){table,tbody,tr,td{display:block}thead{display:none}td{border:0}tr{border-bottom:1px solid #888}}
+border-bottom:1px solid var(--line)}img{width:100%;background:#fff}tr.case td:first-child{padding-left:1.6rem}
+.holds{color:var(--good)}.fails{color:var(--bad)}.open{color:var(--warn)}
+@media(max-width:600px){table,tbody,tr,td{display:block}thead{display:none}td{border:0}
+tr{border-bottom:1px solid var(--strong-line)}}
 """
 
 SCRIPT = """const q=document.getElementById('q'),choices=[...document.querySelectorAll('select')];
@@ -155,7 +157,8 @@ def write_page(found: Mapping[str, Mapping[Scale, Result]], *, folder: str) -> s
     body = "\n".join(parts)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
-        f'content="width=device-width"><title>Sounding: the ledger</title><style>{STYLE}</style></head>'
+        f'content="width=device-width"><title>Sounding: the ledger</title><style>{read_page_file("palette.css")}{STYLE}'
+        "</style></head>"
         f"<body>{body}<script>{SCRIPT}</script></body></html>\n"
     )
 

@@ -163,7 +163,7 @@ def _index(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> str:
     script = read_page_file("zoo.js")
     return Template(read_page_file("zoo.html")).substitute(
         policy=content_policy(script),
-        style=read_page_file("report.css") + read_page_file("zoo.css"),
+        style="".join(read_page_file(f"{name}.css") for name in ("palette", "report", "zoo")),
         summary=escape(summarize(rows)),
         versions=escape(_circumstances(rows)),
         head=head,
