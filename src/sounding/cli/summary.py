@@ -41,23 +41,25 @@ def write_summary(name: str, report: Report, trial: Trial | None = None) -> str:
     <BLANKLINE>
     """
     verdict = report.verdict
-    parts = [f"## {MARKS[verdict.status]} {_plain(name)}", f"**{_plain(verdict.summary)}**"]
+    parts = [f"## {MARKS[verdict.status]} {_escape_markdown(name)}", f"**{_escape_markdown(verdict.summary)}**"]
     if "data" in report.environment:
-        parts.append(_plain(f"On {report.environment['data']}."))
+        parts.append(_escape_markdown(f"On {report.environment['data']}."))
     if trial is not None:
-        parts.append(_plain(trial.sentence))
+        parts.append(_escape_markdown(trial.sentence))
     if verdict.findings:
         rows = [
             (
                 f"`{finding.kind}`",
                 finding.severity,
-                _plain(finding.parameter or finding.layer or ""),
-                _plain(finding.why),
+                _escape_markdown(finding.parameter or finding.layer or ""),
+                _escape_markdown(finding.why),
             )
             for finding in verdict.findings
         ]
         parts.append(_table(("finding", "severity", "where", "why"), rows))
-        tries = [f"- `{one.kind}`: {_plain('; '.join(one.remedies))}" for one in verdict.findings if one.remedies]
+        tries = [
+            f"- `{one.kind}`: {_escape_markdown('; '.join(one.remedies))}" for one in verdict.findings if one.remedies
+        ]
         parts.append(_fold("What to try", "\n".join(tries)))
     reading = report.reading
     if reading.calls:
@@ -65,7 +67,7 @@ def write_summary(name: str, report: Report, trial: Trial | None = None) -> str:
         cells = [
             (
                 group.place,
-                _plain(group.write_name(60)),
+                _escape_markdown(group.write_name(60)),
                 *(column.write(group.value(column.measure)) for column in COLUMNS),
             )
             for group in groups
@@ -83,6 +85,6 @@ def _fold(title: str, body: str) -> str:
     return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"
 
 
-def _plain(text: str) -> str:
+def _escape_markdown(text: str) -> str:
     """Text as it stands: a stranger's names must not make markup, cells or lines of their own."""
     return re.sub(r"([\\`*_\[\]|#~])", r"\\\1", html.escape(clean(" ".join(text.split())), quote=False))

@@ -181,12 +181,12 @@ def _parse(spec: str) -> tuple[str, str, str, dict[str, Any]]:
     """The name as the library writes it, the task, the size, and the options."""
     first, *words = spec.removeprefix(PREFIX).split(",")
     tables = _tables()
-    known = {_plain(name): name for names in tables.values() for name in names}
-    if _plain(first) not in known:
-        close = difflib.get_close_matches(_plain(first), known, n=1)
+    known = {_underscored(name): name for names in tables.values() for name in names}
+    if _underscored(first) not in known:
+        close = difflib.get_close_matches(_underscored(first), known, n=1)
         hint = f"{PREFIX}{known[close[0]]}" if close else "sounding models list"
         raise UsageError(f"the transformers library has no architecture {first!r}", hint=hint)
-    name = known[_plain(first)]
+    name = known[_underscored(first)]
     given: dict[str, Any] = {}
     for word in words:
         option, equals, text = (part.strip() for part in word.partition("="))
@@ -206,7 +206,7 @@ def _parse(spec: str) -> tuple[str, str, str, dict[str, Any]]:
     return name, task, size, given
 
 
-def _plain(name: str) -> str:
+def _underscored(name: str) -> str:
     return name.lower().replace("-", "_")
 
 

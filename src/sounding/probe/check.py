@@ -31,7 +31,7 @@ from sounding.probe.reading import NETWORK, Reading, read
 from sounding.probe.records import Finding, Report, Unmeasured
 from sounding.probe.running import run_model
 from sounding.probe.sharded import WHOLE_ONLY, find_shards
-from sounding.probe.snapshot import Snapshot
+from sounding.probe.snapshot import ModelState
 from sounding.probe.state import (
     MODES,
     DropoutAtRest,
@@ -161,7 +161,7 @@ def check(
             for done, batch in enumerate(batches, start=1):
                 with untouched(batch.uncopied()) as beside:
 
-                    def rewind(beside: Snapshot = beside) -> None:
+                    def rewind(beside: ModelState = beside) -> None:
                         kept.restore()
                         kept.set_gradients_aside()
                         beside.restore()
@@ -350,7 +350,7 @@ class _Checked(Watched):
                 one = _Checked(self._root, resting=self._resting, plain_inputs=self._plain_inputs, **options)
                 with untouched(batch.uncopied()) as beside:
 
-                    def start(beside: Snapshot = beside, seed: int = seed) -> None:
+                    def start(beside: ModelState = beside, seed: int = seed) -> None:
                         beside.restore()
                         ready()
                         draw_weights_(self._root, laws, generator=torch.Generator().manual_seed(seed))

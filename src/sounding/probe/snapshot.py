@@ -49,7 +49,7 @@ FAMILIAR = ("torch.", "builtins.", "collections.", "typing.", "abc.")  # package
 LIMIT = 200_000
 
 
-class Snapshot:
+class ModelState:
     """What was there, and the way back.
 
     Args:

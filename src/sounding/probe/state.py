@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from sounding.probe.eager import eager_execution, slow_attention
-from sounding.probe.snapshot import Snapshot
+from sounding.probe.snapshot import ModelState
 
 Mode = Literal["train", "eval", "keep"]
 MODES: tuple[Mode, ...] = ("train", "eval", "keep")
@@ -32,7 +32,7 @@ PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 @contextmanager
-def preserve(model: nn.Module) -> Iterator[Snapshot]:
+def preserve(model: nn.Module) -> Iterator[ModelState]:
     """On leaving, the model, all that hangs on it, random states and settings of torch are as before.
 
     `.grad` is None meanwhile.
@@ -45,9 +45,9 @@ def preserve(model: nn.Module) -> Iterator[Snapshot]:
 
 
 @contextmanager
-def untouched(values: Iterable[tuple[str, Any]]) -> Iterator[Snapshot]:
+def untouched(values: Iterable[tuple[str, Any]]) -> Iterator[ModelState]:
     """On leaving, the named values and all that hangs on them are as before."""
-    snapshot = Snapshot(*values)
+    snapshot = ModelState(*values)
     try:
         yield snapshot
     finally:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sounding.probe.snapshot import Snapshot, refill
+from sounding.probe.snapshot import ModelState, refill
 
 ABSENT = object()
 
@@ -21,8 +21,8 @@ class Difference:
     left as it is now.
     """
 
-    before: Snapshot
-    after: Snapshot
+    before: ModelState
+    after: ModelState
 
     def make(self) -> None:
         """Bring the model from the state before to the state after."""
@@ -52,7 +52,7 @@ class Difference:
                     one.tensor.requires_grad_(one.requires_grad)
 
 
-def find_moved(snapshot: Snapshot, model: nn.Module) -> str | None:
+def find_moved(snapshot: ModelState, model: nn.Module) -> str | None:
     """The first parameter, or the structure, that is no longer as in the snapshot; None when all is."""
     if {id(module) for module in model.modules()} != {id(module) for module, _ in snapshot.modules}:
         return "its modules"
@@ -66,7 +66,7 @@ def find_moved(snapshot: Snapshot, model: nn.Module) -> str | None:
     return None
 
 
-def _refill_module(snapshot: Snapshot, attributes: dict[str, Any], content: dict[str, Any]) -> None:
+def _refill_module(snapshot: ModelState, attributes: dict[str, Any], content: dict[str, Any]) -> None:
     """Give a module its attributes in a snapshot, and the containers among them what they held."""
     attributes.clear()
     attributes.update(content)

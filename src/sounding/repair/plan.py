@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from sounding.errors import UsageError
 from sounding.probe.losses import Loss
-from sounding.probe.snapshot import Snapshot
+from sounding.probe.snapshot import ModelState
 from sounding.probe.state import unwrap
 from sounding.repair.changes import Changes
 from sounding.repair.difference import Difference, find_moved
@@ -111,7 +111,7 @@ class Plan:
         self.evidence = evidence
         self._chosen = methods
         self._difference = difference
-        self._undo: Snapshot | None = None
+        self._undo: ModelState | None = None
 
     @property
     def applied(self) -> bool:

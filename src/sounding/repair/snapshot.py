@@ -10,7 +10,7 @@ from typing import Concatenate, ParamSpec
 
 from torch import nn
 
-from sounding.probe.snapshot import Snapshot
+from sounding.probe.snapshot import ModelState
 from sounding.repair.changes import Changes
 
 P = ParamSpec("P")
@@ -30,17 +30,17 @@ def on_copy(cure: Callable[Concatenate[nn.Module, P], Changes]) -> Callable[Conc
     return cured  # type: ignore[return-value]  # the model may be given by its name, too
 
 
-def take_snapshot(model: nn.Module) -> Snapshot:
+def take_snapshot(model: nn.Module) -> ModelState:
     """The state of a model, copied: modules, classes, attributes, hooks, parameters and buffers.
 
     Objects that are neither modules nor containers are not followed: a model may hold its trainer, which `undo` must
     not take back to where it was.
     """
-    return Snapshot(("", model), objects=False)
+    return ModelState(("", model), objects=False)
 
 
 @contextmanager
-def all_or_nothing(model: nn.Module) -> Iterator[Snapshot]:
+def all_or_nothing(model: nn.Module) -> Iterator[ModelState]:
     """Run a change on a model; if it raises or is interrupted, the model is as it was."""
     snapshot = take_snapshot(model)
     try:
@@ -53,7 +53,7 @@ def all_or_nothing(model: nn.Module) -> Iterator[Snapshot]:
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Run passes through a model in training mode; all but its parameters, which a cure may set, is as it was after."""
-    snapshot = Snapshot(("", model), parameters=False)
+    snapshot = ModelState(("", model), parameters=False)
     model.train()
     try:
         yield

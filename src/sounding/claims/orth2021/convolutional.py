@@ -30,7 +30,7 @@ def draw_network(values: Mapping[str, Any], depth: int, seed: int, context: Cont
     data, generator = load(values["data"], context.device), context.generator(seed)
     network: nn.Module
     if values["plain"]:
-        network = _plain(data, values["width"], depth, generator)
+        network = _draw_without_norm(data, values["width"], depth, generator)
     else:
         width, channels = values["width"], data.shape[0]
         network = AlexNet(channels, data.classes, depth=depth, width=width, dropout=0.0, generator=generator)
@@ -41,7 +41,7 @@ def draw_network(values: Mapping[str, Any], depth: int, seed: int, context: Cont
     return network.to(context.device)
 
 
-def _plain(data: Dataset, width: int, depth: int, generator: torch.Generator) -> nn.Module:
+def _draw_without_norm(data: Dataset, width: int, depth: int, generator: torch.Generator) -> nn.Module:
     stack = conv_stack(data.shape[0], width, depth, batch_norm=False, generator=generator)
     readout = modules.Linear(width * math.prod(data.shape[1:]), data.classes)
     initialize_(readout, "xavier", generator)

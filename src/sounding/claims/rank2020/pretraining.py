@@ -135,7 +135,7 @@ class Followed:
 def measure_fig6(values: Mapping[str, Any], context: Context) -> Outcome:
     """Training accuracy and r(H) through training, for three levels of pre-training and two starts of batch norm."""
     inputs, labels, *_ = load_pixels(values["dataset"], context)
-    kinds = [_plain(inputs, values, context, level) for level in (0, 25, 75)]
+    kinds = [_draw_at_rank(inputs, values, context, level) for level in (0, 25, 75)]
     starts = [_normed(inputs, values, context, one_sided=flag) for flag in (False, True)]
     # the levels of a run are compared with each other, the starts of batch norm are independent
     plain = _follow(kinds, (inputs, labels), values, context, orders=[*range(300, 300 + values["runs"])] * 3)
@@ -179,7 +179,7 @@ def measure_fig6(values: Mapping[str, Any], context: Context) -> Outcome:
     return Outcome(numbers, Picture(panels, caption))
 
 
-def _plain(inputs: torch.Tensor, values: Mapping[str, Any], context: Context, level: int) -> list[Mlp]:
+def _draw_at_rank(inputs: torch.Tensor, values: Mapping[str, Any], context: Context, level: int) -> list[Mlp]:
     networks, pixels = [], inputs.cpu()
     for run in range(values["runs"]):
         network = Mlp(
