@@ -13,6 +13,7 @@ from torch import nn
 from sounding.cli import cli
 from sounding.cli.inputs import choose_batch
 from sounding.errors import UsageError
+from sounding.models.hf import build_hf
 
 
 class Timed(nn.Module):
@@ -133,7 +134,7 @@ def test_masks_stay_masks_and_batches_are_drawn_together(tmp_path):
             "no argument 'z'; it takes x, t, scale, the file has x, z. Try arrays named x, t",
         ),
         ({"x": (6, 4)}, None, "an argument 't' that the file has no array for"),
-        ({"x": (6, 4), "t": (5,)}, None, "not equally many: x 6, t 5"),
+        ({"x": (6, 4), "t": (5,)}, None, r"not equally many: x 6, t 5\). Try arrays of equally many samples"),
         ({"x": (6, 4), "t": (5,)}, 3, "a batch size needs arrays of equally many samples"),
     ],
 )
@@ -141,6 +142,31 @@ def test_each_misfit_has_its_sentence(tmp_path, arrays, size, sentence):
     path = write(tmp_path, **{name: numbers(*shape) for name, shape in arrays.items()})
     with pytest.raises(UsageError, match=sentence):
         choose(Timed(), path, size)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [(nn.Linear(4, 3), "TypeError: .*its forward has no argument 'x' or 'z'"), (Mapped(), "KeyError: 't'")],
+)
+def test_names_that_a_network_of_one_argument_does_not_read_are_told(tmp_path, model, reason):
+    path = write(tmp_path, x=numbers(6, 4), z=numbers(6))
+    sentence = f"inputs of x 4, z a single value as one mapping: {reason}.*Try an array named inputs"
+    with pytest.raises(UsageError, match=sentence):
+        choose(model, path)
+
+
+@pytest.mark.parametrize(
+    ("spec", "name", "sentence"),
+    [
+        ("hf:gpt2,layers=1", "tokens", "no argument 'tokens'. Try .* arrays input_ids 32, with values as tokens:1000"),
+        ("hf:t5,layers=1", "input_ids", "Try .* arrays input_ids 32, decoder_input_ids 32"),
+    ],
+)
+def test_a_model_of_the_library_says_which_arrays_it_takes(tmp_path, spec, name, sentence):
+    pytest.importorskip("transformers")
+    path = write(tmp_path, **{name: np.arange(64).reshape(2, 32)})
+    with pytest.raises(UsageError, match=sentence):
+        choose(build_hf(spec), path)
 
 
 def test_a_network_of_several_inputs_without_a_file_is_told_what_to_write():

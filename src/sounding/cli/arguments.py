@@ -60,6 +60,17 @@ def unequal(batch: Batch) -> str:
     return f" (the arrays are not equally many: {told})"
 
 
+def unasked(model: nn.Module, batch: Batch) -> str:
+    """The names of arrays that forward has no argument for, as the end of a sentence; empty where it has all of them.
+
+    A network that takes any others, or one mapping, may know what to do with them: so they are named after a refusal.
+    """
+    known, _, _ = _arguments(model)
+    names = [] if not isinstance(batch.arguments, Mapping) or "inputs" in batch.arguments else list(batch.arguments)
+    wrong = [repr(name) for name in names if name not in known]
+    return f"; its forward has no argument {' or '.join(wrong)}" if wrong else ""
+
+
 def _arguments(model: nn.Module) -> tuple[list[str], list[str], bool]:
     """The names that forward takes, those it needs, and whether it takes any others."""
     parameters = inspect.signature(model.forward).parameters.values()

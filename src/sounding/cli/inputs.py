@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from sounding.cli.arguments import forms_of, needed_names, unequal
+from sounding.cli.arguments import forms_of, needed_names, unasked, unequal
 from sounding.cli.target import calling, in_words
 from sounding.data import Batch, Dataset, load_batch, load_dataset
 from sounding.data.batch import Request, describe_shape
@@ -109,7 +110,8 @@ def choose_from_file(
             count = None if whole or form is not None else min(2, batch.inputs.shape[axis])
             reason, values = _try(model, batch, axis, count)
             if reason is not None:
-                refused.append(f"inputs of {describe(batch, axis)}: {reason}{unequal(batch)}")
+                told = f"{describe(first)} as one mapping" if isinstance(form, tuple) else describe(batch, axis)
+                refused.append(f"inputs of {told}: {reason}{unequal(batch)}{unasked(model, first)}")
                 continue
             size = batch.inputs.shape[axis]
             require_memory(4 * values * size, what=f"a pass of {size} samples", hint="a smaller --batch-size")
@@ -314,6 +316,15 @@ def _hint(model: nn.Module, data: str | None, refusal: str) -> str:
     """What to try after a refusal: one input instead of several, the file's samples, or a shape."""
     if "positional argument" in refusal:
         return f"--data FILE.npz with arrays {needed_names(model)}, or a module around it that takes one input"
+    if "not equally many" in refusal:
+        return "arrays of equally many samples"
+    with contextlib.suppress(Exception):  # the library refuses in many ways, and a hint must not fail
+        if is_pretrained(model):
+            known = sample_inputs(model, batch_size=2, generator=torch.Generator().manual_seed(0))
+            fitting = describe(Batch(next(iter(known.arguments.values())), None, "", arguments=known.arguments))
+            return f"--data FILE.npz with arrays {fitting}, with values as {known.name} has (and targets)"
+    if "has no argument" in refusal:
+        return "an array named inputs (and targets), or the names that the network reads from a mapping"
     proposal = next((shape for _, shape in _propose(model, None) if shape), None)
     wanted = ",".join(map(str, proposal or ()))
     if data is not None and data.endswith(".npz"):
