@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,8 @@ class Settings:
     theory: bool = True
     redraw: int = 0
     trial: Asked | None = None
+    # tier, mode, dropout, only and samples, as `sounding.check` takes them
+    how: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,17 @@ class Subject:
 @click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Batches to average over.")
 @click.option("--theory/--no-theory", default=True, show_default=True, help="Lay prediction beside measurement.")
 @click.option("--redraw", type=int, default=0, metavar="N", help="Bands from N networks with these laws, measured: 16.")
+@click.option(
+    "--tier", type=click.Choice(["full", "fast"]), default="full", show_default=True, help="fast: no ranks, no theory."
+)
+@click.option(
+    "--mode", type=click.Choice(["train", "eval", "keep"]), default="train", show_default=True, help="Of the modules."
+)
+@click.option("--dropout", is_flag=True, help="Leave dropout on; its noise passes for signal that differs.")
+@click.option(
+    "--only", multiple=True, metavar="NAME", help="Show these modules; a pattern such as 'features.*'; repeatable."
+)
+@click.option("--samples", type=click.IntRange(min=2), metavar="N", help="Of a batch, N enter the forward measures.")
 @click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Also train a copy for N steps, and watch it.")
 @click.option("--lr", type=float, metavar="RATE", help="Learning rate of the steps [default: 0.001].")
 @click.option("--optimizer", metavar="NAME", help="sgd, momentum, adam, adamw or rmsprop [default: adamw].")
@@ -70,6 +83,7 @@ class Subject:
 @click.pass_context
 def check(
     ctx: click.Context,
+    /,
     target: str | None,
     wanted: Wanted,
     repeats: int,
@@ -86,6 +100,7 @@ def check(
     html: Path | None,
     as_json: bool,
     quiet: bool,
+    **how: Any,
 ) -> None:
     """Measure a network: does signal survive its depth, where does it die, and why?
 
@@ -113,7 +128,8 @@ def check(
     accept = accepted.accepting(select=select, ignore=ignore, baseline=baseline)
     if target is None and wanted.input_shape is None:
         wanted = replace(wanted, input_shape=(EXAMPLE_INPUT,))
-    settings = Settings(repeats, theory, redraw, asked_trial(steps, lr, optimizer))
+    how |= {"only": how["only"] or None}
+    settings = Settings(repeats, theory and how["tier"] == "full", redraw, asked_trial(steps, lr, optimizer), how)
     prose = console(stderr=as_json, quiet=quiet and as_json)
     trials: dict[str, Trial] = {}
     reports, interrupted = _measure_all(_choose_subjects(target, wanted), wanted, settings, trials, quiet=quiet)
@@ -237,6 +253,7 @@ def measure(
                 redraw=settings.redraw,
                 batch_axis=chosen.axis or None,
                 theory=settings.theory,
+                **settings.how,
                 generator=at.generator,
                 progress=lambda done, total: tell(f"checking {subject.name}: {done} of {total} batches"),
             )
