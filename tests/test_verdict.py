@@ -27,8 +27,8 @@ SAMPLE, ALL = range(12), range(200)
 PAPERS = ("rank2020", "meanfield2019", "thesis2024")
 
 
-def look(case: Case) -> Verdict:
-    return check(case.model, case.inputs, case.targets).verdict
+def look(case: Case, *, theory: bool | None = None) -> Verdict:
+    return check(case.model, case.inputs, case.targets, theory=theory).verdict
 
 
 def severities(verdict: Verdict) -> dict[FindingKind, str]:
@@ -41,8 +41,8 @@ def accused(family: Callable[[int], Case], seeds: range) -> list[str]:
 
 
 def missed(family: Callable[[int], Case], seeds: range, kind: FindingKind) -> list[str]:
-    """The cases that do not get the finding with high severity."""
-    return [case.label for case in map(family, seeds) if severities(look(case)).get(kind) != "high"]
+    """The cases that do not get the finding with high severity, from measurement alone, which takes half the time."""
+    return [case.label for case in map(family, seeds) if severities(look(case, theory=False)).get(kind) != "high"]
 
 
 @pytest.mark.parametrize("family", networks.HEALTHY)
