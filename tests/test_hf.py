@@ -19,7 +19,6 @@ from sounding.probe import check
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
 PARTS, SAMPLED = 2, 12  # runs, and names in each
-# fail with their own default config; 284 of 310 build with transformers 5.22
 
 
 def draw(model: torch.nn.Module, count: int = 4):
@@ -70,6 +69,14 @@ def test_inputs_and_targets_follow_the_kind(spec, names, shape):
     assert report.verdict.status != "not known"
 
 
+def test_images_of_two_sides_and_heads_other_than_of_attention_are_reduced_too():
+    assert list(build_hf("hf:textnet").config.image_size) == [64, 64]
+    linear = build_hf("hf:kimi_linear,layers=2").config
+    assert (linear.linear_num_heads, linear.linear_head_dim) == (4, 32)
+    spaces = build_hf("hf:mamba2,layers=2").config
+    assert (spaces.num_heads, spaces.head_dim, spaces.n_groups) == (4, 64, 4)
+
+
 def test_the_target_of_a_position_is_the_token_that_follows():
     batch = draw(build_hf("hf:gpt2,layers=1"))
     assert torch.equal(batch.targets[:, :-1], batch.arguments["input_ids"][:, 1:])
@@ -94,7 +101,7 @@ def test_weights_come_from_the_default_generator():
         ("hf:gpt2,layers=1,layers=2", "given twice"),
         ("hf:gpt2,size=huge", "size=quick or size=default"),
         ("hf:gpt2,task=image", "no task 'image'"),
-        ("hf:llama,hidden=30,heads=7", "does not build"),
+        ("hf:llama,hidden=30,heads=7", "does not build hf:llama,hidden=30,heads=7 at the reduced size: .*ValueError"),
     ],
 )
 def test_what_is_wrong_ends_in_a_sentence(spec, sentence):

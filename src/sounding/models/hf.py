@@ -40,10 +40,10 @@ WORDS = {
     "hidden": ("hidden_size", "n_embd", "d_model", "dim", "emb_dim", "embed_dim", "output_dim"),
     "heads": (
         *("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads"),
-        "decoder_attention_heads",
+        *("decoder_attention_heads", "linear_num_heads"),
     ),
     "kv_heads": ("num_key_value_heads", "num_kv_heads"),
-    "head_size": ("head_dim", "d_kv", "attention_head_size"),
+    "head_size": ("head_dim", "d_kv", "attention_head_size", "linear_head_dim"),
     "feedforward": (
         *("intermediate_size", "n_inner", "d_ff", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "hidden_dim"),
         "moe_intermediate_size",
@@ -118,15 +118,24 @@ def build_hf(spec: str) -> nn.Module:
         try:
             model, idle = _build(task, type(default)(**fields), most=MOST if size == "quick" else None)
         except Exception as error:  # the library's own refusals are of every type
-            reasons.append(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}")
+            reasons.append(_reason(error))
             continue
         if not idle:
             return model
         deaf = deaf or model
     if deaf is not None:
         return deaf
-    hint = f"{PREFIX}{name},size=default" if size == "quick" else "other options"
-    raise UsageError(f"transformers does not build {spec}: {reasons[0]}", hint=hint)
+    if reasons[0].startswith("ImportError"):
+        raise UsageError(f"transformers does not build {spec}: {reasons[0]}", hint="pip install of that library")
+    hint, at = (f"{PREFIX}{name},size=default", " at the reduced size") if size == "quick" else ("other options", "")
+    raise UsageError(f"transformers does not build {spec}{at}: {reasons[0]}", hint=hint)
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error, with the second where the first only announces it; a sentence of ours as it is."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    told = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+    return told if isinstance(error, UsageError) else f"{type(error).__name__}: {told[:300]}"
 
 
 def describe_hf(model: nn.Module, spec: str = "") -> str | None:
@@ -296,6 +305,8 @@ def _fields(
     if quick and "image" in sizes and "image" not in given and patch and sizes["image"] % patch:
         sizes["image"] = 4 * patch
     hidden, heads = sizes.get("hidden"), sizes.get("heads")
+    # the heads of Mamba 2 are those of state spaces, which are wider than the stream
+    spaces = {"n_groups", "expand"} <= own.keys() and "num_attention_heads" not in own
     if quick and hidden and default("hidden"):
         ratio = (default("feedforward") or 0) * hidden // default("hidden")
         if ratio:  # products of experts want whole lines of memory
@@ -303,7 +314,7 @@ def _fields(
         if heads:
             fewer = default("kv_heads") not in (None, default("heads"))
             sizes.setdefault("kv_heads", min(2, heads) if fewer else heads)
-            sizes.setdefault("head_size", hidden // heads)
+            sizes.setdefault("head_size", hidden * (own["expand"] if spaces else 1) // heads)
     for word, value in sizes.items():
         empty = fill or word in given or word in ("kv_heads", "head_size")  # these follow from the others
         found |= dict.fromkeys((f for f in _places(word, config) if empty or own[f] is not None), value)
@@ -317,6 +328,10 @@ def _fields(
         found["use_cache"] = False  # a pass over whole sequences needs none, and some caches need layers of every kind
     if quick and {"n_group", "topk_group"} <= own.keys() and "experts" in sizes:
         found |= {"n_group": 1, "topk_group": 1}  # few experts cannot stand in groups
+    if "image" in words and isinstance(own.get("image_size"), list | tuple):
+        found["image_size"] = [min(side, words["image"]) for side in own["image_size"]]
+    if quick and heads and spaces:
+        found["n_groups"] = min(own["n_groups"], heads)
     if quick and "axial_pos_shape" in own:  # Reformer: rows times columns of positions are the length of a text
         found["axial_pos_shape"] = [TOKENS // 8, 8]
     if quick and hidden and heads and isinstance(own.get("rotary_dim"), int):
@@ -356,7 +371,7 @@ def _build(task: str, config: Any, *, most: float | None) -> tuple[nn.Module, tu
             with torch.device("meta"):
                 count = sum(parameter.numel() for parameter in make(config).parameters())
             if count > most:
-                raise UsageError(f"{count / 1e6:.0f} million parameters at the quick size")
+                raise UsageError(f"it still has {count / 1e6:.0f} million parameters, more than {most / 1e6:.0f}")
         model = make(config)
         inputs = sample_inputs(model, batch_size=2, generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
