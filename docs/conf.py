@@ -9,6 +9,7 @@ from docutils.nodes import SkipNode
 from latex2mathml.converter import convert
 
 import sounding
+from sounding.look import ACCENT, ACCENT_ON_DARK
 
 project = "Sounding"
 author = "the Sounding authors"
@@ -20,6 +21,10 @@ myst_heading_anchors = 3
 myst_enable_extensions = ["dollarmath"]
 html_math_renderer = "mathml"
 html_theme = "furo"
+html_theme_options = {
+    f"{ground}_css_variables": {"color-brand-primary": colour, "color-brand-content": colour}
+    for ground, colour in (("light", ACCENT), ("dark", ACCENT_ON_DARK))
+}
 html_title = f"Sounding {version}"
 html_show_copyright = False
 html_static_path = ["static"]

@@ -16,7 +16,7 @@ import torch
 from matplotlib.figure import Figure
 
 import sounding
-from sounding.look import BAD, GOOD, style
+from sounding.look import BAD, GOOD, TWO_COLUMNS_INCHES, style
 from sounding.models import Mlp
 
 FOLDER = Path(__file__).parent / "pictures"
@@ -30,7 +30,7 @@ def front() -> Figure:
     order = digits.targets.argsort()
     inputs, targets = digits.inputs[order], digits.targets[order]
     network = Mlp(64, 10, depth=50, width=64, init="torch", generator=torch.Generator().manual_seed(0))
-    figure = Figure(figsize=(8.4, 3.9), layout="constrained")
+    figure = Figure(figsize=(TWO_COLUMNS_INCHES, 3.9), layout="constrained")
     grid = figure.subplots(2, 5, width_ratios=(1, 1, 1, 1, 1.6))
     for line, row in enumerate(grid):
         if line == 1:
@@ -49,7 +49,7 @@ def front() -> Figure:
         status = report.verdict.status
         row[4].set_title(status, color=GOOD if status == "healthy" else BAD, fontweight="bold")
     bar = figure.colorbar(image, ax=grid[:, :4], location="bottom", shrink=0.5, aspect=40)
-    bar.set_label("cosine of every pair of 128 digits, sorted by class; 1 everywhere: nothing tells them apart")
+    bar.set_label("cosine of every pair of 128 digits, sorted by class;\n1 everywhere: nothing tells them apart")
     return figure
 
 
@@ -66,7 +66,7 @@ def _activations(network: Mlp, inputs: torch.Tensor, depth: int) -> torch.Tensor
 
 def theory() -> Figure:
     """Mean cosine and gradient norm over 50 layers, with and without batch norm; theory, where there is one, dashed."""
-    figure = Figure(figsize=(8.4, 3.2), layout="constrained")
+    figure = Figure(figsize=(TWO_COLUMNS_INCHES, 3.2), layout="constrained")
     forward, backward = figure.subplots(1, 2)
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(32, 128, generator=generator)
@@ -155,7 +155,7 @@ def activations() -> Figure:
 
     from sounding.activations import from_callable
 
-    figure = Figure(figsize=(8.4, 2.8), layout="constrained")
+    figure = Figure(figsize=(TWO_COLUMNS_INCHES, 2.8), layout="constrained")
     functions = {
         "max(tanh x − 0.37, 0) + sin x": lambda x: np.maximum(np.tanh(x) - 0.37, 0) + np.sin(x),
         "x·clip(x + 3, 0, 6)/6": lambda x: x * np.clip(x + 3, 0, 6) / 6,
@@ -170,7 +170,8 @@ def activations() -> Figure:
         axes.plot(found.kinks, found(np.array(found.kinks)), "o", ms=5, color="black", label="kinks found")
         axes.set_title(name, fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=8)
+        below = {"loc": "upper center", "bbox_to_anchor": (0.45, -0.12), "ncols": 3}
+        axes.legend(frameon=False, fontsize=8, handlelength=1.2, columnspacing=1.0, **below)
     return figure
 
 
@@ -182,7 +183,7 @@ def kernel() -> Figure:
     from sounding.theory.kernel import kernel as find
     from sounding.theory.kernel_path import bound, sequence
 
-    figure = Figure(figsize=(8.4, 3.6), layout="constrained")
+    figure = Figure(figsize=(TWO_COLUMNS_INCHES, 3.6), layout="constrained")
     maps, paths = figure.subplots(1, 2)
     rhos = np.linspace(-1, 1, 81)
     for name in ("relu", "gelu", "tanh", "sin", "sigmoid", "exp"):
@@ -211,7 +212,7 @@ def vanilla() -> Figure:
 
     from sounding.theory.critical import critical, phase_diagram
 
-    figure = Figure(figsize=(8.4, 3.4), layout="constrained")
+    figure = Figure(figsize=(TWO_COLUMNS_INCHES, 3.4), layout="constrained")
     phases, edges = figure.subplots(1, 2)
     weights, biases = np.linspace(0.4, 3.0, 27), np.linspace(0.02, 1.0, 15)
     found = phase_diagram("tanh", weights.tolist(), bias_stds=biases.tolist())
@@ -239,7 +240,7 @@ def gram() -> Figure:
     from sounding.theory.gram import gram as follow
     from sounding.theory.gram_deviation import gram_deviation
 
-    figure = Figure(figsize=(5.6, 3.4), layout="constrained")
+    figure = Figure(figsize=(TWO_COLUMNS_INCHES, 3.4), layout="constrained")
     axes = figure.subplots()
     generator = np.random.default_rng(0)
     size, depth = 10, 40
@@ -271,7 +272,7 @@ def quadrature() -> Figure:
     from sounding.activations import resolve
     from sounding.theory.quadrature import gaussian_mean
 
-    figure = Figure(figsize=(8.4, 3.0), layout="constrained")
+    figure = Figure(figsize=(TWO_COLUMNS_INCHES, 3.0), layout="constrained")
     tanh, relu = resolve("tanh").scaled(10.0), resolve("relu")
     cases = {
         "E[tanh′(10z)²]": (lambda z: tanh.derivative(z) ** 2, (), tanh.length),
@@ -303,7 +304,7 @@ def batchnorm() -> Figure:
 
     from sounding import predict as theory
 
-    figure = Figure(figsize=(8.4, 3.2), layout="constrained")
+    figure = Figure(figsize=(TWO_COLUMNS_INCHES, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     eps = np.geomspace(1e-3, 3.0, 40)
     for name, shift, label in (

@@ -15,6 +15,7 @@ import click
 import pytest
 
 from sounding.cli import cli
+from sounding.look import TWO_COLUMNS_INCHES
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -98,6 +99,17 @@ def test_every_picture_is_shown_and_self_contained() -> None:
         assert picture.name in text, f"{picture.name} is on no page"
         if picture.suffix == ".svg":
             assert not re.search(r"(href|src)=\"https?:", picture.read_text(encoding="utf-8")), picture.name
+
+
+def test_drawn_pictures_are_two_columns_wide() -> None:
+    """In a paper they are set as they are, with text of the sizes of `sounding.look`."""
+    text = (DOCS / "make_pictures.py").read_text("utf-8")
+    drawn = re.findall(r'^    "(\w+)": \1,$', text, re.MULTILINE)
+    assert len(drawn) > 8
+    for name in drawn:
+        width = re.search(r'<svg[^>]* width="([0-9.]+)pt"', (DOCS / "pictures" / f"{name}.svg").read_text("utf-8"))
+        assert width is not None
+        assert float(width[1]) == pytest.approx(72 * TWO_COLUMNS_INCHES), name
 
 
 def test_the_table_of_training_is_made_from_its_results() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sounding.look import BAD, GOOD, INK, LINE, MUTED, SERIES, SERIES_ON_DARK, WARN
+from sounding.look import ACCENT, ACCENT_ON_DARK, BAD, GOOD, INK, LINE, MUTED, SERIES, SERIES_ON_DARK, WARN
 
 PAGES = Path(__file__).parent.parent / "src" / "sounding"
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB
@@ -58,6 +58,7 @@ def test_the_style_sheet_of_report_and_ledger_holds_the_palette() -> None:
     light, dark = named_colours("report/page/palette.css")
     for found, colours in ((light, SERIES[:4]), (dark, SERIES_ON_DARK)):
         assert tuple(found[f"series-{i}"] for i in (1, 2, 3, 4)) == colours
+    assert (light["accent"], dark["accent"]) == (ACCENT, ACCENT_ON_DARK)
     assert [light[name] for name in ("good", "warn", "bad", "ink", "muted", "line")] == [
         GOOD, WARN, BAD, INK, MUTED, LINE,
     ]  # fmt: skip

@@ -13,9 +13,10 @@ from typing import Any
 SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 SERIES_ON_DARK = ("#56B4E9", "#E69F00", "#8FE0A0", "#E3A3C6")
 GOOD, WARN, BAD = "#17693F", "#875900", "#AB2319"  # dark enough for text on white: contrast above 5
+ACCENT, ACCENT_ON_DARK = "#0067A3", "#86BFE6"  # links and what can be moved
 INK, MUTED, LINE = "#1B1F23", "#586069", "#E1E2DE"
 TERMINAL_GOOD, TERMINAL_WARN, TERMINAL_BAD, TERMINAL_NOTE = "green", "yellow", "red", "cyan"
-COLUMN_INCHES = 3.25  # a column of a two-column paper; text below is legible when a figure of 6 inches is set to it
+TWO_COLUMNS_INCHES = 6.75  # of a paper: figures of this width are set there as they are, with text of the sizes below
 TITLE_POINTS, TEXT_POINTS, SMALL_POINTS = 10, 9, 8
 
 

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from sounding.errors import UsageError
 from sounding.files import place
-from sounding.look import BAD, SERIES, style
+from sounding.look import BAD, SERIES, TWO_COLUMNS_INCHES, style
 from sounding.profile import Profile
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ FORMATS = ("svg", "png", "pdf")
 INTERVAL = 1.959964  # half width of a 95% interval in standard errors
 
 
-def new_axes(*, width: float = 6.0, height: float = 3.6) -> Axes:
+def new_axes(*, width: float = TWO_COLUMNS_INCHES, height: float = 3.6) -> Axes:
     """Empty axes on a figure of their own, sizes in inches."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
