@@ -56,13 +56,17 @@ class Subject:
 @click.argument("target", required=False)
 @on_network()
 @click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Batches to average over.")
-@click.option("--theory/--no-theory", default=True, show_default=True, help="Lay prediction beside measurement.")
-@click.option("--redraw", type=int, default=0, metavar="N", help="Bands from N networks with these laws, measured: 16.")
+@click.option("--theory/--no-theory", default=True, show_default=True, help="Compare with what theory predicts.")
+@click.option("--redraw", type=int, default=0, metavar="N", help="Error bands from N networks with new weights.")
 @click.option(
     "--tier", type=click.Choice(["full", "fast"]), default="full", show_default=True, help="fast: no ranks, no theory."
 )
 @click.option(
-    "--mode", type=click.Choice(["train", "eval", "keep"]), default="train", show_default=True, help="Of the modules."
+    "--mode",
+    type=click.Choice(["train", "eval", "keep"]),
+    default="train",
+    show_default=True,
+    help="Mode in which it runs.",
 )
 @click.option("--dropout", is_flag=True, help="Leave dropout on; its noise passes for signal that differs.")
 @click.option(
@@ -73,11 +77,11 @@ class Subject:
 @click.option("--lr", type=float, metavar="RATE", help="Learning rate of the steps [default: 0.001].")
 @click.option("--optimizer", metavar="NAME", help="sgd, momentum, adam, adamw or rmsprop [default: adamw].")
 @click.option("--select", metavar="KINDS", help="Only these kinds of findings count, for example rank_collapse.")
-@click.option("--ignore", metavar="KINDS", help="These kinds do not count; names with commas (sounding explain).")
-@click.option("--baseline", type=PATH, metavar="FILE", help="What this file has found before does not count.")
-@click.option("--write-baseline", type=PATH, metavar="FILE", help="Write what is found to FILE and end with 0.")
-@click.option("--summary", type=PATH, metavar="FILE", help="Append the verdict in Markdown, as CI shows it.")
-@click.option("--html", type=PATH, metavar="FILE", help="Write an interactive report, one file.")
+@click.option("--ignore", metavar="KINDS", help="These kinds do not count: NAME,NAME (see sounding explain).")
+@click.option("--baseline", type=PATH, metavar="FILE", help="Findings that FILE already lists do not count.")
+@click.option("--write-baseline", type=PATH, metavar="FILE", help="Write the findings to FILE and end with 0.")
+@click.option("--summary", type=PATH, metavar="FILE", help="Append the verdict to FILE as Markdown, for CI.")
+@click.option("--html", type=PATH, metavar="FILE", help="Write an interactive report as one HTML file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; prose goes to stderr.")
 @click.option("--quiet", "-q", is_flag=True, help="Only the verdict.")
 @click.pass_context

@@ -26,8 +26,16 @@ NEAR = 3  # lines in front of and behind the first that parts
 @click.argument("a")
 @click.argument("b")
 @on_network()
-@click.option("--mode", type=click.Choice(["train", "eval", "keep"]), default="train", show_default=True)
-@click.option("--tolerance", type=click.FloatRange(min=0), help="Relative difference [default: root of the precision].")
+@click.option(
+    "--mode",
+    type=click.Choice(["train", "eval", "keep"]),
+    default="train",
+    show_default=True,
+    help="Mode in which both networks run; keep changes none.",
+)
+@click.option(
+    "--tolerance", type=click.FloatRange(min=0), help="Less counts as rounding [default: 3.5e-4 for float32]."
+)
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write an interactive report, one file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; prose goes to stderr.")
 @click.option("--quiet", "-q", is_flag=True, help="Only the answer.")

@@ -35,13 +35,14 @@ def depth(
     as_json: bool,
     plot: Path | None,
 ) -> None:
-    """How deep could it go? A network at L, 2L, 4L, measured and predicted, and whether what it does stays bounded.
+    """How deep could it go? Measure and predict a network at depths L, 2L, 4L, and say what grows with depth.
 
     TARGET is file.py:function with an argument `depth`, or mlp or transformer with options; any other TARGET of
     `sounding check` is one network, whose repeated block is extended by theory, and depths count its blocks.
 
     \b
-    Exit codes: 0 the parametrization transfers, 1 it does not, 2 wrong usage, 4 not known.
+    Exit codes: 0 nothing grows or falls faster than depth (the parametrization transfers), 1 something does,
+    2 wrong usage, 4 not known.
     """
     from sounding.reader.depth import depth as look
 

@@ -331,4 +331,4 @@ def _hint(model: nn.Module, data: str | None, refusal: str) -> str:
         return f"a file whose samples have the shape {wanted}" if proposal else "a file with other inputs"
     if proposal and f"inputs of {'×'.join(map(str, proposal))}" not in refusal:
         return f"--input-shape {wanted}"
-    return "--input-shape with the shape of one sample"
+    return "--input-shape with the shape of one sample, or mend the network where it raised this"

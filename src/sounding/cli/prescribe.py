@@ -35,7 +35,7 @@ class DefaultGroup(click.Group):
 
 @click.group(cls=DefaultGroup)
 def prescribe() -> None:
-    """What must change for a network to train at a wanted depth; without a word for the network, one of batch norm."""
+    """Say what must change for a network to train at a wanted depth; batchnorm is meant where no command is named."""
 
 
 @prescribe.command(short_help="Batch norm: eps, shift, scale, gains, weights.")

@@ -236,6 +236,6 @@ def _print(repaired: Repaired, prose: Any, *, files: dict[str, Path], quiet: boo
         say("\nNo weights were written; --out weights.pt keeps them.")
     if recipe:
         lines = "\n".join(f"  {line}" for line in recipe.splitlines())
-        say(f"\nBefore load_state_dict on a network made anew, what a weights file does not hold:\n{lines}")
+        say(f"\nWeights files hold no new modules or settings. On a new network, before load_state_dict, run:\n{lines}")
     if "Report" in files:
         say(f"\nReport: {files['Report']}")

@@ -30,7 +30,7 @@ MEASURE = "sounding.cli.reproduce:measure_row"
 @click.option("--out", type=click.Path(), default=OUT, show_default=True, metavar="DIR",
               help="A folder per row and scale; what is there and fits is not run again.")  # fmt: skip
 @click.option(
-    "--seed", "--random-seed", "seeds", multiple=True, metavar="S", help="Of the random numbers. [default: 0]"
+    "--seed", "--random-seed", "seeds", multiple=True, metavar="S", help="Seed of the random numbers [default: 0]."
 )
 @click.option("--jobs", type=int, default=1, show_default=True, metavar="J", help="Rows measured at a time (cpu).")
 @click.option("--cluster", metavar="C", help="local:4 or tcp://HOST:8786, as for sounding sweep.")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.option("--profile", is_flag=True, help="Also every measured layer, averaged over runs; layer 0 is the input.")
 @click.option("--weights", default="gaussian", show_default=True, help="gaussian, uniform, orthogonal or one-sided.")
 @click.option("--activation", default="identity", show_default=True, help="A name such as relu, or module:function.")
-@click.option("--gain", default="1", show_default=True, metavar="G|power:K", help="Before the activation; ℓ^(-K).")
+@click.option("--gain", default="1", show_default=True, metavar="G|power:K", help="Before activations: G, or ℓ^(-K).")
 @click.option("--norm", default="batch", show_default=True, help="none, batch, layer or rms.")
 @click.option("--centring/--no-centring", default=True, show_default=True, help="Whether batch norm centres.")
 @click.option("--center/--no-center", default=None, hidden=True, help="The old name of --centring.")
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 @click.option("--dtype", default="float32", show_default=True, help="float32 or float64.")
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:1.")
 @click.option(
-    "--seed", type=click.IntRange(0, 2**63 - 1), metavar="S", help="For the same numbers again on the same device."
+    "--seed", type=click.IntRange(0, 2**63 - 1), metavar="S", help="Seed: equal seeds give equal numbers on a device."
 )
 @click.option(
     "--list-measures",

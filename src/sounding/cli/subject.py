@@ -61,7 +61,7 @@ def on_network(*, least: int = 1, usual: int | None = None, without: Collection[
         usual: samples of a batch where none are asked for; None for what the data say.
         without: options that the command does not have.
     """
-    size = "128; 32 of resized digits" if usual is None else str(usual)
+    size = "128, but 32 where digits are resized" if usual is None else str(usual)
     options = {
         "data": click.option(
             "--data", metavar="SOURCE",
@@ -76,7 +76,7 @@ def on_network(*, least: int = 1, usual: int | None = None, without: Collection[
             help=f"Samples in the batch [default: {size}].",
         ),
         "loss": click.option(
-            "--loss", metavar="NAME", help="cross_entropy, mse, random, or file.py:name [default: by the targets]."
+            "--loss", metavar="NAME", help="cross_entropy, mse, random, or file.py:name [default: fits the targets]."
         ),
         "device": click.option(
             "--device", metavar="NAME", help="cpu, cuda, cuda:1, mps, ... [default: where the network is]."
@@ -114,7 +114,7 @@ class Opened:
         from sounding.cli.inputs import describe
 
         batch, axis = self.chosen.batch, self.chosen.axis
-        inferred = ", inferred" if self.chosen.inferred else ""
+        inferred = ", a shape inferred from the network" if self.chosen.inferred else ""
         return f"{batch.name}, {batch.inputs.shape[axis]} samples of {describe(batch, axis)}{inferred}"
 
 

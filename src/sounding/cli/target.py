@@ -67,7 +67,8 @@ def load_object(spec: str) -> Any:
     address, colon, name = spec.rpartition(":")
     if not colon or not address or not name:
         path = Path(spec.rstrip(":"))
-        hint = f"{path}:name" if not path.is_file() else _names_hint(_import_file(path), path)
+        named = path / "model.py" if path.is_dir() else path
+        hint = f"{named}:name" if not path.is_file() else _names_hint(_import_file(path), path)
         raise UsageError(
             f"expected {FORMS}, got {spec!r}", hint=hint if path.is_file() else _similar_model(spec) or hint
         )

@@ -23,9 +23,9 @@ def fit_images(images: Tensor, shape: tuple[int, ...] | None, *, source: str) ->
     if len(shape) != 3 or (shape[0] != channels and 1 not in (shape[0], channels)):
         kind = f"{height}×{width} images" if channels == 1 else f"{describe_shape(images.shape[1:])} images"
         raise UsageError(
-            f"{source} are {kind} and cannot become {describe_shape(shape)}",
-            hint=f"a shape of {channels * height * width} values, or channels,height,width, "
-            "or gaussian data for any shape",
+            f"{source} are {kind} and cannot become {describe_shape(shape)}, the shape given or read from the network",
+            hint=f"a shape of {channels * height * width} values (--input-shape {channels * height * width}), "
+            "or channels,height,width, or gaussian data for any shape",
         )
     require_memory(4 * len(images) * math.prod(shape), what=f"{len(images)} images of {describe_shape(shape)}")
     if shape[0] == 1:
