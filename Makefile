@@ -49,6 +49,7 @@ docs: $(STAMP)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python -m sphinx -W -q docs docs/_build
 	$(BIN)/sounding audit --zoo hf --pages --out docs/zoo --quiet
+	rm -rf docs/_build/zoo
 	cp -r docs/zoo/pages docs/_build/zoo
 
 # the default tests with the lowest versions of everything that the package needs, and without any extra
