@@ -2,6 +2,7 @@
 
     python bench/monitor.py                   all networks
     python bench/monitor.py --only small --rounds 20 --threads 1
+    python bench/monitor.py --trial --rounds 5 --threads 1      20 steps of `sounding check --steps 20` beside a plain loop
 
 Blocks of 100 steps without a monitor, with one, with one that writes JSON lines and with one that does not look between
 modules take turns, so that a busy machine slows them alike; a block with a monitor holds exactly one measured step. The
@@ -12,6 +13,7 @@ the resident size of the process while a monitor measures every step, far more o
 from __future__ import annotations
 
 import argparse
+import copy
 import gc
 import logging
 import tempfile
@@ -25,6 +27,7 @@ from torch.nn import functional
 
 from sounding import Monitor
 from sounding.train import JsonLines
+from sounding.train.trial import run_trial
 
 EVERY = 100
 LIMIT = 0.05
@@ -122,6 +125,29 @@ def measure_time(name: str, rounds: int, folder: Path) -> dict[str, float]:
     return best
 
 
+def measure_trial(name: str, rounds: int, steps: int = 20) -> tuple[float, float]:
+    """Seconds per step of a plain loop and of a short trial, about ten of whose steps are measured; the best of each."""
+    model, inputs = NETWORKS[name][0]()
+    targets = torch.randint(0, 10, (len(inputs),))
+
+    def train_plainly() -> None:
+        trained = copy.deepcopy(model).train()
+        optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-3)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            functional.cross_entropy(trained(inputs), targets).backward()
+            optimizer.step()
+
+    best = [float("inf"), float("inf")]
+    for turn in range(rounds + 1):
+        for place, work in enumerate((train_plainly, lambda: run_trial(model, lambda: (inputs, targets), steps=steps))):
+            start = time.process_time()
+            work()
+            if turn:  # the first is for warming up
+                best[place] = min(best[place], (time.process_time() - start) / steps)
+    return best[0], best[1]
+
+
 def resident() -> float:
     """Resident memory in MiB (Linux)."""
     return int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0]) / 1024
@@ -147,10 +173,16 @@ def main() -> None:
     parser.add_argument("--only", choices=list(NETWORKS))
     parser.add_argument("--rounds", type=int, help="blocks of each kind; by default as many as take about 10 s")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--trial", action="store_true", help="the short trial instead of the monitor")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     logging.getLogger("sounding.monitor").setLevel(logging.ERROR)  # what it finds is not the point here
+    if options.trial:
+        for name in [options.only] if options.only else list(NETWORKS):
+            plain, trial = measure_trial(name, options.rounds or 5)
+            print(f"{name:<13}step {plain * 1e3:.2f} ms, of a trial {trial * 1e3:.2f} ms: ×{trial / plain:.1f}")
+        return
     print(f"every={EVERY}, torch {torch.__version__}, {options.threads} threads")
     print(f"{'network':<13}{'step':>11}{'monitor':>11}{'+ JSON':>11}{'outside':>11}   limit {LIMIT:.0%}")
     with tempfile.TemporaryDirectory() as folder:
