@@ -2,7 +2,7 @@
 
     python bench/monitor.py                   all networks
     python bench/monitor.py --only small --rounds 20 --threads 1
-    python bench/monitor.py --trial --rounds 5 --threads 1      20 steps of `sounding check --steps 20` beside a plain loop
+    python bench/monitor.py --trial --rounds 3 --threads 1    what `sounding check --steps 20` costs beside a plain loop
 
 Blocks of 100 steps without a monitor, with one, with one that writes JSON lines and with one that does not look between
 modules take turns, so that a busy machine slows them alike; a block with a monitor holds exactly one measured step. The
@@ -126,7 +126,7 @@ def measure_time(name: str, rounds: int, folder: Path) -> dict[str, float]:
 
 
 def measure_trial(name: str, rounds: int, steps: int = 20) -> tuple[float, float]:
-    """Seconds per step of a plain loop and of a short trial, about ten of whose steps are measured; the best of each."""
+    """Seconds per step of a plain loop and of a short trial, half of whose steps are measured; the best of each."""
     model, inputs = NETWORKS[name][0]()
     targets = torch.randint(0, 10, (len(inputs),))
 
