@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import gzip
 import hashlib
 import json
 import re
@@ -103,7 +104,8 @@ def plotly_js() -> str:
 
     The package holds the basic bundle, which draws lines and points in a quarter of the bytes of the whole library.
     """
-    source = read_page_file("plotly.js")
+    packed = resources.files("sounding.report").joinpath("page", "plotly.js.gz").read_bytes()
+    source = gzip.decompress(packed).decode("utf-8")
     return re.sub(rf"https?://(?!{re.escape(NAMESPACES)})", "", source).replace("</script", "<\\/script")
 
 
