@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sounding.activations import resolve
 from sounding.probe.findings.collapse import share_outside
 from sounding.probe.records import FindingKind
-from sounding.probe.thresholds import Thresholds
+from sounding.probe.thresholds import THRESHOLDS, Thresholds
 from sounding.probe.verdict import judge
 from sounding.profile import Profile, Row
 from sounding.theory.length import product_moment, second_moment
@@ -152,7 +152,7 @@ def test_any_profile_gets_a_verdict(found: list[Row], kinds: dict[str, str], sam
 def test_the_table_of_rules_has_a_row_for_every_line_and_only_kinds_that_exist() -> None:
     rows = resources.files("sounding.probe").joinpath("rules.md").read_text("utf-8").splitlines()[2:]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-    lines = {one.name: one.default for one in fields(Thresholds) if one.name != "deviations"}
+    lines = {one.name: getattr(THRESHOLDS, one.name) for one in fields(Thresholds) if one.name != "deviations"}
     assert {name: float(number) for name, number, *_ in cells} == lines
     known = {f"`{kind}`" for kind in get_args(FindingKind)}
     for _, _, kinds, severity, when, origin in cells:

@@ -54,7 +54,11 @@ def evaluate_loss(
             return answer.reshape(())
         return _random_direction(answer, generator)
     if not isinstance(targets, Tensor):
-        raise UsageError(f"the loss {name!r} needs targets as a tensor, got {type(targets).__name__}")
+        got = "none were given" if targets is None else f"got {type(targets).__name__}"
+        raise UsageError(
+            f"the loss {name!r} needs targets as a tensor, {got}",
+            hint="targets beside the inputs; on the command line --data digits, or FILE.npz with an array targets",
+        )
     return _cross_entropy(answer, targets) if name == "cross_entropy" else _mean_square(answer, targets)
 
 

@@ -162,6 +162,8 @@ def _phrase(finding: Finding, depth: int) -> str:
             return f"{share} of the units of {where} are saturated"
         case "non_finite":
             return f"NaN or infinity appears at {where}"
+        case "cause":
+            return f"the likely cause is that {finding.found}; the network would do better {finding.expected}"
         case _:
             return (
                 f"{finding.parameter or finding.layer or 'the network'}: {finding.found}, expected {finding.expected}"

@@ -142,7 +142,7 @@ def find_cause(profile: Profile, blueprint: Blueprint, prediction: Prediction) -
             {"before": before.worst, "after": after.worst} if math.isfinite(before.worst) else {"after": after.worst},
             f"By theory {before.tell(cured)}. {text}; {change.cure}, the network {outcome}.",
             "meanfield2019",
-            (change.cure,),
+            (f"build the network {change.cure}",),
             None,
             change.cure,
             change.text,
