@@ -72,6 +72,11 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.additions: list[Addition] = []
         self.reason: str | None = None
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: torch would import its compiler, which takes a second, to keep it away from a pass that is eager."""
+        return False
+
     @property
     def found(self) -> bool:
         """Whether there was anything to look at between modules."""
