@@ -14,16 +14,16 @@ from torch import nn
 from browser import find_browser, open_browser
 from reports import make_finding, make_report
 from sounding.cli import cli
-from sounding.cli.zoo import VERB, fingerprint
+from sounding.cli.zoo import fingerprint
 from sounding.errors import UsageError
 from sounding.probe import check
 from sounding.report.charts import to_columns
 from sounding.report.compact import restore, shorten, unmeasured_weights
-from sounding.report.zoo import list_findings, read_outcomes, summarize, write_pages
-from sounding.sweeping import Store
+from sounding.report.zoo import list_findings, read_outcomes, read_rows, summarize, write_pages
 from tolerance import TOLERANCE
 
 BROWSER = find_browser()
+ROOT = Path(__file__).parent.parent
 OUTCOME = """
 [[outcome]]
 kind = "rank_collapse"
@@ -44,7 +44,7 @@ def row(name: str, **changes):
         "name": name, "verdict": "unhealthy", "model": "Net", "parameters": 1000, "high": 1, "medium": 0, "low": 0,
         "weight_layers": 4, "predicted_layers": 3, "banded": 10, "in_band": 9, "unmeasured": 0, "unchanged": True,
         "seconds": 1.5, "versions": "sounding 0", "date": "2026-11-16", "command": f"sounding check hf:{name}",
-        "record": json.dumps(shorten(report, ())),
+        "record": json.loads(json.dumps(shorten(report, ()))),
     }  # fmt: skip
     return {**fields, **changes}
 
@@ -135,8 +135,8 @@ def test_outcomes_that_are_none_are_refused(tmp_path):
 
 def test_the_committed_zoo_keeps_what_its_page_says(tmp_path):
     """Many classes, most measured whole, none changed, every warning looked into, no false alarm."""
-    folder = Path(__file__).parent.parent / "docs" / "zoo"
-    rows = [{**options, **found[0]} for options, found in Store(folder).results(VERB)]
+    folder = ROOT / "docs" / "zoo"
+    rows = read_rows(folder / "rows")
     built, outcomes = [one for one in rows if "record" in one], read_outcomes(folder / "outcomes.toml")
     assert len({one["model"] for one in built}) >= 100
     assert sum(not one["unmeasured"] for one in built) >= 0.9 * len(built)
@@ -149,25 +149,43 @@ def test_the_committed_zoo_keeps_what_its_page_says(tmp_path):
     ]
     assert [line[:3] for line in looked if line[3] is None] == []
     assert [line[:2] for line in looked if line[2] == "high" and line[3].answer.startswith("mistake")] == []
-    write_pages(rows[:3], tmp_path, outcomes)
+    write_pages(rows, tmp_path, outcomes)
+    assert (tmp_path / "table.md").read_text() == (folder / "table.md").read_text()
+    for one in built[:: len(built) // 4]:
+        page = (tmp_path / "pages" / f"{one['name']}.html").read_text()
+        assert f"{one['versions']}, {one['date']}" in page
+
+
+def test_counts_that_are_told_are_those_of_the_files():
+    built = [one for one in read_rows(ROOT / "docs" / "zoo" / "rows") if "record" in one]
+    whole = sum(not one["unmeasured"] for one in built) / len(built)
+    counted = (str(len(built)), str(len({one["model"] for one in built})))
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    told = [match for page in pages for match in re.finditer(r"(\d+) architectures in (\d+) classes", page.read_text())]
+    assert {match.groups() for match in told} == {counted}
+    assert f"{whole:.0%} are measured whole" in (ROOT / "CHANGELOG.md").read_text()
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_zoo_resumes_repeats_and_writes_pages(tmp_path):
     pytest.importorskip("transformers")
     out = tmp_path / "zoo"
+    other = out / "rows" / "bert.json"
+    other.parent.mkdir(parents=True)
+    other.write_text(json.dumps(row("bert")))
     first = run("--zoo", "hf", "--only", "gpt2", "--out", str(out), "--cluster", "in-process", "--json")
     assert first.exit_code == 0, first.output
     found = json.loads(first.stdout)
-    (gpt2,) = found["architectures"]
+    bert, gpt2 = found["architectures"]
+    assert {**bert, "record": row("bert")["record"]} == json.loads(other.read_text()) == row("bert")
     assert (gpt2["model"], gpt2["unchanged"], gpt2["unmeasured"]) == ("GPT2LMHeadModel", True, 0)
     assert gpt2["predicted_layers"] == gpt2["weight_layers"] == 25
     assert gpt2["command"] == "sounding check hf:gpt2"
     assert "transformers" in gpt2["versions"]
-    (result,) = out.glob("results/*/*.json")
+    (result,) = out.glob("sweep/results/*/*.json")
     assert result.stat().st_size < 6000
     before = result.stat().st_mtime_ns
-    assert "1 architectures" in run("--zoo", "hf", "--only", "gpt2", "--out", str(out), "-q").output
+    assert "2 architectures" in run("--zoo", "hf", "--only", "gpt2", "--out", str(out), "-q").output
     assert result.stat().st_mtime_ns == before
     (out / "pages" / "gpt2.html").unlink()
     assert run("--zoo", "hf", "--pages", "--out", str(out)).exit_code == 0
@@ -183,10 +201,12 @@ def test_the_zoo_resumes_repeats_and_writes_pages(tmp_path):
         (("--zoo", "hf", "--pages"), "holds no result"),
         (("mlp", "--only", "gpt2"), "got --only"),
         ((), "expected a TARGET or --zoo"),
+        (("--zoo", "hf", "--only", "gpt2", "--out", "."), "holds something that is no audit"),
     ],
 )
 def test_what_is_wrong_ends_in_a_sentence(arguments, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
     pytest.importorskip("transformers")
     result = run(*arguments)
     assert result.exit_code == 2

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sounding.cli.output import print_json, progress_over, say
 from sounding.errors import ExitCode, UsageError
+from sounding.files import place
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from sounding.sweeping import Progress
+    from sounding.sweeping import Call, Progress, Store
 
 VERB = "sounding.cli.zoo:audit_name"
 OUT = "sounding-zoo"
@@ -28,16 +31,19 @@ def audit_zoo(
 ) -> int:
     """Check all architectures of the transformers library, or some by name, and write the pages; the exit code.
 
-    With `pages` nothing is checked: the pages are written from the results that are there.
+    `out/sweep` is the sweep that goes on after an interruption; `out/rows` has a file for each architecture, the newest
+    result of its name, so that repeating a part leaves the others as they are. With `pages` nothing is checked: the
+    pages are written from the rows that are there.
     """
-    from sounding.report.zoo import read_outcomes, write_pages
+    from sounding.report.zoo import read_outcomes, read_rows, write_pages
     from sounding.sweeping import Spec, Store, run_sweep
 
-    store = Store(out)
-    failures: tuple[Any, ...] = ()
+    failed: dict[str, str] = {}
     if not pages:
         spec = Spec(VERB, {"name": _names(only)}, {"seed": 0, "versions": versions()},
                     limit=None if cluster == "in-process" else LIMIT)  # fmt: skip
+        _require_zoo(out)
+        store = Store(out / "sweep")
         if force:
             store.forget(spec.calls())
         with progress_over("architectures", quiet=told["quiet"]) as tell:
@@ -45,19 +51,35 @@ def audit_zoo(
             def update(state: Progress) -> None:
                 tell("architectures", state.done + state.failed, state.total)
 
-            run_sweep(spec, out, cluster=cluster, jobs=jobs, progress=update)
-        failures = store.status().failures
-    rows: dict[str, dict[str, Any]] = {}
-    for options, found in store.results(VERB):
-        row = {"name": options["name"], **found[0]}
-        if row["date"] >= rows.get(row["name"], row)["date"]:
-            rows[row["name"]] = row
-    if not rows and not failures:
+            try:
+                run_sweep(spec, store.folder, cluster=cluster, jobs=jobs, progress=update)
+            finally:
+                _keep_rows(spec.calls(), store, out / "rows")
+        failed = {str(options["name"]): message for options, message in store.status().failures}
+    rows = read_rows(out / "rows")
+    if not rows and not failed:
         raise UsageError(f"{out} holds no result of an audit", hint=f"sounding audit --zoo hf --out {out}")
-    index = write_pages([rows[name] for name in sorted(rows)], out, read_outcomes(out / "outcomes.toml"))
-    failed = {str(options["name"]): message for options, message in failures}
-    _tell(list(rows.values()), failed, index, **told)
+    index = write_pages(rows, out, read_outcomes(out / "outcomes.toml"))
+    _tell(rows, failed, index, **told)
     return int(ExitCode.NUMERICAL if failed else ExitCode.HEALTHY)
+
+
+def _require_zoo(out: Path) -> None:
+    """Refuse a folder that holds something else."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if (held := set(os.listdir(out))) and not held & {"rows", "sweep"}:
+            raise UsageError(f"{out} holds something that is no audit", hint="another --out")
+
+
+def _keep_rows(calls: Iterable[Call], store: Store, folder: Path) -> None:
+    """Write what the sweep has of these calls as a file for each architecture, in the place of an older one."""
+    for call in calls:
+        if found := store.read(call):
+            folder.mkdir(exist_ok=True)
+            row = {"name": call.options["name"], **found[0]}
+            if "record" in row:
+                row["record"] = json.loads(row["record"])
+            place(folder / f"{row['name']}.json", json.dumps(row, allow_nan=False, separators=(",", ":")).encode())
 
 
 def audit_name(name: str, *, seed: int, versions: str) -> dict[str, Any]:
@@ -155,7 +177,9 @@ def _names(only: str | None) -> list[str]:
     return list(dict.fromkeys(by_plain[name] for name in asked))
 
 
-def _tell(rows: Sequence[dict[str, Any]], failed: dict[str, str], index: Path, *, quiet: bool, as_json: bool) -> None:
+def _tell(
+    rows: Sequence[Mapping[str, Any]], failed: dict[str, str], index: Path, *, quiet: bool, as_json: bool
+) -> None:
     from sounding.report.zoo import summarize
 
     if as_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -20,7 +21,7 @@ from sounding.report.document import content_policy, plotly_js, read_page_file, 
 Row = Mapping[str, Any]
 HEADINGS = (
     *("architecture", "class", "verdict", "findings", "layers predicted", "numbers in the band", "not measured"),
-    *("unchanged", "parameters", "seconds"),
+    *("unchanged", "parameters", "seconds", "run"),
 )
 PAIRS = (("predicted_layers", "weight_layers"), ("in_band", "banded"))
 ANSWERS = (
@@ -79,6 +80,11 @@ def read_outcomes(path: Path) -> tuple[Outcome, ...]:
     return outcomes
 
 
+def read_rows(folder: Path) -> list[Row]:
+    """The rows of an audit, from the files of a folder, by name."""
+    return [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
+
+
 def write_pages(rows: Sequence[Row], folder: Path, outcomes: Sequence[Outcome]) -> Path:
     """Write `pages/index.html`, a page for each architecture that was built, and `table.md`; the path of the index."""
     pages = folder / "pages"
@@ -86,10 +92,9 @@ def write_pages(rows: Sequence[Row], folder: Path, outcomes: Sequence[Outcome]) 
     place(pages / "plotly.js", plotly_js().encode())
     for row in rows:
         if "record" in row:
-            record = json.loads(row["record"])
             target = f"hf:{row['name']}"
-            report = restore(record, row["verdict"]).for_target(target)
-            text = render_html({target: report}, preface=_preface(row, record, outcomes), plotly="plotly.js")
+            report = restore(row["record"], row["verdict"]).for_target(target)
+            text = render_html({target: report}, preface=_preface(row, outcomes), plotly="plotly.js")
             place(pages / f"{row['name']}.html", text.encode())
     place(folder / "table.md", _markdown(rows).encode())
     place(pages / "index.html", _index(rows, outcomes).encode())
@@ -118,13 +123,13 @@ def summarize(rows: Iterable[Row]) -> str:
 
 def list_findings(row: Row, outcomes: Sequence[Outcome]) -> list[tuple[Mapping[str, Any], Outcome | None]]:
     """The findings about an architecture, each with the outcome of looking into it, or None."""
-    findings = json.loads(row["record"])["findings"] if "record" in row else []
+    findings = row["record"]["findings"] if "record" in row else []
     return [(one, next((found for found in outcomes if found.fits(row["name"], one)), None)) for one in findings]
 
 
-def _preface(row: Row, record: Mapping[str, Any], outcomes: Sequence[Outcome]) -> str:
+def _preface(row: Row, outcomes: Sequence[Outcome]) -> str:
     """How the row came about, what became of its findings, and the way back to the table."""
-    theory = record["settings"].get("theory", {})
+    theory = row["record"]["settings"].get("theory", {})
     instead = [theory["reading"]] if theory.get("reading") else theory.get("measured_instead", [])
     pairs = {
         "command": row["command"],
@@ -154,7 +159,8 @@ def _answer(outcome: Outcome | None) -> str:
 
 def _index(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> str:
     head = "".join(f'<th scope="col" aria-sort="none"><button>{name}</button></th>' for name in HEADINGS)
-    body = "".join(_line(row, outcomes) for row in rows if "record" in row)
+    runs = _runs(rows)
+    body = "".join(_line(row, outcomes, runs.index(_run_of(row)) + 1) for row in rows if "record" in row)
     refused = "".join(
         f"<dt><code>hf:{escape(row['name'])}</code></dt><dd>{escape(row['reason'])}</dd>"
         for row in rows
@@ -165,7 +171,7 @@ def _index(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> str:
         policy=content_policy(script),
         style="".join(read_page_file(f"{name}.css") for name in ("palette", "report", "zoo")),
         summary=escape(summarize(rows)),
-        versions=escape(_circumstances(rows)),
+        runs=escape(_tell_runs(rows)),
         head=head,
         body=body,
         refused=f'<dl class="pairs">{refused}</dl>' if refused else "<p>All of them were built.</p>",
@@ -173,11 +179,21 @@ def _index(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> str:
     )
 
 
-def _circumstances(rows: Sequence[Row]) -> str:
-    return " / ".join(sorted({f"{row['versions']}, {row['date']}" for row in rows}))
+def _run_of(row: Row) -> str:
+    return f"{row['versions']}, {row['date']}"
 
 
-def _line(row: Row, outcomes: Sequence[Outcome]) -> str:
+def _runs(rows: Sequence[Row]) -> list[str]:
+    """Versions and date of each run that the rows come from, the one of most rows first."""
+    return [run for run, _ in Counter(map(_run_of, rows)).most_common()]
+
+
+def _tell_runs(rows: Sequence[Row]) -> str:
+    counts = Counter(map(_run_of, rows))
+    return "; ".join(f"run {place} ({counts[run]}): {run}" for place, run in enumerate(_runs(rows), start=1))
+
+
+def _line(row: Row, outcomes: Sequence[Outcome], run: int) -> str:
     order = {"unhealthy": 2, "not known": 1, "healthy": 0}
     told = "".join(
         f'<li class="{finding["severity"]}">{escape(finding["kind"].replace("_", " "))} ({finding["severity"]})'
@@ -196,6 +212,7 @@ def _line(row: Row, outcomes: Sequence[Outcome]) -> str:
         (int(row["unchanged"]), "yes" if row["unchanged"] else "no"),
         (row["parameters"], f"{row['parameters'] / 1e6:.3g} M"),
         (row["seconds"], f"{row['seconds']:.1f}"),
+        (run, str(run)),
     ]  # fmt: skip
     return "<tr>" + "".join(f'<td data-value="{escape(str(key))}">{text}</td>' for key, text in cells) + "</tr>\n"
 
@@ -209,9 +226,13 @@ def _share(row: Row, part: str, whole: str) -> str:
 
 
 def _markdown(rows: Sequence[Row]) -> str:
-    """Totals and table for a reader without a browser: what was found, by architecture."""
-    heads = ("architecture", "class", "verdict", "findings", "layers predicted", "in the band", "not measured", "s")
-    lines = [f"**{summarize(rows)}** {_circumstances(rows)}.\n", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    """Totals and table for a reader without a browser: what was found, by architecture, and what was not built."""
+    heads = (
+        *("architecture", "class", "verdict", "findings", "layers predicted", "in the band", "not measured"),
+        *("s", "run"),
+    )
+    runs = _runs(rows)
+    lines = [f"**{summarize(rows)}** {_tell_runs(rows)}.\n", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
         if "record" not in row:
             continue
@@ -219,6 +240,7 @@ def _markdown(rows: Sequence[Row]) -> str:
         told = ", ".join(dict.fromkeys(kinds)) or "–"
         cells = [f"`{row['name']}`", row["model"], row["verdict"], told,
                  _share(row, "predicted_layers", "weight_layers"), _share(row, "in_band", "banded"),
-                 str(row["unmeasured"] or "–"), f"{row['seconds']:.1f}"]  # fmt: skip
+                 str(row["unmeasured"] or "–"), f"{row['seconds']:.1f}", str(runs.index(_run_of(row)) + 1)]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    refused = [f"- `{row['name']}`: {row['reason']}" for row in rows if "record" not in row]
+    return "\n".join([*lines, *(["\nNot built:\n", *refused] if refused else [])]) + "\n"
