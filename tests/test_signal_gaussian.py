@@ -8,8 +8,9 @@ import pytest
 from sounding.activations import resolve
 from sounding.activations.table import REGISTRY
 from sounding.theory.integrals.quadrature import gaussian_mean, gaussian_pair_mean
-from sounding.theory.signal.gaussian import map_pairs
+from sounding.theory.signal.gaussian import FLAT, _flat, map_pairs
 from sounding.theory.signal.shapes import PLACES, WEIGHTS, pushed, summed
+from sounding.theory.signal.spread import _pairs
 from tolerance import TOLERANCE
 
 PARAMETERS = {"relu_power": "2", "hermite": "3", "leaky_relu": "0.2", "elu": "0.7"}
@@ -46,6 +47,37 @@ def test_points_of_one_variance(name: str) -> None:
 def test_points_of_different_variance_and_mean(name: str) -> None:
     for correlation in (-0.6, 0.3, 0.99):
         assert_pairs(name, (0.3, -0.5), (0.7, 1.5), correlation)
+
+
+@pytest.mark.parametrize("correlation", [-0.9, 0.0, 0.6, 0.999, 1 - 1e-9])
+def test_a_small_mean_has_a_closed_form(correlation: float) -> None:
+    """Rectified values of means far below their spread, as biases give them, against 300 nodes of the integral."""
+    ratio = np.array([[0.012, -0.004 if correlation < 0.9 else 0.012]])
+    matrix = np.array([[[1.0, correlation], [correlation, 1.0]]])
+    for power in (0, 1):
+        closed, exponent = _flat(ratio, matrix, power)
+        assert exponent <= FLAT
+        angle, weight = np.polynomial.legendre.leggauss(300)
+        half = 0.5 * np.arcsin(correlation)
+        sine, cosine = np.sin(half * (1 + angle)), np.cos(half * (1 + angle))
+        a, b = ratio[0]
+        value = np.exp(-(a * a - 2 * sine * a * b + b * b) / (2 * cosine**2)) * (correlation - sine) ** power
+        expected = half * float(weight @ value) / (2 * np.pi)
+        assert abs(closed[0, 0, 1] - expected) <= TOLERANCE.closed_form
+
+
+@pytest.mark.parametrize("c", [0.0, 0.5, 0.95])
+def test_what_a_rectifier_adds_to_the_scatter_of_a_correlation(c: float) -> None:
+    """The polar rule against the exact law of the angle: E over radii is E r⁴ = 8, and the angle has a fine grid."""
+    turn = (np.arange(400_000) + 0.5) * (2 * np.pi / 400_000)
+    x, y = np.cos(turn), np.cos(turn - np.arccos(c))
+    first, second = np.maximum(x, 0), np.maximum(y, 0)
+    square, product = 2 * float(np.mean(first**2)), 2 * float(np.mean(first * second))
+    r = product / square
+    influence = first * second / square - r * (first**2 + second**2) / (2 * square)
+    base = x * y - c * (x**2 + y**2) / 2
+    left = 8 * float(np.mean(influence**2)) - (8 * float(np.mean(influence * base))) ** 2 / (1 - c**2) ** 2
+    assert abs(_pairs(resolve("relu"), c, 3.0)[1] - left / (1 - r**2) ** 2) <= TOLERANCE.six_digits
 
 
 def test_many_variances_are_interpolated() -> None:

@@ -251,10 +251,14 @@ def _measures(
     loose = gram - common
     level = np.sqrt(np.maximum(np.diag(common), 0.0))
 
-    def scatter(influence: Array, matrix: Array, shared: Array) -> float:
-        product = influence @ matrix
-        bent = influence @ shared
-        variance = 2 * float(np.sum(product * product.T)) + 4 * float(bent @ matrix @ bent)
+    def scatter(own: Array, level: float, turn: float, matrix: Array, shared: Array) -> float:
+        """The standard deviation of Σ M_ab E_ab for M = diag(own) + level 1 1ᵀ + turn G, as vectors where possible."""
+        product = own[:, None] * matrix + level * matrix.sum(axis=0)
+        bent = own * shared + level * shared.sum()
+        if turn:
+            product += turn * (gram @ matrix)
+            bent += turn * (gram @ shared)
+        variance = 2 * float(np.vdot(product, product.T)) + 4 * float(bent @ matrix @ bent)
         return math.sqrt(max(variance, 0.0) / directions)
 
     def expected(measure: str, mean: float, exact: float, sd: float) -> None:
@@ -263,27 +267,28 @@ def _measures(
         found[measure] = mean, math.hypot(sd, unsure, FLOORS[measure] / directions, ROUNDING * abs(mean))
 
     root = np.sqrt(np.maximum(np.diag(gram), 1e-12 * square))
-    cosines = np.clip(gram / np.outer(root, root), -1.0, 1.0)
-    average = (float(cosines.sum()) - samples) / (samples * (samples - 1))
-    pairs = (np.ones((samples, samples)) - np.eye(samples)) / (samples * (samples - 1))
-    influence = pairs - np.diag(np.sum(pairs * cosines, axis=1))
-    sd = scatter(influence, loose / np.outer(root, root), level / root)
+    scales = 1 / np.outer(root, root)
+    cosines = np.clip(gram * scales, -1.0, 1.0).sum(axis=1)
+    each = 1 / (samples * (samples - 1))
+    average = (float(cosines.sum()) - samples) * each
+    # the influence of a pair is 1/(n (n − 1)), and of a sample's length what its cosines lose by it
+    sd = scatter(-each * (1 + cosines - np.diag(gram) * np.diag(scales)), each, 0.0, loose * scales, level / root)
     expected("mean_cosine", average, average, sd)
     if not complete:
         return found
-    squares = float(np.sum(gram**2))
-    moved = float(np.sum(loose**2))
+    squares, moved = float(np.vdot(gram, gram)), float(np.vdot(loose, loose))
     scattered = squares + (moved + float(np.trace(loose)) ** 2) / directions
     ratio = (trace**2 + 2 * moved / directions) / scattered
-    sd = scatter(2 * np.eye(samples) / trace - 2 * gram / squares, loose, level)
+    even = np.ones(samples)
+    sd = scatter(2 / trace * even, 0.0, -2 / squares, loose, level)
     expected("participation_ratio", ratio, trace**2 / squares, ratio * sd)
     gap = math.sqrt(max(1 / ratio - 1 / samples, 0.0))
     exact = math.sqrt(max(squares / trace**2 - 1 / samples, 0.0))
     expected("orthogonality_gap", gap, exact, sd / (2 * ratio * gap) if gap > 0 else 1 / samples)
     whole = float(gram.sum())
-    influence = whole / (samples * trace**2) * np.eye(samples) - np.ones((samples, samples)) / (samples * trace)
     share = 1 - whole / (samples * trace)
-    expected("distinct_share", share, share, scatter(influence, loose, level))
+    sd = scatter(whole / (samples * trace**2) * even, -1 / (samples * trace), 0.0, loose, level)
+    expected("distinct_share", share, share, sd)
     if samples <= MOST_SPECTRUM and directions >= 1:
         whole_features = features * signal.points.positions
         drawn = spread_of_spectrum(gram, common, width=directions, features=whole_features)

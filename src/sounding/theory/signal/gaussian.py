@@ -37,6 +37,10 @@ NO_MEAN = 1e-9  # a mean below this share of the standard deviation counts as 0
 # Nodes of `_plackett` by the largest exponent at ρ. Compared with 300 nodes on random pairs: a flat exponential loses
 # little, and what is left of its error shrinks with it.
 NODES = ((1e-3, 8), (0.1, 12), (math.inf, 20))
+# An exponent up to FLAT has a closed form to second order, in a quarter of the time; its third order is below 1e-11.
+# The second order stops at an angle whose cosine is STEEPEST, where rounding would grow: that leaves 1e-11, too.
+FLAT, STEEPEST = 3e-4, 1e-3
+LAST = math.sqrt(1 - STEEPEST**2)
 
 
 @dataclass(frozen=True)
@@ -126,17 +130,19 @@ def _bent(
     bend = _plackett(ratio, correlation, 0 if slope else 1)
     both = above[:, :, None] * above[:, None, :]
     if slope:
-        matrix = b * b + b * (a - b) * (above[:, :, None] + above[:, None, :]) + (a - b) ** 2 * (both + bend)
+        matrix = (a - b) ** 2 * (both + bend)
+        if b != 0:
+            matrix += b * b + b * (a - b) * (above[:, :, None] + above[:, None, :])
         level = b + (a - b) * above
     else:
         density = np.exp(-0.5 * ratio**2) / math.sqrt(2 * math.pi)
         rectified = mean * above + std * density
         pair = rectified[:, :, None] * rectified[:, None, :] + outer * (correlation * both + bend)
-        second = correlation * outer + mean[:, :, None] * mean[:, None, :]
-        mixed = mean[:, :, None] * rectified[:, None, :] + correlation * outer * above[:, None, :]
-        matrix = b * b * second + (a - b) ** 2 * pair
+        matrix = (a - b) ** 2 * pair
         if b != 0:
-            matrix = matrix + b * (a - b) * (mixed + np.swapaxes(mixed, 1, 2))
+            mixed = mean[:, :, None] * rectified[:, None, :] + correlation * outer * above[:, None, :]
+            matrix += b * b * (correlation * outer + mean[:, :, None] * mean[:, None, :])
+            matrix += b * (a - b) * (mixed + np.swapaxes(mixed, 1, 2))
         level = b * mean + (a - b) * rectified
     index = np.arange(std.shape[1])
     if not slope:
@@ -154,6 +160,10 @@ def _plackett(ratio: Array, correlation: Array, power: int) -> Array:
     where the exponent may be steep; a flat one takes fewer. The error is below 4e-9; where |ρ| > 0.999 and u_a ≠ u_b
     that of I₀ stays below 2e-5.
     """
+    if float(np.max(ratio * ratio, initial=0.0)) < 2 * FLAT:  # half of it is the least that the exponent can be
+        found, exponent = _flat(ratio, correlation, power)
+        if exponent <= FLAT:
+            return found
     rows, columns = np.triu_indices(ratio.shape[1], 1)  # the diagonal has closed forms, and the rest is symmetric
     rho, first, second = correlation[:, rows, columns], ratio[:, rows], ratio[:, columns]
     squares, cross = 0.5 * (first**2 + second**2), first * second
@@ -176,6 +186,31 @@ def _plackett(ratio: Array, correlation: Array, power: int) -> Array:
     found = np.zeros_like(correlation)
     found[:, rows, columns] = found[:, columns, rows] = (0.5 * whole + end * loss) / math.pi
     return found
+
+
+def _flat(ratio: Array, correlation: Array, power: int) -> tuple[Array, float]:
+    """I_power of `_bent` to second order in its exponent x = (s − c sin t)/cos² t, and the largest |x|.
+
+    With s = (u_a² + u_b²)/2, c = u_a u_b, T = tan t and S_k = (1/cos^k t − 1)/k, ∫ x dt = s T − c S₁,
+    ∫ x sin t dt = s S₁ − c (T − t), ∫ x² dt = s² (T + T³/3) − 2sc S₃ + c² T³/3, and
+    ∫ x² sin t dt = s² S₃ − 2sc T³/3 + c² (S₃ − S₁).
+    """
+    squares = 0.5 * (ratio[:, :, None] ** 2 + ratio[:, None, :] ** 2)
+    cross = ratio[:, :, None] * ratio[:, None, :]
+    cosine = np.sqrt(np.maximum(1.0 - correlation * correlation, 1e-14))  # at ρ = 1 both u are equal, and x is bounded
+    exponent = float(np.max(np.abs(squares - correlation * cross) / (cosine * cosine), initial=0.0))
+    angle, tangent, secant = np.arcsin(correlation), correlation / cosine, 1.0 / cosine - 1.0
+    near = np.maximum(cosine, STEEPEST)
+    slant, far = np.clip(correlation, -LAST, LAST) / near, 1.0 / near
+    cube, third = slant * slant * slant / 3, (far * far * far - 1.0) / 3
+    mixed, twice = 2 * squares * cross, cross * cross
+    lost = squares * tangent - cross * secant
+    lost -= 0.5 * (squares * squares * (slant + cube) - mixed * third + twice * cube)
+    if not power:
+        return (angle - lost) / (2 * math.pi), exponent
+    turned = squares * secant - cross * (tangent - angle)
+    turned -= 0.5 * (squares * squares * third - mixed * cube + twice * (third - far + 1.0))
+    return (correlation * (angle - lost) + cosine - 1.0 + turned) / (2 * math.pi), exponent
 
 
 def _series(activation: Activation, mean: Array, std: Array, correlation: Array, slope: bool) -> Mapped:

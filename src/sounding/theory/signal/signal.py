@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from typing import Any, Literal
 
@@ -107,7 +108,7 @@ class Signal:
         """Whether all pairs of points are followed."""
         return len(self.matrix) == 1
 
-    @property
+    @cached_property
     def diagonal(self) -> Array:
         """The second moment of every point, (blocks, size)."""
         return np.ascontiguousarray(np.diagonal(self.matrix, axis1=1, axis2=2))
@@ -128,17 +129,37 @@ class Signal:
         mean = float(self.mean.mean())
         return mean, math.sqrt(max(float((self.diagonal - self.mean**2).mean()), 0.0))
 
-    @property
+    @cached_property
     def total(self) -> float:
         """The sum of the second moments of all points: the squared norm of a gradient."""
         return float(np.einsum("bii->", self.matrix))
 
-    @property
+    @cached_property
     def sample_gram(self) -> Array:
         """Second moments of samples, (samples, samples): pairs at the same position, in the mean over positions."""
         samples, rest = self.points.samples, self.matrix.shape[1] // self.points.samples
         paired = self.matrix.reshape(-1, samples, rest, samples, rest)
         return np.asarray(np.einsum("bsptp->st", paired) / self.points.positions)
+
+    @cached_property
+    def mean_square(self) -> float:
+        """The mean over points of their second moments."""
+        return float(np.mean(self.diagonal))
+
+    @cached_property
+    def cosine(self) -> float:
+        """The typical correlation between samples; 0 of one sample."""
+        gram, samples = self.sample_gram, self.points.samples
+        if samples < 2:
+            return 0.0
+        inverse = 1 / np.sqrt(np.maximum(np.diagonal(gram), 1e-300))
+        return float(np.clip((inverse @ gram @ inverse - samples) / (samples * (samples - 1)), -1.0, 1.0))
+
+    @cached_property
+    def alike(self) -> float:
+        """Σ K_ab² / (Σ K_aa)²: 1 where all points are one direction, 1/n where they are orthogonal."""
+        squares = float(np.vdot(self.matrix, self.matrix) if self.is_full else self.weigh(self.matrix**2).sum())
+        return min(1.0, squares / self.total**2) if self.total > 0 else 1.0
 
     def _blur(self, within: float) -> float:
         """`blur`, from the sum of second moments over all pairs of positions within samples, which it reproduces."""
