@@ -289,7 +289,7 @@ def test_runs_of_a_rate_are_averaged_over_seeds() -> None:
     for bad in ("width", ["a"]):
         with pytest.raises(UsageError):
             choose_rates(history, bad)
-    with pytest.raises(UsageError, match="unknown by"):
+    with pytest.raises(UsageError, match="by= the name of a curve"):
         choose_rates(history, by="speed")
     with pytest.raises(UsageError, match="no test_loss"):
         choose_rates(history, by="test_loss")

@@ -113,11 +113,13 @@ def _error_along_depth(logs: Array) -> float | None:
 
 def _check(plan: Plan, law: ChainLaw) -> None:
     if law.norm == "none":
-        raise UsageError("backward chains need a normalization, got none", hint="--norm batch, layer or rms")
+        raise UsageError("gradients (--backward) need a normalization, got none", hint="--norm batch, layer or rms")
     if plan.depth > LARGEST_DEPTH:
-        raise UsageError(f"backward chains store states: expected a depth up to {LARGEST_DEPTH}, got {plan.depth}")
+        raise UsageError(
+            f"gradients (--backward) keep every layer: expected a depth up to {LARGEST_DEPTH}, got {plan.depth}"
+        )
     if plan.depth < 2:
-        raise UsageError(f"backward chains need a depth of at least 2, got {plan.depth}")
+        raise UsageError(f"gradients (--backward) need a depth of at least 2, got {plan.depth}")
 
 
 def _explicit(plan: Plan) -> Plan:

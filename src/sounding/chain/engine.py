@@ -294,7 +294,7 @@ def check_finite(state: torch.Tensor, layer: int) -> None:
     """Raise when a chain has left the numbers."""
     if not bool(torch.isfinite(state).all()):
         raise NumericalError(
-            f"a chain left the finite numbers before layer {layer}",
+            f"the signal became infinite or NaN before layer {layer}",
             hint="--dtype float64, a normalization, or a smaller gain",
             state=state,
         )

@@ -132,7 +132,7 @@ def simulate(
 
     Raises:
         UsageError: anything without a meaning, before any work.
-        NumericalError: a chain left the finite numbers.
+        NumericalError: the signal became infinite or NaN.
         InterruptedRun: Ctrl-C; its `partial` is the `Simulation` of what was measured.
 
     >>> result = simulate(width=32, batch_size=4, depth=200, burn_in=50, runs=8, centring=False,

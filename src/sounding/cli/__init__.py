@@ -24,25 +24,28 @@ from sounding.cli.output import say
 from sounding.errors import DataError, ExitCode, NumericalError, SoundingError
 
 COMMANDS = {
-    "check": ("sounding.cli.check:check", "Measure a network: does signal survive its depth, where does it die, why?"),
-    "audit": ("sounding.cli.audit:audit", "Look at a network's parameters before its first step, without data."),
-    "compare": ("sounding.cli.compare:compare", "Two networks side by side: the first layer where they part."),
-    "explain": ("sounding.cli.explain:explain", "What a kind of finding means, what to do, and when to ignore it."),
+    "check": ("sounding.cli.check:check", "Measure a network: does the signal arrive, where is it lost, and why?"),
+    "audit": ("sounding.cli.audit:audit", "Look at the parameters before the first step, without data."),
+    "compare": ("sounding.cli.compare:compare", "Compare two networks: the first layer whose outputs differ."),
+    "explain": ("sounding.cli.explain:explain", "Say what a finding means, what to do, and when to ignore it."),
     "repair": ("sounding.cli.repair:repair", "Mend a network: try a cure, show whether it helps, write the weights."),
-    "predict": ("sounding.cli.predict:predict", "What theory says about a random network, without drawing a weight."),
+    "predict": ("sounding.cli.predict:predict", "Say what theory expects of a random network, without drawing one."),
     "prescribe": (
         "sounding.cli.prescribe:prescribe",
-        "Which change takes a network to a wanted depth.",
+        "Say what must change for a network to train at a wanted depth.",
     ),
-    "depth": ("sounding.cli.depth:depth", "How deep could it go: what grows at L, 2L, 4L, measured and predicted."),
-    "explore": ("sounding.cli.explore:explore", "A local web page: move the settings and see what theory says."),
-    "simulate": ("sounding.cli.simulate:simulate", "Random networks as Markov chains, exact in law, any depth."),
-    "train": ("sounding.cli.train:train", "Train networks on real data: a grid of runs as one program."),
-    "sweep": ("sounding.cli.sweep:sweep", "A grid of runs on many processes or machines, results that survive."),
-    "reproduce": ("sounding.cli.reproduce:reproduce", "Redo the papers: figures, tables, theorems, and what holds."),
-    "claims": ("sounding.cli.claims:claims", "The ledger of the papers' claims: list, show, table."),
-    "models": ("sounding.cli.models:models", "Networks by name: ours, and those of the transformers library."),
-    "data": ("sounding.cli.data:data", "Real data sets: list, get, verify."),
+    "depth": ("sounding.cli.depth:depth", "Say how deep a network could go: what grows with depth and how fast."),
+    "explore": ("sounding.cli.explore:explore", "Open a local web page: change settings and see what theory says."),
+    "simulate": ("sounding.cli.simulate:simulate", "Draw random networks of any depth and measure every layer."),
+    "train": ("sounding.cli.train:train", "Train networks on real data: many runs at once in one process."),
+    "sweep": ("sounding.cli.sweep:sweep", "Do many runs of a command on many processes or machines."),
+    "reproduce": (
+        "sounding.cli.reproduce:reproduce",
+        "Measure again what the papers state: figures, tables, theorems.",
+    ),
+    "claims": ("sounding.cli.claims:claims", "Look up what the papers state, and whether it holds."),
+    "models": ("sounding.cli.models:models", "List networks that have a name, ours and the transformers library's."),
+    "data": ("sounding.cli.data:data", "List, download and verify real data sets."),
 }
 
 
@@ -96,7 +99,10 @@ class LazyGroup(click.Group):
             raise click.exceptions.Exit(error.exit_code) from error
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
+)
 @click.version_option(__version__, prog_name="sounding")
 def cli() -> None:
     """Sounding: how signal travels through very deep networks, forwards and backwards, and what to change."""

@@ -21,18 +21,22 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("target", required=False)
-@click.option("--compare", metavar="FACTORY", help="Build FACTORY eagerly and through the meta device, compare laws.")
 @click.option(
-    "--seed", type=SEED, default=0, show_default=True, help="Seed of the weights that a callable TARGET draws."
+    "--compare",
+    metavar="FACTORY",
+    help="Build FACTORY directly and through the meta device, and compare how the weights are drawn.",
 )
-@click.option("--zoo", type=click.Choice(["hf"]), help="Check every architecture of transformers by its name.")
-@click.option("--only", metavar="NAMES", help="With --zoo: these architectures, gpt2,llama.")
-@click.option("--out", type=FOLDER, metavar="DIR", help=f"With --zoo: keeps results and pages. [default: {OUT}]")
-@click.option("--force", is_flag=True, help="With --zoo: check again what is there.")
-@click.option("--pages", is_flag=True, help="With --zoo: only write the pages of what is there.")
+@click.option("--seed", type=SEED, default=0, help="Seed of the weights.")
+@click.option(
+    "--zoo", type=click.Choice(["hf"]), help="Check every architecture of the transformers library instead of TARGET."
+)
+@click.option("--only", metavar="NAMES", help="With --zoo: check only these architectures, for example gpt2,llama.")
+@click.option("--out", type=FOLDER, metavar="DIR", help=f"With --zoo: folder of results and pages [default: {OUT}].")
+@click.option("--force", is_flag=True, help="With --zoo: check again what has a result.")
+@click.option("--pages", is_flag=True, help="With --zoo: check nothing, write the pages of the results.")
 @engine
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; prose goes to stderr.")
-@click.option("--quiet", "-q", is_flag=True, help="Only the verdict.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout; the text goes to stderr.")
+@click.option("--quiet", "-q", is_flag=True, help="Print only the verdict.")
 @click.pass_context
 def audit(
     ctx: click.Context,
@@ -45,13 +49,16 @@ def audit(
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Look at every parameter of a network before its first step: its law, its siblings, what is wrong.
+    """Look at every parameter of a network before its first step, without data, and say what is wrong.
 
-    TARGET is as for `sounding check`. With --compare FACTORY, a callable without arguments that makes a network (often
-    TARGET itself), the network is built a second time through the meta device and its own initialization.
+    The table says how each parameter was drawn and how large it is. Parameters of the same kind are compared with each
+    other. TARGET is as for `sounding check`.
 
-    With --zoo hf every architecture of the transformers library is checked as `sounding check hf:NAME` does, as a sweep
-    that goes on where it was interrupted, and DIR/pages/index.html is a table of them with a page for each.
+    With --compare FACTORY, a callable without arguments that makes a network (often TARGET itself), the network is
+    built a second time on the meta device, as large models are, and then initialized by its own code.
+
+    With --zoo hf every architecture of the transformers library is checked as `sounding check hf:NAME` does. The same
+    command goes on where it was interrupted. DIR/pages/index.html is a table of them with a page for each.
 
     \b
     Exit codes: 0 nothing of high severity, 1 a finding of high severity, 2 wrong usage or a target that fails;

@@ -55,35 +55,57 @@ class Subject:
 @click.command()
 @click.argument("target", required=False)
 @on_network()
-@click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Batches to average over.")
-@click.option("--theory/--no-theory", default=True, show_default=True, help="Compare with what theory predicts.")
-@click.option("--redraw", type=int, default=0, metavar="N", help="Error bands from N networks with new weights.")
+@click.option("--repeats", type=click.IntRange(min=1), default=1, help="Number of batches to average over.")
+@click.option("--theory/--no-theory", default=True, help="Compare with what theory predicts.")
 @click.option(
-    "--tier", type=click.Choice(["full", "fast"]), default="full", show_default=True, help="fast: no ranks, no theory."
+    "--redraw", type=int, default=0, metavar="N", help="Add error bands from N networks with newly drawn weights."
+)
+@click.option(
+    "--tier",
+    type=click.Choice(["full", "fast"]),
+    default="full",
+    help="What is measured: everything, or fast, without ranks and theory.",
 )
 @click.option(
     "--mode",
     type=click.Choice(["train", "eval", "keep"]),
     default="train",
-    show_default=True,
-    help="Mode in which it runs.",
+    help="Mode in which the network runs; keep leaves each module in its own.",
 )
-@click.option("--dropout", is_flag=True, help="Leave dropout on; its noise passes for signal that differs.")
 @click.option(
-    "--only", multiple=True, metavar="NAME", help="Show these modules; a pattern such as 'features.*'; repeatable."
+    "--dropout", is_flag=True, help="Leave dropout on; its noise makes samples look more different than they are."
 )
-@click.option("--samples", type=click.IntRange(min=2), metavar="N", help="Of a batch, N enter the forward measures.")
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="NAME",
+    help="Show only modules of this name or pattern, such as 'features.*'; may be repeated.",
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Measure the forward pass on N samples of the batch only.",
+)
 @click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Also train a copy for N steps, and watch it.")
 @click.option("--lr", type=float, metavar="RATE", help="Learning rate of the steps [default: 0.001].")
-@click.option("--optimizer", metavar="NAME", help="sgd, momentum, adam, adamw or rmsprop [default: adamw].")
-@click.option("--select", metavar="KINDS", help="Only these kinds of findings count, for example rank_collapse.")
-@click.option("--ignore", metavar="KINDS", help="These kinds do not count: NAME,NAME (see sounding explain).")
-@click.option("--baseline", type=PATH, metavar="FILE", help="Findings that FILE already lists do not count.")
+@click.option(
+    "--optimizer",
+    metavar="NAME",
+    help="Optimizer of the steps: sgd, momentum, adam, adamw or rmsprop [default: adamw].",
+)
+@click.option(
+    "--select",
+    metavar="KINDS",
+    help="Count only these kinds of findings, separated by commas, for example rank_collapse.",
+)
+@click.option("--ignore", metavar="KINDS", help="Do not count these kinds of findings (sounding explain lists them).")
+@click.option("--baseline", type=PATH, metavar="FILE", help="Do not count the findings that FILE lists.")
 @click.option("--write-baseline", type=PATH, metavar="FILE", help="Write the findings to FILE and end with 0.")
 @click.option("--summary", type=PATH, metavar="FILE", help="Append the verdict to FILE as Markdown, for CI.")
 @click.option("--html", type=PATH, metavar="FILE", help="Write an interactive report as one HTML file.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; prose goes to stderr.")
-@click.option("--quiet", "-q", is_flag=True, help="Only the verdict.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout; the text goes to stderr.")
+@click.option("--quiet", "-q", is_flag=True, help="Print only the verdict.")
 @click.pass_context
 def check(
     ctx: click.Context,
@@ -106,7 +128,7 @@ def check(
     quiet: bool,
     **how: Any,
 ) -> None:
-    """Measure a network: does signal survive its depth, where does it die, and why?
+    """Measure a network: does the signal arrive, where is it lost, and why?
 
     TARGET is file.py:name or package.module:name, a torch.nn.Module or a callable without arguments that makes one; or
     mlp, alexnet, vgg19, resnet50 or transformer with options, for example mlp,depth=50,norm=batch; or an architecture
@@ -116,8 +138,8 @@ def check(
     FILE.npz of --data holds an array inputs, or arrays named as the arguments of the network's forward (input_ids, x,
     t, ...), and an array targets where there are targets; each has one row per sample.
 
-    With --steps a copy is trained for a few steps, and the verdict at their end gives the exit code. Findings that were
-    ignored, not selected, or in the baseline are set aside: they are told and do not count.
+    With --steps a copy is trained for a few steps, and the verdict at their end gives the exit code. Findings that
+    --select, --ignore or --baseline leave out are printed all the same, but do not change the verdict.
 
     \b
     Exit codes: 0 healthy, 1 a finding of high severity, 2 wrong usage or a target that fails,

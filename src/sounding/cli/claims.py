@@ -18,25 +18,30 @@ if TYPE_CHECKING:
 
 NOT_RUN = "not run"
 results_option = click.option(
-    "--results", type=click.Path(path_type=Path), metavar="DIR", help="Results of sounding reproduce --out DIR."
+    "--results",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Take the verdicts from DIR of sounding reproduce --out DIR.",
 )
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def claims() -> None:
-    """The ledger: figures, tables, theorems and observations of the five papers, and whether they hold.
+    """The ledger: what the five papers state in figures, tables, theorems and text, and whether it holds.
+
+    A row of the ledger is one statement, and has an ID.
 
     Verdicts shown are those of the results that come with the package, or of --results DIR.
     """
 
 
 @claims.command(name="list")
-@click.option("--paper", metavar="KEY", help="Rows of one paper: rank2020, rank2020v1, orth2021, ...")
+@click.option("--paper", metavar="KEY", help="Show the rows of one paper: rank2020, rank2020v1, orth2021, ...")
 @click.option("--seed", metavar="KEY", hidden=True, help="The old name of --paper.")
 @results_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON array on stdout.")
 def list_(paper: str | None, seed: str | None, results: Path | None, as_json: bool) -> None:
-    """Every row with its verdict; --json has its paper, place and statement too."""
+    """List every row with its verdict; --json adds its paper, place and statement."""
     from sounding.claims import all_claims, claims_of
 
     if seed is not None:
@@ -54,7 +59,7 @@ def list_(paper: str | None, seed: str | None, results: Path | None, as_json: bo
 @results_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON array on stdout.")
 def find(words: tuple[str, ...], results: Path | None, as_json: bool) -> None:
-    """Rows by the paper's own numbering or by what they say, such as "theorem 5.11" or soft rank.
+    """Find rows by the paper's own numbering or by what they say, such as "theorem 5.11" or soft rank.
 
     Exit codes: 0 something was found; 2 nothing was.
     """
@@ -88,7 +93,7 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
 @results_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def show(words: tuple[str, ...], results: Path | None, as_json: bool) -> None:
-    """One row: what the paper says, the settings, what is expected, and what came out.
+    """Show one row: what the paper says, the settings, what is expected, and what came out.
 
     ID may be the paper's own numbering, such as "thesis2024 theorem 5.11".
     """
@@ -134,15 +139,17 @@ def show(words: tuple[str, ...], results: Path | None, as_json: bool) -> None:
 
 
 @claims.command()
-@click.option("--results", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Where results lie.")
+@click.option("--results", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder of the results.")
 @click.option("--markdown", type=click.Path(path_type=Path), metavar="FILE", help="Write the ledger as Markdown.")
-@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write it as an HTML page.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write the ledger as an HTML page.")
 @click.option("--index", type=click.Path(path_type=Path), metavar="FILE", help="Write the verdicts as JSON.")
 @click.option(
-    "--pages", is_flag=True, help="Write a page a row, a report a paper, claims.json and an RO-Crate into DIR."
+    "--pages",
+    is_flag=True,
+    help="Write a page for each row, a report for each paper, claims.json and an RO-Crate into DIR.",
 )
 def table(results: Path, markdown: Path | None, html: Path | None, index: Path | None, pages: bool) -> None:
-    """The ledger from results: Markdown, HTML, or Markdown on stdout."""
+    """Write the ledger of results as Markdown or HTML; without an option, print Markdown."""
     from sounding.report import ledger
     from sounding.report.catalogue import write_files
 

@@ -30,15 +30,18 @@ NEAR = 3  # lines in front of and behind the first that parts
     "--mode",
     type=click.Choice(["train", "eval", "keep"]),
     default="train",
-    show_default=True,
-    help="Mode in which both networks run; keep changes none.",
+    help="Mode in which both networks run; keep leaves each module in its own.",
 )
 @click.option(
-    "--tolerance", type=click.FloatRange(min=0), help="Less counts as rounding [default: 3.5e-4 for float32]."
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    help="Relative difference that counts as rounding [default: 3.5e-4 for float32].",
 )
-@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write an interactive report, one file.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; prose goes to stderr.")
-@click.option("--quiet", "-q", is_flag=True, help="Only the answer.")
+@click.option(
+    "--html", type=click.Path(path_type=Path), metavar="FILE", help="Write an interactive report as one HTML file."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout; the text goes to stderr.")
+@click.option("--quiet", "-q", is_flag=True, help="Print only the answer.")
 @click.pass_context
 def compare(
     ctx: click.Context,
@@ -53,12 +56,12 @@ def compare(
 ) -> None:
     """Compare two networks layer by layer on one batch: before and after a port, a refactoring, a training.
 
-    A and B are as for `sounding check`. Both are made from the same seed. Layers are matched by name, what is left by
-    order, with equal shapes of outputs and sizes of parameters.
+    A and B are networks as TARGET of `sounding check` is. Both are made from the same seed. Layers of one name belong
+    together; the others are matched in their order, if their outputs have one shape and their parameters one size.
 
     \b
-    Exit codes: 0 equal, to the bit or to rounding; 1 they part; 2 wrong usage or a network that fails;
-    4 not known (no layer of the one belongs to a layer of the other).
+    Exit codes: 0 equal, to the bit or to rounding; 1 the outputs of a layer differ; 2 wrong usage or a network
+    that fails; 4 not known (no layer of the one belongs to a layer of the other).
     """
     require_writable(html)
     from sounding.probe.compare import compare as compare_networks

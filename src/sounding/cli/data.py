@@ -22,7 +22,7 @@ ALL = "all"
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def data() -> None:
-    """Real data sets: official files, checked by their published sums.
+    """Real data sets: the official files, compared with their published checksums.
 
     They lie in $SOUNDING_DATA, or else in the user's cache (~/.cache/sounding/data). Every command that takes --data
     fetches what it needs; these commands do it beforehand.
@@ -32,7 +32,10 @@ def data() -> None:
 @data.command(name="list")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def list_(as_json: bool) -> None:
-    """The data sets, their size, licence, and whether they are here (by size; verify reads the sums)."""
+    """List the data sets, their size, licence, and whether they are on this machine.
+
+    Only the sizes of files are looked at; `sounding data verify` compares the checksums.
+    """
     from sounding.data.catalogue import CATALOGUE
     from sounding.data.store import data_folder
 
@@ -56,9 +59,9 @@ def list_(as_json: bool) -> None:
 @data.command()
 @click.argument("names", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-@click.option("--quiet", "-q", is_flag=True, help="No progress.")
+@click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
 def get(names: tuple[str, ...], as_json: bool, quiet: bool) -> None:
-    """Download data sets by NAMES, or all of them with "all"; what is here and intact stays.
+    """Download data sets by NAMES, or all of them with "all"; files that are here and intact are not fetched again.
 
     A broken download goes on where it stopped. A damaged file is kept as FILE.corrupt and fetched again.
     """
@@ -81,10 +84,10 @@ def get(names: tuple[str, ...], as_json: bool, quiet: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.pass_context
 def verify(ctx: click.Context, names: tuple[str, ...], as_json: bool) -> None:
-    """Compare every file with its published sum; changes nothing.
+    """Compare every file with its published checksum; nothing is changed.
 
-    Without NAMES: the data sets of which a file is here. Exit code 1 if a file is damaged, or one that was asked for
-    is missing.
+    Without NAMES every data set is compared of which a file is here. The exit code is 1 if a file is damaged, or if one
+    that was asked for is missing.
     """
     from sounding.data.catalogue import CATALOGUE
     from sounding.data.store import data_folder

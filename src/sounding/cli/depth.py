@@ -21,8 +21,14 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("target")
-@click.option("--to", type=click.IntRange(min=2), required=True, metavar="L", help="Largest depth.")
-@click.option("--from", "start", type=click.IntRange(min=1), metavar="L", help="Smallest depth [default: a quarter].")
+@click.option("--to", type=click.IntRange(min=2), required=True, metavar="L", help="Largest depth to look at.")
+@click.option(
+    "--from",
+    "start",
+    type=click.IntRange(min=1),
+    metavar="L",
+    help="Smallest depth to look at [default: a quarter of the largest].",
+)
 @on_network(least=2, usual=32, without=("loss", "device"))
 @presented
 @click.pass_context

@@ -11,7 +11,10 @@ from sounding.cli.output import print_json, say
 @click.argument("kind", required=False)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def explain(kind: str | None, as_json: bool) -> None:
-    """Print what a KIND of finding means, where it was seen, what to do and when to ignore it; all kinds without it."""
+    """Print what a KIND of finding means, where it was seen, what to do and when to ignore it.
+
+    Without KIND all kinds are listed.
+    """
     from sounding.probe.kinds import page_of, pages
 
     chosen = [page_of(kind)] if kind is not None else list(pages().values())

@@ -13,7 +13,7 @@ from sounding.errors import UsageError
 
 
 @click.command()
-@click.option("--port", type=click.IntRange(min=0, max=65535), default=8765, show_default=True, metavar="N",
+@click.option("--port", type=click.IntRange(min=0, max=65535), default=8765, metavar="N",
               help="Where the page is served on this machine; 0 takes a free one.")  # fmt: skip
 @click.option("--no-browser", is_flag=True, help="Do not open a browser, only print the address.")
 def explore(port: int, no_browser: bool) -> None:

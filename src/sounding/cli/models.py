@@ -10,14 +10,19 @@ from sounding.errors import UsageError
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def models() -> None:
-    """Networks that need no file: name them where a command takes TARGET."""
+    """Networks that have a name: give it where a command takes TARGET."""
 
 
 @models.command(name="list")
-@click.option("--try", "attempt", is_flag=True, help="Build each one of the transformers library; takes minutes.")
+@click.option(
+    "--try", "attempt", is_flag=True, help="Build each network of the transformers library, which takes minutes."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def list_(attempt: bool, as_json: bool) -> None:
-    """The names, by what the networks do; with --try only those that build here, and why the others do not."""
+    """List the names, sorted by what the networks do.
+
+    With --try the list has only networks that can be built here, and says why the others cannot.
+    """
     from sounding.models import names
     from sounding.models.hf import build_hf, hf_names
 

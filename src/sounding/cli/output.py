@@ -21,7 +21,17 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-SEED = click.IntRange(-(2**63), 2**63 - 1)  # what a generator of torch takes
+
+class Seed(click.ParamType):
+    """A whole number that a generator of torch takes; its range of 64 bits is told when it is left, not in the help."""
+
+    name = "integer"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> int:
+        return click.IntRange(-(2**63), 2**63 - 1).convert(value, parameter, context)
+
+
+SEED = Seed()
 
 
 def say(text: str, *, err: bool = False, nl: bool = True) -> None:

@@ -31,14 +31,14 @@ predict.add_command(transformer)
 @click.option(
     "--batch-size", "-b", type=float, required=True, metavar="B", help="Samples per batch, at least 4; or inf."
 )
-@click.option("--eps", type=float, default=0.0, show_default=True, help="Added to the variance.")
-@click.option("--scale", type=float, default=1.0, show_default=True, help="γ: φ(γx + β) after normalization.")
-@click.option("--shift", type=float, default=0.0, show_default=True, help="β.")
+@click.option("--eps", type=float, default=0.0, help="Number that the norm adds to the variance.")
+@click.option("--scale", type=float, default=1.0, help="Scale γ of the norm, which gives γx + β to the activation.")
+@click.option("--shift", type=float, default=0.0, help="Shift β of the norm.")
 @click.option(
-    "--weight-std", "-w", type=float, default=1.0, show_default=True, metavar="W",
-    help="σ_w: weights have variance W²/fan-in; matters with eps.",
+    "--weight-std", "-w", type=float, default=1.0, metavar="W",
+    help="Weights have variance W²/fan-in; without --eps it changes nothing."
 )  # fmt: skip
-@click.option("--tolerance", type=float, default=1e-12, show_default=True, help="Of the integrals.")
+@click.option("--tolerance", type=float, default=1e-12, help="Error that the integrals may have.")
 @presented
 def batchnorm(
     activation: str,
@@ -51,7 +51,11 @@ def batchnorm(
     as_json: bool,
     plot: Path | None,
 ) -> None:
-    """Batch normalization: fixed point, eigenvalues, gradient growth, trainable depth (meanfield2019)."""
+    """Say how signal and gradients travel through a random network with batch norm (meanfield2019).
+
+    The answer has the correlation that samples end at (the fixed point), the factor by which gradients grow per layer,
+    and the depth to which such a network trains.
+    """
     from sounding import predict as theory
 
     result = theory.batchnorm(
@@ -69,10 +73,19 @@ def batchnorm(
 
 @predict.command(short_help="Kernel map: where correlations go, and how fast.")
 @activated
-@click.option("--norm", type=click.Choice(NORMS), default="none", show_default=True, help="Normalization layer.")
+@click.option(
+    "--norm",
+    type=click.Choice(NORMS),
+    default="none",
+    help="Normalization before or after the activation: by root mean square, or layer norm.",
+)
 @presented
 def kernel(activation: str, norm: str, as_json: bool, plot: Path | None) -> None:
-    """The kernel map: Hermite coefficients, fixed point, case and rate (thesis2024 chapter 5)."""
+    """Say where the correlation of two samples goes, layer by layer, and how fast (thesis2024, chapter 5).
+
+    The kernel map takes the correlation of two samples in front of a layer to the one behind it. Its fixed point is
+    the correlation that they end at.
+    """
     from sounding import predict as theory
 
     result = theory.kernel(activation, norm)  # type: ignore[arg-type]
@@ -82,16 +95,18 @@ def kernel(activation: str, norm: str, as_json: bool, plot: Path | None) -> None
 
 @predict.command(short_help="A plain network: fixed points, depth scales, phase.")
 @activated
-@click.option(
-    "--weight-std", "-w", type=float, required=True, metavar="W", help="σ_w: weights have variance W²/fan-in."
-)
-@click.option("--bias-std", "-s", type=float, default=0.0, show_default=True, metavar="S", help="σ_b.")
-@click.option("--start", type=float, default=1.0, show_default=True, metavar="Q", help="Variance of the input.")
+@click.option("--weight-std", "-w", type=float, required=True, metavar="W", help="Weights have variance W²/fan-in.")
+@click.option("--bias-std", "-s", type=float, default=0.0, metavar="S", help="Standard deviation of the biases.")
+@click.option("--start", type=float, default=1.0, metavar="Q", help="Variance of the input.")
 @presented
 def vanilla(
     activation: str, weight_std: float, bias_std: float, start: float, as_json: bool, plot: Path | None
 ) -> None:
-    """A plain network: variance and correlation fixed points, χ, depth scales, phase (meanfield2019)."""
+    """Say how signal and gradients travel through a random network without norms (meanfield2019).
+
+    In the ordered phase samples become alike and gradients vanish; in the chaotic phase samples part and gradients
+    explode. A depth scale is the number of layers over which a difference changes by the factor e.
+    """
     from sounding import predict as theory
 
     result = theory.vanilla(activation, weight_std=weight_std, bias_std=bias_std, start=start)
@@ -101,10 +116,10 @@ def vanilla(
 
 @predict.command(short_help="The weights at the edge of chaos.")
 @activated
-@click.option("--bias-std", "-s", type=float, default=0.0, show_default=True, metavar="S", help="σ_b.")
+@click.option("--bias-std", "-s", type=float, default=0.0, metavar="S", help="Standard deviation of the biases.")
 @presented
 def critical(activation: str, bias_std: float, as_json: bool, plot: Path | None) -> None:
-    """The weight standard deviation at the edge of chaos for a bias standard deviation."""
+    """Find the weights between vanishing and exploding gradients (the edge of chaos), for biases of a given size."""
     from sounding import predict as theory
 
     result = theory.critical(activation, bias_std=bias_std)
@@ -114,24 +129,30 @@ def critical(activation: str, bias_std: float, as_json: bool, plot: Path | None)
 
 @predict.command(short_help="The Gram matrix of a whole batch over depth.")
 @activated
-@click.option("--depth", "-d", type=int, default=20, show_default=True, metavar="L", help="Layers.")
-@click.option("--batch-size", "-b", type=click.IntRange(min=2), metavar="B", help="Samples, with --correlation.")
-@click.option("--correlation", "-c", type=float, metavar="C", help="Of every two input samples.")
-@click.option("--decaying", is_flag=True, help="Samples k apart correlate by C^k instead.")
-@click.option("--gram", "file", type=click.Path(path_type=Path), metavar="FILE", help="Or a Gram matrix, .npy or .npz.")
-@click.option("--eps", type=float, default=0.0, show_default=True, help="Of the batch norm.")
-@click.option("--width", type=int, metavar="W", help="Also the deviation of a network of this width.")
+@click.option("--depth", "-d", type=int, default=20, metavar="L", help="Number of layers.")
+@click.option(
+    "--batch-size", "-b", type=click.IntRange(min=2), metavar="B", help="Number of samples, with --correlation."
+)
+@click.option("--correlation", "-c", type=float, metavar="C", help="Correlation of every two input samples.")
+@click.option("--decaying", is_flag=True, help="Input samples k apart have correlation C^k instead.")
+@click.option(
+    "--gram",
+    "file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Gram matrix of the input samples, as .npy or .npz, instead of --correlation.",
+)
+@click.option("--eps", type=float, default=0.0, help="Number that batch norm adds to the variance.")
+@click.option("--width", type=int, metavar="W", help="Also say how far a network of this width strays from theory.")
 @click.option(
     "--method",
     type=click.Choice(["auto", "quadrature", "sampled"]),
     default="auto",
-    show_default=True,
-    help="Where no quick method applies: double integrals (auto: up to 300 of them, 75 with eps), or Monte Carlo.",
+    help="How expectations without a formula are found: quadrature (double integrals) or sampled (Monte Carlo); "
+    "auto takes integrals up to 300 of them, 75 with eps.",
 )
-@click.option("--samples", type=int, default=200_000, show_default=True, help="Batches that a sampled step draws.")
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Where an expectation is sampled."
-)
+@click.option("--samples", type=int, default=200_000, help="Batches that each sampled layer draws.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the sampling.")
 @presented
 def gram(
     activation: str,
@@ -148,7 +169,10 @@ def gram(
     as_json: bool,
     plot: Path | None,
 ) -> None:
-    """The Gram matrix of a batch through batch norm layers, and where it ends (thesis2024 chapter 3)."""
+    """Follow the Gram matrix of a batch, the products between its samples, through batch norm layers.
+
+    The answer says where it ends and how fast (thesis2024, chapter 3). Give --batch-size and --correlation, or --gram.
+    """
     import numpy as np
 
     from sounding import predict as theory
@@ -182,10 +206,20 @@ def gram(
 
 @predict.command(short_help="The theorems of the papers, evaluated.")
 @click.argument("name", required=False)
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A parameter; @FILE.npy for a matrix.")
-@click.option("--version", type=click.Choice(["corrected", "printed"]), help="Of the statement [default: corrected].")
-@click.option("--activation", "-a", metavar="A", help="Fill in the kernel map's numbers of an activation.")
-@click.option("--norm", type=click.Choice(NORMS), default="none", show_default=True, help="With --activation.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Value of a parameter of the theorem; @FILE.npy for a matrix.",
+)
+@click.option(
+    "--version",
+    type=click.Choice(["corrected", "printed"]),
+    help="Whether the theorem is taken as the paper prints it or as corrected [default: corrected].",
+)
+@click.option("--activation", "-a", metavar="A", help="Take the theorem's kernel numbers from this activation.")
+@click.option("--norm", type=click.Choice(NORMS), default="none", help="Normalization beside --activation.")
 @presented
 def bounds(
     name: str | None,
@@ -196,7 +230,10 @@ def bounds(
     as_json: bool,
     plot: Path | None,
 ) -> None:
-    """The theorems: list them, or evaluate one: `bounds rank2020-theorem2 --set width=64 --set regularity=0.5`."""
+    """List the theorems of the papers, or evaluate the theorem NAME for numbers of yours.
+
+    Example: sounding predict bounds rank2020-theorem2 --set width=64 --set regularity=0.5
+    """
     from sounding.cli.settings import parse_settings
     from sounding.theory.bounds import THEOREMS, evaluate, kernel_numbers, parameters
 

@@ -21,28 +21,41 @@ INITS = ("lecun", "he", "xavier", "torch", "gpt2")
 def blocks(*, init: str, expansion: float, correlation: float) -> Callable[[Command], Command]:
     """The options that residual networks and transformers share, with their own defaults."""
     options = [
-        click.option("--depth", "-d", type=int, required=True, metavar="L", help="Blocks."),
+        click.option("--depth", "-d", type=int, required=True, metavar="L", help="Number of blocks."),
         click.option(
             "--placement",
             type=click.Choice(PLACEMENTS),
             default="pre",
-            show_default=True,
-            help="Where the norm stands: x + f(norm x), norm(x + f(x)), x + norm(f(x)) as OLMo 2, DeepNorm, nowhere.",
+            help="Where the norm stands: pre is x + f(norm x), post is norm(x + f(x)), branch is x + norm(f(x)) as in "
+            "OLMo 2, deepnorm is post with a scaled skip connection, none is x + f(x).",
         ),
         click.option(
-            "--branch-scale", type=float, default=1.0, show_default=True, help="c of x + c·f(x): LayerScale, ReZero."
+            "--branch-scale",
+            type=float,
+            default=1.0,
+            help="Factor c in front of a branch, x + c·f(x), as in LayerScale and ReZero.",
         ),
-        click.option("--init", type=click.Choice(INITS), default=init, show_default=True, help="Law of the weights."),
+        click.option("--init", type=click.Choice(INITS), default=init, help="Initialization of the weights."),
         click.option(
-            "--gain", "given", multiple=True, metavar="NAME=G", help="Fan-in × variance of one matrix: --gain down=0.1."
+            "--gain",
+            "given",
+            multiple=True,
+            metavar="NAME=G",
+            help="Fan-in times variance of one weight matrix, for example down=0.1.",
         ),
-        click.option("--width", type=click.IntRange(min=1), metavar="D", help="Features of the stream; gpt2 needs it."),
         click.option(
-            "--expansion", type=float, default=expansion, show_default=True, help="Hidden features over the stream's."
+            "--width", type=click.IntRange(min=1), metavar="D", help="Features between blocks; needed with --init gpt2."
         ),
-        click.option("--mean-square", type=float, help="Of the input [default: 1; for gpt2 that of its embeddings]."),
         click.option(
-            "--correlation", "-c", type=float, default=correlation, show_default=True, help="Of two inputs or tokens."
+            "--expansion", type=float, default=expansion, help="Hidden features of a block over those between blocks."
+        ),
+        click.option(
+            "--mean-square",
+            type=float,
+            help="Mean square of the input [default: 1; with --init gpt2 that of its embeddings].",
+        ),
+        click.option(
+            "--correlation", "-c", type=float, default=correlation, help="Correlation of two inputs or tokens."
         ),
     ]
 
@@ -57,10 +70,14 @@ def blocks(*, init: str, expansion: float, correlation: float) -> Callable[[Comm
 def attended(command: Command) -> Command:
     """The options of attention."""
     options = [
-        click.option("--tokens", "-n", type=int, required=True, metavar="N", help="Tokens that all see each other."),
-        click.option("--head-size", type=int, default=64, show_default=True, help="Features of one head."),
-        click.option("--score-scale", type=float, metavar="S", help="Of the scores [default: head size^(-1/2)]."),
-        click.option("--query-norm", is_flag=True, help="Queries and keys of each head are normed (QK-norm)."),
+        click.option(
+            "--tokens", "-n", type=int, required=True, metavar="N", help="Number of tokens, which all see each other."
+        ),
+        click.option("--head-size", type=int, default=64, help="Features of one head."),
+        click.option(
+            "--score-scale", type=float, metavar="S", help="Factor of the attention scores [default: 1/√(head size)]."
+        ),
+        click.option("--query-norm", is_flag=True, help="Normalize the queries and keys of each head (QK-norm)."),
     ]
     for option in reversed(options):
         command = option(command)
@@ -72,7 +89,10 @@ def attended(command: Command) -> Command:
 @blocks(init="he", expansion=1.0, correlation=0.5)
 @presented
 def residual(given: tuple[str, ...], as_json: bool, plot: Path | None, **options: Any) -> None:
-    """Residual perceptron blocks: growth of the stream and of gradients with depth, correlation, trainable depth."""
+    """Say how signal and gradients grow through residual blocks of a perceptron each, and how deep they train.
+
+    The stream is what runs between the blocks, to which every block adds.
+    """
     from sounding import predict as theory
 
     _show(theory.residual(options.pop("activation"), gain=named_gains(given), **options), as_json=as_json, plot=plot)
@@ -84,7 +104,11 @@ def residual(given: tuple[str, ...], as_json: bool, plot: Path | None, **options
 @attended
 @presented
 def transformer(given: tuple[str, ...], as_json: bool, plot: Path | None, **options: Any) -> None:
-    """Transformer blocks: growth of stream and gradients, token correlation, scores and entropy collapse."""
+    """Say how signal and gradients grow through transformer blocks, whether tokens become alike, and whether attention
+    collapses to one token.
+
+    The stream is what runs between the blocks, to which every block adds.
+    """
     from sounding import predict as theory
 
     _show(theory.transformer(options.pop("activation"), gain=named_gains(given), **options), as_json=as_json, plot=plot)

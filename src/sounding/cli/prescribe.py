@@ -35,7 +35,10 @@ class DefaultGroup(click.Group):
 
 @click.group(cls=DefaultGroup)
 def prescribe() -> None:
-    """Say what must change for a network to train at a wanted depth; batchnorm is meant where no command is named."""
+    """Say what must change for a network to train at a wanted depth.
+
+    Where no command is named, batchnorm is meant.
+    """
 
 
 @prescribe.command(short_help="Batch norm: eps, shift, scale, gains, weights.")
@@ -43,11 +46,13 @@ def prescribe() -> None:
 @click.option(
     "--batch-size", "-b", type=float, required=True, metavar="B", help="Samples per batch, at least 4; or inf."
 )
-@click.option("--depth", "-d", type=int, required=True, metavar="L", help="Layers it should be trainable to.")
-@click.option("--margin", type=float, default=3.0, show_default=True, help="Times the depth that theory should allow.")
+@click.option("--depth", "-d", type=int, required=True, metavar="L", help="Number of layers that should train.")
 @click.option(
-    "--weight-std", "-w", type=float, default=1.0, show_default=True, metavar="W",
-    help="Weights have variance W²/fan-in; nn.Linear starts with 0.577.",
+    "--margin", type=float, default=3.0, help="Theory must allow this many times the depth; 1 leaves no reserve."
+)
+@click.option(
+    "--weight-std", "-w", type=float, default=1.0, metavar="W",
+    help="Weights have variance W²/fan-in; nn.Linear starts with 0.577."
 )  # fmt: skip
 @presented
 def batchnorm(
@@ -72,7 +77,10 @@ def batchnorm(
 
 
 margin = click.option(
-    "--margin", type=float, default=3.0, show_default=True, help="16 depth scales over it are allowed."
+    "--margin",
+    type=float,
+    default=3.0,
+    help="Theory must allow this many times the depth; 1 leaves no reserve.",
 )
 
 
@@ -80,7 +88,7 @@ margin = click.option(
 @activated
 @blocks(init="he", expansion=1.0, correlation=0.5)
 @margin
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def residual(given: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Which branch scale, initialization or placement of the norm takes residual blocks to depth L."""
     from sounding.theory.prescribe_blocks import prescribe_residual
@@ -88,12 +96,12 @@ def residual(given: tuple[str, ...], as_json: bool, **options: Any) -> None:
     _show(prescribe_residual, given, options, as_json=as_json)
 
 
-@prescribe.command(short_help="Transformer blocks: the same, and scores.")
+@prescribe.command(short_help="Transformer blocks: branch scale, initialization, norms, scores.")
 @activated
 @blocks(init="xavier", expansion=4.0, correlation=0.0)
 @attended
 @margin
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def transformer(given: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Which branch scale, initialization, placement of the norm or scale of scores takes a transformer to depth L."""
     from sounding.theory.prescribe_blocks import prescribe_transformer

@@ -30,7 +30,7 @@ def _check_picture(context: click.Context, parameter: click.Parameter, path: Pat
 
 def presented(command: Command) -> Command:
     """The options every prediction has: `--json` and `--plot FILE`."""
-    command = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")(command)
+    command = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")(command)
     return click.option(
         "--plot",
         type=click.Path(path_type=Path),
@@ -43,7 +43,11 @@ def presented(command: Command) -> Command:
 def activated(command: Command) -> Command:
     """The option `--activation`."""
     return click.option(
-        "--activation", "-a", required=True, metavar="A", help="relu, tanh, leaky_relu:0.1, …, or module:function."
+        "--activation",
+        "-a",
+        required=True,
+        metavar="A",
+        help="Activation function: relu, tanh, leaky_relu:0.1, …, or module:function.",
     )(command)
 
 

@@ -54,18 +54,31 @@ class ListsMethods(click.Command):
     "-m",
     required=True,
     metavar="NAME[,NAME…]|auto",
-    help="The cure, several in their order, or auto: try them all on copies and take the best.",
+    help="The cure; several are applied in their order; auto tries them on copies and takes the best.",
 )
 @click.option(
-    "--set", "settings", multiple=True, metavar="METHOD.KEY=VALUE", help="An option, such as tune_batchnorm.shift=2."
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="METHOD.KEY=VALUE",
+    help="Option of a cure, such as tune_batchnorm.shift=2.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would change and what it would do; write no weights.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Weights: .pt or .safetensors.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the repaired weights, as .pt or .safetensors."
+)
 @on_network(least=2)
-@click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Batches for the evidence.")
-@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a before/after report, one file.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; prose goes to stderr.")
-@click.option("--quiet", "-q", is_flag=True, help="Only the verdict.")
+@click.option(
+    "--repeats", type=click.IntRange(min=1), default=1, help="Number of batches to check on, before and after."
+)
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write a report of before and after as one HTML file.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout; the text goes to stderr.")
+@click.option("--quiet", "-q", is_flag=True, help="Print only the verdict.")
 @click.pass_context
 def repair(
     ctx: click.Context,
@@ -83,7 +96,8 @@ def repair(
     """Mend a network: try a cure, show what it changes and whether it helps, write the weights.
 
     TARGET is file.py:name or package.module:name, a torch.nn.Module or a callable without arguments that makes one.
-    The evidence is a check before and after, on a batch of its own; what the cure itself makes worse is told too.
+    The network is checked before and after on a batch that the cure has not seen, and what the cure makes worse is
+    told too. --dry-run writes nothing.
 
     \b
     Exit codes: 0 healthy after the repair, 1 a finding of high severity remains or was caused,

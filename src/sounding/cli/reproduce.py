@@ -23,20 +23,26 @@ MEASURE = "sounding.cli.reproduce:measure_row"
 
 @click.command()
 @click.argument("ids", nargs=-1, metavar="[ID]...")
-@click.option("--paper", "papers", multiple=True, metavar="KEY", help="All rows of a paper: rank2020, orth2021, ...")
-@click.option("--all", "everything", is_flag=True, help="All rows.")
-@click.option("--scale", default="quick", show_default=True, help="quick, standard or paper; a row takes its nearest.")
-@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:1.")
-@click.option("--out", type=click.Path(), default=OUT, show_default=True, metavar="DIR",
-              help="A folder per row and scale; what is there and fits is not run again.")  # fmt: skip
+@click.option(
+    "--paper", "papers", multiple=True, metavar="KEY", help="Measure all rows of a paper: rank2020, orth2021, ..."
+)
+@click.option("--all", "everything", is_flag=True, help="Measure all rows.")
+@click.option(
+    "--scale",
+    default="quick",
+    help="How large the runs are: quick, standard or paper; a row without it takes its nearest.",
+)
+@click.option("--device", default="cpu", help="Device: cpu, cuda or cuda:1.")
+@click.option("--out", type=click.Path(), default=OUT, metavar="DIR",
+              help="Folder of the results; a row with a result of these options is not measured again.")  # fmt: skip
 @click.option(
     "--seed", "--random-seed", "seeds", multiple=True, metavar="S", help="Seed of the random numbers [default: 0]."
 )
-@click.option("--jobs", type=int, default=1, show_default=True, metavar="J", help="Rows measured at a time (cpu).")
-@click.option("--cluster", metavar="C", help="local:4 or tcp://HOST:8786, as for sounding sweep.")
-@click.option("--force", is_flag=True, help="Measure again what is there.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-@click.option("--quiet", "-q", is_flag=True, help="No progress.")
+@click.option("--jobs", type=int, default=1, metavar="J", help="Number of rows measured at a time, on the cpu.")
+@click.option("--cluster", metavar="C", help="Who works: local:4 or tcp://HOST:8786, as for sounding sweep.")
+@click.option("--force", is_flag=True, help="Measure again what has a result.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
 def reproduce(
     ids: tuple[str, ...],
     papers: tuple[str, ...],
@@ -51,7 +57,9 @@ def reproduce(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Redo figures, tables and theorems of the papers, by ID, by paper, or all of them.
+    """Measure again what the papers state: figures, tables and theorems, by ID, by paper, or all of them.
+
+    A row is one statement of a paper; `sounding claims list` has the IDs.
 
     Each result is a folder DIR/ID/SCALE: result.json, numbers.csv, series.csv, figure.svg, figure.png, and
     their SHA256SUMS. Interrupted, the finished ones stay, and the same command goes on with the rest.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.output import console, print_json, say
+from sounding.cli.output import SEED, console, print_json, say
 from sounding.cli.settings import parse_numbers, take_old_names
 from sounding.errors import ExitCode, InterruptedRun, UsageError
 
@@ -21,36 +21,55 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--width", required=True, metavar="D", help="Features of each layer; several as 8,16,32.")
-@click.option("--batch-size", required=True, metavar="N", help="Samples; 'width' for as many as features.")
-@click.option("--depth", required=True, type=int, metavar="L", help="Layers.")
-@click.option("--runs", type=int, default=1, show_default=True, metavar="R", help="Independent chains.")
-@click.option("--burn-in", type=int, default=0, show_default=True, metavar="K", help="Layers left out of averages.")
-@click.option("--every", type=int, default=1, show_default=True, metavar="K", help="Layers between measurements.")
-@click.option("--measure", "measures", metavar="A,B", help="Measures, comma-separated; --list-measures names them.")
-@click.option("--profile", is_flag=True, help="Also every measured layer, averaged over runs; layer 0 is the input.")
-@click.option("--weights", default="gaussian", show_default=True, help="gaussian, uniform, orthogonal or one-sided.")
-@click.option("--activation", default="identity", show_default=True, help="A name such as relu, or module:function.")
-@click.option("--gain", default="1", show_default=True, metavar="G|power:K", help="Before activations: G, or ℓ^(-K).")
-@click.option("--norm", default="batch", show_default=True, help="none, batch, layer or rms.")
-@click.option("--centring/--no-centring", default=True, show_default=True, help="Whether batch norm centres.")
+@click.option(
+    "--batch-size",
+    required=True,
+    metavar="N",
+    help="Number of samples; the word width takes as many as there are features.",
+)
+@click.option("--depth", required=True, type=int, metavar="L", help="Number of layers.")
+@click.option("--runs", type=int, default=1, metavar="R", help="Number of independent networks.")
+@click.option("--burn-in", type=int, default=0, metavar="K", help="First layers that the averages leave out.")
+@click.option("--every", type=int, default=1, metavar="K", help="Layers between measurements.")
+@click.option("--measure", "measures", metavar="A,B", help="Measures, separated by commas; --list-measures names them.")
+@click.option(
+    "--profile", is_flag=True, help="Also print every measured layer, averaged over runs; layer 0 is the input."
+)
+@click.option("--weights", default="gaussian", help="Law of the weights: gaussian, uniform, orthogonal or one-sided.")
+@click.option("--activation", default="identity", help="Activation function: relu, tanh, …, or module:function.")
+@click.option(
+    "--gain", default="1", metavar="G|power:K", help="Factor in front of activations: G, or ℓ^(-K) in layer ℓ."
+)
+@click.option("--norm", default="batch", help="Normalization: none, batch, layer or rms.")
+@click.option("--centring/--no-centring", default=True, help="Whether batch norm subtracts the mean.")
 @click.option("--center/--no-center", default=None, hidden=True, help="The old name of --centring.")
-@click.option("--placement", default="before", show_default=True, help="Of the norm: before or after the activation.")
+@click.option("--placement", default="before", help="Whether the norm stands before or after the activation.")
 @click.option("--position", hidden=True, help="The old name of --placement.")
-@click.option("--eps", type=float, default=0.0, show_default=True, help="Added to the variance.")
-@click.option("--residual", default="inf", show_default=True, metavar="G|inf", help="Skip strength γ in H + γWH.")
+@click.option("--eps", type=float, default=0.0, help="Number that the norm adds to the variance.")
+@click.option(
+    "--residual",
+    default="inf",
+    metavar="G|inf",
+    help="Factor γ of the layer beside its skip connection, H + γWH; inf: no skip connection.",
+)
 @click.option(
     "--input",
     default="gaussian",
-    show_default=True,
-    help="gaussian, orthogonal, near-orthogonal:EPS, collinear:EPS, repeated:K, a data set such as digits, FILE.npz.",
+    help="Input batch: gaussian, orthogonal, near-orthogonal:EPS, collinear:EPS, repeated:K, a data set such as "
+    "digits, or FILE.npz.",
 )
-@click.option("--explicit-weights", is_flag=True, help="Draw every weight matrix.")
-@click.option("--backward", is_flag=True, help="Also gradients, back through the same networks.")
-@click.option("--error", type=float, metavar="E", help="Report the depth at which each average has this error.")
-@click.option("--dtype", default="float32", show_default=True, help="float32 or float64.")
-@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:1.")
 @click.option(
-    "--seed", type=click.IntRange(0, 2**63 - 1), metavar="S", help="Seed: equal seeds give equal numbers on a device."
+    "--explicit-weights", is_flag=True, help="Draw every weight matrix instead of the products of samples alone."
+)
+@click.option("--backward", is_flag=True, help="Also send gradients back through the same networks.")
+@click.option("--error", type=float, metavar="E", help="Report the depth at which each average has this error.")
+@click.option("--dtype", default="float32", help="Precision: float32 or float64.")
+@click.option("--device", default="cpu", help="Device: cpu, cuda or cuda:1.")
+@click.option(
+    "--seed",
+    type=SEED,
+    metavar="S",
+    help="Seed of the random numbers; equal seeds give equal numbers on a device.",
 )
 @click.option(
     "--list-measures",
@@ -58,10 +77,10 @@ if TYPE_CHECKING:
     is_eager=True,
     expose_value=False,
     callback=lambda context, _, wanted: _list_measures(context, wanted),
-    help="Name the measures and stop.",
+    help="Print the names of the measures and stop.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-@click.option("--quiet", "-q", is_flag=True, help="No progress.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
 def simulate(
     width: str,
     batch_size: str,
@@ -73,10 +92,12 @@ def simulate(
     quiet: bool,
     **options: Any,
 ) -> int:
-    """Random networks as Markov chains, exact in law, any depth.
+    """Draw random networks of any depth and measure how their samples stay apart, layer by layer.
 
-    A layer is H -> act(gain * norm(H W')), or with a skip connection H + γ H W' inside the norm. Averages of measures
-    are taken over runs and layers past the burn-in, with standard errors that respect autocorrelation.
+    A layer takes the batch H to act(gain * norm(H W')); with a skip connection the norm takes H + γ H W'. No weight
+    matrix is made unless you ask: the products between samples decide how those of the next layer are distributed, so
+    results follow the same law. Averages are taken over runs and over the layers after --burn-in. Their standard errors
+    allow for neighbouring layers being alike.
 
     \b
     Exit codes: 0 done, 2 wrong usage, 3 numerical failure, 130 interrupted (what was measured is printed).

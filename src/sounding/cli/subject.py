@@ -61,29 +61,28 @@ def on_network(*, least: int = 1, usual: int | None = None, without: Collection[
         usual: samples of a batch where none are asked for; None for what the data say.
         without: options that the command does not have.
     """
-    size = "128, but 32 where digits are resized" if usual is None else str(usual)
+    size = "" if usual else " [default: 128, but 32 where digits are resized]"
     options = {
         "data": click.option(
             "--data", metavar="SOURCE",
-            help="digits, mnist, cifar-10, gaussian, tokens:VOCABULARY, …, or FILE.npz with arrays inputs and targets, "
-            "or with arrays named as the arguments of forward.",
+            help="Source of the batch: digits, mnist, cifar-10, gaussian, tokens:VOCABULARY, …, or FILE.npz with "
+            "arrays inputs and targets, or with arrays named as the arguments of forward."
         ),
         "input_shape": click.option(
             "--input-shape", callback=parse_shape, metavar="SHAPE", help="Shape of one sample, such as 64 or 3,32,32."
         ),
         "batch_size": click.option(
             "--batch-size", type=click.IntRange(min=least), default=usual, metavar="N",
-            help=f"Samples in the batch [default: {size}].",
+            help=f"Samples in the batch{size}."
         ),
         "loss": click.option(
-            "--loss", metavar="NAME", help="cross_entropy, mse, random, or file.py:name [default: fits the targets]."
+            "--loss", metavar="NAME",
+            help="Loss: cross_entropy, mse, random, or file.py:name [default: fits the targets]."
         ),
         "device": click.option(
-            "--device", metavar="NAME", help="cpu, cuda, cuda:1, mps, ... [default: where the network is]."
+            "--device", metavar="NAME", help="Device: cpu, cuda, cuda:1, mps, ... [default: where the network is]."
         ),
-        "seed": click.option(
-            "--seed", type=SEED, default=0, show_default=True, help="Seed of weights that are drawn and of the batch."
-        ),
+        "seed": click.option("--seed", type=SEED, default=0, help="Seed of the weights and of the batch."),
     }  # fmt: skip
     kept = [field.name for field in fields(Wanted) if field.name not in without]
 

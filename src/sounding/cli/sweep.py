@@ -15,7 +15,7 @@ from sounding.limits import in_time
 if TYPE_CHECKING:
     from sounding.sweeping import Progress, Spec, Status
 
-CLUSTER = "in-process, local:4 (Dask here), or the address of a Dask scheduler, tcp://HOST:8786."
+CLUSTER = "Who works: in-process, local:4 (Dask here), or the address of a Dask scheduler, tcp://HOST:8786."
 FOLDER = click.Path(path_type=Path, file_okay=False)
 FILE = click.Path(path_type=Path)
 
@@ -28,7 +28,7 @@ def sweep() -> None:
 def engine(command: Any) -> Any:
     """A command with the options that say who works."""
     for option in (
-        click.option("--jobs", type=int, metavar="N", help="Local processes.  [default: one a core]"),
+        click.option("--jobs", type=int, metavar="N", help="Number of local processes [default: one for each core]."),
         click.option("--cluster", metavar="C", help=CLUSTER),
     ):
         command = option(command)
@@ -36,14 +36,18 @@ def engine(command: Any) -> Any:
 
 
 def _spoken(command: Any) -> Any:
-    quiet = click.option("--quiet", "-q", is_flag=True, help="No progress.")
+    quiet = click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
     return click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")(quiet(engine(command)))
 
 
 @sweep.command(short_help="Do a sweep, or what is left of it.")
 @click.argument("spec", type=FILE)
 @click.option(
-    "--out", type=FOLDER, required=True, metavar="DIR", help="Keeps the results; what is there is not redone."
+    "--out",
+    type=FOLDER,
+    required=True,
+    metavar="DIR",
+    help="Folder of the results; a task that has one is not run again.",
 )
 @click.option("--limit", type=float, metavar="S", help="Seconds that a task may take.")
 @_spoken
@@ -71,7 +75,7 @@ def run(spec: Path, out: Path, limit: float | None, **options: Any) -> int:
 @click.argument("folder", type=FOLDER, metavar="DIR")
 @_spoken
 def resume(folder: Path, **options: Any) -> int:
-    """Do the tasks of a sweep that have no result in DIR, those that failed again."""
+    """Do the tasks of a sweep that have no result in DIR; those that failed are tried again."""
     from sounding.sweeping import Store
 
     return _run(Store(folder).read_spec(), folder, **options)
@@ -81,7 +85,7 @@ def resume(folder: Path, **options: Any) -> int:
 @click.argument("folder", type=FOLDER, metavar="DIR")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def status(folder: Path, as_json: bool) -> None:
-    """How many tasks of a sweep are done, and which failed why; while it runs, too."""
+    """Say how many tasks of a sweep are done, and which failed and why; also while it runs."""
     from sounding.sweeping import Store
 
     _tell(Store(folder).status(), folder, as_json=as_json)
@@ -92,12 +96,12 @@ def status(folder: Path, as_json: bool) -> None:
 @click.option("--csv", "csv_file", type=FILE, metavar="FILE", help="Write the table as CSV.  [default: to stdout]")
 @click.option("--parquet", type=FILE, metavar="FILE", help="Write the table as Parquet (extra `parquet`).")
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw its picture: .svg, .png or .pdf.")
-@click.option("--x", metavar="AXIS", help="Of the picture, instead of what the sweep says.")
-@click.option("--y", metavar="AXIS", help="A heat map over this axis too.")
-@click.option("--curves", metavar="AXIS", help="A curve for each value.")
-@click.option("--value", metavar="COLUMN", help="What is drawn.")
+@click.option("--x", metavar="AXIS", help="Horizontal axis of the picture [default: as the sweep says].")
+@click.option("--y", metavar="AXIS", help="Vertical axis; the picture is a heat map then.")
+@click.option("--curves", metavar="AXIS", help="Draw a curve for each value of this axis.")
+@click.option("--value", metavar="COLUMN", help="Column that is drawn.")
 def collect(folder: Path, csv_file: Path | None, parquet: Path | None, plot: Path | None, **picture: Any) -> None:
-    """One tidy table of all results in DIR, in the order of the grid; a picture of it."""
+    """Write all results in DIR as one table, a row for each task in the order of the grid, and draw it."""
     from sounding.sweeping import Store
     from sounding.sweeping.table import read_table
 

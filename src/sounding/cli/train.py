@@ -27,53 +27,61 @@ ONE_VALUE = ("depth", "width", "activation", "norm", "gain_exponent")
 
 
 @click.command()
-@click.option("--model", default="mlp", show_default=True, help="mlp, alexnet, vgg19, resnet50 or transformer.")
+@click.option("--model", default="mlp", help="Network: mlp, alexnet, vgg19, resnet50 or transformer.")
 @click.option(
     "--data",
     "dataset",
     default="digits",
-    show_default=True,
-    help="A data set (sounding data list) or FILE.npz with inputs and targets.",
+    help="Data set (sounding data list names them), or FILE.npz with arrays inputs and targets.",
 )
 @click.option("--depth", metavar="L", help="Number of hidden layers.")
 @click.option("--width", metavar="D", help="Number of units of a layer.")
-@click.option("--activation", metavar="A", help="relu, tanh, ...")
-@click.option("--norm", metavar="N", help="none, batch, layer or rms.")
-@click.option("--init", metavar="I,..", help="he, xavier, lecun, haar, torch; several, comma-separated, are a grid.")
-@click.option("--eps", metavar="E,..", help="eps of the norm.")
-@click.option("--shift", metavar="B,..", help="Initial β of the norm.")
-@click.option("--scale", metavar="G,..", help="Initial γ of the norm.")
-@click.option("--residual", metavar="G,..", help="Strength of skip connections.")
-@click.option("--gain-exponent", metavar="K", help="Gains ℓ^(-K) in front of the activation.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any other option of the model.")
-@click.option("--lr", "rates", default="0.1", show_default=True, metavar="R,..", help="Learning rates.")
-@click.option("--seeds", default="1", show_default=True, metavar="N", help="How many, or a list: 3,5,8 (one: 3,).")
-@click.option("--optimizer", default="sgd", show_default=True, help="sgd, momentum, adam or rmsprop.")
-@click.option("--momentum", type=float, default=0.9, show_default=True, help="Momentum of the optimizer momentum.")
-@click.option("--loss", default="cross_entropy", show_default=True, help="cross_entropy or mse.")
-@click.option("--batch-size", type=int, default=128, show_default=True)
+@click.option("--activation", metavar="A", help="Activation function: relu, tanh, ...")
+@click.option("--norm", metavar="N", help="Normalization: none, batch, layer or rms.")
+@click.option("--init", metavar="I,..", help="Initialization: he, xavier, lecun, haar or torch; several make a grid.")
+@click.option("--eps", metavar="E,..", help="Number that the norm adds to the variance.")
+@click.option("--shift", metavar="B,..", help="Shift β that the norm starts with.")
+@click.option("--scale", metavar="G,..", help="Scale γ that the norm starts with.")
+@click.option("--residual", metavar="G,..", help="Factor of a branch beside its skip connection.")
+@click.option("--gain-exponent", metavar="K", help="Multiply by ℓ^(-K) in front of the activation of layer ℓ.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set any other option of the network.")
+@click.option("--lr", "rates", default="0.1", metavar="R,..", help="Learning rates.")
+@click.option(
+    "--seeds", default="1", metavar="N", help="How many seeds, or a list such as 3,5,8; the one seed 3 is written 3,"
+)
+@click.option("--optimizer", default="sgd", help="Optimizer: sgd, momentum, adam or rmsprop.")
+@click.option("--momentum", type=float, default=0.9, help="Momentum, with --optimizer momentum.")
+@click.option("--loss", default="cross_entropy", help="Loss: cross_entropy or mse.")
+@click.option("--batch-size", type=int, default=128, help="Samples in a step.")
 @click.option("--epochs", type=int, help="Passes over the data [default: 10 without --steps].")
 @click.option("--steps", type=int, help="Steps of the optimizer, instead of --epochs.")
-@click.option("--weight-decay", type=float, default=0.0, show_default=True)
-@click.option("--clipping", type=float, metavar="λ", help="Adaptive gradient clipping.")
-@click.option("--augment", is_flag=True, help="Random crops and flips.")
+@click.option("--weight-decay", type=float, default=0.0, help="Weight decay.")
 @click.option(
-    "--statistics", default="running", show_default=True, help="For batch norm at evaluation: running, batch."
+    "--clipping", type=float, metavar="λ", help="Adaptive gradient clipping, at λ times the norm of a unit's weights."
 )
+@click.option("--augment", is_flag=True, help="Crop and flip the images at random.")
+@click.option("--statistics", default="running", help="Statistics of batch norm at evaluation: running or batch.")
 @click.option("--measure-at", metavar="S,..", help="Steps after which every run is measured over depth.")
-@click.option("--choose-by", default="train_loss", show_default=True, help="What makes a rate the best of its group.")
-@click.option("--data-seed", type=SEED, default=0, show_default=True, help="Seed of the order of the samples.")
-@click.option("--own-orders", is_flag=True, help="Each seed sees the samples in an order of its own.")
-@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:1.")
 @click.option(
-    "--checkpoint", type=click.Path(path_type=Path), metavar="FILE", help="A file; by default in sounding-runs/."
+    "--choose-by",
+    default="train_loss",
+    help="How the best rate is chosen: by train_loss, train_accuracy, test_loss or test_accuracy.",
 )
-@click.option("--checkpoint-seconds", type=float, default=60.0, show_default=True, help="Time between checkpoints.")
+@click.option("--data-seed", type=SEED, default=0, help="Seed of the order of the samples.")
+@click.option("--own-orders", is_flag=True, help="Each seed sees the samples in an order of its own.")
+@click.option("--device", default="cpu", help="Device: cpu, cuda or cuda:1.")
+@click.option(
+    "--checkpoint",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File of the checkpoint; by default one in sounding-runs/.",
+)
+@click.option("--checkpoint-seconds", type=float, default=60.0, help="Seconds between checkpoints.")
 @click.option("--fresh", is_flag=True, help="Start anew although a checkpoint is there.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the history as JSON.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Write the curves as svg, png or pdf.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-@click.option("--quiet", "-q", is_flag=True, help="No live display.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
 def train(model: str, dataset: str, **options: Any) -> int:
     """Train networks on real data: seeds times learning rates times initializations, as one program.
 
@@ -144,7 +152,7 @@ def _grid_options(model: str, options: Mapping[str, Any]) -> tuple[dict[str, Any
             fixed[name] = values[0]
         elif name in ONE_VALUE or not values:
             raise UsageError(
-                f"--{name.replace('_', '-')} takes one value, got {text!r}: runs of a stack share their architecture",
+                f"--{name.replace('_', '-')} takes one value, got {text!r}: runs of one command share an architecture",
                 hint="one command for each",
             )
         else:

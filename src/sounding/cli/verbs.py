@@ -37,7 +37,9 @@ def prepare(spec: Spec) -> Spec:
         spec = dataclasses.replace(spec, stack=tuple(name for name in spec.axes if name in STACKED))
     elif spec.stack:
         if spec.verb != "train":
-            raise UsageError(f"only runs of train stack, got stack for {spec.verb!r}", hint="no stack")
+            raise UsageError(
+                f"only runs of train stack (train together in one process), got {spec.verb!r}", hint="no stack"
+            )
         wrong = [name for name in spec.stack if name not in STACKED]
         if wrong:
             raise UsageError(f"runs that differ in {wrong[0]!r} do not stack", hint=f"of {', '.join(STACKED)}")

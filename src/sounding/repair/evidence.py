@@ -26,6 +26,11 @@ from sounding.repair.snapshot import undisturbed
 GROUPS = 16
 SAMPLES = 256
 TINY = 1e-12
+LEGEND = (
+    "A depth scale is a change of the squared gradient by the factor e, and training fails at about "
+    f"{THRESHOLDS.depth_scales:g}. Directions: in how many\nindependent ways samples differ; a cosine of 1: all look "
+    "alike; spread: the share of the signal in which they differ."
+)
 SEVERITY = {"low": 1, "medium": 2, "high": 3}
 Fresh = Callable[[], tuple[Any, Any]]
 
@@ -129,6 +134,7 @@ class Evidence:
         width = max(len(value) for (_, value), _ in rows)
         lines = [f"{'':{name_width}}  {'before':{width}}  after"]
         lines += [f"{name:{name_width}}  {old:{width}}  {new}" for (name, old), (_, new) in rows]
+        lines += [LEGEND]
         lines += [f"cured      {_word(finding)}" for finding in self.cured]
         lines += [f"remains    {_word(finding)}" for finding in self.remaining]
         lines += [f"CAUSED     {_word(finding)}: {finding.why}" for finding in self.caused]
@@ -147,7 +153,7 @@ def tell(vitals: Vitals) -> list[tuple[str, str]]:
     """The vitals in words, one row each, with 95% intervals."""
     return [
         ("gradient² per layer", f"×{vitals.growth.value:.4g} {_span(vitals.growth_interval)}"),
-        ("depth scales spanned", f"{vitals.depth_scales:.3g}"),
+        ("depth scales spanned", f"{vitals.depth_scales:.3g} of about {THRESHOLDS.depth_scales:g}"),
         ("trainable to", f"{_count(vitals.trainable_depth)} layers {_span(vitals.trainable_interval)}"),
         ("directions, last hidden", f"{vitals.participation_ratio.value:.3g} {_of(vitals.participation_ratio)}"),
         ("mean cosine, last hidden", f"{vitals.mean_cosine.value:.3g} {_of(vitals.mean_cosine)}"),

@@ -27,6 +27,10 @@ from sounding.repair.plan import as_inputs, check_model
 from sounding.repair.snapshot import take_snapshot
 from sounding.repair.tune import MARGIN
 
+LEGEND = (
+    "Score: how much of the signal arrives, from 0 to 1. Directions: in how many independent ways samples differ "
+    "behind the last\nhidden layer. Spread: the share of the signal in which they differ, over all layers."
+)
 # depth scales that cost nothing: rounding, and the noise of a fit over tens of layers
 FREE_SCALES = 1.0
 LIMIT = THRESHOLDS.depth_scales
@@ -144,7 +148,7 @@ class Recommendation:
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width).rstrip()
             for row in rows
         ]
-        lines += [f"not possible: {name}: {why}" for name, why in self.failed]
+        lines += [LEGEND, *(f"not possible: {name}: {why}" for name, why in self.failed)]
         lines += [self.cause] if self.cause else []
         return "\n".join([*lines, self.sentence])
 
@@ -243,8 +247,9 @@ def _blame(model: nn.Module, batch: tuple[Any, Any], loss: str | Loss | None) ->
     if found is None:
         return [], ""
     change, before, after = found
-    healed = f"from {before.worst:.3g} to {after.worst:.3g} of the line at which the verdict calls it ill"
-    told = f"Theory blames one thing: {change.text}; {change.cure} the network goes {healed}."
+    healed = f"the worst of its numbers would fall from {before.worst:.3g} to {after.worst:.3g}"
+    line = "where 1 is the line at which a verdict calls a network unhealthy"
+    told = f"Theory blames one thing: {change.text}. Built {change.cure}, {healed}, {line}."
     return list_for_cause(change.kind, change.layer), told
 
 

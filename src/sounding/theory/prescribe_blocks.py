@@ -30,17 +30,19 @@ DIGITS = 2  # of a prescribed scale, rounded down
 # what a block does to squared gradients, a = g₁g₂ E φ′² and b = g₂ E φ² of a perceptron, and who says so
 FORMULAS: dict[Placement, tuple[str, str]] = {
     "pre": (
-        "the stream adds c²b per block, gradients go as its power a/b: c of the order of 1/√L stops both",
+        "every block adds to the stream, and gradients grow as a power of it: a branch scale of about 1/√L stops both",
         "Xiong et al. 2020; De and Smith 2020",
     ),
     "post": (
-        "(1 + c²a)/(1 + c²b) per block, and what differs between tokens shrinks with every norm",
+        "squared gradients change by (1 + c²a)/(1 + c²b) per block for branches of scale c that multiply squares by b "
+        "forwards and by a backwards, and every norm makes tokens more alike",
         "Xiong et al. 2020; Noci et al. 2022",
     ),
-    "branch": ("norms hold every branch to c², the stream adds c² per block", "OLMo 2 (2025)"),
-    "deepnorm": ("the stream is multiplied by (2L)^¼ and weights divided by (8L)^¼", "Wang et al. 2022"),
+    "branch": ("a norm holds every branch to the mean square c², which the stream gains per block", "OLMo 2 (2025)"),
+    "deepnorm": ("the skip connection is multiplied by (2L)^¼, and weights are divided by (8L)^¼", "Wang et al. 2022"),
     "none": (
-        "1 + c²a per block, so c² ≤ (e^(s/L) − 1)/a for s depth scales, of the order of 1/L",
+        "squared gradients grow by 1 + c²a per block for branches of scale c that multiply them by a: c has to fall as "
+        "1/√L",
         "Yang and Schoenholz 2017; Hanin and Rolnick 2018; Hayou et al. 2021",
     ),
 }
@@ -115,13 +117,15 @@ class BlockPrescription:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.network}, {self.depth} blocks: as it is it spans {self.scales:.3g} depth scales, and "
-            f"{SCALES / self.margin:.3g} are allowed (16 over a margin of {self.margin:g})"
+            f"{self.network}, {self.depth} blocks: squared gradients or distances between samples change by "
+            f"e^{self.scales:.3g} over the depth ({self.scales:.3g} depth scales)",
+            f"  allowed: {SCALES / self.margin:.3g} depth scales, the {SCALES:g} at which training fails over "
+            f"a margin of {self.margin:g}",
         ]
         for one in self.options:
             lines.append(
                 f"  {one.change}: {one.scales:.3g} depth scales, stream ×{one.stream_growth:.3g}, "
-                f"correlation {one.correlation:.3g}"
+                f"two samples end at a correlation of {one.correlation:.3g}"
             )
             lines.append(f"    {one.formula} ({one.source})")
         lines += [f"  not {change}: {scales:.3g} depth scales" for change, scales in self.unreachable]
@@ -201,7 +205,10 @@ def _prescribe(
     fixed: dict[str, Any] = {}
     if _condenses(now):
         fixed = {"score_scale": None}
-        words = "scores below √(2 ln n)", "Giorlandino and Goldt 2026"
+        words = (
+            "attention needs scores of a standard deviation below √(2 ln n) for n tokens",
+            "Giorlandino and Goldt 2026",
+        )
         file("scores", "scores divided by √(head size)", *words, **fixed)
         file("scores", "queries and keys normed", words[0], "Henry et al. 2020", query_norm=True, **fixed)
     scale = _largest_scale(lambda c: spanned(look(branch_scale=c, **fixed)), now.branch_scale, allowed)

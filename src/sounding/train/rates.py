@@ -87,9 +87,9 @@ def choose_rates(
     'lowest train loss at the last evaluation; rates at which a run diverged are left out, of equal ones the smallest'
     """
     if by not in BY:
-        raise UsageError(f"unknown by {by!r}", hint=f"one of {', '.join(BY)}")
+        raise UsageError(f"expected by= the name of a curve, got {by!r}", hint=f"one of {', '.join(BY)}")
     if at not in ("last", "best"):
-        raise UsageError(f"unknown at {at!r}", hint="last or best")
+        raise UsageError(f"expected at= an evaluation, got {at!r}", hint="last or best")
     labels = _label(history, groups)
     members: dict[Hashable, dict[float, list[int]]] = {}
     for run, label in enumerate(labels):

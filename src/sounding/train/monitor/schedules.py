@@ -70,7 +70,8 @@ def as_schedule(every: int | None, schedule: Schedule | Iterable[int] | Literal[
     if schedule is None:
         return Every(100 if every is None else every)
     if every is not None:
-        raise UsageError(f"expected every= or schedule=, got both (every={every!r}, schedule={schedule!r})", hint="one")
+        got = f"both (every={every!r}, schedule={schedule!r})"
+        raise UsageError(f"expected every= or schedule=, got {got}", hint="one of the two")
     if isinstance(schedule, str):
         if schedule != "log":
             raise UsageError(f"expected schedule= 'log', steps or a function of the step, got {schedule!r}")
