@@ -16,7 +16,7 @@ import torch
 from matplotlib.figure import Figure
 
 import sounding
-from sounding.look import BAD, GOOD, TWO_COLUMNS_INCHES, style
+from sounding.look import BAD, GOOD, MUTED, TWO_COLUMNS_INCHES, style
 from sounding.models import Mlp
 
 FOLDER = Path(__file__).parent / "pictures"
@@ -79,6 +79,8 @@ def theory() -> Figure:
             (line,) = axes.plot(range(1, len(measured) + 1), measured, label=label)
             predicted = activations.series(measure, source="theory").value
             axes.plot(range(1, len(predicted) + 1), predicted, "--", color=line.get_color(), lw=1)
+    for axes in (forward, backward):
+        axes.plot([], [], "--", color=MUTED, lw=1, label="theory")
     forward.set(xlabel="layer", ylabel="mean cosine between samples", ylim=(0, 1.02))
     backward.set(xlabel="layer", ylabel="ln of the gradient norm")
     for axes in (forward, backward):

@@ -127,7 +127,7 @@ def prescription(result: Prescription) -> Axes:
 
 def depths(result: Depths, *, title: str = "") -> Axes:
     """What grows with depth and what does not: theory as lines with a 95% band, measurements as points."""
-    axes = plot.new_axes(width=7.0, height=4.2)
+    axes = plot.new_axes()
     for name in dict.fromkeys(point.quantity for point in result.points):
         chosen = [point for point in result.points if point.quantity == name]
         expected = [p for p in chosen if p.predicted is not None and math.isfinite(p.predicted)]
@@ -142,10 +142,10 @@ def depths(result: Depths, *, title: str = "") -> Axes:
     # a band that is wider than all there is to see runs out of the picture
     shown = [v for p in result.points for v in (p.measured, p.predicted) if v is not None and math.isfinite(v)]
     limits = math.exp(min(shown, default=0.0) - 1.5), math.exp(max(shown, default=0.0) + 1.5)
-    axes.set(xscale="log", yscale="log", xlabel=result.unit, ylabel="stream, distance, tokens, gradient", ylim=limits)
+    axes.set(xscale="log", yscale="log", xlabel=result.unit, ylabel="last over first layer; distance of samples", ylim=limits)
     axes.set_xticks(list(result.depths), [str(at) for at in result.depths])
     axes.set_xticks([], minor=True)
     told = {True: "transfers over depth", False: "does not transfer over depth", None: "not known"}[result.transfers]
     axes.set_title(f"{title}: {told}", fontsize=10)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.14), frameon=False, fontsize=8)
     return axes
