@@ -142,7 +142,7 @@ def depths(result: Depths, *, title: str = "") -> Axes:
     # a band that is wider than all there is to see runs out of the picture
     shown = [v for p in result.points for v in (p.measured, p.predicted) if v is not None and math.isfinite(v)]
     limits = math.exp(min(shown, default=0.0) - 1.5), math.exp(max(shown, default=0.0) + 1.5)
-    axes.set(xscale="log", yscale="log", xlabel=result.unit, ylabel="last over first layer; distance of samples", ylim=limits)
+    axes.set(xscale="log", yscale="log", xlabel=result.unit, ylabel="last over first layer; distance", ylim=limits)
     axes.set_xticks(list(result.depths), [str(at) for at in result.depths])
     axes.set_xticks([], minor=True)
     told = {True: "transfers over depth", False: "does not transfer over depth", None: "not known"}[result.transfers]
