@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from sounding.errors import UsageError
-from sounding.theory.signal.attention import attend, attend_backward
-from sounding.theory.signal.description import Array, Attention, Law, Normalize
+from sounding.theory.signal.attention import attend, attend_backward, attend_signals, attend_signals_backward
+from sounding.theory.signal.description import Array, Attention, Law, Normalize, Points
 from sounding.theory.signal.heads import Projections, rotary_angles
+from sounding.theory.signal.signal import Signal
 from tolerance import TOLERANCE, assert_within_standard_errors
 
 SAMPLES, POSITIONS, SIZE, WIDTH = 2, 6, 16, 1024
@@ -282,3 +283,63 @@ def test_bad_input_is_refused() -> None:
         attend_backward(make_rule(), good, gradient=np.eye(3), generator=generator)
     with pytest.raises(UsageError, match="rms or layer norm"):
         attend(make_rule(query_norm=Normalize("batch", 0.0)), good, generator=generator)
+
+
+@pytest.mark.parametrize("scale", [0.2, 2.0])
+def test_windows_are_a_mask(scale: float) -> None:
+    """Attention within windows, and over all positions with what lies outside the window hidden: one number."""
+    windows = ((0, 3, 4), (5, 1, 2))
+    own = np.random.default_rng(1).normal(size=(2, 3, 3))  # what each window adds to its scores
+    mask = np.full((POSITIONS, POSITIONS), -np.inf)
+    for window, added in zip(windows, own, strict=True):
+        mask[np.ix_(window, window)] = added
+    inputs, root = make_points(np.random.default_rng(6))
+    points = Points(SAMPLES, (POSITIONS,))
+    signals = tuple(Signal.full(gain * inputs @ inputs.T / 24, points) for gain in LAWS.values())
+    gradient = Signal.full(root @ root.T, points)
+    found = []
+    for rule in (
+        make_rule(scale=scale * SIZE**-0.5, mask=own, windows=windows),
+        make_rule(scale=scale * SIZE**-0.5, mask=mask),
+    ):
+        settings: Any = {"draws": 512, "precision": 0.0, "generator": np.random.default_rng(0)}
+        there = attend_signals(rule, signals, **settings)[1]
+        found.append([there, *attend_signals_backward(rule, signals, gradient=gradient, **settings)])
+    for one, other in zip(*found, strict=True):
+        rounding = TOLERANCE.six_digits if scale < 1 else 0.2  # 512 heads drawn in another order
+        assert np.abs(one.gram - other.gram).max() <= rounding * np.abs(other.gram).max()
+
+
+@pytest.mark.parametrize(("route", "scale"), [("heads", 1.0), ("small scores", 0.2)])
+def test_features_that_keys_and_values_share(route: Any, scale: float) -> None:
+    """Query gradients where tokens are as many as features: a third to twice more than of infinitely many features."""
+    rule, features, tokens = make_rule(scale=scale * SIZE**-0.5), 24, 24
+    sizes = 0.5 + np.random.default_rng(2).random(tokens)
+    found = []
+    for seed in range(2 * SEEDS):
+        generator = np.random.default_rng(seed)
+        x = torch.from_numpy(sizes[:, None] * generator.normal(size=(tokens, features)))
+        gains = torch.randn(3, features, WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        q, k, v = ((x @ one / features**0.5).unflatten(-1, (HEADS, SIZE)).transpose(0, 1) for one in gains)
+        q.requires_grad_()
+        answer = torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], scale=rule.scale)
+        sent = torch.from_numpy(generator.normal(size=answer.shape)) / math.sqrt(WIDTH)
+        (gradient,) = torch.autograd.grad((answer * sent).sum(), q)
+        found.append(float(gradient.square().sum()))
+    grams = [np.diag(sizes**2)] * 3
+    predicted = []
+    for width in (features, math.inf):
+        back = attend_backward(
+            rule,
+            Projections(*grams, samples=1, width=width),
+            gradient=np.eye(tokens),
+            generator=np.random.default_rng(0),
+            draws=512,
+            precision=0.0,
+            route=route,
+        )
+        predicted.append(float(np.trace(back.queries)))
+    error = np.std(found, ddof=1) / math.sqrt(len(found))
+    allowance = 0.1 * predicted[0]  # of higher orders in scores and 1/features
+    assert_within_standard_errors(predicted[0], float(np.mean(found)), error, allowance)
+    assert predicted[1] < 0.8 * float(np.mean(found))

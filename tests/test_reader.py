@@ -13,8 +13,25 @@ from torch.nn import functional
 
 import networks
 import sounding
-from sounding.reader.prediction import estimate_seconds, predict
-from sounding.theory.signal import Attention, Convolution, Elementwise, Given, Linear, Mix, Multiply, Normalize, Pool
+from signal_networks import assert_agrees
+from sounding.reader.prediction import estimate_seconds, predict, start_of
+from sounding.theory.signal import (
+    Attention,
+    Convolution,
+    Description,
+    Elementwise,
+    Given,
+    Join,
+    Linear,
+    Mix,
+    Multiply,
+    Node,
+    Normalize,
+    Pool,
+    Signal,
+    propagate,
+)
+from sounding.theory.signal import Tied as TiedRule
 from tolerance import TOLERANCE
 
 BAND = 2.0  # standard deviations over seeds, for 95%
@@ -295,3 +312,108 @@ def test_a_loop_over_one_value_does_not_double_what_is_kept_of_it() -> None:
     """Each of 60 divisions takes the same value twice; twice the numbers each time would be 10¹⁸ of them."""
     model = nn.Sequential(nn.Linear(8, 16), nn.Unflatten(-1, (4, 4)), Sinkhorn(), nn.Flatten(), nn.Linear(16, 8))
     assert sounding.read(model, torch.randn(6, 8)).weight_layers[0] == 2
+
+
+class Tied(nn.Module):
+    """Embeddings, two residual blocks, a norm, and a head whose weight is the embedding's."""
+
+    def __init__(self, width: int = 256, words: int = 100) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(words, width), nn.LayerNorm(width)
+        self.maps = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+        self.head = nn.Linear(width, words, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for first, second in zip(self.maps[::2], self.maps[1::2], strict=True):
+            x = 0.9 * x + second(functional.relu(first(x)))
+        return self.head(self.norm(x))
+
+
+def test_a_tied_head_meets_the_embedding_that_it_is_made_of() -> None:
+    """K of the logits against networks with one embedding and fresh blocks; a head of its own would be far off."""
+    with networks.drawn_from(0):
+        model, tokens = Tied(), torch.randint(100, (4, 5))
+        found = []
+        for _ in range(32):
+            for one in model.maps:
+                nn.init.normal_(one.weight, std=(2 / 256) ** 0.5)
+                nn.init.zeros_(one.bias)
+            found.append(Signal.of_features(model(tokens).detach().double().numpy()).gram)
+    blueprint = sounding.read(model, tokens)
+    description, given, _ = start_of(blueprint)
+    (head,) = description.outputs
+    rule = description.nodes[head].rule
+    assert isinstance(rule, TiedRule)
+    stack = np.stack(found)
+    measured = stack.mean(0), stack.std(0, ddof=1) / len(stack) ** 0.5
+    signal = propagate(description, given=given).forward[head]
+    assert signal is not None
+    assert_agrees(signal.gram, measured, allowance=2 * TOLERANCE.finite_width)
+    own = Node(Linear(rule.fan_in, rule.fan_out, rule.weight), description.nodes[head].inputs[:1], signal.points, 100)
+    nodes = (*description.nodes[:head], own)
+    untied = propagate(Description(nodes, (head,)), given=given).forward[head]
+    assert untied is not None
+    assert np.trace(untied.gram) < 0.9 * np.trace(measured[0])
+
+
+class Windowed(nn.Module):
+    """Attention within shifted windows of an image, with a bias for every head and a mask for every window."""
+
+    def __init__(self, width: int = 256) -> None:
+        super().__init__()
+        self.heads, self.maps = 8, nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(5))
+        self.bias = nn.Parameter(torch.randn(1, self.heads, 4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maps[4](x)
+        n, _, _, width = x.shape
+        rolled = torch.roll(x, shifts=(-1, -1), dims=(1, 2))
+        cut = rolled.view(n, 2, 2, 2, 2, width).transpose(2, 3).reshape(-1, 4, width)
+        q, k, v = (one(cut).view(-1, 4, self.heads, width // self.heads).transpose(1, 2) for one in self.maps[:3])
+        mask = self.bias + torch.tensor([0.0, -2.0, 0.0, -1.0]).repeat(n)[:, None, None, None] * torch.eye(4)
+        made = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).reshape(-1, 4, width)
+        back = self.maps[3](made).view(n, 2, 2, 2, 2, width).transpose(2, 3).reshape(n, 4, 4, width)
+        y = x + torch.roll(back, shifts=(1, 1), dims=(1, 2))
+        merged = torch.cat([y[:, i::2, j::2] for j in (0, 1) for i in (0, 1)], -1)  # as Swin joins neighbours
+        return merged.flatten(1, 2)
+
+
+class Widening(nn.Module):
+    """Features of two sizes side by side, each normalized by a batch norm of its own."""
+
+    def __init__(self, width: int = 256) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, width, bias=False), nn.Linear(width, width, bias=False)
+        self.norm, self.last = nn.BatchNorm1d(2 * width), nn.Linear(2 * width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.last(functional.relu(self.norm(torch.cat([x, 10 * self.second(functional.relu(x))], -1))))
+
+
+@pytest.mark.parametrize(
+    ("build", "shape", "rules"), [(Windowed, (2, 4, 4, 256), (Attention, Join)), (Widening, (6, 8), (Join,))]
+)
+def test_what_is_read_agrees_with_fresh_weights(
+    build: Callable[[], nn.Module], shape: tuple[int, ...], rules: tuple[type, ...]
+) -> None:
+    """K at the output, from the description of one network, against the mean over networks with other weights."""
+    with networks.drawn_from(0):
+        model, inputs, found = build(), torch.randn(shape), []
+        inputs = inputs + torch.randn(shape[-1])
+        for _ in range(32):
+            for one in model.modules():
+                if isinstance(one, nn.Linear):
+                    nn.init.normal_(one.weight, std=one.in_features**-0.5)
+            found.append(Signal.of_features(model(inputs).detach().double().numpy()).gram)
+    blueprint = sounding.read(model, inputs)
+    description, given, _ = start_of(blueprint)
+    assert not blueprint.description.notes
+    assert all(any(isinstance(node.rule, rule) for node in description.nodes) for rule in rules)
+    signal = propagate(description, given=given, draws=512, precision=0.002).forward[description.outputs[0]]
+    assert signal is not None
+    stack = np.stack(found)
+    error = stack.std(0, ddof=1) / len(stack) ** 0.5
+    assert_agrees(signal.gram, (stack.mean(0), error), allowance=2 * TOLERANCE.finite_width)

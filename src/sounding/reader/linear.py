@@ -11,7 +11,20 @@ from sounding.reader.laws import law_of, survey_law
 from sounding.reader.layout import Layout
 from sounding.reader.trace import NotCovered, Trace, handles
 from sounding.reader.values import Constant, Function, Measured, Scores, Traced, Value
-from sounding.theory.signal.description import ONE, ZERO, Add, Convolution, Law, Linear, Mix, Normalize, Regrid
+from sounding.theory.signal.description import (
+    ONE,
+    ZERO,
+    Add,
+    Convolution,
+    Given,
+    Law,
+    Linear,
+    Mix,
+    Normalize,
+    Regrid,
+    Scale,
+    Tied,
+)
 
 
 @handles("mm")
@@ -85,7 +98,40 @@ def _apply(trace: Trace, value: Traced, constant: Constant, matrix: Tensor, bias
         len(value.layout) - 1, (trace.keys.atom("feature", fan_out),) if fan_out > 1 else ()
     )
     rule = Linear(fan_in, fan_out, survey_law(matrix).law, law_of(bias.tensor if bias else None, ZERO))
-    return trace.fresh(rule, (value,), layout, label=f"linear {fan_in} → {fan_out}", weight=constant.parameter)
+    inputs: tuple[Traced, ...] = (value,)
+    label = f"linear {fan_in} → {fan_out}"
+    own = _embedding_of(trace, value, fan_in) if constant.parameter in trace.embedded else None
+    if own is not None:
+        image = _image(trace, own, matrix, rule.weight.second_moment)
+        rule, inputs, label = Tied(fan_in, fan_out, rule.weight, rule.bias), (value, own, image), f"tied {label}"
+    return trace.fresh(rule, inputs, layout, label=label, weight=constant.parameter)
+
+
+def _embedding_of(trace: Trace, value: Traced, features: int) -> Traced | None:
+    """The one measured input, of so many features, that a stream of sums, scales and norms began with."""
+    waiting, found, seen = [value.node], set[int](), set[int]()
+    while waiting:
+        draft = trace.drafts[at := waiting.pop()]
+        if at in seen:
+            continue
+        seen.add(at)
+        if isinstance(draft.rule, Given) and not draft.rule.constant and draft.features == features:
+            found.add(at)
+        elif isinstance(draft.rule, Add | Scale | Normalize):
+            waiting += draft.inputs
+    return Traced(found.pop(), value.layout) if len(found) == 1 else None
+
+
+def _image(trace: Trace, own: Traced, matrix: Tensor, square: float) -> Traced:
+    """What a matrix (in, out) makes of an embedding, in as many features as it has, over the weights' mean square."""
+    array = trace.drafts[own.node].features_array
+    assert array is not None
+    wide = matrix.detach().double()
+    values, vectors = torch.linalg.eigh(wide @ wide.T / (wide.shape[1] * max(square, 1e-300)))
+    root = vectors * values.clamp_min(0).sqrt()
+    made = trace.measure(Measured(array, layout=own.layout), own.layout)
+    trace.drafts[made.node].features_array = array.double() @ root.to(array.device)
+    return made
 
 
 def _mixed(trace: Trace, value: Traced, constant: Constant, matrix: Tensor, bias: Constant | None) -> Traced:

@@ -28,8 +28,8 @@ from sounding.probe.state import (
     unwrap,
 )
 from sounding.reader import linear, pointwise, recognize, shapes, softmax  # noqa: F401 - importing registers their rules
-from sounding.reader.trace import NotCovered, Trace, to_canonical
-from sounding.reader.values import Draft, Function, Measured, Traced, Value
+from sounding.reader.trace import NotCovered, Trace
+from sounding.reader.values import Draft, Function, Measured, Traced, Value, to_canonical
 from sounding.theory.signal.description import Add, Attention, Convolution, Description, Given, Linear, Node
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from sounding.reader.laws import survey_law
 from sounding.reader.layout import Layout
-from sounding.reader.trace import NotCovered, Trace, handles, scalar
-from sounding.reader.values import Constant, Function, Measured, Scores, Traced, Value
+from sounding.reader.trace import NotCovered, Trace, handles
+from sounding.reader.values import Constant, Function, Measured, Scores, Traced, Value, scalar
 from sounding.theory.signal.description import ONE, Add, Law, Multiply, Scale, Take
 
 SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "^"}

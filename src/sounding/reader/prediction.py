@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,9 +79,7 @@ def predict(blueprint: Blueprint, *, generator: np.random.Generator | None = Non
         found = propagate(description, given=given, gradients=gradients, generator=generator)
         scatter = spread(description, found)
     whole = next((len(array) for array in blueprint.given.values()), samples)
-    ends = {at: one for at, one in blueprint.gradients.items() if at in description.outputs}
-    missing = _left_out(ends, gradients)
-    rows = tuple(_rows(blueprint, description, found, scatter, complete=samples == whole, missing=missing))
+    rows = tuple(_rows(blueprint, description, found, scatter, complete=samples == whole))
     notes = [*description.notes]
     if samples < whole:
         notes.append(f"theory follows {samples} of {whole} samples, those that are most like all of them at the input")
@@ -95,12 +93,28 @@ def start_of(
     gradients at its outputs; at most so many samples where no batch norm needs them all."""
     description, samples = _thinned(blueprint.description, most=most)
     kept, spacing = _typical(blueprint, samples), _plan(description)
+    description = _with_masks_of(description, kept)
     given = {at: _signal(array, description, at, kept, spacing[at]) for at, array in blueprint.given.items()}
     gradients = {
         at: _signal(array, description, at, kept, spacing[at], gradient=True)
         for at, array in blueprint.gradients.items()
     }
     return description, given, gradients
+
+
+def _with_masks_of(description: Description, kept: NDArray[np.int64]) -> Description:
+    """The description with the masks of attention that differ between samples cut down to the samples kept."""
+    nodes = list(description.nodes)
+    for at, node in enumerate(nodes):
+        rule, windows = node.rule, 1
+        if isinstance(rule, Attention) and rule.mask is not None and rule.mask.ndim == 3:
+            windows = len(rule.windows or (1,))
+            if len(rule.mask) % windows == 0 and len(rule.mask) > windows and len(kept) * windows < len(rule.mask):
+                each = rule.mask.reshape(-1, windows, *rule.mask.shape[1:])[kept]
+                nodes[at] = dataclasses.replace(
+                    node, rule=dataclasses.replace(rule, mask=each.reshape(-1, *each.shape[2:]))
+                )
+    return dataclasses.replace(description, nodes=tuple(nodes))
 
 
 def _typical(blueprint: Blueprint, count: int) -> NDArray[np.int64]:
@@ -181,13 +195,13 @@ def _signal(
 ) -> Signal:
     points = description.nodes[at].points
     values = array.detach().double().cpu().numpy()[kept]
-    return Signal.of_features(values, points=points, spacing=spacing, reduce="sum" if gradient else "mean")
-
-
-def _left_out(gradients: Mapping[int, Tensor], followed: Mapping[int, Signal]) -> float:
-    """By how much the squared gradient of the whole batch exceeds that of the samples that are followed."""
-    ratios = [float(one.double().square().sum()) / followed[at].total for at, one in gradients.items()]
-    return max((ratio for ratio in ratios if math.isfinite(ratio)), default=1.0)
+    found = Signal.of_features(values, points=points, spacing=spacing, reduce="sum" if gradient else "mean")
+    if not gradient or len(kept) == len(array) or not found.total > 0:
+        return found
+    left_out = (
+        float(array.double().square().sum()) / found.total
+    )  # the whole batch beside the samples that are followed
+    return found.like(left_out * found.matrix, math.sqrt(left_out) * found.mean)
 
 
 def _rows(
@@ -197,7 +211,6 @@ def _rows(
     scatter: Spread,
     *,
     complete: bool,
-    missing: float,
 ) -> Iterator[Expected]:
     names = {index: [node.name] for index, node in enumerate(description.nodes) if node.name}
     for name, index in blueprint.aliases.items():
@@ -214,14 +227,14 @@ def _rows(
             )
         given = index in blueprint.gradients and index not in description.outputs  # measured, if a rule lost it
         if gradient is not None and gradient.total > 0 and not given:
-            expected["gradient_log_norm"] = _log_norm(gradient.total * missing, scatter.gradient[index])
+            expected["gradient_log_norm"] = _log_norm(gradient.total, scatter.gradient[index])
         for name in called:
             for measure, (value, sd) in expected.items():
                 if math.isfinite(value) and math.isfinite(sd):
                     yield Expected(name, measure, value, WIDENED.get(measure, WIDER) * sd)
         square = found.weight_gradients[index]
         if square is not None and square > 0 and node.weight and node.weight not in blueprint.shared:
-            value, sd = _log_norm(square * missing, scatter.weight_gradient[index])
+            value, sd = _log_norm(square, scatter.weight_gradient[index])
             yield Expected(node.weight, "weight_gradient_log_norm", value, WIDER * sd)
 
 

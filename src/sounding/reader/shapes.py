@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sounding.reader.layout import Atom, Axis, Layout, permute, reshape, same_roles
@@ -29,6 +30,15 @@ def unchanged(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: 
     """A copy of a value is that value."""
     item = args[1] if trace.func._overloadpacket.__name__ == "copy_" else args[0]
     return trace.of(item) if item.shape == out.shape else None
+
+
+@handles("as_strided")
+def restrided(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
+    """Other strides along axes of size 1 alone, as global pooling writes them, change nothing."""
+    value = trace.of(args[0])
+    usual = [math.prod(out.shape[axis + 1 :]) for axis in range(out.dim())]
+    same = all(size == 1 or step == want for size, step, want in zip(out.shape, args[2], usual, strict=True))
+    return value if same and isinstance(value, Traced) and value.layout.shape == tuple(out.shape) else None
 
 
 MOVES = frozenset(
@@ -151,12 +161,33 @@ def _part(trace: Trace, value: Traced, axis: int, start: int, stop: int, step: i
         trace.parts[part] = value
         return part
     grid = np.arange(layout.points.positions).reshape([a.size for a in layout.of("position")])
-    along = [layout.of("position").index(atom) for atom in atoms]
+    merged, place = _along(layout, axis, grid)
+    kept = np.take(merged, range(start, stop, step), axis=place).ravel()
+    return trace.add(Take(tuple(map(int, kept))), (value,), small, label=f"{len(kept)} of the positions")
+
+
+def _along(layout: Layout, axis: int, grid: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    """The numbers of the positions with those that one axis holds merged, and which axis of them that is."""
+    along = [layout.of("position").index(atom) for atom in layout[axis]]
     if along != list(range(along[0], along[0] + len(along))):
         raise NotCovered("positions are cut in another order than their own")
-    merged = grid.reshape(*grid.shape[: along[0]], -1, *grid.shape[along[-1] + 1 :])
-    kept = np.take(merged, range(start, stop, step), axis=along[0]).ravel()
-    return trace.add(Take(tuple(map(int, kept))), (value,), small, label=f"{len(kept)} of the positions")
+    return grid.reshape(*grid.shape[: along[0]], -1, *grid.shape[along[-1] + 1 :]), along[0]
+
+
+@handles("roll")
+def roll(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
+    """Positions shifted around, as windows of attention are from one block to the next."""
+    value = _subject(trace, args[0])
+    if not isinstance(value, Traced) or len(args) < 3:
+        return None
+    layout = value.layout
+    grid = np.arange(layout.points.positions).reshape([a.size for a in layout.of("position")])
+    for shift, axis in zip(args[1], args[2], strict=True):
+        if layout.roles(axis % len(layout)) != {"position"}:
+            raise NotCovered("samples or features are shifted around")
+        merged, place = _along(layout, axis % len(layout), grid)
+        grid = np.roll(merged, shift, place).reshape(grid.shape)
+    return trace.add(Take(tuple(map(int, grid.ravel()))), (value,), layout, label="positions shifted around")
 
 
 @handles("cat", "concat")
@@ -198,10 +229,11 @@ def join(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tenso
             raise NotCovered("joined values do not mean the same by their axes")
     if role == "position" and known.layout.of("position") != list(known.layout[axis]):
         raise NotCovered("positions of a grid are joined along one axis")
+    if role == "feature":
+        return trace.joined(tuple(part.node for part in parts), whole)
     if not trace.independent(*parts):
         raise NotCovered("joined values are not independent")
-    kind = "features" if role == "feature" else "positions"
-    return trace.add(Join(kind), tuple(parts), whole, label=f"{kind} joined")  # type: ignore[arg-type]
+    return trace.add(Join("positions"), tuple(parts), whole, label="positions joined")
 
 
 def _parent(trace: Trace, values: list[Value]) -> Traced | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +11,11 @@ import torch
 from torch import Tensor
 
 from sounding.reader.layout import Layout
-from sounding.reader.trace import NotCovered, Trace, handles, scalar
-from sounding.reader.values import Scores, Traced, Value
+from sounding.reader.trace import NotCovered, Trace, handles
+from sounding.reader.values import Scores, Traced, Value, scalar
 from sounding.theory.signal.description import Attention, Normalize, Rotate, Scale
 
+SAME = 1e-5  # of sums of single precision that differ only by rounding
 HIDDEN = -1e4  # masks hide a position by −inf or by the most negative number of a type; all of them lie below this
 
 
@@ -89,8 +91,6 @@ def attend(trace: Trace, scores: Scores, values: Value, out: Tensor, *, causal: 
     for item in (queries, keys, value):
         if item.layout.roles(-1) != {"feature"} or item.layout.roles(-2) - {"position"}:
             raise NotCovered("attention whose rows are not positions")
-        if len(item.layout.of("position")) != len(item.layout[-2]):
-            raise NotCovered("attention within windows of the positions")
     heads = _heads(queries)
     head_size = queries.layout.shape[-1]
     factor, angles, norm = scores.factor, None, None
@@ -99,9 +99,14 @@ def attend(trace: Trace, scores: Scores, values: Value, out: Tensor, *, causal: 
     if (turned is None) != (also is None) or (norm is None) != (other is None):
         raise NotCovered("queries and keys are rotated or normalized differently")
     angles = turned if turned is not None else None
-    mask, own = _mask(scores.mask, trace, queries, heads)
-    rule = Attention(heads, _heads(keys, distinct=True), head_size, factor * by * too, causal, mask, angles, norm, own)
-    label = f"attention, {heads} heads of {head_size}"
+    windows = {_windows(item.layout) for item in (queries, keys, value)}
+    if len(windows) > 1:
+        raise NotCovered("queries and keys of different windows")
+    within = windows.pop()
+    mask, own = _mask(scores.mask, trace.batch_size, len(within or (1,)), queries.layout.shape[-2], heads)
+    key_heads = _heads(keys, distinct=True)
+    rule = Attention(heads, key_heads, head_size, factor * by * too, causal, mask, angles, norm, own, within)
+    label = f"attention, {heads} heads of {head_size}" + (f" in {len(within)} windows" if within else "")
     sources = frozenset().union(*(trace.drafts[item.node].sources for item in (queries, keys, value)))
     return trace.add(rule, (queries, keys, value), layout, label=label, sources=sources)
 
@@ -136,30 +141,49 @@ def _heads(value: Traced, *, distinct: bool = False) -> int:
     return count
 
 
-def _mask(mask: Tensor | None, trace: Trace, queries: Traced, heads: int) -> tuple[Any, Any]:
-    """What is added to the scores: (queries, keys) or (samples, queries, keys) for all heads, and what each adds."""
+def _windows(layout: Layout) -> tuple[tuple[int, ...], ...] | None:
+    """The positions of each window, where an axis in front of a head's rows holds positions too."""
+    inner = [atom for atom in layout[-2] if atom.role == "position"]
+    ordered = layout.of("position")
+    outer = [atom for axis in layout[:-2] for atom in axis if atom.role == "position"]
+    if not outer:
+        return None
+    numbers = np.arange(layout.points.positions).reshape([atom.size for atom in ordered])
+    turned = numbers.transpose([ordered.index(atom) for atom in (*outer, *inner)])
+    rows = turned.reshape(math.prod(atom.size for atom in outer), -1)
+    return tuple(tuple(map(int, row)) for row in rows)
+
+
+def _mask(mask: Tensor | None, samples: int, windows: int, rows: int, heads: int) -> tuple[Any, Any]:
+    """What is added to the scores: of all heads, (queries, keys) or one each, and what each head adds besides.
+
+    One each is for every sample, every window, or every window of every sample.
+    """
     if mask is None:
         return None, None
     if mask.dtype == torch.bool:
         mask = _hide(~mask, -np.inf)
     shown = mask.double()
-    samples = trace.batch_size
-    if shown.dim() == 3 and shown.shape[0] == samples * heads:
-        shown = shown.reshape(samples, heads, *shown.shape[1:])
     if shown.shape[-2] == 1:
-        shown = shown.expand(*shown.shape[:-2], queries.layout.shape[-2], shown.shape[-1])
-    own = None
-    if shown.dim() == 4:
-        if bool((shown == shown[:, :1]).all()):
-            shown = shown[:, 0]
-        elif bool((shown == shown[:1]).all()):
-            # padding that hides keys in some samples beside a bias per head would need both
-            own, shown = shown[0], torch.zeros(shown.shape[-2:], dtype=torch.float64)
-        else:
-            raise NotCovered("attention with a bias of its own for every head and every sample")
-    if shown.dim() == 3 and (shown.shape[0] == 1 or bool((shown == shown[:1]).all())):
-        shown = shown[0]
-    return _numbers(shown), None if own is None else _numbers(own)
+        shown = shown.expand(*shown.shape[:-2], rows, shown.shape[-1])
+    if shown.dim() == 3 and shown.shape[0] == samples * windows * heads:
+        shown = shown.reshape(-1, heads, *shown.shape[1:])
+    if shown.dim() <= 3:
+        shown = shown.reshape(-1, 1, *shown.shape[-2:])
+    shown = shown.flatten(0, -4)
+    if windows > 1 and len(shown) == samples * windows:
+        each = shown.reshape(samples, windows, *shown.shape[1:])
+        shown = each[0] if bool((each == each[:1]).all()) else shown
+    if bool((shown == shown[:1]).all()):
+        shown = shown[:1]
+    hidden = shown < HIDDEN
+    own = (shown - shown[:, :1]).masked_fill(hidden, -np.inf).amax(0)
+    own = own.masked_fill(own < HIDDEN, 0.0)
+    far = (shown - shown[:, :1] - own).masked_fill(hidden, 0.0).abs().max()
+    if not bool((hidden == hidden[:, :1]).all()) or float(far) > SAME:
+        raise NotCovered("attention with a bias of its own for every head and every sample")
+    shared = shown[0, 0] if len(shown) == 1 else shown[:, 0]
+    return _numbers(shared), _numbers(own)
 
 
 def _numbers(shown: Tensor) -> Any:

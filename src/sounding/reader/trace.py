@@ -27,9 +27,10 @@ from sounding.reader.values import (
     constant_of,
     place_of,
     tensors_of,
+    to_canonical,
     written,
 )
-from sounding.theory.signal.description import Elementwise, Flatten, Given, Law, Rule, Scale
+from sounding.theory.signal.description import Elementwise, Flatten, Given, Join, Law, Normalize, Rule, Scale
 
 Handler = Callable[["Trace", tuple[Any, ...], dict[str, Any], Any], Any]
 HANDLERS: dict[str, Handler] = {}
@@ -88,8 +89,10 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._settled: dict[tuple[int, int | None], tuple[Value, Traced]] = {}
         self.tensors: dict[Traced, Tensor] = {}
         self.parts: dict[Traced, Traced] = {}  # of which value a part was cut
+        self._parts: dict[tuple[Rule, int], int] = {}
         self._measured: dict[Place, Traced] = {}  # what was measured, by where it begins in memory
         self.uses: Counter[str] = Counter()  # how many operations on signals take each parameter
+        self.embedded: set[str] = set()  # parameters whose rows are embeddings
         for name, parameter in parameters.items():
             self.put(parameter, Constant(parameter.detach(), name))
 
@@ -152,6 +155,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if all(isinstance(value, Constant) for value in values):
             return [(item, constant_of(func, item, values)) for item in outputs]
         self.uses.update({value.parameter for value in values if isinstance(value, Constant) and value.parameter})
+        if name == "embedding":
+            self.embedded |= {value.parameter for value in values if isinstance(value, Constant)} - {""}
         if name not in STARTERS and not any(isinstance(value, Traced | Function | Scores) for value in values):
             layout = self._followed(name, args, outputs)
             return [(item, replace(self._unpredicted(item, values), layout=layout)) for item in outputs]
@@ -257,7 +262,14 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         sources: frozenset[object] | None = None,
         weight: str = "",
     ) -> Traced:
-        """A new node; its randomness comes from its inputs unless `sources` says otherwise."""
+        """A new node; its randomness comes from its inputs unless `sources` says otherwise.
+
+        What acts on each feature alone acts on each part of joined features, which differ in size and law.
+        """
+        alone = isinstance(rule, Elementwise | Scale) or (isinstance(rule, Normalize) and rule.kind == "batch")
+        if alone and self._is_joined(inputs[0].node):
+            parts = self.drafts[inputs[0].node].inputs
+            return self.joined(tuple(self._of_part(rule, part, label) for part in parts), layout, weight=weight)
         if sources is None:
             sources = frozenset().union(*(self.drafts[item.node].sources for item in inputs))
         self.drafts.append(
@@ -272,6 +284,25 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         )
         return Traced(len(self.drafts) - 1, layout)
+
+    def joined(self, parts: tuple[int, ...], layout: Layout, *, weight: str = "") -> Traced:
+        """Values side by side; of one that is joined already, its parts. Their Gram matrices need no independence."""
+        flat = [at for part in parts for at in (self.drafts[part].inputs if self._is_joined(part) else (part,))]
+        inputs = tuple(Traced(at, layout) for at in flat)
+        return self.add(Join("features"), inputs, layout, label="features joined", weight=weight)
+
+    def _is_joined(self, at: int) -> bool:
+        rule = self.drafts[at].rule
+        return isinstance(rule, Join) and rule.axis == "features"
+
+    def _of_part(self, rule: Rule, part: int, label: str) -> int:
+        """The node of a rule on one part; one node for all joined values that hold the part and treat it alike."""
+        key = (rule, part)
+        if key not in self._parts:
+            whole = self.drafts[part]
+            self.drafts.append(Draft(rule, (part,), whole.points, whole.features, whole.sources, label=label))
+            self._parts[key] = len(self.drafts) - 1
+        return self._parts[key]
 
     def fresh(self, rule: Rule, inputs: tuple[Traced, ...], layout: Layout, *, label: str, weight: str = "") -> Traced:
         """A new node whose randomness is its own: a random map, or a measured value."""
@@ -404,22 +435,6 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether no two of the values owe their randomness to the same map."""
         sources = [self.drafts[value.node].sources for value in values]
         return sum(map(len, sources)) == len(frozenset().union(*sources))
-
-
-def to_canonical(tensor: Tensor, layout: Layout) -> Tensor:
-    """A tensor as (samples, positions, features)."""
-    sizes, order = layout.canonical()
-    points = layout.points
-    return tensor.reshape(sizes).permute(order).reshape(points.samples, points.positions, layout.features)
-
-
-def scalar(item: Any) -> float | None:
-    """A plain number or a tensor of one element as a number, None for anything else."""
-    if isinstance(item, bool | int | float):
-        return float(item)
-    if isinstance(item, Tensor) and item.numel() == 1 and not item.is_complex():
-        return float(item.detach())
-    return None
 
 
 def _depends(value: Value) -> bool:

@@ -161,3 +161,19 @@ def tensors_of(value: Any) -> list[Tensor]:
     if isinstance(value, tuple | list):
         return [item for part in value for item in tensors_of(part)]
     return []
+
+
+def to_canonical(tensor: Tensor, layout: Layout) -> Tensor:
+    """A tensor as (samples, positions, features)."""
+    sizes, order = layout.canonical()
+    points = layout.points
+    return tensor.reshape(sizes).permute(order).reshape(points.samples, points.positions, layout.features)
+
+
+def scalar(item: Any) -> float | None:
+    """A plain number or a tensor of one element as a number, None for anything else."""
+    if isinstance(item, bool | int | float):
+        return float(item)
+    if isinstance(item, Tensor) and item.numel() == 1 and not item.is_complex():
+        return float(item.detach())
+    return None

@@ -33,6 +33,7 @@ from sounding.theory.signal.description import (
     Rule,
     Scale,
     Take,
+    Tied,
 )
 from sounding.theory.signal.measures import measures
 from sounding.theory.signal.plan import spacings
@@ -66,6 +67,7 @@ __all__ = [
     "Scale",
     "Signal",
     "Take",
+    "Tied",
     "measures",
     "propagate",
     "spacings",

@@ -13,6 +13,11 @@ The score path (D_Q and D_K) is of the relative size of the scores' variance whi
 where attention looks at one key alone. Norms of queries and keys and rotary embeddings act on the drawn heads. Grouped
 queries change none of these means, since gradients of different heads are uncorrelated.
 
+Keys and values are made of the same N features, so the products of their Gram matrices in D_Q scatter together:
+E tr(J^a V̂ J^c K̂) = tr(J^a V J^c K)(1 + 1/N) + tr(J^a V) tr(J^c K)/N. With n keys in sight the last term is n/N of the
+first: it is followed, in both routes. In D_K, D_V and K_out it is of relative size 1/N, or of higher order in the
+scores, and left out.
+
 Two routes: heads drawn at random, right at any size of the scores and any head size (the mean over heads of a layer
 with that head size, wide in everything else); and the closed form of `small_scores`. Of the rule's output only two
 kinds of entries are ever used: pairs within a sample decide all signal sizes and gradients, pairs of different samples
@@ -26,9 +31,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -170,15 +175,16 @@ def attend_backward(
     sizes = _size(inputs.values), _size(gradient)
     arriving = (gradient / sizes[1]).astype(np.float32)
     roots = factor(inputs.values / sizes[0]), factor(gradient / sizes[1])
-    diagonal = np.diag(arriving)
+    diagonal, share = np.diag(arriving), np.float32(_size(inputs.keys) ** -0.5)
     at_values, at_queries, at_keys = np.zeros(inputs.values.shape), [], []
     # The projections multiply squared gradients by their gains, which the sizes of what they made tell.
     gains = sizes[0] * _size(inputs.queries), sizes[0] * _size(inputs.keys), sizes[0]
 
     def visit(head: Head) -> Array:
         squares = np.zeros(4)
+        made_of = (roots[0] if head.inner is None else share * head.inner), roots[1]
         for _ in range(SIGNS):
-            feature, sent = (root @ _signs(generator, root.shape[1]) for root in roots)
+            feature, sent = (root @ _signs(generator, root.shape[1]) for root in made_of)
             queries, keys = _score_path(rule, head, feature, sent)
             at_queries.append(queries)
             at_keys.append(keys)
@@ -207,10 +213,12 @@ def attend_signals(
     draws: int,
     generator: np.random.Generator,
     precision: float = PRECISION,
+    width: float = math.inf,
 ) -> tuple[Attended, Signal]:
     """`attend` on the signals of queries, keys and values, with the signal of its output."""
-    found = attend(rule, _projections(inputs), draws=draws, generator=generator, precision=precision)
-    return found, Signal.full(found.gram, inputs[0].points)
+    inner, pairs, projections = _projections(rule, inputs, width)
+    found = attend(inner, projections, draws=draws, generator=generator, precision=precision)
+    return found, _put_back(found.gram, pairs, inputs[0])
 
 
 def attend_signals_backward(
@@ -221,20 +229,44 @@ def attend_signals_backward(
     draws: int,
     generator: np.random.Generator,
     precision: float = PRECISION,
+    width: float = math.inf,
 ) -> tuple[Signal, ...]:
     """`attend_backward` on signals: the gradients at queries, keys and values."""
+    inner, pairs, projections = _projections(rule, inputs, width)
+    arriving = gradient.gram[pairs]
     found = attend_backward(
-        rule, _projections(inputs), gradient=gradient.gram, generator=generator, draws=draws, precision=precision
+        inner, projections, gradient=arriving, generator=generator, draws=draws, precision=precision
     )
     grams = found.queries, found.keys, found.values
-    return tuple(Signal.full(gram, one.points) for gram, one in zip(grams, inputs, strict=True))
+    return tuple(_put_back(gram, pairs, one) for gram, one in zip(grams, inputs, strict=True))
 
 
-def _projections(inputs: tuple[Signal, ...]) -> Projections:
+def _projections(rule: Attention, inputs: tuple[Signal, ...], width: float) -> tuple[Attention, Any, Projections]:
+    """Attention within windows as attention within more, smaller samples: that rule, which pairs, their Grams.
+
+    Exact: softmax acts within a window, and all windows of all samples meet the same weights.
+    """
     if len(inputs) != 3:
         raise UsageError(f"attention has three inputs, queries, keys and values, got {len(inputs)}")
-    queries, keys, values = (one.gram for one in inputs)
-    return Projections(queries, keys, values, samples=inputs[0].points.samples)
+    samples, (queries, keys, values) = inputs[0].points.samples, (one.gram for one in inputs)
+    if rule.windows is None:
+        return rule, slice(None), Projections(queries, keys, values, samples, width)
+    within, count = np.array(rule.windows), len(rule.windows)
+    if any(len(gram) != samples * within.size for gram in (queries, keys, values)):
+        raise UsageError(f"expected windows over all positions, got {within.size} places in them")
+    order = (np.arange(samples)[:, None] * within.size + within.ravel()).ravel()
+    mask, pairs = rule.mask, np.ix_(order, order)
+    if mask is not None and len(mask) == count and mask.ndim == 3:
+        mask = np.tile(mask, (samples, 1, 1))
+    inner = replace(rule, windows=None, mask=mask)
+    return inner, pairs, Projections(queries[pairs], keys[pairs], values[pairs], samples * count, width)
+
+
+def _put_back(gram: Array, pairs: Any, like: Signal) -> Signal:
+    """A Gram matrix over points in their own order again."""
+    whole = np.empty_like(gram)
+    whole[pairs] = gram
+    return Signal.full(whole, like.points)
 
 
 def _score_path(rule: Attention, head: Head, feature: Floats, sent: Floats) -> tuple[Floats, Floats]:

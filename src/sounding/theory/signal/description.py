@@ -96,6 +96,15 @@ class Linear(Rule):
 
 
 @dataclass(frozen=True)
+class Tied(Linear):
+    """A linear map by the matrix that made the stream's own embedding: a tied output head.
+
+    Its inputs are the stream, the measured embedding e that the stream began with, and e (WᵀW / (fan_out · v))^(1/2),
+    measured too, v the mean square of the weights: what the map makes of the embedding itself.
+    """
+
+
+@dataclass(frozen=True)
 class Convolution(Rule):
     """A convolution over the grid, in one to three dimensions; depthwise when `groups` is the number of channels.
 
@@ -210,6 +219,8 @@ class Attention(Rule):
             as pairs, and a pair that is not rotated has the angle 0.
         query_norm: the norm of each head's queries and keys (QK-norm), None for none.
         own_masks: (heads, queries, keys), what each head adds to its scores besides (ALiBi, T5), None for none.
+        windows: the numbers of the positions of each window, within which attention acts (Swin); None for one window.
+            A mask is then of (queries, keys) within a window, with one for each window or for each of every sample.
     """
 
     heads: int
@@ -221,6 +232,7 @@ class Attention(Rule):
     angles: Array | None = field(default=None, repr=False)
     query_norm: Normalize | None = None
     own_masks: Array | None = field(default=None, repr=False)
+    windows: tuple[tuple[int, ...], ...] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,8 @@ Floats = NDArray[Any]  # of single precision, which is four times as fast and fa
 # A mask this far below the largest of its row hides a key whatever its score: many networks write −10 000 or the
 # smallest number of their dtype instead of −inf.
 FAINT = -1000.0
+ALIKE = 0.01  # of the mean square: biases of two projections leave their Gram matrices less apart than that
+MOST_FEATURES = 4096  # above, what a finite width adds is below the error of the draws, and drawing it would cost more
 ONE_HOT = 0.9  # the weight from which on a row of attention counts as looking at one key alone
 
 
@@ -35,12 +37,14 @@ class Projections:
         keys: (samples · key positions) squared.
         values: of the same points as the keys.
         samples: how many samples the points belong to; attention acts within each of them.
+        width: of how many random features keys and values are made; infinite where their Gram matrix is measured.
     """
 
     queries: Array
     keys: Array
     values: Array
     samples: int
+    width: float = math.inf
 
     def __post_init__(self) -> None:
         for name in ("queries", "keys", "values"):
@@ -107,12 +111,16 @@ class Side:
 
 @dataclass(frozen=True)
 class Head:
-    """One head: its queries and keys, its attention weights (samples, queries, keys), and its statistics."""
+    """One head: its queries and keys, its attention weights (samples, queries, keys), and its statistics.
+
+    `inner` holds the features (points, width) that keys and values are made of, None for infinitely many.
+    """
 
     queries: Side
     keys: Side
     weights: Floats
     statistics: Statistics
+    inner: Floats | None = None
 
 
 def factor(gram: Array) -> Floats:
@@ -173,14 +181,27 @@ def draw_heads(
     masks = [score_mask(rule, inputs, head) for head in range(1 if rule.own_masks is None else len(rule.own_masks))]
     turn = 0
     turns = [_turns(rule, inputs.samples, positions) for positions in inputs.positions]
+    shared = _shared(inputs)
     while True:
-        q, k = (_normals(generator, (root.shape[1], rule.head_size), root) for root in roots)
+        inner = None
+        if shared:
+            inner = _normals(generator, (roots[1].shape[1], shared), roots[1]) / np.float32(math.sqrt(shared))
+        made_of = roots[0], roots[1] if inner is None else inner
+        q, k = (_normals(generator, (root.shape[1], rule.head_size), root) for root in made_of)
         gains = _gains(rule, generator)
         additive, turn = masks[turn % len(masks)], turn + 1
         keys = _side(rule.query_norm, k, gains[1], turns[1])
         pair = [_head(rule, inputs, _side(rule.query_norm, sign * q, gains[0], turns[0]), keys, additive)
                 for sign in (1, -1)]  # fmt: skip
-        yield pair[0], pair[1]
+        yield replace(pair[0], inner=inner), replace(pair[1], inner=inner)
+
+
+def _shared(inputs: Projections) -> int:
+    """How many features keys and values share, 0 for infinitely many or where the two are not made of the same."""
+    ratio = float(np.trace(inputs.values)) / max(float(np.trace(inputs.keys)), 1e-300)
+    apart = np.abs(inputs.values - ratio * inputs.keys).max()
+    same = apart <= ALIKE * float(np.trace(inputs.values)) / len(inputs.values)
+    return round(inputs.width) if same and inputs.width < MOST_FEATURES else 0
 
 
 def score_mask(rule: Attention, inputs: Projections, head: int = 0) -> Array:

@@ -38,7 +38,7 @@ def normalize_backward(rule: Normalize, signal: Signal, gradient: Signal, featur
         return batch_norm_backward(rule, signal, inner, gradient.shape)
     if rule.kind == "group":
         return group_norm_backward(rule, signal, inner, features)
-    std = np.sqrt(_spread(rule, signal) + rule.eps)
+    std = np.sqrt(spread_of(rule, signal) + rule.eps)
     return inner.like(inner.matrix / (std[:, :, None] * std[:, None, :]), inner.mean / std)
 
 
@@ -63,11 +63,11 @@ def _standardize(rule: Normalize, signal: Signal, features: int) -> Signal:
     matrix, mean = signal.matrix, signal.mean
     if rule.kind == "layer":
         matrix, mean = matrix - mean[:, :, None] * mean[:, None, :], np.zeros_like(mean)
-    std = np.sqrt(_spread(rule, signal) + rule.eps)
+    std = np.sqrt(spread_of(rule, signal) + rule.eps)
     return signal.like(matrix / (std[:, :, None] * std[:, None, :]), mean / std)
 
 
-def _spread(rule: Normalize, signal: Signal) -> Array:
+def spread_of(rule: Normalize, signal: Signal) -> Array:
     """What rms and layer norm divide by, squared, before eps."""
     square = signal.diagonal
     return np.asarray(np.maximum(square - signal.mean**2, 0.0) if rule.kind == "layer" else square)

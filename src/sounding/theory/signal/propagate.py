@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,6 +32,7 @@ from sounding.theory.signal.description import (
     Rotate,
     Scale,
     Take,
+    Tied,
 )
 from sounding.theory.signal.signal import Signal
 
@@ -104,7 +106,7 @@ def propagate(
     [[2.0, 0.0], [0.0, 2.0]]
     """
     notes: dict[int, str] = {}
-    context = Context(draws, generator or np.random.default_rng(0), precision)
+    context = Context(draws, generator or np.random.default_rng(0), precision, given=given)
     forward: list[Signal | None] = []
     for index, node in enumerate(description.nodes):
         forward.append(_step(description, index, node, forward, given, context, notes))
@@ -120,6 +122,7 @@ class Context:
     generator: np.random.Generator
     precision: float = PRECISION
     attention: dict[int, Attended] = field(default_factory=dict)
+    given: Mapping[int, Signal] = field(default_factory=dict)
 
 
 def _step(
@@ -145,7 +148,7 @@ def _step(
         notes[index] = f"its input, node {node.inputs[inputs.index(None)]}, is not known"
         return None
     try:
-        run = _functions(description, index, context)[0]
+        run = _functions(description, index, context, forward)[0]
         return _blurred(run(node.rule, node, known), known)
     except UsageError as error:
         notes[index] = str(error)
@@ -162,12 +165,15 @@ def _blurred(signal: Signal, sources: Sequence[Signal]) -> Signal:
     return signal if signal.is_full or signal.blur == blur else replace(signal, blur=blur)
 
 
-def _functions(description: Description, index: int, context: Context) -> tuple[Forward, Backward]:
+def _functions(
+    description: Description, index: int, context: Context, forward: Sequence[Signal | None]
+) -> tuple[Forward, Backward]:
     """The forward and the backward function of a node's rule."""
     node = description.nodes[index]
     rule = node.rule
     if isinstance(rule, Attention):
         settings: Any = {"draws": context.draws, "generator": context.generator, "precision": context.precision}
+        settings["width"] = _random_features(description.nodes, node.inputs[-1], forward, context.given)
 
         def attend(rule: Attention, node: Node, inputs: tuple[Signal, ...]) -> Signal:
             found, signal = attend_signals(rule, inputs, **settings)
@@ -183,9 +189,40 @@ def _functions(description: Description, index: int, context: Context) -> tuple[
             lambda rule, node, inputs: rules.join(rule, node, inputs, features),
             lambda rule, node, inputs, gradient: rules.join_backward(rule, node, inputs, gradient, features),
         )
+    if isinstance(rule, Tied):
+        source = node.inputs[1]
+        return (
+            lambda rule, node, inputs: rules.tied(
+                rule, inputs, rules.share_of(source, node.inputs[0], description.nodes, forward)
+            ),
+            lambda rule, node, inputs, gradient: (
+                *rules.linear_backward(rule, node, inputs, gradient),
+                *(one.like(np.zeros_like(one.matrix)) for one in inputs[1:]),
+            ),
+        )
     if type(rule) not in RULES:
         raise UsageError(f"no rule covers {type(rule).__name__}")
     return RULES[type(rule)]
+
+
+def _random_features(
+    nodes: Sequence[Node], at: int, forward: Sequence[Signal | None], given: Mapping[int, Signal]
+) -> float:
+    """Of how many random features the Gram matrix in front of a projection is a mean.
+
+    Of a stream that holds the share s of what is measured, N features scatter by (1 − s²)/N: infinitely many for s = 1.
+    """
+    while isinstance(nodes[at].rule, Part | Linear | Scale | Normalize) and at not in given:
+        at = nodes[at].inputs[0]
+    before, squares = forward[at], 0.0
+    if before is None:
+        return math.inf
+    for source in [one for one in given if one <= at]:
+        own = forward[source]
+        if own is not None and own.points == before.points:
+            squares += float(np.sum(rules.share_of(source, at, nodes, forward) ** 2 * own.diagonal))
+    share = min(squares / max(before.total, 1e-300), 1.0)
+    return nodes[at].features / (1.0 - share**2) if share < 1.0 else math.inf
 
 
 def _check_points(signal: Signal, node: Node, index: int) -> None:
@@ -222,7 +259,7 @@ def _backwards(
         try:
             if len(known) < len(inputs):
                 raise UsageError("the signal in front of it is not known")
-            found = _functions(description, index, context)[1](node.rule, node, known, gradient)
+            found = _functions(description, index, context, forward)[1](node.rule, node, known, gradient)
         except UsageError as error:
             notes.setdefault(index, f"no gradient passes it: {error}")
             lost |= set(node.inputs)

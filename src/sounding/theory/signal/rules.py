@@ -7,6 +7,7 @@ Every forward function takes (rule, node, inputs) and gives the signal of the no
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -32,9 +33,10 @@ from sounding.theory.signal.description import (
     Rotate,
     Scale,
     Take,
+    Tied,
 )
 from sounding.theory.signal.gaussian import map_pairs
-from sounding.theory.signal.normalize import normalize, normalize_backward, scale
+from sounding.theory.signal.normalize import normalize, normalize_backward, scale, spread_of
 from sounding.theory.signal.shapes import amplitude_before, amplitude_of_term, pushed, summed
 from sounding.theory.signal.signal import Signal, block_points
 
@@ -66,6 +68,43 @@ def linear_backward(rule: Linear, node: Node, inputs: Inputs, gradient: Signal) 
     if rule.weight.mean != 0:
         matrix += rule.fan_in * rule.weight.mean**2 * gradient.mean[:, :, None] * gradient.mean[:, None, :]
     return (gradient.like(matrix, rule.fan_in * rule.weight.mean * gradient.mean),)
+
+
+def tied(rule: Tied, inputs: Inputs, share: Array) -> Signal:
+    """K′ = n_in v (K + c_a c_b (I_ab − E_ab)) + E b² where the stream holds c_a times the embedding e_a, K(e) = E.
+
+    The rest of the stream went through other random maps and meets W as a linear map does. The embedding is made of
+    rows of W: its image I is measured. Exact in the mean over all other weights; what is left out is how the rest
+    scatters with c, of relative size 1/features.
+    """
+    stream, own, image = inputs
+    grown = share[:, :, None] * share[:, None, :] * (image.matrix - own.matrix)
+    return linear(rule, Node(rule, (), stream.points, rule.fan_out), (stream.like(stream.matrix + grown, stream.mean),))
+
+
+def share_of(source: int, at: int, nodes: Sequence[Node], forward: Sequence[Signal | None]) -> Array:
+    """How much of one node's own value another holds, (blocks, size): what comes through sums, scales and norms.
+
+    Every other rule sends it through random weights or a function, behind which nothing of it is told apart.
+    """
+    shares: dict[int, Array] = {}
+    for index in range(source, at + 1):
+        signal, node = forward[index], nodes[index]
+        if signal is None:
+            continue
+        share = np.full_like(signal.mean, float(index == source))
+        before = {one: shares[one] for one in node.inputs if one in shares and shares[one].shape == share.shape}
+        for at_input, held in before.items():
+            inner = forward[at_input]
+            match node.rule:
+                case Add(coefficients):
+                    share = share + _merge(coefficients, node.inputs)[node.inputs.index(at_input)] * held
+                case Scale(factor):
+                    share = factor.mean * held
+                case Normalize("rms" | "layer", eps, factor) if inner is not None:
+                    share = factor.mean * held / np.sqrt(spread_of(node.rule, inner) + eps)
+        shares[index] = share
+    return shares[at]
 
 
 def elementwise(rule: Elementwise, node: Node, inputs: Inputs) -> Signal:

@@ -9,6 +9,7 @@ u uᵀ of a row, δA = J s, and E s_ab s_cd = τ Q_ac K_bd for Gaussian queries 
     forwards   K_out = Ā V Āᵀ + τ Q ∘ B(K, V)
     backwards  D_V = Āᵀ D Ā + τ G(Q ∘ D, K),  D_Q = τ D ∘ B(K, V),  D_K = τ G(Q ∘ D, V)
 
+Keys and values that are made of N features add tr(J^a K) tr(J^c V)/N to B(K, V)_ac; see `attention`.
 Terms of fourth order in the scores are left out, so the error is of the order of their variance squared.
 """
 
@@ -68,7 +69,15 @@ class SmallScores:
         by_keys, by_values = left(u, keys), left(u, values)
         cross = left(u, (by_keys * by_values).T)
         squares = left(u, by_keys.T) * left(u, by_values.T)
-        return one * other * _doubled(mixed(u, keys * values) - cross - cross.T + squares)
+        found = one * other * _doubled(mixed(u, keys * values) - cross - cross.T + squares)
+        rows = [self._row_variances(gram) for gram in (self.inputs.keys, self.inputs.values)]
+        return found + np.outer(*rows) / self.inputs.width
+
+    def _row_variances(self, gram: Array) -> Array:
+        """tr(J^a X) of every row a: the variance of the keys, or values, that it sees."""
+        u, own = self.uniform, _own(gram, self.inputs.samples)
+        squares = np.einsum("sab,sb->sa", u, np.einsum("sbb->sb", own))
+        return np.asarray(squares - np.einsum("sab,sbc,sac->sa", u, own, u, optimize=True)).ravel()
 
     def _scattered(self, weighted: Array, grams: tuple[Array, ...]) -> list[Array]:
         """G(W, X) for each X."""

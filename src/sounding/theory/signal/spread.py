@@ -28,10 +28,12 @@ from sounding.theory.signal.description import (
     Given,
     Join,
     Linear,
+    Mix,
     Multiply,
     Node,
     Normalize,
     Part,
+    Pool,
 )
 from sounding.theory.signal.gaussian import map_pairs
 from sounding.theory.signal.propagate import Propagation
@@ -71,13 +73,23 @@ def spread(description: Description, propagation: Propagation) -> Spread:
     count = len(nodes)
     size, shape = np.zeros((count, count)), np.zeros((count, count))
     size_noise, shape_noise = np.zeros(count), np.zeros(count)
+    alike = np.array([(1.0, 1.0) if one is None else (one.alike, _alike_positions(one)) for one in forward])
     for index, node in enumerate(nodes):
         signal = forward[index]
         inputs = [one for at in node.inputs if (one := forward[at]) is not None]
         if signal is None or isinstance(node.rule, Given) or len(inputs) < len(node.inputs):
             continue
-        size[index], shape[index] = _passed(node, signal, inputs, size[list(node.inputs)], shape[list(node.inputs)])
-        _add_sources(index, node, signal, inputs, nodes, (size, shape), (size_noise, shape_noise))
+        before = list(node.inputs)
+        cosines = [
+            math.hypot(one.cosine, math.sqrt(shape[at] ** 2 @ shape_noise))
+            for at, one in zip(before, inputs, strict=True)
+        ]
+        size[index], shape[index] = _passed(node, signal, inputs, size[before], shape[before], cosines)
+        if isinstance(node.rule, Attention | Mix | Pool):
+            # positions that are averaged err alike: what a mean over different ones left out of a source comes back
+            grown = np.maximum(alike[index] / np.maximum(alike, alike[before[-1]]), 1.0) ** 0.5
+            size[index], shape[index] = size[index] * grown[:, 0], shape[index] * grown[:, 1]
+        _add_sources(index, node, signal, inputs, nodes, cosines, (size, shape), (size_noise, shape_noise))
     gradient, gradient_noise = _backwards(description, propagation, size)
     size_variance = (size**2) @ size_noise
     gradient_variance = (gradient**2) @ np.concatenate([size_noise, gradient_noise])
@@ -89,7 +101,7 @@ def spread(description: Description, propagation: Propagation) -> Spread:
     forward_part = ((size[inputs_of] + gradient[:, :count]) ** 2) @ size_noise
     backward_part = (gradient[:, count:] ** 2) @ gradient_noise
     arrived_alike = np.array([1.0 if one is None else one.alike for one in propagation.backward])
-    own_alike = np.array([1.0 if one is None else one.alike for one in forward])[inputs_of]
+    own_alike = alike[inputs_of, 0]
     weight_variance = forward_part * np.maximum(joint / own_alike, 1) + backward_part * np.maximum(
         joint / arrived_alike, 1
     )
@@ -102,7 +114,9 @@ def spread(description: Description, propagation: Propagation) -> Spread:
     )
 
 
-def _passed(node: Node, signal: Signal, inputs: Sequence[Signal], sizes: Array, shapes: Array) -> tuple[Array, Array]:
+def _passed(
+    node: Node, signal: Signal, inputs: Sequence[Signal], sizes: Array, shapes: Array, cosines: Sequence[float]
+) -> tuple[Array, Array]:
     """How the noise of the inputs arrives at a node."""
     rule, q = node.rule, signal.mean_square
     match rule:
@@ -119,10 +133,24 @@ def _passed(node: Node, signal: Signal, inputs: Sequence[Signal], sizes: Array, 
             shares = _shares(rule.coefficients if isinstance(rule, Add) else [1.0] * len(inputs), inputs)
             return shares @ sizes, shares @ shapes
         case Multiply():
-            return sizes.sum(axis=0), shapes.sum(axis=0)
+            return sizes.sum(axis=0), _product(*cosines)[0] @ shapes
         case Attention():
             return sizes[-1], shapes[-1]
     return sizes[0], shapes[0]
+
+
+def _product(first: float, second: float) -> tuple[Array, float]:
+    """What a product of independent pairs, of correlations c and d, makes of their scatter, and what it adds.
+
+    r = c d moves by d δc + c δd, in units of 1 − r². The influence of one feature on r is y_a y_b − r (y_a² + y_b²)/2
+    with y the product of two Gaussian values, whose fourth moments are products of theirs.
+    """
+    c, d = np.clip((first, second), -0.999, 0.999)
+    r = c * d
+    slopes = np.array([d * (1 - c**2), c * (1 - d**2)])
+    pairs = (1 + 2 * c**2) * (1 + 2 * d**2)
+    whole = pairs - 18 * r**2 + r**2 / 2 * (9 + pairs)
+    return slopes / (1 - r**2), max(whole - float(slopes @ slopes), 0.0) / (1 - r**2) ** 2
 
 
 def _shares(coefficients: Sequence[float], inputs: Sequence[Signal]) -> Array:
@@ -137,6 +165,7 @@ def _add_sources(
     signal: Signal,
     inputs: Sequence[Signal],
     nodes: Sequence[Node],
+    cosines: Sequence[float],
     coefficients: tuple[Array, Array],
     noises: tuple[Array, Array],
 ) -> None:
@@ -158,6 +187,9 @@ def _add_sources(
             # The cross term of two summands is 0 in the mean only: it scatters by √(2/N) of their geometric mean.
             crossed = 1 - float(np.sum(_shares(rule.coefficients, inputs) ** 2))
             extra, paired = 2 * crossed, crossed
+        case Multiply():
+            # E y⁴ = 9 of a product of Gaussian values, of which the scatter of the two explains 2 each
+            extra, paired = 4.0, _product(*cosines)[1]
         case Part():
             whole = nodes[node.inputs[0]].features
             extra, paired = (2.0 * (1 - node.features / whole), 1 - node.features / whole) if whole else (0.0, 0.0)
@@ -229,7 +261,7 @@ def _returned(
             return vector, 0.0
         case Multiply():
             vector[:width] += sizes.mean(axis=0)
-            return vector, 0.0
+            return vector, 2.0 / max(node.features, 1) * alike
         case Attention():
             # a gradient at queries is made of gradients, values and keys, each of finitely many features
             return vector, 6.0 / max(node.features, 1) * alike
