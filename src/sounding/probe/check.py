@@ -291,7 +291,7 @@ class _Checked(Watched):
         self, report: Report, *, loss: str | Loss | None, mode: Mode, batch_axis: int | None, rows: bool, hurry: bool
     ) -> Report:
         """The report with theory laid beside the last batch, judged again; its loss takes the same random direction."""
-        from sounding.probe.verdict import join_findings, judge_reading
+        from sounding.probe.verdict import add_kept, join_findings, judge_reading
         from sounding.reader.beside import lay_beside
 
         if self._last_batch is None or self._reading is None:
@@ -315,6 +315,7 @@ class _Checked(Watched):
         if all(finding.severity == "low" for finding in verdict.findings):
             # what theory alone finds ill, and the measurement does not, is a note: OLMo 2 and MobileBERT train
             findings = tuple(replace(one, severity="low") if one.kind == "cause" else one for one in findings)
+        verdict = add_kept(verdict, profile.settings["theory"].get("kept_words"))
         return replace(report, profile=profile, verdict=join_findings(verdict, findings))
 
     def _direction(self) -> torch.Generator:

@@ -84,6 +84,12 @@ def join_findings(verdict: Verdict, findings: Sequence[Finding]) -> Verdict:
     )
 
 
+def add_kept(verdict: Verdict, words: str | None) -> Verdict:
+    """The verdict with what this start keeps beside a sound one, where theory says it and something was judged."""
+    known = words is not None and verdict.status != "not known"
+    return replace(verdict, sentence=f"{verdict.sentence} {words}") if known else verdict
+
+
 def _finite(finding: Finding) -> Finding:
     """Evidence is what was measured: numbers that JSON can hold."""
     return replace(finding, evidence={key: value for key, value in finding.evidence.items() if math.isfinite(value)})

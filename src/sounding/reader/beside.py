@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from sounding.reader.blame import find_cause
 from sounding.reader.disagreement import find_disagreement
 from sounding.reader.module import Blueprint, read_batch
 from sounding.reader.prediction import Prediction, estimate_seconds, predict, start_of
+from sounding.reader.sound import FOLLOWED, compare_with_sound, tell_kept
 from sounding.theory.batchnorm import DEPTH_SCALES, depth_scale
 from sounding.theory.signal import Elementwise, Flatten, Given, Linear, Scale, Signal, propagate
 
@@ -78,6 +79,11 @@ def lay_beside(
     told["measured_instead"] = list(blueprint.description.notes)
     told["followed"] = [note for note in prediction.notes if note not in blueprint.description.notes]
     told["applied"] = predicted > 0
+    more = estimate_seconds(blueprint, most=FOLLOWED)
+    kept = compare_with_sound(read(profile), blueprint) if not hurry or seconds + more < PATIENCE else None
+    if kept is not None:
+        told["kept"], told["kept_soundly"] = map(asdict, kept)
+        told["kept_words"] = tell_kept(*kept, layers)
     told["note"] = f"the module's own description, rule by rule: {predicted} of {layers} weight layers are predicted"
     beside = _rows_beside(profile, prediction)
     beside += _growth_rows(profile, beside)

@@ -99,7 +99,8 @@ def gain(rule: Linear | Convolution) -> float:
     return rule.weight.second_moment * fan_in(rule)
 
 
-def _with_gain(rule: Linear | Convolution, value: float) -> Linear | Convolution:
+def with_gain(rule: Linear | Convolution, value: float) -> Linear | Convolution:
+    """The rule of a weight with another gain."""
     return dataclasses.replace(rule, weight=Law(value / fan_in(rule)))
 
 
@@ -142,7 +143,7 @@ def _gains(description: Description) -> Iterator[Change]:
                 layer_of(node),
                 f"the variance of {layer_of(node)!r} is {ratio:.3g} times that of its siblings",
                 f"with its siblings' variance {usual / fan_in(rule):.3g}",
-                description.replace(index, rule=_with_gain(rule, usual)),
+                description.replace(index, rule=with_gain(rule, usual)),
                 abs(math.log(ratio)),
             )
     yield from _mixers(description)
@@ -152,7 +153,7 @@ def _gains(description: Description) -> Iterator[Change]:
             changed = description
             for index, _, rule in weights:
                 if gain(rule) > 0:
-                    changed = changed.replace(index, rule=_with_gain(rule, value))
+                    changed = changed.replace(index, rule=with_gain(rule, value))
             text = f"weights have {usual:.3g}/fan_in as their variance throughout"
             yield Change(3, "gains", "", text, f"with the variance {name} everywhere", changed)
 
@@ -188,7 +189,7 @@ def _roles(description: Description) -> Iterator[Change]:
             continue
         changed = description
         for index, _, rule in group:
-            changed = changed.replace(index, rule=_with_gain(rule, usual[key] / ratio))
+            changed = changed.replace(index, rule=with_gain(rule, usual[key] / ratio))
         first, rule = layer_of(group[0][1]), group[0][2]
         by_outputs = rule.weight.second_moment * _fan_out(rule)
         drawn = f", {by_outputs:.2g}/fan_out" if not 0.8 < _fan_out(rule) / fan_in(rule) < 1.25 else ""
@@ -280,18 +281,25 @@ def _branches(description: Description) -> Iterator[Change]:
         return
     sizes = {index: _branch_size(description, index, branch) for index, branch in sums}
     usual = median(map(abs, sizes.values()))
-    scaled = description
     for index, branch in sums:
-        block = _reader_before(description, index, branch)
         if usual > 0 and not 1 / ODD <= (abs(sizes[index]) / usual) ** 2 <= ODD:
+            block = _reader_before(description, index, branch)
             text = f"the branch that ends at {block!r} is multiplied by {sizes[index]:.3g}"
             changed = _with_branch(description, index, branch, usual)
             odds = abs(2 * math.log(abs(sizes[index]) / usual)) if sizes[index] else 0.0
             yield Change(1, "branch", block, text, f"with {usual:.3g} as the others have", changed, odds)
-        scaled = _with_branch(scaled, index, branch, sizes[index] / math.sqrt(len(sums)))
     text = f"{len(sums)} branches are added to the stream at full size"
     cure = f"with branches scaled by 1/√{len(sums)} (a residual scale or LayerScale)"
-    yield Change(2, "branches", _reader_before(description, *sums[0]), text, cure, scaled)
+    yield Change(2, "branches", _reader_before(description, *sums[0]), text, cure, scale_branches(description))
+
+
+def scale_branches(description: Description) -> Description:
+    """The description with every residual branch divided by the root of their number."""
+    sums = _residuals(description)
+    for index, branch in sums:
+        size = _branch_size(description, index, branch) / math.sqrt(len(sums))
+        description = _with_branch(description, index, branch, size)
+    return description
 
 
 def _coefficients(description: Description, index: int) -> tuple[float, ...]:
@@ -315,13 +323,10 @@ def _with_branch(description: Description, index: int, branch: int, value: float
 
 def _reader_before(description: Description, index: int, branch: int) -> str:
     """The name of the node that ends a branch."""
-    at: int | None = description.nodes[index].inputs[branch]
-    while at is not None:
-        node = description.nodes[at]
-        if node.name or node.weight:
-            return layer_of(node)
-        at = node.inputs[0] if node.inputs else None
-    return ""
+    node = description.nodes[description.nodes[index].inputs[branch]]
+    while node.inputs and not (node.name or node.weight):
+        node = description.nodes[node.inputs[0]]
+    return layer_of(node) if node.name or node.weight else ""
 
 
 def _put_in(description: Description, at: int, readers: Sequence[int], rule: Rule) -> tuple[Description, int]:
@@ -393,10 +398,8 @@ def _loud_inputs(description: Description, given: Mapping[int, Signal]) -> Itera
     for index, signal in given.items():
         node = description.nodes[index]
         square = float(np.trace(signal.sample_gram)) / len(signal.sample_gram)
-        if isinstance(node.rule, Given) and square > 0 and not 1 / LOUD < square < LOUD:
-            readers = [i for i, one in enumerate(description.nodes) if index in one.inputs]
-            if not readers:
-                continue
+        readers = [i for i, one in enumerate(description.nodes) if index in one.inputs]
+        if isinstance(node.rule, Given) and readers and square > 0 and not 1 / LOUD < square < LOUD:
             name = _reader(description, index)
             changed, place = _put_in(description, index, readers, Scale(Law(0.0, square**-0.5, "constant")))
             text = f"what enters in front of {name!r} (an embedding or input) has the mean square {square:.3g}"
@@ -423,8 +426,8 @@ def _norms_everywhere(description: Description) -> Iterator[Change]:
             inserted.append(min(readers))
     if inserted:
         where = "in front of every branch" if sums else "behind every weight layer"
-        text = "nothing normalizes the signal"
-        yield Change(3, "norms", "", text, f"with a layer norm {where}", changed, inserted=tuple(inserted))
+        cure = f"with a layer norm {where}"
+        yield Change(3, "norms", "", "nothing normalizes the signal", cure, changed, inserted=tuple(inserted))
 
 
 def _post_norms(description: Description) -> Iterator[Change]:
