@@ -13,6 +13,7 @@ from sounding.probe.records import Finding, FindingKind, Severity
 from sounding.start.parameters import NUMBER
 
 MOST = 0.5  # of the numbers in matrices that ask for a gradient: beyond it, training leaves out the network itself
+PART = 0.25  # beyond it an encoder or a tower is left out; poolers and spare heads hold less
 WORDS: dict[FindingKind, tuple[str, str, str]] = {
     "frozen": (
         "Training leaves {names} unchanged: no gradient is asked for (requires_grad=False)",
@@ -39,7 +40,12 @@ WORDS: dict[FindingKind, tuple[str, str, str]] = {
 
 
 def find_arrivals(
-    root: nn.Module, passes: Sequence[Pass], *, whole: bool, practice: Sequence[Finding] = ()
+    root: nn.Module,
+    passes: Sequence[Pass],
+    *,
+    whole: bool,
+    practice: Sequence[Finding] = (),
+    zeros: Sequence[str] = (),
 ) -> list[Finding]:
     """A finding for each reason why gradients do not arrive.
 
@@ -48,6 +54,8 @@ def find_arrivals(
         passes: the passes of a check, with the weights that got a gradient.
         whole: whether the loss sees all that the network returned; else some outputs are left out by right.
         practice: findings that name zero-initialized outputs, which explain zero gradients behind them.
+        zeros: parameters other than biases that are zero everywhere; where no practice explains zero gradients, those
+            of them that get a gradient themselves do.
     """
     if not any(one.weights for one in passes):
         return []  # nothing came back at all, which the verdict says by itself
@@ -64,6 +72,7 @@ def find_arrivals(
     frozen = {_place(name, modules) for name, _ in lost.get("frozen", ())}
     trained = {_place(name, modules) for name, parameter in named_parameters(root) if parameter.requires_grad}
     recorded = {call.spec.name for one in passes for call in one.calls if call.hooked}
+    moving = [name for name in zeros if any(one.weights.get(name, -math.inf) > -math.inf for one in passes)]
     found = []
     for kind, parameters in lost.items():
         share = sum(_weight(parameter) for _, parameter in parameters) / max(asked, 1)
@@ -74,10 +83,26 @@ def find_arrivals(
             # a layer that runs in no_grad says so itself; one that records its gradient in vain does not
             vain = any(name.rpartition(".")[0] in recorded for name, _ in parameters)
             severity = "high" if whole and vain else "medium"
-        elif kind == "behind_zeros" and share > MOST and not practice:
+        elif share > (PART if kind == "detached" else MOST) and (
+            (kind == "detached" and whole) or (kind == "behind_zeros" and not practice)
+        ):
             severity = "medium"
-        found.append(_finding(kind, severity, parameters, share, practice))
+        found.append(_finding(kind, severity, parameters, share, practice, moving or zeros))
+    stuck = [name for name in zeros if name in {lost_name for lost_name, _ in lost.get("behind_zeros", ())}]
+    if len(stuck) > 1 and not moving:
+        found.append(_stuck(stuck))
     return found
+
+
+def _stuck(names: list[str]) -> Finding:
+    """Zeros that multiply each other: none of them gets a gradient, and none ever will."""
+    return Finding(
+        "behind_zeros", "medium", names[0].rpartition(".")[0] or None, None, {"parameters": float(len(names))},
+        f"{names[0]} and {len(names) - 1} more parameters are zero and get a gradient of exactly zero, and no other "
+        "parameter of zero gets one that could free them: two factors of a product start at zero, so that neither "
+        "ever learns.", "", (f"draw {names[0]} at random: of two factors in a row only one may start at zero",),
+        parameter=names[0], expected="a gradient, or a factor that moves first", found="zero, and so for ever",
+    )  # fmt: skip
 
 
 def _place(name: str, modules: dict[str, nn.Module]) -> tuple[str, type]:
@@ -115,6 +140,7 @@ def _finding(
     parameters: list[tuple[str, nn.Parameter]],
     share: float,
     practice: Sequence[Finding],
+    zeros: Sequence[str],
 ) -> Finding:
     name = parameters[0][0]
     sentence, remedy, found = WORDS[kind]
@@ -122,6 +148,9 @@ def _finding(
     why = sentence.format(names=names)
     if kind == "behind_zeros" and practice:
         why += f"; {practice[0].parameter} starts at zero, which is a practice and explains it for the first step"
+    elif kind == "behind_zeros" and zeros:
+        why += f"; {zeros[0]}{f' and {len(zeros) - 1} more' if len(zeros) > 1 else ''} start at zero everywhere"
+        remedy = f"start {zeros[0]} at what its kind has: norms and scales at 1 or a small number, weights at random"
     return Finding(
         kind, severity, name.rpartition(".")[0] or None, None,
         {"parameters": float(len(parameters)), "share": share}, f"{why}.", "", (remedy,),

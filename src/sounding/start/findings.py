@@ -11,11 +11,13 @@ import torch
 from sounding.probe.records import Finding, FindingKind, Severity
 from sounding.probe.thresholds import THRESHOLDS
 from sounding.start.laws import configured_scale, known_laws, name_law
-from sounding.start.parameters import SURE, WEIGHTS, Parameter, Start
+from sounding.start.parameters import NUMBER, SURE, WEIGHTS, Parameter, Start
 
 # A drawn weight has no entry below float32's normal range (1.2e-38): one in 10^36 would. Memory that nobody wrote does.
 DENORMAL = 1.2e-38
 WILD = 1e6  # the largest entry over the median one: 5 for a Gaussian, 40 for the heaviest law in use
+MANY = 4  # places off every law from which on it is the network's law that is odd, and not each of them
+FANS = 4  # layers that agree on a law before all of them are told to have the wrong fan
 LEAST = 16  # entries below which a law cannot be told from chance
 DRAWN = ("gaussian", "uniform", "truncated", "orthogonal")
 Finder = Callable[[Start], Iterator[Finding]]
@@ -173,10 +175,27 @@ def find_clones(start: Start) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def find_ties(start: Start) -> Iterator[Finding]:
+    """One tensor as the weight of several layers; embeddings that are also the output are a practice."""
+    tied = [one for one in start.parameters if one.kind in ("linear", "convolution") and len(one.uses) > 1]
+    if tied:
+        one = tied[0]
+        others = ", ".join(one.uses[1:])
+        yield make_finding(
+            "cloned_weights", "low", one, expected="a weight of its own", found=f"also the weight of {others}",
+            why=f"{len(tied)} weights are one tensor at several layers: {one.name} is also the weight of {others}, so "
+            "these layers compute the same and stay equal in training.",
+            remedies=("nothing, if they share it on purpose; else make a parameter for each",),
+            evidence={"copies": len(tied)},
+        )  # fmt: skip
+
+
 def find_odd_scales(start: Start) -> Iterator[Finding]:
-    """Weights whose scale is far from that of their siblings, or from every known law of their kind."""
+    """Weights whose scale is far from that of their siblings, or from every known law of their kind; many places that
+    no law fits are one finding, at the worst of them."""
+    by_law: list[tuple[float, Finding]] = []
     for members in start.groups.values():
-        drawn = [one for one in members if one.kind in WEIGHTS and one.scale > 0 and one.entries >= LEAST]
+        drawn = [one for one in members if one.kind in (*WEIGHTS, "token") and one.scale > 0 and one.entries >= LEAST]
         odd = list(zip(drawn, _off_siblings(drawn), strict=True))
         usual = median(one.scale for one in drawn) if drawn else 0.0
         outliers = [
@@ -194,15 +213,20 @@ def find_odd_scales(start: Start) -> Iterator[Finding]:
         if worst is not None and factor >= THRESHOLDS.odd_scale:
             laws = _laws_of(worst, start)
             closest = min(laws, key=lambda name: abs(math.log(worst.scale / laws[name])))
-            yield _odd(worst, factor, laws[closest], f"which is {closest}, the closest known law", len(drawn))
+            source = f"which is {closest}, the closest known law"
+            by_law.append((factor, _odd(worst, factor, laws[closest], source, len(drawn))))
+    many = len(by_law) > MANY
+    yield from [max(by_law, key=lambda item: item[0])[1]] if many else [finding for _, finding in by_law]
 
 
 def _odd(one: Parameter, factor: float, usual: float, source: str, count: int) -> Finding:
     large, logits = one.scale > usual, one.scale * one.fan_in**0.5
     tied = f" It is also the output: behind a norm its logits have a standard deviation of {logits:.3g}."
     far = THRESHOLDS.far_scale
+    # a recurrent matrix multiplies at every step, and an output makes the loss: less than ten times is too much there
+    serious = factor >= far or one.kind == "recurrent" or (one.head and logits > far / 2)
     return make_finding(
-        "odd_scale", "medium" if large and (factor >= far or (one.head and logits > far / 2)) else "low", one,
+        "odd_scale", "medium" if large and serious else "low", one,
         expected=f"a standard deviation of {usual:.3g}, {source}", found=f"{one.scale:.3g}",
         why=f"The standard deviation of {one.name} is {one.scale:.3g}, {factor:.3g} times too "
         f"{'large' if large else 'small'}: expected {usual:.3g}, {source}." + (tied if one.head else ""),
@@ -232,7 +256,8 @@ def _off_laws(one: Parameter, start: Start) -> float:
     if one.kind == "matrix":
         return 1.0
     laws = _laws_of(one, start).values()
-    return max(one.scale / max(laws), min(laws) / one.scale) * (1 - SURE * min(one.error, 0.2))
+    small = min(laws) / one.scale if one.kind != "token" else 0.0  # tokens may start as small as one likes
+    return max(one.scale / max(laws), small) * (1 - SURE * min(one.error, 0.2))
 
 
 def _laws_of(one: Parameter, start: Start) -> dict[str, float]:
@@ -256,12 +281,17 @@ def find_exchanged(start: Start) -> Iterator[Finding]:
             one for one in clear if one.fits(math.sqrt(gain / one.fan_out))
             and (not name_law(one, start) or (name_law(one, start) == "He by fan_out" and name == "He"))
         ]  # fmt: skip
-        if wrong and len(right) >= (len(wrong) if name == "He" else 1):
+        by_fan_out = [one for one in clear if one.fits(math.sqrt(gain / one.fan_out))]
+        both = {one.fan_in > one.fan_out for one in clear} == {True, False}
+        whole = both and len(clear) >= FANS and len(by_fan_out) == len(clear)
+        if whole:
+            wrong, right = by_fan_out, []  # all of them, wide ones and narrow ones: one law, by the other fan
+        if wrong and (whole or len(right) >= (len(wrong) if name == "He" else 1)):
             one = wrong[0]
             yield make_finding(
                 "fans_exchanged", "low", one,
-                expected=f"{math.sqrt(gain / one.fan_in):.3g} by its fan_in of {one.fan_in} ({name}), as {len(right)} "
-                "others have",
+                expected=f"{math.sqrt(gain / one.fan_in):.3g} by its fan_in of {one.fan_in} ({name})"
+                + (f", as {len(right)} others have" if right else ""),
                 found=f"{one.scale:.3g}, which is {name} by its fan_out of {one.fan_out}",
                 why=f"{_name(wrong)} has the scale of its transpose: {one.scale:.3g} belongs to a fan_in of "
                 f"{one.fan_out}, and its fan_in is {one.fan_in}, so its outputs are {one.fan_in / one.fan_out:.3g} "
@@ -276,9 +306,10 @@ def find_norm_weights(start: Start) -> Iterator[Finding]:
     for members in start.groups.values():
         norms = [one for one in members if one.kind == "norm weight" and one.finite]
         zero = [one for one in norms if one.scale == 0]
-        if zero and len(zero) == len(norms):
-            # a class that multiplies by 1 + weight (Gemma) starts all of its norms at zero
-            every = all(one.scale == 0 for one in start.parameters if one.kind == "norm weight")
+        # a class that multiplies by 1 + weight (Gemma) starts all of its norms at zero
+        every = all(one.scale == 0 for one in start.parameters if one.kind == "norm weight")
+        alone = len(norms) == 1 and not NUMBER.search(norms[0].name)  # no end of a branch: nothing passes it
+        if zero and len(zero) == len(norms) and (every or not alone):
             if not every:
                 yield _zero_start(zero, start)
             continue
@@ -380,6 +411,7 @@ FINDERS: tuple[Finder, ...] = (
     find_never_written,
     find_constant,
     find_clones,
+    find_ties,
     find_exchanged,
     find_odd_scales,
     find_norm_weights,

@@ -23,10 +23,12 @@ def judge_start(
     root: nn.Module, passes: Sequence[Pass], reading: Reading, loss: StartLoss | None
 ) -> tuple[Finding, ...]:
     """Every finding about the start, for the verdict of a check."""
-    parameters = find_all(take_stock(root))
+    start = take_stock(root)
+    parameters = find_all(start)
     practice = [finding for finding in parameters if finding.kind == "zero_start"]
     whole = loss is None or loss.whole
-    arrivals = find_arrivals(root, passes, whole=whole, practice=practice)
+    zeros = [one.name for one in start.parameters if one.low == one.high == 0 and "bias" not in one.kind]
+    arrivals = find_arrivals(root, passes, whole=whole, practice=practice, zeros=zeros)
     last = reading.calls[-1] if reading.calls else None
     at_end: dict[str, Any] = (
         {} if last is None else {"layer": last.name, "depth": last.depth}

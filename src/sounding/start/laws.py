@@ -11,6 +11,10 @@ from sounding.start.parameters import Parameter, Start
 CONFIGURED = ("initializer_range", "init_std", "initializer_std")
 
 
+# A configured standard deviation this far below the usual 0.02 is no law but a mistake, or not meant for weights.
+LEAST_CONFIGURED = 0.002
+
+
 def configured_scale(config: Any) -> float | None:
     """The standard deviation that the network's configuration asks for, or None."""
     for name in CONFIGURED:
@@ -30,9 +34,9 @@ def known_laws(parameter: Parameter, start: Start) -> dict[str, float]:
     residual = math.sqrt(2 * depth)
     laws = {"0.02": 0.02, "0.02/√(2L)": 0.02 / residual}
     scale = configured_scale(start.config)
-    if scale is not None:
+    if scale is not None and scale >= LEAST_CONFIGURED:
         laws |= {"the configuration's": scale, "the configuration's/√(2L)": scale / residual}
-    if parameter.kind == "embedding":
+    if parameter.kind in ("embedding", "token"):
         # the factor of T5 multiplies its normal law of 1
         factor = getattr(start.config, "initializer_factor", 1.0)
         return laws | {"normal": 1.0, "normal times the configuration's factor": factor, "1/√width": fan_in**-0.5}
@@ -50,7 +54,8 @@ def known_laws(parameter: Parameter, start: Start) -> dict[str, float]:
         "orthogonal of gain √2": math.sqrt(2 / max(fan_in, fan_out)),
         "small (√(2/5d))": math.sqrt(0.4 / fan_in),
     }
-    if parameter.kind == "recurrent":
+    if parameter.kind == "recurrent":  # it is applied again at every step, so that nobody draws it for ReLU
+        laws = {name: scale for name, scale in laws.items() if "He" not in name and "gain" not in name}
         hidden = parameter.fan_in if "hh" in parameter.name.rpartition(".")[2] else max(parameter.fan_out // 4, 1)
         laws["PyTorch's default"] = (3 * hidden) ** -0.5
     return laws

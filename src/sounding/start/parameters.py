@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -35,7 +35,8 @@ class Parameter:
     Args:
         name: its full name; a tied one has its first.
         layer: the name of the module that holds it.
-        kind: "linear", "convolution", "recurrent", "embedding", "matrix", "norm weight", "norm bias", "bias", "vector".
+        kind: "linear", "convolution", "recurrent", "embedding", "matrix", "norm weight", "norm bias", "bias", "token"
+            (positions and class tokens that a module holds itself) or "vector".
         fan_in: how many inputs add up in one output, 0 where the kind has none.
         fan_out: how many outputs one input reaches, 0 where the kind has none.
         tensor: its values.
@@ -44,7 +45,7 @@ class Parameter:
         high: the largest entry of all.
         entries: how many entries the law was taken from.
         sample: these entries.
-        uses: how many places of the network hold this very parameter.
+        uses: the names of the modules that hold this very parameter.
         head: whether a tied embedding is also the network's output.
     """
 
@@ -59,7 +60,7 @@ class Parameter:
     high: float
     entries: int
     sample: Tensor = field(repr=False, compare=False)
-    uses: int = 1
+    uses: tuple[str, ...] = ()
     head: bool = False
 
     @property
@@ -126,18 +127,32 @@ class Start:
 def take_stock(root: nn.Module) -> Start:
     """Every floating-point parameter that has values, surveyed."""
     modules = dict(named_modules(root))
-    owners: dict[int, list[nn.Module]] = {}
-    for module in modules.values():
+    owners: dict[int, dict[str, nn.Module]] = {}
+    for name, module in modules.items():
         for held in module._parameters.values():
             if held is not None:
-                owners.setdefault(id(held), []).append(module)
-    found = tuple(_survey_all(named_parameters(root), modules, owners))
+                owners.setdefault(id(held), {})[name] = module
+    computed = dict(_computed_weights(modules))
+    parts = tuple(f"{name.rpartition('.')[0]}.parametrizations.{name.rpartition('.')[2]}." for name in computed)
+    named = [(name, tensor) for name, tensor in named_parameters(root) if not name.startswith(parts)]
+    found = tuple(_survey_all([*named, *computed.items()] if computed else named, modules, owners))
     configs = (getattr(module, "config", None) for module in modules.values())
     return Start(found, next((config for config in configs if config is not None), None))
 
 
+def _computed_weights(modules: dict[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:
+    """Weights that a parametrization makes of others, as weight norm does; one that keeps a state (spectral norm, whose
+    vectors move at every look) is left alone."""
+    for layer, module in modules.items():
+        held = getattr(module, "parametrizations", None) if isinstance(module, nn.Module) else None
+        for key, part in held.items() if isinstance(held, nn.ModuleDict) else ():
+            if not any(True for _ in part.buffers()) and not any(one.is_meta for one in part.parameters()):
+                with torch.no_grad():
+                    yield f"{layer}.{key}" if layer else key, getattr(module, key).detach()
+
+
 def _survey_all(
-    named: list[tuple[str, nn.Parameter]], modules: dict[str, nn.Module], owners: dict[int, list[nn.Module]]
+    named: Sequence[tuple[str, Tensor]], modules: dict[str, nn.Module], owners: dict[int, dict[str, nn.Module]]
 ) -> Iterator[Parameter]:
     for name, parameter in named:
         if is_lazy(parameter) or parameter.is_meta or not parameter.is_floating_point():
@@ -149,17 +164,17 @@ def _survey_all(
         if tensor.numel() == 0 or tensor.layout is not torch.strided or tensor.element_size() < 2:
             continue
         layer, _, key = name.rpartition(".")
-        holders = owners.get(id(parameter), [])
-        owner = modules.get(layer) or (holders[0] if holders else None)
+        holders = owners.get(id(parameter), {})
+        owner = modules.get(layer) or next(iter(holders.values()), None)
         kind = _kind(owner, key, tensor)
         fan_in, fan_out = _fans(owner, kind, tensor)
         low, high = (float(value) for value in torch.aminmax(tensor))
         sample = sample_entries(tensor)
         law = survey_law(tensor, entries=sample).law
-        head = kind == "embedding" and any(_is_linear(holder) for holder in holders)
+        head = kind == "embedding" and any(_is_linear(holder) for holder in holders.values())
         yield Parameter(
             name, layer, kind, fan_in, fan_out, tensor, law, low, high, sample.numel(), sample,
-            uses=max(len(holders), 1), head=head,
+            uses=tuple(holders), head=head,
         )  # fmt: skip
 
 
@@ -197,7 +212,7 @@ def _kind(owner: nn.Module | None, key: str, tensor: Tensor) -> str:
         return "convolution"
     if tensor.dim() == 2 and (_is_linear(owner) or isinstance(owner, nn.MultiheadAttention)):
         return "linear"
-    return "vector" if not long or TOKENS.search(key) else "matrix"
+    return "vector" if not long else "token" if TOKENS.search(key) else "matrix"
 
 
 def _fans(owner: nn.Module | None, kind: str, tensor: Tensor) -> tuple[int, int]:
@@ -208,4 +223,4 @@ def _fans(owner: nn.Module | None, kind: str, tensor: Tensor) -> tuple[int, int]
         size = math.prod(tensor.shape[2:])
         groups = int(getattr(owner, "groups", 1))
         return tensor.shape[1] * size, tensor.shape[0] * size // max(groups, 1)
-    return (tensor.shape[-1], tensor.shape[0]) if kind == "embedding" else (0, 0)
+    return (tensor.shape[-1], tensor.shape[0]) if kind in ("embedding", "token") else (0, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +14,14 @@ from sounding.probe.gradients import log_norm
 
 SAMPLES, STEPS = 16, 64  # of a batch and of a sequence that are looked at
 FLAT = 4.6  # |z| from which a sigmoid has less than 4% of its largest slope: below 0.01, or above 0.99
+SHUT = 0.01  # a gate that is less open, or less shut, is flat: the same line as FLAT
 NAMES: dict[str, tuple[str, ...]] = {
     "LSTM": ("input", "forget", "cell", "output"),
     "GRU": ("reset", "update", "new"),
 }
 SIGMOIDS = ("input", "forget", "output", "reset", "update")
-MEASURES = (*(f"{name}_gate_mean" for name in SIGMOIDS), "gate_saturated_fraction", "time_gradient_log_rate")
+WRITTEN = "least_gate_mean"  # of the gates of a cell that is written out, which have no names
+MEASURES = (*(f"{name}_gate_mean" for name in SIGMOIDS), WRITTEN, "gate_saturated_fraction", "time_gradient_log_rate")
 
 
 @dataclass(eq=False)
@@ -105,6 +107,62 @@ def _means(kind: str, gates: list[tuple[Tensor, ...]]) -> dict[str, Tensor]:
     whole = [torch.stack(parts) for parts in zip(*gates, strict=True)]
     means = {f"{name}_gate_mean": part.sigmoid().mean() for name, part in zip(names, whole, strict=True)}
     return {**means, "gate_saturated_fraction": (torch.stack(whole).abs() > FLAT).float().mean()}
+
+
+class WrittenGates:
+    """The gates of recurrent cells that are written out: sigmoids that multiply something, at every step of a loop.
+
+    A loop is a module that is called again ("cell.wx#2"); a gate is known by its place among the gates of its step. One
+    that multiplies what is older than the step's matrix products, and whose product goes into another one, is a GRU's
+    reset gate, which may be shut.
+    """
+
+    def __init__(self) -> None:
+        self._sigmoids: set[int] = set()
+        self._products: dict[int, tuple[str, int]] = {}
+        self._steps: dict[str, int] = {}
+        self._gates: dict[tuple[str, int], list[Tensor]] = {}
+        self._resets: set[tuple[str, int]] = set()
+
+    def take(
+        self, name: str, args: Any, taken: Sequence[int], fresh: Sequence[int], last: str, old: Container[int]
+    ) -> None:
+        """Look at one operation: what it reads and makes, the module call that ended last, and which of the storages
+        that it reads are older than the last matrix product."""
+        read = [self._products[key] for key in taken if key in self._products]
+        if name in ("mm", "addmm", "bmm"):
+            self._resets.update(read)
+        for key in fresh:
+            self._sigmoids.discard(key)
+            self._products.pop(key, None)
+            if name == "cat" and read:
+                self._products[key] = read[0]
+        if name == "sigmoid":
+            self._sigmoids.update(fresh)
+        base, _, step = last.partition("#")
+        gate = next((key for key in taken if key in self._sigmoids), None) if name == "mul" and step else None
+        if gate is None or len(taken) != 2 or int(step) > STEPS:
+            return
+        place = self._steps.get(last, 0)
+        self._steps[last] = place + 1
+        if any(key in old for key in taken if key != gate):
+            self._products.update(dict.fromkeys(fresh, (base, place)))
+        opened = args[taken.index(gate)].detach()[:SAMPLES].float()
+        flat = ((opened < SHUT) | (opened > 1 - SHUT)).float().mean()
+        self._gates.setdefault((base, place), []).append(torch.stack([opened.mean(), flat]))
+
+    def measures(self) -> dict[str, dict[str, float]]:
+        """The mean of the gate that is least open and, of two or more, the share that is flat; resets are left out."""
+        found: dict[str, list[tuple[float, float]]] = {}
+        for (base, place), steps in self._gates.items():
+            if len(steps) > 1 and (base, place) not in self._resets:
+                opened, flat = torch.stack(steps).double().mean(0).tolist()
+                found.setdefault(base, []).append((opened, flat))
+        return {
+            base: {WRITTEN: min(opened for opened, _ in gates)}
+            | ({"gate_saturated_fraction": sum(flat for _, flat in gates) / len(gates)} if len(gates) > 1 else {})
+            for base, gates in found.items()
+        }
 
 
 def note_rate(rate: dict[str, float], axis: int, gradient: Tensor | None) -> None:

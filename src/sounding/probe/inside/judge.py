@@ -12,6 +12,7 @@ from statistics import median
 
 from sounding.probe.calls import Pass
 from sounding.probe.inside.listen import Inside
+from sounding.probe.inside.roles import block_of
 from sounding.probe.inside.rows import Seen, rows_of
 from sounding.probe.records import Finding, FindingKind, Severity, Unmeasured
 from sounding.probe.thresholds import THRESHOLDS
@@ -25,6 +26,8 @@ GATES = {
     "output_gate_mean": ("nothing leaves the cell", "start the output gate's bias at zero"),
     "update_gate_mean": ("the layer forgets everything at the next step, and no gradient goes back through time",
                          "start the update gate's bias at zero or above"),
+    "least_gate_mean": ("what it multiplies does not pass, a state that is lost or an input that never enters",
+                        "start this gate's bias at zero, or at 1 where it keeps the state"),
 }  # fmt: skip
 ENOUGH, FEW = 8, 4  # choices per expert from which chance leaves none out; siblings from which on they have a median
 
@@ -136,17 +139,78 @@ def find_odd_branch(seen: Sequence[Seen]) -> Iterator[Finding]:
                 )  # fmt: skip
 
 
+def find_odd_stream(seen: Sequence[Seen]) -> Iterator[Finding]:
+    """Blocks without the shortcut that their siblings have, and streams that blocks multiply by a number."""
+    blocks: dict[str, dict[str, int]] = {}
+    first: dict[str, Seen] = {}
+    for one in seen:
+        block = block_of(one.name)
+        first.setdefault(block, one)
+        family = blocks.setdefault(block.rpartition(".")[0], {})
+        family[block] = family.get(block, 0) + (one.kind == "addition")
+    for family in blocks.values():
+        inner = dict(list(family.items())[1:-1])  # a stem or a head may stand in the same row
+        without = [block for block, sums in inner.items() if not sums]
+        if len(inner) >= FEW and len(without) == 1:
+            yield _finding(
+                "odd_branch", "low", first[without[0]],
+                f"Nothing leads around {without[0]}: its {len(inner) - 1} siblings add what they compute to their "
+                "input, and it does not.",
+                (f"add the input of {without[0]} to its output, if it is meant to be a residual block",),
+                expected="an addition to its input, as its siblings have", found="none", evidence={},
+            )  # fmt: skip
+    additions = [one for one in seen if one.kind == "addition" and one.values.get("stream_mean_square", 0) > 0]
+    scaled = [one for one in additions if abs(one.factor) > 1]
+    if len(scaled) < FEW:
+        return
+    grown = math.log(additions[-1].values["stream_mean_square"] / additions[0].values["stream_mean_square"])
+    asked = 2 * sum(math.log(abs(one.factor)) for one in scaled[1:])
+    if grown > max(0.5 * asked, 2 * math.log(THRESHOLDS.odd)):  # a norm behind each sum takes DeepNorm's factor back
+        yield _finding(
+            "odd_branch", "low", scaled[0],
+            f"{len(scaled)} blocks multiply the residual stream by {abs(scaled[0].factor):.3g} on its way around them: "
+            f"its mean square grows ×{math.exp(grown):.3g} from the first to the last.",
+            ("add the input as it is, or put a norm behind each sum, as DeepNorm does",),
+            expected="1", found=f"{scaled[0].factor:.3g}", evidence={"stream_growth": math.exp(grown)},
+        )  # fmt: skip
+
+
+def find_cuts(seen: Sequence[Seen]) -> Iterator[Finding]:
+    """Values that are read with a gradient on one way and without one on another."""
+    cut = [one for one in seen if one.kind == "cut"]
+    if cut:
+        more = f" and at {len(cut) - 1} more layers" if len(cut) > 1 else ""
+        yield _finding(
+            "detached", "low", cut[0],
+            f"What is read at {cut[0].name}{more} is detached there and carries a gradient elsewhere: along this way "
+            "(a skip, a state, a target) nothing is learned.",
+            ("nothing, if it is meant as a target or a stopped gradient; else remove the detach()",),
+            expected="a gradient on every way", found="detached", evidence={"places": float(len(cut))},
+        )  # fmt: skip
+
+
 def find_shut_gates(seen: Sequence[Seen]) -> Iterator[Finding]:
     """Gates of recurrent layers that let nothing through: shut in the mean, whatever comes in."""
     for one in seen:
         gates = {name: value for name, value in one.values.items() if name.endswith("_gate_mean")}
         shut = min(gates, key=lambda name: gates[name], default=None)
+        # a GRU whose reset gate is shut proposes states from its inputs alone, and still remembers
         if shut is None or gates[shut] >= THRESHOLDS.shut or shut == "reset_gate_mean":
-            continue  # a GRU whose reset gate is shut proposes states from its inputs alone, and still remembers
+            flat = one.values.get("gate_saturated_fraction", 0.0)
+            if flat >= THRESHOLDS.saturated:
+                yield _finding(
+                    "shut_gates", "medium", one,
+                    f"{flat:.0%} of the gates of {one.name} are fully open or shut, where a sigmoid is flat: almost no "
+                    "gradient comes back to what opens them.",
+                    ("draw the weights in front of the gates smaller, or scale the inputs",),
+                    expected="gates around 0.5", found=f"{flat:.0%} flat", evidence=dict(one.values),
+                )  # fmt: skip
+            continue
         words, remedy = GATES[shut]
+        which = shut.split("_")[0].replace("least", "least open")
         yield _finding(
             "shut_gates", "high" if gates[shut] < THRESHOLDS.shut_fatal else "medium", one,
-            f"The {shut.split('_')[0]} gates of {one.name} are {gates[shut]:.2g} open in the mean: {words}.",
+            f"The {which} gates of {one.name} are {gates[shut]:.2g} open in the mean: {words}.",
             (remedy, "draw weights and biases by torch's own law"),
             expected="gates around 0.5", found=f"{gates[shut]:.2g}", evidence=dict(one.values),
         )  # fmt: skip
@@ -190,6 +254,8 @@ FINDERS = (
     find_token_collapse,
     find_massive_activation,
     find_odd_branch,
+    find_odd_stream,
+    find_cuts,
     find_shut_gates,
     find_router_collapse,
     find_mixed_samples,

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from sounding.probe.calls import Pass
 from sounding.probe.gradients import hook_gradient, log_norm
 from sounding.probe.inside.attention import Attention, look_at_products, look_at_scores
-from sounding.probe.inside.gates import Gates, look_at_gates, note_rate
+from sounding.probe.inside.gates import Gates, WrittenGates, look_at_gates, note_rate
 from sounding.probe.inside.precision import Range, ends_of
 from sounding.probe.inside.router import Router, count_choices
 from sounding.probe.inside.stream import SAMPLES, Addition, look_behind, sizes_of
@@ -38,6 +38,8 @@ WEIGHT, SCORES, ROWS, LOGITS = "weight", "scores", "rows", "logits"
 MIXERS = frozenset({"mm", "addmm", "_sparse_mm", "_sparse_addmm", "spmm"})
 GATHERS = frozenset({"index_add", "scatter_add", "scatter_reduce"})
 CHOICES = frozenset({"topk", "max", "argmax"})
+GATING = frozenset({"sigmoid", "mul", "cat", "mm", "addmm", "bmm"})  # what tells the gates of a cell written out
+CUTTING = LAYERS | {"cat", "add", "mul", "relu", "silu", "gelu", "avg_pool2d", "max_pool2d_with_indices", "stack"}
 # A layer with fewer outputs than inputs and than this may be a router; its logits go through these to the choice.
 EXPERTS = 1024
 ROUTED = FOLLOWED | SOFTMAX | {"sigmoid"}
@@ -64,11 +66,15 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._time = self._product = 0
         self._attended = False
         self._names: dict[Any, str] = {}
+        self._factors: dict[int, float] = {}  # of tensors that are another one times a number
+        self._asking: set[int] = set()  # storages that some operation has read with a gradient
+        self._written = WrittenGates()
         self.attentions: list[Attention] = []
         self.gates: list[Gates] = []
         self.routers: list[Router] = []
         self.ranges: list[Range] = []
         self.mixed: tuple[int, str] | None = None
+        self.cuts: list[int] = []
         self.additions: list[Addition] = []
         self.reason: str | None = None
 
@@ -85,6 +91,14 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def calls(self) -> int:
         """How many module calls of the pass have ended."""
         return len(self._passes[-1].calls) if self._passes else 0
+
+    def _last_name(self) -> str:
+        """The name of the call that ended last, "" before the first."""
+        return self._passes[-1].calls[-1].name if self.calls() else ""
+
+    def gates_by_hand(self) -> dict[str, dict[str, float]]:
+        """Measures of the gates of cells that are written out, by the module that is called at every step."""
+        return self._written.measures()
 
     def _batch(self) -> int:
         return (self._passes[-1].batch_size or 0) if self._passes else 0
@@ -125,18 +139,48 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         changes = not fresh and bool(made) and name in ("add", "mul", "copy")
         if fresh or changes or not made:
             self._read.update(dict.fromkeys(taken, self._time))
+        if name in CUTTING and torch.is_grad_enabled():
+            self._notice_cuts(args)
+        if name in GATING:
+            old = [key for key in taken if self._born.get(key, 0) < self._product]
+            self._written.take(name, args, taken, fresh, self._last_name(), old)
+        source, factor = self._scaled(name, args, made)
         for key in fresh:
-            self._born[key] = self._time
+            self._born[key] = self._time if source is None else self._born.get(source, 0)
             self._read.pop(key, None)
             self._marks.pop(key, None)
+            self._factors.pop(key, None)
+            self._asking.discard(key)
             if mark is not None:
                 self._marks[key] = mark
+            if source is not None:  # a stream times a number is still the stream, and was read as it was
+                self._read[key], self._factors[key] = self._time, factor
         if sizes is not None:
             with _disable_current_modes(), torch.no_grad():
                 behind = look_behind(self._thinned(made[0]), min(self._batch(), SAMPLES), self._axis)
             shape = tuple(made[0].shape)
-            self.additions.append(Addition(self.calls(), self._attended, shape, sizes, behind))
+            factors = [self._factors.get(key, 1.0) for key in _keys(args[:2])]
+            stream = min(range(2), key=lambda index: self._born.get(_keys([args[index]])[0], 0))
+            self.additions.append(Addition(self.calls(), self._attended, shape, sizes, behind, factors[stream]))
             self._attended = False
+
+    def _scaled(self, name: str, args: Any, made: list[Tensor]) -> tuple[int | None, float]:
+        """The storage of which a result is a multiple, and by which number."""
+        if name not in ("mul", "div") or len(args) < 2 or not isinstance(args[1], float | int) or len(made) != 1:
+            return None, 1.0
+        keys = _keys(args[:1])
+        if not keys or args[1] == 0:
+            return None, 1.0
+        return keys[0], self._factors.get(keys[0], 1.0) * (args[1] if name == "mul" else 1 / args[1])
+
+    def _notice_cuts(self, args: Any) -> None:
+        """Note a read without a gradient of what others read with one: something detached it on this way."""
+        for tensor in _tensors(args):
+            for key in _keys([tensor]) if tensor.is_floating_point() and tensor.dim() > 1 else ():
+                if tensor.requires_grad:
+                    self._asking.add(key)
+                elif key in self._asking:
+                    self.cuts.append(self.calls())
 
     def _mark(self, name: str, func: Any, args: Any, kwargs: Any, out: Any, taken: list[int]) -> Mark | None:
         """What the result of an operation is for attention, and a look at it where it is one."""

@@ -37,12 +37,13 @@ class Seen:
     Args:
         layer: the place in execution order of the call it belongs to.
         name: the module that attends, recurs or routes, or the last layer of the branch that is added.
-        kind: "attention", "addition", "gates", "router", "range" or "mixing".
+        kind: "attention", "addition", "gates", "router", "range", "mixing" or "cut".
         values: measure → value.
         heads: measure → value of each head, for attention.
         shape: of the stream, for an addition; the kind of its branch stands first. How rows are mixed, for "mixing".
         routing: of a router: how many choices it made, how many for each token, among how many experts, and the share
             of them that falls on the most chosen experts.
+        factor: of an addition: what the stream is multiplied by on its way around the branch.
     """
 
     layer: int
@@ -52,6 +53,7 @@ class Seen:
     heads: Mapping[str, Sequence[float]] = field(default_factory=dict)
     shape: tuple[object, ...] = ()
     routing: tuple[int, int, int, float] = (0, 0, 0, 0.0)
+    factor: float = 1.0
 
 
 def see(one: Pass, inside: Inside, places: Mapping[str, int]) -> list[Seen]:
@@ -67,6 +69,11 @@ def see(one: Pass, inside: Inside, places: Mapping[str, int]) -> list[Seen]:
         at, how = inside.mixed
         call = one.calls[max(at - 1, 0)]
         found.append(Seen(places[call.name], call.name, "mixing", {}, shape=(how,)))
+    for name, values in inside.gates_by_hand().items():
+        found.append(Seen(places.get(name, 0), name, "gates", values | _rate_through_time(one.calls, name)))
+    for at in dict.fromkeys(inside.cuts):
+        call = one.calls[min(at, len(one.calls) - 1)]
+        found.append(Seen(places[call.name], call.name, "cut", {}))
     return sorted(found, key=lambda seen: seen.layer)
 
 
@@ -109,7 +116,8 @@ def _see_addition(calls: Sequence[OpenCall], addition: Addition, places: Mapping
     before = calls[: addition.at]
     last = next((call for call in reversed(before) if call.spec.weighs), before[-1] if before else None)
     shape = ("attention" if addition.attends else "perceptron", *addition.shape)
-    return Seen(places[last.name] if last else 0, last.name if last else ROOT, "addition", addition.values(), {}, shape)
+    name = last.name if last else ROOT
+    return Seen(places.get(name, 0), name, "addition", addition.values(), {}, shape, factor=addition.factor)
 
 
 def _see_gates(calls: Sequence[OpenCall], gates: Gates, places: Mapping[str, int]) -> Seen:
@@ -118,6 +126,16 @@ def _see_gates(calls: Sequence[OpenCall], gates: Gates, places: Mapping[str, int
     name = f"{call.name} layer {gates.layer}" if stacked else call.name
     values = {measure: float(value) for measure, value in gates.means.items()} | gates.rate
     return Seen(places[call.name], name, "gates", values)
+
+
+def _rate_through_time(calls: Sequence[OpenCall], name: str) -> dict[str, float]:
+    """ln of the gradient's norm per step towards the start, over the calls of a module in a loop."""
+    norms = [call.gradient for call in calls if call.name.partition("#")[0] == name]
+    known = [(step, norm) for step, norm in enumerate(norms) if norm is not None and math.isfinite(norm)]
+    if len(known) < 2:
+        return {}
+    (first, start), (last, end) = known[0], known[-1]
+    return {"time_gradient_log_rate": (start - end) / (last - first)}
 
 
 def _see_router(calls: Sequence[OpenCall], router: Router, places: Mapping[str, int]) -> Seen:

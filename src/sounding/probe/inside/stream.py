@@ -22,6 +22,7 @@ class Addition:
         shape: of the stream, without its samples.
         sizes: mean squares of branch and stream before the addition.
         behind: (mean square, largest over median, token cosine) behind it; NaN where there are no positions.
+        factor: the number that the stream is multiplied by on its way around the branch.
     """
 
     at: int
@@ -29,6 +30,7 @@ class Addition:
     shape: tuple[int, ...]
     sizes: Tensor
     behind: Tensor
+    factor: float = 1.0
 
     def values(self) -> dict[str, float]:
         """Measure → value, in the order of `MEASURES`."""
