@@ -15,6 +15,7 @@ from sounding.cli import cli
 from sounding.data import load_batch
 from sounding.errors import UsageError
 from sounding.models import Mlp, build_from_spec
+from sounding.train.monitor import Monitor
 from sounding.train.trial import OPTIMIZERS, run_trial
 
 
@@ -83,6 +84,25 @@ def test_what_breaks_is_told_with_its_step_and_place():
     assert trial.first.step > 0
     assert f"at step {trial.first.step}" in trial.sentence
     assert trial.to_dict()["first"]["text"] == trial.first.text
+
+
+def test_few_steps_are_measured_and_a_loss_that_doubles_adds_some(monkeypatch):
+    measured: list[int] = []
+    record = Monitor._record
+    monkeypatch.setattr(
+        Monitor, "_record", lambda self, window: (measured.append(window.step), record(self, window))[1]
+    )
+    with torch.random.fork_rng():
+        run_trial(network(), batches(), steps=50)
+        assert measured == [0, 10, 20, 40, 49]
+        measured.clear()
+        trial = run_trial(network(), batches(), steps=20, lr=3.0, optimizer="sgd")
+    doubled, worst = [], trial.losses[0]
+    for step, loss in enumerate(trial.losses[:-1]):
+        if loss > 2 * worst:
+            doubled, worst = [*doubled, step + 1], loss
+    assert doubled
+    assert measured == sorted({0, 10, 19, *doubled})
 
 
 def test_ctrl_c_keeps_what_was_done_and_leaves_no_hook():
