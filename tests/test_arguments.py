@@ -158,7 +158,7 @@ def test_names_that_a_network_of_one_argument_does_not_read_are_told(tmp_path, m
 @pytest.mark.parametrize(
     ("spec", "name", "sentence"),
     [
-        ("hf:gpt2,layers=1", "tokens", "no argument 'tokens'. Try .* arrays input_ids 32, with values as tokens:1000"),
+        ("hf:gpt2,layers=1", "tokens", "no argument 'tokens'; it takes input_ids, .* Try arrays named input_ids"),
         ("hf:t5,layers=1", "input_ids", "Try .* arrays input_ids 32, decoder_input_ids 32"),
     ],
 )
@@ -167,6 +167,39 @@ def test_a_model_of_the_library_says_which_arrays_it_takes(tmp_path, spec, name,
     path = write(tmp_path, **{name: np.arange(64).reshape(2, 32)})
     with pytest.raises(UsageError, match=sentence):
         choose(build_hf(spec), path)
+
+
+@pytest.mark.parametrize(
+    ("spec", "beside", "shape", "sentence"),
+    [
+        ("hf:gpt2,layers=1", "attention_mask", (4, 10), r"expected attention_mask of the shape \(4, 16\) of input_ids"),
+        ("hf:gpt2,layers=1", "attention_mask", (3, 16), r"got \(3, 16\). Try a number of attention_mask for each"),
+        ("hf:gpt2,layers=1", "attention_mask", (16,), r"got \(16,\)"),
+        ("hf:gpt2,layers=1", "position", (4, 16), "no argument 'position'"),
+        ("hf:bert,layers=1", "token_type_ids", (4, 12), r"expected token_type_ids of the shape \(4, 16\)"),
+        ("hf:t5,layers=1", "attention_mask", (4, 12), r"expected attention_mask of the shape \(4, 16\)"),
+    ],
+)
+def test_what_stands_beside_tokens_has_their_shape(tmp_path, spec, beside, shape, sentence):
+    """The library drops a mask of ones and names that it does not know, so it does not refuse them itself."""
+    pytest.importorskip("transformers")
+    tokens = np.arange(64).reshape(4, 16)
+    decoder = {"decoder_input_ids": tokens} if "t5" in spec else {}
+    model = build_hf(spec)
+    with pytest.raises(UsageError, match=sentence):
+        choose(model, write(tmp_path, input_ids=tokens, **decoder, **{beside: np.ones(shape, int)}))
+    fitting = {"input_ids": tokens, **decoder, "attention_mask": np.ones((4, 16), int)}
+    assert choose(model, write(tmp_path, **fitting)).batch.given.keys() == fitting.keys()
+    with pytest.raises(UsageError, match=r"expected input_ids of shape \(samples, positions\), got \(4, 16, 1\)"):
+        choose(model, write(tmp_path, input_ids=tokens[:, :, None], **decoder))
+
+
+def test_indices_that_point_outside_are_not_blamed_on_lengths(tmp_path):
+    edges = np.stack([np.arange(6), np.arange(6) + 3])
+    with pytest.raises(
+        UsageError, match=r"edge_index 6: RuntimeError: index 6 is out of bounds.* Try arrays of the shapes"
+    ):
+        choose(Graph(6), write(tmp_path, x=numbers(6, 4), edge_index=edges))
 
 
 def test_a_network_of_several_inputs_without_a_file_is_told_what_to_write():

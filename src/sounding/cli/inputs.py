@@ -111,7 +111,7 @@ def choose_from_file(
             reason, values = _try(model, batch, axis, count)
             if reason is not None:
                 told = f"{describe(first)} as one mapping" if isinstance(form, tuple) else describe(batch, axis)
-                refused.append(f"inputs of {told}: {reason}{unequal(batch)}{unasked(model, first)}")
+                refused.append(f"inputs of {told}: {reason}{unequal(batch, reason)}{unasked(model, first, reason)}")
                 continue
             size = batch.inputs.shape[axis]
             require_memory(4 * values * size, what=f"a pass of {size} samples", hint="a smaller --batch-size")
@@ -325,6 +325,8 @@ def _hint(model: nn.Module, data: str | None, refusal: str) -> str:
             return f"--data FILE.npz with arrays {fitting}, with values as {known.name} has (and targets)"
     if "has no argument" in refusal:
         return "an array named inputs (and targets), or the names that the network reads from a mapping"
+    if ", " in refusal.partition(": ")[0]:
+        return "arrays of the shapes and dtypes that its layers take (whole numbers stay so, for indices)"
     proposal = next((shape for _, shape in _propose(model, None) if shape), None)
     wanted = ",".join(map(str, proposal or ()))
     if data is not None and data.endswith(".npz"):

@@ -40,11 +40,13 @@ def load_npz(request: Request, *, whole: bool = False) -> Batch:
     first = "inputs" if "inputs" in found else next(iter(found))
     inputs = found[first]
     if inputs.ndim < 1 or inputs.numel() == 0:
-        raise UsageError(f"{first!r} of {path} must have samples along its first axis, got shape {tuple(inputs.shape)}")
+        raise UsageError(f"{first!r} of {path} must have samples along its first axis, got shape {tuple(inputs.shape)}",
+                         hint="an array of at least one sample")  # fmt: skip
     sizes = {len(tensor) for name, tensor in found.items() if tensor.ndim and (first != "inputs" or name == first)}
     if targets is not None and (targets.ndim < 1 or len(targets) not in sizes):
         shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in [*found.items(), ("targets", targets)])
-        raise UsageError(f"{first!r} and 'targets' of {path} must be equally many, got the shapes {shapes}")
+        raise UsageError(f"{first!r} and 'targets' of {path} must be equally many, got the shapes {shapes}",
+                         hint="a target for each sample")  # fmt: skip
     for name, tensor in [*found.items(), *([("targets", targets)] if targets is not None else [])]:
         require_finite(tensor, what=f"{name!r} of {path}", masks=name not in ARRAYS)
     several = found if len(found) > 1 or first != "inputs" else None
@@ -180,4 +182,4 @@ def _to_tensor(values: np.ndarray[Any, Any], *, what: str) -> Tensor:
         return torch.from_numpy(values.astype(np.int64))
     if values.dtype.kind == "f":
         return torch.from_numpy(values.astype(np.float64)).to(torch.get_default_dtype())
-    raise UsageError(f"{what} must hold numbers, got dtype {values.dtype}")
+    raise UsageError(f"{what} must hold numbers, got dtype {values.dtype}", hint="real or whole numbers")

@@ -110,7 +110,7 @@ def _cross_entropy(answer: Tensor, targets: Tensor) -> Tensor:
         raise UsageError(
             f"expected class targets for an output of shape {tuple(answer.shape)}, got the shape "
             f"{tuple(targets.shape)}",
-            hint="one integer per sample, or loss=… of your own",
+            hint=f"one integer per {'sample' if answer.ndim == 2 else 'position'}, or loss=… of your own",
         )
     _check_classes(targets, answer.shape[axis])
     return functional.cross_entropy(_wide(answer).movedim(axis, 1), targets.long())
