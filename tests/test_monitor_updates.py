@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sounding.probe.reading import LayerCall, Reading
-from sounding.probe.records import Finding, Severity
+from sounding.probe.records import SEVERITIES, Finding, Severity
 from sounding.train.monitor import Monitor
-from sounding.train.monitor.changes import HELD, RANKS, Changes
+from sounding.train.monitor.changes import HELD, Changes
 from sounding.train.monitor.moved import SAMPLE
 from tolerance import TOLERANCE
 
@@ -116,10 +116,10 @@ def test_a_large_update_is_told_and_the_line_is_yours() -> None:
 
 EMPTY = Reading(LayerCall(0, "input", {}), (LayerCall(1, "0", {"gradient_log_norm": 0.0}),), {}, {})
 ILL = Finding("dead_units", "low", "0", 1, {"dead_fraction": 0.5}, "", "", ())
-SEVERITIES = st.sampled_from([None, *RANKS])
+HEARD = st.sampled_from([None, *SEVERITIES])
 
 
-@given(st.lists(SEVERITIES, min_size=1, max_size=30))
+@given(st.lists(HEARD, min_size=1, max_size=30))
 def test_what_is_told_is_the_worst_of_the_last_steps(severities: list[Severity | None]) -> None:
     """News alone gives the state back, worse news comes at once, and better news only after steps that agree."""
     changes, told = Changes(), None
@@ -130,7 +130,7 @@ def test_what_is_told_is_the_worst_of_the_last_steps(severities: list[Severity |
         for event in events:
             told = None if event.change == "gone" else event.severity
         window = [one for one in severities[max(0, step - HELD + 1) : step + 1] if one is not None]
-        assert told == max(window, key=RANKS.__getitem__, default=None)
+        assert told == min(window, key=SEVERITIES.__getitem__, default=None)
 
 
 def test_a_number_at_its_line_makes_news_once() -> None:

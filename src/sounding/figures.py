@@ -17,10 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.legend import Legend
 
-PANEL_INCHES = 4.6
-PANEL_HEIGHT = 3.5
-MAX_COLUMNS = 3
-CAPTION_SIZE = 9
+# inches and points: three panels abreast are legible on a page 14 inches wide, and on a screen at half of it
+PANEL_INCHES, PANEL_HEIGHT, MAX_COLUMNS, CAPTION_SIZE = 4.6, 3.5, 3, 9
 CHARACTERS = 14.5  # of the caption's size to an inch
 TITLE_CHARACTERS = 11  # of the title's size to an inch
 LABEL_CHARACTERS = 42  # of an axis label to a line

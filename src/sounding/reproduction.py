@@ -24,7 +24,7 @@ from sounding.claims.result import FILE, Result, describe_result, fingerprint_of
 from sounding.errors import UsageError, require_device
 from sounding.files import SUMS, changed_files, locked, write_sums
 
-DIGITS = 8
+DIGITS = 8  # in the tables: more than any interval knows
 FILES = (FILE, "numbers.csv", "series.csv", "figure.svg", "figure.png", SUMS)
 
 

@@ -14,9 +14,10 @@ Array = NDArray[np.float64]
 ORDER = 5  # differences of fifth order: h⁵ on a smooth function, h^p on |x − k|^p
 SMOOTH = 3.5  # an exponent below this is a kink: jumps 0, |x| 1, x|x| 2, x²|x| 3
 CELLS = 4801  # an odd number of cells, so that 0 is never a node and a kink there is straddled
-LEVELS = 34
+ROUGH = 0.5005  # E φ′² is infinite from the kink |x|^½ on
+LEVELS = 34  # halvings of a cell of 0.005, down to 3e-13
 MANY, FINER = 128, 16  # up to so many kinks, a grid so many times finer looks for others next to them
-TOLD = 800
+TOLD = 800  # peaks, above which a wave is looked at in part: narrowing each of thousands took longer than all else
 EARLY, FAST = 3, 16.0  # among many, what has shrunk so fast for so many halvings is let go
 
 

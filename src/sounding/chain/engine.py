@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 TASK_BYTES = 2 << 20
 # below this many normals per layer a second thread costs more than it brings
 WORTH_OVERLAPPING = 20_000
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.1  # between two reports of progress
 
 
 @dataclass(frozen=True)

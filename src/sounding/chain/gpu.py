@@ -24,9 +24,9 @@ from sounding.chain.step import Chains
 STREAMED_SAMPLES = 12
 # about half a second of the streaming kernel: how long Ctrl-C may have to wait
 LAUNCH_CHAIN_LAYERS = 5_000_000
-OUT_BYTES = 256 << 20
-UNROLL = 32
-LARGEST_TILE = 512
+OUT_BYTES = 256 << 20  # of measured Gram matrices that wait on the device: more of them are read back less often
+UNROLL = 32  # layers in a CUDA graph at most: a longer one saves launches and takes longer to capture
+LARGEST_TILE = 512  # samples that one block of the fused kernel holds in its registers
 PHILOX_ROUNDS = 10  # as in cuRAND and the paper of Salmon et al. (2011)
 
 

@@ -13,6 +13,8 @@ the factor are in float64.
 
 from __future__ import annotations
 
+from sounding.chain.factor import DEPENDENT_FLOAT32
+
 try:
     import triton
     import triton.language as tl
@@ -24,8 +26,8 @@ except ImportError:  # nothing below is called then, but documentation tools sti
 
     triton, tl = SimpleNamespace(jit=_keep), SimpleNamespace(constexpr=float)
 
-DEPENDENT = tl.constexpr(1e-13)
-TINY = tl.constexpr(1.1754943508222875e-38)
+DEPENDENT = tl.constexpr(DEPENDENT_FLOAT32)
+TINY = tl.constexpr(1.1754943508222875e-38)  # the smallest normal float32, so that a constant column gives 0, not NaN
 TURN = tl.constexpr(1.4629180792671596e-09)  # 2π/2³²
 STEP = tl.constexpr(2.3283064365386963e-10)  # 2⁻³²
 

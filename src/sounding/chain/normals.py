@@ -20,8 +20,8 @@ Normals = Callable[[tuple[int, ...]], torch.Tensor]
 
 # normals per pass: the passes' memory stays in a core's cache, and their calls cost little
 CHUNK = 1 << 16
-STEP = np.float32(2.0**-32)
-HALF_STEP = np.float32(2.0**-33)
+# from 32 random bits to a number between 0 and 1, never 0 itself, and to an angle
+STEP, HALF_STEP = np.float32(2.0**-32), np.float32(2.0**-33)
 TURN = np.float32(2 * math.pi * 2.0**-32)
 
 

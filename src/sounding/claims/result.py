@@ -27,7 +27,7 @@ from sounding.encoding import to_plain
 from sounding.errors import UsageError
 from sounding.files import changed_files
 
-SCHEMA = 2
+SCHEMA = 2  # of result.json; another one where a field goes or changes its meaning
 OLD_NAMES = {"seed": "paper", "paper": "experiment"}  # what schema 1 called them
 FILE = "result.json"
 AGAIN = "sounding reproduce ID --out DIR, which measures it again"

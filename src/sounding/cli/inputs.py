@@ -24,7 +24,8 @@ from sounding.models.hf_inputs import sample_inputs
 from sounding.probe.outputs import guess_axis
 from sounding.probe.state import materializable, preserve, set_mode, unwrap
 
-SEQUENCE = 16
+SEQUENCE = 16  # steps: enough for attention to differ between positions, cheap for any vocabulary
+# sizes to try, the first that a network accepts is taken: CIFAR's, MNIST's and the digits' first
 IMAGE_SIDES = (32, 28, 8, 16, 48, 64, 96, 128, 224)
 LINE_LENGTHS = (64, 128, 1024)
 CUBE_SIDES = (8, 16)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sounding.theory.kernel import Kernel
     from sounding.theory.prescribe import Prescription
 
+# of the curve over batch sizes: theory begins at 4, and beyond 1024 the growth of ReLU and tanh changes by a thousandth
 BATCH_SIZES = (4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
 
 

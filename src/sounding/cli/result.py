@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from sounding.theory.bounds import Bound
 
-LONG = 12
+LONG = 12  # characters of a number, entries of a list and layers of a trajectory that a table shows
 # What a name of a result says, for readers who know networks and not the papers.
 MEANINGS = {
     "fixed point": "the correlation to which every two samples go",

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
     from sounding.probe.records import Finding, Report
 
-ROWS = 20
+ROWS = 20  # groups of calls that fit on a screen with the verdict and its findings
 EDGES = 3  # calls without a role that are told before the blocks of a transformer, and behind them
 COLORS = {"high": TERMINAL_BAD, "medium": TERMINAL_WARN, "low": TERMINAL_NOTE}
 STATES = {"healthy": (TERMINAL_GOOD, "✓"), "not known": (TERMINAL_WARN, "?"), "unhealthy": (TERMINAL_BAD, "✗")}
-WIDE, WIDER = 92, 100
-GAP = 2
+WIDE, WIDER = 92, 100  # columns of a terminal from which the table has room for one more number, and for two
+GAP = 2  # spaces between columns
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 FORMS = "file.py:name or package.module:name"
-NAMES_SHOWN = 12
+NAMES_SHOWN = 12  # of what a file defines, in an error message
 
 
 def load_target(spec: str, *, data: str | None = None, shape: tuple[int, ...] | None = None) -> nn.Module:

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from sounding.train import Choices, History, Point
 
-ROWS = 16
+ROWS = 16  # runs that the live table shows, the best first
 BARS = "▁▂▃▄▅▆▇█"
-CURVE = 24
+CURVE = 24  # characters of a curve in a cell
 
 
 def table_of_points(points: Sequence[Point], settings: Sequence[Mapping[str, Any]]) -> Table:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sounding.cli.subject import Opened
     from sounding.train.trial import Trial
 
-LEARNING_RATE, OPTIMIZER = 1e-3, "adamw"
+LEARNING_RATE, OPTIMIZER = 1e-3, "adamw"  # torch's own default rate for AdamW
 ROWS = 12  # steps in the table
 
 

@@ -11,7 +11,7 @@ from sounding.data.dataset import Dataset
 from sounding.data.resize import fit_images
 from sounding.data.sources import DEFAULT_BATCH_SIZE
 
-SIDE = 8
+SIDE = 8  # pixels
 INDEPENDENT = 32  # images of 8 by 8 pixels span 61 directions at most, and a batch should stay well below
 LARGEST = 16
 TRAINING = 1437  # of 1797: the test part has other writers

@@ -20,9 +20,9 @@ from sounding.errors import DataError
 
 Progress = Callable[[str, int, int | None], None]  # file, bytes so far, bytes in all if known
 
-CHUNK = 1 << 18
-TIMEOUT = 30.0
-ATTEMPTS = 3
+CHUNK = 1 << 18  # bytes read at a time: what a kill loses, and how often progress is told
+TIMEOUT = 30.0  # seconds without a byte
+ATTEMPTS = 3  # at each home; what came so far is kept, and the next attempt goes on from there
 PAUSE = 0.5  # seconds, growing with the attempt
 
 

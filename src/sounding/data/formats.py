@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sounding.errors import DataError
 
-UNSIGNED_BYTE = 0x08
+UNSIGNED_BYTE = 0x08  # IDX’s code of that type of numbers
 CIFAR_SHAPE = (3, 32, 32)
 
 

@@ -14,7 +14,7 @@ from sounding.data.dataset import Dataset, normalize
 from sounding.data.resize import fit_images
 from sounding.errors import UsageError
 
-DEFAULT_BATCH_SIZE = 128
+DEFAULT_BATCH_SIZE = 128  # samples: enough for ranks up to a hundred, and a check of a deep network takes seconds
 
 # name, or name:PARAMETER, → the function that makes the batch
 SOURCES = {

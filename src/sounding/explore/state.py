@@ -48,6 +48,7 @@ class State:
         return f"lambda x: {self.formula}" if self.activation == "formula" else repr(self.activation)
 
 
+# what a panel computes in a second or two, and wider than any network that people build
 LIMITS: dict[str, tuple[float, float]] = {
     "batch_size": (4, 4096),
     "eps": (0.0, 1e3),

@@ -18,7 +18,7 @@ from sounding.data import load_batch
 from sounding.errors import UsageError
 
 TOKENS = 32  # positions of a text: enough for attention to have something to mix, few enough to be quick
-SAMPLES = {"input_ids": 32, "pixel_values": 16}
+SAMPLES = {"input_ids": 32, "pixel_values": 16}  # 8 of what is larger; a check of the quick size then takes seconds
 WAVE = 8000  # half a second at 16 kHz, some 25 frames
 FRAMES = 100  # of a spectrogram, a second of speech
 IMAGE = 64  # the side of an image for networks that take every size

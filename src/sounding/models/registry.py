@@ -50,7 +50,7 @@ MODELS = {
     "resnet50": Model("sounding.models.resnet:ResNet50", "channels", (3, 32, 32)),
     "transformer": Model("sounding.models.transformer:Transformer", "shape", (3, 32, 32)),
 }
-TOKENS_SHAPE = (16,)
+TOKENS_SHAPE = (16,)  # as `sounding check` draws them
 YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 

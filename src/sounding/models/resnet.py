@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from sounding.models.initial import Init, initialize_, make_convolution, make_linear, require_sizes
 from sounding.models.norms import Norm, NormOptions, make_norm
 
-STAGES = (3, 4, 6, 3)
-EXPANSION = 4
+STAGES = (3, 4, 6, 3)  # blocks in each, as in ResNet-50
+EXPANSION = 4  # of a bottleneck’s last convolution
 
 
 class ResNet50(nn.Module):

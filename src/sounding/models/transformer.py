@@ -21,7 +21,7 @@ from sounding.models.initial import (
 from sounding.models.norms import Norm, make_norm
 
 Placement = Literal["pre", "post"]
-POSITION_STD = 0.02
+POSITION_STD = 0.02  # as GPT-2 and BERT draw them
 
 
 class Transformer(nn.Module):

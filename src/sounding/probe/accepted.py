@@ -12,8 +12,8 @@ from typing import Any
 from sounding.errors import UsageError
 from sounding.files import place
 from sounding.probe.kinds import page_of
-from sounding.probe.records import Finding, Report
-from sounding.probe.verdict import SEVERITIES, conclude
+from sounding.probe.records import SEVERITIES, Finding, Report
+from sounding.probe.verdict import conclude
 
 Kinds = str | Sequence[str] | None
 KEPT = ("kind", "severity", "layer", "parameter")  # what a baseline holds of a finding

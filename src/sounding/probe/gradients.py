@@ -15,6 +15,8 @@ from torch.utils.hooks import RemovableHandle
 from sounding.probe.late import Late, read_now, wide_norms
 from sounding.probe.parts import is_distributed, part_of
 
+# Entries up to which a norm is one operation, and those of a row beyond: in float32 the norm of 4096 normal numbers is
+# off by 1e-7, of 65 536 by 5e-7, of 16 million by 6e-4.
 NORM_BLOCK, NORM_ROW = 2**16, 2**12
 # Entries up to which a gradient is held until the pass is over, 64 KiB: its norm takes longer to launch than to
 # compute. A thousand such layers hold 64 MiB.

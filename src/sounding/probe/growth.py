@@ -17,9 +17,9 @@ from statistics import median
 
 import numpy as np
 
-LEVEL = 0.95
+LEVEL = 0.95  # of the interval, two standard errors, which readers of a table expect
 NOISE = np.concatenate([[0.0], np.logspace(-1.5, 3, 28)])  # variance of layer noise over that of the walk's steps
-BREAK, BREAK_DEVIATIONS = 2.0, 6.0
+BREAK, BREAK_DEVIATIONS = 2.0, 6.0  # `find_breaks` says why
 FEW = 3  # differences that plain Python takes less time for
 EVIDENCE = 1.92  # log-likelihood below the best that is still plausible: half the 95% point of χ²₁
 

@@ -15,6 +15,7 @@ from sounding.probe.reading import Reading, read
 from sounding.profile import Profile
 
 Severity = Literal["low", "medium", "high"]
+SEVERITIES: dict[str, int] = {"high": 0, "medium": 1, "low": 2}  # places in a list, the worst first
 Status = Literal["healthy", "not known", "unhealthy"]
 STATUSES: tuple[Status, ...] = ("healthy", "not known", "unhealthy")  # from best to worst
 MeasuredKind = Literal[

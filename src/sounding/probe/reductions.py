@@ -20,7 +20,7 @@ from sounding.measures import of_gram, of_spectrum
 from sounding.measures.inputs import small_gram
 from sounding.probe.late import number_of
 
-TINY = 5e-324
+TINY = 5e-324  # the smallest float64, so that only a division by 0 is changed
 TOKENS = 256  # positions of a sequence whose inner products are taken; their cost grows with the square
 ROUNDINGS = 16  # a sum of squares this many times the rounding of its parts is not told from zero
 

@@ -16,11 +16,10 @@ from sounding.probe.findings.remedies import keep_possible
 from sounding.probe.findings.units import find_dead_units, find_non_finite, find_saturation
 from sounding.probe.findings.unseen import unseen_products
 from sounding.probe.reading import Reading, read
-from sounding.probe.records import Finding, MeasuredKind, Status, TheoryKind, Verdict
+from sounding.probe.records import SEVERITIES, Finding, MeasuredKind, Status, TheoryKind, Verdict
 from sounding.probe.thresholds import THRESHOLDS, Thresholds
 from sounding.profile import Profile
 
-SEVERITIES = {"high": 0, "medium": 1, "low": 2}
 FINDERS = (
     find_non_finite,
     find_degenerate_batch,

@@ -18,7 +18,7 @@ from sounding.theory.signal.description import Law, Normalize, Rotate, Scale
 
 # how far two computations of one formula may differ, by the type of the numbers
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
-LARGEST_EPS = 0.1
+LARGEST_EPS = 0.1  # a larger number in a norm’s code is a scale; libraries use 1e-12 to 1e-3
 
 
 def recognize(trace: Trace, function: Function) -> Value | None:

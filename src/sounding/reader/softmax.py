@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sounding.probe.inside.attention import HIDDEN
 from sounding.reader.layout import Layout
 from sounding.reader.trace import NotCovered, Trace, handles
 from sounding.reader.values import Scores, Traced, Value, scalar
 from sounding.theory.signal.description import Attention, Normalize, Rotate, Scale
 
 SAME = 1e-5  # of sums of single precision that differ only by rounding
-HIDDEN = -1e4  # masks hide a position by −inf or by the most negative number of a type; all of them lie below this
 
 
 @handles(

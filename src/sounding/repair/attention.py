@@ -21,7 +21,7 @@ QUERY_KEY = re.compile(r"^(q|k|query|key|to_q|to_k|wq|wk)(_?proj|_lin)?$", re.IG
 FUSED = re.compile(r"^(c_attn|qkv|in_proj|to_qkv|qkv_proj|Wqkv)$")
 HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
 SIZES = ("head_dim", "attention_head_size", "head_size", "dim_head")
-EPS = 1e-6
+EPS = 1e-6  # under the root of a mean square, as in LLaMA's norms
 
 
 def qk_norm_(

@@ -16,22 +16,21 @@ from sounding.probe.batches import make_batch
 from sounding.probe.check import check
 from sounding.probe.findings.collapse import share_outside
 from sounding.probe.losses import Loss
-from sounding.probe.records import Finding, Report
+from sounding.probe.records import SEVERITIES, Finding, Report
 from sounding.probe.thresholds import THRESHOLDS
 from sounding.profile import Estimate
 from sounding.repair.layers import BATCH_NORMS, WEIGHT_LAYERS
 from sounding.repair.passes import call_model, call_order, hooked
 from sounding.repair.snapshot import undisturbed
 
-GROUPS = 16
-SAMPLES = 256
-TINY = 1e-12
+GROUPS = 16  # left out in turn: the jackknife’s error is then itself known to a fifth, 1/√(2·15)
+SAMPLES = 256  # whose inner products are taken; their cost grows with the square
+TINY = 1e-12  # a share of 0 counts as this in a mean of logarithms
 LEGEND = (
     "A depth scale is a change of the squared gradient by the factor e, and training fails at about "
     f"{THRESHOLDS.depth_scales:g}. Directions: in how many\nindependent ways samples differ; a cosine of 1: all look "
     "alike; spread: the share of the signal in which they differ."
 )
-SEVERITY = {"low": 1, "medium": 2, "high": 3}
 Fresh = Callable[[], tuple[Any, Any]]
 
 
@@ -195,7 +194,7 @@ def compare(before: State, after: State) -> Evidence:
     new = {finding.kind: finding for finding in reversed(after.report.verdict.findings)}
 
     def worse(one: Finding, other: Finding | None) -> bool:
-        return other is None or SEVERITY[one.severity] > SEVERITY[other.severity]
+        return other is None or SEVERITIES[one.severity] < SEVERITIES[other.severity]
 
     return Evidence(
         before=before.report,
@@ -207,7 +206,7 @@ def compare(before: State, after: State) -> Evidence:
         remaining=tuple(
             finding
             for kind, finding in new.items()
-            if kind in old and SEVERITY[finding.severity] <= SEVERITY[old[kind].severity]
+            if kind in old and SEVERITIES[finding.severity] >= SEVERITIES[old[kind].severity]
         ),
     )
 

@@ -16,10 +16,10 @@ from sounding.chain import simulate
 from sounding.errors import UsageError
 from sounding.profile import Estimate
 
-SMALLEST_GAIN = 2.0**-6
+SMALLEST_GAIN = 2.0**-6  # where the search ends without a fall: tanh differs from a line by 3e-4 there
 FALLEN = 20.0  # the window ends where the rate has fallen this far below its largest
 SIGNIFICANT = 3.0  # standard errors above the linear network's rate
-LEAST_POWER = 0.5
+LEAST_POWER = 0.5  # of the law; below, the exponent of the gains exceeds 2 and leaves the second layer a quarter
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,9 @@ from sounding.repair.orthogonal import haar_frame
 from sounding.repair.passes import Inputs, call_model, call_order, check_inputs, hooked
 from sounding.repair.snapshot import all_or_nothing, undisturbed
 
+# Singular values that few samples know badly are drawn towards the median, by this times inputs over samples. Of 12
+# ReLU layers with as many samples as inputs, 64, fresh samples come out 107 times too large at 0, 9.5 times at 2 and
+# 2.6 at 8; the orthogonality gap is 0.42 up to 2 and 0.45 at 8.
 SHRINKAGE = 2.0
 HOMOGENEOUS = (nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.RReLU)
 

@@ -21,7 +21,7 @@ from sounding.repair.methods import Method, choose_methods
 from sounding.repair.passes import Inputs, check_inputs
 from sounding.repair.snapshot import all_or_nothing, take_snapshot
 
-SHOWN = 6
+SHOWN = 6  # changes at either end of a long list
 
 
 def plan(

@@ -20,7 +20,7 @@ from sounding.repair.passes import Inputs, call_model, check_inputs, hooked
 from sounding.repair.snapshot import all_or_nothing, on_copy, undisturbed
 
 AFFINE_NORMS = (*BATCH_NORMS, nn.LayerNorm, nn.GroupNorm)
-MARGIN = 1.1
+MARGIN = 1.1  # k > 1 makes the sum over layers finite; closer to 1 activations stay less linear and the sum is larger
 
 
 @dataclass(frozen=True)

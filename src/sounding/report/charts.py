@@ -13,7 +13,7 @@ from sounding.probe.records import Report
 from sounding.profile import Estimate
 from sounding.report.words import CHARTS, SHARE_OUTSIDE
 
-DIGITS = 6
+DIGITS = 6  # of a number in the page, which shows them under the pointer
 
 
 def to_columns(report: Report, name: str) -> dict[str, Any]:

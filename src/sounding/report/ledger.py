@@ -18,7 +18,7 @@ from sounding.claims.registry import all_claims, cases_of
 from sounding.claims.result import Result, folder_of, largest
 from sounding.report.document import read_page_file
 
-SHOWN = 4
+SHOWN = 4  # numbers in a cell of the ledger
 SORTS = (  # of rows: one, and several
     ("holds unreduced", "hold unreduced"),
     ("holds on a smaller run", "hold on smaller runs"),

@@ -9,13 +9,11 @@ from torch import nn
 
 from sounding.encoding import fields_of
 from sounding.errors import UsageError
-from sounding.probe.records import Finding, Status
+from sounding.probe.records import SEVERITIES, Finding, Status
 from sounding.probe.state import all_modules, all_tensors, unwrap
 from sounding.start.findings import find_all
 from sounding.start.laws import name_law
 from sounding.start.parameters import WEIGHTS, Parameter, Start, take_stock
-
-ORDER = {"high": 0, "medium": 1, "low": 2}
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ def audit(model: nn.Module) -> Audit:
             hint="model.to_empty(device='cpu') and an init, or sounding.start.compare_paths",
         )
     start = take_stock(root)
-    findings = sorted(find_all(start), key=lambda finding: ORDER[finding.severity])
+    findings = sorted(find_all(start), key=lambda finding: SEVERITIES[finding.severity])
     places = tuple(_place(members, start) for members in start.groups.values())
     return Audit(places, tuple(findings), sum(one.tensor.numel() for one in start.parameters))
 

@@ -40,7 +40,7 @@ from sounding.theory.integrals.quadrature import check_batch_size
 
 __all__ = ["BatchNormPrediction", "CrossBatch", "FixedPoint", "batchnorm", "critical_eps", "depth_scale"]
 
-DEPTH_SCALES = 16.0  # the overlay 16ξ of the training figures of meanfield2019
+DEPTH_SCALES = 16.0  # that training survives: the overlay 16ξ of the training figures of meanfield2019
 _LARGE = 1e-4  # an error that a reader must be told of
 _FARTHEST = 10.5  # standard deviations within which kinks matter: the root of what lies beyond is 1e-12
 _DRIFT = 1e-10  # of μ against its image, relative: what the solution may leave without another step

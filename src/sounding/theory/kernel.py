@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from sounding.activations import Activation, resolve
-from sounding.activations.kinks import kink_exponent
+from sounding.activations.kinks import ROUGH, kink_exponent
 from sounding.encoding import fields_of
 from sounding.errors import UsageError
 from sounding.theory.integrals.arc_cosine import second_moment
@@ -31,12 +31,11 @@ Array = NDArray[np.float64]
 Norm = Literal["none", "pre-rms", "post-rms", "pre-ln", "post-ln"]
 NORMS: tuple[Norm, ...] = ("none", "pre-rms", "post-rms", "pre-ln", "post-ln")
 
-COEFFICIENTS = 16
+COEFFICIENTS = 16  # told in the result; κ itself needs the first two
 CENTRED = 1e-8  # |c_0| below this makes κ(0) = c_0² vanish next to κ(1) = 1 in float64
 EDGE = 1e-9  # κ′(1) within this of 1 is 1: it is exactly 1 for homogeneous activations and exp
 COINCIDING = 0.97  # above this |ρ| the kinks of φ(X) and φ(Y) away from 0 run side by side
 SMALLEST = 1e-4  # the angle arccos ρ below which a fixed point counts as 1
-ROUGH = 0.5005  # E φ′² is infinite from the kink |x|^½ on
 ROUNDING = 1e-14  # of a closed form: some dozens of roundings and the hypergeometric function
 
 

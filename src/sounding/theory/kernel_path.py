@@ -19,7 +19,7 @@ from sounding.theory.kernel import Kernel, Neuron, Norm, check_correlation, kapp
 Array = NDArray[np.float64]
 
 DIRECT = 64  # up to so many layers each is integrated by itself
-SIZES = (17, 33, 65, 129)
+SIZES = (17, 33, 65, 129)  # Chebyshev points, doubled until the last coefficients are below the tolerance
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ from scipy.optimize import brentq
 
 from sounding.activations import Activation
 from sounding.errors import NumericalError
-from sounding.theory.batchnorm import batchnorm, critical_eps
+from sounding.theory.batchnorm import DEPTH_SCALES, batchnorm, critical_eps
 
-LAYERS_PER_SCALE = 16.0  # the overlay 16ξ of the training figures of meanfield2019
 # The forward eigenvalues G (collapse) and L (a few samples take the variance) that a prescribed point may have. Nearer
 # to 1 a deviation lives for more than 20 layers, and the fluctuations of a finite width carry a batch across. M, what
 # two samples keep of their likeness, is near 1 wherever growth is, and should be.
@@ -58,7 +57,7 @@ class Point:
     @property
     def trainable_depth(self) -> float:
         """16/|ln growth| layers (meanfield2019: the overlay of its training figures)."""
-        return LAYERS_PER_SCALE / abs(self.log_growth) if self.growth != 1 else math.inf
+        return DEPTH_SCALES / abs(self.log_growth) if self.growth != 1 else math.inf
 
     @property
     def steady(self) -> bool:

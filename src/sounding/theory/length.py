@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize_scalar
 
 from sounding.activations import Activation, has_second_moment
-from sounding.activations.kinks import kink_exponent
+from sounding.activations.kinks import ROUGH, kink_exponent
 from sounding.encoding import fields_of
 from sounding.errors import NumericalError, UsageError
 from sounding.theory.integrals.powers import half_moment, kernel
@@ -22,14 +22,13 @@ Array = NDArray[np.float64]
 
 SMALLEST, LARGEST = 1e-12, 1e8  # the range searched; above it, an activation that is not bounded diverges
 VANISHING = 1e-24  # stands for the limit q → 0: φ is linear on each side of 0 over a distance of 1e-12
-PER_DECADE = 6
+PER_DECADE = 6  # variances on the grid between which fixed points are bracketed; two closer than ×1.5 would be missed
 HALF_RANGE = 40.0  # of the inputs on which the size and the turns of a bounded function are looked for
 FEW_TURNS = 4  # a bump or a step has so few; what has more goes on turning
 # Turns of an oscillating function within one standard deviation. For a sine the critical weights are right to 1e-11 up
 # to 1.9e4 and wrong in the sixth digit at 6e4; at 6e5 they take more than 20 s.
 MOST_WAVES = 2e4
 NOISE = 1e-12  # what quadrature leaves of q′/q − 1 where it is 0
-ROUGH = 0.5005  # E φ′² is infinite from the kink |x|^½ on
 
 
 @dataclass(frozen=True)

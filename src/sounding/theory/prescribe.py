@@ -16,7 +16,8 @@ from scipy.optimize import brentq
 
 from sounding.activations import Activation, resolve
 from sounding.errors import UsageError
-from sounding.theory.landscape import LAYERS_PER_SCALE, STEADY, Landscape, Point, Setting, round_up
+from sounding.theory.batchnorm import DEPTH_SCALES
+from sounding.theory.landscape import STEADY, Landscape, Point, Setting, round_up
 from sounding.theory.options import MEAN_FIELD, Kind, Option, Prescription, Unreachable
 
 __all__ = ["Option", "Prescription", "Unreachable", "prescribe"]
@@ -27,17 +28,19 @@ HAAR_EXCESS = (
     "Theorem 6.5, section 6.4); of the rest, twice what mean field says is allowed for"
 )
 GAINS = MEAN_FIELD + "; gains of thesis2024, section 6.4"
-ALLOWANCE = 2.0
+ALLOWANCE = 2.0  # measured growth of Haar networks is 0.8 to 2 of what mean field leaves (a slow test)
 # relative RMS distance of a square Gaussian matrix to the nearest orthogonal one, by the quarter circle law
 HAAR_SIZE = math.sqrt(2 - 16 / (3 * math.pi))
 
 # eps stays 10% below the collapse: there the batch variance is of order 0.1, beyond it noise decides
 EPS_SHARES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)
+# Where the search brackets a root, which a root finder then refines: from a change that nobody would notice to one
+# beyond which activations are linear or constant. Two settings at once get fewer: each costs a search for eps.
 SHIFTS = (0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 SCALES = (0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01)
 JOINT_SHIFTS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
 JOINT_SCALES = (0.7, 0.4, 0.2, 0.1)
-STEEPEST_GAINS = 4.0
+STEEPEST_GAINS = 4.0  # exponent; steeper ones leave nothing of an activation but in the first layers
 
 Results = tuple[list[Option], list[Unreachable]]
 
@@ -79,7 +82,7 @@ def prescribe(
         raise UsageError(f"expected a depth of at most {DEEPEST:,} layers, got {depth:,}", hint="depth 1000")
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 < margin < math.inf:
         raise UsageError(f"expected margin to be a positive number, got {margin!r}", hint=f"margin {MARGIN:g}")
-    limit = LAYERS_PER_SCALE / (margin * int(depth))
+    limit = DEPTH_SCALES / (margin * int(depth))
     landscape = Landscape(phi, batch_size=batch_size, limit=limit, weight_std=weight_std)
     now = landscape.at(Setting())
     found: Results = ([], [])
@@ -233,7 +236,7 @@ def _linear_limit(landscape: Landscape) -> str:
     needed = math.ceil(3 + 1 / math.expm1(landscape.limit))
     return (
         f"at eps 0 even a linear network grows ×{math.exp(rate):.5g} per layer, (B−2)/(B−3), trainable to "
-        f"{LAYERS_PER_SCALE / rate:.4g} layers: it takes eps above 0 or a batch of at least {needed}"
+        f"{DEPTH_SCALES / rate:.4g} layers: it takes eps above 0 or a batch of at least {needed}"
     )
 
 
@@ -284,13 +287,13 @@ def _by_haar(
     rest = 0.0 if landscape.activation.name == "identity" else ALLOWANCE * float(excess(np.ones(1))[0])
     if rest <= landscape.limit:
         growth = math.exp(rest)
-        reach = LAYERS_PER_SCALE / rest if rest > 0 else math.inf
+        reach = DEPTH_SCALES / rest if rest > 0 else math.inf
         basis = LINEAR_HAAR if landscape.activation.name == "identity" else HAAR_EXCESS
         found[0].append(Option("haar", "Haar weights", growth, reach, HAAR_SIZE, weight_law="haar", rests_on=basis))
         return
     best = math.exp(rest)
     why = "Haar weights remove only the linear part of the growth; what the nonlinearity adds stays"
-    found[1].append(Unreachable("haar", best, LAYERS_PER_SCALE / rest, why))
+    found[1].append(Unreachable("haar", best, DEPTH_SCALES / rest, why))
     exponent = _find_exponent(lambda gain: ALLOWANCE * excess(gain), depth, landscape.limit)
     if exponent is None:
         found[1].append(Unreachable("haar+gains", None, None, _why_not_scale(landscape, None)))
@@ -326,7 +329,7 @@ def _gain_option(kind: Kind, exponent: float, depth: int, log_growth: float, res
         kind=kind,
         change=("Haar weights with " if haar else "") + f"gains ℓ^-{exponent:g}",
         growth=math.exp(log_growth),
-        trainable_depth=LAYERS_PER_SCALE / log_growth if log_growth > 0 else math.inf,
+        trainable_depth=DEPTH_SCALES / log_growth if log_growth > 0 else math.inf,
         size=math.hypot(spread, HAAR_SIZE if haar else 0.0),
         gain_exponent=exponent,
         weight_law="haar" if haar else "gaussian",

@@ -18,9 +18,10 @@ import numpy as np
 from sounding.activations import Activation
 from sounding.encoding import fields_of
 from sounding.errors import UsageError
+from sounding.theory.batchnorm import DEPTH_SCALES
 from sounding.theory.blocks import PLACEMENTS, Init, Placement
 from sounding.theory.prescribe import MARGIN
-from sounding.theory.residual import SCALES, Residual, Transformer, residual, transformer
+from sounding.theory.residual import Residual, Transformer, residual, transformer
 
 Kind = Literal["none", "scores", "branch_scale", "init", "placement", "zero_branches"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -111,7 +112,7 @@ class BlockPrescription:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        judged = {"allowed": SCALES / self.margin, "reachable": bool(self.options), **fields_of(self, "options")}
+        judged = {"allowed": DEPTH_SCALES / self.margin, "reachable": bool(self.options), **fields_of(self, "options")}
         failed = [{"change": change, "scales": scales} for change, scales in self.unreachable]
         return {**fields_of(self, "network depth margin scales"), **judged, "unreachable": failed}
 
@@ -119,7 +120,7 @@ class BlockPrescription:
         lines = [
             f"{self.network}, {self.depth} blocks: squared gradients or distances between samples change by "
             f"e^{self.scales:.3g} over the depth ({self.scales:.3g} depth scales)",
-            f"  allowed: {SCALES / self.margin:.3g} depth scales, the {SCALES:g} at which training fails over "
+            f"  allowed: {DEPTH_SCALES / self.margin:.3g} depth scales, the {DEPTH_SCALES:g} at which training fails over "
             f"a margin of {self.margin:g}",
         ]
         for one in self.options:
@@ -178,7 +179,7 @@ def _prescribe(
 ) -> BlockPrescription:
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 < margin < math.inf:
         raise UsageError(f"expected margin to be a positive number, got {margin!r}", hint=f"margin {MARGIN:g}")
-    allowed = SCALES / margin
+    allowed = DEPTH_SCALES / margin
 
     def look(**changed: Any) -> Residual:
         with np.errstate(all="ignore"):  # a network without norms may leave the range of a double

@@ -14,6 +14,7 @@ from sounding.activations import Activation, resolve
 from sounding.encoding import fields_of
 from sounding.errors import UsageError
 from sounding.profile import Profile
+from sounding.theory.batchnorm import DEPTH_SCALES
 from sounding.theory.blocks import (
     PLACEMENTS,
     Branch,
@@ -30,7 +31,6 @@ from sounding.theory.blocks import (
 from sounding.theory.kernel import check_correlation
 from sounding.theory.kernel_path import check_depth
 
-SCALES = 16.0  # e-folds of the squared gradient that training survives: the 16ξ of meanfield2019's training figures
 SETTLED = 200  # steps in which the shares of mean and differences in the gradients settle
 
 
@@ -325,15 +325,15 @@ class _Stack:
 
     def _reach(self, change: Callable[[int], float], rate: float, signals: Sequence[Pair], depth: int) -> float:
         """Blocks until `change` reaches 16: by bisection up to `depth`, beyond it by the last block's rate."""
-        if change(depth) >= SCALES:
+        if change(depth) >= DEPTH_SCALES:
             low, high = 0, depth
             while high - low > 1:
                 middle = (low + high) // 2
-                low, high = (middle, high) if change(middle) < SCALES else (low, middle)
+                low, high = (middle, high) if change(middle) < DEPTH_SCALES else (low, middle)
             return float(high)
         if rate < 1e-9:
             return math.inf
-        missing = (SCALES - change(depth)) / rate
+        missing = (DEPTH_SCALES - change(depth)) / rate
         rise = 1 - signals[-1 - len(self.branches)].own / signals[-1].own
         if self.stream.placement in ("pre", "branch") and rise > 0:
             # The stream grows linearly, and what changes by `rate` while ln q changes by `rise` is a power of q.

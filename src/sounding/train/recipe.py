@@ -24,7 +24,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "train_metrics": ("evaluated", "seen"),
     "clipping_by": ("unit", "parameter"),
 }
-DEFAULT_EPOCHS = 10
+DEFAULT_EPOCHS = 10  # for a first look at a grid
 
 
 @dataclass(frozen=True)

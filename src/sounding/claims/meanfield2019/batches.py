@@ -20,7 +20,7 @@ from sounding.claims.walk import batch_norm, walk
 from sounding.predict import batchnorm
 
 NAMED = ["relu", "leaky_relu:0.1", "tanh", "sigmoid"]
-COTANGENTS = 4
+COTANGENTS = 4  # random ones of a network, averaged: drawing the network costs more than pulling one back
 OTHERS = ["gelu", "silu", "softplus", "elu", "selu", "erf"]
 
 

@@ -40,7 +40,7 @@ STEP = 0.02
 ROOM = 0.02
 """Relative deviation of drawn batches: B for B − 1 in a power or in a Beta function is 3% or more off at B = 16."""
 
-_LINE = np.linspace(0.6, 2.2, 17)
+_LINE = np.linspace(0.6, 2.2, 17)  # degrees at which theory is drawn as a curve
 
 
 @dataclass(frozen=True)

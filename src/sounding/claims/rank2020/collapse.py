@@ -16,7 +16,7 @@ from sounding.measures import gradient_alignment
 from sounding.profile import Estimate
 from sounding.weights import resolve
 
-ROUNDING = 1e-12
+ROUNDING = 1e-12  # of r − 1 in float64, where a collapse is complete and no two runs differ
 
 
 def lyapunov_gap(

@@ -20,7 +20,7 @@ from sounding.measures import mean_cosine
 Array = NDArray[np.float64]
 
 SETS = ("cifar-10", "mnist", "fashion-mnist", "cifar-100")
-SIZES = (16, 32, 64, 128, 256, 512)
+SIZES = (16, 32, 64, 128, 256, 512)  # of batches
 PRINTED_RANKS = {
     "cifar-10": {128: (127.99, 0.09), 256: (221.06, 2.89), 512: (203.70, 3.58)},
     "mnist": {128: (128.00, 0.00), 256: (250.48, 1.53), 512: (318.04, 2.82)},

@@ -25,8 +25,8 @@ from sounding.claims.thesis2024.gram_paths import (
     stretched,
 )
 
-EARLY = 5
-ABOVE_FLOOR = 10.0
+EARLY = 5  # layers in which the transient must peak; a later peak is told by a number of its own
+ABOVE_FLOOR = 10.0  # times the noise of a finite width: below, the noise would enter the ratio by a tenth and more
 
 
 def apart(size: int) -> Array:

@@ -24,8 +24,7 @@ from sounding.claims.thesis2024.correlation_maps import (
 from sounding.theory.kernel import kernel
 from sounding.theory.kernel_path import bound, sequence
 
-ROUNDING = 1e-6
-SHOWN = 60
+SHOWN = 60  # maps in a picture
 
 RATES: dict[str, Callable[[CorrelationMap], float]] = {
     "5.6": lambda one: 1 / (2 - one.slope_zero),

@@ -27,7 +27,7 @@ Array = NDArray[np.float64]
 
 # below this a distance is rounding
 RESOLVED = 1e-6
-ORDER = 30
+ORDER = 30  # of the highest Hermite coefficient that is drawn
 
 
 @dataclass(frozen=True)

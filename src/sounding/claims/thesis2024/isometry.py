@@ -23,9 +23,9 @@ from sounding.weights import draw_orthogonal
 
 Array = NDArray[np.float64]
 
-ROUNDING = 1e-8
-LARGEST_CONDITION = 1e4
-SHOWN = 80
+ROUNDING = 1e-8  # of ln isometry: the Gram matrix of a batch of condition 1e4 keeps eight of sixteen digits
+LARGEST_CONDITION = 1e4  # of the batches that are tried
+SHOWN = 80  # batches in a picture
 
 
 def draw_batches(values: Mapping[str, Any], context: Context) -> Iterator[Array]:

@@ -11,7 +11,7 @@ from sounding.probe.reading import LayerCall, Reading
 from sounding.probe.records import Finding, Severity
 from sounding.probe.thresholds import THRESHOLDS, Thresholds
 
-ROUNDING = 1e-16
+ROUNDING = 1e-16  # a share of 0 counts as this in a mean of logarithms; from 1e-30 to 1e-12 findings are the same
 CORRELATED = 0.75  # mean cosine of inputs from which on their own likeness hides what layers lose
 ADD_BATCHNORM = "sounding repair TARGET --method add_batchnorm: normalize between linear map and activation"
 

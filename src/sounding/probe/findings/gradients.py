@@ -10,7 +10,7 @@ from sounding.probe.reading import WEIGHT_GRADIENT, LayerCall, Reading
 from sounding.probe.records import Finding, Severity
 from sounding.probe.thresholds import Thresholds
 
-FLOAT32_RANGE = 2 * math.log(3.4028235e38)
+FLOAT32_RANGE = 2 * math.log(3.4028235e38)  # ln of a squared norm that overflows
 
 
 def find_gradient_change(reading: Reading, thresholds: Thresholds) -> list[Finding]:

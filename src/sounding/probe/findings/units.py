@@ -8,7 +8,7 @@ from sounding.probe.reading import LayerCall, Reading
 from sounding.probe.records import Finding, Severity
 from sounding.probe.thresholds import Thresholds
 
-ROUNDING = 1e-7
+ROUNDING = 1e-7  # a layer of flat units alone is e⁻¹⁶ of all paths; from 1e-12 to 1e-4 findings are the same
 RECTIFIERS = ("ReLU", "relu", "Threshold", "shrink", "swish", "Swish", "igmoid", "Act")
 
 

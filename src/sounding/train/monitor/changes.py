@@ -11,7 +11,7 @@ from typing import Any, Literal
 from sounding.errors import UsageError
 from sounding.probe.inside.precision import HEADROOM
 from sounding.probe.reading import Reading
-from sounding.probe.records import Finding, Severity
+from sounding.probe.records import SEVERITIES, Finding, Severity
 from sounding.profile import Row
 from sounding.train.monitor.moved import UPDATE_RATIO
 from sounding.train.monitor.selection import KNOWN
@@ -19,7 +19,6 @@ from sounding.train.monitor.selection import KNOWN
 Change = Literal["appeared", "worsened", "eased", "gone"]
 Limits = Mapping[str, tuple[float | None, float | None]]
 WHOLE = frozenset({"gradient_explosion", "gradient_vanishing", "gradient_alignment"})  # about no single layer
-RANKS: dict[Severity, int] = {"low": 0, "medium": 1, "high": 2}
 # Measured steps that must agree before something is said to ease or to go. With two, a number that crosses its line at
 # every third step still makes news each time; each more delays the good news by one measured step.
 HELD = 3
@@ -101,7 +100,7 @@ class Changes:
                 continue
             change: Change = "appeared"
             if old is not None:
-                change = "worsened" if RANKS[finding.severity] > RANKS[old.severity] else "eased"
+                change = "worsened" if SEVERITIES[finding.severity] < SEVERITIES[old.severity] else "eased"
             said = _phrase(finding, first=first)
             note = "" if change == "appeared" else f" ({change}: {finding.severity} severity)"
             where = (
@@ -136,7 +135,7 @@ def _worst(steps: Iterable[Mapping[str, Finding]]) -> dict[str, Finding]:
     found: dict[str, Finding] = {}
     for shown in steps:
         for kind, finding in shown.items():
-            if kind not in found or RANKS[finding.severity] >= RANKS[found[kind].severity]:
+            if kind not in found or SEVERITIES[finding.severity] <= SEVERITIES[found[kind].severity]:
                 found[kind] = finding
     return found
 
