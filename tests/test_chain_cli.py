@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import os
@@ -217,13 +216,3 @@ def test_inputs_by_name(tmp_path):
         drawn(torch.randn(3, 12))
     with pytest.raises(UsageError, match="finite"):
         drawn(torch.full((4, 12), torch.nan))
-
-
-def test_python_and_command_line_take_the_same_options():
-    """But for a generator, which is a seed when typed, what is printed, and old names."""
-    typed = {option.name for option in command.params}
-    known = set(inspect.signature(simulate).parameters)
-    assert typed - {"as_json", "quiet", "debug", "error", "seed", "list_measures", "center", "position"} == known - {
-        "generator",
-        "progress",
-    }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import inspect
 import io
 import json
 import os
@@ -23,10 +22,8 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-import sounding
 from reports import make_finding, make_report
 from sounding.cli import cli
-from sounding.cli.check import check as check_command
 from sounding.cli.check import to_json_object
 from sounding.cli.table import group_calls, print_report
 from sounding.errors import ExitCode, InterruptedRun
@@ -422,15 +419,6 @@ def test_remedies_are_commands_that_can_be_typed():
     assert "<code>sounding repair net.py:collapsed --method" in Path("report.html").read_text("utf-8")
     finding = make_report(findings=[make_finding()]).for_target("my nets.py:f").verdict.findings[0]
     assert finding.remedies[0].startswith("sounding repair 'my nets.py:f' --method")
-
-
-def test_python_and_command_line_take_the_same_options() -> None:
-    """But for the network, its batch and its random numbers, which are words when typed, files and the trial."""
-    words = {"target", "data", "input_shape", "batch_size", "device", "seed"}
-    files = {"html", "summary", "write_baseline", "as_json", "quiet", "debug", "steps", "lr", "optimizer"}
-    given = {"model", "inputs", "targets", "batch_axis", "types", "generator", "progress"}
-    typed = {option.name for option in check_command.params}
-    assert typed - words - files == set(inspect.signature(sounding.check).parameters) - given
 
 
 def test_tier_mode_and_modules_are_those_of_python(tmp_path: Path) -> None:

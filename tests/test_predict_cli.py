@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import subprocess
@@ -15,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.cells import cell_len
 
-from sounding import predict, prescribe
+from sounding import predict
 from sounding.cli import cli
 from sounding.errors import ExitCode, UsageError
 from tolerance import TOLERANCE
@@ -343,7 +342,6 @@ def test_the_process_ends_with_the_exit_code_of_its_error() -> None:
 
 
 def test_predict_is_the_public_face() -> None:
-    from sounding import predict
 
     assert all(hasattr(predict, name) for name in predict.__all__)
     assert predict.batchnorm("relu", batch_size=32).gradient_growth == pytest.approx(
@@ -352,29 +350,6 @@ def test_predict_is_the_public_face() -> None:
     assert predict.bounds.evaluate("rank2020-lemma13", width=4, regularity=0.5).sense == "upper"
     with pytest.raises(UsageError):
         predict.kernel("swish")
-
-
-PRINTED = {"as_json", "plot", "debug"}
-# what the command line writes otherwise: a seed for a generator, a file or a correlation for a matrix, a second answer
-TRANSLATED = {
-    "gram": ({"gram_matrix", "generator"}, {"file", "batch_size", "correlation", "decaying", "seed", "width"}),
-}
-
-
-@pytest.mark.parametrize("name", ["batchnorm", "kernel", "vanilla", "critical", "gram", "prescribe"])
-def test_python_and_command_line_take_the_same_options(name: str) -> None:
-    command = cli.get_command(None, "prescribe" if name == "prescribe" else "predict")  # type: ignore[arg-type]
-    word = "batchnorm" if name == "prescribe" else name
-    command = command.get_command(None, word)  # type: ignore[union-attr, arg-type]
-    function = prescribe if name == "prescribe" else getattr(predict, name)
-    only_python, only_typed = TRANSLATED.get(name, (set(), set()))
-    typed = {option.name: option.default for option in command.params}  # type: ignore[union-attr]
-    known = inspect.signature(function).parameters
-    assert set(typed) - PRINTED - only_typed == set(known) - only_python
-    for key, parameter in known.items():
-        if key not in only_python and parameter.default is not parameter.empty:
-            # from Python a generator alone asks for sampling; the command line always has a seed
-            assert typed[key] == parameter.default or (name, key) == ("gram", "method"), key
 
 
 def test_weights_of_another_variance_are_those_of_another_eps() -> None:

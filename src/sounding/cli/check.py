@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sounding.cli.output import console, despite_a_closed_pipe, print_json, require_writable, working
-from sounding.cli.subject import Wanted, on_network, opened
+from sounding.cli.subject import Wanted, in_mode, on_network, opened
 from sounding.cli.trial import Asked, asked_trial, print_trial, try_training
 from sounding.errors import ExitCode, InterruptedRun
 from sounding.limits import require_time
@@ -65,12 +65,7 @@ class Subject:
     default="full",
     help="What is measured: everything, or fast, without ranks and theory.",
 )
-@click.option(
-    "--mode",
-    type=click.Choice(["train", "eval", "keep"]),
-    default="train",
-    help="Mode in which the network runs; keep leaves each module in its own.",
-)
+@in_mode
 @click.option(
     "--dropout", is_flag=True, help="Leave dropout on; its noise makes samples look more different than they are."
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sounding.cli.output import console, despite_a_closed_pipe, new_table, print_json, require_writable, working
-from sounding.cli.subject import Wanted, on_network, opened
+from sounding.cli.subject import Wanted, in_mode, on_network, opened
 from sounding.errors import ExitCode
 from sounding.look import TERMINAL_BAD, TERMINAL_WARN
 
@@ -26,12 +26,7 @@ NEAR = 3  # lines in front of and behind the first that parts
 @click.argument("a")
 @click.argument("b")
 @on_network()
-@click.option(
-    "--mode",
-    type=click.Choice(["train", "eval", "keep"]),
-    default="train",
-    help="Mode in which both networks run; keep leaves each module in its own.",
-)
+@in_mode
 @click.option(
     "--tolerance",
     type=click.FloatRange(min=0),

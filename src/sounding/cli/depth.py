@@ -12,7 +12,7 @@ import click
 
 from sounding.cli.output import print_json, say, working
 from sounding.cli.presentation import draw, presented
-from sounding.cli.subject import Wanted, on_network, opened
+from sounding.cli.subject import Wanted, in_mode, on_network, opened
 from sounding.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 @click.option("--to", type=click.IntRange(min=2), required=True, metavar="L", help="Largest depth to look at.")
 @click.option(
     "--from",
+    "--start",
     "start",
     type=click.IntRange(min=1),
     metavar="L",
     help="Smallest depth to look at [default: a quarter of the largest].",
 )
-@on_network(least=2, usual=32, without=("loss", "device"))
+@on_network(least=2, usual=32, without=("device",))
+@in_mode
 @presented
 @click.pass_context
 def depth(
@@ -38,6 +40,7 @@ def depth(
     to: int,
     start: int | None,
     wanted: Wanted,
+    mode: Any,
     as_json: bool,
     plot: Path | None,
 ) -> None:
@@ -67,6 +70,8 @@ def depth(
             at.chosen.batch.targets,
             to=to,
             start=start,
+            loss=at.loss,
+            mode=mode,
             batch_axis=at.chosen.axis or None,
             generator=at.generator,
             progress=lambda at: tell(f"depth {at}"),

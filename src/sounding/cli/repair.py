@@ -63,6 +63,12 @@ class ListsMethods(click.Command):
     metavar="METHOD.KEY=VALUE",
     help="Option of a cure, such as tune_batchnorm.shift=2.",
 )
+@click.option("--exclude", metavar="NAME[,NAME…]", help="With auto: cures that are not tried, such as raise_rank.")
+@click.option(
+    "--steps",
+    type=click.IntRange(min=0),
+    help="With auto: steps of training that the likeliest must show [default: 20].",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would change and what it would do; write no weights.")
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the repaired weights, as .pt or .safetensors."
@@ -85,6 +91,8 @@ def repair(
     target: str,
     method: str,
     settings: tuple[str, ...],
+    exclude: str | None,
+    steps: int | None,
     dry_run: bool,
     out: Path | None,
     wanted: Wanted,
@@ -114,10 +122,14 @@ def repair(
     if out is not None:
         require_weights_path(out)
     options = parse_options(settings, method)
-    steps = max((int(given["steps"]) for given in options.values() if isinstance(given.get("steps"), int)), default=0)
-    require_time(LEAST_REPEAT * steps, what=f"a cure of {steps} steps")
+    longest = max((int(given["steps"]) for given in options.values() if isinstance(given.get("steps"), int)), default=0)
+    require_time(LEAST_REPEAT * longest, what=f"a cure of {longest} steps")
+    search = {name: value for name, value in {"exclude": exclude, "steps": steps}.items() if value is not None}
+    if search and method != AUTO:
+        raise UsageError(f"--exclude and --steps belong to --method auto, got --method {method}", hint="--method auto")
+    require_time(LEAST_REPEAT * (steps or 0), what=f"trials of {steps} steps")
     with working("loading", quiet=quiet) as tell:
-        repaired = _repair(target, method, wanted, options, repeats, tell)
+        repaired = _repair(target, method, wanted, options, search, repeats, tell)
     plan = repaired.plan
     if not dry_run:
         plan.apply()
@@ -161,7 +173,13 @@ def parse_options(settings: tuple[str, ...], method: str) -> dict[str, dict[str,
 
 
 def _repair(
-    target: str, method: str, wanted: Wanted, options: Any, repeats: int, tell: Callable[[str], None]
+    target: str,
+    method: str,
+    wanted: Wanted,
+    options: Any,
+    search: dict[str, Any],
+    repeats: int,
+    tell: Callable[[str], None],
 ) -> Repaired:
     from sounding.repair.methods import choose_methods
     from sounding.repair.plan import plan as make_plan
@@ -186,7 +204,7 @@ def _repair(
         recommendation = None
         methods: Any = method
         if method == AUTO:
-            recommendation = _recommend(model, batch, evidence, tell)
+            recommendation = _recommend(model, batch, {**evidence, **search}, tell)
             methods, options = recommendation.best.methods, recommendation.best.options
         tell(f"trying {methods if isinstance(methods, str) else ', '.join(methods)}")
         plan = make_plan(
@@ -202,7 +220,7 @@ def _repair(
         return Repaired(model, plan, recommendation, {"target": target, "data": at.data, "seed": wanted.seed})
 
 
-def _recommend(model: nn.Module, batch: Any, evidence: dict[str, Any], tell: Callable[[str], None]) -> Recommendation:
+def _recommend(model: nn.Module, batch: Any, how: dict[str, Any], tell: Callable[[str], None]) -> Recommendation:
     from sounding.repair.recommend import recommend
 
     return recommend(
@@ -210,7 +228,7 @@ def _recommend(model: nn.Module, batch: Any, evidence: dict[str, Any], tell: Cal
         batch.given,
         batch.targets,
         progress=lambda done, total, name: tell(f"trying {name} ({done + 1} of {total})"),
-        **evidence,
+        **how,
     )
 
 

@@ -31,7 +31,13 @@ if TYPE_CHECKING:
 @click.option("--runs", type=int, default=1, metavar="R", help="Number of independent networks.")
 @click.option("--burn-in", type=int, default=0, metavar="K", help="First layers that the averages leave out.")
 @click.option("--every", type=int, default=1, metavar="K", help="Layers between measurements.")
-@click.option("--measure", "measures", metavar="A,B", help="Measures, separated by commas; --list-measures names them.")
+@click.option(
+    "--measure",
+    "--measures",
+    "measures",
+    metavar="A,B",
+    help="Measures, separated by commas; --list-measures names them.",
+)
 @click.option(
     "--profile", is_flag=True, help="Also print every measured layer, averaged over runs; layer 0 is the input."
 )

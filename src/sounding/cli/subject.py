@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from sounding.cli.inputs import Choice
 
 
+in_mode = click.option(
+    "--mode", type=click.Choice(["train", "eval", "keep"]), default="train",
+    help="Mode in which a network runs; keep leaves each module in its own.",
+)  # fmt: skip
+
+
 def parse_shape(ctx: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
     """One sample's shape: `64`, `3,32,32` or `3x32x32`."""
     if value is None:

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,7 @@ ONE_VALUE = ("depth", "width", "activation", "norm", "gain_exponent")
 @click.option("--residual", metavar="G,..", help="Factor of a branch beside its skip connection.")
 @click.option("--gain-exponent", metavar="K", help="Multiply by ℓ^(-K) in front of the activation of layer ℓ.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set any other option of the network.")
-@click.option("--lr", "rates", default="0.1", metavar="R,..", help="Learning rates.")
+@click.option("--lr", "--learning-rates", "rates", default="0.1", metavar="R,..", help="Learning rates.")
 @click.option(
     "--seeds", default="1", metavar="N", help="How many seeds, or a list such as 3,5,8; the one seed 3 is written 3,"
 )
@@ -59,8 +60,18 @@ ONE_VALUE = ("depth", "width", "activation", "norm", "gain_exponent")
 @click.option(
     "--clipping", type=float, metavar="λ", help="Adaptive gradient clipping, at λ times the norm of a unit's weights."
 )
+@click.option("--clipping-by", default="unit", help="What is clipped by itself: unit or parameter.")
 @click.option("--augment", is_flag=True, help="Crop and flip the images at random.")
 @click.option("--statistics", default="running", help="Statistics of batch norm at evaluation: running or batch.")
+@click.option("--evaluate", default="epoch", metavar="WHEN", help="When to evaluate: epoch, end, or steps: 0,10,100.")
+@click.option("--evaluation-batch", type=int, metavar="N", help="Samples evaluated together [default: 1000].")
+@click.option(
+    "--train-metrics", default="evaluated", help="Numbers of the training part: evaluated, or seen in its batches."
+)
+@click.option("--sampling", default="shuffle", help="How batches are drawn: shuffle, replacement or fixed.")
+@click.option("--betas", default="0.9,0.999", metavar="A,B", help="Decay of the two means, with --optimizer adam.")
+@click.option("--smoothing", type=float, default=0.99, help="Decay of the mean, with --optimizer rmsprop.")
+@click.option("--optimizer-eps", type=float, default=1e-8, help="Number added to the root in adam and rmsprop.")
 @click.option("--measure-at", metavar="S,..", help="Steps after which every run is measured over depth.")
 @click.option(
     "--choose-by",
@@ -129,9 +140,17 @@ def _recipe(options: Mapping[str, Any]) -> Recipe:
     from sounding.data import Augmentation
     from sounding.train import Recipe
 
-    names = ("optimizer", "momentum", "loss", "batch_size", "epochs", "steps", "weight_decay", "clipping", "statistics")
-    augment = Augmentation() if options["augment"] else None
-    return Recipe(augment=augment, **{name: options[name] for name in names})
+    evaluate = options["evaluate"]
+    typed = {
+        "augment": Augmentation() if options["augment"] else None,
+        "evaluate": evaluate
+        if evaluate in ("epoch", "end")
+        else tuple(parse_numbers("--evaluate", evaluate, kind=int)),
+        "betas": tuple(parse_numbers("--betas", options["betas"], kind=float)),
+        "eps": options["optimizer_eps"],  # --eps is the norm's
+    }
+    known: dict[str, Any] = {field.name: options.get(field.name) for field in fields(Recipe)}
+    return Recipe(**known | typed)
 
 
 def _grid_options(model: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[Any]]]:

@@ -120,8 +120,8 @@ class BlockPrescription:
         lines = [
             f"{self.network}, {self.depth} blocks: squared gradients or distances between samples change by "
             f"e^{self.scales:.3g} over the depth ({self.scales:.3g} depth scales)",
-            f"  allowed: {DEPTH_SCALES / self.margin:.3g} depth scales, the {DEPTH_SCALES:g} at which training fails over "
-            f"a margin of {self.margin:g}",
+            f"  allowed: {DEPTH_SCALES / self.margin:.3g} depth scales, the {DEPTH_SCALES:g} at which training fails "
+            f"over a margin of {self.margin:g}",
         ]
         for one in self.options:
             lines.append(

@@ -13,7 +13,6 @@ from sounding.claims.number import Number, exact
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.convergence import (
     RATES,
-    ROUNDING,
     cumulative,
     draw_path,
     over_groups,
@@ -28,6 +27,8 @@ from sounding.claims.thesis2024.correlation_maps import (
     map_of_weights,
     worst_over_bound,
 )
+
+ROUNDING = 1e-6  # of κ(−1) + 1 for a drawn map that keeps −1
 
 NEAR = 1e-4
 """Distance from ±1 at which a layer's drift is read."""
