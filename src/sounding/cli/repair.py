@@ -63,11 +63,11 @@ class ListsMethods(click.Command):
     metavar="METHOD.KEY=VALUE",
     help="Option of a cure, such as tune_batchnorm.shift=2.",
 )
-@click.option("--exclude", metavar="NAME[,NAME…]", help="With auto: cures that are not tried, such as raise_rank.")
+@click.option("--exclude", metavar="NAME[,NAME…]", help="Cures that auto does not try, such as raise_rank.")
 @click.option(
     "--steps",
     type=click.IntRange(min=0),
-    help="With auto: steps of training that the likeliest must show [default: 20].",
+    help="Steps of training on which auto compares the likeliest cures [default: 20].",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would change and what it would do; write no weights.")
 @click.option(
