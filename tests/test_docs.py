@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import click
@@ -57,6 +58,28 @@ def test_every_prompt_stands_in_a_fenced_block(page: Path) -> None:
     shown = sum(line.lstrip().startswith(">>> ") for line in page.read_text(encoding="utf-8").splitlines())
     run = sum(line.lstrip().startswith(">>> ") for line in blocks(page).splitlines())
     assert shown == run
+
+
+# blocks of Python that the tests read and do not run: they need a queue of a cluster, and a test file of the reader's
+NOT_RUN = {"sweep.md": "SLURMCluster", "ci.md": "depth_check"}
+
+
+@pytest.mark.parametrize("page", EXAMPLES, ids=lambda page: page.name)
+def test_blocks_without_a_prompt_are_few_and_can_be_read(page: Path) -> None:
+    for kind, block in FENCE.findall(page.read_text("utf-8")):
+        if kind in {"python", "pycon"} and ">>> " not in block:
+            assert NOT_RUN[page.name] in block
+            ast.parse(block)
+        if kind == "toml":
+            tomllib.loads(block)
+
+
+def test_a_broken_example_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs the pages notices a wrong result."""
+    page = tmp_path / "page.md"
+    page.write_text("text\n\n```python\n>>> 1 + 1\n3\n\n```\n", encoding="utf-8")
+    with pytest.raises(AssertionError, match="Expected:"):
+        test_examples_run(page, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow

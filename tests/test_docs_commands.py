@@ -24,16 +24,28 @@ SHOWN = sorted(
 )
 # why a command is not run by the tests, by what stands in it
 NOT_RUN = {
-    r"\.py:|package\.|\.npz|\.toml|results|sweep (status|collect)": "names a file of the reader's",
+    r"\.py:|package\.|\.np[yz]|\.toml|results|sweep (status|collect)": "names a file of the reader's",
     r"fashion-mnist|cifar|data get|data verify": "needs data that are downloaded",
     r"--zoo|--paper|size=default|^sounding train": "takes minutes",
+    r"^sounding explore": "serves a page until it is stopped",
 }
-SLOW = re.compile(r"^sounding (check$|prescribe transformer)|hf:|--steps")  # two to ten seconds each
+SLOW = re.compile(
+    r"^sounding (check$|prescribe (transformer|residual)|depth|simulate)|hf:|--steps"
+)  # two to ten seconds each
 
 
 def reason_not_to_run(command: str) -> str | None:
     """Why the tests do not run a command, None where they do."""
     return next((reason for pattern, reason in NOT_RUN.items() if re.search(pattern, command)), None)
+
+
+def test_commands_stand_in_blocks_that_are_looked_at() -> None:
+    """A command in a block of another kind would be shown and never tried."""
+    for page in DOCS.glob("*.md"):
+        for kind, block in re.findall(r"^```(\w*)[^\n]*\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL):
+            hidden = [line for line in block.splitlines() if re.match(r"(\$ )?sounding ", line)]
+            assert kind == "console" or not hidden, f"{page.name}: {hidden}"
+            assert kind != "console" or not any(line.startswith("sounding ") for line in block.splitlines()), page.name
 
 
 def test_pages_show_commands_of_every_kind() -> None:
