@@ -44,6 +44,7 @@ bench: $(STAMP)
 
 pictures: $(STAMP)
 	$(BIN)/python docs/make_pictures.py
+	$(BIN)/python docs/make_kind_pictures.py
 
 docs: $(STAMP)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'

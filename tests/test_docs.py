@@ -174,3 +174,16 @@ def test_docstrings_begin_with_a_noun_or_a_verb_that_stands_alone() -> None:
                 if any(opening == riddle or opening.startswith(f"{riddle} ") for riddle in RIDDLES):
                     found.append(f"{path.relative_to(ROOT)}:{node.body[0].lineno} {opening} …")
     assert not found, "\n".join(found)
+
+
+def test_every_kind_of_finding_has_a_picture_and_a_public_issue() -> None:
+    """Pictures are drawn by docs/make_kind_pictures.py, and what was seen in the wild has a number to look up."""
+    from sounding.probe.kinds import pages
+
+    drawn = {path.stem for path in (DOCS / "pictures" / "kinds").glob("*.svg")}
+    assert drawn == set(pages())
+    for page in pages().values():
+        assert f"docs/pictures/kinds/{page.kind}.svg" in page.text
+        for part in ("**Means.**", "**Seen.**", "**Do.**", "**Ignore it**"):
+            assert part in page.text, page.kind
+        assert re.search(r"#\d+", page.text), page.kind

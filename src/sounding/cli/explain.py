@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 
 from sounding.cli.output import print_json, say
@@ -25,4 +27,6 @@ def explain(kind: str | None, as_json: bool) -> None:
         say("\n".join(f"{page.kind:<{width}}  {page.title}" for page in chosen))
     else:
         page = chosen[0]
-        say(f"{page.kind}: {page.title}\n\n{page.text.replace('**', '')}")
+        # a terminal shows no pictures: what one shows, and where it lies in the repository
+        text = re.sub(r"!\[(.*?)\]\((?:\.\./)*(.*?)\)", r"Picture. \1 (\2).", page.text)
+        say(f"{page.kind}: {page.title}\n\n{text.replace('**', '')}")
