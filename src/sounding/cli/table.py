@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sounding.cli.numbers import write_log_norm, write_number, write_share
 from sounding.look import TERMINAL_BAD, TERMINAL_GOOD, TERMINAL_NOTE, TERMINAL_WARN
 from sounding.probe.findings.collapse import share_outside
-from sounding.probe.inside.precision import FORMATS
+from sounding.probe.inside.precision import HEADROOMS, find_headroom
 from sounding.probe.inside.roles import block_of, find_roles
 from sounding.probe.reading import LayerCall, Reading, count_in_band
 
@@ -27,7 +27,12 @@ ROWS = 20  # groups of calls that fit on a screen with the verdict and its findi
 EDGES = 3  # calls without a role that are told before the blocks of a transformer, and behind them
 COLORS = {"high": TERMINAL_BAD, "medium": TERMINAL_WARN, "low": TERMINAL_NOTE}
 STATES = {"healthy": (TERMINAL_GOOD, "✓"), "not known": (TERMINAL_WARN, "?"), "unhealthy": (TERMINAL_BAD, "✗")}
-WIDE, WIDER = 92, 100  # columns of a terminal from which the table has room for one more number, and for two
+WIDE, WIDER, WIDEST = (
+    92,
+    100,
+    130,
+)  # columns of a terminal from which the table has room for one more number, and for two
+SHORT = 4.0  # bits of float16 below which some layer is so near its ends that the column is shown at any width
 GAP = 2  # spaces between columns
 
 
@@ -42,8 +47,8 @@ class Column:
     width: int = 0
 
 
-def _write_headroom(largest_log2: float) -> str:
-    return "–" if math.isnan(largest_log2) else f"{FORMATS['float16'][1] - largest_log2:.0f}"
+def _write_headroom(bits: float) -> str:
+    return "–" if math.isnan(bits) else f"{bits:.0f}"
 
 
 def _write_spread(participation_ratio: float) -> str:
@@ -57,7 +62,9 @@ COLUMNS = (
     Column("mean_cosine", "cosine", "mean cosine between samples", write_number, width=WIDE),
     Column("gradient_log_norm", "gradient", "norm of the loss's gradient at this output", write_log_norm),
     Column("branch_over_stream", "branch", "what a branch adds over its stream", write_number, width=WIDER),
-    Column("largest_log2", "float16", "bits left to float16's largest number", _write_headroom, width=WIDER),
+    Column("headroom_float16", "float16", "bits left to float16's ends", _write_headroom, width=WIDER),
+    Column("headroom_bfloat16", "bfloat16", "bits left to bfloat16's ends", _write_headroom, width=WIDEST),
+    Column("headroom_float8", "float8", "bits left to the ends of float8 e4m3", _write_headroom, width=WIDEST),
 )
 
 
@@ -89,13 +96,17 @@ class Group:
 
     def value(self, measure: str) -> float:
         """The median, NaN without a measured value; one non-finite call makes the group NaN or infinite."""
-        values = [value for call in self.calls if not math.isnan(value := call.get(measure))]
+        values = [value for call in self.calls if not math.isnan(value := _value(call, measure))]
         return median(values) if values else math.nan
 
     def holds(self, depth: int) -> bool:
         if self.role:
             return any(call.depth == depth for call in self.calls)
         return self.calls[0].depth <= depth <= self.calls[-1].depth
+
+
+def _value(call: LayerCall, measure: str) -> float:
+    return find_headroom(call.values, measure) if measure in HEADROOMS else call.get(measure)
 
 
 def group_calls(reading: Reading, *, rows: int = ROWS) -> tuple[list[Group], bool]:
@@ -244,7 +255,10 @@ def make_table(reading: Reading, findings: Sequence[Finding], *, width: int) -> 
 
 def _columns(reading: Reading, width: int) -> list[Column]:
     present = {measure for call in (reading.input, *reading.calls) for measure in call.values}
-    return [column for column in COLUMNS if column.measure in present and width >= column.width]
+    left = [bits for call in reading.calls if not math.isnan(bits := _value(call, "headroom_float16"))]
+    present |= set(HEADROOMS) if left else set()
+    short = {"headroom_float16"} if left and min(left) < SHORT else set()
+    return [one for one in COLUMNS if one.measure in present and (width >= one.width or one.measure in short)]
 
 
 def _mark(group: Group, shown: list[Group], findings: Sequence[Finding]) -> Text:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sounding.probe.findings.collapse import share_outside
+from sounding.probe.inside.precision import HEADROOMS, find_headroom
 from sounding.probe.inside.roles import find_roles
 from sounding.probe.reading import LayerCall, Reading
 from sounding.probe.records import Report
@@ -73,6 +74,8 @@ def fit_line(reading: Reading, rates: Mapping[str, Estimate]) -> dict[str, Any] 
 
 def _cell(call: LayerCall, measure: str) -> float | int | str | None:
     """None where nothing was measured; a text where the value is not finite, which a line shows as a gap."""
+    if measure in HEADROOMS:
+        return _round(find_headroom(call.values, measure))
     source = "participation_ratio" if measure == SHARE_OUTSIDE else measure
     if source not in call:
         return None

@@ -188,18 +188,12 @@ CHARTS = (
         upper=1.0,
     ),
     Chart(
-        "Does the signal fit a narrow number format?",
-        "Largest output and largest weight of each layer, as powers of two. float8 e4m3 holds up to 8.8, float8 e5m2 "
-        "to 15.8, float16 to 16, bfloat16 to 128.",
-        {"largest_log2": "largest output", "weight_largest_log2": "largest weight"},
-        upper=16.0,
-    ),
-    Chart(
-        "Do gradients fit a narrow number format?",
-        "Median gradient at each output, as a power of two; a loss scale shifts all of them up. float16 holds down to "
-        "−24, bfloat16 to −133, float8 e5m2 to −16, float8 e4m3 to −9.",
-        {"gradient_median_log2": "median gradient"},
-        lower=-24.0,
+        "How much headroom do narrow number formats leave?",
+        "Bits that are left at each layer: to overflow above its largest output, gradient or weight, or to underflow "
+        "below its median gradient, whichever is nearer. Below zero the format does not hold it; a loss scale shifts "
+        "gradients up.",
+        {"headroom_float16": "float16", "headroom_bfloat16": "bfloat16", "headroom_float8": "float8 e4m3"},
+        lower=0.0,
     ),
 )
 

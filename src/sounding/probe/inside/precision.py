@@ -20,6 +20,8 @@ FORMATS = {
     "float8 e5m2": (-16.0, math.log2(57344)),
     "float8 e4m3": (-9.0, math.log2(448)),
 }
+# What table and report call the bits that are left in a narrow format; they are computed from the sizes, not stored.
+HEADROOMS = {"headroom_float16": "float16", "headroom_bfloat16": "bfloat16", "headroom_float8": "float8 e4m3"}
 
 
 @dataclass(eq=False)
@@ -120,3 +122,12 @@ def headroom(values: Mapping[str, float]) -> dict[str, float]:
         if sides:
             found[name] = min(sides)
     return found
+
+
+def find_headroom(values: Mapping[str, float], measure: str) -> float:
+    """The bits left in the format of one of `HEADROOMS`, NaN where no size is known.
+
+    >>> find_headroom({"largest_log2": 4.0}, "headroom_float16").__round__()
+    12
+    """
+    return headroom(values).get(HEADROOMS[measure], math.nan)
