@@ -100,6 +100,7 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
 
 
 def _take(stream: IO[bytes], *, wait: bool) -> bool:
+    """Whether the lock was taken; True also where the file system has no locks."""
     try:
         if sys.platform == "win32":
             import msvcrt

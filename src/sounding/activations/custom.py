@@ -168,6 +168,7 @@ def _require_elementwise(f: Callable[[Array], Array], label: str) -> None:
 
 
 def _places(f: Callable[[Array], Array], given: Any, label: str) -> tuple[float, ...]:
+    """The kinks that were given, or those that a search finds; an error where there are too many to be real."""
     if given is not None:
         try:
             places = tuple(sorted(float(kink) for kink in given))

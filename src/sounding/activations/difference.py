@@ -40,6 +40,7 @@ def difference(function: Callable[[Array], Array], kinks: tuple[float, ...]) -> 
 
 
 def _stencil(function: Callable[[Array], Array], kinks: tuple[float, ...], step: float) -> Callable[[Array], Array]:
+    """The derivative by seven points around x with this step, moved aside where a kink is near."""
     edges = np.array([-math.inf, *kinks, math.inf])
     room = np.diff(edges) / (2 * MARGIN + 1)
 

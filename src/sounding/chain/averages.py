@@ -45,7 +45,7 @@ class BatchMeans:
         return float(self.sums[..., column].sum() / total) if total else math.nan
 
     def standard_error(self, column: int) -> float | None:
-        """Of `mean`."""
+        """The standard error of `mean`."""
         if not np.all(np.isfinite(self.sums[..., column])):
             return None
         return _error_of_mean(self.sums[..., column], self.counts)

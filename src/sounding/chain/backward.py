@@ -187,6 +187,7 @@ def _rehearse(plan: Plan, chains: Chains) -> None:
 
 
 def _assemble(plan: Plan, pulls: list[Pull], *, clock: Clock, partial: bool) -> Simulation:
+    """The simulation made of what the tasks pulled back: averages, profile and the growth of gradients."""
     from sounding.chain.run import describe
 
     seconds, setup_seconds = clock.read()

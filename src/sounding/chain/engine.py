@@ -74,7 +74,7 @@ class Plan:
 
     @property
     def chain_layers(self) -> int:
-        """How much work it is."""
+        """How many layers of chains the plan computes."""
         return len(self.laws) * self.runs * self.depth
 
     def measures_at(self, layer: int) -> bool:
@@ -337,6 +337,7 @@ def run_on_cores(
 def _run_chains_on_cores(
     plan: Plan, tasks: Sequence[Task], clock: Clock, *, total: int, progress: Progress | None
 ) -> tuple[list[list[Record]], bool]:
+    """The records of all tasks, on the CPU; a single large task draws its next normals in a second thread."""
     law = plan.laws[0]
     drawn = law.width * (law.batch_size if plan.route == "gram" else law.width) * tasks[0].runs
     single = len(tasks) == 1 and torch.get_num_threads() > 1 and law.weights.invariance == "gaussian"

@@ -113,6 +113,7 @@ class Stream:
 
 
 def _run_streaming(plan: Plan, task: Task, clock: Clock, report: Callable[[], None]) -> list[Record]:
+    """The records of one task, whose Gram matrices go through the streaming kernel block by block."""
     recorder = make_recorder(plan, task)
     layer = 0
     try:
@@ -253,7 +254,7 @@ class Span:
         self.slot.zero_()
 
     def run(self) -> None:
-        """Queue the span."""
+        """Queue the layers of the span on the device."""
         if self.graph is not None:
             self.graph.replay()
             self.chains.forget_gram()
@@ -283,6 +284,7 @@ def _prepare_span(plan: Plan, task: Task) -> Span:
 
 
 def _run_graphed(plan: Plan, task: Task, clock: Clock, report: Callable[[], None]) -> list[Record]:
+    """The records of one task, layer by layer, as a captured CUDA graph where that is possible."""
     recorder = make_recorder(plan, task)
     layer = 0
     waiting: list[int] = []

@@ -76,6 +76,7 @@ class LeanChain:
         return states, scales
 
     def _multiply(self, draw: Matrix) -> Matrix:
+        """The next layer before its norm: the state times the drawn weights, by either route, plus the skip."""
         if self.route == "explicit":
             product = self.state @ draw.T
         else:
@@ -107,6 +108,7 @@ class LeanChain:
         return result
 
     def _normalize(self, values: Matrix) -> Matrix:
+        """The values behind the norm of the law, over samples or over features."""
         law = self.law
         if law.norm == "none":
             return values
@@ -121,6 +123,7 @@ class LeanChain:
         return normalized
 
     def _activate(self, values: Matrix, gain: float) -> Matrix:
+        """The values behind gain and activation; a state that is rescaled meets the activation at its true scale."""
         if gain != 1.0:
             values = values * self.dtype.type(gain)
         if self._linear:

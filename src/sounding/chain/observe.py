@@ -194,6 +194,7 @@ class View:
 
 
 def _value(view: View, column: Column) -> torch.Tensor:
+    """One measured number of every chain, from its Gram matrix where that is enough."""
     name = column.measure
     if name in COSINES:
         gram = view.chains.gram()
@@ -219,6 +220,7 @@ def _value(view: View, column: Column) -> torch.Tensor:
 
 
 def _spectral_value(view: View, column: Column) -> torch.Tensor:
+    """One measured number of every chain that needs its eigenvalues."""
     name, samples = column.measure, view.samples
     if name == "numerical_rank":
         return of_spectrum.numerical_rank(view.amplitudes, tolerance=column.parameter or view.resolution)

@@ -100,7 +100,7 @@ class Recorder:
             self.flush()
 
     def flush(self) -> None:
-        """Reduce what waits."""
+        """Reduce the values that wait on the device."""
         if not self._waiting:
             return
         import torch

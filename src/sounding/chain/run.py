@@ -252,6 +252,7 @@ def _batch_sizes(widths: Sequence[int], batch_sizes: int | Sequence[int] | None)
 
 
 def _make_plan(laws: tuple[ChainLaw, ...], options: Options, *, generator: torch.Generator) -> Plan:
+    """What the engine needs to know, checked: law, route, measures, input, dtype and device."""
     law = laws[0]
     device = torch.device(require_device(options.device))
     if law.weights.invariance == "haar" and law.batch_size > law.width and not options.explicit_weights:
@@ -293,6 +294,7 @@ def _require_feasible(laws: tuple[ChainLaw, ...], options: Options, device: torc
 
 
 def _execute(plan: Plan, *, generator: torch.Generator, progress: Progress | None) -> list[Simulation]:
+    """One simulation for each law of the plan; an interrupted run raises with what was measured."""
     outcome = run_plan(plan, generator=generator, progress=progress)
     done = sum(record.layers * len(record.means.sums) for records in outcome.records for record in records)
     found = []

@@ -146,6 +146,7 @@ class Chains:
         return factor_rows(self.state) if self.state.dtype == torch.float64 else factor_gram(self.gram())
 
     def _activate(self, values: torch.Tensor, gain: float | torch.Tensor) -> torch.Tensor:
+        """The values behind gain and activation, rescaled where the law keeps its scale in a logarithm."""
         if isinstance(gain, torch.Tensor) or gain != 1.0:
             values = values * gain
         if self._linear:

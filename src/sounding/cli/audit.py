@@ -102,6 +102,7 @@ def _audit(target: str, seed: int, *, quiet: bool) -> Audit:
 
 
 def _compare(factory: str, seed: int) -> Audit:
+    """The audit of a network that is built on the meta device, beside the eager one."""
     import torch
     from torch import nn
 

@@ -213,6 +213,7 @@ def _badness(report: Report) -> tuple[int, int]:
 
 
 def _choose_subjects(target: str | None, wanted: Wanted) -> list[Subject]:
+    """The network that was named, or the two of the demonstration."""
     if target is not None:
         return [Subject(target, lambda: wanted.load(target), target)]
 

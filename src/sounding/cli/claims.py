@@ -224,6 +224,7 @@ def _row(claim: Claim, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _details(claim: Claim, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What `claims show` tells of a row beyond its line in the list."""
     from dataclasses import asdict
 
     from sounding.claims.registry import cases_of

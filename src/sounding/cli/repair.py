@@ -181,6 +181,7 @@ def _repair(
     repeats: int,
     tell: Callable[[str], None],
 ) -> Repaired:
+    """The network with the plan of its cure, which auto looks for among all."""
     from sounding.repair.methods import choose_methods
     from sounding.repair.plan import plan as make_plan
 

@@ -143,6 +143,7 @@ def _run(
     progress: Callable[[int, int], None] | None,
     **options: Any,
 ) -> tuple[Simulation, ...]:
+    """The simulations, one for each law where several were asked for."""
     import torch
 
     from sounding import chain

@@ -133,6 +133,7 @@ def collect(folder: Path, csv_file: Path | None, parquet: Path | None, plot: Pat
 
 
 def _run(spec: Spec, out: Path, *, cluster: str | None, jobs: int | None, quiet: bool, as_json: bool) -> int:
+    """The exit code of a sweep that was run, or taken up again, and told."""
     from sounding.sweeping import Store, run_sweep
 
     with progress_over("tasks", quiet=quiet) as tell:

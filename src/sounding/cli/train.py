@@ -137,6 +137,7 @@ def train(model: str, dataset: str, **options: Any) -> int:
 
 
 def _recipe(options: Mapping[str, Any]) -> Recipe:
+    """The recipe that the options describe, field by field."""
     from sounding.data import Augmentation
     from sounding.train import Recipe
 
@@ -256,6 +257,7 @@ def _display(grid: Grid, *, quiet: bool) -> Iterator[Callable[[Progress], None] 
 
 
 def _report(history: History, recipe: Recipe, path: Path, options: Mapping[str, Any], *, interrupted: bool) -> None:
+    """Print the history with the chosen rates, and write the files that were asked for."""
     from sounding.train import choose_rates
 
     groups = sorted({name for entry in history.settings for name in entry} - {"learning_rate", "seed"})

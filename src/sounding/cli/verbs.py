@@ -71,6 +71,7 @@ def run_verb(verb: str, options: Mapping[str, Any], stack: Sequence[str] = ()) -
 
 
 def _find(verb: str) -> click.Command:
+    """The command that a verb names."""
     from sounding.cli import COMMANDS
 
     name, *rest = verb.split()

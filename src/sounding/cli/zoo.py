@@ -161,6 +161,7 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def _names(only: str | None) -> list[str]:
+    """The architectures that were asked for, all without `--only`."""
     from sounding.models.hf import hf_names
 
     known = hf_names()

@@ -110,6 +110,7 @@ def _named(files: tuple[Stored, ...], path: str) -> Stored:
 
 
 def _read_intact(file: Stored, place: Path) -> bytearray | None:
+    """The bytes of a file if its size and sum are the published ones, else None."""
     path = place / file.path
     try:
         if path.stat().st_size != file.size:

@@ -98,6 +98,7 @@ def _take(room: Counter[tuple[str, str | None, str]], finding: Finding) -> bool:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
+    """The findings of a baseline file, those that were set aside among them."""
     try:
         content = json.loads(path.read_text("utf-8"))
     except OSError as error:

@@ -257,6 +257,7 @@ class _Checked(Watched):
         self._pass(batch, loss=loss, generator=generator)
 
     def _pass(self, batch: Batch, *, loss: str | Loss | None, generator: torch.Generator | None) -> None:
+        """One batch forwards, its loss, and backwards, with everything that is measured on the way."""
         arguments, keywords, leaves = batch.prepare(plain=self._plain_inputs)
         tap, source = self._tap, generator if generator is not None else torch.default_generator
         tap.seeds, tap.seeding = [], not self._plain_inputs

@@ -176,6 +176,7 @@ class _Frame:
 
 @lru_cache(maxsize=4)  # a network in training is fitted again and again
 def _frame(labels: tuple[Hashable, ...]) -> _Frame:
+    """All that the fit needs and that depends on the labels of the layers alone, so that it is computed once."""
     design, grouped = _design(labels)
     size, columns = design.shape
     basis = _sine_basis(size)

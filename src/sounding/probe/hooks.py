@@ -174,6 +174,7 @@ class Forward:
             above = above._plain
 
     def _run(self, args: Any, kwargs: Any, *, direct: bool) -> Any:
+        """The output of the forward method that was there, and what the hook makes of it in a direct call."""
         if direct and self._before is not None:
             self._before(args, kwargs)
         plain = self._plain

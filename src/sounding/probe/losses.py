@@ -74,6 +74,7 @@ def _called(loss: Loss, output: Any, targets: Any) -> Tensor:
 
 
 def _differentiable(output: Any) -> Tensor:
+    """The tensor of an output that a default loss can be taken of, or an error that says why there is none."""
     answer = answer_tensor(output)
     if is_distributed(answer):
         whole: Any = answer  # all processes of a check are here, so they may communicate

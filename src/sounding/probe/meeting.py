@@ -85,6 +85,7 @@ class Meeting:
             return f"the store of the processes failed ({error})"
 
     def _exchange(self, store: Any, message: Message, *, wait: bool) -> dict[int, Message] | str:
+        """What all processes said in this round, or the word for why they did not meet."""
         store.set(f"{self._key}/said/{self.rank}", _pack(message))
         if not store.check([f"{self._key}/here/{rank}" for rank in self.ranks]):
             self._withdraw([self.rank])

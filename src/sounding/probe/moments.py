@@ -218,6 +218,7 @@ class Moments:
         return None
 
     def _open(self, key: Key, limit: int) -> Block:
+        """A new block for sample matrices of this shape; where all places are taken, the others are reduced first."""
         if len(self.blocks) == SHAPES:
             self._digest_all()
             self.blocks, self.known = {}, {}
@@ -241,6 +242,7 @@ class Moments:
                 self._summarize(block)
 
     def _summarize(self, block: Block) -> None:
+        """Reduce the matrices of a block to a digest, and leave the block empty."""
         entries, block.entries = block.entries, []
         gram = block.gram[: len(entries)]
         if block.rows is None:
@@ -408,6 +410,7 @@ def _write_measures(digests: list[Digest]) -> None:
 
 
 def _write_spectra(entries: list[Entry], spectra: list[Tensor]) -> None:
+    """Give every entry the measures of its eigenvalues."""
     if not spectra:
         return
     low, high = SAFE[torch.float64]  # further out the spectrum would leave float64, and no measure changes any more

@@ -116,6 +116,7 @@ class Places:
 
 
 def _place(mesh: Any, placements: Sequence[Any]) -> Place:
+    """Which processes hold the parts of a tensor, and along which axes it is cut."""
     here = mesh.get_coordinate()
     if here is None:
         return Place(reason=ABSENT)

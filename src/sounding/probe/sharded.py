@@ -165,6 +165,8 @@ def _items(index: int, one: Pass) -> Iterator[_Item]:
 
 
 def _weights(key: str, weights: dict[str, float], gaps: dict[str, str]) -> list[_Item]:
+    """What must be exchanged for the weight gradients that lie in parts."""
+
     def item(name: str, part: Part) -> _Item:
         def accept(found: Sequence[np.ndarray]) -> None:
             weights[name] = _join(found, part)

@@ -121,6 +121,7 @@ class ModelState:
         return self._storages.value(held.alias)
 
     def _walk(self, queue: deque[tuple[str, Any]]) -> None:
+        """Take everything that is reached from the queue, the nearest first."""
         while queue:
             name, value = queue.popleft()
             if id(value) in self._seen or type(value) in ATOMS:
@@ -164,6 +165,7 @@ class ModelState:
                 yield from self._take_object(value)
 
     def _take_tensor(self, name: str, tensor: Tensor) -> Iterator[tuple[Any, Any]]:
+        """Hold a tensor with its memory; yields its attributes, which are walked next."""
         if is_lazy(tensor) or (not self._parameters and isinstance(tensor, nn.Parameter)):
             return
         try:
@@ -179,6 +181,7 @@ class ModelState:
             self._empty[id(vars(tensor))] = vars(tensor)
 
     def _take_module(self, name: str, module: nn.Module) -> Iterator[tuple[Any, Any]]:
+        """Hold the attributes and hooks of a module; yields what they hold, which is walked next."""
         self.modules.append((module, type(module)))
         attributes = vars(module)
         self._contents[id(attributes)] = (attributes, attributes.copy())

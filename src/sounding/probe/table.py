@@ -120,6 +120,7 @@ def list_unmeasured(passes: Sequence[Pass], root: nn.Module, specs: Sequence[Spe
 
 
 def _gaps(one: Pass) -> Iterator[tuple[str, str]]:
+    """What of a pass was not measured: the name, and the reason in words."""
     if one.input_reason is not None:
         yield INPUT, one.input_reason.replace("its output", "the input")
     backward = any(call.gradient is not None for call in one.calls)
@@ -159,6 +160,7 @@ def _never_called(passes: Sequence[Pass], specs: Sequence[Spec]) -> Iterator[Spe
 
 
 def _weight_gaps(passes: Sequence[Pass], root: nn.Module, specs: Sequence[Spec]) -> Iterator[tuple[str, str]]:
+    """The parameters without a measured gradient, each with the reason in words."""
     hidden = {spec.name for spec in specs if not spec.shown}
     measured = {name for one in passes for name in one.weights}
     split = {name for one in passes for name in one.split}
@@ -308,6 +310,7 @@ def _network_values(passes: Sequence[Pass], growth: Growth | None) -> dict[str, 
 def _settings(
     passes: Sequence[Pass], parameters: Parameters, growth: Growth | None, unit: str, tier: Tier
 ) -> dict[str, Any]:
+    """The settings of a profile: batch, mode, size of the model, and the fit of the growth."""
     batch_size = next((one.batch_size for one in passes if one.batch_size is not None), None)
     inner = next((one.samples for one in passes if one.samples), batch_size)
     settings: dict[str, Any] = {

@@ -193,6 +193,7 @@ class Tap:
         self._attach_parts()
 
     def _attach_parts(self) -> None:
+        """Hook all modules, their forward methods and, where they are read, the weights."""
         hooks = self._listen()
         # A replica of DataParallel shares the attributes of its module, and would run the module's forward method.
         past = not any(isinstance(module, nn.DataParallel) for module in all_modules(self.known.outer))

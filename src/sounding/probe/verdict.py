@@ -124,6 +124,7 @@ def _survival(reading: Reading) -> str:
 
 
 def _phrase(finding: Finding, depth: int) -> str:
+    """The part of the verdict’s sentence that tells one finding."""
     evidence, where = finding.evidence, f"layer {finding.layer!r}"
     match finding.kind:
         case "rank_collapse":

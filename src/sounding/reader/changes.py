@@ -133,6 +133,7 @@ def _kin(node: Node, rule: Linear | Convolution) -> tuple[str, int, bool]:
 
 
 def _gains(description: Description) -> Iterator[Change]:
+    """Changes that give odd weights their siblings’ variance, or all weights a common law."""
     weights = _weights(description)
     for index, node, rule, usual in _siblings(weights):
         ratio = gain(rule) / usual if usual > 0 else 1.0
@@ -214,6 +215,7 @@ def _without_bias(rule: Rule) -> Rule:
 
 
 def _biases(description: Description) -> Iterator[Change]:
+    """Changes that set large biases to zero, one layer at a time and all together."""
     large = [(i, node) for i, node in enumerate(description.nodes) if _bias(node.rule).second_moment > LARGE]
     everything = description
     for index, node in large:
@@ -228,6 +230,7 @@ def _biases(description: Description) -> Iterator[Change]:
 
 
 def _scores(description: Description) -> Iterator[Change]:
+    """Changes that divide attention scores by the root of the head size where they are not."""
     found = [(i, node.rule) for i, node in enumerate(description.nodes) if isinstance(node.rule, Attention)]
     wrong = [(i, rule) for i, rule in found if rule.scale * math.sqrt(rule.head_size) > 1.5 and rule.query_norm is None]
     changed = description

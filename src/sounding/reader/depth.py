@@ -259,6 +259,7 @@ def _nudged(blueprint: Blueprint, own: int) -> Blueprint:
 def _stream(
     at: int, blueprint: Blueprint, prediction: Prediction, blocks: Blocks, measured: dict[tuple[str, str], float]
 ) -> list[Point]:
+    """How far the stream has grown between the first and the last block, measured and predicted."""
     nodes = blueprint.description.nodes
     fed = [item for node in nodes[blocks.stop :] for item in node.inputs if item < blocks.stop]
     last = max([*fed, *(item for item in blueprint.description.outputs if item < blocks.stop)], default=blocks.stop - 1)
@@ -278,6 +279,7 @@ def _stream(
 def _distance(
     at: int, blueprint: Blueprint, prediction: Prediction, blocks: Blocks, measured: dict[tuple[str, str], float]
 ) -> list[Point]:
+    """How far samples are apart behind the last block, measured and predicted."""
     names = {node.name: at for at, node in enumerate(blueprint.description.nodes[: blocks.stop]) if node.name}
     rows = [row for row in prediction.rows if row.measure == "mean_cosine" and row.name in names]
     if not rows:

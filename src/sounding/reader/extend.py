@@ -56,6 +56,7 @@ def find_blocks(description: Description) -> Blocks | None:
 
 
 def _alike(nodes: Sequence[Node], index: int, period: int, start: int) -> bool:
+    """Whether a node and the one a period later do the same with inputs that stand alike."""
     first, second = nodes[index], nodes[index + period]
     if isinstance(first.rule, Given) or type(first.rule) is not type(second.rule):
         return False

@@ -139,6 +139,7 @@ class _Reader:
         self.aliases: dict[str, int] = {}
 
     def run(self, batch: Batch, *, plain: bool = False) -> Any:
+        """The model’s output on the batch, while the trace listens to every operation."""
         arguments, keywords, _ = batch.prepare(plain=plain)
         hooks = Hooks()
         handles: list[Any] = [hooks]
@@ -311,6 +312,7 @@ def _cut_down(
     aliases: Mapping[str, int],
     weighing: list[bool],
 ) -> Blueprint:
+    """The blueprint of the nodes that outputs and named modules depend on, numbered anew."""
     wanted: set[int] = {index for index, draft in enumerate(drafts) if draft.name} | set(outputs)
     for index in range(len(drafts) - 1, -1, -1):
         if index in wanted:

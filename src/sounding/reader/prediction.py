@@ -212,6 +212,7 @@ def _rows(
     *,
     complete: bool,
 ) -> Iterator[Expected]:
+    """The rows of a profile that theory predicts."""
     names = {index: [node.name] for index, node in enumerate(description.nodes) if node.name}
     for name, index in blueprint.aliases.items():
         names.setdefault(index, []).append(name)

@@ -35,6 +35,7 @@ def recognize(trace: Trace, function: Function) -> Value | None:
 
 
 def _as_norm(trace: Trace, function: Function, x: Tensor, y: Tensor, close: float) -> Traced | None:
+    """The norm whose result y is, to the rounding of its type, or None where it is none."""
     layout = function.base.layout
     features = [axis for axis in range(len(layout)) if layout.roles(axis) == {"feature"}]
     if not features:

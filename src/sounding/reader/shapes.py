@@ -138,6 +138,7 @@ def pieces(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
 
 
 def _part(trace: Trace, value: Traced, axis: int, start: int, stop: int, step: int, *, drop: bool) -> Traced:
+    """The value of which a range along one axis is kept: features become a part, positions are taken."""
     layout, atoms = value.layout, value.layout[axis]
     length = max(0, -(-(stop - start) // step))
     if length == layout.shape[axis]:

@@ -148,6 +148,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _understand(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, known: Mapping[int, Value]
     ) -> list[tuple[Tensor, Value]]:
+        """What the outputs of an operation are, by the rule that covers it; without one they are measured."""
         outputs = list(tensors_of(out))
         values = list(known.values())
         name = func._overloadpacket.__name__.removesuffix("_")
@@ -324,6 +325,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._settled[key][1]
 
     def _settle(self, value: Value, features: int | None) -> Traced:
+        """The node of a value: a function becomes a rule, what was computed from inputs alone is measured."""
         match value:
             case Function() if value.layout is not None and value.factor is not None:
                 return self.add(

@@ -171,6 +171,7 @@ def _groups(
 def _trainable(
     model: nn.Module, include: NameFilter, exclude: NameFilter
 ) -> tuple[list[nn.Parameter], list[Untouched]]:
+    """The parameters that are trained, and the layers that are left out with the reason."""
     chosen: list[nn.Parameter] = []
     untouched: list[Untouched] = []
     for name, module in unwrap(model).named_modules():

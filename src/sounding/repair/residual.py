@@ -188,6 +188,7 @@ def _notes(rule: Rule, count: int, base: int) -> tuple[str, ...]:
 def _scale(
     held: _Held, branch: Branch, rule: Rule, factor: float, laws: Mapping[str, str], *, shrunk: float
 ) -> Change | Untouched:
+    """Scale one branch by the rule; returns what changed, or why nothing did."""
     end = branch.end
     size = rms(held.parameters[end[0]])
     if rule == "sqrt":

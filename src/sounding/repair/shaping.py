@@ -183,6 +183,7 @@ def _why_not(
     include: NameFilter,
     exclude: NameFilter,
 ) -> str | None:
+    """Why an activation cannot be shaped, None where it can."""
     if (include is not None and not matches(name, activation, include)) or matches(name, activation, exclude):
         return "left out by the name filter"
     if isinstance(activation, nn.PReLU | nn.RReLU) or is_homogeneous(activation):

@@ -164,6 +164,7 @@ def _set(
     shift: float | None,
     untouched: list[Untouched],
 ) -> list[Change]:
+    """Set what is given on one norm; returns what changed."""
     changed = []
     if eps is not None and float(norm.eps) != eps:  # type: ignore[arg-type]
         changed.append(Change(name, "eps", f"{norm.eps:g}", f"{eps:g}"))

@@ -154,6 +154,7 @@ def _computed_weights(modules: dict[str, nn.Module]) -> Iterator[tuple[str, Tens
 def _survey_all(
     named: Sequence[tuple[str, Tensor]], modules: dict[str, nn.Module], owners: dict[int, dict[str, nn.Module]]
 ) -> Iterator[Parameter]:
+    """Every parameter with values, with its role, fans, law and range."""
     for name, parameter in named:
         if is_lazy(parameter) or parameter.is_meta or not parameter.is_floating_point():
             continue
@@ -198,6 +199,7 @@ def _is_transposed(module: nn.Module | None) -> bool:
 
 
 def _kind(owner: nn.Module | None, key: str, tensor: Tensor) -> str:
+    """The role of a parameter in its layer, in one word or two."""
     long = sum(size > 1 for size in tensor.shape) > 1
     normalizes = "Norm" in type(owner).__name__ and not long  # an embedding with a norm inside may be called by it
     if "bias" in key.lower():

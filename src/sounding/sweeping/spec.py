@@ -45,7 +45,7 @@ class Call:
 
     @property
     def function(self) -> str:
-        """Where the function is that does it."""
+        """The address of the function that does the task."""
         return self.verb if ":" in self.verb else RUN_VERB
 
     @property

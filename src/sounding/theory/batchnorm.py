@@ -108,7 +108,7 @@ class BatchNormPrediction:
 
     @property
     def trainable_depth(self) -> float:
-        """16ξ."""
+        """16ξ layers, to which training succeeds (meanfield2019)."""
         return DEPTH_SCALES * self.depth_scale
 
     @property

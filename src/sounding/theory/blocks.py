@@ -43,7 +43,7 @@ class Pair(NamedTuple):
         return Pair(self.own + factor * other.own, self.cross + factor * other.cross)
 
     def times(self, factor: float) -> Pair:
-        """A multiple."""
+        """The pair of signals times a factor."""
         return Pair(factor * self.own, factor * self.cross)
 
     @property

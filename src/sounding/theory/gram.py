@@ -57,7 +57,7 @@ class GramPrediction:
 
     @property
     def batch_size(self) -> int:
-        """n."""
+        """The number of samples, n."""
         return len(self.fixed_point)
 
     @property

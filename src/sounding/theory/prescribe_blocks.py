@@ -177,6 +177,7 @@ def prescribe_transformer(
 def _prescribe(
     name: str, theory: Callable[..., Residual], activation: Any, depth: int, margin: float, given: dict[str, Any]
 ) -> BlockPrescription:
+    """The changes of placement, branches and weights that take a network of blocks to the depth."""
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 < margin < math.inf:
         raise UsageError(f"expected margin to be a positive number, got {margin!r}", hint=f"margin {MARGIN:g}")
     allowed = DEPTH_SCALES / margin

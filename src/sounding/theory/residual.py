@@ -124,7 +124,7 @@ class Transformer(Residual):
         return max(self.condensation) > 1
 
     def profile(self) -> Profile:
-        """As of `Residual`, and `score_std`, `attention_entropy` and `condensation` of block 1, 2, …"""
+        """The profile of `Residual`, and `score_std`, `attention_entropy` and `condensation` of block 1, 2, …"""
         columns = {
             "score_std": self.score_std,
             "attention_entropy": self.entropy,

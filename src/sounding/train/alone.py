@@ -239,7 +239,7 @@ class _Seen:
             self._right += int((outputs.detach().argmax(dim=-1) == targets).sum())
 
     def take(self) -> Scores:
-        """The means; counting starts anew."""
+        """The means since the last call; counting starts anew."""
         if self._steps == 0:
             return Scores([float("nan")], [float("nan")])
         found = Scores([self._loss / self._steps], [self._right / self._samples] if self._classes else None)
@@ -247,7 +247,7 @@ class _Seen:
         return found
 
     def values(self) -> list[Any]:
-        """For a checkpoint."""
+        """What a checkpoint keeps of the sums."""
         return [self._steps, self._loss, self._samples, self._right, self._classes]
 
     def load(self, values: list[Any]) -> None:

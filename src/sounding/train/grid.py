@@ -39,7 +39,7 @@ class Grid:
 
     @property
     def runs(self) -> dict[str, Any]:
-        """As arguments."""
+        """The grid as arguments of `train_together_`."""
         return {
             "networks": list(self.networks),
             "learning_rates": list(self.learning_rates),

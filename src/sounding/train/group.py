@@ -59,6 +59,7 @@ class Group:
         self._replay()
 
     def _take(self, inputs: Tensor, targets: Tensor) -> None:
+        """One step of all runs of the group; one whose loss is not finite takes no further step."""
         stack = self.stack
         with torch.enable_grad():
             outputs, buffers = stack.run(inputs, "batch", own=self._own)

@@ -67,7 +67,7 @@ class History:
 
     @property
     def runs(self) -> int:
-        """How many."""
+        """How many runs were trained."""
         return len(self.settings)
 
     def curve(self, run: int) -> tuple[Point, ...]:

@@ -110,20 +110,20 @@ class Journal:
                 self.stopped = True
 
     def history(self, record: Mapping[str, Any], *, partial: bool = False) -> History:
-        """As far as it goes."""
+        """The history up to the last step that was taken."""
         told = {**record, "partial": True} if partial else record
         profile = Profile(tuple(self._rows), {"partial": True} if partial else {})
         return History(tuple(self._points), tuple(self.diverged), profile, tuple(self._settings), told)
 
     def interruption(self, step: int, record: Mapping[str, Any]) -> InterruptedRun:
-        """What Ctrl-C becomes."""
+        """The error that Ctrl-C raises, with the history so far."""
         return InterruptedRun(
             f"interrupted at step {step} of {self._stream.steps}; what was done so far is kept",
             partial=self.history(record, partial=True),
         )
 
     def state(self) -> str:
-        """For a checkpoint."""
+        """What a checkpoint keeps of the journal."""
         return json.dumps(self.history({}).to_dict())
 
     def load_state(self, text: str) -> None:

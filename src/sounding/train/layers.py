@@ -33,7 +33,7 @@ class Residual(nn.Module):
         self.branch = branch
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum."""
+        """The input plus what the branch makes of it."""
         total: Tensor = x + self.branch(x)
         return total
 
@@ -74,6 +74,7 @@ def read_steps(network: nn.Module) -> list[Step]:
 
 
 def _read(module: nn.Module, name: str) -> Iterator[Step]:
+    """The layers of a module as steps that batched products can take; raises NotReadable where there is another."""
     for hooks in HOOKS:
         if getattr(module, hooks) and not (hooks == "_forward_pre_hooks" and isinstance(module, ACTIVATIONS)):
             raise NotReadable(f"{name or type(module).__name__} has hooks")
@@ -110,6 +111,7 @@ def _read(module: nn.Module, name: str) -> Iterator[Step]:
 
 
 def _read_norm(module: nn.Module, name: str) -> Step:
+    """The step of a normalization layer."""
     kind = type(module)
     if isinstance(module, BATCH_NORMS) and kind in BATCH_NORMS and module.momentum is not None:
         roles = {"mean": "running_mean", "variance": "running_var", "tracked": "num_batches_tracked"}

@@ -79,6 +79,7 @@ class Products(Stack):
         return x, self._remember(seen, samples) if seen else {}
 
     def _whole_layer(self, step: Step, numbers: dict[str, Number], x: Tensor, seen: Seen) -> Tensor:
+        """The output of linear map, batch norm and ReLU as one operation, and the statistics it saw."""
         _check_count(x.shape[1])
         output, mean, variance = apply_layer(
             x,

@@ -101,6 +101,7 @@ def choose_rates(
 
 
 def _label(history: History, groups: Sequence[Hashable] | str | None) -> list[Hashable]:
+    """The group of every run: as given, or by the settings that are named."""
     if groups is not None and not isinstance(groups, str):
         if len(groups) != history.runs:
             raise UsageError(f"expected a group for each of {history.runs} runs, got {len(groups)}")

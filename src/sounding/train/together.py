@@ -256,6 +256,7 @@ def _check_runs(
 
 
 def _make_stack(networks: list[nn.Module], device: torch.device, route: Route) -> Stack:
+    """The networks as one stack: batched products where their layers are known, else vmap."""
     if route not in ("auto", "products", "vmap"):
         raise UsageError(f"unknown route {route!r}", hint="auto, products or vmap")
     if route != "vmap":

@@ -54,7 +54,7 @@ class Trial:
 
     @property
     def status(self) -> str:
-        """Of the verdict at the end; a loss that is not finite is unhealthy whatever was measured before."""
+        """The status of the verdict at the end; a loss that is not finite is unhealthy whatever was measured before."""
         if self.losses and not math.isfinite(self.losses[-1]):
             return "unhealthy"
         return "not known" if self.report is None else self.report.verdict.status

@@ -128,6 +128,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
 
     def _take(self, name: str, func: Any, args: Any, kwargs: Any, out: Any, sizes: Tensor | None) -> None:
+        """Note one operation: when its tensors were made and read, what they are, and what it tells."""
         self._time += 1
         if name in LAYERS or name.startswith(FUSED):
             self._product = self._time
@@ -218,6 +219,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return found if name in FOLLOWED else None
 
     def _fused(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Measure an attention that was called as one operation, from its queries and keys."""
         names = [argument.name for argument in func._schema.arguments]
         given = dict(zip(names, args, strict=False)) | kwargs
         query, key, value = given["query"], given["key"], given["value"]

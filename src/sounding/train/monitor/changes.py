@@ -89,6 +89,7 @@ class Changes:
         return (*self._of_findings(step, findings, reading), *self._of_limits(step, reading, rows))
 
     def _of_findings(self, step: int, findings: Sequence[Finding], reading: Reading) -> Iterator[Event]:
+        """The news among the findings of a step, against the worst of the last measured ones."""
         before, first = _worst(self._seen), not self._seen
         shown: dict[str, Finding] = {finding.kind: finding for finding in findings}
         hidden = {kind: old for kind, old in before.items() if kind not in shown and _is_blind(kind, shown, reading)}
@@ -112,6 +113,7 @@ class Changes:
                 yield _event(step, "gone", finding, f"{kind} is gone, step {step}")
 
     def _of_limits(self, step: int, reading: Reading, between: Sequence[Row]) -> Iterator[Event]:
+        """The news about limits: layers that crossed one, or that none does any more."""
         for (measure, side), line in self._limits.items():
             inner = (row for row in between if row.measure == measure)
             rows = [row for row in (*reading.rows({measure}), *inner) if not math.isnan(row.value)]

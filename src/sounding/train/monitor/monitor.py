@@ -195,6 +195,7 @@ class Monitor:
         return Report(latest.profile, latest.verdict, self.unmeasured, describe_environment(self._model))
 
     def _advance(self) -> None:
+        """End a step: record it if it was measured, tell its news, and open the next if it is due."""
         if self._window is None and self._running:  # most steps by far
             self._step += 1
             self._open_if_due()
@@ -255,6 +256,7 @@ class Monitor:
 
     @walled
     def _record(self, window: Window) -> tuple[Event, ...]:
+        """The news of a measured step, written to memory, sinks and log."""
         self._last, self._shown = window, window.wall
         seen = window.settle()
         if not _is_first_process() and window.stage is None:

@@ -418,6 +418,7 @@ class Window:
         self._touched = {}
 
     def _note_backward(self) -> None:
+        """Note that a backward pass has begun, and at which loss scale."""
         if self._returned:
             return
         self._returned = True
@@ -440,5 +441,5 @@ def _plus(held: Tensor | None, gradient: Tensor) -> Tensor:
 
 
 def _broken(value: float) -> bool:
-    """NaN or infinite; minus infinity is the logarithm of a gradient of zero."""
+    """Whether a number is NaN or infinite; minus infinity is the logarithm of a gradient of zero."""
     return math.isnan(value) or value == math.inf
