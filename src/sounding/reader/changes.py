@@ -215,7 +215,6 @@ def _without_bias(rule: Rule) -> Rule:
 
 
 def _biases(description: Description) -> Iterator[Change]:
-    """Changes that set large biases to zero, one layer at a time and all together."""
     large = [(i, node) for i, node in enumerate(description.nodes) if _bias(node.rule).second_moment > LARGE]
     everything = description
     for index, node in large:
