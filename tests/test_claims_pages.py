@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import torch
 
 from browser import find_browser, open_browser
 from sounding.chain import simulate
-from sounding.claims import PAPERS, all_claims, mean_of, read_results
+from sounding.claims import PAPERS, Expectation, Number, all_claims, largest, mean_of, read_results
 from sounding.claims.meanfield2019.operators import deviation, eigenvalues_on, multiplicities, symmetric_basis
 from sounding.claims.meanfield2019.trainable import last_trainable
+from sounding.claims.number import unfinished
 from sounding.claims.registry import left_out
 from sounding.report.catalogue import CATALOGUE, CRATE, write_pages
 
@@ -52,6 +54,56 @@ def test_what_is_left_out_points_at_rows_that_are_there() -> None:
             named = re.findall(r"\b(?:rank2020v1|rank2020|orth2021|meanfield2019|thesis2024)-[\w.-]*\w", reason)
             assert set(named) <= ids, (item, set(named) - ids)
             assert named or len(reason) > 12
+
+
+NUMBER = r"(−?[\d.]*\d)"
+
+
+@needs_results
+def test_figures_on_the_page_on_claims_are_those_of_the_committed_results() -> None:
+    """Of the third reading on, whose results stand: value and interval, to the digits in which they are printed."""
+    text = (DOCS / "claims.md").read_text("utf-8").partition("A third reading")[2].partition("Before the first of")[0]
+    known = [number for results in read_results(COMMITTED).values() for number in largest(results).numbers.values()]
+
+    def shows(printed: str, value: float) -> bool:
+        places = len(printed.partition(".")[2])
+        return abs(float(printed.replace("−", "-")) - value) <= 0.51 * 10.0**-places
+
+    quoted = re.findall(rf"{NUMBER}ξ? \[{NUMBER}, {NUMBER}\]", text)
+    assert len(quoted) >= 5
+    for value, low, high in quoted:
+        found = [n for n in known if shows(value, n.value) and shows(low, n.low) and shows(high, n.high)]
+        assert found, f"{value} [{low}, {high}] is in no committed result"
+    committed = read_results(COMMITTED)
+    for panel, low, high in re.findall(rf"(2[a-d]): {NUMBER} to {NUMBER}", text):
+        numbers = largest(committed[f"meanfield2019-fig{panel}"]).numbers
+        assert shows(low, numbers["smallest_k"].value), panel
+        assert shows(high, numbers["largest_k"].value), panel
+
+
+@needs_results
+def test_reports_count_and_list_the_same_rows() -> None:
+    """A failure by a part names the part; a bound is written in the digits that tell it from the number."""
+    for paper in PAPERS:
+        text = (COMMITTED / f"report-{paper}.md").read_text("utf-8")
+        sections = {part.partition("\n")[0]: part.count("\n- ") for part in text.split("\n## ")[1:]}
+        counted = {
+            words: int(n) for n, words in re.findall(r"(\d+) ((?:hold|fail|open)[^,.(]*\w)", text.split("## M")[0])
+        }
+        held = sum(n for words, n in counted.items() if words.startswith("hold"))
+        failed = sum(n for words, n in counted.items() if words.startswith("fail"))
+        assert sections["What held"] + sections["What held on smaller runs"] == held
+        assert sections["What did not hold as printed"] == failed
+        assert sections["What is open"] == counted.get("open", 0)
+        assert ": met" not in text.partition("## What did not")[2].partition("## What is open")[0]
+
+
+def test_an_unfinished_training_refutes_nothing_that_lies_ahead() -> None:
+    much = Expectation("ratio", "much", low=1.5)
+    assert much.judge(Number(1.2, 1.1, 1.3)) == "violated"
+    assert much.judge(unfinished(Number(1.2, 1.1, 1.3), towards=math.inf)) == "open"
+    assert much.judge(unfinished(Number(1.8, 1.7, 1.9), towards=math.inf)) == "met"
+    assert unfinished(Number(0.1, 0.05, 0.2), towards=0.0) == Number(0.1, 0.0, 0.2)
 
 
 def test_an_interval_of_three_looks_is_wider() -> None:

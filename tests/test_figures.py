@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sounding.claims.number import Number
-from sounding.claims.picture import Map, Panel, Picture, Role, Series, chart_of
+from sounding.claims.picture import Map, Panel, Picture, Role, Series, chart_of, describe_axes, rebuild_picture
 from sounding.figures import draw_picture
 from sounding.plot import save
+from sounding.reproduction import _write_series
 
 X = np.linspace(0.0, 1.0, 40)
 
@@ -166,6 +170,26 @@ def test_points_are_joined_along_an_axis_only() -> None:
     assert joined(Panel("x", "y", (walk, theory))) == [False]
     assert joined(Panel("x", "y", (walk, cloud))) == [False, False]
     assert joined(Panel("x", "y", (walk,), ticks={1: "one", 2: "two", 3: "three"})) == [False]
+
+
+def test_a_picture_is_drawn_again_from_what_a_result_keeps(tmp_path: Path) -> None:
+    """Axes and points make the same figure to the byte, one or two columns of a paper wide."""
+    named = Panel("data", "y", [Series("m", [1, 2], [0.5, 0.25], error=[0.125, 0.25])], ticks={1: "mnist", 2: "cifar"})
+    grid = Panel("x", "y", map=Map("accuracy", [0, 1], [0, 1, 2], np.arange(6.0).reshape(3, 2)), y_ticks={0: "ten"})
+    curve = Panel("x", "y", [Series("a", [1, 10], [2, 4]), Series("a (theory)", [1, 10], [2, 4], role="theory")],
+                  title="log", x_scale="log")  # fmt: skip
+    for panels, wide in (((named,), 3.4), ((grid, curve), 7.0), ((named, grid, curve), 7.0), ((named,) * 4, 7.0)):
+        picture = Picture([replace(panel, title=f"{n}") for n, panel in enumerate(panels)], "What to see.")
+        _write_series(picture, tmp_path / "series.csv")
+        with (tmp_path / "series.csv").open(newline="") as file:
+            again = rebuild_picture(
+                json.loads(json.dumps(describe_axes(picture))), csv.DictReader(file), picture.caption
+            )
+        for name, each in (("first.svg", picture), ("again.svg", again)):
+            figure = draw_picture(each, title="rank2020, figure 1: holds")
+            assert figure.get_figwidth() == wide
+            save(figure, tmp_path / name)
+        assert (tmp_path / "first.svg").read_bytes() == (tmp_path / "again.svg").read_bytes()
 
 
 def test_a_list_of_numbers_names_each_beside_its_point() -> None:

@@ -17,13 +17,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.legend import Legend
 
-# inches and points: three panels abreast are legible on a page 14 inches wide, and on a screen at half of it
-PANEL_INCHES, PANEL_HEIGHT, MAX_COLUMNS, CAPTION_SIZE = 4.6, 3.5, 3, 9
-CHARACTERS = 14.5  # of the caption's size to an inch
-TITLE_CHARACTERS = 11  # of the title's size to an inch
-LABEL_CHARACTERS = 42  # of an axis label to a line
+# inches by panels in a row: one or two columns of a paper; type of 7 and 8 points is legible there
+WIDTHS = {1: 3.4, 2: 7.0, 3: 7.0}
+PANEL_HEIGHT, MAX_COLUMNS, CAPTION_SIZE = 2.5, 3, 7
+TEXT = ("font.size", "axes.titlesize", "axes.labelsize")
+FONT: dict[Any, Any] = {**dict.fromkeys(TEXT, 8), "xtick.labelsize": 7, "ytick.labelsize": 7}
+CHARACTERS = 18.5  # of the caption's size to an inch
+TITLE_CHARACTERS = 15  # of the title's size to an inch
+LABEL_CHARACTERS = 16  # of an axis label to an inch
 NAME_CHARACTERS = 22  # of a number's name beside its point to a line
-LEGEND: dict[str, Any] = {"fontsize": 8, "handlelength": 1.8, "columnspacing": 1.2}
+LEGEND: dict[str, Any] = {"fontsize": 7, "handlelength": 1.8, "columnspacing": 1.0, "labelspacing": 0.3}
 INSIDE = 6  # entries; a longer legend goes below its panel, free corner or not
 POINTS = 60  # of one series; more of them in order are drawn as a curve
 ON_MAP = "#FFFFFF"  # lines over a map, with a dark edge: a map is dark at one end and bright at the other
@@ -43,18 +46,26 @@ def draw_picture(picture: Picture, *, title: str = "") -> Figure:
     A legend stands inside its panel where it covers no point and no line, otherwise below it; panels with the same
     entries share one.
     """
+    import matplotlib
+
+    with matplotlib.rc_context(FONT):
+        return _draw(picture, title)
+
+
+def _draw(picture: Picture, title: str) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    columns = min(len(picture.panels), MAX_COLUMNS)
+    columns = _columns(picture.panels)
+    wide = WIDTHS[columns]
     rows = -(-len(picture.panels) // columns)
-    caption = textwrap.fill(picture.caption, int(CHARACTERS * PANEL_INCHES * columns))
-    below = 0.2 + 0.16 * (caption.count("\n") + 1)
-    title = textwrap.fill(title, int(TITLE_CHARACTERS * PANEL_INCHES * columns))
-    above = 0.3 + 0.2 * title.count("\n") if title else 0.0
+    caption = textwrap.fill(picture.caption, int(CHARACTERS * wide))
+    below = 0.15 + 0.125 * (caption.count("\n") + 1)
+    title = textwrap.fill(title, int(TITLE_CHARACTERS * wide))
+    above = 0.25 + 0.15 * title.count("\n") if title else 0.0
     layout = ConstrainedLayoutEngine()
     tall = rows * min(PANEL_HEIGHT, max(map(_height, picture.panels)))
-    figure = Figure(figsize=(PANEL_INCHES * columns, tall), layout=layout)
+    figure = Figure(figsize=(wide, tall), layout=layout)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, panel in zip(grid, picture.panels, strict=False):
         _draw_panel(axes, panel)
@@ -62,20 +73,25 @@ def draw_picture(picture: Picture, *, title: str = "") -> Figure:
         axes.set_visible(False)
     legends = _place_legends(figure, list(grid)[: len(picture.panels)], picture.panels)
     height = tall + above + below + legends
-    figure.set_size_inches(PANEL_INCHES * columns, height)
+    figure.set_size_inches(wide, height)
     bottom = below + (legends if figure.legends else 0.0)
     layout.set(rect=(0, bottom / height, 1, 1 - bottom / height))
     for legend in figure.legends:
         legend.set_bbox_to_anchor((0, below / height, 1, 1))
     if title:
-        figure.suptitle(title, fontsize=11)
+        figure.suptitle(title, fontsize=9)
     figure.text(0.01, 0.08 / height, caption, fontsize=CAPTION_SIZE, va="bottom", ha="left", color="#333333")
     return figure
 
 
+def _columns(panels: Sequence[Panel]) -> int:
+    """Panels in a row: up to three, two of four, which would leave one alone."""
+    return 2 if len(panels) == 4 else min(len(panels), MAX_COLUMNS)
+
+
 def _height(panel: Panel) -> float:
     """The inches of a panel: a list of numbers is as high as it is long."""
-    return 0.6 + 0.5 * len(panel.ticks) if panel.across else PANEL_HEIGHT
+    return 0.5 + 0.35 * len(panel.ticks) if panel.across else PANEL_HEIGHT
 
 
 def _draw_panel(axes: Axes, panel: Panel) -> None:
@@ -90,23 +106,25 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         axes.figure.colorbar(mesh, ax=axes, label=panel.map.label)
     drawn = {_thing(series) for series in panel.series if series.role != "measured"}
     # a cloud of points is not joined, nor are named places, which are no axis to draw a line along
-    joined = not panel.ticks and all(_ordered(series) for series in panel.series if series.role == "measured")
+    named = panel.map is None and any(text != f"{place:g}" for place, text in panel.ticks.items())
+    joined = not named and all(_ordered(series) for series in panel.series if series.role == "measured")
     for series, look in zip(panel.series, _looks(panel), strict=True):
         # points with a curve of their own lie on it, or one sees how far they do not
-        _draw_series(axes, series, look, joined=joined and _thing(series) not in drawn)
-    axes.set(xlabel=_wrap(panel.x_label), ylabel=_wrap(panel.y_label))
+        _draw_series(axes, series, look, joined=joined and _thing(series) not in drawn, named=named)
+    inches = axes.get_window_extent().width / axes.figure.dpi
+    axes.set(xlabel=_wrap(panel.x_label, inches), ylabel=_wrap(panel.y_label, PANEL_HEIGHT))
     _name_ticks(axes, panel)
     if panel.title:
-        axes.set_title(panel.title, fontsize=10)
+        axes.set_title(panel.title)
 
 
 def _draw_across(axes: Axes, panel: Panel) -> None:
     """Points with intervals to the right, each beside its name; the first is on top."""
-    axes.set(xscale=panel.y_scale, xlabel=_wrap(panel.y_label), ylim=(len(panel.ticks) + 0.5, 0.5))
+    axes.set(xscale=panel.y_scale, xlabel=panel.y_label, ylim=(len(panel.ticks) + 0.5, 0.5))
     for series, look in zip(panel.series, _looks(panel), strict=True):
         values = np.asarray(series.y, dtype=np.float64)
         error = 0.0 if series.error is None else np.nan_to_num(np.abs(np.asarray(series.error, dtype=np.float64)))
-        axes.errorbar(values, series.x, xerr=error, fmt=look.marker, ms=4, lw=1, color=look.colour)
+        axes.errorbar(values, series.x, xerr=error, fmt=look.marker, ms=3.5, lw=1, color=look.colour)
     if panel.y_scale == "linear":
         axes.locator_params(axis="x", nbins=4)  # more labels of many digits touch
     axes.set_yticks(list(panel.ticks), [textwrap.fill(name, NAME_CHARACTERS) for name in panel.ticks.values()])
@@ -149,8 +167,11 @@ def _looks(panel: Panel) -> list[_Look]:
     return looks
 
 
-def _draw_series(axes: Axes, series: Series, look: _Look, *, joined: bool) -> None:
+def _draw_series(axes: Axes, series: Series, look: _Look, *, joined: bool, named: bool) -> None:
     x, y = np.asarray(series.x, dtype=np.float64), np.asarray(series.y, dtype=np.float64)
+    if series.role != "measured" and named:  # named places are no axis to draw a line along: a bar at each
+        axes.plot(x, y, "_", ms=14, mew=1.6, color=look.colour, label=series.label)
+        return
     if series.role != "measured":
         (line,) = axes.plot(x, y, linestyle=look.dash, lw=1.6, color=look.colour, alpha=0.9, label=series.label)
         if look.colour == ON_MAP:
@@ -162,7 +183,7 @@ def _draw_series(axes: Axes, series: Series, look: _Look, *, joined: bool) -> No
     if curve:
         axes.plot(x, y, linestyle=look.dash, lw=1.2, color=look.colour, label=series.label)
     else:
-        size = 4 if len(x) <= POINTS else 2
+        size = 3.5 if len(x) <= POINTS / 2 else 2
         dash = look.dash if joined else "none"
         axes.plot(x, y, look.marker, ms=size, lw=0.8, linestyle=dash, color=look.colour, label=series.label)
     if series.error is None:
@@ -226,13 +247,13 @@ def _name_decades(axis: Any, limits: tuple[float, float], places: Sequence[float
         axis.set_major_locator(MaxNLocator(5))
 
 
-def _wrap(label: str) -> str:
-    return label if "$" in label else textwrap.fill(label, LABEL_CHARACTERS)
+def _wrap(label: str, inches: float) -> str:
+    return label if "$" in label else textwrap.fill(label, int(LABEL_CHARACTERS * inches))
 
 
 def _place_legends(figure: Figure, grid: Sequence[Axes], panels: Sequence[Panel]) -> float:
     """Draw the legends; the inches that those below their panels add to the height of the figure."""
-    named = [(axes, panel) for axes, panel in zip(grid, panels, strict=True) if any(s.label for s in panel.series)]
+    named = [(axes, panel) for axes, panel in zip(grid, panels, strict=True) if _is_named(panel)]
     if not named:
         return 0.0
     entries = {tuple((series.label, series.role) for series in panel.series) for _, panel in named}
@@ -245,11 +266,16 @@ def _place_legends(figure: Figure, grid: Sequence[Axes], panels: Sequence[Panel]
     if common:
         return _place_below(figure, figure, outside[0], figure.get_figwidth() - 0.1)
     figure.draw_without_rendering()
-    columns = min(len(panels), MAX_COLUMNS)
+    columns = _columns(panels)
     heights = np.zeros(len(panels))
     for axes, panel in outside:
-        heights[grid.index(axes)] = _place_below(figure, axes, (axes, panel), PANEL_INCHES - 0.4)
+        heights[grid.index(axes)] = _place_below(figure, axes, (axes, panel), figure.get_figwidth() / columns - 0.3)
     return float(sum(max(heights[start : start + columns]) for start in range(0, len(panels), columns)))
+
+
+def _is_named(panel: Panel) -> bool:
+    """Whether a panel needs a legend; the numbers of a list stand beside their names."""
+    return not panel.across and any(series.label for series in panel.series)
 
 
 def _place_inside(figure: Figure, axes: Axes, panel: Panel) -> bool:

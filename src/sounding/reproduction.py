@@ -13,14 +13,15 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from sounding.claims import Claim, Outcome, Picture, find_claim
 from sounding.claims.claim import SCALES, Context, Scale
-from sounding.claims.result import FILE, Result, describe_result, fingerprint_of, folder_of, read_result
+from sounding.claims.picture import rebuild_picture
+from sounding.claims.result import FILE, Result, describe_result, fingerprint_of, folder_of, largest, read_result
 from sounding.errors import UsageError, require_device
 from sounding.files import SUMS, changed_files, locked, write_sums
 
@@ -62,7 +63,7 @@ def reproduce(
         used,
         context,
         numbers=outcome.numbers,
-        caption=outcome.picture.caption,
+        picture=outcome.picture,
         remarks=outcome.remarks,
         seconds=time.perf_counter() - started,
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -109,9 +110,6 @@ def find_kept(claim: Claim, scale: Scale, *, out: str | Path | None, device: str
 
 def write_result(result: Result, outcome: Outcome, folder: Path) -> None:
     """The folder of a result, placed whole: written beside its place and renamed."""
-    from sounding.figures import draw_picture
-    from sounding.plot import save
-
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder.parent / f"{folder.name}-new", wait=True):
@@ -123,9 +121,7 @@ def write_result(result: Result, outcome: Outcome, folder: Path) -> None:
                 (work / FILE).write_text(result.to_json(), "utf-8")
                 _write_numbers(result, work / "numbers.csv")
                 _write_series(outcome.picture, work / "series.csv")
-                figure = draw_picture(outcome.picture, title=f"{result.paper}, {result.place}: {result.verdict}")
-                for ending in ("svg", "png"):
-                    save(figure, work / f"figure.{ending}")
+                draw_again(result, work, endings=("svg", "png"))
                 write_sums(work)
                 work.chmod(0o755)
                 if folder.exists():  # renamed first: a kill while it is removed would leave half of it
@@ -136,6 +132,30 @@ def write_result(result: Result, outcome: Outcome, folder: Path) -> None:
                     shutil.rmtree(left, ignore_errors=True)
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror or error}", hint="another --out") from error
+
+
+def draw_again(result: Result, folder: Path, *, endings: Sequence[str] = ("svg",)) -> None:
+    """Draw the figure of a result from the points and axes that its folder keeps; nothing is measured."""
+    from sounding.figures import draw_picture
+    from sounding.plot import save
+
+    with (folder / "series.csv").open(encoding="utf-8", newline="") as file:
+        picture = rebuild_picture(result.axes, csv.DictReader(file), result.caption)
+    figure = draw_picture(picture, title=f"{result.paper}, {result.place}: {result.verdict}")
+    for ending in endings:
+        save(figure, folder / f"figure.{ending}")
+
+
+def draw_figures(found: Mapping[str, Mapping[Scale, Result]], out: Path) -> int:
+    """Draw the figure of every row below `out` again, at its largest scale; the number of files written."""
+    for results in found.values():
+        result = largest(results)
+        folder = folder_of(out, result.id, result.scale)
+        endings = ("svg", "png") if (folder / "figure.png").exists() else ("svg",)
+        draw_again(result, folder, endings=endings)
+        if (folder / SUMS).exists():
+            write_sums(folder)
+    return len(found)
 
 
 def _write_numbers(result: Result, path: Path) -> None:

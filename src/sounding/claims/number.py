@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -107,6 +107,17 @@ def extreme_of(extremes: ArrayLike) -> Number:
     if len(values) < GROUPS:
         raise UsageError(f"the interval of an extreme needs at least {GROUPS} groups of cases, got {len(values)}")
     return Number(float(np.median(values)), float(values.min()), float(values.max()), len(values))
+
+
+def unfinished(number: Number, *, towards: float) -> Number:
+    """The number at the end of a longer training than was run: anything between what was measured and `towards`.
+
+    A run that is still on its way there cannot refute what a paper shows after its own, longer training.
+
+    >>> unfinished(Number(1.2, 1.1, 1.3), towards=math.inf)
+    Number(value=1.2, low=1.1, high=inf, samples=None)
+    """
+    return replace(number, low=min(number.low, towards), high=max(number.high, towards))
 
 
 def scaled(number: Number, factor: float) -> Number:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, field, fields
+from itertools import groupby
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from sounding.claims.number import Number
@@ -73,6 +75,47 @@ class Picture:
 
     panels: Sequence[Panel]
     caption: str
+
+
+def describe_axes(picture: Picture) -> tuple[dict[str, Any], ...]:
+    """What a picture's panels say beside their points: labels, scales, ticks, and the label of a map."""
+    return tuple(
+        {
+            part.name: value.label if part.name == "map" else value
+            for part in fields(Panel)
+            if part.name != "series" and (value := getattr(panel, part.name)) and value != part.default
+        }
+        for panel in picture.panels
+    )
+
+
+def rebuild_picture(axes: Iterable[Mapping[str, Any]], points: Iterable[Mapping[str, str]], caption: str) -> Picture:
+    """The picture of such axes with the points of a series.csv, which lie in the order of panels and series."""
+    panels = []
+    for said, (_, inside) in zip(axes, groupby(points, key=lambda point: point["panel"]), strict=True):
+        rows = list(inside)
+        cells = [row for row in rows if row["role"] == "map"]
+        series = [
+            _rebuild_series(label, role, list(found))
+            for (label, role), found in groupby(rows[len(cells) :], key=lambda row: (row["series"], row["role"]))
+        ]
+        known: dict[str, Any] = {name: value for name, value in said.items() if name != "map"}
+        for name in {"ticks", "y_ticks"} & set(known):
+            known[name] = {float(place): text for place, text in known[name].items()}
+        panels.append(Panel(series=series, map=_rebuild_map(said["map"], cells) if cells else None, **known))
+    return Picture(panels, caption)
+
+
+def _rebuild_map(label: str, rows: Sequence[Mapping[str, str]]) -> Map:
+    heights = list(dict.fromkeys(float(row["series"].rpartition("=")[2]) for row in rows))
+    values = np.array([float(row["y"]) for row in rows]).reshape(len(heights), -1)
+    return Map(label, [float(row["x"]) for row in rows[: values.shape[1]]], heights, values)
+
+
+def _rebuild_series(label: str, role: Any, rows: Sequence[Mapping[str, str]]) -> Series:
+    x, y, low, high = (np.array([float(row[name]) for row in rows]) for name in ("x", "y", "low", "high"))
+    error = None if np.array_equal(low, high) else np.array([y - low, high - y])
+    return Series(label, x, y, role=role, error=error)
 
 
 def chart_of(numbers: Mapping[str, Number], caption: str, *, log: bool = False) -> Picture:

@@ -23,6 +23,7 @@ from sounding.claims.claim import (
     stand,
 )
 from sounding.claims.number import Number
+from sounding.claims.picture import Picture, describe_axes
 from sounding.encoding import to_plain
 from sounding.errors import UsageError
 from sounding.files import changed_files
@@ -38,6 +39,7 @@ class Result:
     """One row of the ledger as it came out; plain fields, the same as in its JSON file.
 
     `expectations` are those of the statement, then those of the correction, each with its status and its number.
+    `axes` are the labels and scales of the panels: with the points of series.csv they make the figure again.
     """
 
     id: str
@@ -63,6 +65,7 @@ class Result:
     date: str
     versions: Mapping[str, str]
     fingerprint: str
+    axes: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def standing(self) -> Standing:
@@ -102,6 +105,7 @@ class Result:
                 numbers = {n: {k: _number(v) for k, v in number.items()} for n, number in fields["numbers"].items()}
                 fields["numbers"] = {name: Number(**number) for name, number in numbers.items()}
                 fields["expectations"] = tuple(fields["expectations"])
+                fields["axes"] = tuple(fields.get("axes", ()))
                 result = cls(**fields)
                 verdict = result.standing.verdict
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
@@ -119,7 +123,7 @@ def describe_result(
     context: Context,
     *,
     numbers: Mapping[str, Number],
-    caption: str,
+    picture: Picture,
     remarks: str,
     seconds: float,
     date: str,
@@ -145,13 +149,14 @@ def describe_result(
         settings=to_plain(setting.values),
         experiment=claim.experiment,
         released=claim.released,
-        caption=caption,
+        caption=picture.caption,
         random_seed=context.random_seed,
         device=_device_name(context.device),
         seconds=round(seconds, 2),
         date=date,
         versions=_versions(),
         fingerprint=fingerprint_of(claim, scale, context),
+        axes=describe_axes(picture),
     )
 
 

@@ -148,7 +148,10 @@ def show(words: tuple[str, ...], results: Path | None, as_json: bool) -> None:
     is_flag=True,
     help="Write a page for each row, a report for each paper, claims.json and an RO-Crate into DIR.",
 )
-def table(results: Path, markdown: Path | None, html: Path | None, index: Path | None, pages: bool) -> None:
+@click.option("--figures", is_flag=True, help="Draw the figures in DIR again, from the points that are kept there.")
+def table(
+    results: Path, markdown: Path | None, html: Path | None, index: Path | None, pages: bool, figures: bool
+) -> None:
     """Write the ledger of results as Markdown or HTML; without an option, print Markdown."""
     from sounding.report import ledger
     from sounding.report.catalogue import write_files
@@ -163,7 +166,11 @@ def table(results: Path, markdown: Path | None, html: Path | None, index: Path |
         lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in ledger.write_index(found))
         index.write_text(f"[\n{lines}\n]\n", "utf-8")
     made = write_files(found, results) if pages else 0
-    if markdown is None and html is None and index is None and not pages:
+    if figures:
+        from sounding.reproduction import draw_figures
+
+        made += draw_figures(found, results)
+    if markdown is None and html is None and index is None and not made:
         say(ledger.write_markdown(found, folder=results.as_posix()), nl=False)
     else:
         written = ", ".join(str(path) for path in (markdown, html, index) if path is not None)

@@ -13,7 +13,7 @@ from sounding.claims.claim import PAPERS, Scale
 from sounding.claims.registry import left_out
 from sounding.claims.result import Result, folder_of
 from sounding.encoding import to_plain
-from sounding.report.ledger import Line, describe_evidence, lines_of, write_totals
+from sounding.report.ledger import Line, describe_bounds, describe_evidence, lines_of, write_totals
 
 Found = Mapping[str, Mapping[Scale, Result]]
 CATALOGUE, CRATE = "claims.json", "ro-crate-metadata.json"
@@ -58,8 +58,8 @@ def write_row(line: Line, results: Mapping[Scale, Result], folder: Path) -> str:
     for e in result.expectations:
         number = result.numbers.get(e["quantity"])
         told = ("", "") if number is None else (f"{number.value:.4g}", f"{number.low:.4g} to {number.high:.4g}")
-        cells = (e["of"], e["quantity"], *told, f"{e['low']} to {e['high']}", e["status"], e["why"])
-        rows.append(f"| {' | '.join(cells)} |")
+        cells = (e["of"], e["quantity"], *told, describe_bounds(e), e["status"], e["why"])
+        rows.append(f"| {' | '.join(cells)} |".replace(" inf |", " ∞ |"))
     parts.append("\n".join(rows))
     texts = {
         "The paper's experiment": claim.experiment,
@@ -105,41 +105,53 @@ def write_report(paper: str, lines: Sequence[Line]) -> str:
     whole = [line for line in held if not line.result.reduction]
     smaller = [line for line in held if line.result.reduction]
     easy = [line for line in whole if line.result.seconds <= QUICK]
+    trained = {_link(line): line.training for line in lines if line.training}
     sections = {
         "Scope of reproducibility": [
             f"{PAPERS[paper]}. {len(lines)} of its statements are rows of the ledger; the others are listed last.",
             write_totals(line.result for line in lines),
         ],
         "Methodology": [
-            "Each statement is written as bounds on measured numbers before the run; a verdict follows from where the "
-            f"99% intervals lie. Programs are our own. Devices: {devices}. Time in all: {seconds:.0f} s."
+            "Each statement is written as bounds on measured numbers; a verdict follows from where the 99% intervals "
+            "lie. Bounds and settings were fixed in a commit before the run; those that were changed after an earlier "
+            f"run are told in docs/claims.md. Programs are our own. Devices: {devices}. Time in all: {seconds:.0f} s."
         ],
         "What held": [_name(line) for line in whole],
         "What held on smaller runs": [f"{_name(line)} Reduced: {line.result.reduction}." for line in smaller],
-        "What did not hold as printed": [
-            f"{_name(line)} {'Corrected: ' + line.result.correction if line.result.correction else 'No correction.'} "
-            f"Evidence: {describe_evidence(line.result)[0]}."
-            for line in failed
-        ],
+        "What did not hold as printed": [f"{_name(line)} {_tell_failure(line)}" for line in failed],
         "What is open": [f"{_name(line)} {describe_evidence(line.result)[0]}." for line in opened],
         "What was easy": [f"{len(easy)} rows hold unreduced and take no more than {QUICK:.0f} s each."],
         "What was difficult": [
             f"{_name(line)} {line.result.seconds:.0f} s on {line.result.device}." for line in slow[:8]
         ]
-        + [f"{len(reduced)} rows are smaller than the paper's."]
-        + [f"{_name(line)} Trained {line.training.told}." for line in lines if line.training],
-        "What was not tried": [f"{item}: {reason}." for item, reason in left_out(paper).items()]
-        or ["Nothing numbered."],
+        + [f"Rows that are smaller than the paper's: {len(reduced)}."],
+        "How much of the paper's training was run": [f"{place}: {length.told}." for place, length in trained.items()],
+        "What was not tried": [f"{item}: {reason}." for item, reason in left_out(paper).items()],
     }
     parts = [f"# Reproducibility report: {paper}"]
     for heading, items in sections.items():
-        body = "\n".join(f"- {item}" for item in items) if len(items) > 1 or heading.startswith("What") else items[0]
-        parts.append(f"## {heading}\n\n{body or 'Nothing.'}")
+        parts.append(f"## {heading}\n\n" + ("\n".join(f"- {item}" for item in items) or "Nothing."))
     return "\n\n".join(parts) + "\n"
 
 
+def _tell_failure(line: Line) -> str:
+    """Why a statement fails as printed, and how it should read: by its own numbers, or by those of its parts."""
+    if line.result.standing.as_printed != "fails":
+        parts = ", ".join(
+            f"[{name}]({name}/README.md)" for name, part in line.cases.items() if part.as_printed == "fails"
+        )
+        return f"It fails by its parts: {parts}."
+    words = {"holds": "Corrected:", "open": "Corrected, which is open:", "fails": "Corrected, which fails, too:"}
+    told = {**words, "none": "No correction."}[line.standing.corrected]
+    return f"{told} {line.result.correction} Evidence: {describe_evidence(line.result)[0]}.".replace("  ", " ")
+
+
+def _link(line: Line) -> str:
+    return f"[{line.result.place}]({line.result.id}/README.md)"
+
+
 def _name(line: Line) -> str:
-    return f"[{line.result.place}]({line.result.id}/README.md): {line.result.statement}"
+    return f"{_link(line)}: {line.result.statement}"
 
 
 def write_catalogue(found: Found) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ SORTS = (  # of rows: one, and several
     ("holds on a smaller run", "hold on smaller runs"),
     ("fails as printed and holds once corrected", "fail as printed and hold once corrected"),
     ("fails", "fail"),
+    ("fails as printed with an open correction", "fail as printed with open corrections"),
     ("open", "open"),
 )
 MARKS = {"holds": "", "fails": " ✗", "open": " ?"}  # in the index, where colour alone would not do
@@ -99,8 +100,11 @@ def write_totals(results: Iterable[Result]) -> str:
 
 def sum_up(rows: Iterable[tuple[Standing, bool]]) -> str:
     """How many rows stand how, in one sentence; each comes with whether its run was smaller than the paper's."""
-    counted = Counter(_sort_of(standing, reduced) for standing, reduced in rows)
-    parts = [f"{counted[sort]} {sort[counted[sort] > 1]}" for sort in SORTS if counted[sort]]
+    found = list(rows)
+    counted = Counter(_sort_of(standing, reduced) for standing, reduced in found)
+    smaller = sum(reduced and _sort_of(standing, reduced) == SORTS[2] for standing, reduced in found)
+    notes = {SORTS[2]: f" ({smaller} on smaller runs)" if smaller else ""}
+    parts = [f"{counted[sort]} {sort[counted[sort] > 1]}{notes.get(sort, '')}" for sort in SORTS if counted[sort]]
     total = sum(counted.values())
     return f"{total} statement{'' if total == 1 else 's'}: {', '.join(parts)}."
 
@@ -108,9 +112,9 @@ def sum_up(rows: Iterable[tuple[Standing, bool]]) -> str:
 def _sort_of(standing: Standing, reduced: bool) -> tuple[str, str]:
     if standing.as_printed == "holds":
         return SORTS[1] if reduced else SORTS[0]
-    if standing.verdict == "not decided at this scale":
-        return SORTS[4]
-    return SORTS[2] if standing.corrected == "holds" else SORTS[3]
+    if standing.as_printed == "open":
+        return SORTS[5]
+    return {"holds": SORTS[2], "open": SORTS[4]}.get(standing.corrected, SORTS[3])
 
 
 def write_markdown(found: Mapping[str, Mapping[Scale, Result]], *, folder: str) -> str:
@@ -261,20 +265,22 @@ def _evidence(result: Result) -> str:
     return "; ".join([*texts[:SHOWN], *([f"and {left} more: see all"] if left > 0 else [])])
 
 
-def _write_expectation(expectation: Mapping[str, Any], result: Result) -> str:
-    name = expectation["quantity"].replace("_", " ")
-    number = result.numbers.get(expectation["quantity"])
+def describe_bounds(expectation: Mapping[str, Any]) -> str:
+    """The range that an expectation requires, in the digits in which it was typed: 0.999999 is not 1."""
     low, high = float(expectation["low"]), float(expectation["high"])
     if math.isinf(low):
-        wanted = f"≤ {high:.4g}"
-    elif math.isinf(high):
-        wanted = f"≥ {low:.4g}"
-    else:
-        wanted = f"{low:.4g} to {high:.4g}"
+        return f"≤ {high:.9g}"
+    return f"≥ {low:.9g}" if math.isinf(high) else f"{low:.9g} to {high:.9g}"
+
+
+def _write_expectation(expectation: Mapping[str, Any], result: Result) -> str:
+    name = expectation["quantity"].replace("_", " ")
+    number, wanted = result.numbers.get(expectation["quantity"]), describe_bounds(expectation)
     origin = "corrected, " if expectation["of"] == "correction" else ""
     if number is None:
         return f"{name} not measured ({origin}expected {wanted})"
-    interval = f" [{number.low:.4g}, {number.high:.4g}]" if number.high - number.low > 1e-6 * abs(number.value) else ""
+    wide = number.high - number.low > 1e-6 * abs(number.value)
+    interval = f" [{number.low:.4g}, {number.high:.4g}]".replace("inf]", "∞)") if wide else ""
     return f"{name} {number.value:.4g}{interval} ({origin}expected {wanted}: {expectation['status']})"
 
 

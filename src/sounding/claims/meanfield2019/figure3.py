@@ -74,9 +74,7 @@ def measure_first_steps(values: Mapping[str, Any], context: Context) -> Outcome:
     a step: it is found on half of the runs and judged on the others.
     """
     part, depths, rates = values["part"], values["depths"], values.get("rates", [values["rate"]])
-    tried = {
-        rate: {depth: first_steps({**values, "rate": rate}, context, depth) for depth in depths} for rate in rates
-    }
+    tried = {rate: {depth: first_steps({**values, "rate": rate}, context, depth) for depth in depths} for rate in rates}
     third, half = (max(depths) - 1) // 3, values["runs"] // 2 if len(rates) > 1 else 0
     stable = {rate: np.ptp(taken[max(depths)][part][:, 1, -third:], axis=1) for rate, taken in tried.items()}
     best = min(rates, key=lambda rate: stable[rate][:half].mean()) if half else rates[0]

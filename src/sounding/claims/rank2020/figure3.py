@@ -70,9 +70,7 @@ def measure_fig3b(values: Mapping[str, Any], context: Context) -> Outcome:
         "smallest_growth_of_others": min(changes[1:], key=lambda n: n.low),
     }
     typical = np.sqrt(values["width"] * 10 ** logs.mean(axis=0))
-    series = [
-        Series(f"σ{k}", layers, row, role="theory" if k % 2 else "paper") for k, row in enumerate(typical.T, start=1)
-    ]
+    series = [Series(f"σ{k}", layers, row) for k, row in enumerate(typical.T, start=1)]
     panel = Panel("layer", "singular value of H, geometric mean over runs", series, y_scale="log")
     caption = "Differences of 1e-5 between samples grow to the size of the largest singular value, which falls."
     return Outcome(numbers, Picture((panel,), caption))

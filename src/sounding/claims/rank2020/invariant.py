@@ -213,7 +213,7 @@ def measure_lemma13(values: Mapping[str, Any], context: Context) -> Outcome:
         "E‖M‖_F²",
         (
             measured("measured", widths, squares),
-            Series("d^{3/2}/√(1 − α), printed", widths, bounds["printed"], role="bound"),
+            Series("d^(3/2)/√(1 − α), printed", widths, bounds["printed"], role="bound"),
             Series("corrected bound", widths, bounds["corrected"], role="theory"),
         ),
         x_scale="log",

@@ -211,7 +211,8 @@ def measure_table1(values: Mapping[str, Any], context: Context) -> Outcome:
         "largest_tanh_kept_small": max(found["tanh, no norm, kept small"], key=lambda n: n.high),
     }
     series = [points_of(label, widths, row) for label, row in found.items()]
-    series.append(Series("√d", widths, np.sqrt(widths), role="paper"))
+    series.append(Series("√d, linear (the paper)", widths, np.sqrt(widths), role="paper"))
+    series.append(Series("d, tanh (the paper)", widths, widths, role="paper"))
     series.append(Series("1: collapse", [widths[0], widths[-1]], [1.0, 1.0], role="bound"))
     panel = _by_width("mean soft rank at ½ over depth", series, widths)
     caption = (

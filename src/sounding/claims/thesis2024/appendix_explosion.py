@@ -105,7 +105,9 @@ def measure_gain_law(values: Mapping[str, Any], context: Context) -> Outcome:
         c2 = numbers[f"exponent_{activation}"].value
         if math.isfinite(c2):
             level = float(np.mean(np.log(excess.mean(0)) - c2 * np.log(gains)))
-            series.append(Series(f"c₁α^{c2:.2f}", gains, [math.exp(level) * g**c2 for g in gains], role="paper"))
+            series.append(
+                Series(f"c₁α^{c2:.2f}, our fit", gains, [math.exp(level) * g**c2 for g in gains], role="paper")
+            )
         label = "R(α) − R(linear) [ln per layer]"
         panels.append(Panel("gain α", label, series, x_scale="log", y_scale="log", title=activation))
     caption = (
