@@ -87,9 +87,8 @@ def test_reports_count_and_list_the_same_rows() -> None:
     for paper in PAPERS:
         text = (COMMITTED / f"report-{paper}.md").read_text("utf-8")
         sections = {part.partition("\n")[0]: part.count("\n- ") for part in text.split("\n## ")[1:]}
-        counted = {
-            words: int(n) for n, words in re.findall(r"(\d+) ((?:hold|fail|open)[^,.(]*\w)", text.split("## M")[0])
-        }
+        found = re.findall(r"(\d+) ((?:hold|fail|open)[^,.(]*)", text.split("## M")[0])
+        counted = {words.strip(): int(number) for number, words in found}
         held = sum(n for words, n in counted.items() if words.startswith("hold"))
         failed = sum(n for words, n in counted.items() if words.startswith("fail"))
         assert sections["What held"] + sections["What held on smaller runs"] == held
