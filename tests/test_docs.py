@@ -45,6 +45,8 @@ def blocks(page: Path) -> str:
 @pytest.mark.parametrize("page", EXAMPLES, ids=lambda page: page.name)
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One page is one session, run in a directory of its own."""
+    if "to_pandas" in blocks(page):
+        pytest.importorskip("pandas")
     monkeypatch.chdir(tmp_path)
     example = doctest.DocTestParser().get_doctest(blocks(page), {"__name__": "__main__"}, page.name, str(page), 0)
     printed: list[str] = []

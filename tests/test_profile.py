@@ -293,6 +293,7 @@ def test_the_notebook_view_folds_a_deep_profile() -> None:
 
 
 def test_pandas_on_demand() -> None:
+    pytest.importorskip("pandas")
     frame = small().to_pandas()
     assert list(frame.columns) == list(Row._fields)
     assert [str(kind) for kind in frame[["layer", "value", "stderr"]].dtypes] == ["int64", "float64", "float64"]

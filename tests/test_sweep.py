@@ -196,6 +196,7 @@ def test_what_a_task_prints_and_odd_numbers() -> None:
 
 
 def test_from_spec_to_table_and_picture(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
     line = {"verb": "predict batchnorm", "along": "batch-size", "value": "trainable_depth"}
     picture = {"x": "batch-size", "y": "eps", "value": "gradient_growth", "x_scale": "log"}
     fields = {**GROWTH, "grid": {"batch-size": [8, 32], "eps": [0.0, 0.1]}, "picture": picture, "line": line}
@@ -275,6 +276,7 @@ def test_a_wrong_spec_is_told_before_the_work(fields: dict[str, Any], words: str
 
 
 def test_wrong_engines_and_directories_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("distributed")
     spec = write_spec(tmp_path / "spec.toml", **GROWTH)
     for words, arguments in {
         "no cluster 'mars'": ["--cluster", "mars"],

@@ -181,6 +181,7 @@ def cluster(folder: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]
 
 def test_one_table_from_separate_workers_of_dask_of_which_one_is_killed(tmp_path: Path, reference: str) -> None:
     """Dask gives the tasks of the dead worker to the other: nothing fails, and nothing is counted twice."""
+    pytest.importorskip("distributed")
     with cluster(tmp_path) as (address, processes):
         process = start(tmp_path, "--cluster", address)
         wait_for(lambda: len(done(tmp_path)) > ENOUGH)

@@ -226,6 +226,12 @@ def test_measurements_during_training_are_those_of_a_check() -> None:
         history.at(run=2, step=0)
 
 
+def test_a_history_becomes_a_table_of_pandas() -> None:
+    pytest.importorskip("pandas")
+    history = train_together_([make_mlp(0)], make_data(), learning_rates=[0.1], recipe=Recipe(steps=2, batch_size=16))
+    assert list(history.to_pandas().columns[:3]) == ["run", "epoch", "step"]
+
+
 def test_a_history_survives_json_and_pickle(tmp_path) -> None:
     networks = [make_mlp(seed) for seed in range(2)]
     history = train_together_(
@@ -235,8 +241,6 @@ def test_a_history_survives_json_and_pickle(tmp_path) -> None:
     history.to_json(tmp_path / "history.json")
     for again in (History.from_json(tmp_path / "history.json"), pickle.loads(pickle.dumps(history))):
         assert again == history
-    frame = history.to_pandas()
-    assert list(frame.columns[:3]) == ["run", "epoch", "step"]
     assert "diverged at step" in str(history)
     for text in ("{}", "[1]", "nonsense", '{"schema": "sounding.history/1"}'):
         with pytest.raises(UsageError):

@@ -217,6 +217,8 @@ EVIDENCE = {
     "share_outside_at_last": "… at the last",
     "share_outside_at_input": "… at the input",
     "line": "the line",
+    "before": "times the line, as built",
+    "after": "… with the change",
 }
 
 
