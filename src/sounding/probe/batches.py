@@ -92,9 +92,9 @@ def batches_of(inputs: Any, targets: Any, repeats: int, *, axis: int) -> Iterato
     for index in range(repeats):
         part = slice(index * (size // repeats), (index + 1) * (size // repeats))
         yield Batch(
-            tuple(_cut(item, part, size, axis) for item in whole.arguments),
-            {key: _cut(item, part, size, axis) for key, item in whole.keywords.items()},
-            _cut(whole.targets, part, size, axis if axis < _dims(whole.targets) else 0),
+            tuple(cut(item, part, size, axis) for item in whole.arguments),
+            {key: cut(item, part, size, axis) for key, item in whole.keywords.items()},
+            cut(whole.targets, part, size, axis if axis < _dims(whole.targets) else 0),
         )
 
 
@@ -196,7 +196,7 @@ def _dims(item: Any) -> int:
     return item.dim() if isinstance(item, Tensor) else 0
 
 
-def _cut(item: Any, part: slice, size: int, axis: int) -> Any:
+def cut(item: Any, part: slice, size: int, axis: int) -> Any:
     """The samples of one repeat; what is not about samples (a mask over positions, a number) stays whole."""
     if isinstance(item, Tensor) and axis < item.dim() and item.shape[axis] == size:
         if item.layout is not torch.strided:
@@ -204,7 +204,7 @@ def _cut(item: Any, part: slice, size: int, axis: int) -> Any:
             return item.to_sparse(layout=torch.sparse_coo).index_select(axis, chosen).to_sparse(layout=item.layout)
         return item[part] if axis == 0 else item[(slice(None),) * axis + (part,)]
     if isinstance(item, dict):
-        return {key: _cut(value, part, size, axis) for key, value in item.items()}
+        return {key: cut(value, part, size, axis) for key, value in item.items()}
     if type(item) in (tuple, list):
-        return type(item)(_cut(value, part, size, axis) for value in item)
+        return type(item)(cut(value, part, size, axis) for value in item)
     return item

@@ -21,6 +21,14 @@ from sounding.probe.environment import describe_environment
 from sounding.probe.gathered import resharded
 from sounding.probe.gradients import log_norm, muted, needs_accumulation
 from sounding.probe.hooks import claim
+from sounding.probe.influence import (
+    find_influence,
+    is_copied,
+    judge_copy,
+    judge_influence,
+    judge_reach,
+    share_unreached,
+)
 from sounding.probe.inside.judge import look_inside
 from sounding.probe.inside.listen import Inside
 from sounding.probe.losses import Loss, evaluate_loss, implied_targets, loss_name
@@ -146,6 +154,12 @@ def check(
         resharded(root),
         claimed,
     ):
+
+        def ready() -> None:
+            kept.restore()
+            kept.set_gradients_aside()
+            _make_ready(root, mode, dropout=dropout)
+
         _make_ready(root, mode, dropout=dropout)
         watched = _Checked(
             root,
@@ -162,10 +176,8 @@ def check(
                 with untouched(batch.uncopied()) as beside:
 
                     def rewind(beside: ModelState = beside) -> None:
-                        kept.restore()
-                        kept.set_gradients_aside()
                         beside.restore()
-                        _make_ready(root, mode, dropout=dropout)
+                        ready()
 
                     watched.run(batch, loss=loss, generator=generator, rewind=rewind)
                 settings["loss"] = watched.losses[-1].name
@@ -175,21 +187,15 @@ def check(
         except KeyboardInterrupt as stop:
             partial = accepted(watched.finish(settings | {"partial": True}))
             raise InterruptedRun("interrupted; what was measured so far is kept", partial=partial) from stop
+        if tier == "full" and shards is None:
+            ready()
+            watched.find_influence()
         report = watched.finish(settings)
-        wanted = tier == "full" if theory is None else theory
+        wanted, hurry = tier == "full" if theory is None else theory, theory is None
         if shards is None and (wanted or watched.needs_foresight):
-            kept.restore()
-            kept.set_gradients_aside()
-            _make_ready(root, mode, dropout=dropout)
-            hurry = theory is None
+            ready()
             report = watched.predict(report, loss=loss, mode=mode, batch_axis=batch_axis, rows=wanted, hurry=hurry)
         if redraw:
-
-            def ready() -> None:
-                kept.restore()
-                kept.set_gradients_aside()
-                _make_ready(root, mode, dropout=dropout)
-
             report = watched.redraw(report, redraw, ready=ready, loss=loss, generator=generator)
     named = tuple(Unmeasured(name or ROOT, reason) for name, reason in {**dict.fromkeys(kept.left), **left})
     return accepted(replace(report, unmeasured=report.unmeasured + named))
@@ -228,6 +234,8 @@ class _Checked(Watched):
         self.needs_foresight = False
         self._reading: Reading | None = None
         self._beside: tuple[Finding, ...] = ()
+        self._influence: list[Finding] = []
+        self._unreached, self._copied = 0.0, False  # what share of an input reaches nothing; whether it is its target
 
     def run(
         self,
@@ -271,6 +279,7 @@ class _Checked(Watched):
             targets = implied_targets(output, batch.targets, loss=loss, inputs=batch.tensors(), root=self._root)
             scalar = evaluate_loss(output, targets, loss=loss, generator=generator)
             self._in_loss = False
+            self._copied = is_copied(output, batch, batch.targets, loss)
             name = loss_name(loss, targets)
             self.losses.append(measure_loss(output, targets, loss=loss, name=name, value=scalar))
             del output
@@ -280,6 +289,14 @@ class _Checked(Watched):
         tap.seeds = []
         if inside is not None and tap.passes:
             self._insides.append((tap.passes[-1], inside))
+
+    def find_influence(self) -> None:
+        """Look at what changes with what, on a few samples of the last batch."""
+        batch = self._last_batch
+        if batch is not None and not self._plain_inputs:
+            with untouched(batch.uncopied()):
+                found = find_influence(self._root, batch, axis=self._tap.known.axis)
+            self._influence = judge_influence(found, batch, causal="CausalLM" in type(self._root).__name__)
 
     def _listen_inside(self) -> Inside | None:
         """A guest for one pass; none where processes share the model, or where the model failed with one."""
@@ -382,7 +399,10 @@ class _Checked(Watched):
         profile = replace(profile, rows=profile.rows + rows)
         if self.shards is not None:
             gaps += (Unmeasured(NETWORK, WHOLE_ONLY),)
-        self._reading, self._beside = reading, (*start, *inside)
+        self._reading = reading
+        known = {finding.kind for finding in inside}
+        seen = [one for one in self._influence if one.kind not in known]
+        self._beside = (*start, *inside, *seen, *judge_reach(self._unreached), *judge_copy(self._copied))
         self.needs_foresight = needs_foresight(reading)
         verdict = judge_reading(reading, beside=self._beside)
         return Report(profile, verdict, self.unmeasured + gaps, describe_environment(self._root))
@@ -402,6 +422,7 @@ class _Checked(Watched):
                 gradients: Sequence[Tensor | None] = [weight.grad for _, weight in weights]
             else:
                 gradients = torch.autograd.grad(scalar, wanted, allow_unused=True)
+                self._unreached = share_unreached(gradients[len(weights) : len(weights) + len(leaves)])
         except (KeyboardInterrupt, SoundingError):
             raise
         except Exception as error:

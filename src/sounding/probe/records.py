@@ -53,7 +53,7 @@ StartKind = Literal[
 TheoryKind = Literal["disagreement", "cause"]
 InsideKind = Literal[
     "entropy_collapse", "token_collapse", "massive_activation", "odd_branch", "shut_gates", "router_collapse",
-    "mixed_samples",
+    "mixed_samples", "target_leak", "unused_input", "wrong_axis", "activation",
 ]  # fmt: skip
 FindingKind = Literal[MeasuredKind, StartKind, TheoryKind, InsideKind]
 

@@ -18,6 +18,8 @@ from sounding.start.findings import find_all
 from sounding.start.loss import StartLoss, judge_loss
 from sounding.start.parameters import take_stock
 
+RAW = 10.0  # the root mean square of inputs that nobody has scaled: pixels up to 255 have 100
+
 
 def judge_start(
     root: nn.Module, passes: Sequence[Pass], reading: Reading, loss: StartLoss | None
@@ -34,7 +36,16 @@ def judge_start(
         {} if last is None else {"layer": last.name, "depth": last.depth}
     )  # the layer that makes the outputs
     losses = [replace(f, **at_end) if f.kind != "class_imbalance" else f for f in judge_loss(loss)]
+    given = _size(reading.input.get("mean_square"))
+    if given > RAW and _way_of_inputs(reading):
+        losses = [_blame_inputs(f, given) if f.kind == "start_loss" else f for f in losses]
     return (*losses, *_judge_signal(root, reading), *parameters, *arrivals)
+
+
+def _blame_inputs(finding: Finding, given: float) -> Finding:
+    """A loss that is too high, with the likely cause that the inputs are too large."""
+    why = f"{finding.why} The inputs have a root mean square of {given:.3g}, and outputs grow with them."
+    return replace(finding, why=why, remedies=("scale the inputs to unit mean square", *finding.remedies))
 
 
 def _judge_signal(root: nn.Module, reading: Reading) -> list[Finding]:

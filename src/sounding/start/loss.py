@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -21,6 +21,10 @@ from sounding.probe.thresholds import THRESHOLDS
 IGNORED = -100  # torch's mark for "no target here"
 PATIENCE = 100.0  # a mean squared error this many times the best constant's is undone in the first steps at best
 UNEVEN = 0.8  # the entropy of the labels over ln C from which on they are even enough
+LOOK = 12  # operations from the loss on among which its own are
+OF_LOGITS = ("BinaryCrossEntropyWithLogits", "LogSoftmax")
+VIEWS = ("View", "Squeeze", "Clone", "ToCopy", "Reshape", "Alias", "Transpose", "Permute", "Slice", "Select", "Index")
+ACTIVE = {"Sigmoid": "sigmoid", "Softmax": "softmax", "Relu": "ReLU"}
 LABELS = 4  # labels per class from which on their frequencies say something
 
 
@@ -38,7 +42,7 @@ class StartLoss:
         entropy: of the labels of the batch, in nats.
         labels: how many labels the batch has.
         most: the share of the most frequent class.
-        twice: "softmax" or "sigmoid" where the outputs are probabilities already.
+        twice: "softmax", "sigmoid" or "ReLU" where one stands in front of a loss that takes logits.
         asked: whether the user named the loss or it is the only usual one.
         whole: whether the loss sees all that the network returned.
     """
@@ -83,6 +87,13 @@ def measure_loss(
     output: Any, targets: Any, *, loss: str | Callable[..., Tensor] | None, name: str, value: Tensor
 ) -> StartLoss:
     """The loss of a pass with all that says what it should be."""
+    found = _measure(output, targets, loss=loss, name=name, value=value)
+    return replace(found, twice=_before_loss(value) or found.twice)
+
+
+def _measure(
+    output: Any, targets: Any, *, loss: str | Callable[..., Tensor] | None, name: str, value: Tensor
+) -> StartLoss:
     number = float(value.detach())
     kind = _known(loss, name)
     answer = answer_tensor(output)
@@ -104,11 +115,11 @@ def measure_loss(
         blind = float(values.flatten(1).var(0, unbiased=False).mean() if values.dim() > 1 else values.var(correction=0))
         return StartLoss("mse", number, blind, spread=float(logits.std()), asked=asked, whole=whole)
     if kind == "cross_entropy" and isinstance(targets, Tensor) and not targets.is_floating_point():
-        return _of_classes(logits, targets.to(logits.device), number, asked=asked, whole=whole, of=answer)
+        return _of_classes(logits, targets.to(logits.device), number, asked=asked, whole=whole)
     if kind == "own" and logits.dim() >= 2 and logits.shape[-1] > 1:
         blind, excess, spread = _of_logits(logits.flatten(0, -2))
         return StartLoss("of the model's own", number, blind, excess, spread, logits.shape[-1], whole=True)
-    return StartLoss("of the model's own" if kind == "own" else name, number, whole=whole)
+    return StartLoss("of the model's own" if kind == "own" else name, number, asked=asked, whole=whole)
 
 
 def _known(loss: str | Callable[..., Tensor] | None, name: str) -> str:
@@ -120,9 +131,7 @@ def _known(loss: str | Callable[..., Tensor] | None, name: str) -> str:
     return "mse" if loss is functional.mse_loss or isinstance(loss, nn.MSELoss) else name
 
 
-def _of_classes(
-    logits: Tensor, targets: Tensor, value: float, *, asked: bool, whole: bool, of: Tensor
-) -> StartLoss:  # fmt: skip
+def _of_classes(logits: Tensor, targets: Tensor, value: float, *, asked: bool, whole: bool) -> StartLoss:
     labels = targets.flatten()
     labels = labels[labels != IGNORED].long()
     if logits.numel() == targets.numel():
@@ -130,8 +139,7 @@ def _of_classes(
         blind, classes, spread = math.log(2), 2, float(flat.std()) if len(flat) > 1 else 0.0
         # whatever the label: half of ln(1 + e^z) and half of ln(1 + e^-z)
         excess = float((functional.softplus(flat) - flat / 2).mean()) - blind
-        twice = "sigmoid" if _ends_in(of, "Sigmoid") else ""
-        name = "binary_cross_entropy"
+        twice, name = "", "binary_cross_entropy"
     else:
         axis = class_axis(logits, targets)
         if axis is None:
@@ -140,7 +148,7 @@ def _of_classes(
         classes, name = rows.shape[1], "cross_entropy"
         blind, excess, spread = _of_logits(rows)
         sums = bool((rows >= 0).all()) and bool(((rows.sum(1) - 1).abs() < 1e-2).all())
-        twice = "softmax" if sums and classes > 1 else "sigmoid" if _ends_in(of, "Sigmoid") else ""
+        twice = "softmax" if sums and classes > 1 else ""
     counts = torch.bincount(labels.cpu(), minlength=classes).double() if len(labels) else torch.zeros(classes)
     shares = counts / max(float(counts.sum()), 1.0)
     entropy = float(-(shares[shares > 0] * shares[shares > 0].log()).sum())
@@ -156,18 +164,22 @@ def _of_logits(rows: Tensor) -> tuple[float, float, float]:
     return blind, cost, float(rows.double().var(1, unbiased=False).mean().sqrt())
 
 
-def _ends_in(answer: Tensor, word: str) -> bool:
-    """Whether the operation that made an output, looked at through views and casts, has a word in its name."""
-    node: Any = answer.grad_fn
-    for _ in range(8):
-        if node is None:
-            return False
-        if word in node.name():
-            return True
-        if not any(view in node.name() for view in ("View", "Squeeze", "Clone", "ToCopy", "Reshape", "Alias")):
-            return False
-        node = node.next_functions[0][0] if node.next_functions else None
-    return False
+def _before_loss(value: Tensor) -> str:
+    """What stands between the logits and a loss that takes logits, read off the graph of the loss; "" for nothing."""
+    waiting, node = [value.grad_fn], None
+    for _ in range(LOOK):
+        node = waiting.pop(0) if waiting else None
+        if node is None or any(word in node.name() for word in OF_LOGITS):
+            break
+        waiting += [before for before, _ in node.next_functions if before is not None]
+    else:
+        return ""
+    while node is not None and node.next_functions:
+        node = node.next_functions[0][0]
+        if node is None or not any(view in node.name() for view in VIEWS):
+            break
+    name = "" if node is None else node.name()
+    return next((word for start, word in ACTIVE.items() if name.startswith(start)), "")
 
 
 def average(losses: Sequence[StartLoss]) -> StartLoss | None:
@@ -183,12 +195,20 @@ def judge_loss(loss: StartLoss | None) -> list[Finding]:
     if loss is None or not math.isfinite(loss.value):
         return []
     found = [*_judge_height(loss), *_judge_labels(loss)]
-    if loss.twice:
+    if loss.twice == "ReLU":
+        found.insert(0, _finding(
+            "activation", "low",
+            "The outputs go through a ReLU before the loss takes them for logits: a logit below zero is cut off and "
+            "gets no gradient.",
+            ("remove the activation behind the last layer",), "logits of both signs", "outputs of a ReLU",
+            {"loss": loss.value},
+        ))  # fmt: skip
+    elif loss.twice:
+        floor = f" With {loss.classes} classes it cannot fall below {_floor(loss):.3g}." if loss.classes else ""
         found.insert(0, _finding(
             "softmax_twice", "high" if loss.asked else "medium",
-            f"The outputs are probabilities already ({loss.twice}), and cross-entropy takes them for logits: with "
-            f"{loss.classes} classes the loss starts at {loss.value:.3g} and cannot fall below "
-            f"{_floor(loss):.3g}.",
+            f"The outputs are probabilities already ({loss.twice}), and cross-entropy takes them for logits: the loss "
+            f"starts at {loss.value:.3g}.{floor}",
             ("remove the softmax or sigmoid from the model", "take the loss of their logarithm (nll_loss), and give it "
              "with --loss"),
             "logits", f"outputs of a {loss.twice}", {"loss": loss.value},

@@ -12,6 +12,7 @@ from statistics import median
 
 from sounding.probe.calls import Pass
 from sounding.probe.inside.listen import Inside
+from sounding.probe.inside.oddities import SENTENCES
 from sounding.probe.inside.roles import block_of
 from sounding.probe.inside.rows import Seen, rows_of
 from sounding.probe.records import Finding, FindingKind, Severity, Unmeasured
@@ -249,7 +250,23 @@ def find_mixed_samples(seen: Sequence[Seen]) -> Iterator[Finding]:
             )  # fmt: skip
 
 
+def find_oddities(seen: Sequence[Seen]) -> Iterator[Finding]:
+    """Operations in the wrong place, one finding for each kind of place."""
+    places: dict[str, list[Seen]] = {}
+    for one in seen:
+        if one.kind == "oddity":
+            places.setdefault(str(one.shape[0]), []).append(one)
+    for key, members in places.items():
+        kind, why, remedy, expected, found = SENTENCES[key]
+        more = f", and {len(members) - 1} more times" if len(members) > 1 else ""
+        yield _finding(
+            kind, "low", members[0], f"{why.format(name=members[0].name)}{more}.", (remedy,), expected=expected,
+            found=found, evidence={"places": float(len(members))},
+        )  # fmt: skip
+
+
 FINDERS = (
+    find_oddities,
     find_entropy_collapse,
     find_token_collapse,
     find_massive_activation,

@@ -19,6 +19,7 @@ from sounding.probe.calls import Pass
 from sounding.probe.gradients import hook_gradient, log_norm
 from sounding.probe.inside.attention import Attention, look_at_products, look_at_scores
 from sounding.probe.inside.gates import Gates, WrittenGates, look_at_gates, note_rate
+from sounding.probe.inside.oddities import NORMS, Oddities
 from sounding.probe.inside.precision import Range, ends_of
 from sounding.probe.inside.router import Router, count_choices
 from sounding.probe.inside.stream import SAMPLES, Addition, look_behind, sizes_of
@@ -76,6 +77,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.mixed: tuple[int, str] | None = None
         self.cuts: list[int] = []
         self.additions: list[Addition] = []
+        self.oddities = Oddities()
         self.reason: str | None = None
 
     @classmethod
@@ -135,6 +137,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         taken, made = _keys(_tensors((args, kwargs))), list(_tensors(out))
         fresh = [key for key in _keys(made) if key not in taken]
         mark = self._mark(name, func, args, kwargs, out, taken)
+        self.oddities.note(name, args, made, taken, fresh, self.calls())
         if name in MIXERS or name in GATHERS:
             self._mix(name, args)
         changes = not fresh and bool(made) and name in ("add", "mul", "copy")
@@ -211,6 +214,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return found if name in ROUTED else None
         if found is not None and found[0] == SCORES and name in SOFTMAX:
             scores = args[0]
+            self.oddities.note_softmax(scores, args[1], self.calls())
             if args[1] % scores.dim() != scores.dim() - 1 or scores.shape[-1] < 2:
                 return None
             with _disable_current_modes(), torch.no_grad(), no_autocast(scores):
@@ -259,6 +263,8 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         before = self.calls()
         if self.reason is None and isinstance(module, nn.RNNBase | nn.RNNCellBase):
             self._safely(partial(self._open_gates, module, args))
+        if self.reason is None and isinstance(module, NORMS) and args and isinstance(args[0], Tensor):
+            self.oddities.note_norm(module, args[0], next(iter(_keys(args[:1])), 0), before)
         seeded = record()
         tensor = main_tensor(output if seeded is None else seeded) if self.calls() > before else None
         if self.reason is None and tensor is not None and why_unmeasurable(tensor) is None:

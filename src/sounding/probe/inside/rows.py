@@ -37,10 +37,11 @@ class Seen:
     Args:
         layer: the place in execution order of the call it belongs to.
         name: the module that attends, recurs or routes, or the last layer of the branch that is added.
-        kind: "attention", "addition", "gates", "router", "range", "mixing" or "cut".
+        kind: "attention", "addition", "gates", "router", "range", "mixing", "cut" or "oddity".
         values: measure → value.
         heads: measure → value of each head, for attention.
         shape: of the stream, for an addition; the kind of its branch stands first. How rows are mixed, for "mixing".
+            A key of `oddities.SENTENCES`, for "oddity".
         routing: of a router: how many choices it made, how many for each token, among how many experts, and the share
             of them that falls on the most chosen experts.
         factor: of an addition: what the stream is multiplied by on its way around the branch.
@@ -74,6 +75,10 @@ def see(one: Pass, inside: Inside, places: Mapping[str, int]) -> list[Seen]:
     for at in dict.fromkeys(inside.cuts):
         call = one.calls[min(at, len(one.calls) - 1)]
         found.append(Seen(places[call.name], call.name, "cut", {}))
+    for at, key in inside.oddities.told() if one.calls else ():
+        # a norm is noted before its call ends; an operation belongs to the module that runs, which has not ended either
+        call = one.calls[min(at, len(one.calls) - 1)]
+        found.append(Seen(places[call.name], call.name, "oddity", {}, shape=(key,)))
     return sorted(found, key=lambda seen: seen.layer)
 
 

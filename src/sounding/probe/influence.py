@@ -1,0 +1,261 @@
+"""Who influences whom: samples that change with other samples, positions that see what they should predict, and inputs
+that reach nothing.
+
+Two forward passes of three samples tell. In the second one the first sample has other entries from its middle on, the
+second one has others up to its middle, and the third stays as it is: its signal may not change at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sounding.probe.batches import Batch, cut
+from sounding.probe.calls import OpenCall, Pass
+from sounding.probe.outputs import answer_tensor, leading_tensor, sample_matrix
+from sounding.probe.records import Finding, Severity
+from sounding.probe.state import DropoutAtRest, plain_execution
+from sounding.probe.tap import Tap, survey_model
+
+SAMPLES = 3
+ENTRIES = 4096  # of a sample's signal that are compared in each layer: whoever is influenced is so nearly everywhere
+LOGITS = 64  # of the outputs at each position
+SEQUENCE = 4  # positions from which on an input has a middle
+MATCH = 0.95  # of the targets that follow the tokens: a few may be padding or the end of a text
+SURE = 30.0  # logits of a network that is sure of its answer
+MOST = 0.5  # of an input that reaches nothing: padding, borders and masks may leave out less
+
+
+@dataclass(frozen=True)
+class Influence:
+    """What changes with what, each where it could be seen.
+
+    Args:
+        samples: whether the third sample changes with the others, and `call` the first call in which it does.
+        alike: whether the outputs of all samples are the same.
+        future: whether outputs change with the tokens behind them.
+        past: whether outputs change with the tokens before them.
+    """
+
+    samples: bool
+    call: str | None = None
+    alike: bool = False
+    future: bool = False
+    past: bool = True
+
+
+class _Sketch(Tap):
+    """A tap that keeps a part of the third sample's signal at every call, and of what the model returns."""
+
+    def __init__(self, *given: Any, size: int) -> None:
+        super().__init__(*given)
+        self.size = size
+        self.kept: dict[str, Tensor] = {}
+        self.answer: Tensor | None = None
+
+    def measure(self, one: Pass, call: OpenCall, args: Any, output: Any, tensor: Tensor) -> None:
+        """Keep some entries of the last sample."""
+        call.features = 1  # so that a call that only passes this on is left out
+        rows = sample_matrix(tensor.detach(), self.size, first=self.known.axis)
+        if rows is not None and tensor.is_floating_point():
+            self.kept[call.name] = rows[-1, :: max(rows.shape[1] // ENTRIES, 1)].float().clone()
+
+    def end(self, _module: nn.Module, _args: Any, output: Any) -> None:
+        """Keep some outputs of every sample and position."""
+        answer = answer_tensor(output)
+        if answer is not None and answer.is_floating_point() and answer.dim() > 1:
+            self.answer = answer.detach()[..., :: max(answer.shape[-1] // LOGITS, 1)].float().clone()
+
+
+def find_influence(root: nn.Module, batch: Batch, *, axis: int) -> Influence | None:
+    """What changes with what; None where samples meet by design (batch norm), or where the model takes no three."""
+    if any(isinstance(part, nn.modules.batchnorm._BatchNorm) and (part.training or part.running_mean is None)
+           for part in root.modules()):  # fmt: skip
+        return None
+    size = batch.size(axis) or 0
+    taken = min(SAMPLES, size)
+    arguments, keywords = (cut(part, slice(0, taken), size, axis) for part in (batch.arguments, dict(batch.keywords)))
+    few = Batch(arguments, keywords, None)
+    changed = _change(few, axis)
+    if taken < 2 or changed is None:
+        return None
+    state = torch.get_rng_state()
+    try:
+        before, after = (_run(root, one, axis, taken, state) for one in (few, changed))
+        found = _compare(before, after, leading_tensor(few.tensors()))
+        if (found.samples or found.future) and _compare(before, _run(root, few, axis, taken, state), None).samples:
+            return None  # the model itself is random
+    except Exception:
+        return None  # a graph that needs all its nodes, a size that is built in: nothing is said
+    return found
+
+
+def _compare(before: _Sketch, after: _Sketch, tokens: Tensor | None) -> Influence:
+    """What has changed between two passes."""
+    parted = [name for name in before.kept if name in after.kept and _differ(before.kept[name], after.kept[name])]
+    found = Influence(bool(parted), parted[0] if parted else None)
+    one, other, size = before.answer, after.answer, before.size
+    if one is None or other is None or one.shape != other.shape or one.shape[0] != size or before.known.axis != 0:
+        return found
+    samples = found.samples or _differ(one[-1], other[-1])
+    found = Influence(samples, found.call, alike=not any(_differ(one[0], row) for row in one[1:]))
+    if samples or tokens is None or tokens.is_floating_point() or one.shape[:2] != tokens.shape or one.dim() != 3:
+        return found
+    middle = tokens.shape[1] // 2
+    future = _differ(one[0, :middle], other[0, :middle])
+    past = size < SAMPLES or _differ(one[1, middle:], other[1, middle:])
+    return replace(found, future=future, past=past)
+
+
+def _change(batch: Batch, axis: int) -> Batch | None:
+    """The batch with entries of its last sample in the others; None where that changes nothing."""
+    lead = leading_tensor(batch.tensors())
+    if lead is None or lead.layout is not torch.strided or lead.dim() < 2 or axis >= lead.dim():
+        return None
+    rows = lead.detach().clone().movedim(axis, 0)
+    if not lead.is_floating_point() and rows.dim() == 2 and rows.shape[1] >= SEQUENCE:
+        middle = rows.shape[1] // 2
+        rows[0, middle:] = rows[-1, middle:]
+        rows[1:-1, :middle] = rows[-1, :middle]
+    else:
+        rows[:-1] = rows[-1:].clone()
+    new = rows.movedim(0, axis).contiguous()
+    if torch.equal(new, lead):
+        return None
+
+    def swap(value: Any) -> Any:
+        if value is lead:
+            return new
+        if type(value) is dict:
+            return {key: swap(item) for key, item in value.items()}
+        return type(value)(swap(item) for item in value) if type(value) in (tuple, list) else value
+
+    return Batch(swap(batch.arguments), swap(dict(batch.keywords)), None)
+
+
+def _run(root: nn.Module, batch: Batch, axis: int, size: int, state: Tensor) -> _Sketch:
+    arguments, keywords, _ = batch.prepare(plain=True)
+    tap = _Sketch(survey_model(root, batch_axis=axis), size=size)
+    torch.set_rng_state(state)
+    with plain_execution(), tap, DropoutAtRest():
+        root(*arguments, **keywords)
+    return tap
+
+
+def _differ(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors differ by more than rounding: the root of the machine precision of float32."""
+    if x.shape != y.shape:
+        return False
+    rounding = math.sqrt(torch.finfo(torch.float32).eps)
+    return float((x - y).norm()) > rounding * max(float(x.norm()), float(y.norm()))
+
+
+def judge_influence(found: Influence | None, batch: Batch, *, causal: bool) -> list[Finding]:
+    """Findings about samples that meet and about targets that can be seen; `causal` says that a model claims so."""
+    if found is None:
+        return []
+    if found.samples:
+        severity: Severity = "medium" if found.alike else "low"
+        same = " All samples get the same output." if found.alike else ""
+        where = f"from {found.call!r} on" if found.call else "in what the network returns"
+        return [_finding(
+            "mixed_samples", severity, found.call,
+            f"The samples of the batch are not independent: what one of them gives changes {where} when the others "
+            f"change.{same} A sum, a mean or an attention runs over the axis of the samples, or a layer takes this "
+            "axis for that of time (batch_first).",
+            ("look for an operation over axis 0, and for batch_first", "batch_axis= if another axis holds the samples",
+             "nothing, if it is meant: a contrastive loss, a graph, a memory bank"),
+            "samples that do not know of each other", "samples that change with others",
+        )]  # fmt: skip
+    if not found.future:
+        return []
+    backwards = not found.past
+    if not (backwards or causal or _follow(batch)):
+        return []
+    seen = "only the tokens behind them, and none before" if backwards else "the tokens behind them"
+    return [_finding(
+        "target_leak", "medium", None,
+        f"Outputs depend on {seen}, and the target at each position is the next token: the network can read its answer "
+        "off its inputs, and learns to copy.",
+        ("mask attention above its diagonal: a position sees itself and what came before (is_causal=True)",),
+        "outputs that depend on earlier tokens alone", "outputs that depend on later tokens",
+    )]  # fmt: skip
+
+
+def is_copied(output: Any, batch: Batch, targets: Any, loss: Any) -> bool:
+    """Whether a network that returns its own tokens would have no loss: the targets were not moved by one place."""
+    tokens, answer = leading_tensor(batch.tensors()), answer_tensor(output)
+    if tokens is None or tokens.is_floating_point() or not isinstance(targets, Tensor) or answer is None:
+        return False
+    if targets.shape != tokens.shape or answer.shape[:-1] != tokens.shape or int(tokens.max()) >= answer.shape[-1]:
+        return False
+    if float((targets.to(tokens.device) == tokens).float().mean()) < MATCH or int(tokens.min()) == int(tokens.max()):
+        return False
+    if not callable(loss):
+        return True
+    copied = SURE * torch.nn.functional.one_hot(tokens.long(), answer.shape[-1]).to(answer.device, answer.dtype)
+    try:
+        with torch.no_grad():
+            value = loss(copied if isinstance(output, Tensor) else type(output)(logits=copied), targets)
+        return float(value) < 1 - MATCH
+    except Exception:
+        return False  # a loss that wants more than logits
+
+
+def judge_copy(copied: bool) -> list[Finding]:
+    """A finding where the targets are the inputs."""
+    if not copied:
+        return []
+    return [_finding(
+        "target_leak", "medium", None,
+        "The target at each position is the token that stands there: a network that repeats its inputs has no loss, "
+        "and learns nothing else.",
+        ("move the targets by one place: targets = tokens[:, 1:], inputs = tokens[:, :-1]",),
+        "targets that are the next tokens", "targets that are the inputs",
+    )]  # fmt: skip
+
+
+def _follow(batch: Batch) -> bool:
+    """Whether targets that the user gave are the tokens, one place on."""
+    tokens, targets = leading_tensor(batch.tensors()), batch.targets
+    if not isinstance(targets, Tensor) or tokens is None or targets.shape != tokens.shape or tokens.is_floating_point():
+        return False
+    given = targets[:, :-1].to(tokens.device)
+    kept = given >= 0  # torch marks positions without a target by −100
+    same = (given == tokens[:, 1:])[kept]
+    return bool(kept.any()) and float(same.float().mean()) >= MATCH
+
+
+def share_unreached(gradients: Sequence[Tensor | None]) -> float:
+    """The largest share, over floating-point inputs, of entries whose gradient is exactly zero for every sample."""
+    shares = [0.0]
+    for gradient in gradients:
+        if gradient is not None and gradient.dim() > 1 and len(gradient) > 1:
+            idle = (gradient.detach() != 0).any(0).logical_not()
+            shares.append(float(idle.float().mean()))
+    return max(share if share < 1 else 0.0 for share in shares)  # without any gradient other findings speak
+
+
+def judge_reach(share: float) -> list[Finding]:
+    """A finding where most of an input changes nothing."""
+    if share < MOST:
+        return []
+    return [_finding(
+        "unused_input", "low", "input",
+        f"The loss does not depend on {share:.0%} of the entries of the input, whatever the sample: steps, pixels or "
+        "features are cut off before they reach it.",
+        ("look for an index that takes the wrong step, a slice, and a mask that hides too much",),
+        "a loss that depends on all of the input", f"{share:.0%} of it reach nothing", {"share": share},
+    )]  # fmt: skip
+
+
+def _finding(
+    kind: Any, severity: Severity, layer: str | None, why: str, remedies: tuple[str, ...], expected: str, found: str,
+    evidence: dict[str, float] | None = None,
+) -> Finding:  # fmt: skip
+    return Finding(kind, severity, layer, None, evidence or {}, why, "", remedies, expected=expected, found=found)
