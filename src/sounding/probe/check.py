@@ -400,8 +400,7 @@ class _Checked(Watched):
         if self.shards is not None:
             gaps += (Unmeasured(NETWORK, WHOLE_ONLY),)
         self._reading = reading
-        known = {finding.kind for finding in inside}
-        seen = [one for one in self._influence if one.kind not in known]
+        seen = [one for one in self._influence if one.kind not in {finding.kind for finding in inside}]
         self._beside = (*start, *inside, *seen, *judge_reach(self._unreached), *judge_copy(self._copied))
         self.needs_foresight = needs_foresight(reading)
         verdict = judge_reading(reading, beside=self._beside)
