@@ -75,7 +75,7 @@ class Averaged(nn.Module):
 
 
 def look(model: nn.Module, inputs: Any, targets: Any = None, **options: Any) -> dict[str, Finding]:
-    report = sounding.check(model, inputs, targets, theory=False, **options)
+    report = sounding.check(model, inputs, targets, **options)
     return {finding.kind: finding for finding in report.verdict.findings}
 
 
@@ -166,6 +166,14 @@ def test_activations_that_stand_twice_or_nowhere_are_found() -> None:
     assert "activation" not in look(stack(nn.GELU), x)
     assert "activation" not in look(stack(nn.ReLU, nn.ReLU), x)  # which changes nothing
     assert "activation" not in look(nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 3)), x)  # a factored matrix
+
+
+def test_a_network_of_which_nothing_would_move_is_unhealthy() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3), nn.ReLU())
+    nn.init.constant_(model[2].bias, -50.0)
+    report = sounding.check(model, torch.randn(8, 4), torch.randint(3, (8,)))
+    assert report.verdict.status == "unhealthy"
+    assert {one.kind: one.severity for one in report.verdict.findings}["behind_zeros"] == "high"
 
 
 @pytest.mark.parametrize("last", [nn.Sigmoid, nn.ReLU, nn.Identity])

@@ -110,7 +110,7 @@ def check(
             transformer modules with batch_first=False.
         theory: lay prediction beside measurement, layer by layer; by default for the tier "full" where it takes less
             than about two seconds. It costs one more forward pass, and time that grows as the square of the points
-            (samples times positions) that are followed.
+            (samples times positions) that are followed; two more passes of three samples look at what depends on what.
         redraw: draw every weight anew from its own law this often and measure the last batch each time. The standard
             deviation over the draws becomes the `stderr` of the rows of theory; what theory does not predict gets rows
             of source "redraw", mean and standard deviation. Frozen and constant parameters and buffers stay.
@@ -187,11 +187,11 @@ def check(
         except KeyboardInterrupt as stop:
             partial = accepted(watched.finish(settings | {"partial": True}))
             raise InterruptedRun("interrupted; what was measured so far is kept", partial=partial) from stop
-        if tier == "full" and shards is None:
+        wanted, hurry = tier == "full" if theory is None else theory, theory is None
+        if wanted and shards is None:
             ready()
             watched.find_influence()
         report = watched.finish(settings)
-        wanted, hurry = tier == "full" if theory is None else theory, theory is None
         if shards is None and (wanted or watched.needs_foresight):
             ready()
             report = watched.predict(report, loss=loss, mode=mode, batch_axis=batch_axis, rows=wanted, hurry=hurry)

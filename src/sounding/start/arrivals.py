@@ -83,6 +83,8 @@ def find_arrivals(
             # a layer that runs in no_grad says so itself; one that records its gradient in vain does not
             vain = any(name.rpartition(".")[0] in recorded for name, _ in parameters)
             severity = "high" if whole and vain else "medium"
+        elif kind == "behind_zeros" and all(norm == -math.inf for one in passes for norm in one.weights.values()):
+            severity = "high"  # not one parameter would move
         elif share > (PART if kind == "detached" else MOST) and (
             (kind == "detached" and whole) or (kind == "behind_zeros" and not practice)
         ):
