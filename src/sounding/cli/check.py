@@ -310,7 +310,8 @@ def _print(reports: dict[str, Report], prose: Console, *, quiet: bool) -> None:
 
     for index, (name, report) in enumerate(reports.items()):
         if quiet:
-            prose.print(f"{name}: " if len(reports) > 1 else "", write_verdict(report), sep="")
+            # a line for each model, however long, so that a script can read it
+            prose.print(f"{name}: " if len(reports) > 1 else "", write_verdict(report), sep="", soft_wrap=True)
             continue
         if index:
             prose.print()
