@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sounding.errors import InterruptedRun, SoundingError, TargetError, UsageError
+from sounding.probe import influence
 from sounding.probe.accepted import Kinds, accepting
 from sounding.probe.batches import Batch, batches_of
 from sounding.probe.calls import ROOT, Pass, Spec, named_parameters
@@ -21,14 +22,6 @@ from sounding.probe.environment import describe_environment
 from sounding.probe.gathered import resharded
 from sounding.probe.gradients import log_norm, muted, needs_accumulation
 from sounding.probe.hooks import claim
-from sounding.probe.influence import (
-    find_influence,
-    is_copied,
-    judge_copy,
-    judge_influence,
-    judge_reach,
-    share_unreached,
-)
 from sounding.probe.inside.judge import look_inside
 from sounding.probe.inside.listen import Inside
 from sounding.probe.losses import Loss, evaluate_loss, implied_targets, loss_name
@@ -279,7 +272,7 @@ class _Checked(Watched):
             targets = implied_targets(output, batch.targets, loss=loss, inputs=batch.tensors(), root=self._root)
             scalar = evaluate_loss(output, targets, loss=loss, generator=generator)
             self._in_loss = False
-            self._copied = is_copied(output, batch, batch.targets, loss)
+            self._copied = influence.is_copied(output, batch, batch.targets, loss)
             name = loss_name(loss, targets)
             self.losses.append(measure_loss(output, targets, loss=loss, name=name, value=scalar))
             del output
@@ -295,8 +288,8 @@ class _Checked(Watched):
         batch = self._last_batch
         if batch is not None and not self._plain_inputs:
             with untouched(batch.uncopied()):
-                found = find_influence(self._root, batch, axis=self._tap.known.axis)
-            self._influence = judge_influence(found, batch, causal="CausalLM" in type(self._root).__name__)
+                found = influence.find_influence(self._root, batch, axis=self._tap.known.axis)
+            self._influence = influence.judge_influence(found, batch, causal="CausalLM" in type(self._root).__name__)
 
     def _listen_inside(self) -> Inside | None:
         """A guest for one pass; none where processes share the model, or where the model failed with one."""
@@ -401,7 +394,13 @@ class _Checked(Watched):
             gaps += (Unmeasured(NETWORK, WHOLE_ONLY),)
         self._reading = reading
         seen = [one for one in self._influence if one.kind not in {finding.kind for finding in inside}]
-        self._beside = (*start, *inside, *seen, *judge_reach(self._unreached), *judge_copy(self._copied))
+        self._beside = (
+            *start,
+            *inside,
+            *seen,
+            *influence.judge_reach(self._unreached),
+            *influence.judge_copy(self._copied),
+        )
         self.needs_foresight = needs_foresight(reading)
         verdict = judge_reading(reading, beside=self._beside)
         return Report(profile, verdict, self.unmeasured + gaps, describe_environment(self._root))
@@ -421,7 +420,7 @@ class _Checked(Watched):
                 gradients: Sequence[Tensor | None] = [weight.grad for _, weight in weights]
             else:
                 gradients = torch.autograd.grad(scalar, wanted, allow_unused=True)
-                self._unreached = share_unreached(gradients[len(weights) : len(weights) + len(leaves)])
+                self._unreached = influence.share_unreached(gradients[len(weights) : len(weights) + len(leaves)])
         except (KeyboardInterrupt, SoundingError):
             raise
         except Exception as error:
