@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from sounding.errors import UsageError
 from sounding.reader.module import Blueprint
 from sounding.theory.signal import Description, Given, Normalize, Points, Propagation, Signal, propagate, spacings
 from sounding.theory.signal.description import Array, Attention, Mix, Node, Pool
-from sounding.theory.signal.measures import spread_of_spectrum
+from sounding.theory.signal.measures import participation, spread_of_spectrum
 from sounding.theory.signal.spread import Spread, spread
 
 # Points of which all pairs are followed at most, where a rule allows fewer: time grows as the square. With 256, twelve
@@ -23,6 +24,7 @@ from sounding.theory.signal.spread import Spread, spread
 MOST_POINTS = 256
 FEW_POINTS = 512  # of grids that are convolved; above, sub-grids are followed, which cost less and see fewer neighbours
 MOST_PAIRS = 2**18  # of sub-grids at one node; with 2**20 a ResNet-50 on 16 images took four times as long
+MOST_PRODUCTS = 2**28  # of gradients of all samples: a fifth of a second; outputs at more positions have pairs enough
 TRIALS = 256  # sets of samples among which the one most like the whole batch is followed
 MOST_SPECTRUM = 32  # samples whose spectra are drawn: their time grows as the cube, and has to stay below that of rules
 # What theory itself may be off by beyond the scatter over seeds, as a share of the noise's own first order: terms of
@@ -38,7 +40,10 @@ WIDER, WIDER_SHAPE = 1.5, 1.8
 FLOORS = {"mean_cosine": 0.3, "distinct_share": 0.3, "participation_ratio": 0.3, "orthogonality_gap": 0.1}
 # The smallest eigenvalues, which no other measure sees, scatter half as far again: chosen on the networks CHOSEN of
 # `bench/architecture_networks.py`, seeds 0 and 1, judged on HELD_OUT.
-WIDENED = {**dict.fromkeys(FLOORS, WIDER_SHAPE), **dict.fromkeys(("effective_rank", "isometry_gap"), 1.5 * WIDER_SHAPE)}
+WIDENED = {
+    **dict.fromkeys([*FLOORS, "token_participation_ratio"], WIDER_SHAPE),
+    **dict.fromkeys(("effective_rank", "isometry_gap"), 1.5 * WIDER_SHAPE),
+}
 
 
 @dataclass(frozen=True)
@@ -75,11 +80,11 @@ def predict(blueprint: Blueprint, *, generator: np.random.Generator | None = Non
     generator = generator or np.random.default_rng(0)
     description, given, gradients = start_of(blueprint)
     samples = max(node.points.samples for node in description.nodes)
-    with np.errstate(all="ignore"):  # a dead layer has cosines of 0/0, which end as rows that are left out
-        found = propagate(description, given=given, gradients=gradients, generator=generator)
-        scatter = spread(description, found)
     whole = next((len(array) for array in blueprint.given.values()), samples)
-    rows = tuple(_rows(blueprint, description, found, scatter, complete=samples == whole))
+    with np.errstate(all="ignore"):  # a dead layer has cosines of 0/0, which end as rows that are left out
+        found = propagate(description, given=given, gradients=gradients, generator=generator, samples=whole)
+        scatter = spread(description, found)
+    rows = tuple(_rows(blueprint, description, found, scatter, whole=whole))
     notes = [*description.notes]
     if samples < whole:
         notes.append(f"theory follows {samples} of {whole} samples, those that are most like all of them at the input")
@@ -194,14 +199,32 @@ def _signal(
     gradient: bool = False,
 ) -> Signal:
     points = description.nodes[at].points
-    values = array.detach().double().cpu().numpy()[kept]
+    values = array.detach()[kept].double().cpu().numpy()
     found = Signal.of_features(values, points=points, spacing=spacing, reduce="sum" if gradient else "mean")
     if not gradient or len(kept) == len(array) or not found.total > 0:
         return found
-    left_out = (
-        float(array.double().square().sum()) / found.total
-    )  # the whole batch beside the samples that are followed
-    return found.like(left_out * found.matrix, math.sqrt(left_out) * found.mean)
+    left_out = float(array.double().square().sum()) / found.total  # the whole batch beside what is followed of it
+    return _with_mean_pairs(found.like(left_out * found.matrix, math.sqrt(left_out) * found.mean), array.detach())
+
+
+def _with_mean_pairs(gradient: Signal, array: Tensor) -> Signal:
+    """A gradient over some samples whose products between different ones are the means over all pairs of the batch.
+
+    Two samples of one class, or of two, tell little of the rest, and sums over all pairs decide gradients of weights.
+    """
+    samples, positions, features = array.shape
+    if not gradient.is_full or samples * positions**2 * features > MOST_PRODUCTS:
+        return gradient
+    wide = array.double().cpu().numpy()
+    summed, kept = wide.sum(axis=0), gradient.points.samples
+    rows = wide.transpose(1, 0, 2).reshape(positions, -1)
+    scale = gradient.total / max(float(np.vdot(wide, wide)), 1e-300) * samples / kept
+    apart = scale * (summed @ summed.T - rows @ rows.T) / (samples * (samples - 1))
+    matrix = gradient.matrix.reshape(kept, positions, kept, positions).copy()
+    for one, other in product(range(kept), repeat=2):
+        if one != other:
+            matrix[one, :, other] = apart
+    return gradient.like(matrix.reshape(gradient.matrix.shape), gradient.mean)
 
 
 def _rows(
@@ -210,9 +233,10 @@ def _rows(
     found: Propagation,
     scatter: Spread,
     *,
-    complete: bool,
+    whole: int,
 ) -> Iterator[Expected]:
     """The rows of a profile that theory predicts."""
+    samples = max(node.points.samples for node in description.nodes)
     names = {index: [node.name] for index, node in enumerate(description.nodes) if node.name}
     for name, index in blueprint.aliases.items():
         names.setdefault(index, []).append(name)
@@ -224,8 +248,14 @@ def _rows(
         expected: dict[str, tuple[float, float]] = {}
         if signal is not None:
             expected |= _measures(
-                signal, scatter.size[index], scatter.directions[index], node.features, complete=complete
+                signal,
+                scatter.size[index],
+                scatter.directions[index],
+                node.features,
+                complete=samples == whole,
+                lengths=min(scatter.lengths[index], math.log(samples)),  # a sample is no longer than all together
             )
+            expected |= _tokens(signal, scatter.tokens[index], whole=whole)
         given = index in blueprint.gradients and index not in description.outputs  # measured, if a rule lost it
         if gradient is not None and gradient.total > 0 and not given:
             expected["gradient_log_norm"] = _log_norm(gradient.total, scatter.gradient[index])
@@ -245,14 +275,15 @@ def _log_norm(square: float, scatter: float) -> tuple[float, float]:
 
 
 def _measures(
-    signal: Signal, size: float, directions: float, features: int, *, complete: bool
+    signal: Signal, size: float, directions: float, features: int, *, complete: bool, lengths: float
 ) -> dict[str, tuple[float, float]]:
     """Mean and standard deviation over seeds of the forward measures of a network with this many directions.
 
     The measured Gram matrix is G + E, where E is what a mean over `directions` Gaussian features scatters around G. To
     first order a measure moves by Σ M_ab E_ab, with variance 2 tr(M G M G) / directions; the ratio (Σ G_aa)² / Σ G_ab²
     that ranks are made of is that of the means, to which E adds 2 Σ G_ab² and Σ G_ab² + (Σ G_aa)², over directions.
-    What all features share (the mean of rectified values) scatters only with the rest.
+    What all features share (the mean of rectified values) scatters only with the rest. Lengths whose squares scatter by
+    the variance v of their logarithm add e^v − 1 to the squares of the diagonal and take e^(−v/4) off the others.
     """
     gram, common = signal.sample_gram, _common(signal)
     samples, trace = len(gram), float(np.trace(gram))
@@ -266,14 +297,7 @@ def _measures(
     level = np.sqrt(np.maximum(np.diag(common), 0.0))
 
     def scatter(own: Array, level: float, turn: float, matrix: Array, shared: Array) -> float:
-        """The standard deviation of Σ M_ab E_ab for M = diag(own) + level 1 1ᵀ + turn G, as vectors where possible."""
-        product = own[:, None] * matrix + level * matrix.sum(axis=0)
-        bent = own * shared + level * shared.sum()
-        if turn:
-            product += turn * (gram @ matrix)
-            bent += turn * (gram @ shared)
-        variance = 2 * float(np.vdot(product, product.T)) + 4 * float(bent @ matrix @ bent)
-        return math.sqrt(max(variance, 0.0) / directions)
+        return _scatter(gram, own, level, turn, matrix, shared) / math.sqrt(directions)
 
     def expected(measure: str, mean: float, exact: float, sd: float) -> None:
         # what the finite width adds to a mean is known to its first order only
@@ -291,7 +315,8 @@ def _measures(
     if not complete:
         return found
     squares, moved = float(np.vdot(gram, gram)), float(np.vdot(loose, loose))
-    scattered = squares + (moved + float(np.trace(loose)) ** 2) / directions
+    own = float(np.sum(np.diag(gram) ** 2)) * math.expm1(lengths)
+    scattered = squares + own + (moved + float(np.trace(loose)) ** 2) / directions
     ratio = (trace**2 + 2 * moved / directions) / scattered
     even = np.ones(samples)
     sd = scatter(2 / trace * even, 0.0, -2 / squares, loose, level)
@@ -300,15 +325,55 @@ def _measures(
     exact = math.sqrt(max(squares / trace**2 - 1 / samples, 0.0))
     expected("orthogonality_gap", gap, exact, sd / (2 * ratio * gap) if gap > 0 else 1 / samples)
     whole = float(gram.sum())
-    share = 1 - whole / (samples * trace)
+    exact = 1 - whole / (samples * trace)
+    share = 1 - (trace + (whole - trace) * math.exp(-lengths / 4)) / (samples * trace)
     sd = scatter(whole / (samples * trace**2) * even, -1 / (samples * trace), 0.0, loose, level)
-    expected("distinct_share", share, share, sd)
+    expected("distinct_share", share, exact, sd)
     if samples <= MOST_SPECTRUM and directions >= 1:
         whole_features = features * signal.points.positions
         drawn = spread_of_spectrum(gram, common, width=directions, features=whole_features)
         for measure, (mean, sd) in drawn.items():
             found[measure] = mean, math.hypot(sd, NEXT_ORDER / 2 * sd, ROUNDING * abs(mean))
     return found
+
+
+def _scatter(gram: Array, own: Array, level: float, turn: float, matrix: Array, shared: Array) -> float:
+    """The standard deviation of Σ M_ab E_ab for M = diag(own) + level 1 1ᵀ + turn G and one direction."""
+    product = own[:, None] * matrix + level * matrix.sum(axis=0)
+    bent = own * shared + level * shared.sum()
+    if turn:
+        product += turn * (gram @ matrix)
+        bent += turn * (gram @ shared)
+    return math.sqrt(max(2 * float(np.vdot(product, product.T)) + 4 * float(bent @ matrix @ bent), 0.0))
+
+
+def _tokens(signal: Signal, count: float, *, whole: int) -> dict[str, tuple[float, float]]:
+    """Mean and standard deviation of the participation ratio across a sample's positions, of so many directions.
+
+    In the mean over samples: those that are alike err alike, and those that are not followed differ from the followed
+    ones as these do from each other.
+    """
+    if len(signal.points.grid) != 1 or signal.points.positions < 2 or not count >= 1:
+        return {}
+    ratios, deviations = [], []
+    for gram, mean in zip(signal.tokens(), signal.mean.reshape(-1, signal.points.positions), strict=True):
+        loose, squares, trace = gram - np.outer(mean, mean), float(np.vdot(gram, gram)), float(np.trace(gram))
+        moved = float(np.vdot(loose, loose))
+        if not (math.isfinite(squares) and squares > 0):
+            return {}
+        ratio = (trace**2 + 2 * moved / count) / (squares + (moved + float(np.trace(loose)) ** 2) / count)
+        even = np.full(len(gram), 2 / trace)
+        sd = ratio * _scatter(gram, even, 0.0, -2 / squares, loose, np.abs(mean)) / math.sqrt(count)
+        ratios.append(ratio)
+        deviations.append(
+            math.hypot(sd, NEXT_ORDER / 2 * abs(ratio - trace**2 / squares), FLOORS["participation_ratio"] / count)
+        )
+    followed, alike = len(ratios), min(1.0, 1 / participation(signal.sample_gram))
+    unlike = float(np.std(ratios, ddof=1)) if followed > 1 else 0.0
+    chosen = unlike * math.sqrt(max(1 / followed - 1 / whole, 0.0))
+    average = float(np.mean(ratios))
+    sd = math.hypot(float(np.mean(deviations)) * math.sqrt(alike), chosen, ROUNDING * average)
+    return {"token_participation_ratio": (average, sd)}
 
 
 def _common(signal: Signal) -> Array:

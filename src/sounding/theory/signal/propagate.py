@@ -84,6 +84,7 @@ def propagate(
     draws: int = 32,
     precision: float = PRECISION,
     generator: np.random.Generator | None = None,
+    samples: int | None = None,
 ) -> Propagation:
     """The signal K and the gradient D at every node of a description.
 
@@ -98,6 +99,7 @@ def propagate(
         draws: heads drawn for each softmax attention, at most.
         precision: the relative standard error of an attention's signal at which drawing stops.
         generator: of these heads; by default one with a fixed start, so that equal descriptions give equal results.
+        samples: of the batch whose weight gradients are meant, where the description follows some of them.
 
     >>> from sounding.theory.signal import Description, Given, Law, Linear, Node, Points, Signal
     >>> nodes = (Node(Given(), (), Points(2), 4), Node(Linear(4, 8, Law(0.5)), (0,), Points(2), 8))
@@ -106,7 +108,7 @@ def propagate(
     [[2.0, 0.0], [0.0, 2.0]]
     """
     notes: dict[int, str] = {}
-    context = Context(draws, generator or np.random.default_rng(0), precision, given=given)
+    context = Context(draws, generator or np.random.default_rng(0), precision, given=given, samples=samples)
     forward: list[Signal | None] = []
     for index, node in enumerate(description.nodes):
         forward.append(_step(description, index, node, forward, given, context, notes))
@@ -123,6 +125,7 @@ class Context:
     precision: float = PRECISION
     attention: dict[int, Attended] = field(default_factory=dict)
     given: Mapping[int, Signal] = field(default_factory=dict)
+    samples: int | None = None
 
 
 def _step(
@@ -264,17 +267,18 @@ def _backwards(
             notes.setdefault(index, f"no gradient passes it: {error}")
             lost |= set(node.inputs)
             continue
-        weights[index] = _weight_gradient(node, known[0], gradient)
+        weights[index] = _weight_gradient(node, known[0], gradient, context.samples)
         for at, one in zip(node.inputs, found, strict=True):
             already = arrived[at]
             arrived[at] = one if already is None else already.plus(one)
     return tuple(arrived), tuple(weights)
 
 
-def _weight_gradient(node: Node, signal: Signal, gradient: Signal) -> float | None:
+def _weight_gradient(node: Node, signal: Signal, gradient: Signal, samples: int | None) -> float | None:
     rule = node.rule
     if isinstance(rule, Linear):
-        return rules.weight_gradient(signal, gradient, rule.fan_in)
+        return rules.weight_gradient(signal, gradient, rule.fan_in, samples)
     if isinstance(rule, Convolution):
-        return rules.weight_gradient(windows.window_sums(rule, node, signal), gradient, rule.channels_in // rule.groups)
+        seen = windows.window_sums(rule, node, signal)
+        return rules.weight_gradient(seen, gradient, rule.channels_in // rule.groups, samples)
     return None

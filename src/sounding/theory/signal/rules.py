@@ -403,6 +403,15 @@ def _turned(rule: Rotate, signal: Signal) -> Signal:
     return Signal.full(signal.gram * np.tile(factor, (samples, samples)), signal.points, mean)
 
 
-def weight_gradient(seen: Signal, gradient: Signal, fan_in: int) -> float:
-    """E ‖dL/dW‖² = n_in Σ_ab D_ab K_ab, since dL/dW = Σ_a g_a h_aᵀ; `seen` is K, or its window sums."""
-    return fan_in * float(gradient.row_sums(gradient.matrix * seen.matrix).sum())
+def weight_gradient(seen: Signal, gradient: Signal, fan_in: int, samples: int | None = None) -> float:
+    """E ‖dL/dW‖² = n_in Σ_ab D_ab K_ab, since dL/dW = Σ_a g_a h_aᵀ; `seen` is K, or its window sums.
+
+    Of a batch of more samples than are followed, pairs of different ones are more numerous than pairs within one, which
+    D stands for already: (samples − 1)/(followed − 1) times.
+    """
+    products, followed = gradient.matrix * seen.matrix, gradient.points.samples
+    whole = float(gradient.row_sums(products).sum())
+    if samples is None or not 1 < followed < samples:
+        return fan_in * whole
+    within = float(sum(one.sum() for one in gradient.like(gradient.weigh(products)).tokens()))
+    return fan_in * (within + (samples - 1) / (followed - 1) * (whole - within))

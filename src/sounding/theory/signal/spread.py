@@ -57,12 +57,17 @@ class Spread:
         size: the standard deviation of ln(mean square).
         directions: 1/variance of a correlation between samples, in units of (1 − c²)²: the number of independent
             features that a Gram matrix with this scatter would have.
+        tokens: the number of independent features for correlations between positions of one sample.
+        lengths: the variance of ln of a sample's mean square beside the others'. ReLU and batch norm keep it, so that
+            over many layers lengths walk apart; norms of each sample take it away.
         gradient: the standard deviation of the logarithm of the squared gradient norm.
         weight_gradient: the same for the squared norm of the weight's gradient.
     """
 
     size: Array
     directions: Array
+    tokens: Array
+    lengths: Array
     gradient: Array
     weight_gradient: Array
 
@@ -71,8 +76,11 @@ def spread(description: Description, propagation: Propagation) -> Spread:
     """The scatter over seeds of what a description predicts."""
     nodes, forward = description.nodes, propagation.forward
     count = len(nodes)
-    size, shape = np.zeros((count, count)), np.zeros((count, count))
-    size_noise, shape_noise = np.zeros(count), np.zeros(count)
+    # The second half of the columns of `size` is of one sample's length beside the others', of `shape` of pairs of
+    # positions; the first halves are of the whole batch and of pairs of samples.
+    sizes, shape = np.zeros((count, 2 * count)), np.zeros((count, 2 * count))
+    size, length = sizes[:, :count], sizes[:, count:]
+    size_noise, length_noise, shape_noise = np.zeros(count), np.zeros(count), np.zeros(2 * count)
     alike = np.array([(1.0, 1.0) if one is None else (one.alike, _alike_positions(one)) for one in forward])
     for index, node in enumerate(nodes):
         signal = forward[index]
@@ -81,15 +89,27 @@ def spread(description: Description, propagation: Propagation) -> Spread:
             continue
         before = list(node.inputs)
         cosines = [
-            math.hypot(one.cosine, math.sqrt(shape[at] ** 2 @ shape_noise))
+            math.hypot(one.cosine, math.sqrt(shape[at, :count] ** 2 @ shape_noise[:count]))
             for at, one in zip(before, inputs, strict=True)
         ]
-        size[index], shape[index] = _passed(node, signal, inputs, size[before], shape[before], cosines)
+        sizes[index], shape[index] = _passed(node, signal, inputs, sizes[before], shape[before], cosines)
+        if isinstance(node.rule, Normalize) and node.rule.kind == "batch":
+            length[index] = length[before[0]]  # a channel is divided for all samples alike
         if isinstance(node.rule, Attention | Mix | Pool):
             # positions that are averaged err alike: what a mean over different ones left out of a source comes back
             grown = np.maximum(alike[index] / np.maximum(alike, alike[before[-1]]), 1.0) ** 0.5
-            size[index], shape[index] = size[index] * grown[:, 0], shape[index] * grown[:, 1]
-        _add_sources(index, node, signal, inputs, nodes, cosines, (size, shape), (size_noise, shape_noise))
+            size[index] *= grown[:, 0]
+            shape[index, :count] *= grown[:, 1]
+        if isinstance(node.rule, Mix | Pool):
+            # the size of an average is made of correlations between positions, whose scatter no norm takes away
+            more, scattered = alike[index, 0] - alike[before[0], 0], shape[before[0], count:] ** 2 @ shape_noise[count:]
+            size[index, index], size_noise[index] = 1.0, 2 * max(more, 0.0) * scattered
+        own = _own_noise(node, signal, inputs, nodes, cosines)
+        if own is not None:
+            size[index, index] = shape[index, index] = shape[index, count + index] = length[index, index] = 1.0
+            length_noise[index] = own[0] * alike[index, 1] * (1 - signal.cosine**2)
+            size_noise[index], shape_noise[count + index] = own[0] * alike[index, 0], own[1]
+            shape_noise[index] = own[1] * alike[index, 1]
     gradient, gradient_noise = _backwards(description, propagation, size)
     size_variance = (size**2) @ size_noise
     gradient_variance = (gradient**2) @ np.concatenate([size_noise, gradient_noise])
@@ -108,7 +128,9 @@ def spread(description: Description, propagation: Propagation) -> Spread:
     widths = np.maximum(np.array([node.features for node in nodes]), 1)
     return Spread(
         np.sqrt(size_variance),
-        1.0 / np.maximum((shape**2) @ shape_noise, 1e-300),
+        1.0 / np.maximum((shape[:, :count] ** 2) @ shape_noise[:count], 1e-300),
+        1.0 / np.maximum((shape[:, count:] ** 2) @ shape_noise[count:], 1e-300),
+        (length**2) @ length_noise,
         np.sqrt(gradient_variance),
         np.sqrt(weight_variance + 2 * joint / widths),
     )
@@ -159,19 +181,11 @@ def _shares(coefficients: Sequence[float], inputs: Sequence[Signal]) -> Array:
     return np.asarray(parts / max(parts.sum(), 1e-300))
 
 
-def _add_sources(
-    index: int,
-    node: Node,
-    signal: Signal,
-    inputs: Sequence[Signal],
-    nodes: Sequence[Node],
-    cosines: Sequence[float],
-    coefficients: tuple[Array, Array],
-    noises: tuple[Array, Array],
-) -> None:
-    """The noise that a node's own finite number of features adds."""
-    rule, alike = node.rule, signal.alike
-    features = max(node.features, 1)
+def _own_noise(
+    node: Node, signal: Signal, inputs: Sequence[Signal], nodes: Sequence[Node], cosines: Sequence[float]
+) -> tuple[float, float] | None:
+    """The noise that a node's own finite number of features adds to sizes and to correlations, of one point or pair."""
+    rule, features = node.rule, max(node.features, 1)
     match rule:
         case Linear() | Convolution():
             # an orthogonal matrix keeps lengths and angles of what it does not project away
@@ -194,10 +208,8 @@ def _add_sources(
             whole = nodes[node.inputs[0]].features
             extra, paired = (2.0 * (1 - node.features / whole), 1 - node.features / whole) if whole else (0.0, 0.0)
         case _:
-            return
-    coefficients[0][index, index] = coefficients[1][index, index] = 1.0
-    noises[0][index] = extra / features * alike
-    noises[1][index] = paired / features * _alike_positions(signal)
+            return None
+    return extra / features, paired / features
 
 
 def _kept(rule: Linear | Convolution, *, backwards: bool) -> float:
@@ -255,7 +267,9 @@ def _returned(
         case Elementwise():
             moments = _moments(rule.activation, _unit(rule.activation, inputs[0].mean_square))
             vector[:width] += moments.gradient_slope * sizes[0]
-            return vector, max(moments.slope_kurtosis - 1, 0.0) / max(node.features, 1) * alike
+            # how many units let a gradient through is one number for points that are alike, whatever their gradients
+            together = max(alike, inputs[0].alike)
+            return vector, max(moments.slope_kurtosis - 1, 0.0) / max(node.features, 1) * together
         case Normalize(running=None):
             vector[:width] -= sizes[0]
             return vector, 0.0
