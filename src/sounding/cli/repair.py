@@ -253,7 +253,7 @@ def _print(repaired: Repaired, prose: Any, *, files: dict[str, Path], quiet: boo
 
     plan = repaired.plan
     if quiet:
-        prose.print(write_verdict(plan.evidence.after))
+        prose.print(write_verdict(plan.evidence.after), soft_wrap=True)
         return
 
     def say(text: str) -> None:

@@ -326,7 +326,7 @@ class _Checked(Watched):
         if all(finding.severity == "low" for finding in verdict.findings):
             # what theory alone finds ill, and the measurement does not, is a note: OLMo 2 and MobileBERT train
             findings = tuple(replace(one, severity="low") if one.kind == "cause" else one for one in findings)
-        verdict = add_kept(verdict, profile.settings["theory"].get("kept_words"))
+        verdict = add_kept(verdict, profile)
         return replace(report, profile=profile, verdict=join_findings(verdict, findings))
 
     def _direction(self) -> torch.Generator:

@@ -45,7 +45,7 @@ def judge(profile: Profile, *, thresholds: Thresholds = THRESHOLDS) -> Verdict:
         raise UsageError(
             f"expected a Profile, got {type(profile).__name__}", hint="sounding.check(model, inputs).profile"
         )
-    return judge_reading(read(profile), thresholds=thresholds)
+    return add_kept(judge_reading(read(profile), thresholds=thresholds), profile)
 
 
 def judge_reading(
@@ -83,8 +83,10 @@ def join_findings(verdict: Verdict, findings: Sequence[Finding]) -> Verdict:
     )
 
 
-def add_kept(verdict: Verdict, words: str | None) -> Verdict:
+def add_kept(verdict: Verdict, profile: Profile) -> Verdict:
     """The verdict with what this start keeps beside a sound one, where theory says it and something was judged."""
+    told = profile.settings.get("theory")
+    words = told.get("kept_words") if isinstance(told, dict) else None
     known = words is not None and verdict.status != "not known"
     return replace(verdict, sentence=f"{verdict.sentence} {words}") if known else verdict
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from html import escape
 from pathlib import Path
 
 from sounding.probe.compare import Comparison, Pair
 from sounding.report.document import write_html
+from sounding.report.text import escape
 
 
 def write_compare_html(

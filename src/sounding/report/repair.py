@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from html import escape
 from pathlib import Path
 
 from sounding.probe.kinds import page_of
@@ -12,6 +11,7 @@ from sounding.repair.changes import Changes
 from sounding.repair.evidence import Evidence, tell
 from sounding.repair.plan import Plan
 from sounding.report.document import write_html
+from sounding.report.text import escape
 
 
 def write_repair_html(plan: Plan, path: str | Path) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from html import escape
 from typing import Any
 
 from sounding import __version__
@@ -14,6 +13,7 @@ from sounding.probe.kinds import page_of
 from sounding.probe.reading import Reading
 from sounding.probe.records import Finding, Report
 from sounding.profile import Estimate
+from sounding.report.text import escape
 from sounding.report.words import EVIDENCE, PAPERS
 
 Reports = Mapping[str, Report]

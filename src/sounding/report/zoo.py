@@ -8,7 +8,6 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -17,6 +16,7 @@ from sounding.errors import UsageError
 from sounding.files import place
 from sounding.report.compact import restore
 from sounding.report.document import content_policy, plotly_js, read_page_file, render_html
+from sounding.report.text import escape
 
 Row = Mapping[str, Any]
 HEADINGS = (
