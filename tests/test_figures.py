@@ -178,7 +178,14 @@ def test_a_picture_is_drawn_again_from_what_a_result_keeps(tmp_path: Path) -> No
     grid = Panel("x", "y", map=Map("accuracy", [0, 1], [0, 1, 2], np.arange(6.0).reshape(3, 2)), y_ticks={0: "ten"})
     curve = Panel("x", "y", [Series("a", [1, 10], [2, 4]), Series("a (theory)", [1, 10], [2, 4], role="theory")],
                   title="log", x_scale="log")  # fmt: skip
-    for panels, wide in (((named,), 3.4), ((grid, curve), 7.0), ((named, grid, curve), 7.0), ((named,) * 4, 7.0)):
+    bare = replace(named, x_label="", across=True)  # a list of numbers has no label of its own
+    for panels, wide in (
+        ((named,), 3.4),
+        ((bare,), 3.4),
+        ((grid, curve), 7.0),
+        ((named, grid, curve), 7.0),
+        ((named,) * 4, 7.0),
+    ):
         picture = Picture([replace(panel, title=f"{n}") for n, panel in enumerate(panels)], "What to see.")
         _write_series(picture, tmp_path / "series.csv")
         with (tmp_path / "series.csv").open(newline="") as file:

@@ -99,7 +99,8 @@ def rebuild_picture(axes: Iterable[Mapping[str, Any]], points: Iterable[Mapping[
             _rebuild_series(label, role, list(found))
             for (label, role), found in groupby(rows[len(cells) :], key=lambda row: (row["series"], row["role"]))
         ]
-        known: dict[str, Any] = {name: value for name, value in said.items() if name != "map"}
+        known: dict[str, Any] = {"x_label": "", "y_label": ""}  # a label that is empty was not kept
+        known |= {name: value for name, value in said.items() if name != "map"}
         for name in {"ticks", "y_ticks"} & set(known):
             known[name] = {float(place): text for place, text in known[name].items()}
         panels.append(Panel(series=series, map=_rebuild_map(said["map"], cells) if cells else None, **known))
