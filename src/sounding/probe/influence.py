@@ -177,11 +177,11 @@ def judge_influence(found: Influence | None, batch: Batch, *, causal: bool) -> l
     backwards = not found.past
     if not (backwards or causal or _follow(batch)):
         return []
-    seen = "only the tokens behind them, and none before" if backwards else "the tokens behind them"
+    seen = "on later tokens and none before" if backwards else "on later tokens"
     return [_finding(
         "target_leak", "medium", None,
-        f"Outputs depend on {seen}, and the target at each position is the next token: the network can read its answer "
-        "off its inputs, and learns to copy.",
+        f"Outputs depend on the future, {seen}, and the target at each position is the next token: no causal mask hides "
+        "the answer, and the network learns to copy it.",
         ("mask attention above its diagonal: a position sees itself and what came before (is_causal=True)",),
         "outputs that depend on earlier tokens alone", "outputs that depend on later tokens",
     )]  # fmt: skip
