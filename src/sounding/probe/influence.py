@@ -180,8 +180,8 @@ def judge_influence(found: Influence | None, batch: Batch, *, causal: bool) -> l
     seen = "on later tokens and none before" if backwards else "on later tokens"
     return [_finding(
         "target_leak", "medium", None,
-        f"Outputs depend on the future, {seen}, and the target at each position is the next token: no causal mask hides "
-        "the answer, and the network learns to copy it.",
+        f"Outputs depend on the future, {seen}, and the target at each position is the next token: no causal mask "
+        "hides the answer, and the network learns to copy it.",
         ("mask attention above its diagonal: a position sees itself and what came before (is_causal=True)",),
         "outputs that depend on earlier tokens alone", "outputs that depend on later tokens",
     )]  # fmt: skip
