@@ -27,7 +27,6 @@ NOT_RUN = {
     r"\.py:|package\.|\.np[yz]|\.toml|results|sweep (status|collect)": "names a file of the reader's",
     r"fashion-mnist|cifar|data get|data verify": "needs data that are downloaded",
     r"--zoo|--paper|size=default|^sounding train": "takes minutes",
-    r"torchvision:|timm:": "needs a library that the tests do not install",
     r"^sounding explore": "serves a page until it is stopped",
 }
 SLOW = re.compile(

@@ -220,9 +220,7 @@ def _propose(model: nn.Module, data: str | None) -> Iterator[tuple[str, tuple[in
                     yield f"tokens:{module.num_embeddings}", (SEQUENCE,)
                     yield f"tokens:{module.num_embeddings}", ()
             case nn.Conv2d():
-                own = getattr(model, "default_cfg", None)  # timm tells the size of its networks' images
-                sides = (*IMAGE_SIDES, own["input_size"][-1]) if isinstance(own, dict) else IMAGE_SIDES
-                yield from ((data or _image(module.in_channels), (module.in_channels, n, n)) for n in sides)
+                yield from ((data or _image(module.in_channels), (module.in_channels, n, n)) for n in IMAGE_SIDES)
             case nn.Conv1d():
                 yield from ((data or "gaussian", (module.in_channels, n)) for n in LINE_LENGTHS)
             case nn.Conv3d():

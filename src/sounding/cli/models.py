@@ -25,19 +25,12 @@ def list_(attempt: bool, as_json: bool) -> None:
     """
     from sounding.models import names
     from sounding.models.hf import build_hf, hf_names
-    from sounding.models.vision import LIBRARIES, vision_names
 
-    missing, refused, vision = list[str](), dict[str, str](), dict[str, list[str]]()
-    found: dict[str, str] = {}
+    missing, refused = None, dict[str, str]()
     try:
         found = hf_names()
     except UsageError as error:
-        missing.append(str(error))
-    for library in LIBRARIES:
-        try:
-            vision[library] = vision_names(library)
-        except UsageError as error:
-            missing.append(str(error))
+        found, missing = {}, str(error)
     for name in [*found] if attempt else ():
         try:
             build_hf(f"hf:{name}")
@@ -45,19 +38,14 @@ def list_(attempt: bool, as_json: bool) -> None:
             refused[name] = str(error)
     there = {name: task for name, task in found.items() if name not in refused}
     if as_json:
-        print_json({"ours": list(names()), "hf": there, **vision, "refused": refused, "missing": missing})
+        print_json({"ours": list(names()), "hf": there, "refused": refused, "missing": missing})
         return
     screen = console()
     screen.print(f"ours: {', '.join(names())}", markup=False, soft_wrap=True)
     for task in sorted(set(there.values())):
         told = ", ".join(f"hf:{name}" for name, own in there.items() if own == task)
         screen.print(f"\n{task}: {told}", markup=False, soft_wrap=True)
-    for library, known in vision.items():
-        # timm has more than a thousand: its own list is a better place to search them
-        told = ", ".join(f"{library}:{name}" for name in known)
-        told = f"any of {len(known)} names of timm.list_models(), as timm:{known[0]}" if library == "timm" else told
-        screen.print(f"\n{library}: {told}", markup=False, soft_wrap=True)
     for name, reason in refused.items():
         screen.print(f"\nnot hf:{name}: {reason}", markup=False, soft_wrap=True)
-    for sentence in missing:
-        screen.print(f"\n{sentence}", markup=False, soft_wrap=True)
+    if missing:
+        screen.print(f"\n{missing}", markup=False, soft_wrap=True)

@@ -26,8 +26,7 @@ def load_target(spec: str, *, data: str | None = None, shape: tuple[int, ...] | 
     """The module that TARGET names: one that is there, or the one a callable without arguments makes.
 
     `mlp,depth=50`, a name of `sounding.models` with options, builds that network for samples of `shape`, or else for
-    samples and labels as `data` has them. `hf:gpt2,layers=8`, `torchvision:resnet18` and `timm:resnet18` build one of
-    those libraries.
+    samples and labels as `data` has them. `hf:gpt2,layers=8` builds an architecture of the transformers library.
 
     The file's folder and the current folder are importable while the target is loaded and afterwards, as a script's
     folder is. What the target prints goes to stderr, so that stdout stays ours.
@@ -40,11 +39,10 @@ def load_target(spec: str, *, data: str | None = None, shape: tuple[int, ...] | 
 
     from sounding.models import build_from_spec, is_spec
     from sounding.models.hf import build_hf, is_hf
-    from sounding.models.vision import build_vision, is_vision
 
-    if is_hf(spec) or is_vision(spec):
+    if is_hf(spec):
         with calling(f"building {spec}"):
-            return build_hf(spec) if is_hf(spec) else build_vision(spec)
+            return build_hf(spec)
     if is_spec(spec):
         from sounding.data import known_shape
 

@@ -8,7 +8,7 @@ import difflib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -196,7 +196,16 @@ def _parse(spec: str) -> tuple[str, str, str, dict[str, Any]]:
         hint = f"{PREFIX}{known[close[0]]}" if close else "sounding models list"
         raise UsageError(f"the transformers library has no architecture {first!r}", hint=hint)
     name = known[_underscored(first)]
-    given = read_options(words, f"{PREFIX}{name}", example="layers=8", plain=("size", "task"))
+    given: dict[str, Any] = {}
+    for word in words:
+        option, equals, text = (part.strip() for part in word.partition("="))
+        if not equals or not option or not text:
+            raise UsageError(
+                f"expected option=value after {PREFIX}{name}, got {word!r}", hint=f"{PREFIX}{name},layers=8"
+            )
+        if option in given:
+            raise UsageError(f"option {option!r} is given twice in {spec!r}")
+        given[option] = text if option in ("size", "task") else _value(text)
     size, own = given.pop("size", "quick"), [task for task in TASKS if name in tables[task]]
     if size not in ("quick", "default"):
         raise UsageError(f"expected size=quick or size=default, got size={size}")
@@ -204,23 +213,6 @@ def _parse(spec: str) -> tuple[str, str, str, dict[str, Any]]:
     if task not in own:
         raise UsageError(f"{PREFIX}{name} has no task {task!r}", hint=f"one of {', '.join(own)}")
     return name, task, size, given
-
-
-def read_options(words: Sequence[str], name: str, *, example: str, plain: Sequence[str] = ()) -> dict[str, Any]:
-    """The options of `name,option=value,…`; those in `plain` stay text.
-
-    >>> read_options(["layers=8"], "hf:gpt2", example="layers=8")
-    {'layers': 8}
-    """
-    given: dict[str, Any] = {}
-    for word in words:
-        option, equals, text = (part.strip() for part in word.partition("="))
-        if not equals or not option or not text:
-            raise UsageError(f"expected option=value after {name}, got {word!r}", hint=f"{name},{example}")
-        if option in given:
-            raise UsageError(f"option {option!r} is given twice after {name}")
-        given[option] = text if option in plain else _value(text)
-    return given
 
 
 def _underscored(name: str) -> str:

@@ -150,8 +150,9 @@ def _mean_cosine(gram: Array) -> float:
 def tell_kept(here: Kept, sound: Kept, layers: int) -> str:
     """What is left, over how many depth scales, beside a sound start, in one sentence."""
     gets = f"{write_share(here.gradient)}{' of' if here.gradient < MANY else ''} the last one's gradient"
+    scales = f"{here.scales:.0f}"
     told = (
-        f"The first of {layers} weight layers gets {gets} ({here.scales:.0f} depth scales), and "
+        f"The first of {layers} weight layers gets {gets} ({scales} depth scale{'' if scales == '1' else 's'}), and "
         f"{write_share(here.apart)} of the signal behind the last tells samples apart; a sound start of this "
         f"architecture would have {write_share(sound.gradient)} and {write_share(sound.apart)}"
     )
