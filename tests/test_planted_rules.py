@@ -203,3 +203,27 @@ def test_a_recurrent_matrix_is_applied_at_every_step() -> None:
         network.weight_hh_l0.mul_(20 / math.sqrt(3))
     (found,) = sounding.audit(network).findings
     assert (found.severity, found.parameter) == ("medium", "weight_hh_l0")
+
+
+class Branching(nn.Module):
+    """Blocks whose four layers stand side by side: the gradient rises and falls from call to call, and not with depth.
+
+    What the last block adds to its stream is read by nobody, as in WaveNet, where the sum of all skips is.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.ModuleList(nn.Linear(128, 128) for _ in range(4)) for _ in range(4))
+        self.first, self.last = nn.Linear(128, 64), nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = torch.zeros(())
+        for filtered, gate, onwards, skip in self.blocks:  # type: ignore[misc]
+            hidden = torch.tanh(filtered(x)) * torch.sigmoid(gate(x))
+            x, total = x + onwards(hidden), total + skip(hidden)
+        return self.last(torch.relu(self.first(torch.relu(total))))
+
+
+def test_branches_side_by_side_are_no_growth_of_the_gradient() -> None:
+    torch.manual_seed(0)
+    assert not findings(Branching(), torch.randn(128, 128), "gradient_explosion", torch.randint(10, (128,)))

@@ -96,11 +96,14 @@ def find_breaks(steps: Sequence[float] | np.ndarray) -> list[int]:
     A batch norm behind inputs in raw units divides by their scale, a layer whose weights have the wrong scale
     multiplies by it. One such step in sixty would be a third of the drift and all of its error. A step counts that is
     off the median by over 6 robust standard deviations (1.4826 times the median deviation), in a Gaussian walk once in
-    5·10⁸ steps, and by more than the factor e² of the norm that weight layers of different shape differ by.
+    5·10⁸ steps, and by more than the factor e² of the norm that weight layers of different shape differ by. Where more
+    than one does, and more than one in eight, they are the pattern of a block (branches side by side) and no breaks.
 
     >>> find_breaks([0.1, 0.2, 0.1, 6.9, 0.0, 0.1])
     [3]
     >>> find_breaks([0.1, 1.2, -1.1, 2.9, 0.0, -2.1])
+    []
+    >>> find_breaks([1.4, -1.3, -1.4, 1.4, 1.4, -1.2, -1.6, 1.4, 1.4])
     []
     """
     if len(steps) < 4:
@@ -110,7 +113,8 @@ def find_breaks(steps: Sequence[float] | np.ndarray) -> list[int]:
         return []
     apart = [abs(step - middle) for step in steps]
     line = max(BREAK_DEVIATIONS * 1.4826 * median(apart), BREAK)
-    return [index for index, distance in enumerate(apart) if distance > line]
+    found = [index for index, distance in enumerate(apart) if distance > line]
+    return found if len(found) <= max(len(steps) // 8, 1) else []
 
 
 def _split(labels: Sequence[Hashable], breaks: Sequence[int]) -> tuple[Hashable, ...]:

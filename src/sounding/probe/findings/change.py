@@ -132,11 +132,12 @@ def _seen_change(reading: Reading, *, explodes: bool) -> float:
     A fit within stages of a network extrapolates over the jumps between them; this does not. In a network with
     shortcuts the largest gradient of each quarter is the stream's: branches that start at 10⁻⁵, and queries where
     attention is uniform, have smaller ones and say nothing about it. These two stand three quarters of the depth apart.
+    A layer to which no gradient comes back, since nothing reads what it gives, lies on no way to the loss.
     Infinite where gradients left the range of the format, or where a filter hides layers.
     """
-    measured = [call.get("gradient_log_norm") for call in reading.weight_layers]
-    known = [value for value in measured if not math.isnan(value)]
-    if len(known) < reading.depth or not known:
+    asked = [call for call in reading.weight_layers if "gradient_log_norm" in call]
+    known = [call.get("gradient_log_norm") for call in asked]
+    if len(reading.weight_layers) < reading.depth or not known or any(map(math.isnan, known)):
         return math.inf
     quarter = max(1, len(known) // 4)
     first, last = known[:quarter], known[-quarter:]
