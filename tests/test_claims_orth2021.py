@@ -65,6 +65,17 @@ def test_convolutions_have_the_printed_scale_at_every_depth() -> None:
         assert sizes == pytest.approx([1.0] * len(sizes), rel=TOLERANCE.four_digits)
 
 
+def test_seeds_in_parts_train_as_they_do_together() -> None:
+    """Figure 7 with fewer of the deep networks and two seeds at a time: what both runs have is the same."""
+    values = CONV | {"seeds": 3}
+    whole = convolutional.measure_figure7(values, Context())
+    parts = convolutional.measure_figure7(values | {"deep_seeds": 2, "at_once": 2, "looks": 2}, Context())
+    name = "shallow_xavier_minus_iterative"
+    assert parts.numbers[name].value == pytest.approx(whole.numbers[name].value, rel=TOLERANCE.four_digits)
+    assert parts.numbers[name].low < whole.numbers[name].low
+    assert parts.numbers["deep_xavier_minus_iterative"].samples == 2
+
+
 def test_the_interval_of_a_correlation_is_over_seeds() -> None:
     """Of 400 draws with a common part of each seed, the interval misses the correlation in about one of a hundred."""
     rng = np.random.default_rng(0)

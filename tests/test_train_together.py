@@ -14,6 +14,7 @@ from sounding.errors import UsageError
 from sounding.models import Transformer
 from sounding.repair import shape_activations_, swap_normalization_
 from sounding.train import Recipe, Residual, train_, train_together_
+from sounding.train.vmapped import Vmapped, multiply_patches_
 from tolerance import TOLERANCE
 
 OPTIMIZERS = {"sgd": 0.1, "momentum": 0.05, "adam": 0.01, "rmsprop": 0.01}
@@ -46,6 +47,39 @@ def test_a_stacked_convolution_goes_the_way_it_goes_alone(optimizer, loss, clipp
     recipe = Recipe(optimizer=optimizer, loss=loss, clipping=clipping, batch_size=12, epochs=2)
     networks = [make_conv(seed) for seed in range(3)]
     assert_same(*both(networks, make_images(), [rate, rate / 3, 2 * rate], recipe, group_size=3))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel_size": 3, "padding": 1},
+        {"kernel_size": (3, 2), "stride": (2, 1), "bias": False},
+        {"kernel_size": (1, 3), "dilation": (1, 2), "padding": (0, 2)},
+        {"kernel_size": 3, "stride": 2, "padding": 1, "dilation": 2},
+    ],
+    ids=str,
+)
+def test_a_convolution_of_patches_is_a_convolution(options) -> None:
+    """Outputs and gradients of a stack, as on a GPU, beside those of each network alone."""
+    networks = [nn.Sequential(seeded_convolution(seed, options)) for seed in range(3)]
+    stack = Vmapped(networks, torch.device("cpu"))
+    multiply_patches_(stack._skeleton[0])
+    inputs = torch.randn(3, 4, 2, 7, 8, dtype=torch.float64, generator=seeded(9))
+    outputs, _ = stack.run(inputs, "batch", own=True)
+    gradients = torch.autograd.grad(outputs.square().sum(), stack.parameters)
+    for run, network in enumerate(networks):
+        wanted = network(inputs[run])
+        alone = torch.autograd.grad(wanted.square().sum(), list(network.parameters()))
+        torch.testing.assert_close(outputs[run], wanted, rtol=TOLERANCE.two_routes, atol=TOLERANCE.two_routes)
+        for mine, theirs in zip(gradients, alone, strict=True):
+            torch.testing.assert_close(mine[run], theirs, rtol=TOLERANCE.two_routes, atol=TOLERANCE.two_routes)
+    with torch.no_grad():
+        torch.testing.assert_close(stack.run(inputs, "batch", own=True)[0], outputs)
+
+
+def seeded_convolution(seed: int, options: dict) -> nn.Conv2d:
+    torch.manual_seed(seed)
+    return nn.Conv2d(2, 5, **options).double()
 
 
 @pytest.mark.parametrize("statistics", ["running", "batch"])

@@ -39,6 +39,9 @@ class Vmapped(Stack):
         dtype = self.parameters[0].dtype
         self._varying: dict[str, Tensor] = {}
         self._places: dict[str, tuple[nn.Module, str]] = {}
+        if device.type == "cuda":
+            for module in modules.values():
+                multiply_patches_(module)
         for (name, attribute), values in differing.items():
             key = f"{name}.{attribute}"
             self._varying[key] = torch.tensor(values, device=device, dtype=dtype)
@@ -124,6 +127,38 @@ class _RMSNormOfTensors(nn.RMSNorm):
         axes = tuple(range(-len(self.normalized_shape), 0))
         output = x * torch.rsqrt(x.square().mean(dim=axes, keepdim=True) + self.eps)  # type: ignore[operator]
         return output if self.weight is None else output * self.weight
+
+
+class _ConvolutionOfPatches(nn.Conv2d):
+    """A convolution as one product of patches and weights, (samples · positions, inputs) by (inputs, channels).
+
+    Under vmap it is one batched product; the built-in one becomes a convolution in groups, which on a GPU takes several
+    times as long. Patches are gathered with channels last, so that whole rows of memory are copied. Where no gradient
+    is wanted, batches are large, nine times their memory is not to be had, and it is the built-in one.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return super().forward(input)
+        (high, wide), (down, right) = self.kernel_size, self.dilation
+        assert not isinstance(self.padding, str)
+        rows, columns = self.padding
+        padded = nn.functional.pad(input.permute(0, 2, 3, 1), (0, 0, columns, columns, rows, rows))
+        patches = padded.unfold(1, down * (high - 1) + 1, self.stride[0])[..., ::down]
+        patches = patches.unfold(2, right * (wide - 1) + 1, self.stride[1])[..., ::right]
+        # (samples, height, width, channels, *kernel) → (samples, height, width, *kernel, channels)
+        patches = patches.permute(0, 1, 2, 4, 5, 3)
+        weight = self.weight.permute(2, 3, 1, 0).flatten(0, 2)
+        outputs = patches.flatten(0, 2).flatten(1) @ weight
+        outputs = outputs if self.bias is None else outputs + self.bias
+        return outputs.view(*patches.shape[:3], -1).permute(0, 3, 1, 2)
+
+
+def multiply_patches_(module: nn.Module) -> None:
+    """Turn a plain convolution into one of patches, in place; other modules stay as they are."""
+    plain = type(module) is nn.Conv2d and module.groups == 1 and module.padding_mode == "zeros"
+    if plain and not isinstance(module.padding, str):
+        module.__class__ = _ConvolutionOfPatches
 
 
 OPENED: dict[type[nn.Module], type[nn.Module]] = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,17 @@ from torch import nn as modules
 
 import sounding.train
 from sounding.claims.claim import Context, Outcome
+from sounding.claims.number import mean_of
 from sounding.claims.orth2021.propagation import conv_stack
-from sounding.claims.orth2021.training import LABELS, difference_of, draw_curves, draw_inputs, draw_orders, load
+from sounding.claims.orth2021.training import LABELS, draw_curves, draw_inputs, draw_orders, load, products
 from sounding.claims.picture import Panel, Picture
 from sounding.data import Dataset
 from sounding.models import AlexNet
 from sounding.models.initial import initialize_
 from sounding.repair import orthogonalize_
 from sounding.train import Recipe
+
+AT_A_TIME = 8  # orthogonalizations at once on a GPU: its kernels are small, and the host can feed about as many
 
 
 def draw_network(values: Mapping[str, Any], depth: int, seed: int, context: Context) -> nn.Module:
@@ -76,57 +80,97 @@ def _shorten(deep: nn.Module, shallow: nn.Module) -> nn.Module:
     return shallow
 
 
+def orthogonalize_all_(networks: Sequence[nn.Module], batches: Sequence[torch.Tensor], context: Context) -> None:
+    """`orthogonalize_printed_` for the network of every seed on its batch.
+
+    On a GPU several at a time, each on a stream of its own: nearly all of it is eigendecompositions, one a layer, and
+    one alone leaves most of the device idle.
+    """
+    on_gpu = context.device.startswith("cuda")
+
+    def change(seed: int) -> None:
+        stream = torch.cuda.Stream(context.device) if on_gpu else None  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            orthogonalize_printed_(networks[seed], batches[seed], context.generator(50 + seed))
+
+    if on_gpu:
+        torch.cuda.synchronize(context.device)
+    with ThreadPoolExecutor(AT_A_TIME if on_gpu else 1) as pool:
+        for done, _ in enumerate(pool.map(change, range(len(networks))), start=1):
+            context.progress(done / len(networks) / 2)
+    if on_gpu:
+        torch.cuda.synchronize(context.device)
+
+
 def draw_variants(values: Mapping[str, Any], context: Context) -> dict[tuple[int, str], list[nn.Module]]:
-    """Networks by depth and variant, one a seed; each layer is set from those before, so depths share their layers."""
-    depths = sorted(values["depths"])
+    """Networks by depth and variant, one a seed; each layer is set from those before, so depths share their layers.
+
+    The largest depth has the first `deep_seeds` only, all by default.
+    """
+    depths, every = sorted(values["depths"]), range(values["seeds"])
+    deep_seeds = values.get("deep_seeds", len(every))
+    drawn = [
+        {depth: draw_network(values, depth, seed, context) for depth in (depths if seed < deep_seeds else depths[:-1])}
+        for seed in every
+    ]
+    deepest = [copy.deepcopy(networks[max(networks)]) for networks in drawn]
+    batches = [draw_inputs(values, values["init_samples"], context.generator(2000 + seed), context) for seed in every]
+    orthogonalize_all_(deepest, batches, context)
     found: dict[tuple[int, str], list[nn.Module]] = {(d, v): [] for d in depths for v in ("xavier", "iterative")}
-    for seed in range(values["seeds"]):
-        drawn = {depth: draw_network(values, depth, seed, context) for depth in depths}
-        deepest = copy.deepcopy(drawn[depths[-1]])
-        inputs = draw_inputs(values, values["init_samples"], context.generator(2000 + seed), context)
-        orthogonalize_printed_(deepest, inputs, context.generator(50 + seed))
-        for depth, network in drawn.items():
+    for networks, deep in zip(drawn, deepest, strict=True):
+        for depth, network in networks.items():
             found[depth, "xavier"].append(network)
-            shorter = depth < depths[-1]
-            found[depth, "iterative"].append(_shorten(deepest, copy.deepcopy(network)) if shorter else deepest)
-        context.progress((seed + 1) / values["seeds"] / 2)
+            shorter = depth < max(networks)
+            found[depth, "iterative"].append(_shorten(deep, copy.deepcopy(network)) if shorter else deep)
     return found
 
 
-def _train(
-    networks: list[nn.Module], values: Mapping[str, Any], marks: tuple[int, ...], context: Context
+def train_variants(
+    variants: Sequence[Sequence[nn.Module]], values: Mapping[str, Any], marks: tuple[int, ...], context: Context
 ) -> NDArray[np.float64]:
-    """Training losses on the batches up to each mark, (networks, marks); a run that diverged counts as chance.
+    """Training losses on the batches up to each mark, (variants, seeds, marks); a run that diverged counts as chance.
 
-    `networks` are those of every seed from Xavier's weights, then from orthogonalized ones.
+    `variants` are the networks of every seed from Xavier's weights, and those from orthogonalized ones. Of these seeds
+    so many are trained `at_once`, all by default.
     """
-    data = load(values["data"], context.device)
-    history = sounding.train.train_together_(
-        networks,
-        data,
-        learning_rates=[values["rate"]] * len(networks),
-        recipe=Recipe(batch_size=values["batch_size"], steps=values["steps"], evaluate=marks, train_metrics="seen"),
-        generator=draw_orders(values["seeds"], context) * 2,
-        device=context.device,
-    )
-    curves = np.array([[p.train_loss for p in history.curve(run)] for run in range(len(networks))])
+    data, orders = load(values["data"], context.device), draw_orders(len(variants[0]), context)
+    at_once = values.get("at_once", len(orders))
+    found = []
+    for start in range(0, len(orders), at_once):
+        some = slice(start, start + at_once)
+        networks = [network for variant in variants for network in variant[some]]
+        with products("high", context.device):  # TF32, as torch's convolutions have it
+            history = sounding.train.train_together_(
+                networks,
+                data,
+                learning_rates=[values["rate"]] * len(networks),
+                recipe=Recipe(
+                    batch_size=values["batch_size"], steps=values["steps"], evaluate=marks, train_metrics="seen"
+                ),
+                generator=orders[some] * len(variants),
+                device=context.device,
+            )
+        losses = np.array([[point.train_loss for point in history.curve(run)] for run in range(len(networks))])
+        found.append(losses.reshape(len(variants), -1, len(marks)))
+    curves = np.concatenate(found, axis=1)
     return np.asarray(np.where(np.isfinite(curves), curves, math.log(data.classes)))
 
 
 def measure_figure7(values: Mapping[str, Any], context: Context) -> Outcome:
     """Training loss of convolutional networks of two depths, from Xavier's weights and from orthogonalized ones."""
-    found = draw_variants(values, context)
-    steps, seeds = values["steps"], values["seeds"]
+    networks = draw_variants(values, context)
+    steps = values["steps"]
     marks = tuple(range(steps // 10, steps + 1, steps // 10))
     panels, numbers = [], {}
     for index, depth in enumerate(values["depths"]):
-        curves = _train([*found[depth, "xavier"], *found[depth, "iterative"]], values, marks, context)
-        xavier, iterative = curves[:seeds], curves[seeds:]
+        # what is trained is let go: the networks of all depths at once are half of a GPU's memory
+        curves = train_variants([networks.pop((depth, v)) for v in ("xavier", "iterative")], values, marks, context)
         label = "shallow" if depth == min(values["depths"]) else "deep"
-        numbers[f"{label}_xavier_minus_iterative"] = difference_of(xavier[:, -1], iterative[:, -1])
+        difference = curves[0, :, -1] - curves[1, :, -1]
+        numbers[f"{label}_xavier_minus_iterative"] = mean_of(difference, looks=values.get("looks", 1))
         series = [
             draw_curves(LABELS[name], dict(zip(marks, part.T, strict=True)))
-            for name, part in (("xavier", xavier), ("iterative", iterative))
+            for name, part in zip(("xavier", "iterative"), curves, strict=True)
         ]
         panels.append(Panel("step", "training loss", series, title=f"{depth} convolutions"))
         context.progress((index + 2) / 3)
