@@ -3,6 +3,7 @@
     python bench/probe.py                     all three networks, every tier
     python bench/probe.py --only mlp --rounds 20
     python bench/probe.py --device cuda       the networks of bench/probe_gpu.py, on a GPU
+    python bench/probe.py --device cuda --profiles FOLDER     where the time goes there, and what inner products cost
 
 Plain, fast and full (a pass under `sounding.watch` of that tier), read (fast, and its profile asked for) and check
 (full, with theory beside it and a verdict) take turns, so that a busy machine slows them alike; the ratio is of the
@@ -151,12 +152,13 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--rounds", type=int, help="rounds to take the best of (default 20, 5 and 2)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--profiles", type=Path, help="a folder for where the time goes, instead of the table (cuda)")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     if options.device == "cuda":
-        probe_gpu.run(options.only, options.rounds or 5)
+        probe_gpu.run(options.only, options.rounds or 5, options.profiles)
         return
     if options.child:
         child(*options.child)

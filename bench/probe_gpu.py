@@ -6,15 +6,21 @@ MLP (width and batch 128). Ways take turns and the ratio is of the medians of th
 
 from __future__ import annotations
 
+import cProfile
+import io
+import pstats
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 import sounding
+from sounding.probe.on_device import count_broken, multiply
 
 GOALS = {"fast": 1.5, "full": 2.0}
 EVERY = 100
@@ -139,9 +145,8 @@ def peaks(ways: dict[str, Callable[[], object]]) -> dict[str, float]:
     return found
 
 
-def measure_checks(name: str, *, rounds: int, tf32: bool = False, compiled: bool = False) -> None:
-    """Print what the tiers and whole checks of a network cost."""
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+def ways_of(name: str, *, compiled: bool = False) -> dict[str, Callable[[], object]]:
+    """A plain pass of a network, a watched one of each tier with its profile, and whole checks without theory."""
     model, inputs, targets = make(name, "cuda")
     run = torch.compile(model) if compiled else model
 
@@ -160,8 +165,19 @@ def measure_checks(name: str, *, rounds: int, tf32: bool = False, compiled: bool
     def checked(tier: str) -> Callable[[], object]:
         return lambda: sounding.check(run, inputs, targets, loss=loss_of, tier=tier, theory=False)
 
-    ways = {"plain": plain, "fast": watched("fast"), "full": watched("full")}
-    ways |= {"check fast": checked("fast"), "check full": checked("full")}
+    return {
+        "plain": plain,
+        "fast": watched("fast"),
+        "full": watched("full"),
+        "check fast": checked("fast"),
+        "check full": checked("full"),
+    }
+
+
+def measure_checks(name: str, *, rounds: int, tf32: bool = False, compiled: bool = False) -> None:
+    """Print what the tiers and whole checks of a network cost."""
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    ways = ways_of(name, compiled=compiled)
     times, memory = medians(ways, rounds), peaks(ways)
     label = name + (" tf32" if tf32 else "") + (" compiled" if compiled else "")
     for way, took in times.items():
@@ -171,6 +187,44 @@ def measure_checks(name: str, *, rounds: int, tf32: bool = False, compiled: bool
             f"{f'≤ {goal:g}' if goal else '':>8}{memory[way]:>8.2f} GiB{memory[way] / memory['plain']:>7.2f}",
             flush=True,
         )
+
+
+def write_profiles(name: str, folder: Path) -> None:
+    """Write where the time of each way goes: kernels and operations by torch's profiler, functions by Python's."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    for way, work in ways_of(name).items():
+        for _ in range(3):
+            work()
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=activities) as seen:
+            work()
+            torch.cuda.synchronize()
+        tables = [seen.key_averages().table(sort_by=key, row_limit=25, max_name_column_width=60)
+                  for key in ("self_cuda_time_total", "self_cpu_time_total")]  # fmt: skip
+        functions, words = cProfile.Profile(), io.StringIO()
+        functions.runcall(lambda work=work: (work(), torch.cuda.synchronize()))
+        for order in ("cumulative", "tottime"):
+            pstats.Stats(functions, stream=words).sort_stats(order).print_stats(45)
+        (folder / f"{name}-{way.replace(' ', '-')}.txt").write_text("\n".join([*tables, words.getvalue()]))
+
+
+def measure_products() -> None:
+    """Print what the inner products of sample matrices cost, and float64 products of pieces of some lengths."""
+    for samples, features in ((64, 802816), (128, 802816), (128, 100352), (128, 25088), (64, 786432)):
+        matrix = torch.randn(samples, features, device="cuda")
+        wide = matrix.double()
+        out = torch.empty(samples, samples, dtype=torch.float64, device="cuda")
+        ways: dict[str, Callable[[], object]] = {"multiply": partial(multiply, matrix, out)}
+        ways |= {
+            "cast": matrix.double,
+            "count": partial(count_broken, matrix),
+            "whole": partial(torch.mm, wide, wide.mT),
+        }
+        for size in (512, 1024, 2048, 4096):
+            pieces = wide[:, : features // size * size].view(samples, -1, size).transpose(0, 1)
+            ways[f"by {size}"] = partial(lambda pieces: torch.bmm(pieces, pieces.mT).sum(0), pieces)
+        told = ", ".join(f"{way} {took * 1e6:.0f}" for way, took in medians(ways, 9).items())
+        print(f"products of {samples} × {features}, µs: {told}", flush=True)
 
 
 def measure_monitor(name: str, *, rounds: int, compiled: bool = False) -> None:
@@ -205,9 +259,15 @@ def measure_monitor(name: str, *, rounds: int, compiled: bool = False) -> None:
     )
 
 
-def run(only: str | None, rounds: int) -> None:
-    """Print the whole table."""
+def run(only: str | None, rounds: int, profiles: Path | None) -> None:
+    """Print the whole table; with a folder for profiles, write those instead."""
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
+    if profiles is not None:
+        measure_products()
+        for name in ("mlp", "gpt2", "resnet50"):
+            if only in (None, name):
+                write_profiles(name, profiles)
+        return
     print(f"{'network':<18}{'way':<12}{'time':>12}{'ratio':>8}{'goal':>8}{'peak':>12}{'ratio':>7}")
     for name in ("mlp", "gpt2", "resnet50", "gpt2-xl"):
         if only in (None, name):

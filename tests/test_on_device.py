@@ -10,7 +10,8 @@ import torch
 
 from generators import seeded
 from sounding.probe.late import Late, read_back, read_now, wide_norms
-from sounding.probe.on_device import PIECE, count_broken, fetch, multiply
+from sounding.probe.on_device import PIECE, count_broken, fetch, gather, multiply
+from sounding.probe.repeats import digests, repeated_fraction
 from tolerance import TOLERANCE
 
 
@@ -52,3 +53,32 @@ def test_copies_on_the_cpu_are_copies() -> None:
     assert copies[0].tolist() == [[1.0] * 3] * 2
     assert copies[1].dtype == torch.float64
     assert fetch([]) == []
+
+
+def test_what_lies_on_the_host_is_gathered_as_it_is() -> None:
+    parts = [torch.ones(2), torch.zeros(4, dtype=torch.float64)]
+    assert all(one is other for one, other in zip(gather(parts), parts, strict=True))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.int64, torch.bool])
+def test_digests_tell_the_samples_apart_that_their_bits_tell_apart(kind: torch.dtype) -> None:
+    rows = torch.randn(64, 40, generator=seeded())
+    rows = rows > 0 if kind is torch.bool else (100 * rows).to(kind)
+    rows[1], rows[5], rows[7], rows[9] = rows[0], rows[0], 0, 1
+    rows[8] = rows[7]
+    found = digests(rows)
+    assert len({tuple(row) for row in found.tolist()}) == 64 * (1 - repeated_fraction([rows], 64))
+    assert torch.equal(found, digests(rows.clone()))
+    assert not torch.equal(digests(rows), digests(rows.flip(1)))
+
+
+def test_a_gradient_that_a_hook_keeps_is_not_the_one_that_becomes_grad() -> None:
+    """`Tap.take_weight_gradient` relies on it: `.grad` is clipped and added to in place."""
+    weight = torch.nn.Parameter(torch.ones(3, 2))
+    kept: list[torch.Tensor] = []
+    weight.register_hook(kept.append)
+    for _ in range(2):
+        weight.sin().sum().backward()
+        assert weight.grad is not None
+        weight.grad.mul_(7.0)
+    assert [one.tolist() for one in kept] == [torch.ones(3, 2).cos().tolist()] * 2

@@ -20,7 +20,7 @@ from sounding.probe.batches import Batch, batches_of
 from sounding.probe.calls import ROOT, Pass, Spec, named_parameters
 from sounding.probe.environment import describe_environment
 from sounding.probe.gathered import resharded
-from sounding.probe.gradients import log_norm, muted, needs_accumulation
+from sounding.probe.gradients import log_norms, muted, needs_accumulation
 from sounding.probe.hooks import claim
 from sounding.probe.inside.judge import look_inside
 from sounding.probe.inside.listen import Inside
@@ -430,8 +430,8 @@ class _Checked(Watched):
         for (name, weight), gradient in zip(weights, gradients, strict=False):
             whole = weight.grad if gradient is None else gradient
             if whole is not None:
-                found[name] = log_norm(whole)
-        return found
+                found[name] = whole
+        return dict(zip(found, log_norms(list(found.values())), strict=True))
 
 
 def _check_options(model: Any, repeats: int, mode: str, redraw: int) -> None:

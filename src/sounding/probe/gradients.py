@@ -64,6 +64,15 @@ def log_norm(gradient: Tensor, *, kept: bool = False) -> float:
     return math.log(peak) + math.log(vector_norm(wide / peak).item())
 
 
+def log_norms(gradients: Sequence[Tensor]) -> list[float]:
+    """ln‖gradient‖ of each, as `log_norm` gives it; on a GPU those that are plain come from one operation."""
+    plain = [one for one in gradients if one.is_cuda and type(one) is Tensor and not one.is_sparse
+             and one.dtype in (torch.float32, torch.float16, torch.bfloat16)]  # fmt: skip
+    with torch.no_grad():
+        wide = {id(one): norm for one, norm in zip(plain, wide_norms(plain), strict=True)}
+    return [Late(wide[id(one)], _log) if id(one) in wide else log_norm(one) for one in gradients]
+
+
 def _log(norm: float) -> float:
     return math.log(norm) if 0 < norm < math.inf else -math.inf if norm == 0 else norm
 

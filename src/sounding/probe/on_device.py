@@ -62,6 +62,20 @@ def fetch(parts: Sequence[Tensor]) -> list[Tensor]:
     return copies
 
 
+def gather(parts: Sequence[Tensor]) -> list[Tensor]:
+    """Flat tensors on the host: those of a GPU in one transfer for each type, the others as they are."""
+    found = list(parts)
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for at, part in enumerate(parts):
+        if not part.is_cpu:
+            groups.setdefault((part.device, part.dtype), []).append(at)
+    for members in groups.values():
+        whole = torch.cat([parts[at] for at in members]).cpu()
+        for at, part in zip(members, torch.split_with_sizes(whole, [len(parts[at]) for at in members]), strict=True):
+            found[at] = part
+    return found
+
+
 def centre_(gram: Tensor) -> tuple[Tensor, Tensor]:
     """Turn Gram matrices (calls, n, n) into those of the centred samples, in place; gives b and M of `reductions`.
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-WORKERS = 8  # threads at most, a limit that was not tuned
+WORKERS = 16  # threads at most, a limit that was not tuned
 PIECE = 2**15  # entries handed to LAPACK at a time, which copies them
 WORTHWHILE = 2**21  # n³ summed over the matrices, from which threads pay
 

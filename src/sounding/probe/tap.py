@@ -386,7 +386,7 @@ class Tap:
             one.weights.pop(name, None)  # norms of parts do not add up to the norm of the whole
             one.split.add(name)
         else:
-            one.weights[name] = log_norm(gradient)  # at once: as .grad it is clipped and added to in place
+            one.weights[name] = log_norm(gradient, kept=True)  # torch copies what somebody holds before it is .grad
 
     def note_gaps(self, one: Pass) -> None:
         """Note the weights whose gradients cannot be told apart from those of other passes, and why."""

@@ -124,13 +124,15 @@ class Storages:
 
 
 def _write(storage: torch.UntypedStorage, before: Tensor) -> None:
-    """Write back what differs. What is equal is not written: it may be a file that is mapped for reading only."""
+    """Write back what differs. What is equal is not written: it may be a file that is mapped for reading only.
+
+    A GPU has no such files, and to wait for what a comparison says takes longer than to write.
+    """
     if storage.nbytes() != before.nbytes:
         storage.resize_(before.nbytes)
     now = _bytes(storage)
-    was = before.to(now.device)
-    if not torch.equal(_wide(now), _wide(was)):
-        now.copy_(was)
+    if storage.device.type == "cuda" or not torch.equal(_wide(now), _wide(before.to(now.device))):
+        now.copy_(before)
 
 
 def _parts(tensor: Tensor) -> list[Tensor]:

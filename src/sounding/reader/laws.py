@@ -86,7 +86,7 @@ def _is_orthogonal(weight: Tensor) -> bool:
     wide = weight.detach()
     wide = wide if wide.shape[0] <= wide.shape[1] else wide.T
     # two rows of a random matrix give it away mostly; 64 are looked at where they do not
-    return len(wide) > 1 and all(_are_orthogonal(wide[:count].double()) for count in (2, 64))
+    return len(wide) > 1 and all(_are_orthogonal(wide[:count].cpu().double()) for count in (2, 64))
 
 
 def _are_orthogonal(rows: Tensor) -> bool:

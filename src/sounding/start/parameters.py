@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sounding.probe.calls import named_modules, named_parameters
+from sounding.probe.on_device import gather
 from sounding.probe.parts import is_distributed
 from sounding.reader.laws import survey_law
 from sounding.theory.signal.description import Law
@@ -155,28 +156,34 @@ def _survey_all(
     named: Sequence[tuple[str, Tensor]], modules: dict[str, nn.Module], owners: dict[int, dict[str, nn.Module]]
 ) -> Iterator[Parameter]:
     """Every parameter with values, with its role, fans, law and range."""
-    for name, parameter in named:
-        if is_lazy(parameter) or parameter.is_meta or not parameter.is_floating_point():
-            continue
-        tensor = parameter.detach()
-        if is_distributed(tensor):
-            whole: Any = tensor
-            tensor = whole.to_local()  # one process looks at its own part, which has the same law
-        if tensor.numel() == 0 or tensor.layout is not torch.strided or tensor.element_size() < 2:
-            continue
+    held = [(name, parameter, tensor) for name, parameter in named if (tensor := _values(parameter)) is not None]
+    entries = gather([sample_entries(tensor) for *_, tensor in held])
+    ends = gather([end.reshape(1) for *_, tensor in held for end in torch.aminmax(tensor)])
+    for index, (name, parameter, tensor) in enumerate(held):
         layer, _, key = name.rpartition(".")
         holders = owners.get(id(parameter), {})
         owner = modules.get(layer) or next(iter(holders.values()), None)
         kind = _kind(owner, key, tensor)
         fan_in, fan_out = _fans(owner, kind, tensor)
-        low, high = (float(value) for value in torch.aminmax(tensor))
-        sample = sample_entries(tensor)
+        low, high = (end.item() for end in ends[2 * index : 2 * index + 2])
+        sample = entries[index].double()
         law = survey_law(tensor, entries=sample).law
         head = kind == "embedding" and any(_is_linear(holder) for holder in holders.values())
         yield Parameter(
             name, layer, kind, fan_in, fan_out, tensor, law, low, high, sample.numel(), sample,
             uses=tuple(holders), head=head,
         )  # fmt: skip
+
+
+def _values(parameter: Tensor) -> Tensor | None:
+    """The entries of a parameter, of a distributed one those of this process; None where there are none to look at."""
+    if is_lazy(parameter) or parameter.is_meta or not parameter.is_floating_point():
+        return None
+    tensor = parameter.detach()
+    if is_distributed(tensor):
+        whole: Any = tensor
+        tensor = whole.to_local()  # one process looks at its own part, which has the same law
+    return tensor if tensor.numel() and tensor.layout is torch.strided and tensor.element_size() > 1 else None
 
 
 def sample_entries(tensor: Tensor) -> Tensor:
@@ -186,7 +193,7 @@ def sample_entries(tensor: Tensor) -> Tensor:
     row = tensor.shape[-1] if tensor.dim() else 1
     while step > 1 and math.gcd(step, row) != 1:  # else some columns would never be seen
         step += 1
-    return flat[::step].double()  # once: a view would fetch far-apart memory again for every question
+    return flat[::step]
 
 
 def _is_linear(module: nn.Module | None) -> bool:

@@ -63,29 +63,41 @@ def sizes_of(ranges: Sequence[Range], weights: Sequence[Sequence[Tensor]]) -> li
     """
     found: list[dict[str, float]] = [{} for _ in ranges]
     with_gradient = [(sizes, one) for sizes, one in zip(found, ranges, strict=True) if one.gradient_ends is not None]
-    _put(found, "largest_log2", [max_of(*one.ends) for one in ranges])
+    _put(found, "largest_log2", _largest([one.ends for one in ranges]))
     back = [sizes for sizes, _ in with_gradient]
-    _put(back, "gradient_largest_log2", [max_of(*one.gradient_ends) for _, one in with_gradient if one.gradient_ends])
-    samples = _together([one.sample.float().abs() for _, one in with_gradient if one.sample is not None])
-    if samples:
-        padded = torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)  # with zeros, which do not count
-        medians = padded.masked_fill(padded == 0, math.nan).nanmedian(dim=1).values
-        _put(back, "gradient_median_log2", list(medians))
+    _put(back, "gradient_largest_log2", _largest([one.gradient_ends for _, one in with_gradient if one.gradient_ends]))
+    groups: dict[int, list[tuple[dict[str, float], Tensor]]] = {}
+    for sizes, one in with_gradient:
+        if one.sample is not None:
+            groups.setdefault(len(one.sample), []).append((sizes, one.sample))
+    for group in groups.values():
+        samples = _stack([sample for _, sample in group]).double().abs()
+        medians = samples.masked_fill_(samples == 0, math.nan).nanmedian(dim=1).values
+        _put([sizes for sizes, _ in group], "gradient_median_log2", medians.tolist())
     owners = [sizes for sizes, held in zip(found, weights, strict=True) for _ in held]
-    _put(owners, "weight_largest_log2", [max_of(*ends_of(weight)) for held in weights for weight in held])
+    _put(owners, "weight_largest_log2", _largest([ends_of(weight) for held in weights for weight in held]))
     return found
 
 
-def _put(found: Sequence[dict[str, float]], name: str, sizes: Sequence[Tensor]) -> None:
-    numbers = torch.stack(_together([size.double() for size in sizes])).tolist() if sizes else []
+def _put(found: Sequence[dict[str, float]], name: str, numbers: Sequence[float]) -> None:
     for values, size in zip(found, numbers, strict=True):
         if 0 < size < math.inf:
             values[name] = max(math.log2(size), values.get(name, -math.inf))
 
 
-def _together(tensors: list[Tensor]) -> list[Tensor]:
-    """The tensors on one device, also those of a model that lies on several."""
-    return [one.to(tensors[0].device) for one in tensors]
+def _largest(ends: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
+    """The largest absolute values of tensors with these ends, in one transfer."""
+    if not ends:
+        return []
+    lows, highs = _stack([one for pair in ends for one in pair]).view(-1, 2).double().unbind(1)
+    numbers: list[float] = max_of(lows, highs).tolist()
+    return numbers
+
+
+def _stack(tensors: list[Tensor]) -> Tensor:
+    """The tensors as one, also those of a model that lies on several devices and in several types."""
+    alike = all((one.device, one.dtype) == (tensors[0].device, tensors[0].dtype) for one in tensors)
+    return torch.stack(tensors if alike else [one.double().to(tensors[0].device) for one in tensors])
 
 
 def ends_of(tensor: Tensor) -> tuple[Tensor, Tensor]:
