@@ -118,9 +118,9 @@ def test_theorem5_would_notice_chains_that_collapse(monkeypatch: pytest.MonkeyPa
     right, counted = odd.follow_chain, []
 
     def without_norm(*arguments: object, **options: object) -> np.ndarray:
-        if options["depth"] != 2:
-            last = {**options, "scaling": "frobenius", "layers": [options["depth"]]}
-            counted.append(right(arguments[0], odd.count_directions, **last).min())
+        if options["layers"] != [2]:
+            last = {**options, "scaling": "frobenius", "layers": [options["layers"][-1]]}  # type: ignore[index]
+            counted.append(right(*arguments[:2], odd.count_directions, **last).min())  # type: ignore[arg-type]
         return right(*arguments, **{**options, "scaling": "frobenius"})  # type: ignore[arg-type]
 
     claim = _small("rank2020v1-thm5", width=4, activations=["tanh"], depth=4000, runs=8)

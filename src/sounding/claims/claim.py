@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from sounding.claims.number import Number
-from sounding.claims.picture import Picture
+from sounding.claims.picture import Picture, chart_of
 
 if TYPE_CHECKING:
     import torch
@@ -148,6 +148,20 @@ class Outcome:
     numbers: Mapping[str, Number]
     picture: Picture
     remarks: str = ""
+
+
+def pick(values: Mapping[str, Any], names: str) -> dict[str, Any]:
+    """Some of the settings, by their names in one string: what a function that takes them is called with.
+
+    >>> pick({"width": 32, "runs": 8, "caption": "…"}, "width runs")
+    {'width': 32, 'runs': 8}
+    """
+    return {name: values[name] for name in names.split()}
+
+
+def charted(numbers: Mapping[str, Number], caption: str, *, log: bool = False) -> Outcome:
+    """Numbers that are drawn below each other with their names, for rows that draw no curve."""
+    return Outcome(numbers, chart_of(numbers, caption, log=log))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -109,6 +109,16 @@ def extreme_of(extremes: ArrayLike) -> Number:
     return Number(float(np.median(values)), float(values.min()), float(values.max()), len(values))
 
 
+def highest(numbers: Iterable[Number]) -> Number:
+    """The number whose interval reaches highest: the one that decides whether all stay below a bound."""
+    return max(numbers, key=lambda number: number.high)
+
+
+def lowest(numbers: Iterable[Number]) -> Number:
+    """The number whose interval reaches lowest: the one that decides whether all stay above a bound."""
+    return min(numbers, key=lambda number: number.low)
+
+
 def unfinished(number: Number, *, towards: float) -> Number:
     """The number at the end of a longer training than was run: anything between what was measured and `towards`.
 
@@ -176,6 +186,25 @@ def slope_of(x: ArrayLike, y: ArrayLike, *, stderr: Sequence[float] | None = Non
         given = estimate(0.0, math.sqrt(float(np.sum((weight * np.asarray(stderr)) ** 2)))).high
         half = max(half, given)
     return Number(value, value - half, value + half, len(xs))
+
+
+def mean_slope_of(x: ArrayLike, runs: ArrayLike) -> Number:
+    """The mean over independent runs of the slope of each row of `runs` against x.
+
+    >>> mean_slope_of([1.0, 2.0, 3.0], [[0.0, 1.0, 2.0], [1.0, 2.0, 3.0]]).value
+    1.0
+    """
+    places: NDArray[np.float64] = np.asarray(x, dtype=np.float64)
+    centred = places - places.mean()
+    return mean_of(np.asarray(runs) @ centred / np.sum(centred**2))
+
+
+def apart_from(path: ArrayLike, mean: ArrayLike, half: ArrayLike, *, samples: int) -> Number:
+    """The largest distance from a path of measured means with these half intervals, with the interval of that one."""
+    gaps = np.abs(np.asarray(mean) - np.asarray(path))
+    far = int(np.argmax(gaps))
+    off, slack = float(gaps[far]), float(np.asarray(half)[far])
+    return Number(off, max(off - slack, 0.0), off + slack, samples)
 
 
 def student(freedom: float, *, looks: int = 1) -> float:

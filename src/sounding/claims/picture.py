@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sounding.claims.number import Number
+from sounding.claims.number import Number, over_runs
 
 Role: TypeAlias = Literal["measured", "theory", "paper", "bound"]
 AxisScale: TypeAlias = Literal["linear", "log", "symlog"]
@@ -48,6 +48,12 @@ def points_of(label: str, x: ArrayLike, numbers: Iterable[Number]) -> Series:
     found = list(numbers)
     error = [[n.value - n.low for n in found], [n.high - n.value for n in found]]
     return Series(label, x, [n.value for n in found], error=error)
+
+
+def points_over(label: str, x: ArrayLike, runs: ArrayLike) -> Series:
+    """The mean over runs at each column of `runs`, with its interval."""
+    columns = np.asarray(runs).T
+    return points_of(label, x, [over_runs(column) for column in columns])
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 
 from sounding.errors import NumericalError
-from sounding.theory.eigenvalues import Eigenvalues
+from sounding.theory.eigenvalues import Eigenvalues, backward_eigenvalues
 from sounding.theory.integrals.affine import Affine
 from sounding.theory.integrals.arc_cosine import arc_cosine
-from sounding.theory.integrals.moments import Expectations
+from sounding.theory.integrals.moments import Expectations, LineMoments, PairMoments
 from sounding.theory.integrals.normalized import NormalizedLaw
 from sounding.theory.integrals.powers import kernel
 from sounding.theory.integrals.sketch import Sketch
@@ -102,27 +102,16 @@ def collapse_rates(affine: Affine, batch_size: float) -> CollapseRates:
     gap = 0.5 * (kernel(1.0, degree=1.0, slopes=(a, b)) - kernel(rho, degree=1.0, slopes=(a, b)))
     bend = (a - b) ** 2 * math.sqrt(1 - rho * rho) / (2 * math.pi)
     forward = Eigenvalues(G=(1 - share) * gap, L=(1 - 2 * share) * (square - bend) + 2 * share * both, M=both)
-    return CollapseRates(forward, _backward(square, both, share), (0.5 * (a + b)) ** 2)
+    return CollapseRates(forward, _backward(square, both, batch_size), (0.5 * (a + b)) ** 2)
 
 
-def _backward(square: float, both: float, share: float) -> Eigenvalues:
-    """Backward eigenvalues of A = GDG for D with E D² = `square` and E DD = `both`, share = 1/B."""
-    if share == 0:
+def _backward(square: float, both: float, batch_size: float) -> Eigenvalues:
+    """Backward eigenvalues of A = GDG for D with E D² = `square` and E DD = `both`: those of x = 0, where s = 1."""
+    if math.isinf(batch_size):
         return Eigenvalues(square, square, both)
-    size = 1 / share
-    kept = 1 - share
-    own = size * kept * square
-    cross = own - (size - 1) * both
-    norm = own - cross * share
-    diagonal = size * kept**2 * square
-    trace_square = diagonal + size * (size - 1) * kept**2 * both
-    square_trace = diagonal + (size - 1) * share * both
-    mixed = diagonal - (size - 1) * kept * both
-    own_squares = diagonal - 2 * mixed * share + cross * share**2
-    whole = norm / (size - 1)
-    single = size / ((size - 2) * (size - 1)) * (own_squares - norm * share)
-    pairs = 2 / (size * (size - 3)) * (0.5 * (trace_square + square_trace) - (size - 1) * single - whole)
-    return Eigenvalues(whole, single, pairs)
+    line, pair = (dict.fromkeys((field.name for field in fields(kind)), 0.0) for kind in (LineMoments, PairMoments))
+    one, two = LineMoments(**line | {"r2_slope2": square}), PairMoments(**pair | {"r2_slopes": both})
+    return backward_eigenvalues(one, two, batch_size=batch_size)
 
 
 def solve_spread(expectations: Expectations, eps: float) -> float:

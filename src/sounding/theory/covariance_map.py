@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -139,10 +140,10 @@ def laplace_covariance_map(
     low, high = -40.0 / alpha - math.log(float(values.max())), 80.0 / rank - math.log(float(values[values > 0].min()))
     if shrink > 0:
         high = min(high, math.log(40.0 / (size * shrink)))
-    step = 0.5
-    result = _trapezoid(activation, values, vectors, shrink, np.arange(low, high + step, step), step)
+    over, step = partial(_trapezoid, alpha, activation.slopes, (values, vectors), shrink), 0.5
+    result = over(np.arange(low, high + step, step), step)
     for _ in range(6):
-        between = _trapezoid(activation, values, vectors, shrink, np.arange(low + 0.5 * step, high + step, step), step)
+        between = over(np.arange(low + 0.5 * step, high + step, step), step)
         error, result, step = np.abs(between - result), 0.5 * (result + between), 0.5 * step
         if float(error.max()) <= tolerance * float(np.abs(result).max()):
             break
@@ -150,11 +151,11 @@ def laplace_covariance_map(
     return MappedCovariance(factor * result, factor * error + 1e-15 * np.abs(factor * result), "laplace")
 
 
-def _trapezoid(activation: Activation, values: Array, vectors: Array, eps: float, logs: Array, step: float) -> Array:
-    """step·Σ over nodes of the Laplace integrand in ln s."""
-    alpha, slopes = activation.degree, activation.slopes
-    if alpha is None or slopes is None:
-        raise NumericalError(f"{activation.name} lost its degree")
+def _trapezoid(
+    alpha: float, slopes: tuple[float, float], spectrum: tuple[Array, Array], eps: float, logs: Array, step: float
+) -> Array:
+    """step·Σ over nodes of the Laplace integrand in ln s, for a degree and slopes; `spectrum` is that of S."""
+    values, vectors = spectrum
     a, b = slopes
     total = np.zeros((values.size, values.size))
     for chunk in np.array_split(logs, max(1, logs.size * values.size**2 // 2_000_000)):

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sounding.activations import resolve
 from sounding.activations.activation import Array
 from sounding.errors import UsageError
 from sounding.profile import Profile
-from sounding.theory.covariance_map import center, check_covariance, laplace_covariance_map
+from sounding.theory.bounds.orth2021 import expected_spectrum
+from sounding.theory.covariance_map import center, check_covariance
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ def identity_convergence(covariance: Array, *, depth: int) -> IdentityConvergenc
     """The exact eigenvalue dynamics of Σ ↦ B·E[(Gh/|Gh|)^⊗2] for `depth` layers from any covariance.
 
     meanfield2019, Theorem B.11 and Corollary B.12: for GΣG of rank C the limit is (B/C)·projector, and the spread
-    λ₁ − λ_C is O((1 − 2/(C+2))^ℓ). Each step is the Laplace integral of `laplace_covariance_map` for φ = id.
+    λ₁ − λ_C is O((1 − 2/(C+2))^ℓ). A step is B times `expected_spectrum`: what one
+    coordinate takes of |Gh|².
 
     >>> found = identity_convergence(np.diag([1.0, 2.0, 4.0, 8.0]), depth=40)
     >>> found.rank, round(found.rate, 3), bool(abs(found.eigenvalues[-1] - 4 / 3).max() < 1e-6)
@@ -64,11 +65,7 @@ def identity_convergence(covariance: Array, *, depth: int) -> IdentityConvergenc
     rank = int(kept.sum())
     if rank == 0 or values[-1] <= 0:
         raise UsageError("all samples of the batch are equal: batch normalization divides 0 by 0")
-    basis = vectors[:, kept][:, ::-1]
-    trajectory = [values[kept][::-1]]
-    current = basis @ np.diag(trajectory[0]) @ basis.T
+    basis, trajectory = vectors[:, kept], [values[kept][::-1]]
     for _ in range(depth):
-        mapped = laplace_covariance_map(resolve("identity"), current).covariance
-        trajectory.append(np.einsum("ik,ij,jk->k", basis, mapped, basis))
-        current = basis @ np.diag(trajectory[-1]) @ basis.T
+        trajectory.append(size * expected_spectrum(np.sqrt(trajectory[-1])))
     return IdentityConvergence(rank, size / rank * basis @ basis.T, rank / (rank + 2.0), np.array(trajectory))

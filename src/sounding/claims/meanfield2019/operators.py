@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from scipy.special import poch
 
-from sounding.claims.claim import Context, Outcome
+from sounding.claims.claim import Context, Outcome, charted
 from sounding.claims.meanfield2019.closed_forms import Case, power, predicted
 from sounding.claims.meanfield2019.sampled import Array
 from sounding.claims.number import Number, exact, fraction_of
-from sounding.claims.picture import Panel, Picture, Series, chart_of
+from sounding.claims.picture import Panel, Picture, Series
 from sounding.theory.homogeneous import homogeneous_batchnorm, kernel, kernel_slope
 from sounding.theory.integrals.arc_cosine import second_moment
 
@@ -85,7 +85,7 @@ def measure_theorem1(values: Mapping[str, Any], context: Context) -> Outcome:
         "share_with_real_eigenvalues": fraction_of(real, trials),
         "operators_with_complex_eigenvalues": exact(trials - real),
     }
-    return Outcome(numbers, chart_of(numbers, f"{trials} random ultrasymmetric operators on symmetric matrices."))
+    return charted(numbers, f"{trials} random ultrasymmetric operators on symmetric matrices.")
 
 
 def _apply(tensor: Array, matrix: Array) -> Array:
@@ -128,7 +128,7 @@ def measure_theorem_b63(values: Mapping[str, Any], context: Context) -> Outcome:
             found = eigenvalues_on(_centred(_dos(u, v, w), size), centred_basis(size))
             off.append(deviation(found, _spaces(u, v, w, size)))
     numbers = {"largest_deviation": exact(max(off), error=1e-10)}
-    return Outcome(numbers, chart_of(numbers, "Relative distance from the printed eigenvalues."))
+    return charted(numbers, "Relative distance from the printed eigenvalues.")
 
 
 def _pair(phi: Callable[[Array], Array], a: float, b: float, c: float) -> float:
@@ -167,7 +167,7 @@ def measure_theorem_b64(values: Mapping[str, Any], context: Context) -> Outcome:
             found = eigenvalues_on(_centred(jacobian, size), centred_basis(size))
             off.append(deviation(found, _spaces(u, v, w, size)))
     numbers = {"largest_deviation": exact(max(off), error=1e-7)}
-    return Outcome(numbers, chart_of(numbers, "Relative distance of the Jacobian's eigenvalues from the printed ones."))
+    return charted(numbers, "Relative distance of the Jacobian's eigenvalues from the printed ones.")
 
 
 def _homogeneous(alpha: float, slopes: tuple[float, float], p: float, c: float) -> tuple[float, float, float]:
@@ -210,9 +210,7 @@ def measure_homogeneous(values: Mapping[str, Any], context: Context) -> Outcome:
                     eigen = eigenvalues_on(_centred(operator, size), centred_basis(size))
                 found[name].append(deviation(eigen, printed))
     numbers = {f"largest_deviation_{name}": exact(max(found[name]), error=1e-8) for name in values["shown"]}
-    return Outcome(
-        numbers, chart_of(numbers, "Relative distance from the printed eigenvalues, over degrees and batches.")
-    )
+    return charted(numbers, "Relative distance from the printed eigenvalues, over degrees and batches.")
 
 
 def measure_theorem_b25(values: Mapping[str, Any], context: Context) -> Outcome:
@@ -227,7 +225,7 @@ def measure_theorem_b25(values: Mapping[str, Any], context: Context) -> Outcome:
             pairs = zip(ends, (point.variance, point.variance * point.correlation), strict=True)
             off.append(max(abs(x - y) for x, y in pairs) / ends[0])
     numbers = {"largest_deviation": exact(max(off), error=1e-8)}
-    return Outcome(numbers, chart_of(numbers, "Relative distance of the closed form from the sphere's integrals."))
+    return charted(numbers, "Relative distance of the closed form from the sphere's integrals.")
 
 
 def measure_order(values: Mapping[str, Any], context: Context) -> Outcome:
@@ -246,7 +244,7 @@ def measure_order(values: Mapping[str, Any], context: Context) -> Outcome:
                 for name, gap in (gaps | {"G_minus_M": -gaps["M_minus_G"]}).items():
                     least[name] = min(least.get(name, math.inf), gap)
     numbers = {f"least_{name}": exact(least[name], error=1e-12) for name in values["shown"]}
-    return Outcome(numbers, chart_of(numbers, "Over degrees, slopes and batch sizes; above 0 where as printed."))
+    return charted(numbers, "Over degrees, slopes and batch sizes; above 0 where as printed.")
 
 
 def measure_proposition_b69(values: Mapping[str, Any], context: Context) -> Outcome:
@@ -305,9 +303,7 @@ def measure_theorem_c11(values: Mapping[str, Any], context: Context) -> Outcome:
         "largest_deviation_between_forms_of_c8": exact(max(parts), error=1e-9),
     }
     shown = {name: numbers[name] for name in values["shown"]}
-    return Outcome(
-        shown, chart_of(shown, "Relative distance from the integrals over the sphere, over degrees and batches.")
-    )
+    return charted(shown, "Relative distance from the integrals over the sphere, over degrees and batches.")
 
 
 def _c8(alpha: float, slopes: tuple[float, float], size: int, second: tuple[float, float]) -> float:

@@ -38,10 +38,8 @@ def measure_figure1(values: Mapping[str, Any], context: Context) -> Outcome:
     measures = ("mean_absolute_cosine",)
     batch = _chain(context, 0, input=correlated * math.sqrt(width), measures=measures, **shape)
     vanilla = _chain(context, 1, input="orthogonal", norm="none", measures=measures, **shape)
-    curves = {}
-    for name, run in (("batch norm", batch), ("vanilla", vanilla)):
-        assert run.profile is not None
-        curves[name] = run.profile.series("mean_absolute_cosine")
+    runs = {"batch norm": batch, "vanilla": vanilla}
+    curves = {name: run.profile.series("mean_absolute_cosine") for name, run in runs.items()}
     numbers = {}
     for name, series in curves.items():
         key = name.replace(" ", "_")

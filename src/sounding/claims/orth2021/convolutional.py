@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch import nn as modules
 
 import sounding.train
 from sounding.claims.claim import Context, Outcome
@@ -40,16 +39,16 @@ def draw_network(values: Mapping[str, Any], depth: int, seed: int, context: Cont
         network = AlexNet(channels, data.classes, depth=depth, width=width, dropout=0.0, generator=generator)
     with torch.no_grad():
         for module in network.modules():
-            if isinstance(module, modules.Linear | modules.Conv2d):
+            if isinstance(module, nn.Linear | nn.Conv2d):
                 module.weight.mul_(math.sqrt(2))
     return network.to(context.device)
 
 
 def _draw_without_norm(data: Dataset, width: int, depth: int, generator: torch.Generator) -> nn.Module:
     stack = conv_stack(data.shape[0], width, depth, batch_norm=False, generator=generator)
-    readout = modules.Linear(width * math.prod(data.shape[1:]), data.classes)
+    readout = nn.Linear(width * math.prod(data.shape[1:]), data.classes)
     initialize_(readout, "xavier", generator)
-    return modules.Sequential(stack, modules.Flatten(), readout)
+    return nn.Sequential(stack, nn.Flatten(), readout)
 
 
 def orthogonalize_printed_(network: nn.Module, inputs: torch.Tensor, generator: torch.Generator) -> None:
@@ -75,7 +74,7 @@ def _shorten(deep: nn.Module, shallow: nn.Module) -> nn.Module:
     """`shallow` with the convolutions that `deep` has in their places, and its own classifier."""
     with torch.no_grad():
         for name, module in shallow.named_modules():
-            if isinstance(module, modules.Conv2d):
+            if isinstance(module, nn.Conv2d):
                 module.weight.copy_(deep.get_submodule(name).get_parameter("weight"))
     return shallow
 

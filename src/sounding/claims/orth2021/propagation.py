@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch import nn as modules
 
-from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import DRAWN, Number, mean_of
+from sounding.claims.claim import Context, Outcome, pick
+from sounding.claims.number import DRAWN, Number, mean_of, mean_slope_of
 from sounding.claims.orth2021.training import load
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.data import Dataset, normalize
@@ -28,11 +27,11 @@ def conv_stack(channels: int, width: int, depth: int, *, batch_norm: bool, gener
     """{3×3 convolution with zero padding, batch norm or none, ReLU} × depth, Xavier's weights."""
     layers: list[nn.Module] = []
     for index in range(depth):
-        layers.append(modules.Conv2d(channels if index == 0 else width, width, 3, padding=1, bias=False))
+        layers.append(nn.Conv2d(channels if index == 0 else width, width, 3, padding=1, bias=False))
         if batch_norm:
-            layers.append(modules.BatchNorm2d(width))
-        layers.append(modules.ReLU())
-    network = modules.Sequential(*layers)
+            layers.append(nn.BatchNorm2d(width))
+        layers.append(nn.ReLU())
+    network = nn.Sequential(*layers)
     initialize_(network, "xavier", generator)
     return network
 
@@ -54,7 +53,7 @@ def _through_layers(network: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
     handles = [
         module.register_forward_pre_hook(lambda module, arguments: found.append(_parts(arguments[0])))
         for module in network.modules()
-        if isinstance(module, modules.ReLU)
+        if isinstance(module, nn.ReLU)
     ]
     try:
         with torch.no_grad():
@@ -69,23 +68,11 @@ def _network(
     values: Mapping[str, Any], kind: str, data: Dataset, *, batch_norm: bool, seed: int, context: Context
 ) -> Any:
     offset = 4 * seed + 2 * (kind == "ConvNet") + batch_norm
+    shape: dict[str, Any] = {**pick(values, "width depth"), "generator": context.generator(offset)}
     if kind == "ConvNet":
-        return conv_stack(
-            data.shape[0],
-            values["width"],
-            values["depth"],
-            batch_norm=batch_norm,
-            generator=context.generator(offset),
-        )
-    return Mlp(
-        math.prod(data.shape),
-        data.classes,
-        depth=values["depth"],
-        width=values["width"],
-        norm="batch" if batch_norm else "none",
-        init="xavier",
-        generator=context.generator(offset),
-    )
+        return conv_stack(data.shape[0], **shape, batch_norm=batch_norm)
+    shape["norm"] = "batch" if batch_norm else "none"
+    return Mlp(math.prod(data.shape), data.classes, init="xavier", **shape)
 
 
 def _over_networks(values: Mapping[str, Any], kind: str, *, batch_norm: bool, context: Context) -> NDArray[np.float64]:
@@ -111,8 +98,7 @@ def _over_networks(values: Mapping[str, Any], kind: str, *, batch_norm: bool, co
 def _drift(curves: NDArray[np.float64]) -> Number:
     """The slope over the last layers, a mean over networks."""
     late = curves[:, -LATE:]
-    layers = np.arange(late.shape[1]) - (late.shape[1] - 1) / 2
-    return mean_of(late @ layers / np.sum(layers**2))
+    return mean_slope_of(np.arange(late.shape[1]), late)
 
 
 def measure_figure5(values: Mapping[str, Any], context: Context) -> Outcome:

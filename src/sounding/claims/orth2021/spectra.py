@@ -189,16 +189,13 @@ def measure_theorem1(values: Mapping[str, Any], context: Context) -> Outcome:
             device=context.device,
             generator=context.generator(index),
         )
-        assert run.profile is not None
         rows = run.profile.series("orthogonality_gap")
         sigma = _smallest_singular_value(n, width, depth, context.generator(10_000 + index), context)
         for version, shares in finite.items():
             bound = bounds.theorem_1(width, n, depth=depth - 1, smallest_singular_value=sigma, version=version)
-            assert bound.profile is not None
-            curve = np.array([row.value for row in bound.profile])
             if index % len(values["shapes"]) == 0:
                 shares.append([])
-            shares[-1].append(float(np.max((rows.value[1:] + 3 * rows.stderr[1:]) / curve)))
+            shares[-1].append(float(np.max((rows.value[1:] + 3 * rows.stderr[1:]) / bound.curve)))
         if index >= len(values["shapes"]):
             continue
         series.append(Series(f"n = {n}, d = {width}", rows.layer[1:], rows.value[1:], error=rows.stderr[1:]))
@@ -208,11 +205,9 @@ def measure_theorem1(values: Mapping[str, Any], context: Context) -> Outcome:
         for version, kept in infinite.items():
             # a width at which the floor is below everything drawn: the chain is its mean field to 1/√d
             bound = bounds.theorem_1(10**24, n, depth=layers, smallest_singular_value=sigma, version=version)
-            assert bound.profile is not None
-            curve = np.array([row.value for row in bound.profile])
-            kept.append(float(np.max(v / curve)))
+            kept.append(float(np.max(v / bound.curve)))
             role: Role = "paper" if version == "printed" else "bound"
-            series.append(Series(f"n = {n}, d → ∞ ({version} bound)", np.arange(layers + 1), curve, role=role))
+            series.append(Series(f"n = {n}, d → ∞ ({version} bound)", np.arange(layers + 1), bound.curve, role=role))
         series.append(Series(f"n = {n}, d → ∞ (mean field)", np.arange(layers + 1), v, role="theory"))
     numbers = {
         f"largest_share_of_{version}_bound": extreme_of([max(*group, *infinite[version]) for group in groups])
@@ -248,7 +243,6 @@ def _smallest_singular_value(n: int, width: int, depth: int, generator: torch.Ge
         device=context.device,
         generator=generator,
     )
-    assert run.profile is not None
     smallest = run.profile.series(f"eigenvalue_{n}").value[1:]
     total = sum(run.profile.series(f"eigenvalue_{i}").value[1:] for i in range(1, n + 1))
     return math.sqrt(float(np.min(smallest / total)))

@@ -11,7 +11,7 @@ import torch
 
 from sounding.chain import simulate
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import DRAWN, Number, estimate, exact, fraction_of, slope_of
+from sounding.claims.number import DRAWN, Number, estimate, exact, fraction_of, highest, slope_of
 from sounding.claims.orth2021 import spectra
 from sounding.claims.picture import Panel, Picture, Role, Series
 from sounding.measures import orthogonality_gap
@@ -76,16 +76,14 @@ def measure_corollary3(values: Mapping[str, Any], context: Context) -> Outcome:
         for version, kept in shares.items():
             # a width at which the floor is below everything shown
             limit = bounds.corollary_3(10**60, samples, depth=layers, smallest_singular_value=sigma, version=version)
-            assert limit.profile is not None
-            curve = limit.profile.series("squared_wasserstein").value
-            kept.append(exact(float(np.max(distances / curve))))
+            kept.append(exact(float(np.max(distances / limit.curve))))
             role: Role = "paper" if version == "printed" else "bound"
-            series.append(Series(f"{version} bound", np.arange(layers + 1), curve, role=role))
+            series.append(Series(f"{version} bound", np.arange(layers + 1), limit.curve, role=role))
         panels.append(Panel("layer", "W₂² to the Gaussian", series, title=f"n = {samples}, d → ∞", y_scale="log"))
     widths = np.array(values["widths"])
     slope = slope_of(np.log(widths), np.log(radii), stderr=list(np.array(errors) / np.array(radii)))
     numbers = {
-        **{f"largest_share_of_{v}_bound": max(kept, key=lambda share: share.high) for v, kept in shares.items()},
+        **{f"largest_share_of_{v}_bound": highest(kept) for v, kept in shares.items()},
         "slope_of_radius": slope,
     }
     panel = Panel(

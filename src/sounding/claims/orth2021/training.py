@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 import sounding.train
-from sounding.claims.claim import Context, Outcome
+from sounding.claims.claim import Context, Outcome, pick
 from sounding.claims.number import Number, fraction_of, jackknife, mean_of
-from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.picture import Panel, Picture, Series, points_of
+from sounding.claims.share import share
 from sounding.data import Dataset, load_dataset, normalize
 from sounding.measures import orthogonality_gap
 from sounding.models import Mlp
@@ -68,11 +69,6 @@ def jackknife_correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> Num
 
     z = jackknife(fisher, np.stack([x.T, y.T], axis=-1))
     return Number(math.tanh(z.value), math.tanh(z.low), math.tanh(z.high), z.samples)
-
-
-def difference_of(first: NDArray[np.float64], second: NDArray[np.float64]) -> Number:
-    """The mean of first − second over seeds that they share."""
-    return mean_of(first - second)
 
 
 def draw_networks(values: Mapping[str, Any], depth: int, context: Context) -> list[Mlp]:
@@ -193,43 +189,36 @@ def final_losses(
     return np.asarray(losses[losses.mean(1).argmin()])
 
 
+SHARED = "data width batch_size rates seeds init_samples epochs precision depths"
+"""The settings that a training depends on: rows that agree in them share it."""
+
+
 def over_depth(values: Mapping[str, Any], variant: str, context: Context) -> Curves:
     """Losses at the end by depth; rows that show the same training share it."""
-    names = ("data", "width", "batch_size", "rates", "seeds", "init_samples", "epochs", "precision")
-    given = tuple((n, tuple(values[n]) if isinstance(values[n], list) else values[n]) for n in names)
-    deepest, place = max(values["depths"]), {"device": context.device, "random_seed": context.random_seed}
-    return {depth: _losses(given, variant, depth, deepest, **place) for depth in values["depths"]}
+    return _losses(pick(values, SHARED), context, variant)
 
 
-@lru_cache(maxsize=1)
-def _deepest(
-    given: tuple[tuple[str, Any], ...], variant: str, depth: int, *, device: str, random_seed: int
-) -> list[Mlp]:
-    values, context = dict(given), Context(device=device, random_seed=random_seed)
-    networks = draw_networks(values, depth, context)
-    change_weights_(networks, values, variant, context)
-    return networks
-
-
-@cache
-def _losses(
-    given: tuple[tuple[str, Any], ...], variant: str, depth: int, deepest: int, *, device: str, random_seed: int
-) -> NDArray[np.float64]:
+@share()
+def _losses(values: Mapping[str, Any], context: Context, variant: str) -> Curves:
     """A layer is set from those before it, so the deepest networks hold the layers of all."""
-    values, context = dict(given), Context(device=device, random_seed=random_seed)
     clipping = float(variant.split(":")[1]) if variant.startswith("clipping") else None
-    networks = _deepest(given, variant, deepest, device=device, random_seed=random_seed)
-    if depth < deepest:
-        drawn = draw_networks(values, depth, context)
-        networks = [shorten(deep, shallow) for deep, shallow in zip(networks, drawn, strict=True)]
-    return final_losses(networks, values, clipping, context)
+    deepest = max(values["depths"])
+    changed = draw_networks(values, deepest, context)
+    change_weights_(changed, values, variant, context)
+    found = {}
+    for depth in values["depths"]:
+        networks = changed
+        if depth < deepest:
+            drawn = draw_networks(values, depth, context)
+            networks = [shorten(deep, shallow) for deep, shallow in zip(changed, drawn, strict=True)]
+        found[depth] = final_losses(networks, values, clipping, context)
+    return found
 
 
 def draw_curves(label: str, curves: Curves) -> Series:
     """Means and 99% intervals over seeds, by depth, epoch or step."""
-    numbers = [mean_of(samples) for samples in curves.values()]
-    error = [[n.value - n.low for n in numbers], [n.high - n.value for n in numbers]]
-    return Series(label, list(curves), [n.value for n in numbers], error=np.minimum(error, 2.0))
+    drawn = points_of(label, list(curves), [mean_of(samples) for samples in curves.values()])
+    return replace(drawn, error=np.minimum(np.asarray(drawn.error), 2.0))
 
 
 def measure_figure3a(values: Mapping[str, Any], context: Context) -> Outcome:
@@ -240,8 +229,8 @@ def measure_figure3a(values: Mapping[str, Any], context: Context) -> Outcome:
     shallow, deep = values["depths"][0], values["depths"][-1]
     rows = [np.array([curves[depth] for depth in values["depths"]]) for curves in (gaps, losses)]
     numbers = {
-        "gap_rise": difference_of(gaps[deep], gaps[shallow]),
-        "loss_rise": difference_of(losses[deep], losses[shallow]),
+        "gap_rise": mean_of(gaps[deep] - gaps[shallow]),
+        "loss_rise": mean_of(losses[deep] - losses[shallow]),
         "correlation": jackknife_correlation(*rows),
     }
     panels = (
@@ -275,8 +264,8 @@ def measure_figure3b(values: Mapping[str, Any], context: Context) -> Outcome:
         context.progress((epoch + 1) / values["epochs"])
     v, loss = np.array(gaps), np.array(losses)
     numbers = {
-        "gap_change": difference_of(v[-1], v[0]),
-        "loss_change": difference_of(loss[-1], loss[0]),
+        "gap_change": mean_of(v[-1] - v[0]),
+        "loss_change": mean_of(loss[-1] - loss[0]),
         "correlation_over_epochs": jackknife_correlation(v[1:], loss),
     }
     epochs = np.arange(len(v))
@@ -312,11 +301,11 @@ def measure_initializations(values: Mapping[str, Any], context: Context) -> Outc
     numbers = {}
     for variant, curves in found.items():
         key = key_of(variant)
-        numbers[f"rise_{key}"] = difference_of(curves[deep], curves[shallow])
+        numbers[f"rise_{key}"] = mean_of(curves[deep] - curves[shallow])
         if variant != "iterative":
-            numbers[f"{key}_minus_iterative"] = difference_of(curves[deep], found["iterative"][deep])
-            numbers[f"rise_{key}_minus_iterative"] = difference_of(
-                curves[deep] - curves[shallow], found["iterative"][deep] - found["iterative"][shallow]
+            numbers[f"{key}_minus_iterative"] = mean_of(curves[deep] - found["iterative"][deep])
+            numbers[f"rise_{key}_minus_iterative"] = mean_of(
+                (curves[deep] - curves[shallow]) - (found["iterative"][deep] - found["iterative"][shallow])
             )
     return Outcome(numbers, draw_variants(found, values))
 
@@ -336,9 +325,9 @@ def compare_rises(found: Mapping[str, Curves], depths: Sequence[int]) -> dict[st
         if variant == "xavier":
             continue
         key = key_of(variant)
-        numbers[f"rise_xavier_minus_{key}"] = difference_of(rises["xavier"], rises[variant])
+        numbers[f"rise_xavier_minus_{key}"] = mean_of(rises["xavier"] - rises[variant])
         for name, depth in (("shallow", depths[0]), ("deep", depths[-1])):
-            numbers[f"{key}_minus_xavier_{name}"] = difference_of(curves[depth], plain[depth])
+            numbers[f"{key}_minus_xavier_{name}"] = mean_of(curves[depth] - plain[depth])
             changed = int(np.sum(curves[depth] != plain[depth]))
             numbers[f"changed_by_{key}_{name}"] = fraction_of(changed, len(plain[depth]))
     return numbers

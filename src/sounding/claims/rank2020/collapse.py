@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from sounding.chain import simulate
-from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import Number, estimate, exact, mean_of
+from sounding.claims.claim import Context, Outcome, pick
+from sounding.claims.number import Number, estimate, exact, highest, lowest, mean_of
 from sounding.claims.picture import Panel, Picture, Series, points_of
 from sounding.measures import gradient_alignment
 from sounding.profile import Estimate
@@ -58,14 +58,11 @@ def measure_lemma3(values: Mapping[str, Any], context: Context) -> Outcome:
         gaps[gamma] = mean_of(gap)
         turns.append(mean_of(turned))
         chain = simulate(
-            width=width,
+            **pick(values, "width depth runs weights"),
             batch_size=width,
-            depth=depth,
             every=depth // 20,
-            runs=values["runs"],
             norm="none",
             residual=gamma,
-            weights=values["weights"],
             measures=["participation_ratio", "orthogonality_gap"],
             profile=True,
             dtype="float64",
@@ -78,9 +75,9 @@ def measure_lemma3(values: Mapping[str, Any], context: Context) -> Outcome:
         series.append(Series(f"γ = {gamma:g}", layers, np.maximum(np.array(ratio) - 1, 1e-16)))
     strengths = list(gaps)
     numbers = {
-        "largest_exponent_gap": max(gaps.values(), key=lambda n: n.high),
-        "largest_r_minus_1": max(left, key=lambda n: n.high),
-        "smallest_turn_per_layer": min(turns, key=lambda n: n.low),
+        "largest_exponent_gap": highest(gaps.values()),
+        "largest_r_minus_1": highest(left),
+        "smallest_turn_per_layer": lowest(turns),
     }
     panels = (
         Panel("layer", "r(H) − 1", series, y_scale="log", title="distance from rank one"),
@@ -109,24 +106,24 @@ def measure_prop19(values: Mapping[str, Any], context: Context) -> Outcome:
     generator = context.generator()
     samples, width, classes = values["samples"], values["width"], values["classes"]
     ranks = values["ranks"]
-    lowest: dict[str, list[Number]] = {"cross-entropy": [], "squared error": []}
+    aligned: dict[str, list[Number]] = {"cross-entropy": [], "squared error": []}
     for rank in ranks:
-        found: dict[str, list[float]] = {loss: [] for loss in lowest}
+        found: dict[str, list[float]] = {loss: [] for loss in aligned}
         for _ in range(values["trials"]):
             hidden = torch.randn(samples, rank, dtype=torch.float64, generator=generator) @ torch.randn(
                 rank, width, dtype=torch.float64, generator=generator
             )
             readout = torch.randn(classes, width, dtype=torch.float64, generator=generator)
             labels = torch.randint(classes, (samples,), generator=generator)
-            for loss in lowest:
+            for loss in aligned:
                 found[loss].append(float(gradient_alignment(_row_gradients(hidden, readout, labels, loss)).min()))
         for loss, row in found.items():
-            lowest[loss].append(mean_of(row))
+            aligned[loss].append(mean_of(row))
     numbers = {
-        "alignment_at_rank_1": min((row[0] for row in lowest.values()), key=lambda n: n.low),
-        "alignment_at_largest_rank": max((row[-1] for row in lowest.values()), key=lambda n: n.high),
+        "alignment_at_rank_1": lowest(row[0] for row in aligned.values()),
+        "alignment_at_largest_rank": highest(row[-1] for row in aligned.values()),
     }
-    series = [points_of(loss, ranks, row) for loss, row in lowest.items()]
+    series = [points_of(loss, ranks, row) for loss, row in aligned.items()]
     panel = Panel(
         "rank of the last hidden representation",
         "mean |cos| between gradients",

@@ -9,7 +9,7 @@ import numpy as np
 
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, exact, over_runs, unfinished
-from sounding.claims.picture import Panel, Picture, points_of
+from sounding.claims.picture import Panel, Picture, points_over
 from sounding.claims.rank2020.images import KINDS, PARTS, Runs, look_times, train_kind, walk_weights
 from sounding.claims.rank2020.perceptrons import difference
 
@@ -31,7 +31,7 @@ def draw_runs(
     for kind, runs in found.items():
         rows = getattr(runs, name)
         steps = [0, *look_times(kind, values)][-rows.shape[1] :]
-        series.append(points_of(KINDS[kind], steps, [over_runs(column) for column in rows.T]))
+        series.append(points_over(KINDS[kind], steps, rows))
     return Panel("SGD step", label, series, title=label.split(" of ")[0], y_scale="log" if log else "linear")
 
 
@@ -124,7 +124,7 @@ def measure_paths(values: Mapping[str, Any], context: Context) -> Outcome:
         for kind, name in (("plain", "plain"), ("standard", "batch_norm"))
     }
     steps = [values["steps"] * part // PARTS for part in range(1, PARTS + 1)]
-    series = [points_of(KINDS[kind], steps, [over_runs(c) for c in np.array(rows).T]) for kind, rows in found.items()]
+    series = [points_over(KINDS[kind], steps, np.array(rows)) for kind, rows in found.items()]
     panel = Panel("SGD step", "cosine of the paths on images and on random pixels", series)
     return Outcome(
         numbers, Picture((panel,), "Without a norm, images and random pixels lead the weights the same way.")

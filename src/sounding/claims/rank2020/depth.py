@@ -12,65 +12,48 @@ import torch
 
 from sounding.activations import resolve
 from sounding.chain import simulate
-from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import DRAWN, Number, estimate, exact, over_runs, ratio_of, scaled
+from sounding.claims.claim import Context, Outcome, pick
+from sounding.claims.number import DRAWN, Number, estimate, exact, lowest, over_runs, ratio_of, scaled
 from sounding.claims.picture import Panel, Picture, Series, points_of
 from sounding.claims.walk import measure_at, unit_features, unit_matrix, walk
 from sounding.measures import numerical_rank
-from sounding.profile import Profile
+from sounding.profile import Estimate, Profile
 from sounding.weights import draw_uniform
 
 
 def follow_ranks(
-    *,
-    width: int,
-    depth: int,
-    every: int,
-    runs: int,
-    activation: str,
-    norm: str,
-    generator: torch.Generator,
-    device: str,
+    values: Mapping[str, Any], context: Context, *, norm: str, offset: int
 ) -> tuple[list[int], np.ndarray[Any, Any]]:
     """Layers and the numerical rank of each run there: H ↦ φ(BN(HWᵀ)), or φ(HWᵀ) over its Frobenius norm.
 
     Weights are uniform of unit variance, inputs Gaussian, as many samples as features. Dividing by the Frobenius norm
     at each layer is what the released program does without batch norm; tanh then acts as if it were linear.
     """
-    function = resolve(activation).torch()
-    on = torch.Generator(device).manual_seed(int(torch.randint(2**31, (), generator=generator)))
-    shape = (runs, width, width)
+    function, device = resolve(values["activation"]).torch(), context.device
+    seed = torch.randint(2**31, (), generator=context.generator(offset))
+    on = torch.Generator(device).manual_seed(int(seed))
+    shape = (values["runs"], values["width"], values["width"])
     start = torch.randn(shape, generator=on, device=device)
-    weights = (draw_uniform(shape, generator=on, dtype=start.dtype, device=device) for _ in range(depth))
+    weights = (draw_uniform(shape, generator=on, dtype=start.dtype, device=device) for _ in range(values["depth"]))
     if norm == "batch":
         states = walk(start, weights, norm=partial(unit_features, centring=True), activation=function)
     else:
         states = walk(start, weights, activation=lambda product: unit_matrix(function(product)))
-    layers = range(every, depth + 1, every)
+    layers = range(values["every"], values["depth"] + 1, values["every"])
     ranks = torch.cat([numerical_rank(start)[None], measure_at(states, layers, numerical_rank)])
     return [0, *layers], ranks.cpu().numpy()
 
 
 def measure_fig2(values: Mapping[str, Any], context: Context) -> Outcome:
     """The rank of the last hidden layer against depth, with and without batch norm."""
-    width = values["width"]
     numbers: dict[str, Number] = {}
     series = []
     for index, (norm, label) in enumerate((("batch", "batch norm"), ("none", "no norm"))):
-        layers, ranks = follow_ranks(
-            width=width,
-            depth=values["depth"],
-            every=values["every"],
-            runs=values["runs"],
-            activation=values["activation"],
-            norm=norm,
-            generator=context.generator(index),
-            device=context.device,
-        )
+        layers, ranks = follow_ranks(values, context, norm=norm, offset=index)
         late = 3 * len(layers) // 4
         numbers[f"rank_{'with' if norm == 'batch' else 'without'}_batch_norm"] = over_runs(ranks[late:].mean(axis=0))
         series.append(points_of(label, layers, [over_runs(row) for row in ranks]))
-    root = math.sqrt(width)
+    root = math.sqrt(values["width"])
     series.append(Series("√d (the paper's floor)", [0, values["depth"]], [root, root], role="paper"))
     series.append(Series("1: collapse", [0, values["depth"]], [1.0, 1.0], role="bound"))
     panel = Panel("layer", "numerical rank", series, y_scale="log", title=values["activation"])
@@ -86,7 +69,7 @@ def measure_cor15(values: Mapping[str, Any], context: Context) -> Outcome:
         )
         ranks = [profile.value("numerical_rank", layer=layer) for layer in profile.layers if layer]
         least = min(ranks, key=lambda rank: rank.value)
-        smallest.append(_of_runs(least.value, least.stderr or 0.0, values["runs"]))
+        smallest.append(_of_runs(least, values["runs"]))
         over.append(scaled(smallest[-1], 1 / math.sqrt((1 - alpha) * width)))
         series.append(_curve(f"d = {width}", profile, "numerical_rank"))
         context.progress((index + 1) / len(values["widths"]))
@@ -98,11 +81,9 @@ def measure_cor15(values: Mapping[str, Any], context: Context) -> Outcome:
     stretch = math.log(values["widths"][-1] / values["widths"][0])
     value, low, high = (math.log(end) / stretch for end in (growth.value, growth.low, growth.high))
     numbers = {
-        "smallest_rank_over_bound": min(over, key=lambda n: n.low),
+        "smallest_rank_over_bound": lowest(over),
         "exponent_of_rank": Number(value, low, high, values["runs"]),
-        "rank_without_norm_over_bound": scaled(
-            _of_runs(last.value, last.stderr or 0.0, values["runs"]), 1 / math.sqrt((1 - alpha) * width)
-        ),
+        "rank_without_norm_over_bound": scaled(_of_runs(last, values["runs"]), 1 / math.sqrt((1 - alpha) * width)),
     }
     series.append(_curve(f"d = {width}, no norm", plain, "numerical_rank"))
     widths = np.array(values["widths"])
@@ -141,14 +122,10 @@ def measure_soft_rank(values: Mapping[str, Any], context: Context) -> Outcome:
     average = float(np.mean([e.value for e in soft]))
     error = math.hypot(*(e.stderr or 0.0 for e in (soft[0], soft[-1])))
     numbers = {
-        "increase_of_soft_rank": _of_runs(soft[-1].value - soft[0].value, error, runs),
-        "smallest_soft_rank_over_bound": min(
-            (_of_runs(e.value / bound, (e.stderr or 0.0) / bound, runs) for e in soft), key=lambda n: n.value
-        ),
-        "average_soft_rank_over_bound": _of_runs(average / bound, spread / bound, runs),
-        "smallest_rank_over_bound": min(
-            (_of_runs(e.value / floor, (e.stderr or 0.0) / floor, runs) for e in rank), key=lambda n: n.low
-        ),
+        "increase_of_soft_rank": _of_runs(Estimate(soft[-1].value - soft[0].value, error), runs),
+        "smallest_soft_rank_over_bound": min((_of_runs(e, runs, unit=bound) for e in soft), key=lambda n: n.value),
+        "average_soft_rank_over_bound": _of_runs(Estimate(average, spread), runs, unit=bound),
+        "smallest_rank_over_bound": lowest(_of_runs(e, runs, unit=floor) for e in rank),
     }
     ends = [1, layers[-1]]
     panels = (
@@ -187,24 +164,19 @@ def _follow(
     norm: str = "batch",
 ) -> Profile:
     """Chains H ↦ BN((I + γW)H), or (I + γW)H, with uniform weights and as many samples as features."""
-    profile = simulate(
+    return simulate(
+        **pick(values, "depth runs residual every"),
         width=width,
         batch_size=width,
-        depth=values["depth"],
-        runs=values["runs"],
-        residual=values["residual"],
         weights="uniform",
         norm=norm,
         centring=False,
         input=start,
-        every=values["every"],
         measures=measures,
         profile=True,
         dtype="float64",
         generator=generator,
     ).profile
-    assert profile is not None
-    return profile
 
 
 def _curve(label: str, profile: Profile, name: str) -> Series:
@@ -216,6 +188,7 @@ def _curve(label: str, profile: Profile, name: str) -> Series:
     return Series(label, picked, [p.value for p in points], error=[DRAWN * (p.stderr or 0.0) for p in points])
 
 
-def _of_runs(value: float, stderr: float, runs: int) -> Number:
-    """Student's interval of a mean over runs; all runs alike is exact."""
+def _of_runs(mean: Estimate, runs: int, *, unit: float = 1.0) -> Number:
+    """Student's interval of a mean over runs, in some unit; all runs alike is exact."""
+    value, stderr = mean.value / unit, (mean.stderr or 0.0) / unit
     return exact(value) if stderr == 0 else estimate(value, stderr, samples=runs)

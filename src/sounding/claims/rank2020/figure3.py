@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from sounding.chain import simulate
-from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import Number, mean_of
+from sounding.claims.claim import Context, Outcome, pick
+from sounding.claims.number import Number, highest, lowest, mean_of
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.rank2020.invariant import averages_of, log_slope, measured, name_of, number_of
 
@@ -34,20 +34,20 @@ def measure_fig3a(values: Mapping[str, Any], context: Context) -> Outcome:
     for gamma, found in by_gamma.items():
         for measure in shown:
             exponents[measure].append(log_slope(widths, [average[measure] for average in found]))
-        numbers[f"exponent_at_gamma_{name_of(gamma)}"] = min((e[-1] for e in exponents.values()), key=lambda n: n.low)
+        numbers[f"exponent_at_gamma_{name_of(gamma)}"] = lowest(e[-1] for e in exponents.values())
         drawn = [average[shown[len(shown) // 2]] for average in found]
         label = "no skip connection" if math.isinf(gamma) else f"γ = {gamma:g}"
         series.append(measured(label, widths, drawn))
     every = [number for found in exponents.values() for number in found]
-    numbers["smallest_exponent"] = min(every, key=lambda n: n.low)
-    numbers["largest_exponent"] = max(every, key=lambda n: n.high)
+    numbers["smallest_exponent"] = lowest(every)
+    numbers["largest_exponent"] = highest(every)
     over = [(found[place][m], d) for found in by_gamma.values() for place, d in enumerate(widths) for m in shown]
     shares = [number_of(rank, scale=1 / math.sqrt(d)) for rank, d in over]
-    numbers["smallest_rank_over_sqrt_width"] = min(shares, key=lambda n: n.low)
+    numbers["smallest_rank_over_sqrt_width"] = lowest(shares)
     if len(shown) > 1:
         weakest = by_gamma[min(by_gamma)]
         for measure, share in zip(shown, TOLERANCES, strict=True):
-            numbers[f"smallest_exponent_at_tolerance_{share}"] = min(exponents[measure], key=lambda n: n.low)
+            numbers[f"smallest_exponent_at_tolerance_{share}"] = lowest(exponents[measure])
             for place in (0, -1):
                 name = f"rank_at_width_{widths[place]}_tolerance_{share}"
                 numbers[name] = number_of(weakest[place][measure])
@@ -67,7 +67,7 @@ def measure_fig3b(values: Mapping[str, Any], context: Context) -> Outcome:
     changes = [mean_of(change) for change in (logs[:, -1] - logs[:, 0]).T]
     numbers = {
         "change_of_largest": changes[0],
-        "smallest_growth_of_others": min(changes[1:], key=lambda n: n.low),
+        "smallest_growth_of_others": lowest(changes[1:]),
     }
     typical = np.sqrt(values["width"] * 10 ** logs.mean(axis=0))
     series = [Series(f"σ{k}", layers, row) for k, row in enumerate(typical.T, start=1)]
@@ -82,11 +82,9 @@ def _log_eigenvalues(
     """(layers, 10): log₁₀ of the largest eigenvalues of one run."""
     top = 10
     found = simulate(
-        width=values["width"],
+        **pick(values, "width depth residual"),
         batch_size=values["width"],
-        depth=values["depth"],
         runs=1,
-        residual=values["residual"],
         centring=False,
         input=f"collinear:{values['noise']}",
         measures=[f"top_eigenvalues:{top}"],

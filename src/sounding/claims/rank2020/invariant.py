@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from sounding.chain import Simulation, simulate_many
-from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import Number, estimate
-from sounding.claims.picture import Panel, Picture, Series
+from sounding.chain import simulate_many
+from sounding.claims.claim import Context, Outcome, pick
+from sounding.claims.number import Number, estimate, highest, lowest
+from sounding.claims.picture import Panel, Picture, Series, points_of
+from sounding.claims.share import share
 from sounding.profile import Estimate
 from sounding.theory.bounds import rank2020
 
@@ -22,70 +22,31 @@ GROUPS = 32
 MEASURES = ("participation_ratio", "soft_rank", "frobenius_squared", "regularity")
 
 
-@lru_cache(maxsize=8)
-def simulate_invariant(
-    widths: tuple[int, ...],
-    residuals: tuple[float, ...],
-    *,
-    depth: int,
-    burn_in: int,
-    every: int,
-    runs: int,
-    weights: str,
-    device: str,
-    random_seed: int,
-    measures: tuple[str, ...] = MEASURES,
-    dtype: str = "float32",
-) -> tuple[Simulation, ...]:
-    """H ↦ BN(H + γWH) from M₀ = I with as many samples as features; figures that show one experiment share it."""
-    return simulate_many(
-        widths=widths,
-        residuals=residuals,
-        depth=depth,
-        burn_in=burn_in,
-        every=every,
-        runs=runs,
-        weights=weights,
-        centring=False,
-        input="orthogonal",
-        measures=measures,
-        dtype=dtype,
-        device=device,
-        generator=Context(random_seed=random_seed).generator(),
-    )
-
-
+@share("measure", "label", "caption")
 def averages_of(
     values: Mapping[str, Any], context: Context, *, measures: tuple[str, ...] = MEASURES
 ) -> dict[float, list[Mapping[str, Estimate]]]:
-    """By residual strength, the averages at each width."""
-    residuals = tuple(values["residuals"])
-    found = simulate_invariant(
-        tuple(values["widths"]),
-        residuals,
-        depth=values["depth"],
-        burn_in=values["burn_in"],
-        every=values["every"],
-        runs=values["runs"],
-        weights=values["weights"],
-        device=context.device,
-        random_seed=context.random_seed,
-        measures=measures,
+    """By residual strength, the averages at each width of H ↦ BN(H + γWH); figures that show one experiment share it.
+
+    The chains start at M₀ = I, with as many samples as features.
+    """
+    found = simulate_many(
+        **pick(values, "widths residuals depth burn_in every runs weights"),
         dtype=values.get("dtype", "float32"),
+        centring=False,
+        input="orthogonal",
+        measures=measures,
+        device=context.device,
+        generator=context.generator(),
     )
-    count = len(residuals)
-    return {gamma: [simulation.averages for simulation in found[index::count]] for index, gamma in enumerate(residuals)}
+    count = len(values["residuals"])
+    each = enumerate(values["residuals"])
+    return {gamma: [simulation.averages for simulation in found[index::count]] for index, gamma in each}
 
 
 def number_of(average: Estimate, *, scale: float = 1.0) -> Number:
     """The average of a simulation, times a known factor."""
     return estimate(scale * average.value, abs(scale) * (average.stderr or 0.0), samples=GROUPS)
-
-
-def half_width(average: Estimate, *, scale: float = 1.0) -> float:
-    """Half of the ledger's interval."""
-    number = number_of(average, scale=scale)
-    return number.high - number.value
 
 
 def share_of(average: Estimate, reference: float, *, relative_error: float = 0.0) -> Number:
@@ -98,6 +59,11 @@ def share_of(average: Estimate, reference: float, *, relative_error: float = 0.0
 def relative_error(average: Estimate) -> float:
     """The standard error as a share of the value."""
     return (average.stderr or 0.0) / average.value
+
+
+def error_of_bound(regularity: Estimate) -> float:
+    """The relative error that α leaves in a bound: both bounds grow at most like √(1 − α)."""
+    return 0.5 * (regularity.stderr or 0.0) / (1 - regularity.value)
 
 
 def log_slope(widths: Sequence[int], averages: Sequence[Estimate]) -> Number:
@@ -114,7 +80,7 @@ def name_of(gamma: float) -> str:
 
 def measured(label: str, widths: Sequence[int], averages: Sequence[Estimate]) -> Series:
     """Points with the ledger's intervals."""
-    return Series(label, widths, [a.value for a in averages], error=[half_width(a) for a in averages])
+    return points_of(label, widths, [number_of(average) for average in averages])
 
 
 def measure_theorem2(values: Mapping[str, Any], context: Context) -> Outcome:
@@ -131,21 +97,16 @@ def measure_theorem2(values: Mapping[str, Any], context: Context) -> Outcome:
     )
     ratios = [average["participation_ratio"] for average in found]
     softs = [average["soft_rank"] for average in found]
-    # both bounds grow at most like √(1 − α), so that is how α's error reaches them
-    errors = [0.5 * (a.stderr or 0.0) / (1 - a.value) for a in alphas]
+    errors = [error_of_bound(a) for a in alphas]
     over, sharper = (
-        min(
-            (share_of(r, bound, relative_error=e) for r, bound, e in zip(ratios, bounds, errors, strict=True)),
-            key=lambda n: n.low,
-        )
+        lowest(share_of(r, bound, relative_error=e) for r, bound, e in zip(ratios, bounds, errors, strict=True))
         for bounds in (printed, corrected)
     )
-    soft = min(
-        (share_of(s, r.value / 4, relative_error=relative_error(r)) for s, r in zip(softs, ratios, strict=True)),
-        key=lambda n: n.low,
+    soft = lowest(
+        share_of(s, r.value / 4, relative_error=relative_error(r)) for s, r in zip(softs, ratios, strict=True)
     )
     numbers = {
-        "largest_regularity": max((number_of(a) for a in alphas), key=lambda n: n.high),
+        "largest_regularity": highest(number_of(a) for a in alphas),
         "smallest_r_over_bound": over,
         "smallest_soft_rank_over_r_bound": soft,
         "exponent_of_r": log_slope(widths, ratios),
@@ -188,19 +149,16 @@ def measure_lemma13(values: Mapping[str, Any], context: Context) -> Outcome:
     widths = values["widths"]
     ((_, found),) = averages_of(values, context).items()
     squares = [average["frobenius_squared"] for average in found]
-    alphas = [average["regularity"].value for average in found]
-    errors = [0.5 * (average["regularity"].stderr or 0.0) / (1 - average["regularity"].value) for average in found]
+    alphas = [average["regularity"] for average in found]
+    errors = [error_of_bound(a) for a in alphas]
     bounds = {
         version: [
-            rank2020.lemma_13(d, regularity=a, version=version).value for d, a in zip(widths, alphas, strict=True)
+            rank2020.lemma_13(d, regularity=a.value, version=version).value for d, a in zip(widths, alphas, strict=True)
         ]
         for version in ("printed", "corrected")
     }
     shares = {
-        version: max(
-            (share_of(s, b, relative_error=e) for s, b, e in zip(squares, bound, errors, strict=True)),
-            key=lambda n: n.high,
-        )
+        version: highest(share_of(s, b, relative_error=e) for s, b, e in zip(squares, bound, errors, strict=True))
         for version, bound in bounds.items()
     }
     numbers = {
@@ -235,8 +193,8 @@ def measure_fig8(values: Mapping[str, Any], context: Context) -> Outcome:
         for a, b in itertools.pairwise(alphas)
     ]
     numbers = {
-        "largest_regularity_above_width_10": max(wide, key=lambda n: n.high),
-        "smallest_fall_to_the_next_width": min(falls, key=lambda n: n.low),
+        "largest_regularity_above_width_10": highest(wide),
+        "smallest_fall_to_the_next_width": lowest(falls),
     }
     ends = [widths[0], widths[-1]]
     panel = Panel(
@@ -255,8 +213,8 @@ def measure_fig9(values: Mapping[str, Any], context: Context) -> Outcome:
     ((_, found),) = averages_of(values, context).items()
     squares = [average["frobenius_squared"] for average in found]
     logs = np.log2(widths)
-    errors = [half_width(s) / s.value / math.log(2) for s in squares]
-    largest = max((number_of(s, scale=d**-1.5) for s, d in zip(squares, widths, strict=True)), key=lambda n: n.high)
+    errors = [(number_of(s).high / s.value - 1) / math.log(2) for s in squares]
+    largest = highest(number_of(s, scale=d**-1.5) for s, d in zip(squares, widths, strict=True))
     numbers = {"exponent": log_slope(widths, squares), "largest_over_d_to_3_halves": largest}
     panel = Panel(
         "log₂ d",

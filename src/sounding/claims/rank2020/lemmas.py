@@ -12,7 +12,7 @@ import torch
 
 from sounding import measures
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import DRAWN, Number, estimate, exact, fraction_of, mean_of, scaled
+from sounding.claims.number import DRAWN, Number, estimate, exact, fraction_of, highest, mean_of, scaled
 from sounding.claims.picture import Panel, Picture, Series, points_of
 from sounding.claims.walk import unit_features, walk
 from sounding.measures import numerical_rank, soft_rank
@@ -151,8 +151,8 @@ def measure_lemma7(values: Mapping[str, Any], context: Context) -> Outcome:
         points.append(Series(f"width {width}", predicted / width**2, found / width**2, error=span))
         spread = np.array([[n.value - n.low, n.high - n.value] for n in misfits]).T
         curves.append(Series(f"width {width}", strengths, [n.value for n in misfits], error=spread))
-    numbers["largest_misfit_over_gamma_root_d"] = max(rests, key=lambda n: n.high)
-    numbers["largest_share_left_over_that_of_gamma"] = max(left, key=lambda n: n.high)
+    numbers["largest_misfit_over_gamma_root_d"] = highest(rests)
+    numbers["largest_share_left_over_that_of_gamma"] = highest(left)
     ends = [min(np.min(row.x) for row in points), max(np.max(row.x) for row in points)]
     widest = [gamma * math.sqrt(max(values["widths"])) for gamma in strengths]
     panels = (

@@ -14,7 +14,7 @@ import torch
 import sounding.train
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, over_runs, slope_of
-from sounding.claims.picture import Panel, Picture, Series, points_of
+from sounding.claims.picture import Panel, Picture, Series, points_of, points_over
 from sounding.claims.rank2020.perceptrons import (
     Array,
     Trained,
@@ -162,7 +162,7 @@ def measure_fig6(values: Mapping[str, Any], context: Context) -> Outcome:
     epochs = epochs / values["evaluations"]
 
     def drawn(rows: dict[str, Array], times: Array) -> list[Series]:
-        return [points_of(name, times, [over_runs(column) for column in row.T]) for name, row in rows.items()]
+        return [points_over(name, times, row) for name, row in rows.items()]
 
     panels = (
         Panel(

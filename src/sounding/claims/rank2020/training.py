@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import Number, over_runs
+from sounding.claims.number import Number, highest, lowest, over_runs
 from sounding.claims.picture import Panel, Picture, Series, points_of
 from sounding.claims.rank2020.perceptrons import Trained, draw_samples, last_hidden, load_pixels, train_grid
 from sounding.measures import numerical_rank
@@ -84,12 +84,12 @@ def measure_fig1(values: Mapping[str, Any], context: Context) -> Outcome:
         "vanilla_accuracy_at_shallowest": scores["none"][0],
         "batch_norm_accuracy_at_deepest": scores["batch"][-1],
         "batch_norm_accuracy_at_shallowest": scores["batch"][0],
-        "batch_norm_smallest_accuracy": min(scores["batch"], key=lambda n: n.low),
-        "batch_norm_smallest_rank_share": min(ranks["batch"], key=lambda n: n.low),
+        "batch_norm_smallest_accuracy": lowest(scores["batch"]),
+        "batch_norm_smallest_rank_share": lowest(ranks["batch"]),
     }
     depths = values["depths"]
     deep = [number for depth, number in zip(depths, scores["none"], strict=True) if depth > LEARNING_DEPTH]
-    numbers["vanilla_largest_accuracy_beyond_10_layers"] = max(deep, key=lambda n: n.high)
+    numbers["vanilla_largest_accuracy_beyond_10_layers"] = highest(deep)
     names = {"none": "no norm", "batch": "batch norm"}
 
     def drawn(found: dict[str, list[Number]]) -> list[Series]:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from sounding.chain import simulate
-from sounding.claims.claim import Context, Outcome
+from sounding.claims.claim import Context, Outcome, charted
 from sounding.claims.number import GROUPS, exact, extreme_of, over_runs
-from sounding.claims.picture import Panel, Picture, chart_of, points_of
+from sounding.claims.picture import Panel, Picture, points_of
 from sounding.claims.walk import unit_features, walk
 from sounding.weights import draw_uniform
 
@@ -28,7 +28,6 @@ def measure_lemma5(values: Mapping[str, Any], context: Context) -> Outcome:
                 every=8 * width**2, measures=["numerical_rank"], profile=True, dtype="float64",
                 generator=context.generator(index),
             ).profile  # fmt: skip
-            assert profile is not None
             found.append(min(profile.value("numerical_rank", layer=layer).value for layer in profile.layers if layer))
     numbers = {
         "least_rank_with_batch_norm": exact(min(least["batch"])),
@@ -59,7 +58,7 @@ def measure_lemma6(values: Mapping[str, Any], context: Context) -> Outcome:
         name: extreme_of([float(part.max()) for part in torch.cat(found).tensor_split(GROUPS)])
         for name, found in (("largest_change_of_M", changes), ("largest_distance_of_entries_from_1", entries))
     }
-    return Outcome(numbers, chart_of(numbers, "Once a batch has rank one, M stays as it is, with entries ±1."))
+    return charted(numbers, "Once a batch has rank one, M stays as it is, with entries ±1.")
 
 
 def measure_proposition8(values: Mapping[str, Any], context: Context) -> Outcome:
@@ -80,7 +79,7 @@ def measure_proposition8(values: Mapping[str, Any], context: Context) -> Outcome
             change = [2 * d**2 - 2 * norm - 8 * cubes + 8 * rows for cubes, rows, norm in zip(*sides, strict=True)]
             off.append(max(abs(a - b) / max(abs(b), 1.0) for a, b in (*sides, change)))
     numbers = {"largest_deviation": exact(max(off), error=1e-9)}
-    return Outcome(numbers, chart_of(numbers, "Relative distance between the two sides."))
+    return charted(numbers, "Relative distance between the two sides.")
 
 
 def measure_full_rank(values: Mapping[str, Any], context: Context) -> Outcome:

@@ -11,7 +11,18 @@ import torch
 
 from sounding.activations import resolve
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import DRAWN, Number, estimate, exact, fraction_of, mean_of, over_runs, slope_of
+from sounding.claims.number import (
+    DRAWN,
+    Number,
+    estimate,
+    exact,
+    fraction_of,
+    highest,
+    lowest,
+    mean_of,
+    over_runs,
+    slope_of,
+)
 from sounding.claims.picture import Panel, Picture, Series, points_of
 from sounding.claims.walk import measure_at, unit_features, unit_matrix, walk
 from sounding.measures import numerical_rank, participation_ratio, soft_rank
@@ -19,6 +30,7 @@ from sounding.weights import draw_uniform
 
 Scaling = Literal["batch", "frobenius", "none"]
 Array = np.ndarray[Any, Any]
+Measure = Callable[[torch.Tensor], torch.Tensor]
 ZERO = 1e-9
 """Singular values below this share of the largest count as zero, as in figure 1 of the paper."""
 NEAR_ONE = 1.05
@@ -26,17 +38,16 @@ NEAR_ONE = 1.05
 
 
 def follow_chain(
-    width: int,
-    measure: Callable[[torch.Tensor], torch.Tensor],
+    values: Mapping[str, Any],
+    context: Context,
+    measure: Measure,
     *,
+    width: int,
     strength: float,
     activation: str,
     scaling: Scaling,
-    depth: int,
     layers: Sequence[int],
-    runs: int,
     start: str = "gaussian",
-    context: Context,
     offset: int = 0,
 ) -> Array:
     """(layers, runs): a measure of H ↦ S(H + γ W F(H)), rows as samples, as many as features, uniform weights.
@@ -47,12 +58,13 @@ def follow_chain(
     function = resolve(activation).torch()
     generator = context.generator(offset, device=context.device)
     options: dict[str, Any] = {"dtype": torch.float64, "device": context.device}
+    runs = values["runs"]
     shape = (runs, width, width)
     state = torch.randn(shape, generator=generator, **options)
     if start == "rank one":
         signs = torch.randint(2, (runs, 1, width), generator=generator, device=context.device) * 2.0 - 1
         state = state[..., :1] * signs
-    weights = (draw_uniform(shape, generator=generator, **options) for _ in range(depth))
+    weights = (draw_uniform(shape, generator=generator, **options) for _ in range(layers[-1]))
     norm = {"batch": unit_features, "frobenius": unit_matrix, "none": None}[scaling]
     states = walk(state, weights, norm=norm, inside=function, skip=strength)
     return measure_at(states, layers, measure).cpu().numpy()
@@ -79,18 +91,9 @@ def measure_fig1(values: Mapping[str, Any], context: Context) -> Outcome:
     for index, gamma in enumerate(values["strengths"]):
         series = []
         for scaling, label in kinds:
-            ranks = follow_chain(
-                width,
-                count_directions,
-                strength=gamma,
-                activation="identity",
-                scaling=scaling,
-                depth=depth,
-                layers=layers,
-                runs=values["runs"],
-                context=context,
-                offset=2 * index + (scaling == "batch"),
-            )
+            kind: dict[str, Any] = {"strength": gamma, "activation": "identity", "scaling": scaling}
+            offset = 2 * index + (scaling == "batch")
+            ranks = follow_chain(values, context, count_directions, width=width, layers=layers, offset=offset, **kind)
             late = np.array(layers) >= 3 * depth // 4
             name = "with" if scaling == "batch" else "without"
             numbers[f"rank_{name}_batch_norm_at_gamma_{gamma:g}"] = over_runs(ranks[late].mean(axis=0))
@@ -102,37 +105,21 @@ def measure_fig1(values: Mapping[str, Any], context: Context) -> Outcome:
         panels.append(Panel("layer", "ln of the rank", series, x_scale="log", title=f"γ = {gamma:g}"))
     with_norm = [n for name, n in numbers.items() if "with_" in name]
     without = [n for name, n in numbers.items() if "without_" in name]
-    numbers["smallest_rank_with_batch_norm"] = min(with_norm, key=lambda n: n.low)
-    numbers["largest_rank_without_batch_norm"] = max(without, key=lambda n: n.high)
+    numbers["smallest_rank_with_batch_norm"] = lowest(with_norm)
+    numbers["largest_rank_without_batch_norm"] = highest(without)
     caption = "Without a norm one direction is left; batch norm stops the fall above √d, at both strengths."
     return Outcome(numbers, Picture(panels, caption))
 
 
 def measure_by_width(
-    measure: Callable[[torch.Tensor], torch.Tensor],
-    values: Mapping[str, Any],
-    context: Context,
-    *,
-    strength: float,
-    activation: str,
-    scaling: Scaling = "batch",
-    offset: int = 0,
+    measure: Measure, values: Mapping[str, Any], context: Context, *, offset: int, **chain: Any
 ) -> list[Number]:
-    """The average of a measure over depth, at each width."""
+    """The average of a measure over depth, at each width; `chain` are further options of `follow_chain`."""
     layers = range(values["burn_in"], values["depth"] + 1, values["every"])
     return [
         over_runs(
             follow_chain(
-                width,
-                measure,
-                strength=strength,
-                activation=activation,
-                scaling=scaling,
-                depth=values["depth"],
-                layers=layers,
-                runs=values["runs"],
-                context=context,
-                offset=100 * offset + index,
+                values, context, measure, width=width, layers=layers, offset=100 * offset + index, **chain
             ).mean(axis=0)
         )
         for index, width in enumerate(values["widths"])
@@ -169,16 +156,17 @@ def measure_fig4(values: Mapping[str, Any], context: Context) -> Outcome:
     """r averaged over depth against the width, F = tanh, for several strengths."""
     widths = values["widths"]
     numbers: dict[str, Number] = {}
-    exponents, lowest, series = [], [], []
+    exponents, every, series = [], [], []
     for index, gamma in enumerate(values["strengths"]):
-        found = measure_by_width(participation_ratio, values, context, strength=gamma, activation="tanh", offset=index)
+        chain: dict[str, Any] = {"strength": gamma, "activation": "tanh", "scaling": "batch"}
+        found = measure_by_width(participation_ratio, values, context, offset=index, **chain)
         name = "inf" if math.isinf(gamma) else f"{gamma:g}"
         numbers[f"exponent_at_gamma_{name}"] = exponent_of(widths, found)
         exponents.append(numbers[f"exponent_at_gamma_{name}"])
-        lowest += found
+        every += found
         series.append(points_of("no skip connection" if name == "inf" else f"γ = {name}", widths, found))
-    numbers["smallest_exponent"] = min(exponents, key=lambda n: n.low)
-    numbers["smallest_r"] = min(lowest, key=lambda n: n.low)
+    numbers["smallest_exponent"] = lowest(exponents)
+    numbers["smallest_r"] = lowest(every)
     series.append(Series("√d (linear networks' order)", widths, np.sqrt(widths), role="paper"))
     series.append(Series("2 (theorem 5)", [widths[0], widths[-1]], [2.0, 2.0], role="bound"))
     panel = _by_width("average over depth of r(H)", series, widths)
@@ -205,10 +193,10 @@ def measure_table1(values: Mapping[str, Any], context: Context) -> Outcome:
         "exponent_linear_with_batch_norm": exponent_of(widths, found["linear, batch norm"]),
         "exponent_tanh_with_batch_norm": exponent_of(widths, found["tanh, batch norm"]),
         "exponent_of_growth_tanh_with_batch_norm": exponent_of_growth(found["tanh, batch norm"]),
-        "smallest_tanh_with_batch_norm": min(found["tanh, batch norm"], key=lambda n: n.low),
-        "largest_linear_without_norm": max(found["linear, no norm"], key=lambda n: n.high),
+        "smallest_tanh_with_batch_norm": lowest(found["tanh, batch norm"]),
+        "largest_linear_without_norm": highest(found["linear, no norm"]),
         "tanh_without_norm_at_widest": found["tanh, no norm"][-1],
-        "largest_tanh_kept_small": max(found["tanh, no norm, kept small"], key=lambda n: n.high),
+        "largest_tanh_kept_small": highest(found["tanh, no norm, kept small"]),
     }
     series = [points_of(label, widths, row) for label, row in found.items()]
     series.append(Series("√d, linear (the paper)", widths, np.sqrt(widths), role="paper"))
@@ -230,33 +218,32 @@ def ratio_of_moments(state: torch.Tensor) -> torch.Tensor:
 def measure_theorem5(values: Mapping[str, Any], context: Context) -> Outcome:
     """The smallest r over all layers of each run, γ = 1/(8d): odd activations with batch norm, linear without."""
     width, depth, runs = values["width"], values["depth"], values["runs"]
-    common: dict[str, Any] = {"strength": 1 / (8 * width), "runs": runs, "context": context}
+    common: dict[str, Any] = {"strength": 1 / (8 * width), "width": width}
     every = range(1, depth + 1)
     shown = np.array(sorted({int(layer) for layer in np.geomspace(1, depth, 14)}))
-    lowest, series, raised = [], [], []
+    smallest, series, raised = [], [], []
 
     def follow(activation: str, scaling: Scaling, label: str, offset: int) -> Array:
-        chain = {"activation": activation, "scaling": scaling, "depth": depth, "layers": every, "offset": offset}
-        ratios = follow_chain(width, ratio_of_moments, **chain, **common)
+        chain: dict[str, Any] = {"activation": activation, "scaling": scaling, "layers": every, "offset": offset}
+        ratios = follow_chain(values, context, ratio_of_moments, **chain, **common)
         points = ratios[shown - 1]
         low, mean, high = points.min(axis=1), points.mean(axis=1), points.max(axis=1)
         series.append(Series(label, shown, mean, error=np.stack([mean - low, high - mean])))
-        smallest: Array = ratios.min(axis=0)
-        return smallest
+        return np.asarray(ratios.min(axis=0))
 
     for index, activation in enumerate(values["activations"]):
-        lowest.append(follow(activation, "batch", activation, index))
+        smallest.append(follow(activation, "batch", activation, index))
         if activation != "identity":
-            few: dict[str, Any] = {"activation": activation, "scaling": "batch", "depth": 2, "layers": [2]}
-            raised.append(follow_chain(width, count_directions, offset=index, start="rank one", **few, **common))
-    without = follow("identity", "frobenius", "identity, no norm", len(lowest))
-    near_one, reached = np.concatenate(lowest) < NEAR_ONE, np.concatenate(raised, axis=1) >= 2
+            few: dict[str, Any] = {"activation": activation, "scaling": "batch", "layers": [2], "offset": index}
+            raised.append(follow_chain(values, context, count_directions, start="rank one", **few, **common))
+    without = follow("identity", "frobenius", "identity, no norm", len(smallest))
+    near_one, reached = np.concatenate(smallest) < NEAR_ONE, np.concatenate(raised, axis=1) >= 2
     numbers = {
         "runs_that_come_near_rank_one": exact(int(near_one.sum())),
         "share_of_runs_that_come_near_rank_one": fraction_of(int(near_one.sum()), near_one.size),
         "share_without_norm_that_come_near_rank_one": fraction_of(int((without < NEAR_ONE).sum()), runs),
-        "smallest_r_of_a_run": min((mean_of(smallest) for smallest in lowest), key=lambda n: n.low),
-        "smallest_r_of_all": exact(min(float(smallest.min()) for smallest in lowest)),
+        "smallest_r_of_a_run": lowest(mean_of(ratios) for ratios in smallest),
+        "smallest_r_of_all": exact(min(float(ratios.min()) for ratios in smallest)),
         "share_of_runs_raised_from_rank_one_in_two_layers": fraction_of(int(reached.sum()), reached.size),
     }
     series.append(Series(f"{NEAR_ONE}: next to rank one", [1, depth], [NEAR_ONE] * 2, role="bound"))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import LEVEL, Number, exact, over_runs, scaled
+from sounding.claims.number import LEVEL, Number, exact, highest, lowest, over_runs, scaled
 from sounding.claims.picture import Panel, Picture, Series, points_of
 from sounding.data import load_dataset
 from sounding.data.dataset import normalize
@@ -96,14 +96,14 @@ def _against_table(numbers: Mapping[str, Number]) -> dict[str, Number]:
         return scaled(_distance(found, mean), 1 / spread)
 
     def farthest(kind: str) -> Number:
-        return max((deviation(name, n, kind) for name in SETS for n in (256, 512)), key=lambda number: number.high)
+        return highest(deviation(name, n, kind) for name in SETS for n in (256, 512))
 
     small = [numbers[f"rank_{name}_{n}_float32"].low / n for name in SETS for n in (16, 32, 64)]
     middle = [numbers[f"rank_{name}_128_float32"] for name in SETS]
     missing = [n - numbers[f"rank_{name}_{n}_float64"].low for name in SETS for n in SIZES]
     return {
         "least_rank_over_n_up_to_64": exact(min(small)),
-        "least_rank_at_128": min(middle, key=lambda number: number.low),
+        "least_rank_at_128": lowest(middle),
         "deviation_of_true_rank": farthest("float64"),
         "deviation_of_float32_rank": farthest("float32"),
         "largest_loss_of_true_rank": exact(max(missing)),

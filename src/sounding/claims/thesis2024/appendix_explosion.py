@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import Number, jackknife, mean_of
-from sounding.claims.picture import Panel, Picture, Series
-from sounding.claims.thesis2024.gram_paths import points, slopes
+from sounding.claims.number import Number, jackknife, mean_of, mean_slope_of
+from sounding.claims.picture import Panel, Picture, Series, points_over
 from sounding.claims.thesis2024.networks import (
     Array,
     build_on_data,
@@ -48,10 +47,10 @@ def measure_shaping(values: Mapping[str, Any], context: Context) -> Outcome:
             )
             logs = first_layer_log_norms(made, values["depths"])
             gaps[name] = gaps_at(made, (int(depths[-1]),))[:, 0]
-            numbers[f"{name}_{activation}_slope"] = slopes(depths[late], logs[:, late])
+            numbers[f"{name}_{activation}_slope"] = mean_slope_of(depths[late], logs[:, late])
             numbers[f"{name}_{activation}_rise"] = mean_of(logs[:, -1] - logs[:, 1])
             label = "gain 1" if name == "plain" else f"gain ℓ^−{values['exponent']:g}"
-            series.append(points(label, depths, logs / math.log(10)))
+            series.append(points_over(label, depths, logs / math.log(10)))
             context.progress((2 * place + 1 + (name == "shaped")) / 4)
         numbers[f"gap_{activation}_shaped_over_plain"] = jackknife_ratio(gaps["shaped"], gaps["plain"])
         panels.append(Panel("depth L", GRADIENT, series, title=activation))
@@ -174,9 +173,9 @@ def measure_gain_exponent(values: Mapping[str, Any], context: Context) -> Outcom
         numbers[f"{activation}_rate_without"] = mean_of(mean[0])
         numbers[f"{activation}_rate_with"] = mean_of(mean[-1])
         numbers[f"{activation}_rate_left"] = jackknife_ratio(mean[-1], mean[0])
-        numbers[f"{activation}_fall"] = slopes(exponents, mean.T)
+        numbers[f"{activation}_fall"] = mean_slope_of(exponents, mean.T)
         numbers[f"{activation}_change_with_depth"] = jackknife_ratio((rates[..., -1] - rates[..., 0]).mean(0), mean[0])
-        series = [points(f"depth {depth}", exponents, rates[..., column].T) for column, depth in enumerate(depths)]
+        series = [points_over(f"depth {depth}", exponents, rates[..., column].T) for column, depth in enumerate(depths)]
         panels.append(Panel("gain exponent", f"rate at layer {layer} [ln per layer]", series, title=activation))
     caption = (
         f"{values['data']}, width and batch {values['width']}: the rate at layer {layer} falls with the exponent k of "

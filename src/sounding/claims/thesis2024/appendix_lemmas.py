@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from sounding.claims.claim import Context, Outcome
+from sounding.claims.claim import Context, Outcome, charted
 from sounding.claims.number import GROUPS, exact
-from sounding.claims.picture import Panel, Picture, Series, chart_of
+from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.lemmas import worst
 from sounding.claims.thesis2024.orthogonalization import draw_inputs
 from sounding.claims.walk import unit_features, walk
@@ -96,7 +96,7 @@ def measure_lemmaC_9(values: Mapping[str, Any], context: Context) -> Outcome:
         "smallest_fall_over_bound_near": worst(torch.cat(near), largest=False),
         "smallest_fall_over_bound_far": worst(torch.cat(far), largest=False),
     }
-    return Outcome(numbers, chart_of(numbers, "Fall of the gap over what the lemma promises: far above 1.", log=True))
+    return charted(numbers, "Fall of the gap over what the lemma promises: far above 1.", log=True)
 
 
 def measure_lemmaC_11(values: Mapping[str, Any], context: Context) -> Outcome:
@@ -153,7 +153,7 @@ def measure_jacobian(values: Mapping[str, Any], context: Context) -> Outcome:
     numbers = {name: worst(torch.cat(found[name])) for name in values["shown"] if name in found}
     if "layer_over_norm" in values["shown"]:
         numbers["layer_over_norm"] = worst(_layer_jacobians(values["widths"][0], values["draws"] // 20, generator))
-    return Outcome(numbers, chart_of(numbers, "The largest over drawn batches; 1 is the bound."))
+    return charted(numbers, "The largest over drawn batches; 1 is the bound.")
 
 
 def _after(norm: Callable[[torch.Tensor], torch.Tensor], weight: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
@@ -193,7 +193,7 @@ def measure_row_jacobian(values: Mapping[str, Any], context: Context) -> Outcome
         "multiplicity_over_d_squared_minus_1": exact(max(k / (d**2 - 1) for k, d in counted)),
         "multiplicity_over_d_minus_1": exact(min(k / (d - 1) for k, d in counted)),
     }
-    return Outcome(numbers, chart_of(numbers, "The identity is that of d, not d², dimensions."))
+    return charted(numbers, "The identity is that of d, not d², dimensions.")
 
 
 def measure_lemmaC_14(values: Mapping[str, Any], context: Context) -> Outcome:
@@ -209,6 +209,4 @@ def measure_lemmaC_14(values: Mapping[str, Any], context: Context) -> Outcome:
         mean = hit.reshape(values["inputs"], values["draws"]).mean(1)
         shares.append(mean / (512 * d**4 * first[:: values["draws"]].square()))
     numbers = {"largest_stopping_time_over_bound": worst(torch.cat(shares))}
-    return Outcome(
-        numbers, chart_of(numbers, "Layers until ψ ≤ 1/(16d), over the bound, from Gaussian batches.", log=True)
-    )
+    return charted(numbers, "Layers until ψ ≤ 1/(16d), over the bound, from Gaussian batches.", log=True)

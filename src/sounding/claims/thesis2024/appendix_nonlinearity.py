@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import Number, mean_of
-from sounding.claims.picture import Panel, Picture
+from sounding.claims.number import Number, mean_of, mean_slope_of
+from sounding.claims.picture import Panel, Picture, points_over
 from sounding.claims.thesis2024.appendix_explosion import (
     GRADIENT,
     NONLINEAR,
     bulk_rates,
 )
-from sounding.claims.thesis2024.gram_paths import points, slopes
 from sounding.claims.thesis2024.networks import (
     build_on_data,
     constant,
@@ -37,10 +36,10 @@ def measure_nonlinearity(values: Mapping[str, Any], context: Context) -> Outcome
         )
         logs = first_layer_log_norms(made, values["depths"])
         gaps = gaps_at(made, values["depths"])
-        numbers[f"{activation}_slope"] = slopes(depths[late], logs[:, late])
+        numbers[f"{activation}_slope"] = mean_slope_of(depths[late], logs[:, late])
         numbers[f"{activation}_gap"] = mean_of(gaps[:, -1])
-        gradients.append(points(activation, depths, logs / math.log(10)))
-        isometries.append(points(activation, depths, gaps))
+        gradients.append(points_over(activation, depths, logs / math.log(10)))
+        isometries.append(points_over(activation, depths, gaps))
         context.progress((place + 1) / 3)
     panels = (
         Panel("depth L", GRADIENT, gradients, title="gradients"),
@@ -73,7 +72,7 @@ def measure_centring(values: Mapping[str, Any], context: Context) -> Outcome:
         rises.append(shown[:, -1] - shown[:, 0])
         numbers[f"{name}_rise"] = mean_of(rises[-1])
         numbers[f"{name}_growth_over_square_of_width"] = mean_of(rates * narrow["width"] ** 2)
-        series.append(points(f"{name} batch norm", depths, shown / math.log(10)))
+        series.append(points_over(f"{name} batch norm", depths, shown / math.log(10)))
         context.progress((place + 1) / 2)
     numbers["difference_of_rises"] = mean_of(rises[0] - rises[1])
     panel = Panel("depth L", GRADIENT, series)

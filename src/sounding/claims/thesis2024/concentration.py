@@ -12,18 +12,9 @@ from typing import Any
 import numpy as np
 
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import Number, mean_of
-from sounding.claims.picture import Panel, Picture
-from sounding.claims.thesis2024.gram_paths import (
-    Array,
-    bound_line,
-    distances,
-    fixed_gram,
-    points,
-    slopes,
-    slowest_rate,
-    stretched,
-)
+from sounding.claims.number import Number, mean_of, mean_slope_of
+from sounding.claims.picture import Panel, Picture, points_over
+from sounding.claims.thesis2024.gram_paths import Array, bound_line, distances, fixed_gram, slowest_rate, stretched
 
 EARLY = 5  # layers in which the transient must peak; a later peak is told by a number of its own
 ABOVE_FLOOR = 10.0  # times the noise of a finite width: below, the noise would enter the ratio by a tenth and more
@@ -116,11 +107,11 @@ def measure_concentration(values: Mapping[str, Any], context: Context) -> Outcom
                     above = larger(above, Number(top.value / limit, top.low / limit, top.high / limit, top.samples))
                 if size == values["batch_sizes"][0]:
                     shown = np.arange(1, ratio.shape[1] + 1)
-                    series.append(points(f"{name}, {start}", shown, ratio / condition))
+                    series.append(points_over(f"{name}, {start}", shown, ratio / condition))
             first[size], own[size] = np.max(limits, axis=0), np.max(constants, axis=0)
         sizes = np.log(list(first))
-        numbers[f"{name}_batch_exponent"] = slopes(sizes, np.log(np.array(list(first.values()))).T)
-        numbers[f"{name}_corrected_batch_exponent"] = slopes(sizes, np.log(np.array(list(own.values()))).T)
+        numbers[f"{name}_batch_exponent"] = mean_slope_of(sizes, np.log(np.array(list(first.values()))).T)
+        numbers[f"{name}_corrected_batch_exponent"] = mean_slope_of(sizes, np.log(np.array(list(own.values()))).T)
     assert largest is not None
     assert late is not None
     assert above is not None
@@ -129,7 +120,7 @@ def measure_concentration(values: Mapping[str, Any], context: Context) -> Outcom
         "needed_over_wide_limit": above,
         "late_over_early": late,
         "log_growth_per_layer": mean_of(np.concatenate(trends)),
-        "width_exponent": slopes(np.log(values["widths"]), np.concatenate(by_run)),
+        "width_exponent": mean_slope_of(np.log(values["widths"]), np.concatenate(by_run)),
         "near_pair_exponent": measure_near_pair(values, context, offset),
     }
     panel = Panel("layer ℓ", "‖G_ℓ − G*‖_F/(κ(G*)(1 − α)^(ℓ/2))", series, x_scale="linear", y_scale="log")
@@ -153,4 +144,4 @@ def measure_near_pair(values: Mapping[str, Any], context: Context, offset: int) 
         ratio = found / rate ** np.arange(1, 21)
         settled = int(np.argmax(found.mean(0) < found.mean(0)[0] / 3)) or 20
         constants.append(np.log(ratio[:, :settled].max(1) / ratio[:, 0]))
-    return slopes(-np.log(values["pairs"]), np.array(constants).T)
+    return mean_slope_of(-np.log(values["pairs"]), np.array(constants).T)

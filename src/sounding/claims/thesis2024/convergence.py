@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import GROUPS, Number, exact, extreme_of, slope_of
+from sounding.claims.number import GROUPS, Number, exact, extreme_of, highest, slope_of
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.correlation_maps import (
     Array,
@@ -174,5 +174,5 @@ def measure_normalized(values: Mapping[str, Any], context: Context) -> Outcome:
         far = int(np.argmax(np.abs(mean - path)))
         off = abs(float(mean[far] - path[far]))
         deviations.append(Number(off, max(off - half[far], 0.0), off + float(half[far]), values["runs"]))
-    numbers["chain_deviation"] = max(deviations, key=lambda number: number.high)
+    numbers["chain_deviation"] = highest(deviations)
     return Outcome(numbers, outcome.picture)

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import Number, mean_of, scaled
-from sounding.claims.picture import Panel, Picture, Series
-from sounding.claims.thesis2024.gram_paths import points, slopes
+from sounding.claims.number import Number, highest, lowest, mean_of, mean_slope_of, scaled
+from sounding.claims.picture import Panel, Picture, Series, points_over
 from sounding.claims.thesis2024.networks import (
     Array,
     build_networks,
@@ -41,7 +40,7 @@ def draw_log_norms(curves: Mapping[str, Array], values: Mapping[str, Any], theor
     depths = np.array(values["depths"])
     series = []
     for name, logs in curves.items():
-        series.append(points(name, depths, logs / math.log(10)))
+        series.append(points_over(name, depths, logs / math.log(10)))
         if name in theory:
             series.append(Series(f"{name} (theory)", depths, theory[name] / math.log(10), role="theory"))
     return Panel("depth L", "log₁₀ of the first layer's gradient norm", series)
@@ -61,11 +60,11 @@ def measure_weights(values: Mapping[str, Any], context: Context) -> Outcome:
     wide = 0.5 * math.log(growth)
     middle = late.nonzero()[0][0]
     numbers = {
-        "gaussian_slope": slopes(depths[late], gaussian[:, late]),
-        "orthogonal_slope": slopes(depths[late], orthogonal[:, late]),
+        "gaussian_slope": mean_slope_of(depths[late], gaussian[:, late]),
+        "orthogonal_slope": mean_slope_of(depths[late], orthogonal[:, late]),
         "gaussian_rise": mean_of(gaussian[:, -1] - gaussian[:, 0]),
         "orthogonal_rise": mean_of(orthogonal[:, -1] - orthogonal[:, 0]),
-        "gaussian_slope_over_wide_theory": scaled(slopes(depths[late], gaussian[:, late]), 1 / wide),
+        "gaussian_slope_over_wide_theory": scaled(mean_slope_of(depths[late], gaussian[:, late]), 1 / wide),
     }
     line = gaussian[:, middle].mean() + wide * (depths - depths[middle])
     panel = draw_log_norms(curves, values, {"Gaussian weights": line})
@@ -87,8 +86,8 @@ def measure_degenerate(values: Mapping[str, Any], context: Context) -> Outcome:
     }
     repeated, different = curves.values()
     numbers = {
-        "repeated_slope": slopes(depths[late], repeated[:, late]),
-        "different_slope": slopes(depths[late], different[:, late]),
+        "repeated_slope": mean_slope_of(depths[late], repeated[:, late]),
+        "different_slope": mean_slope_of(depths[late], different[:, late]),
         "different_rise": mean_of(different[:, -1] - different[:, 0]),
     }
     panel = draw_log_norms(curves, values, {})
@@ -134,8 +133,8 @@ def measure_cell(values: Mapping[str, Any], context: Context, *, width: int, kin
     rise = (layers - layers[:, -1:]) / bounds[:, None]
     return Cell(
         logs=logs,
-        depth_slope=slopes(depths[depths >= window], logs[:, depths >= window]),
-        layer_growth=slopes(-np.arange(window, layers.shape[1] + 1), layers[:, window - 1 :]),
+        depth_slope=mean_slope_of(depths[depths >= window], logs[:, depths >= window]),
+        layer_growth=mean_slope_of(-np.arange(window, layers.shape[1] + 1), layers[:, window - 1 :]),
         rise_over_bound=mean_of(rise[:, int(np.argmax(rise.mean(0)))]),
     )
 
@@ -151,15 +150,15 @@ def measure_theorem_6_5(values: Mapping[str, Any], context: Context) -> Outcome:
             offset = 2 * index + (law == "gaussian")
             cell = measure_cell(values, context, width=width, kind=kind, law=law, offset=offset)
             made.append(cell)
-            series.append(points(f"{law}, d = {width}, {kind}", values["depths"], cell.logs / math.log(10)))
+            series.append(points_over(f"{law}, d = {width}, {kind}", values["depths"], cell.logs / math.log(10)))
         context.progress((index + 1) / len(values["inputs"]))
     orthogonal, gaussian = cells.values()
     numbers = {
-        "depth_slope": max((cell.depth_slope for cell in orthogonal), key=lambda number: number.high),
-        "layer_growth": max((cell.layer_growth for cell in orthogonal), key=lambda number: number.high),
-        "gaussian_depth_slope": min((cell.depth_slope for cell in gaussian), key=lambda number: number.low),
-        "gaussian_layer_growth": min((cell.layer_growth for cell in gaussian), key=lambda number: number.low),
-        "largest_rise_over_bound": max((cell.rise_over_bound for cell in orthogonal), key=lambda number: number.high),
+        "depth_slope": highest(cell.depth_slope for cell in orthogonal),
+        "layer_growth": highest(cell.layer_growth for cell in orthogonal),
+        "gaussian_depth_slope": lowest(cell.depth_slope for cell in gaussian),
+        "gaussian_layer_growth": lowest(cell.layer_growth for cell in gaussian),
+        "largest_rise_over_bound": highest(cell.rise_over_bound for cell in orthogonal),
     }
     panel = Panel("depth L", "log₁₀ of the first layer's gradient norm", series)
     caption = (

@@ -10,8 +10,6 @@ import torch
 from numpy.typing import NDArray
 
 from sounding.claims.claim import Context
-from sounding.claims.number import Number, mean_of
-from sounding.claims.picture import Series, points_of
 from sounding.claims.walk import walk_in_law
 from sounding.theory.batchnorm import batchnorm
 from sounding.theory.bounds.thesis2024 import theorem_3_2
@@ -74,8 +72,7 @@ def bound_line(activation: str, size: int, *, width: int, depth: int) -> Array:
     """Theorem 3.2 as printed with C = 1, layers 1 … depth; 1 − α is the square of the mean field's slowest rate."""
     alpha = 1 - slowest_rate(activation, size) ** 2
     found = theorem_3_2(fixed_gram(activation, size), width=width, depth=depth, mixing=alpha, version="printed")
-    assert found.profile is not None
-    return np.array([row.value for row in found.profile][1:])
+    return found.curve[1:]
 
 
 def deviation_line(activation: str, size: int, *, width: int, depth: int, context: Context) -> Array:
@@ -88,14 +85,3 @@ def deviation_line(activation: str, size: int, *, width: int, depth: int, contex
 def thin(count: int, most: int = 40) -> NDArray[np.int64]:
     """Indices 0 … count − 1, at most so many."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))
-
-
-def points(label: str, x: Any, samples: Array) -> Series:
-    """The mean over runs with its 99% interval at each column of `samples`."""
-    return points_of(label, x, [mean_of(column) for column in samples.T])
-
-
-def slopes(x: Any, samples: Array) -> Number:
-    """The mean over runs of the slope of each row of `samples` against x."""
-    centred = np.asarray(x, dtype=np.float64) - np.mean(x)
-    return mean_of(samples @ centred / np.sum(centred**2))

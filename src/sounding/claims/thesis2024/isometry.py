@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.stats import ortho_group
 
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import GROUPS, Number, exact, extreme_of, fraction_of, mean_of
+from sounding.claims.number import GROUPS, Number, exact, extreme_of, fraction_of, lowest, mean_of
 from sounding.claims.picture import Panel, Picture, Series, points_of
 from sounding.measures import isometry, second_moment
 from sounding.theory.bounds.thesis2024 import corollary_4_4, corollary_4_5, corollary_6_4, theorem_4_3, theorem_6_3
@@ -184,7 +184,7 @@ def measure_theorem_6_3(values: Mapping[str, Any], context: Context) -> Outcome:
             eigenvalues.append(np.linalg.eigvalsh(batch.T @ batch))
             if group == 0:
                 results.append((width, bound.values["isometry_before"], ratios[-1], 1 / bound.values["factor"]))
-        lows.append(min(ratios, key=lambda number: number.low))
+        lows.append(lowest(ratios))
         largest.append(max(e.max() for e in eigenvalues))
         widest.append(max(e.max() / len(e) for e in eigenvalues))
     smallest = extreme_of([number.value for number in lows])
@@ -224,7 +224,7 @@ def measure_corollary_6_4(values: Mapping[str, Any], context: Context) -> Outcom
             plain.append(mean_of((bound.values["isometry_gap"] + np.log(before)) / promised))
             if group == 0:
                 series.setdefault(width, []).append((bound.values["isometry_gap"], normed[-1], plain[-1]))
-        lows.append(min(normed, key=lambda number: number.low))
+        lows.append(lowest(normed))
         highs.append(max(number.value for number in plain))
     smallest = extreme_of([number.value for number in lows])
     numbers = {

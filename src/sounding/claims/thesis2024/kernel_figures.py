@@ -10,7 +10,7 @@ import numpy as np
 from numpy.polynomial import hermite_e
 
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import Number, exact, slope_of
+from sounding.claims.number import Number, exact, highest, slope_of
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.correlation_maps import (
     Array,
@@ -75,9 +75,7 @@ def draw_case(
         start=start,
         depth=depth,
     )
-    assert bound.profile is not None
-    limit = np.array([row.value for row in bound.profile])
-    limit = limit / (1 + limit) if one.case == 1 else limit
+    limit = bound.curve / (1 + bound.curve) if one.case == 1 else bound.curve
     far = np.abs(path - one.fixed_point)
     kept = far > 1e-8
     series = [
@@ -128,7 +126,7 @@ def measure_figure(values: Mapping[str, Any], context: Context) -> Outcome:
         panels.append(panel)
         deviations.append(deviation)
         curves.append(Series(f"{label} (κ)", rho, one.kappa(rho), role="theory"))
-    numbers["chain_deviation"] = max(deviations, key=lambda number: number.high)
+    numbers["chain_deviation"] = highest(deviations)
     curves.append(Series("ρ", [-1, 1], [-1, 1], role="bound"))
     maps = Panel("correlation ρ", "κ(ρ)", curves, title="kernel maps")
     return Outcome(numbers, Picture((maps, *panels), values["caption"]))

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from sounding.activations import resolve
-from sounding.claims.claim import Context, Outcome
+from sounding.claims.claim import Context, Outcome, charted
 from sounding.claims.number import GROUPS, Number, exact, extreme_of, fraction_of, mean_of, slope_of
-from sounding.claims.picture import Panel, Picture, Series, chart_of, points_of
+from sounding.claims.picture import Panel, Picture, Series, points_of
 from sounding.claims.walk import unit_matrix, walk
 from sounding.measures import of_gram, orthogonality_gap
 from sounding.theory.integrals.hermite import expand, hermite_values
@@ -46,11 +46,8 @@ def measure_lemma4_2(values: Mapping[str, Any], context: Context) -> Outcome:
         "isometry_of_twice_the_identity": exact(float(of_gram.isometry(2 * unit)), error=1e-12),
         "isometry_of_a_degenerate_matrix": exact(float(of_gram.isometry(torch.ones_like(unit)))),
     }
-    return Outcome(
-        numbers,
-        chart_of(
-            numbers, "Isometry is scale-invariant, in [0, 1], 0 for degenerate matrices and 1 for multiples of I."
-        ),
+    return charted(
+        numbers, "Isometry is scale-invariant, in [0, 1], 0 for degenerate matrices and 1 for multiples of I."
     )
 
 
@@ -96,9 +93,7 @@ def measure_corollary5_7(values: Mapping[str, Any], context: Context) -> Outcome
         "largest_deviation_from_phi_x_phi_x": exact(max(printed), error=1e-6),
         "largest_deviation_from_phi_x_phi_y": exact(max(meant), error=1e-6),
     }
-    return Outcome(
-        numbers, chart_of(numbers, "The series is the mean of φ(X)φ(Y); that of φ(X)φ(X) does not depend on ρ.")
-    )
+    return charted(numbers, "The series is the mean of φ(X)φ(Y); that of φ(X)φ(X) does not depend on ρ.")
 
 
 def measure_table5_2(values: Mapping[str, Any], context: Context) -> Outcome:
@@ -120,7 +115,7 @@ def measure_table5_2(values: Mapping[str, Any], context: Context) -> Outcome:
         "share_that_agree_on_linearity": fraction_of(sum(linear), len(linear)),
         "activations_that_disagree_on_linearity": exact(len(linear) - sum(linear)),
     }
-    return Outcome(numbers, chart_of(numbers, "Mean and c₀, second moment and Σc², bend of φ and of κ say the same."))
+    return charted(numbers, "Mean and c₀, second moment and Σc², bend of φ and of κ say the same.")
 
 
 def follow_correlation(

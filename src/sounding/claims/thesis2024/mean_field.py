@@ -14,16 +14,14 @@ import numpy as np
 import torch
 
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import Number, mean_of
-from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.number import Number, mean_of, mean_slope_of
+from sounding.claims.picture import Panel, Picture, Series, points_over
 from sounding.claims.thesis2024.gram_paths import (
     Array,
     bound_line,
     deviation_line,
     distances,
     fixed_gram,
-    points,
-    slopes,
     stretched,
     thin,
     walk_grams,
@@ -52,9 +50,9 @@ def measure_observation(values: Mapping[str, Any], context: Context) -> Outcome:
     floor = deviation_line(values["activation"], size, width=values["width"], depth=depth, context=context)
     shown = thin(depth, 18)
     series = (
-        points("no norm, linear", layers[shown], plain[:, shown]),
+        points_over("no norm, linear", layers[shown], plain[:, shown]),
         Series("no norm, linear (theory, root mean square)", layers, walk, role="theory"),
-        points("batch norm", layers[shown], normed[:, shown]),
+        points_over("batch norm", layers[shown], normed[:, shown]),
         Series("batch norm (theory, from G*)", layers, floor, role="theory"),
     )
     panel = Panel("layer ℓ", "‖G_ℓ − G*‖_F", series, y_scale="log")
@@ -102,7 +100,7 @@ def measure_depth(values: Mapping[str, Any], context: Context) -> Outcome:
         )
         limit = bound_line(name, size, width=width, depth=depth)
         early = slice(0, values["early"])
-        numbers[f"{name}_early_slope"] = slopes(layers[early], np.log(found[:, early]))
+        numbers[f"{name}_early_slope"] = mean_slope_of(layers[early], np.log(found[:, early]))
         worst = int(np.argmax(found.mean(0) / limit))
         numbers[f"{name}_largest_over_bound"] = mean_of(found[:, worst] / limit[worst])
         generator = np.random.default_rng(context.random_seed)
@@ -110,7 +108,7 @@ def measure_depth(values: Mapping[str, Any], context: Context) -> Outcome:
         noise = deviation_line(name, size, width=width, depth=depth, context=context)
         numbers[f"{name}_square_over_floor"] = mean_of(found[:, -1] ** 2 / noise[-1] ** 2)
         series = (
-            points(name, layers, found),
+            points_over(name, layers, found),
             Series(f"{name} (mean field and noise)", layers, np.hypot(path, noise), role="theory"),
             Series("Theorem 3.2, C = 1", layers, limit, role="bound"),
         )
@@ -141,7 +139,7 @@ def measure_scaling(values: Mapping[str, Any], context: Context) -> Outcome:
             errors.append((square.high - square.value) / (2 * math.sqrt(square.value)))
             theory.append(deviation_line(name, size, width=width, depth=depth, context=context)[-1])
             limits.append(bound_line(name, size, width=width, depth=depth)[-1])
-        numbers[f"{name}_exponent"] = slopes(np.log(x), np.array(logs).T)
+        numbers[f"{name}_exponent"] = mean_slope_of(np.log(x), np.array(logs).T)
         numbers[f"{name}_over_theory"] = _spread(np.array(means) / theory, np.array(errors) / theory)
         series += [
             Series(name, x, means, error=errors),

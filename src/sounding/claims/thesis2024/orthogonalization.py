@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import GROUPS, Number, extreme_of, mean_of, ratio_of, scaled
-from sounding.claims.picture import Panel, Picture, Series
-from sounding.claims.thesis2024.gram_paths import Array, points, slopes, thin
+from sounding.claims.number import GROUPS, Number, extreme_of, mean_of, mean_slope_of, ratio_of, scaled
+from sounding.claims.picture import Panel, Picture, Series, points_over
+from sounding.claims.thesis2024.gram_paths import Array, thin
 from sounding.claims.thesis2024.networks import gaps_over_depth, square_inputs
 
 RELEASED_CONSTANT = 0.015  # C of Theorem 6.1 in the program behind the figure, set by hand
@@ -37,18 +37,18 @@ def measure_gap_decay(values: Mapping[str, Any], context: Context) -> Outcome:
         logs = np.log(gaps)
         half = depth // 2
         early, late = slice(5, half), slice(half, depth + 1)
-        numbers[f"slope_{width}"] = slopes(layers[5:], logs[:, 5:])
+        numbers[f"slope_{width}"] = mean_slope_of(layers[5:], logs[:, 5:])
         by_run = (logs[:, -1] - logs[:, half]) / (depth - half) / ((logs[:, half] - logs[:, 5]) / (half - 5))
         numbers[f"late_over_early_slope_{width}"] = mean_of(by_run)
         limit = math.log(width / (width + 2))
-        numbers[f"slope_over_theory_{width}"] = scaled(slopes(layers[late], logs[:, late]), 1 / limit)
+        numbers[f"slope_over_theory_{width}"] = scaled(mean_slope_of(layers[late], logs[:, late]), 1 / limit)
         rates.append(-(logs[:, -1] - logs[:, 5]) / (depth - 5))
         shown = thin(depth + 1, 21)
         first = float(gaps[:, 0].mean())
         after = float(gaps[:, early].mean(0)[0])
         k = RELEASED_CONSTANT * width**2 * (1 + width * first)
         series += [
-            points(f"d = {width}", shown, gaps[:, shown]),
+            points_over(f"d = {width}", shown, gaps[:, shown]),
             Series(
                 f"d = {width} (d/(d + 2) per layer)",
                 shown,
@@ -117,7 +117,7 @@ def measure_theorem_6_1(values: Mapping[str, Any], context: Context) -> Outcome:
         needed.setdefault(width, []).append(np.array([needed_constant(one, width) for one in by_input]))
         means = by_input.mean(1)
         shown = thin(int(np.sum(np.all(means >= RESOLVED_GAP, axis=0))), 9)
-        series.append(points(f"d = {width}, {kind}", shown, means[:, shown] / means[:, :1]))
+        series.append(points_over(f"d = {width}, {kind}", shown, means[:, shown] / means[:, :1]))
         if index == 0:
             scale = width**2 * (1 + width * np.median(means[:, 0]))
             bound = np.exp(-np.maximum(shown - 1, 0) / (PROVED_CONSTANT * scale))

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 import sounding.train
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, over_runs, unfinished
-from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.picture import Panel, Picture, Series, points_over
 from sounding.claims.share import share
-from sounding.claims.thesis2024.gram_paths import points
 from sounding.data import Dataset, load_dataset
 from sounding.models import Mlp
 from sounding.train import Recipe
@@ -142,4 +141,4 @@ def _ratio(found: Curves, activation: str, look: int) -> Array:
 
 
 def _curve(label: str, curves: Mapping[str, Array], part: str) -> Series:
-    return points(label, curves["step"][0], curves[part])
+    return points_over(label, curves["step"][0], curves[part])

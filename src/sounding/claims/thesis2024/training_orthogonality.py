@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 import sounding.train
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import Number, mean_of
-from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.number import Number, highest, lowest, mean_of
+from sounding.claims.picture import Panel, Picture, Series, points_over
 from sounding.claims.share import share
-from sounding.claims.thesis2024.gram_paths import points, thin
+from sounding.claims.thesis2024.gram_paths import thin
 from sounding.claims.thesis2024.training_accuracy import draw_orders, shaped_networks
 from sounding.data import load_dataset
 from sounding.data.dataset import batches
@@ -159,14 +159,14 @@ def measure_bias(values: Mapping[str, Any], context: Context) -> Outcome:
     picked = thin(found.gaps.shape[1], 13)
     layers = picked + 2
     gaps = [
-        points(f"after training at {values['learning_rate']:g}", layers, found.gaps[:, picked]),
+        points_over(f"after training at {values['learning_rate']:g}", layers, found.gaps[:, picked]),
         Series(
             f"no preferred direction at {values['learning_rate']:g}",
             layers,
             found.unbiased[:, picked].mean(0),
             role="theory",
         ),
-        points(f"after training at {values['larger_rate']:g}", layers, longer.gaps[:, picked]),
+        points_over(f"after training at {values['larger_rate']:g}", layers, longer.gaps[:, picked]),
         Series(
             f"no preferred direction at {values['larger_rate']:g}",
             layers,
@@ -175,8 +175,8 @@ def measure_bias(values: Mapping[str, Any], context: Context) -> Outcome:
         ),
     ]
     gradients = [
-        points("before", layers, found.before[:, picked]),
-        points(f"after training at {values['learning_rate']:g}", layers, found.after[:, picked]),
+        points_over("before", layers, found.before[:, picked]),
+        points_over(f"after training at {values['learning_rate']:g}", layers, found.after[:, picked]),
     ]
     panels = (
         Panel("layer", "isometry gap of the weights", gaps, y_scale="log", title="weights"),
@@ -204,21 +204,19 @@ def measure_depths(values: Mapping[str, Any], context: Context) -> Outcome:
             for depth in values["depths"]
         }
         shallow, deep = made[min(made)], made[max(made)]
-        numbers[f"largest_middle_gap_{activation}"] = max(
-            (mean_of(middle(found.gaps)) for found in made.values()), key=lambda number: number.high
-        )
+        numbers[f"largest_middle_gap_{activation}"] = highest(mean_of(middle(found.gaps)) for found in made.values())
         numbers[f"middle_gap_deep_over_shallow_{activation}"] = mean_of(middle(deep.gaps) / middle(shallow.gaps))
         spared = [mean_of(middle(f.gaps) / f.gaps.max(axis=1)) for f in made.values()]
-        numbers[f"middle_gap_over_largest_{activation}"] = max(spared, key=lambda number: number.high)
+        numbers[f"middle_gap_over_largest_{activation}"] = highest(spared)
         weakest = [mean_of(f.after.min(axis=1) / np.median(f.after, axis=1)) for f in made.values()]
-        numbers[f"weakest_gradient_over_median_{activation}"] = min(weakest, key=lambda number: number.low)
+        numbers[f"weakest_gradient_over_median_{activation}"] = lowest(weakest)
         lasting = [mean_of(middle(f.after) / middle(f.before)) for f in made.values()]
-        numbers[f"middle_gradient_after_over_before_{activation}"] = min(lasting, key=lambda number: number.low)
+        numbers[f"middle_gradient_after_over_before_{activation}"] = lowest(lasting)
         series = []
         for depth, found in made.items():
             shown = found.gaps if values["shown"] == "gaps" else found.after
             picked = thin(shown.shape[1], 9)
-            series.append(points(f"{depth} layers", (picked + 2) / depth, shown[:, picked]))
+            series.append(points_over(f"{depth} layers", (picked + 2) / depth, shown[:, picked]))
         label = "isometry gap of the weights" if values["shown"] == "gaps" else "Frobenius norm of the gradient"
         panels.append(Panel("layer over depth", label, series, y_scale="log", title=activation))
     what = (

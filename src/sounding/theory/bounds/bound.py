@@ -89,6 +89,11 @@ class Bound:
             return self.actual >= self.value - slack
         return abs(self.actual - self.value) <= slack
 
+    @property
+    def curve(self) -> Array:
+        """The bound layer by layer; empty where there is no depth."""
+        return np.array([row.value for row in self.profile] if self.profile else [])
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, without the profile's rows."""
         words = "name source version statement quantity sense"

@@ -8,7 +8,6 @@ appendix A restate all of it (Theorem 2.1, Lemma 2.2, Corollary 2.3, Theorem A.2
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,23 +25,18 @@ from sounding.theory.bounds.bound import (
 )
 from sounding.theory.bounds.spectrum import orthogonality_gap
 
-Method = Literal["quadrature", "series"]
 
-_SERIES_TERMS = 5000  # the series of eigenvalues 1 and 1/100 ends within, that of 1 and 1/300 is left to quadrature
-
-
-def expected_spectrum(singular_values: ArrayLike, *, method: Method = "quadrature") -> Array:
+def expected_spectrum(singular_values: ArrayLike) -> Array:
     """p_i(σ) = E[σ_i²w_i²/Σ_k σ_k²w_k²], w standard normal: the spectrum of HᵀH expected after one layer.
 
     p_i = ∫₀^∞ σ_i²/(1 + 2tσ_i²) Π_j (1 + 2tσ_j²)^{-1/2} dt (orth2021 eq. 13, C.6). Scale-free, Σp_i = 1, p_i = 0 where
     σ_i = 0, p_i = σ_i/(σ_1 + σ_2) for two samples. At infinite width this is the whole dynamics: near orthogonality
     each deviation σ_i² − 1/n contracts by n/(n + 2).
 
+    The trapezoidal rule in ln t is exponentially exact, for the integrand's nearest poles are at Im ln t = ±π.
+
     Args:
         singular_values: the n singular values of the batch, not all zero.
-        method: "quadrature" is the trapezoidal rule in ln t, exponentially exact because the integrand's nearest poles
-            are at Im ln t = ±π; "series" writes p_i = λ_i E[1/Q] with Q = Σλ_jχ²(1 or 3) and expands Q's law in
-            chi-squares (Ruben), slow when the eigenvalues span more than a factor 1000.
 
     >>> expected_spectrum([3.0, 1.0])
     array([0.75, 0.25])
@@ -50,12 +44,7 @@ def expected_spectrum(singular_values: ArrayLike, *, method: Method = "quadratur
     eigenvalues = _eigenvalues(singular_values)
     positive = eigenvalues > 0
     shares = np.zeros_like(eigenvalues)
-    if method == "quadrature":
-        shares[positive] = _shares_by_quadrature(eigenvalues[positive])
-    elif method == "series":
-        shares[positive] = _shares_by_series(eigenvalues[positive])
-    else:
-        raise UsageError(f"expected method 'quadrature' or 'series', got {method!r}")
+    shares[positive] = _shares_by_quadrature(eigenvalues[positive])
     return shares
 
 
@@ -87,36 +76,6 @@ def _trapezoid(eigenvalues: Array, step: float) -> Array:
     terms = 1 + 2 * np.outer(nodes, eigenvalues)
     weights = step * nodes * np.exp(-0.5 * np.sum(np.log(terms), axis=1))
     return np.asarray(weights @ (eigenvalues / terms))
-
-
-def _shares_by_series(eigenvalues: Array) -> Array:
-    """p_i by a mixture of χ² laws, the second route."""
-    return np.array([lam * _inverse_moment(eigenvalues, i) for i, lam in enumerate(eigenvalues)])
-
-
-def _inverse_moment(eigenvalues: Array, tripled: int) -> float:
-    """E[1/Q], Q = Σλ_jχ²(ν_j) with ν = 3 at `tripled` and 1 elsewhere, as a mixture of β·χ²(N + 2k) (Ruben 1962)."""
-    nu = np.ones_like(eigenvalues)
-    nu[tripled] = 3.0
-    # β = min λ keeps every weight of the mixture positive; a larger β converges faster and cancels
-    beta = float(eigenvalues.min())
-    deviations = 1 - beta / eigenvalues
-    first = 0.5 * float(np.sum(nu * np.log(beta / eigenvalues)))
-    if first < -700:
-        raise NumericalError("the series for p_i underflows for this many unequal samples", hint="method='quadrature'")
-    powers, mixture = np.zeros(_SERIES_TERMS), np.zeros(_SERIES_TERMS + 1)
-    mixture[0] = mass = math.exp(first)
-    power, k = nu.copy(), 0
-    while mass < 1 - 1e-13:
-        if k == _SERIES_TERMS:
-            raise NumericalError(f"the series for p_i needs over {k} terms", hint="method='quadrature'")
-        power = power * deviations
-        powers[k] = power.sum()
-        k += 1
-        mixture[k] = powers[:k] @ mixture[k - 1 :: -1] / (2 * k)
-        mass += mixture[k]
-    freedom = len(eigenvalues) + 2 * np.arange(k + 1)
-    return float(np.sum(mixture[: k + 1] / (beta * freedom)))
 
 
 def contraction(batch_size: int, *, version: Version = "corrected") -> float:
@@ -276,9 +235,7 @@ def corollary_3(
     """
     gap = theorem_1(width, batch_size, depth=depth, smallest_singular_value=smallest_singular_value, version=version)
     n = int(batch_size)
-    assert gap.profile is not None
-    curve = gap.profile.series("orthogonality_gap").value
-    curve = 2 * n * curve if version == "printed" else n * curve**2
+    curve = 2 * n * gap.curve if version == "printed" else n * gap.curve**2
     return Bound(
         name="orth2021-corollary3",
         source="orth2021, Corollary 3, eq. (5); thesis2024, Corollary 2.3",
