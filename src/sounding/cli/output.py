@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -10,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -28,6 +29,16 @@ def integer(value: Any) -> int:
 
 
 SEED = integer
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def with_options(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """A decorator that gives a command several options, in the order in which its help shows them."""
+
+    def decorate(command: Command) -> Command:
+        return functools.reduce(lambda made, option: option(made), reversed(options), command)
+
+    return decorate
 
 
 def say(text: str, *, err: bool = False, nl: bool = True) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from sounding.cli.output import print_json
 from sounding.cli.predict_blocks import residual, transformer
-from sounding.cli.presentation import activated, draw, present, presented, whole
+from sounding.cli.presentation import activated, batched, draw, present, presented, whole
 from sounding.cli.result import print_bound, print_bound_list, print_gram
 from sounding.errors import UsageError
 from sounding.limits import require_memory, require_time
@@ -28,9 +29,7 @@ predict.add_command(transformer)
 
 @predict.command(short_help="Batch norm: fixed point, gradient growth, trainable depth.")
 @activated
-@click.option(
-    "--batch-size", "-b", type=float, required=True, metavar="B", help="Samples per batch, at least 4; or inf."
-)
+@batched
 @click.option("--eps", type=float, default=0.0, help="Number that the norm adds to the variance.")
 @click.option("--scale", type=float, default=1.0, help="Scale γ of the norm, which gives γx + β to the activation.")
 @click.option("--shift", type=float, default=0.0, help="Shift β of the norm.")
@@ -40,17 +39,7 @@ predict.add_command(transformer)
 )  # fmt: skip
 @click.option("--tolerance", type=float, default=1e-12, help="Error that the integrals may have.")
 @presented
-def batchnorm(
-    activation: str,
-    batch_size: float,
-    eps: float,
-    scale: float,
-    shift: float,
-    weight_std: float,
-    tolerance: float,
-    as_json: bool,
-    plot: Path | None,
-) -> None:
+def batchnorm(activation: str, batch_size: float, as_json: bool, plot: Path | None, **options: float) -> None:
     """Say how signal and gradients travel through a random network with batch norm (meanfield2019).
 
     The answer has the correlation that samples end at (the fixed point), the factor by which gradients grow per layer,
@@ -58,27 +47,15 @@ def batchnorm(
     """
     from sounding import predict as theory
 
-    result = theory.batchnorm(
-        activation,
-        batch_size=whole(batch_size),
-        eps=eps,
-        scale=scale,
-        shift=shift,
-        weight_std=weight_std,
-        tolerance=tolerance,
-    )
+    result = theory.batchnorm(activation, batch_size=whole(batch_size), **options)
     present(result, as_json=as_json)
     draw(plot, lambda pictures: pictures.batchnorm(result))
 
 
 @predict.command(short_help="Kernel map: where correlations go, and how fast.")
 @activated
-@click.option(
-    "--norm",
-    type=click.Choice(NORMS),
-    default="none",
-    help="Normalization before or after the activation: by root mean square, or layer norm.",
-)
+@click.option("--norm", type=click.Choice(NORMS), default="none",
+              help="Normalization before or after the activation: by root mean square, or layer norm.")  # fmt: skip
 @presented
 def kernel(activation: str, norm: str, as_json: bool, plot: Path | None) -> None:
     """Say where the correlation of two samples goes, layer by layer, and how fast (thesis2024, chapter 5).
@@ -161,13 +138,11 @@ def gram(
     correlation: float | None,
     decaying: bool,
     file: Path | None,
-    eps: float,
     width: int | None,
-    method: str,
-    samples: int,
     seed: int,
     as_json: bool,
     plot: Path | None,
+    **options: Any,
 ) -> None:
     """Follow the Gram matrix of a batch, the products between its samples, through batch norm layers.
 
@@ -183,15 +158,7 @@ def gram(
     told = f"{depth} layers of {len(start)} samples"
     require_memory(8.0 * depth * len(start) ** 2, what=told)
     require_time(depth * (LEAST_LAYER + len(start) ** 2 / FASTEST), what=told)
-    result = theory.gram(
-        activation,
-        start,
-        depth=depth,
-        eps=eps,
-        method=method,  # type: ignore[arg-type]
-        samples=samples,
-        generator=generator,
-    )
+    result = theory.gram(activation, start, depth=depth, generator=generator, **options)
     data = result.to_dict()
     if width is not None:
         deviation = theory.gram_deviation(activation, batch_size=len(start), width=width, generator=generator)

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
+from sounding.cli.output import with_options
 from sounding.cli.presentation import activated, draw, present, presented
 from sounding.errors import UsageError
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 # the same words as in `sounding.theory.blocks`, which would load numpy for `--help`
 PLACEMENTS = ("pre", "post", "branch", "deepnorm", "none")
 INITS = ("lecun", "he", "xavier", "torch", "gpt2")
 
 
-def blocks(*, init: str, expansion: float, correlation: float) -> Callable[[Command], Command]:
+def blocks(*, init: str, expansion: float, correlation: float) -> Callable[[Any], Any]:
     """The options that residual networks and transformers share, with their own defaults."""
-    options = [
+    return with_options(
         click.option("--depth", "-d", type=int, required=True, metavar="L", help="Number of blocks."),
         click.option(
             "--placement",
@@ -57,31 +56,19 @@ def blocks(*, init: str, expansion: float, correlation: float) -> Callable[[Comm
         click.option(
             "--correlation", "-c", type=float, default=correlation, help="Correlation of two inputs or tokens."
         ),
-    ]
-
-    def decorate(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
+    )
 
 
-def attended(command: Command) -> Command:
-    """The options of attention."""
-    options = [
-        click.option(
-            "--tokens", "-n", type=int, required=True, metavar="N", help="Number of tokens, which all see each other."
-        ),
-        click.option("--head-size", type=int, default=64, help="Features of one head."),
-        click.option(
-            "--score-scale", type=float, metavar="S", help="Factor of the attention scores [default: 1/√(head size)]."
-        ),
-        click.option("--query-norm", is_flag=True, help="Normalize the queries and keys of each head (QK-norm)."),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+attended = with_options(
+    click.option(
+        "--tokens", "-n", type=int, required=True, metavar="N", help="Number of tokens, which all see each other."
+    ),
+    click.option("--head-size", type=int, default=64, help="Features of one head."),
+    click.option(
+        "--score-scale", type=float, metavar="S", help="Factor of the attention scores [default: 1/√(head size)]."
+    ),
+    click.option("--query-norm", is_flag=True, help="Normalize the queries and keys of each head (QK-norm)."),
+)
 
 
 @click.command(short_help="Residual blocks: growth of stream and gradients.")

@@ -11,7 +11,7 @@ import click
 
 from sounding.cli.output import console, print_json, working
 from sounding.cli.predict_blocks import attended, blocks, named_gains
-from sounding.cli.presentation import activated, draw, presented, whole
+from sounding.cli.presentation import activated, as_json, batched, draw, presented, whole
 from sounding.look import TERMINAL_BAD
 
 if TYPE_CHECKING:
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from sounding.theory.prescribe import Prescription
 
+margin = click.option(
+    "--margin", type=float, default=3.0, help="Theory must allow this many times the depth; 1 leaves no reserve."
+)
 HOW_LARGE = "root mean square change of what enters the activation, in its standard deviations; the smallest is first"
 
 
@@ -43,32 +46,20 @@ def prescribe() -> None:
 
 @prescribe.command(short_help="Batch norm: eps, shift, scale, gains, weights.")
 @activated
-@click.option(
-    "--batch-size", "-b", type=float, required=True, metavar="B", help="Samples per batch, at least 4; or inf."
-)
+@batched
 @click.option("--depth", "-d", type=int, required=True, metavar="L", help="Number of layers that should train.")
-@click.option(
-    "--margin", type=float, default=3.0, help="Theory must allow this many times the depth; 1 leaves no reserve."
-)
+@margin
 @click.option(
     "--weight-std", "-w", type=float, default=1.0, metavar="W",
     help="Weights have variance W²/fan-in; nn.Linear starts with 0.577."
 )  # fmt: skip
 @presented
-def batchnorm(
-    activation: str,
-    batch_size: float,
-    depth: int,
-    margin: float,
-    weight_std: float,
-    as_json: bool,
-    plot: Path | None,
-) -> None:
+def batchnorm(activation: str, batch_size: float, as_json: bool, plot: Path | None, **options: Any) -> None:
     """Which eps, shift, scale, gains or weights make a batch norm network trainable by theory to depth L."""
     from sounding.theory.prescribe import prescribe as solve
 
     with working("searching the smallest change", quiet=as_json):
-        result = solve(activation, batch_size=whole(batch_size), depth=depth, margin=margin, weight_std=weight_std)
+        result = solve(activation, batch_size=whole(batch_size), **options)
     if as_json:
         print_json(result)
     else:
@@ -76,19 +67,11 @@ def batchnorm(
     draw(plot, lambda pictures: pictures.prescription(result))
 
 
-margin = click.option(
-    "--margin",
-    type=float,
-    default=3.0,
-    help="Theory must allow this many times the depth; 1 leaves no reserve.",
-)
-
-
 @prescribe.command(short_help="Residual blocks: branch scale, initialization, norms.")
 @activated
 @blocks(init="he", expansion=1.0, correlation=0.5)
 @margin
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@as_json
 def residual(given: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Which branch scale, initialization or placement of the norm takes residual blocks to depth L."""
     from sounding.theory.prescribe_blocks import prescribe_residual
@@ -101,7 +84,7 @@ def residual(given: tuple[str, ...], as_json: bool, **options: Any) -> None:
 @blocks(init="xavier", expansion=4.0, correlation=0.0)
 @attended
 @margin
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@as_json
 def transformer(given: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Which branch scale, initialization, placement of the norm or scale of scores takes a transformer to depth L."""
     from sounding.theory.prescribe_blocks import prescribe_transformer

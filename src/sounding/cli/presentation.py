@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.output import print_json, require_writable
+from sounding.cli.output import print_json, require_writable, with_options
 from sounding.cli.result import print_result
 from sounding.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 PICTURES = (".svg", ".png", ".pdf")
 
@@ -28,27 +26,17 @@ def _check_picture(context: click.Context, parameter: click.Parameter, path: Pat
     return path
 
 
-def presented(command: Command) -> Command:
-    """The options every prediction has: `--json` and `--plot FILE`."""
-    command = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")(command)
-    return click.option(
-        "--plot",
-        type=click.Path(path_type=Path),
-        callback=_check_picture,
-        metavar="FILE",
-        help="Also draw a picture: .svg, .png or .pdf.",
-    )(command)
-
-
-def activated(command: Command) -> Command:
-    """The option `--activation`."""
-    return click.option(
-        "--activation",
-        "-a",
-        required=True,
-        metavar="A",
-        help="Activation function: relu, tanh, leaky_relu:0.1, …, or module:function.",
-    )(command)
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+presented = with_options(
+    click.option("--plot", type=click.Path(path_type=Path), callback=_check_picture, metavar="FILE",
+                 help="Also draw a picture: .svg, .png or .pdf."),
+    as_json,
+)  # fmt: skip
+activated = click.option("--activation", "-a", required=True, metavar="A",
+                         help="Activation function: relu, tanh, leaky_relu:0.1, …, or module:function.")  # fmt: skip
+batched = click.option(
+    "--batch-size", "-b", type=float, required=True, metavar="B", help="Samples per batch, at least 4; or inf."
+)
 
 
 def draw(path: Path | None, make: Callable[[Any], Axes]) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.output import SEED, console, print_json, say
+from sounding.cli.output import SEED, console, print_json, progress_over, say
 from sounding.cli.settings import parse_numbers, take_old_names
 from sounding.errors import ExitCode, InterruptedRun, UsageError
 
@@ -120,9 +119,10 @@ def simulate(
     many = len(widths) > 1 or len(residuals) > 1
     if many and options.pop("backward"):
         raise UsageError("--backward takes one width and one residual strength, got several")
-    with _progress(quiet=quiet) as progress:
+    with progress_over("chain-layers", quiet=quiet) as tell:
+        options["progress"] = functools.partial(tell, "chain-layers")
         try:
-            found = _run(widths, sizes, residuals, many=many, seed=seed, progress=progress, **options)
+            found = _run(widths, sizes, residuals, many=many, seed=seed, **options)
             interrupted = False
         except InterruptedRun as stop:
             if not stop.partial:
@@ -134,14 +134,7 @@ def simulate(
 
 
 def _run(
-    widths: list[int],
-    sizes: list[int],
-    residuals: list[float],
-    *,
-    many: bool,
-    seed: int | None,
-    progress: Callable[[int, int], None] | None,
-    **options: Any,
+    widths: list[int], sizes: list[int], residuals: list[float], *, many: bool, seed: int | None, **options: Any
 ) -> tuple[Simulation, ...]:
     """The simulations, one for each law where several were asked for."""
     import torch
@@ -153,27 +146,13 @@ def _run(
         generator.seed()
     else:
         generator.manual_seed(seed)
+    options["generator"] = generator
     if many:
-        return chain.simulate_many(
-            widths=widths,
-            batch_sizes=sizes[0] if len(sizes) == 1 else sizes,
-            residuals=residuals,
-            generator=generator,
-            progress=progress,
-            **options,
-        )
+        batch_sizes = sizes[0] if len(sizes) == 1 else sizes
+        return chain.simulate_many(widths=widths, batch_sizes=batch_sizes, residuals=residuals, **options)
     if len(sizes) != 1:
         raise UsageError(f"expected one batch size per width, got {len(sizes)} for one width")
-    return (
-        chain.simulate(
-            width=widths[0],
-            batch_size=sizes[0],
-            residual=residuals[0],
-            generator=generator,
-            progress=progress,
-            **options,
-        ),
-    )
+    return (chain.simulate(width=widths[0], batch_size=sizes[0], residual=residuals[0], **options),)
 
 
 def _import_from_working_directory(name: str) -> None:
@@ -189,24 +168,6 @@ def _list_measures(ctx: click.Context, wanted: bool) -> None:
 
     say("\n".join(measure_names()))
     ctx.exit()
-
-
-@contextmanager
-def _progress(*, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar with the time left on a terminal's stderr; nothing elsewhere."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("chain-layers"), BarColumn(), TaskProgressColumn(), TextColumn("left"), TimeRemainingColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task("simulate", total=None)
-
-        def update(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
-        yield update
 
 
 def _print(found: tuple[Simulation, ...], *, as_json: bool, error: float | None, many: bool) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.output import SEED
+from sounding.cli.output import SEED, with_options
 from sounding.errors import UsageError, require_device
 
 if TYPE_CHECKING:
@@ -97,9 +97,7 @@ def on_network(*, least: int = 1, usual: int | None = None, without: Collection[
         def gathered(*arguments: Any, **given: Any) -> Any:
             return command(*arguments, wanted=Wanted(**{name: given.pop(name) for name in kept}), **given)
 
-        for name in reversed(kept):
-            gathered = options[name](gathered)
-        return gathered
+        return with_options(*(options[name] for name in kept))(gathered)
 
     return decorate
 

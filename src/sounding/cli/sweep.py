@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.output import print_json, progress_over, require_writable, say
+from sounding.cli.output import print_json, progress_over, require_writable, say, with_options
 from sounding.errors import ExitCode, UsageError
 from sounding.limits import in_time
 
@@ -25,19 +25,12 @@ def sweep() -> None:
     """Do a grid of runs on many processes or machines; every result is kept in a directory."""
 
 
-def engine(command: Any) -> Any:
-    """A command with the options that say who works."""
-    for option in (
-        click.option("--jobs", type=int, metavar="N", help="Number of local processes [default: one for each core]."),
-        click.option("--cluster", metavar="C", help=CLUSTER),
-    ):
-        command = option(command)
-    return command
-
-
-def _spoken(command: Any) -> Any:
-    quiet = click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
-    return click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")(quiet(engine(command)))
+engine = with_options(
+    click.option("--cluster", metavar="C", help=CLUSTER),
+    click.option("--jobs", type=int, metavar="N", help="Number of local processes [default: one for each core]."),
+)
+_as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+_spoken = with_options(_as_json, click.option("--quiet", "-q", is_flag=True, help="Show no progress."), engine)
 
 
 @sweep.command(short_help="Do a sweep, or what is left of it.")
@@ -83,7 +76,7 @@ def resume(folder: Path, **options: Any) -> int:
 
 @sweep.command(short_help="How far a sweep is.")
 @click.argument("folder", type=FOLDER, metavar="DIR")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@_as_json
 def status(folder: Path, as_json: bool) -> None:
     """Say how many tasks of a sweep are done, and which failed and why; also while it runs."""
     from sounding.sweeping import Store

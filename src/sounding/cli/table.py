@@ -173,13 +173,10 @@ def print_report(report: Report, console: Console, *, title: str = "", legend: b
     findings = report.verdict.findings
     if title:
         console.print(Text(title, style="bold underline"))
-    if "model" in report.environment:
-        console.print(Text(str(report.environment["model"]), style="dim"))
-    if "data" in report.environment:
-        console.print(Text(f"on {report.environment['data']}", style="dim"))
-    start = report.profile.settings.get("start")
-    if start:
-        console.print(Text(str(start["sentence"]), style="dim"))
+    about, start = report.environment, report.profile.settings.get("start")
+    data = f"on {about['data']}" if "data" in about else ""
+    for line in filter(None, (about.get("model"), data, start and start["sentence"])):
+        console.print(Text(str(line), style="dim"))
     console.print(write_verdict(report))
     if reading.calls:
         console.print()
