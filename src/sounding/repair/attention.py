@@ -13,7 +13,7 @@ from torch.nn import functional
 from sounding.errors import UsageError
 from sounding.probe.state import unwrap
 from sounding.repair.changes import Change, Changes, Untouched
-from sounding.repair.layers import NameFilter, matches, weight_of
+from sounding.repair.layers import NameFilter, left_out, weight_of
 from sounding.repair.snapshot import all_or_nothing
 
 QUERY_KEY = re.compile(r"^(q|k|query|key|to_q|to_k|wq|wk)(_?proj|_lin)?$", re.IGNORECASE)
@@ -53,7 +53,7 @@ def qk_norm_(
             parts = _parts(module)
             if not parts and not isinstance(module, nn.MultiheadAttention):
                 continue
-            if (include is not None and not matches(name, module, include)) or matches(name, module, exclude):
+            if left_out(name, module, include, exclude):
                 untouched.append(Untouched(name, "left out by the name filter"))
                 continue
             why = _normalize(module, parts, heads, getattr(root, "config", None))

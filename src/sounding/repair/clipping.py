@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sounding.errors import UsageError
+
+
+def clip_adaptively(gradient: Tensor, weight: Tensor, axes: Sequence[int], *, clipping: float, floor: float) -> Tensor:
+    """The gradient with each unit cut to λ · max(‖w‖, floor), norms over these axes (Brock et al. 2021, eq. 3)."""
+
+    def norm(tensor: Tensor) -> Tensor:  # of one number its size
+        found: Tensor = torch.linalg.vector_norm(tensor, dim=tuple(axes), keepdim=True) if axes else tensor.abs()
+        return found
+
+    limit = clipping * norm(weight).clamp_min(floor)
+    return gradient * (limit / norm(gradient).clamp_min(1e-30)).clamp_max(1.0)
 
 
 class AdaptiveClipping(torch.optim.Optimizer):
@@ -61,17 +72,10 @@ class AdaptiveClipping(torch.optim.Optimizer):
         """Clip the gradients now."""
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None:
-                    limit = self.clipping * self._norm(parameter).clamp_min(self.floor)
-                    size = self._norm(parameter.grad)
-                    parameter.grad.mul_((limit / size.clamp_min(1e-30)).clamp_max(1.0))
-
-    def _norm(self, tensor: Tensor) -> Tensor:
-        if not self.unitwise or tensor.dim() < 2:
-            whole: Tensor = torch.linalg.vector_norm(tensor)
-            return whole
-        units: Tensor = torch.linalg.vector_norm(tensor, dim=tuple(range(1, tensor.dim())), keepdim=True)
-        return units
+                grad = parameter.grad
+                if grad is not None:
+                    axes = range(1 if self.unitwise and grad.dim() > 1 else 0, grad.dim())
+                    grad.copy_(clip_adaptively(grad, parameter, axes, clipping=self.clipping, floor=self.floor))
 
     def __getattr__(self, name: str) -> Any:
         if name == "optimizer":  # not set yet: a copy is being made

@@ -32,6 +32,11 @@ def matches(name: str, module: nn.Module, pattern: NameFilter) -> bool:
     return any(fnmatch.fnmatchcase(name, glob) for glob in globs)
 
 
+def left_out(name: str, module: nn.Module, include: NameFilter, exclude: NameFilter) -> bool:
+    """Whether the filters of a cure leave a module alone: it is not included, or it is excluded."""
+    return (include is not None and not matches(name, module, include)) or matches(name, module, exclude)
+
+
 def named_leaves(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Every module once, by its first name in the user's own model; a bare layer is called by its class."""
     return [(name or type(model).__name__, module) for name, module in unwrap(model).named_modules()]

@@ -17,7 +17,7 @@ from sounding.probe.records import FindingKind
 from sounding.probe.state import unwrap
 from sounding.reader.redraw import draw
 from sounding.repair.changes import Change, Changes, Untouched
-from sounding.repair.layers import NameFilter, matches, rms
+from sounding.repair.layers import NameFilter, left_out, rms
 from sounding.repair.snapshot import all_or_nothing
 from sounding.start.findings import find_all, find_copies
 from sounding.start.laws import configured_scale, known_laws, name_law
@@ -239,7 +239,7 @@ def _allowed(
     chosen, untouched = [], []
     for one in wanted:
         module = modules.get(one.layer, root)
-        if (include is not None and not matches(one.layer, module, include)) or matches(one.layer, module, exclude):
+        if left_out(one.layer, module, include, exclude):
             untouched.append(Untouched(one.name, "left out by the name filter"))
         elif one.name not in held or one.layer not in modules:
             untouched.append(Untouched(one.name, "it is computed by a parametrization, or held by a wrapper"))

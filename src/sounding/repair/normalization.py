@@ -11,7 +11,16 @@ from torch import Tensor, nn
 from sounding.errors import UsageError
 from sounding.probe.state import unwrap
 from sounding.repair.changes import Change, Changes, Untouched
-from sounding.repair.layers import BATCH_NORMS, CONVOLUTIONS, NameFilter, fan_in, matches, rms, select_layers, weight_of
+from sounding.repair.layers import (
+    BATCH_NORMS,
+    CONVOLUTIONS,
+    NameFilter,
+    fan_in,
+    left_out,
+    rms,
+    select_layers,
+    weight_of,
+)
 from sounding.repair.norm_layers import (
     NORMALIZED,
     Axis,
@@ -94,7 +103,7 @@ def swap_normalization_(
                 name = f"{parent_name}.{child_name}" if parent_name else child_name
                 if not isinstance(child, NORMS):
                     continue
-                if (include is not None and not matches(name, child, include)) or matches(name, child, exclude):
+                if left_out(name, child, include, exclude):
                     untouched.append(Untouched(name, "left out by the name filter"))
                     continue
                 swapped = _swapped(child, kind)
@@ -138,7 +147,7 @@ def batch_statistics_(model: nn.Module, *, include: NameFilter = None, exclude: 
     untouched: list[Untouched] = []
     with all_or_nothing(model), torch.no_grad():
         for name, module in still:
-            if (include is not None and not matches(name, module, include)) or matches(name, module, exclude):
+            if left_out(name, module, include, exclude):
                 untouched.append(Untouched(name, "left out by the name filter"))
                 continue
             if _is_frozen(module):

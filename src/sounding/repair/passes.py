@@ -35,12 +35,17 @@ def call_model(model: nn.Module, inputs: Inputs) -> Any:
         ) from error
 
 
+def tensors_of(inputs: Inputs) -> list[Tensor]:
+    """The tensors of a batch, in the order in which it holds them."""
+    if isinstance(inputs, Tensor):
+        return [inputs]
+    values = inputs.values() if isinstance(inputs, Mapping) else inputs
+    return [value for value in values if isinstance(value, Tensor)]
+
+
 def check_inputs(inputs: Inputs) -> None:
     """Floating point inputs must be finite and there must be at least two samples."""
-    tensors = (
-        [inputs] if isinstance(inputs, Tensor) else list(inputs.values() if isinstance(inputs, Mapping) else inputs)
-    )
-    tensors = [t for t in tensors if isinstance(t, Tensor)]
+    tensors = tensors_of(inputs)
     if not tensors:
         raise UsageError(f"expected inputs as a tensor, a tuple or a mapping of tensors, got {type(inputs).__name__}")
     if tensors[0].dim() == 0 or len(tensors[0]) < 2:
@@ -51,10 +56,7 @@ def check_inputs(inputs: Inputs) -> None:
 
 def sample_count(inputs: Inputs) -> int:
     """The length of the first tensor's first axis."""
-    values = (
-        [inputs] if isinstance(inputs, Tensor) else list(inputs.values() if isinstance(inputs, Mapping) else inputs)
-    )
-    return next(len(value) for value in values if isinstance(value, Tensor))
+    return len(tensors_of(inputs)[0])
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from sounding.errors import NumericalError, UsageError
 from sounding.measures import participation_ratio
 from sounding.probe.state import unwrap
 from sounding.repair.changes import Change, Changes, Untouched
-from sounding.repair.layers import WEIGHT_LAYERS, NameFilter, matches
+from sounding.repair.layers import WEIGHT_LAYERS, NameFilter, left_out
 from sounding.repair.passes import Inputs, call_model, call_order, check_inputs, hooked, sample_count
 from sounding.repair.snapshot import all_or_nothing, undisturbed
 
@@ -178,7 +178,7 @@ def _trainable(
         own = list(module.parameters(recurse=False))
         if not own:
             continue
-        if (include is not None and not matches(name, module, include)) or matches(name, module, exclude):
+        if left_out(name, module, include, exclude):
             untouched.append(Untouched(name, "left out by the name filter"))
         elif not any(parameter.requires_grad for parameter in own):
             untouched.append(Untouched(name, "it is frozen (requires_grad is False)"))
@@ -194,10 +194,7 @@ def _trainable(
 
 def _draw(inputs: Inputs, size: int, generator: torch.Generator | None) -> Inputs:
     """A minibatch without replacement; every tensor argument is indexed alike."""
-    tensors = (
-        [inputs] if isinstance(inputs, Tensor) else list(inputs.values() if isinstance(inputs, Mapping) else inputs)
-    )
-    samples = next(len(t) for t in tensors if isinstance(t, Tensor))
+    samples = sample_count(inputs)
     device = generator.device if generator is not None else None
     chosen = torch.randperm(samples, generator=generator, device=device)[:size]
 

@@ -14,7 +14,7 @@ from sounding.probe.calls import named_modules, named_parameters
 from sounding.probe.state import unwrap
 from sounding.repair.branches import Branch, find_branches
 from sounding.repair.changes import Change, Changes, Untouched
-from sounding.repair.layers import BATCH_NORMS, NameFilter, matches, rms
+from sounding.repair.layers import BATCH_NORMS, NameFilter, left_out, rms
 from sounding.repair.passes import Inputs
 from sounding.repair.snapshot import all_or_nothing
 from sounding.start.laws import name_law
@@ -150,7 +150,7 @@ def _choose(
     for branch in branches:
         module = held.owner(branch.writers[0]) or nn.Identity()
         own = [*branch.writers, *branch.behind]
-        if (include is not None and not matches(branch.name, module, include)) or matches(branch.name, module, exclude):
+        if left_out(branch.name, module, include, exclude):
             untouched.append(Untouched(branch.name, "left out by the name filter"))
         elif any(word in name for name in own for word in COMPUTED):
             untouched.append(Untouched(branch.name, "its weight is computed by a parametrization; remove it first"))

@@ -15,7 +15,7 @@ from sounding.probe.state import unwrap
 from sounding.probe.units import is_activation, name_activation
 from sounding.repair.changes import Change, Changes, Untouched
 from sounding.repair.explosion import ExplosionLaw, explosion_law, is_homogeneous
-from sounding.repair.layers import BATCH_NORMS, NameFilter, matches
+from sounding.repair.layers import BATCH_NORMS, NameFilter, left_out
 from sounding.repair.passes import Inputs, call_model, check_inputs, hooked
 from sounding.repair.snapshot import all_or_nothing, on_copy, undisturbed
 
@@ -184,7 +184,7 @@ def _why_not(
     exclude: NameFilter,
 ) -> str | None:
     """Why an activation cannot be shaped, None where it can."""
-    if (include is not None and not matches(name, activation, include)) or matches(name, activation, exclude):
+    if left_out(name, activation, include, exclude):
         return "left out by the name filter"
     if isinstance(activation, nn.PReLU | nn.RReLU) or is_homogeneous(activation):
         return "it is positively homogeneous: a gain changes its scale, not its shape"

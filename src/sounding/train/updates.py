@@ -7,33 +7,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sounding.repair.clipping import clip_adaptively
 from sounding.train.recipe import Recipe
 
 FLOOR = 1e-3  # the least norm a weight counts with in adaptive clipping (Brock et al. 2021)
 
 
-def clip_adaptively(gradient: Tensor, parameter: Tensor, *, clipping: float, unitwise: bool) -> Tensor:
-    """Adaptive gradient clipping of stacked tensors (Brock et al. 2021, eq. 3): each unit's gradient to at most
-    λ · max(‖w‖, 10⁻³).
+def clip_stacked(gradient: Tensor, parameter: Tensor, *, clipping: float, unitwise: bool) -> Tensor:
+    """The gradients (runs, ...) of a stacked parameter, clipped in each run by itself.
 
     A unit is a row of a weight, a filter of a convolution, or a whole vector; with `unitwise=False` a whole parameter
     (thesis2024, A.5).
-
-    Args:
-        gradient: (runs, ...).
-        parameter: likewise.
-        clipping: λ.
-        unitwise: per unit, or per parameter.
     """
-    first = 2 if unitwise and parameter.dim() > 2 else 1
-    axes = tuple(range(first, parameter.dim())) or (0,)
-    if parameter.dim() == 1:  # a parameter that is one number: its norm is its size
-        size, length = gradient.abs(), parameter.abs()
-    else:
-        size = torch.linalg.vector_norm(gradient, dim=axes, keepdim=True)
-        length = torch.linalg.vector_norm(parameter, dim=axes, keepdim=True)
-    limit = clipping * length.clamp_min(FLOOR)
-    return gradient * (limit / size.clamp_min(1e-30)).clamp_max(1.0)
+    axes = range(2 if unitwise and parameter.dim() > 2 else 1, parameter.dim())
+    return clip_adaptively(gradient, parameter, axes, clipping=clipping, floor=FLOOR)
 
 
 class Updates:
@@ -89,7 +76,7 @@ class Updates:
         if recipe.clipping is not None:
             unitwise = recipe.clipping_by == "unit"
             gradients = [
-                clip_adaptively(gradient, parameter, clipping=recipe.clipping, unitwise=unitwise)
+                clip_stacked(gradient, parameter, clipping=recipe.clipping, unitwise=unitwise)
                 for gradient, parameter in zip(gradients, self._parameters, strict=True)
             ]
         if recipe.weight_decay:
