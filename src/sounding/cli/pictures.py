@@ -31,7 +31,7 @@ def batchnorm(result: BatchNormPrediction) -> Axes:
 
     setting = {"eps": result.eps, "scale": result.scale, "shift": result.shift, "tolerance": 1e-8}
     growth = [predict.batchnorm(result.activation, batch_size=size, **setting).gradient_growth for size in BATCH_SIZES]
-    linear = [(size - 2) / (size - 3) for size in BATCH_SIZES]
+    linear = [predict.batchnorm("identity", batch_size=size).gradient_growth for size in BATCH_SIZES]
     axes = plot.plot_lines(
         {result.activation: (BATCH_SIZES, growth), "linear, eps 0": (BATCH_SIZES, linear)},
         xlabel="batch size",

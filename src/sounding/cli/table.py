@@ -27,11 +27,8 @@ ROWS = 20  # groups of calls that fit on a screen with the verdict and its findi
 EDGES = 3  # calls without a role that are told before the blocks of a transformer, and behind them
 COLORS = {"high": TERMINAL_BAD, "medium": TERMINAL_WARN, "low": TERMINAL_NOTE}
 STATES = {"healthy": (TERMINAL_GOOD, "✓"), "not known": (TERMINAL_WARN, "?"), "unhealthy": (TERMINAL_BAD, "✗")}
-WIDE, WIDER, WIDEST = (
-    92,
-    100,
-    130,
-)  # columns of a terminal from which the table has room for one more number, and for two
+# columns of a terminal from which the table has room for one more number, for three, and for five
+WIDE, WIDER, WIDEST = 92, 100, 130
 SHORT = 4.0  # bits of float16 below which some layer is so near its ends that the column is shown at any width
 GAP = 2  # spaces between columns
 
@@ -51,14 +48,15 @@ def _write_headroom(bits: float) -> str:
     return "–" if math.isnan(bits) else f"{bits:.0f}"
 
 
-def _write_spread(participation_ratio: float) -> str:
-    return write_share(share_outside(participation_ratio))
-
-
 COLUMNS = (
     Column("mean_square", "size", "mean square of the outputs", write_number),
     Column("participation_ratio", "directions", "how many directions carry the batch", write_number),
-    Column("participation_ratio", "spread", "share of the signal outside the dominant direction", _write_spread),
+    Column(
+        "participation_ratio",
+        "spread",
+        "share of the signal outside the dominant direction",
+        lambda ratio: write_share(share_outside(ratio)),
+    ),
     Column("mean_cosine", "cosine", "mean cosine between samples", write_number, width=WIDE),
     Column("gradient_log_norm", "gradient", "norm of the loss's gradient at this output", write_log_norm),
     Column("branch_over_stream", "branch", "what a branch adds over its stream", write_number, width=WIDER),

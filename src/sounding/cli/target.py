@@ -114,7 +114,8 @@ def _import_file(path: Path) -> ModuleType:
         raise UsageError(f"expected a Python file, got the folder {path}", hint=f"{path}/model.py:name")
     _make_importable(path.resolve().parent)
     # a file called torch.py or test.py must not replace the module of that name
-    name = path.stem if path.stem not in sys.modules and not _is_known(path.stem) else f"sounding_target_{path.stem}"
+    taken = path.stem in sys.modules or path.stem in sys.stdlib_module_names
+    name = f"sounding_target_{path.stem}" if taken else path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"expected a Python file (.py), got {path}")
@@ -149,20 +150,20 @@ def _make_importable(folder: Path) -> None:
             sys.path.insert(0, place)
 
 
-def _is_known(stem: str) -> bool:
-    """Whether the standard library has a module of this name."""
-    return stem in sys.stdlib_module_names
-
-
 def _names_hint(module: ModuleType, address: str | Path, wanted: str = "") -> str:
     """The names that could have been meant: the closest first, then what the module itself defines."""
+    from torch import nn
+
     own = [
         name
         for name, value in vars(module).items()
         if not name.startswith("_")
         and not isinstance(value, ModuleType)
         # a network at hand is of a class from elsewhere; a callable from elsewhere was only imported
-        and (_is_network(value) or (callable(value) and getattr(value, "__module__", None) in (module.__name__, None)))
+        and (
+            isinstance(value, nn.Module)
+            or (callable(value) and getattr(value, "__module__", None) in (module.__name__, None))
+        )
     ] or [name for name in vars(module) if not name.startswith("_")]
     close = difflib.get_close_matches(wanted, own, n=1) if wanted else []
     ordered = [*close, *(name for name in own if name not in close)]
@@ -172,12 +173,6 @@ def _names_hint(module: ModuleType, address: str | Path, wanted: str = "") -> st
     return f"{address}:{ordered[0]}" + (
         f" (it has {', '.join(ordered[:NAMES_SHOWN])}{more})" if len(ordered) > 1 or not wanted else ""
     )
-
-
-def _is_network(value: object) -> bool:
-    from torch import nn
-
-    return isinstance(value, nn.Module)
 
 
 def _similar_file(path: Path) -> str | None:

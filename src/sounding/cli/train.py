@@ -105,13 +105,14 @@ def train(model: str, dataset: str, **options: Any) -> int:
     Exit codes: 0 done, 2 wrong usage, 130 interrupted and 143 terminated (what was trained is printed and
     kept).
     """
+    from sounding.data import load_dataset
     from sounding.train.checkpoint import previous_of
 
     require_writable(options["out"], options["plot"])
     recipe = _recipe(options)
     fixed, vary = _grid_options(model, options)
     device = require_device(options["device"])
-    data = _load(dataset, device)
+    data = load_dataset(dataset, device=device)
     grid = _grid(model, data, options, fixed, vary)
     path = options["checkpoint"] or _default_checkpoint(model, dataset, options)
     if options["fresh"]:
@@ -190,12 +191,6 @@ def _grid(model: str, data: Any, options: Mapping[str, Any], fixed: dict[str, An
     if many and seeds[0] < 1:
         raise UsageError(f"--seeds must be at least 1, got {seeds[0]}")
     return make_grid(model, data, learning_rates=rates, seeds=chosen, vary=vary, **fixed)
-
-
-def _load(dataset: str, device: str) -> Any:
-    from sounding.data import load_dataset
-
-    return load_dataset(dataset, device=device)
 
 
 def _default_checkpoint(model: str, dataset: str, options: Mapping[str, Any]) -> Path:
@@ -279,11 +274,7 @@ def _report(history: History, recipe: Recipe, path: Path, options: Mapping[str, 
     if options["out"] is not None:
         history.to_json(options["out"])
     if options["plot"] is not None:
-        _plot(history, options["plot"])
+        from sounding.plot import plot_lines, save
 
-
-def _plot(history: History, path: Path) -> None:
-    from sounding.plot import plot_lines, save
-
-    axes = plot_lines(curves_of(history), xlabel="epoch", ylabel="training loss", log=True)
-    save(axes.figure, path)
+        axes = plot_lines(curves_of(history), xlabel="epoch", ylabel="training loss", log=True)
+        save(axes.figure, options["plot"])

@@ -73,17 +73,12 @@ def draw_curve(values: Sequence[float]) -> str:
 
 def curves_of(history: History) -> dict[str, tuple[list[float], list[float]]]:
     """Training loss over epochs by name of the run."""
-    return {
-        _name(history.settings[run]): (
-            [p.epoch for p in history.curve(run)],
-            [p.train_loss for p in history.curve(run)],
-        )
-        for run in range(history.runs)
-    }
-
-
-def _name(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name.replace('learning_rate', 'rate')} {_word(value)}" for name, value in settings.items())
+    found = {}
+    for run, settings in enumerate(history.settings):
+        name = ", ".join(f"{key.replace('learning_rate', 'rate')} {_word(value)}" for key, value in settings.items())
+        points = history.curve(run)
+        found[name] = [point.epoch for point in points], [point.train_loss for point in points]
+    return found
 
 
 def _table(settings: Mapping[str, Any]) -> Table:
@@ -93,18 +88,12 @@ def _table(settings: Mapping[str, Any]) -> Table:
 
 def _cells(point: Point, settings: Mapping[str, Any]) -> list[str]:
     numbers = [point.train_loss, point.train_accuracy, point.test_loss, point.test_accuracy]
-    percent = (False, True, False, True)
-    words = [_share(n) if share else _loss(n) for n, share in zip(numbers, percent, strict=True)]
+    words = [
+        "" if number is None else "–" if math.isnan(number) else f"{number:{form}}"
+        for number, form in zip(numbers, (".4g", ".1%", ".4g", ".1%"), strict=True)
+    ]
     return [*(_word(value) for value in settings.values()), f"{point.epoch:.3g}", *words]
 
 
 def _word(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _loss(value: float | None) -> str:
-    return "" if value is None else "–" if math.isnan(value) else f"{value:.4g}"
-
-
-def _share(value: float | None) -> str:
-    return "" if value is None else "–" if math.isnan(value) else f"{100 * value:.1f}%"

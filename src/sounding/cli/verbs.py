@@ -47,9 +47,10 @@ def prepare(spec: Spec) -> Spec:
     for name, values in {"": [None], **spec.axes}.items():
         for value in values:
             options = {**spec.options, **first, **({name: value} if name else {})}
-            _parse(spec.verb, options)
-    line = spec.line_spec()
-    if line is not None:
+            command = _find(spec.verb)
+            with _told(spec.verb), command.make_context(f"sounding {spec.verb}", _words(command, spec.verb, options)):
+                pass
+    for line in spec.parts()[1:]:
         prepare(line)
     return spec
 
@@ -91,12 +92,6 @@ def _find(verb: str) -> click.Command:
         raise UsageError(f"no verb {verb!r} that a sweep can run", hint=name)
     assert isinstance(command, click.Command)
     return command
-
-
-def _parse(verb: str, options: Mapping[str, Any]) -> None:
-    command = _find(verb)
-    with _told(verb), command.make_context(f"sounding {verb}", _words(command, verb, options)):
-        pass
 
 
 @contextlib.contextmanager

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import hashlib
 import os
 import tarfile
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 from sounding.data.catalogue import Entry, Remote, Stored
 from sounding.data.download import Progress, cannot_write, download, md5_of, set_aside
 from sounding.errors import DataError
+from sounding.files import locked, place
 
 State = Literal["intact", "missing", "damaged"]
 VARIABLE = "SOUNDING_DATA"
@@ -58,18 +57,18 @@ def read_files(
     The sum is taken of the very bytes returned, so a file that changes in between is never read. What is missing or
     damaged is fetched first; with `fetch=False` that is an error.
     """
-    place = (folder or data_folder()) / entry.name
-    contents = [_read_intact(file, place) for file in files]
+    home = (folder or data_folder()) / entry.name
+    contents = [_read_intact(file, home) for file in files]
     if None in contents and not fetch:
-        absent = [file.path for file, content in zip(files, contents, strict=True) if content is None]
-        states = ", ".join(f"{path} is {file_state(_named(files, path), place)}" for path in absent)
-        raise DataError(f"{entry.name} is not complete in {place}: {states}", hint=f"sounding data get {entry.name}")
+        absent = [file for file, content in zip(files, contents, strict=True) if content is None]
+        states = ", ".join(f"{file.path} is {file_state(file, home)}" for file in absent)
+        raise DataError(f"{entry.name} is not complete in {home}: {states}", hint=f"sounding data get {entry.name}")
     if None in contents:
         fetch_entry(entry, folder=folder, progress=progress)
-        contents = [_read_intact(file, place) for file in files]
+        contents = [_read_intact(file, home) for file in files]
     complete = [content for content in contents if content is not None]
     if len(complete) < len(files):
-        raise DataError(f"{entry.name} in {place} was changed while it was read", hint="again")
+        raise DataError(f"{entry.name} in {home} was changed while it was read", hint="again")
     return complete
 
 
@@ -82,19 +81,19 @@ def fetch_entry(entry: Entry, *, folder: Path | None = None, progress: Progress 
     Raises:
         DataError: the folder cannot be written, or the homes do not give the files.
     """
-    place = (folder or data_folder()) / entry.name
-    if all(file_state(file, place) == "intact" for file in entry.stored):
+    home = (folder or data_folder()) / entry.name
+    if all(file_state(file, home) == "intact" for file in entry.stored):
         return []
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        with _locked(place):
-            wanted = [file for file in entry.stored if file_state(file, place) != "intact"]
-            damaged = [set_aside(place / file.path) for file in wanted if (place / file.path).is_file()]
+        home.mkdir(parents=True, exist_ok=True)
+        with locked(home / "files", wait=True):
+            wanted = [file for file in entry.stored if file_state(file, home) != "intact"]
+            damaged = [set_aside(home / file.path) for file in wanted if (home / file.path).is_file()]
             try:
                 if entry.archived and wanted:
-                    _fetch_archive(entry.remotes[0], wanted, place, progress)
+                    _fetch_archive(entry.remotes[0], wanted, home, progress)
                 elif wanted:
-                    _fetch_files(entry, wanted, place, progress)
+                    _fetch_files(entry, wanted, home, progress)
             except DataError as error:
                 if not damaged:
                     raise
@@ -102,16 +101,12 @@ def fetch_entry(entry: Entry, *, folder: Path | None = None, progress: Progress 
                 raise DataError(f"{error.message}; the damaged file is kept as {kept}", hint=error.hint) from error
             return [file.path for file in wanted]
     except OSError as error:
-        raise cannot_write(place, error) from error
+        raise cannot_write(home, error) from error
 
 
-def _named(files: tuple[Stored, ...], path: str) -> Stored:
-    return next(file for file in files if file.path == path)
-
-
-def _read_intact(file: Stored, place: Path) -> bytearray | None:
+def _read_intact(file: Stored, home: Path) -> bytearray | None:
     """The bytes of a file if its size and sum are the published ones, else None."""
-    path = place / file.path
+    path = home / file.path
     try:
         if path.stat().st_size != file.size:
             return None
@@ -129,26 +124,26 @@ def _read_intact(file: Stored, place: Path) -> bytearray | None:
     return content
 
 
-def _fetch_files(entry: Entry, wanted: list[Stored], place: Path, progress: Progress | None) -> None:
+def _fetch_files(entry: Entry, wanted: list[Stored], home: Path, progress: Progress | None) -> None:
     paths = {file.path for file in wanted}
     for remote in entry.remotes:
         if remote.name in paths:
-            download(remote, place / remote.name, progress=progress)
+            download(remote, home / remote.name, progress=progress)
 
 
-def _fetch_archive(remote: Remote, wanted: list[Stored], place: Path, progress: Progress | None) -> None:
+def _fetch_archive(remote: Remote, wanted: list[Stored], home: Path, progress: Progress | None) -> None:
     """Download the archive, take the wanted files out of it, and drop it: the files are all that is ever read."""
-    archive = place / remote.name
+    archive = home / remote.name
     if not (archive.is_file() and md5_of(archive) == remote.md5):
         if archive.is_file():
             set_aside(archive)
         download(remote, archive, progress=progress)
-    unpack(archive, wanted, place)
+    unpack(archive, wanted, home)
     archive.unlink()
 
 
-def unpack(archive: Path, wanted: list[Stored], place: Path) -> None:
-    """Write the wanted members of a .tar.gz below `place`, and nothing else.
+def unpack(archive: Path, wanted: list[Stored], folder: Path) -> None:
+    """Write the wanted members of a .tar.gz below `folder`, and nothing else.
 
     Names in the archive are only compared, never used as paths; a member must be a regular file of the known size and
     sum. Each takes its name by rename when it is complete.
@@ -165,7 +160,9 @@ def unpack(archive: Path, wanted: list[Stored], place: Path) -> None:
                 content = stream.read(file.size)
                 if hashlib.md5(content, usedforsecurity=False).hexdigest() != file.md5:
                     continue
-                _write_whole(place / file.path, content)
+                path = folder / file.path
+                path.parent.mkdir(parents=True, exist_ok=True)
+                place(path, content)
                 del missing[file.path]
                 if not missing:
                     return
@@ -174,31 +171,3 @@ def unpack(archive: Path, wanted: list[Stored], place: Path) -> None:
     raise DataError(
         f"{archive} does not hold {', '.join(missing)} as published", hint=f"to remove {archive} and try again"
     )
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    with part.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(part, path)
-
-
-@contextlib.contextmanager
-def _locked(place: Path) -> Iterator[None]:
-    """Alone in a data set's folder; the system lets go when a process dies.
-
-    Without such locks (Windows, some network disks) two downloads at once can spoil each other's unfinished file,
-    which its sum then finds; a finished one is never touched.
-    """
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with (place / ".lock").open("wb") as stream:
-        with contextlib.suppress(OSError):
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from sounding.errors import UsageError
 from sounding.limits import require_memory
 
 Init = Literal["he", "lecun", "xavier", "orthogonal", "haar", "torch"]
-INITS: tuple[Init, ...] = ("he", "lecun", "xavier", "orthogonal", "haar", "torch")
+INITS: tuple[Init, ...] = get_args(Init)
 ActivationLike = str | Activation | Callable[[Tensor], Tensor]
 
 LAYER_BYTES = 4096  # what the Python objects of a layer take at the least, beside its weights

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Literal, TypedDict, get_args
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from sounding.errors import UsageError
 
 Norm = Literal["none", "batch", "layer", "rms"]
-NORMS: tuple[Norm, ...] = ("none", "batch", "layer", "rms")
+NORMS: tuple[Norm, ...] = get_args(Norm)
 
 
 class NormOptions(TypedDict, total=False):

@@ -125,10 +125,11 @@ def build_from_spec(spec: str, *, shape: Sequence[int] | None = None, classes: i
     find_model(name)
     given: dict[str, Any] = {}
     hints = option_types(name) | {"shape": tuple[int, ...], "classes": int}
+    example = "norm=none" if name in ("vgg19", "resnet50") else "depth=20"
     for word in words:
         option, equals, text = word.partition("=")
         if not equals or not option.strip() or not text.strip():
-            raise UsageError(f"expected option=value after {name!r}, got {word!r}", hint=f"{name},{_example(name)}")
+            raise UsageError(f"expected option=value after {name!r}, got {word!r}", hint=f"{name},{example}")
         option = option.strip()
         if option not in hints:
             raise UsageError(f"{name} has no option {option!r}", hint=_closest(option, hints))
@@ -210,7 +211,3 @@ def _parse(text: str, hint: Any, option: str) -> Any:
 def _closest(option: str, known: Mapping[str, Any]) -> str:
     close = difflib.get_close_matches(option, known, n=1)
     return f"{close[0]}=…" if close else f"one of {', '.join(known)}"
-
-
-def _example(name: str) -> str:
-    return "norm=none" if name in ("vgg19", "resnet50") else "depth=20"

@@ -101,7 +101,8 @@ def explosion_law(
         )
     floor = measure("identity", 1.0)
     rates: list[tuple[float, Estimate]] = []
-    for gain in gains if gains is not None else _descending():
+    halvings = int(-2 * math.log2(SMALLEST_GAIN))
+    for gain in gains if gains is not None else [2.0 ** (-step / 2) for step in range(halvings + 1)]:
         rates.append((float(gain), measure(activation, float(gain))))
         if gains is None and len(rates) > 2 and _has_fallen(rates, floor):
             break
@@ -116,10 +117,6 @@ def is_homogeneous(activation: str | Activation | Callable[[Tensor], Tensor]) ->
         whole, part = function(points), function(points / 4)
     size = torch.linalg.vector_norm
     return torch.allclose(part * size(whole), whole * size(part), rtol=1e-6)
-
-
-def _descending() -> list[float]:
-    return [2.0 ** (-step / 2) for step in range(int(-2 * math.log2(SMALLEST_GAIN)) + 1)]
 
 
 def _rate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -255,7 +256,8 @@ def choose_methods(
         raise UsageError(f"expected the name of a method, got {method!r}", hint=f"one of {', '.join(METHODS)}")
     for name in names:
         if name not in METHODS:
-            raise UsageError(f"unknown method {name!r}", hint=_suggest(name))
+            close = difflib.get_close_matches(name, METHODS, n=1)
+            raise UsageError(f"unknown method {name!r}", hint=close[0] if close else f"one of {', '.join(METHODS)}")
     if len(set(names)) < len(names):
         raise UsageError(f"expected each method once, got {', '.join(names)}")
     given = {name.removesuffix("_"): dict(value) for name, value in (options or {}).items()}
@@ -277,10 +279,3 @@ def choose_methods(
         if missing:
             raise UsageError(f"{one.name} needs the option {missing[0]!r}", hint=f"{one.name}.{missing[0]}=...")
     return chosen
-
-
-def _suggest(name: str) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(name, METHODS, n=1)
-    return close[0] if close else f"one of {', '.join(METHODS)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from sounding.repair.layers import weight_of
 Kind = Literal["batch", "layer", "rms", "none"]
 Axis = Literal["last", "channel"]
 EPS = 1e-5  # as in the other norms; RMSNorm alone would take the machine epsilon
-KINDS: tuple[Kind, ...] = ("batch", "layer", "rms", "none")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class ChannelRMSNorm(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from sounding.start.laws import name_law
 from sounding.start.parameters import take_stock
 
 Rule = Literal["sqrt", "deepnorm", "layerscale", "completep"]
-RULES: tuple[Rule, ...] = ("sqrt", "deepnorm", "layerscale", "completep")
+RULES: tuple[Rule, ...] = get_args(Rule)
 SCALE = "branch_scale"  # the attribute under which a layer keeps what its output is multiplied by
 COMPUTED = ("parametrizations.", "weight_g", "weight_v", "weight_orig")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from sounding.probe.kinds import page_of
-from sounding.probe.records import Finding, Report
+from sounding.probe.records import Finding
 from sounding.repair.changes import Changes
 from sounding.repair.evidence import Evidence, tell
 from sounding.repair.plan import Plan
@@ -16,7 +16,8 @@ from sounding.report.text import escape
 
 def write_repair_html(plan: Plan, path: str | Path) -> Path:
     """Write a plan with its evidence as one self-contained HTML file; see `sounding.write_html`."""
-    return write_html(_reports(plan), path, preface=write_preface(plan))
+    reports = {"before": plan.evidence.before, "after": plan.evidence.after}
+    return write_html(reports, path, preface=write_preface(plan))
 
 
 def write_preface(plan: Plan) -> str:
@@ -34,10 +35,6 @@ def write_preface(plan: Plan) -> str:
         f'<h2 id="repair-title">Repair: {escape(" + ".join(plan.methods))}</h2>'
         f"{_write_vitals(plan.evidence)}{_write_outcome(plan.evidence)}{changes}{rebuild}</section>"
     )
-
-
-def _reports(plan: Plan) -> dict[str, Report]:
-    return {"before": plan.evidence.before, "after": plan.evidence.after}
 
 
 def _write_vitals(evidence: Evidence) -> str:

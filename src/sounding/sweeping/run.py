@@ -67,13 +67,11 @@ def run_sweep(
         InterruptedRun: Ctrl-C; all results that were written stay.
     """
     store = Store(out)
-    line = spec.line_spec()
     with store.opened(spec):
         done = store.done()
-        parts = [part for part in (spec, line) if part is not None]
-        total = sum(len(part) for part in parts)
-        missing = (call for part in parts for call in part.calls() if call.address not in done)
-        left = sum(call.address not in done for part in parts for call in part.calls())
+        total = sum(len(part) for part in spec.parts())
+        missing = (call for part in spec.parts() for call in part.calls() if call.address not in done)
+        left = sum(call.address not in done for part in spec.parts() for call in part.calls())
         if not left:
             return
         counted, failed, began = total - left, 0, time.monotonic()

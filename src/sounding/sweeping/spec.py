@@ -118,6 +118,11 @@ class Spec:
         values = self.line.get("values") or self.axes[along]
         return Spec(self.line["verb"], {along: values}, self.line.get("options", {}))
 
+    def parts(self) -> list[Spec]:
+        """The sweep, and the one of its theory line if it has one."""
+        line = self.line_spec()
+        return [self] if line is None else [self, line]
+
     def rows_of(self, call: Call) -> list[dict[str, Any]]:
         """The options of each row that the task gives: one, or one for each combination of what it stacks."""
         fixed = {name: value for name, value in call.options.items() if name not in call.stack}

@@ -73,7 +73,7 @@ class Store:
                 f"cannot write into {self.folder}: {error.strerror or error}", hint="another --out"
             ) from error
         with locked(self.folder / SWEEP):
-            names = "".join(f"{call.address}\n" for call in _all_calls(spec))
+            names = "".join(f"{call.address}\n" for part in spec.parts() for call in part.calls())
             place(self.folder / TASKS, names.encode())
             place(self.folder / SWEEP, _dump({**spec.to_dict(), "version": __version__}))
             yield
@@ -175,13 +175,6 @@ class Store:
         except OSError as error:
             raise cannot_write(path, error) from error
         place(path, _dump({"verb": call.verb, "options": call.options, "version": __version__, **content}))
-
-
-def _all_calls(spec: Spec) -> Iterator[Call]:
-    yield from spec.calls()
-    line = spec.line_spec()
-    if line is not None:
-        yield from line.calls()
 
 
 def _dump(content: Mapping[str, Any]) -> bytes:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from sounding.errors import UsageError
-from sounding.train.history import History, Point
+from sounding.train.history import History
 
 By = Literal["train_loss", "train_accuracy", "test_loss", "test_accuracy"]
-BY: tuple[By, ...] = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
+BY: tuple[By, ...] = get_args(By)
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,7 @@ def choose_rates(
         at: "last", the last evaluation, or "best", each run's best evaluation.
 
     >>> from sounding.profile import Profile
+    >>> from sounding.train.history import Point
     >>> settings = ({"learning_rate": 0.1}, {"learning_rate": 1.0}, {"learning_rate": 10.0})
     >>> curves = [Point(0, 1, 9, 0.5, None, None, None), Point(1, 1, 9, 0.2, None, None, None),
     ...           Point(2, 1, 9, math.nan, None, None, None)]
@@ -144,6 +145,3 @@ def _word(by: By, at: str, averaged: bool) -> str:
     mean = ", mean over the runs of a rate" if averaged else ""
     caution = "; chosen on the test part, so the chosen value is optimistic" if by.startswith("test") else ""
     return f"{what} {when}{mean}; rates at which a run diverged are left out, of equal ones the smallest{caution}"
-
-
-__all__ = ["Choice", "Choices", "Point", "choose_rates"]

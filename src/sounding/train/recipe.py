@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from sounding.data.augment import Augmentation
 from sounding.errors import UsageError
@@ -15,14 +15,15 @@ Loss = Literal["cross_entropy", "mse"]
 Sampling = Literal["shuffle", "replacement", "fixed"]
 Statistics = Literal["running", "batch"]
 TrainMetrics = Literal["evaluated", "seen"]
+ClippingBy = Literal["unit", "parameter"]
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "optimizer": ("sgd", "momentum", "adam", "rmsprop"),
-    "loss": ("cross_entropy", "mse"),
-    "sampling": ("shuffle", "replacement", "fixed"),
-    "statistics": ("running", "batch"),
-    "train_metrics": ("evaluated", "seen"),
-    "clipping_by": ("unit", "parameter"),
+    "optimizer": get_args(Optimizer),
+    "loss": get_args(Loss),
+    "sampling": get_args(Sampling),
+    "statistics": get_args(Statistics),
+    "train_metrics": get_args(TrainMetrics),
+    "clipping_by": get_args(ClippingBy),
 }
 DEFAULT_EPOCHS = 10  # for a first look at a grid
 
@@ -70,7 +71,7 @@ class Recipe:
     steps: int | None = None
     weight_decay: float = 0.0
     clipping: float | None = None
-    clipping_by: Literal["unit", "parameter"] = "unit"
+    clipping_by: ClippingBy = "unit"
     augment: Augmentation | None = None
     evaluate: Literal["epoch", "end"] | tuple[int, ...] = "epoch"
     sampling: Sampling = "shuffle"
@@ -106,14 +107,10 @@ class Recipe:
             raise UsageError(f"clipping must be positive, got {self.clipping!r}", hint="0.1, or None for none")
         if self.augment is not None and not isinstance(self.augment, Augmentation):
             raise UsageError(f"expected an Augmentation or None, got {self.augment!r}", hint="data.Augmentation()")
-        self._check_evaluate()
-
-    def _check_evaluate(self) -> None:
-        if isinstance(self.evaluate, str):
-            if self.evaluate not in ("epoch", "end"):
-                raise UsageError(f"unknown evaluate {self.evaluate!r}", hint="epoch, end, or a list of steps")
-            return
-        object.__setattr__(self, "evaluate", check_steps("evaluate", self.evaluate))
+        if not isinstance(self.evaluate, str):
+            object.__setattr__(self, "evaluate", check_steps("evaluate", self.evaluate))
+        elif self.evaluate not in ("epoch", "end"):
+            raise UsageError(f"unknown evaluate {self.evaluate!r}", hint="epoch, end, or a list of steps")
 
     @property
     def evaluated_together(self) -> int:

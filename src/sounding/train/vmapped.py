@@ -46,7 +46,8 @@ class Vmapped(Stack):
             key = f"{name}.{attribute}"
             self._varying[key] = torch.tensor(values, device=device, dtype=dtype)
             self._places[key] = (modules[name], attribute)
-            _open_(modules[name], attribute)
+            if attribute in ("eps", "momentum"):  # the built-in norms take numbers there, and no tensors
+                modules[name].__class__ = OPENED.get(type(modules[name]), type(modules[name]))
 
     def run(self, inputs: Tensor, statistics: Statistics, *, own: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
         """Outputs, and new buffers."""
@@ -168,12 +169,6 @@ OPENED: dict[type[nn.Module], type[nn.Module]] = {
     nn.LayerNorm: _LayerNormOfTensors,
     nn.RMSNorm: _RMSNormOfTensors,
 }
-
-
-def _open_(module: nn.Module, attribute: str) -> None:
-    """Let a norm of the skeleton take a tensor where the built-in one takes a number."""
-    if attribute in ("eps", "momentum") and type(module) in OPENED:
-        module.__class__ = OPENED[type(module)]
 
 
 def _empty_copy(network: nn.Module) -> nn.Module:

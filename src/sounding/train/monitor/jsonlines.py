@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sounding.errors import UsageError
 from sounding.profile import Profile
@@ -98,19 +97,11 @@ def read_json_lines(path: str | Path) -> Log:
             continue
         try:
             data = json.loads(line)
-            found[int(data["step"])] = Profile.from_dict(data["profile"]), [_as_event(e) for e in data["events"]]
+            found[int(data["step"])] = Profile.from_dict(data["profile"]), [Event(**event) for event in data["events"]]
         except (ValueError, KeyError, TypeError) as error:
             half = number == raw.count(b"\n") + 1
             what = "half a line, the writer was stopped" if half else "no measured step"
-            skipped.append(f"line {number}: {what} ({_sentence(error)})")
+            skipped.append(f"line {number}: {what} ({f'{type(error).__name__}: {error}':.120})")
     steps = sorted(found)
     events = tuple(event for step in steps for event in found[step][1])
     return Log({step: found[step][0] for step in steps}, events, tuple(skipped))
-
-
-def _as_event(data: Mapping[str, Any]) -> Event:
-    return Event(**data)
-
-
-def _sentence(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:120]

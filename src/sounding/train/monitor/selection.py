@@ -13,7 +13,6 @@ from sounding.errors import UsageError
 from sounding.probe.calls import Spec
 from sounding.probe.inside.rows import HEADS, INSIDE
 from sounding.probe.moments import FAST, FULL, TIERS, Tier
-from sounding.probe.reading import NETWORK
 from sounding.train.monitor.moved import UPDATE_RATIO
 
 Pick = str | type[nn.Module]
@@ -79,11 +78,6 @@ def choose_measures(measures: str | Sequence[str]) -> tuple[Tier, frozenset[str]
         )
     chosen = frozenset(map(str, names))
     return "full" if SPECTRAL & chosen else "fast", chosen
-
-
-def is_network(name: str) -> bool:
-    """Whether a row of a profile is about the network as a whole."""
-    return name == NETWORK
 
 
 def _matches(spec: Spec, picks: tuple[Pick, ...]) -> bool:

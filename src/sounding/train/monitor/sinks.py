@@ -9,11 +9,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from sounding.encoding import fields_of
 from sounding.errors import UsageError
-from sounding.probe.reading import Reading
+from sounding.probe.reading import NETWORK, Reading
 from sounding.probe.records import Verdict
 from sounding.profile import Profile, Row
 from sounding.train.monitor.changes import Event
-from sounding.train.monitor.selection import is_network
 
 # What a tracker plots of every weight layer: size, directions, gradients and the optimizer's step. All measures of all
 # calls are more than a thousand curves for 24 layers, in which nobody finds anything.
@@ -42,7 +41,7 @@ class Snapshot:
         layers = self.profile.settings.get("weight_layers")
         found: dict[str, float] = {}
         for row in self.profile.rows:
-            if is_network(row.name):
+            if row.name == NETWORK:
                 found[f"network/{row.measure}"] = row.value
             elif measures is None or (row.measure in measures and (layers is None or row.layer in layers)):
                 found[f"{row.measure}/{row.layer:04d}.{row.name}"] = row.value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import is_
 from typing import Any
@@ -40,17 +39,14 @@ class Structure:
 
     def __init__(self, model: nn.Module) -> None:
         self.parameters = named_parameters(unwrap(model))
-        self._parts = [_remember(module) for module in _changeable(all_modules(model))]
+        modules = [one for one in all_modules(model) if not isinstance(one, torch.jit.ScriptModule)]
+        self._parts = [
+            _Part(
+                one, type(one), [*one._modules, *one._parameters], [*one._modules.values(), *one._parameters.values()]
+            )
+            for one in modules
+        ]
 
     def is_same(self) -> bool:
         """Whether nothing was replaced, added or taken away, anywhere in the model."""
         return all(part.is_same() for part in self._parts)
-
-
-def _changeable(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    return [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
-
-
-def _remember(module: nn.Module) -> _Part:
-    children, parameters = module._modules, module._parameters
-    return _Part(module, type(module), [*children, *parameters], [*children.values(), *parameters.values()])
