@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from sounding.encoding import to_plain
-from sounding.errors import MissingExtraError, UsageError
+from sounding.errors import UsageError
 from sounding.files import place
+from sounding.lazy import import_extra
 
 if TYPE_CHECKING:
     import pandas
@@ -258,11 +259,8 @@ class Profile:
 
     def to_pandas(self) -> pandas.DataFrame:
         """The table as a pandas DataFrame (needs the extra `pandas`); a missing standard error is NaN."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise MissingExtraError("pandas", extra="pandas", needed_for="Profile.to_pandas") from error
-        frame = pandas.DataFrame([row._asdict() for row in self.rows], columns=list(Row._fields))
+        frames = import_extra("pandas", extra="pandas", needed_for="Profile.to_pandas")
+        frame = frames.DataFrame([row._asdict() for row in self.rows], columns=list(Row._fields))
         return frame.astype({"layer": "int64", "value": "float64", "stderr": "float64"})
 
     def __str__(self) -> str:

@@ -59,11 +59,7 @@ def find_branches(model: nn.Module, inputs: Inputs) -> tuple[Branch, ...]:
 
     A sum is residual where one of its terms was computed from the other; the former is the branch. Where a block has a
     weight on both ways, as the first of each stage of a ResNet, the branch is the one with more weights, if the other
-    has a single one.
-
-    Args:
-        model: any module; it runs once, forwards, and is left as it was.
-        inputs: a batch.
+    has a single one. The network runs once, forwards, and is left as it was.
 
     Raises:
         UsageError: no sum of the network is residual, or its graph does not show any (checkpointed blocks).

@@ -171,11 +171,8 @@ def examine(
 ) -> State:
     """Check a model and take its vitals; the generator is where it was afterwards, so that a second look sees the same.
 
-    Args:
-        model, loss: as for `sounding.check`.
-        batches: pairs of inputs and targets; a single one is cut into `repeats` parts.
-        repeats: see `batches`.
-        generator: of the random direction that stands for a loss where there are no targets.
+    Batches are pairs of inputs and targets; a single one is cut into `repeats` parts. The generator draws the random
+    direction that stands for a loss where there are no targets.
     """
     state = generator.get_state() if generator is not None else None
     inputs, targets = batches[0] if len(batches) == 1 else (iter(batches), None)

@@ -14,7 +14,8 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypeAlias
 
-from sounding.errors import DataError, MissingExtraError, UsageError
+from sounding.errors import DataError, UsageError
+from sounding.lazy import import_extra
 from sounding.sweeping.hand import do, explain
 from sounding.sweeping.spec import Call
 from sounding.sweeping.worker import THREADS, Hand, Outcome, do_for, stop_hands
@@ -163,10 +164,7 @@ class Dask:
     """Calls done by the workers of a Dask cluster, each in a process of the worker's that can be killed."""
 
     def __init__(self, cluster: Any, *, threads: int, limit: float | None, resources: Mapping[str, float]) -> None:
-        try:
-            import distributed
-        except ImportError as error:
-            raise MissingExtraError("distributed", extra="dask", needed_for="a sweep on a cluster") from error
+        distributed = import_extra("distributed", extra="dask", needed_for="a sweep on a cluster")
         self._run = uuid.uuid4().hex
         self._settings = {"threads": threads, "limit": limit}
         self._resources = dict(resources)

@@ -23,13 +23,8 @@ def make_picture(spec: Spec, table: Table, line: Table | None = None, **changes:
 
     `x` and `value` are columns. With `y`, another axis, the picture is a heat map of the mean over seeds; without, it
     has a curve for each value of `curves`, and 99% intervals over seeds. `x_power = 2` draws variances where the grid
-    has standard deviations. Everything else is labels and scales ("log").
-
-    Args:
-        spec: whose axes and [picture] they are.
-        table: of the sweep.
-        line: of its theory line.
-        changes: entries of [picture] to take instead.
+    has standard deviations. Everything else is labels and scales ("log"). `changes` take the place of entries of
+    [picture]; `line` is the table of the theory line.
     """
     wanted = {**spec.picture, **{name: value for name, value in changes.items() if value is not None}}
     wanted |= {name: str(wanted[name]).replace("-", "_") for name in ("x", "y", "curves") if name in wanted}

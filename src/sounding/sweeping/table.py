@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sounding.errors import MissingExtraError
 from sounding.files import place
+from sounding.lazy import import_extra
 from sounding.sweeping.spec import Spec
 from sounding.sweeping.store import Store
 
@@ -43,23 +43,20 @@ class Table:
 
     def to_parquet(self, path: str | Path) -> None:
         """Write the table as a Parquet file; a column of numbers and texts becomes texts."""
-        try:
-            import pyarrow
-            import pyarrow.parquet
-        except ImportError as error:
-            raise MissingExtraError("pyarrow", extra="parquet", needed_for="a Parquet file") from error
+        arrow, parquet = (
+            import_extra(module, extra="parquet", needed_for="a Parquet file")
+            for module in ("pyarrow", "pyarrow.parquet")
+        )
         sink = io.BytesIO()
         columns = {name: _column([row.get(name) for row in self.rows]) for name in self.columns}
-        pyarrow.parquet.write_table(pyarrow.table(columns), sink)
+        parquet.write_table(arrow.table(columns), sink)
         place(Path(path), sink.getvalue())
 
     def to_pandas(self) -> pandas.DataFrame:
         """The table as a data frame."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise MissingExtraError("pandas", extra="pandas", needed_for="Table.to_pandas") from error
-        return pandas.DataFrame([dict(row) for row in self.rows], columns=self.columns)
+        frames = import_extra("pandas", extra="pandas", needed_for="Table.to_pandas")
+        frame: pandas.DataFrame = frames.DataFrame([dict(row) for row in self.rows], columns=self.columns)
+        return frame
 
 
 def read_table(store: Store, spec: Spec) -> Table:

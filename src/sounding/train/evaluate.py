@@ -78,14 +78,8 @@ def evaluate_part(
     """Mean loss and accuracy over a part.
 
     The samples are dealt out like cards to as few hands of at most `evaluated_together` as it takes, so that with batch
-    statistics each hand is a fair sample even of sorted data.
-
-    Args:
-        forward: of the runs.
-        part: inputs and targets.
-        samples: how inputs are prepared.
-        recipe: of the training.
-        at_most: samples in a hand, where the recipe leaves that open and it changes nothing.
+    statistics each hand is a fair sample even of sorted data. A hand has `at_most` samples where the recipe leaves that
+    open and it changes nothing.
     """
     inputs, targets = part
     together = recipe.evaluated_together

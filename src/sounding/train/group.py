@@ -19,14 +19,8 @@ class Group:
     """Some runs of a training, stacked. All that changes is a tensor on the device; the host only queues steps.
 
     A run whose loss is not finite is masked from that step on: neither that step nor a later one changes its
-    parameters, and as every operation is per run, no other run notices.
-
-    Args:
-        stack: of the networks.
-        rates: one a run.
-        recipe: of the training.
-        device: of the stack.
-        own: every run has batches of its own, (runs, samples, ...).
+    parameters, and as every operation is per run, no other run notices. With `own` every run has batches of its own,
+    (runs, samples, ...).
     """
 
     def __init__(

@@ -11,8 +11,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sounding.encoding import to_plain
-from sounding.errors import MissingExtraError, UsageError
+from sounding.errors import UsageError
 from sounding.files import place
+from sounding.lazy import import_extra
 from sounding.profile import Profile, Series
 
 if TYPE_CHECKING:
@@ -94,10 +95,7 @@ class History:
     def trace(self, measure: str, *, run: int, layer: int = -1) -> Series:
         """One measure of one layer over the steps; `layer` of the series is the step.
 
-        Args:
-            measure: as `profile.measures` names it.
-            run: which.
-            layer: as `Profile.value` takes it; negative counts from the last that has the measure.
+        A negative `layer` counts from the last that has the measure, as in `Profile.value`.
         """
         self._check_run(run)
         steps = [step for source in self.profile.sources for found, step in [read_source(source)] if found == run]
@@ -169,12 +167,11 @@ class History:
 
     def to_pandas(self) -> pandas.DataFrame:
         """The curves as a pandas DataFrame, the runs' settings as columns beside them."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise MissingExtraError("pandas", extra="pandas", needed_for="History.to_pandas") from error
+        frames = import_extra("pandas", extra="pandas", needed_for="History.to_pandas")
         rows = [{**self.settings[point.run], **point._asdict()} for point in self.curves]
-        return pandas.DataFrame(rows, columns=list(dict.fromkeys([*Point._fields, *(k for r in rows for k in r)])))
+        columns = dict.fromkeys([*Point._fields, *(name for row in rows for name in row)])
+        frame: pandas.DataFrame = frames.DataFrame(rows, columns=list(columns))
+        return frame
 
     def __str__(self) -> str:
         failed = sum(step is not None for step in self.diverged)

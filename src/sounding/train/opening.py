@@ -55,19 +55,10 @@ def open_training(
     checkpoint: Checkpoint | str | Path | None,
     progress: ProgressCall | None,
 ) -> Opening:
-    """Check what was given and lay out the run; nothing is changed yet.
+    """Check what was given to `train_` or `train_together_` and lay out the run; nothing is changed yet.
 
-    Args:
-        networks: what is trained; the device and the precision of the first are those of the run.
-        data: as in `train_`.
-        kind: which loop; a checkpoint of one is none of the other.
-        runs: what tells each run from the others.
-        recipe: everything else.
-        generator: of the order of the samples, or one a run.
-        device: where to train, None is where the first network is.
-        measure_at: steps after which a network is measured over depth.
-        checkpoint: where to keep the state.
-        progress: whom to tell.
+    The run has the precision of the first network. `runs` tell each run from the others, `kind` says which loop asks:
+    a checkpoint of the one is none of the other.
     """
     check_recipe(recipe)
     check_orders(generator, runs=None if kind == "alone" else len(networks))

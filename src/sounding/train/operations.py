@@ -132,13 +132,7 @@ def _normalize_backward(
 
 
 def apply_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x Wᵀ + b of every run.
-
-    Args:
-        x: (runs, samples, in).
-        weight: (runs, out, in).
-        bias: (runs, out).
-    """
+    """x Wᵀ + b of every run, of x (runs, samples, in), weights (runs, out, in) and biases (runs, out)."""
     output: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return output
 

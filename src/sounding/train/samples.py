@@ -192,13 +192,7 @@ class Stream:
 
 
 class Streams:
-    """Batches of many runs, (runs, samples, ...): one stream a generator, which the runs that share it see alike.
-
-    Args:
-        samples: on the device.
-        recipe: of the training.
-        generators: one a run.
-    """
+    """Batches of many runs, (runs, samples, ...): one stream a generator, which the runs that share it see alike."""
 
     def __init__(self, samples: Samples, recipe: Recipe, generators: Sequence[torch.Generator]) -> None:
         apart = {id(generator): generator for generator in generators}

@@ -27,15 +27,7 @@ class Carried:
     refused = ""
 
     def _open(self, model: nn.Module, wrapped: nn.Module, own: Sink | None, *, deepspeed: bool, **options: Any) -> None:
-        """Start a monitor on the model unless what wraps it hides its weights.
-
-        Args:
-            model: the trainer's model.
-            wrapped: the model inside of what makes it parallel.
-            own: the sink of the trainer's own logs.
-            deepspeed: whether DeepSpeed runs the model.
-            **options: for `sounding.Monitor`.
-        """
+        """Start a monitor on the model unless what wraps it hides its weights; `own` takes the trainer's own logs."""
         self.stop()
         try:
             if deepspeed:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sounding.errors import MissingExtraError
+from sounding.lazy import import_extra
 from sounding.train.callbacks.carried import Carried
 from sounding.train.monitor.sinks import Snapshot
 
-try:
-    from transformers import TrainerCallback
-except ImportError as error:
-    raise MissingExtraError("transformers", extra="hf", needed_for="TrainerMonitor") from error
+TrainerCallback: Any = import_extra("transformers", extra="hf", needed_for="TrainerMonitor").TrainerCallback
 
 
 class TrainerMonitor(TrainerCallback, Carried):  # type: ignore[misc]  # its types are not read

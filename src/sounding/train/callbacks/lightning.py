@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sounding.errors import MissingExtraError
+from sounding.lazy import import_extra
 from sounding.train.callbacks.carried import Carried
 from sounding.train.monitor.sinks import Snapshot
 
-try:
-    from lightning.pytorch.callbacks import Callback
-except ImportError as error:
-    raise MissingExtraError("lightning", extra="lightning", needed_for="MonitorCallback") from error
+Callback: Any = import_extra("lightning.pytorch.callbacks", extra="lightning", needed_for="MonitorCallback").Callback
 
 
 class MonitorCallback(Callback, Carried):  # type: ignore[misc]  # its types are not read

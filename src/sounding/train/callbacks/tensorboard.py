@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from sounding.errors import MissingExtraError
+from sounding.lazy import import_extra
 from sounding.train.monitor.sinks import TRACKED, Snapshot
 
 
@@ -40,10 +40,9 @@ class TensorBoard:
 
 
 def _open(directory: Any) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise MissingExtraError("tensorboard", extra="tensorboard", needed_for="the TensorBoard sink") from error
+    import_extra("tensorboard", extra="tensorboard", needed_for="the TensorBoard sink")
+    from torch.utils.tensorboard import SummaryWriter
+
     return SummaryWriter(log_dir=str(directory))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sounding.errors import MissingExtraError
+from sounding.lazy import import_extra
 from sounding.train.monitor.sinks import TRACKED, Snapshot
 
 
@@ -44,10 +44,7 @@ class WeightsAndBiases:
 
 
 def _start(options: dict[str, Any]) -> Any:
-    try:
-        import wandb
-    except ImportError as error:
-        raise MissingExtraError("wandb", extra="wandb", needed_for="the Weights & Biases sink") from error
+    wandb = import_extra("wandb", extra="wandb", needed_for="the Weights & Biases sink")
     return _prepare(wandb.init(**options))
 
 

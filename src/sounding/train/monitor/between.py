@@ -23,9 +23,6 @@ class Between:
 
     To look at every operation takes longer than a small step. Where the first measured step showed nothing between
     modules, as in a perceptron, later ones look at the sizes of outputs and gradients alone, until the model changes.
-
-    Args:
-        wanted: whether anybody asked for it.
     """
 
     def __init__(self, *, wanted: bool) -> None:
@@ -46,10 +43,7 @@ class Between:
     def listen(self, root: nn.Module, passes: Sequence[Pass], *, axis: int) -> AbstractContextManager[None]:
         """A block inside of which operations of a model are looked at, if this is the first pass of a step.
 
-        Args:
-            root: the model.
-            passes: the passes of the step, the present one last.
-            axis: which axis holds the samples.
+        `passes` are those of the step, the present one last; `axis` holds the samples.
         """
         if not self._wanted or len(passes) != 1 or self._seen:
             return nullcontext()
@@ -85,9 +79,7 @@ class Between:
     ) -> tuple[tuple[Row, ...], tuple[Finding, ...], tuple[Unmeasured, ...]]:
         """The rows of the step, without those of single heads, its findings, and what could not be looked at.
 
-        Args:
-            passes: those that count; what was seen in another is dropped.
-            source: of the rows.
+        What was seen in a pass that is none of `passes` is dropped.
         """
         seen, self._seen = [pair for pair in self._seen if any(pair[0] is one for one in passes)], []
         if not seen:

@@ -80,11 +80,7 @@ class Changes:
     ) -> tuple[Event, ...]:
         """The news of this step, findings first; the step is the new state to compare with.
 
-        Args:
-            step: its number.
-            findings: what is wrong.
-            reading: what was measured at modules.
-            rows: what was measured between them.
+        `reading` was measured at modules, `rows` between them.
         """
         return (*self._of_findings(step, findings, reading), *self._of_limits(step, reading, rows))
 

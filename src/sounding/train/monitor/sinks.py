@@ -51,13 +51,7 @@ class Snapshot:
 class Measured(Snapshot):
     """A snapshot that makes its profile when it is first asked for: most steps are looked at by nobody.
 
-    Args:
-        step: its number.
-        reading: what it showed.
-        verdict: on the whole of it.
-        events: what is new.
-        rows: what was seen between modules.
-        chosen: the measures that the profile is to hold, None for all.
+    The profile holds the `chosen` measures, None for all, of the reading and of `rows`, what was seen between modules.
     """
 
     def __init__(

@@ -15,12 +15,7 @@ log = logging.getLogger("sounding.monitor")
 
 
 class Wall:
-    """What failed in one step, each thing with its reason; the log hears of an error once in a run.
-
-    Args:
-        step: the number of the step.
-        told: the errors that the log has heard of.
-    """
+    """What failed in one step, each thing with its reason; the log hears of an error once in a run (`told`)."""
 
     def __init__(self, step: int = 0, told: set[str] | None = None) -> None:
         self.step = step

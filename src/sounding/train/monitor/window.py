@@ -101,10 +101,6 @@ class Window:
     between) are left alone. Weight gradients are of the accumulated sum, as the optimizer will see it before clipping.
     Output gradients of micro-batches are joined as if the step had been one batch, ‖∂L/∂H‖² = Σ ‖∂L/∂H_i‖²; forward
     measures are means over them. The loss scale is divided out.
-
-    Args:
-        vantage: what the step shares with others.
-        wall: the wall of the step, which knows its number.
     """
 
     def __init__(self, vantage: Vantage, wall: Wall) -> None:
