@@ -28,9 +28,8 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Repaired:
-    """The network, its plan, and what was recommended if that was asked."""
+    """The plan of a network, and what was recommended if that was asked."""
 
-    model: nn.Module
     plan: Plan
     recommendation: Recommendation | None
     about: dict[str, Any]
@@ -218,7 +217,7 @@ def _repair(
             **evidence,
         )
         plan.evidence = plan.evidence.for_target(target)
-        return Repaired(model, plan, recommendation, {"target": target, "data": at.data, "seed": wanted.seed})
+        return Repaired(plan, recommendation, {"target": target, "data": at.data, "seed": wanted.seed})
 
 
 def _recommend(model: nn.Module, batch: Any, how: dict[str, Any], tell: Callable[[str], None]) -> Recommendation:

@@ -134,9 +134,9 @@ class Evidence:
         lines = [f"{'':{name_width}}  {'before':{width}}  after"]
         lines += [f"{name:{name_width}}  {old:{width}}  {new}" for (name, old), (_, new) in rows]
         lines += [LEGEND]
-        lines += [f"cured      {_word(finding)}" for finding in self.cured]
-        lines += [f"remains    {_word(finding)}" for finding in self.remaining]
-        lines += [f"CAUSED     {_word(finding)}: {finding.why}" for finding in self.caused]
+        lines += [f"cured      {one.kind} ({one.severity})" for one in self.cured]
+        lines += [f"remains    {one.kind} ({one.severity})" for one in self.remaining]
+        lines += [f"CAUSED     {one.kind} ({one.severity}): {one.why}" for one in self.caused]
         return "\n".join([*lines, self.after.verdict.summary])
 
     def to_dict(self) -> dict[str, Any]:
@@ -150,10 +150,11 @@ class Evidence:
 
 def tell(vitals: Vitals) -> list[tuple[str, str]]:
     """The vitals in words, one row each, with 95% intervals."""
+    layers = "any number of" if vitals.trainable_depth > 1e5 else f"{vitals.trainable_depth:.0f}"
     return [
         ("gradient² per layer", f"×{vitals.growth.value:.4g} {_span(vitals.growth_interval)}"),
         ("depth scales spanned", f"{vitals.depth_scales:.3g} of about {THRESHOLDS.depth_scales:g}"),
-        ("trainable to", f"{_count(vitals.trainable_depth)} layers {_span(vitals.trainable_interval)}"),
+        ("trainable to", f"{layers} layers {_span(vitals.trainable_interval)}"),
         ("directions, last hidden", f"{vitals.participation_ratio.value:.3g} {_of(vitals.participation_ratio)}"),
         ("mean cosine, last hidden", f"{vitals.mean_cosine.value:.3g} {_of(vitals.mean_cosine)}"),
         ("gradient alignment", f"{vitals.alignment.value:.3g}"),
@@ -216,13 +217,14 @@ def take_vitals(report: Report, model: nn.Module, inputs: Any) -> Vitals:
     low, high = report.profile.settings.get("growth_interval") or growth.interval()
     rate = abs(math.log(growth.value)) if 0 < growth.value < math.inf else math.inf if growth.value > 0 else math.nan
     ratio, cosine, spread = _look_inside(model, inputs)
+    ends = sorted((_reach(low), _reach(high)))
     return Vitals(
         depth=depth,
         growth=growth,
         growth_interval=(low, high),
         depth_scales=rate * max(depth - 1, 0),
         trainable_depth=_reach(growth.value),
-        trainable_interval=_reach_interval(low, high),
+        trainable_interval=(ends[0], math.inf if low <= 1 <= high else ends[1]),
         participation_ratio=ratio,
         mean_cosine=cosine,
         alignment=reading.network.get("gradient_alignment", Estimate(math.nan)),
@@ -235,11 +237,6 @@ def _reach(growth: float) -> float:
     if not 0 < growth < math.inf:
         return 0.0 if growth > 0 else math.nan
     return THRESHOLDS.depth_scales / abs(math.log(growth)) if growth != 1.0 else math.inf
-
-
-def _reach_interval(low: float, high: float) -> tuple[float, float]:
-    ends = sorted((_reach(low), _reach(high)))
-    return (ends[0], math.inf) if low <= 1 <= high else (ends[0], ends[1])
 
 
 def _look_inside(model: nn.Module, inputs: Any) -> tuple[Estimate, Estimate, float]:
@@ -307,14 +304,6 @@ def jackknife(gram: Tensor, measure: Callable[[Tensor], Tensor]) -> Estimate:
     values = torch.tensor([float(measure(part)) for part in left], dtype=torch.float64)
     error = math.sqrt((groups - 1) / groups * float((values - values.mean()).square().sum()))
     return Estimate(value, error)
-
-
-def _word(finding: Finding) -> str:
-    return f"{finding.kind} ({finding.severity})"
-
-
-def _count(value: float) -> str:
-    return "any number of" if value > 1e5 else f"{value:.0f}"
 
 
 def _span(interval: tuple[float, float]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -86,32 +87,29 @@ def plan(
     return Plan(root, tuple(chosen), changes, compare(found, repaired), Difference(before, after))
 
 
+@dataclass(eq=False, repr=False)
 class Plan:
     """A repair that has been tried and can be applied and undone.
 
     Args:
         model: the module it is for.
-        methods: the cures with their options.
+        chosen: the cures with their options.
         changes: what each changes and leaves, and why.
         evidence: the check before and after.
         difference: between the model and its repaired state.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        methods: tuple[tuple[Method, dict[str, Any]], ...],
-        changes: tuple[Changes, ...],
-        evidence: Evidence,
-        difference: Difference,
-    ) -> None:
-        self.model = model
-        self.methods = tuple(method.name for method, _ in methods)
-        self.changes = changes
-        self.evidence = evidence
-        self._chosen = methods
-        self._difference = difference
-        self._undo: ModelState | None = None
+    model: nn.Module
+    chosen: tuple[tuple[Method, dict[str, Any]], ...]
+    changes: tuple[Changes, ...]
+    evidence: Evidence
+    difference: Difference
+    _undo: ModelState | None = field(default=None, init=False)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The names of the cures."""
+        return tuple(method.name for method, _ in self.chosen)
 
     @property
     def applied(self) -> bool:
@@ -129,11 +127,11 @@ class Plan:
         """
         if self._undo is not None:
             raise UsageError("the plan is applied already", hint="plan.undo() first")
-        moved = find_moved(self._difference.before, self.model)
+        moved = find_moved(self.difference.before, self.model)
         if moved is not None:
             raise UsageError(f"the model has changed since the plan was made ({moved})", hint="making a new plan")
         with all_or_nothing(self.model) as snapshot:
-            self._difference.make()
+            self.difference.make()
         self._undo = snapshot
 
     def undo(self) -> None:
@@ -149,7 +147,7 @@ class Plan:
     def recipe(self) -> str:
         """Python lines that rebuild what a state_dict does not hold, before it is loaded; "" where it holds all."""
         lines = []
-        for (method, options), changes in zip(self._chosen, self.changes, strict=True):
+        for (method, options), changes in zip(self.chosen, self.changes, strict=True):
             if not method.outside:
                 continue
             values = {**options, **changes.settings}
@@ -168,7 +166,7 @@ class Plan:
         """Plain JSON types."""
         return {
             "methods": list(self.methods),
-            "options": {method.name: options for method, options in self._chosen if options},
+            "options": {method.name: options for method, options in self.chosen if options},
             "applied": self.applied,
             "changes": [changes.to_dict() for changes in self.changes],
             "recipe": self.recipe(),
