@@ -53,6 +53,7 @@ def draw_picture(picture: Picture, *, title: str = "") -> Figure:
 
 
 def _draw(picture: Picture, title: str) -> Figure:
+    """The figure with its panels, legends and caption, in the type sizes that are set."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -95,6 +96,7 @@ def _height(panel: Panel) -> float:
 
 
 def _draw_panel(axes: Axes, panel: Panel) -> None:
+    """Draw a map or every series in its look, with labels, scales and ticks."""
     axes.spines[["top", "right"]].set_visible(False)
     if panel.across:
         _draw_across(axes, panel)
@@ -168,6 +170,7 @@ def _looks(panel: Panel) -> list[_Look]:
 
 
 def _draw_series(axes: Axes, series: Series, look: _Look, *, joined: bool, named: bool) -> None:
+    """Draw theory as a line; measurements as points with intervals or, of many, as a curve with a band."""
     x, y = np.asarray(series.x, dtype=np.float64), np.asarray(series.y, dtype=np.float64)
     if series.role != "measured" and named:  # named places are no axis to draw a line along: a bar at each
         axes.plot(x, y, "_", ms=14, mew=1.6, color=look.colour, label=series.label)

@@ -111,6 +111,7 @@ def require_arrays(stream: IO[bytes], path: Path) -> None:
 
 
 def _require_length(stream: IO[bytes], length: int, what: str) -> None:
+    """Refuse an array that memory cannot hold, or whose file is not as long as its header says."""
     import numpy as np
 
     try:

@@ -120,6 +120,7 @@ def _checked(function: Callable[..., Any], label: str) -> Callable[[Array], Arra
     """`function` on arrays of any shape; a refusal, a wrong shape or a NaN becomes an error that says so."""
 
     def f(x: Array) -> Array:
+        """The callable's values in float64; a UsageError says what is wrong with those that are no real numbers."""
         x = np.asarray(x, dtype=np.float64)
         flat = x.ravel().copy()  # a copy: the callable may work in place
         try:

@@ -52,6 +52,7 @@ def _relu() -> Activation:
 
 
 def _relu_power(alpha: float) -> Activation:
+    """max(x, 0)^α for any α above 0; below 1 its slope at 0 is infinite."""
     if alpha <= 0:
         raise UsageError(f"relu_power needs a positive exponent, got {alpha:g}", hint="relu_power:1.5")
 
@@ -123,6 +124,7 @@ def _gelu() -> Activation:
 
 
 def _gelu_tanh() -> Activation:
+    """GELU by its formula with tanh, as GPT-2 computes it."""
     root, cubic = math.sqrt(2 / math.pi), 0.044715
 
     def derivative(x: Array) -> Array:

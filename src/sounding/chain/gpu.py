@@ -161,6 +161,7 @@ class DeviceChains(Chains):
         self.flat_skip, self.flat_scale = self.skip.flatten(), self.scale.flatten()
 
     def step(self, gain: float | torch.Tensor = 1.0) -> None:
+        """One layer; product, skip connection and norm in one kernel where the law allows it."""
         if not self.fused:
             super().step(gain)
             return

@@ -149,7 +149,7 @@ class LeanChain:
 
 
 def _factor_rows(rows: Matrix) -> Matrix:
-    """See `sounding.chain.factor.factor_rows`."""
+    """What `sounding.chain.factor.factor_rows` gives for one batch, by LAPACK alone."""
     n = len(rows)
     factored = lapack.dgeqrf(rows.T)[0]
     factor: Matrix = np.tril(factored[:n].T)

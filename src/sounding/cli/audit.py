@@ -118,6 +118,7 @@ def _compare(factory: str, seed: int) -> Audit:
 
 
 def _print(result: Audit, prose: Console, *, title: str, quiet: bool) -> None:
+    """Print the verdict of an audit, the table of parameters and the findings."""
     from rich.text import Text
 
     from sounding.cli.numbers import write_number

@@ -131,6 +131,7 @@ def require_writable(*paths: Path | None) -> None:
 
 
 def _require_writable(path: Path) -> None:
+    """UsageError unless a file can be written at this path."""
     folder = path.parent
     if path.is_dir():
         raise UsageError(f"cannot write {path}: it is a folder", hint=f"{path / 'report.html'}")

@@ -248,6 +248,7 @@ def _to_json_object(repaired: Repaired, *, target: str, written: Path | None, dr
 
 
 def _print(repaired: Repaired, prose: Any, *, files: dict[str, Path], quiet: bool) -> None:
+    """Print the plan with its evidence, in front of it what was recommended, behind it what was written."""
     from sounding.cli.table import write_verdict
 
     plan = repaired.plan

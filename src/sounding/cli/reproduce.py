@@ -193,6 +193,7 @@ def _object(result: Result, out: str, kept: Collection[str]) -> dict[str, Any]:
 
 
 def _print(found: list[Result], out: str, kept: Collection[str]) -> None:
+    """Print each result with its evidence, and the totals."""
     from sounding.claims.registry import cases_of
     from sounding.report.ledger import describe_evidence, write_totals
 

@@ -180,6 +180,7 @@ def _print(found: tuple[Simulation, ...], *, as_json: bool, error: float | None,
 
 
 def _print_table(simulation: Simulation, *, error: float | None) -> None:
+    """Print what was simulated, the averages with their errors, measured layers and the speed."""
     from rich.table import Table
 
     s = simulation.settings

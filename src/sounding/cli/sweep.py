@@ -142,6 +142,7 @@ def _run(spec: Spec, out: Path, *, cluster: str | None, jobs: int | None, quiet:
 
 
 def _tell(status: Status, folder: Path, *, as_json: bool) -> None:
+    """Print how far a sweep is, and why its first failures failed."""
     if as_json:
         failures = [{"options": options, "message": message} for options, message in status.failures]
         fields = {"total": status.total, "done": status.done, "failed": status.failed, "failures": failures}

@@ -108,6 +108,7 @@ def in_words(error: BaseException) -> str:
 
 
 def _import_file(path: Path) -> ModuleType:
+    """The module that a Python file makes, under a name that replaces no other."""
     if not path.exists():
         raise UsageError(f"no file {path}", hint=_similar_file(path))
     if not path.is_file():

@@ -206,6 +206,7 @@ def _default_checkpoint(model: str, dataset: str, options: Mapping[str, Any]) ->
 
 
 def _run(grid: Grid, data: Any, recipe: Recipe, path: Path, options: Mapping[str, Any]) -> History:
+    """Train the grid as the options say, with its progress on the terminal."""
     import torch
 
     from sounding.train import Checkpoint, train_together_

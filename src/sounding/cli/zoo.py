@@ -181,6 +181,7 @@ def _names(only: str | None) -> list[str]:
 def _tell(
     rows: Sequence[Mapping[str, Any]], failed: dict[str, str], index: Path, *, quiet: bool, as_json: bool
 ) -> None:
+    """Print a line for each architecture, the totals, and what failed."""
     from sounding.report.zoo import summarize
 
     if as_json:

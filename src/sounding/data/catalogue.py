@@ -127,6 +127,7 @@ def _idx(
     std: float,
     **words: str,
 ) -> Entry:
+    """The entry of a data set in MNIST's format, four gzipped files."""
     files = tuple(Stored(*file) for file in zip(IDX_NAMES, sums, sizes, strict=True))
     return Entry(
         name=name,
@@ -155,6 +156,7 @@ def _cifar(
     mean: tuple[float, ...],
     std: tuple[float, ...],
 ) -> Entry:
+    """The entry of a data set in CIFAR's binary format, files in one archive."""
     record = label_bytes + 3 * 32 * 32
     each = 50000 // len(train)
     return Entry(

@@ -45,7 +45,7 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one sample."""
+        """The shape of one sample."""
         return tuple(self.train_inputs.shape[1:])
 
     @property
@@ -140,6 +140,7 @@ def _batches(
     augment: Augmentation | None,
     keep_last: bool,
 ) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches of one pass, of arguments that were checked."""
     inputs, labels = dataset.part(split)
     count = len(inputs)
     order = torch.randperm(count, generator=generator, device=dataset.device) if split == "train" else None

@@ -157,6 +157,7 @@ def _receive(
     total: int | None,
     progress: Progress | None,
 ) -> int:
+    """Write what arrives behind what is there; returns how many bytes there are then."""
     arrived = start
     while chunk := _read(response):
         arrived += len(chunk)

@@ -122,6 +122,7 @@ def draw_from_catalogue(request: Request) -> Batch:
 def _read_part(
     entry: Entry, files: tuple[Stored, ...], contents: list[bytearray], samples: int
 ) -> tuple[Tensor, Tensor]:
+    """The images and labels of the training or the test part."""
     if entry.layout == "idx":
         images, labels = files
         pixels = read_idx(contents[0], (samples, *entry.shape[1:]), name=images.path)

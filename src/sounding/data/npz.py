@@ -139,6 +139,7 @@ def _labelled(
 
 
 def _read(path: Path, *, arguments: bool = False) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of a file by name; a UsageError says why a file cannot be read."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise UsageError(f"expected a .npz file, got {path}, which is no regular file")  # a pipe would be waited for
     try:

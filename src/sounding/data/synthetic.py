@@ -90,6 +90,7 @@ def make_noise(request: Request, *, samples: tuple[int, int] = SAMPLES) -> Datas
 def _split(
     name: str, inputs: Tensor, labels: Tensor, samples: tuple[int, int], classes: int, *, mean: float, std: float
 ) -> Dataset:
+    """A data set whose first samples are the training part and whose others are the test part."""
     train = samples[0]
     return Dataset(
         name=name,

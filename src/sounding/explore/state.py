@@ -98,6 +98,7 @@ def parse_state(query: Mapping[str, str]) -> State:
 
 
 def _parse(name: str, text: str, kind: Callable[[str], Any]) -> Any:
+    """The value of one setting from its text in the address, within its limits."""
     if name in CHOICES:
         if text not in CHOICES[name]:
             raise UsageError(f"expected {name} to be one of {', '.join(CHOICES[name])}, got {text!r}")

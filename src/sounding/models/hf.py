@@ -271,6 +271,7 @@ def _places(word: str, config: Any) -> list[str]:
 
 
 def _require_known(given: Mapping[str, Any], config: Any, name: str) -> None:
+    """Refuse an option that is neither a word of ours nor a field of the config, and name the closest."""
     configs = [config, *(inner for _, inner in _parts(config))]
     for option in given:
         if option in ("classes", "num_labels") or any(_places(option, one) for one in configs):

@@ -105,6 +105,7 @@ def initialize_(model: nn.Module, init: Init, generator: torch.Generator | None)
 
 
 def _draw_(layer: nn.Linear | nn.Conv2d, init: Init, generator: torch.Generator | None) -> None:
+    """Draw the weight of one layer, and its bias where the initialization has one."""
     window = layer.weight[0, 0].numel()
     fan_in, fan_out = layer.weight.shape[1] * window, layer.weight.shape[0] * window
     bound = 1 / math.sqrt(fan_in)

@@ -101,6 +101,7 @@ def _of_vectors(inputs: Tensor, deltas: Tensor) -> float | str:
 
 @np.errstate(over="ignore", invalid="ignore")
 def _of_products(products: np.ndarray, d: np.ndarray) -> float | str:
+    """Mean |cosine| between the samples' gradients of one layer, from the products of its inputs and its deltas."""
     lengths = np.sqrt(products.diagonal())
     seen = lengths > 0
     inverse = seen / np.where(seen, lengths, 1.0)

@@ -154,6 +154,7 @@ def _stored(tensor: Tensor) -> Tensor:
 
 
 def _fresh(inputs: Any, targets: Any, repeats: int) -> Iterator[Batch]:
+    """One batch for each repeat, from a function or an iterator that gives pairs."""
     if targets is not None:
         raise UsageError("inputs that give batches bring their own targets, got targets too", hint="targets=None")
     source: Callable[[], Any] = inputs if callable(inputs) else iter(inputs).__next__
@@ -177,6 +178,7 @@ def _is_loader(inputs: Any) -> bool:
 
 
 def _as_tensor(item: Any) -> Any:
+    """Arrays and lists of numbers as tensors; everything else as it is."""
     if isinstance(item, Tensor):
         return item
     if isinstance(item, np.ndarray):

@@ -225,6 +225,7 @@ class _Traits(NamedTuple):
 
 
 def _traits(module: nn.Module) -> _Traits:
+    """What all modules of a class have in common."""
     kind = class_of(module).__name__
     return _Traits(
         container=isinstance(module, CONTAINERS),
@@ -240,6 +241,7 @@ def _traits(module: nn.Module) -> _Traits:
 
 
 def _spec(name: str, module: nn.Module, traits: _Traits, *, leaf: bool, shown: bool) -> Spec:
+    """The record of one module: what its class says, and what is its own."""
     _, kind, scripted, activation, non_negative, bounded, batch_first, channels_first, lazy = traits
     batch_first = module.__dict__.get("batch_first", batch_first)
     return Spec(

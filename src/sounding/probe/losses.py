@@ -99,6 +99,7 @@ def _random_direction(answer: Tensor, generator: torch.Generator | None) -> Tens
 
 
 def _cross_entropy(answer: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of classes, of probabilities, or of yes and no where there is one output for each target."""
     if targets.is_floating_point():
         return functional.cross_entropy(_wide(answer), targets.to(answer.device))
     targets = targets.to(answer.device)

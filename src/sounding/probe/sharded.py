@@ -51,7 +51,7 @@ class Shards:
     parallel: bool
 
     def describe(self) -> str:
-        """Of which part of batch and features the numbers are."""
+        """The part of batch and features that the numbers are of, in words."""
         told = [f"weights lie in the processes {', '.join(map(str, self.ranks))} and their gradients are of the whole"]
         if self.gathered:
             told.append(BATCH)

@@ -35,6 +35,7 @@ def _shape(node: Node) -> str:
 
 
 def _laws(node: Node) -> str:
+    """The laws and numbers of a rule in words."""
     rule = node.rule
     match rule:
         case Linear() | Convolution():

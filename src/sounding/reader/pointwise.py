@@ -197,6 +197,7 @@ def broadcast(trace: Trace, value: Traced, shape: tuple[int, ...]) -> Traced:
 def _add_constant(
     trace: Trace, other: Value, constant: Constant, signs: tuple[float, float], out: Tensor
 ) -> Value | None:
+    """A value plus a constant: a shift of features, or a sum with a measured signal where positions differ."""
     value = _ready(trace, other)
     if isinstance(other, Measured) and not other.reason:
         value = trace.settle(other)
@@ -263,6 +264,8 @@ def _out_of_place(func: Any) -> Any:
 
 
 def _composed(operation: Any, parts: tuple[Any, ...], plain: dict[str, Any]) -> Callable[[Tensor], Tensor]:
+    """A function of one tensor from an operation and its parts."""
+
     def apply(x: Tensor) -> Tensor:
         inner = [part.apply(x) if isinstance(part, Function) and part.apply else part for part in parts]
         # a number in the place of a tensor, as in 1 - x, must be one of the tensor's kind

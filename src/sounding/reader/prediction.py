@@ -198,6 +198,7 @@ def _signal(
     *,
     gradient: bool = False,
 ) -> Signal:
+    """What was measured of a tensor as a signal; a gradient over some samples is scaled to the whole batch."""
     points = description.nodes[at].points
     values = array.detach()[kept].double().cpu().numpy()
     found = Signal.of_features(values, points=points, spacing=spacing, reduce="sum" if gradient else "mean")

@@ -116,6 +116,7 @@ def _gaussian(
     exclude: NameFilter,
     generator: torch.Generator | None,
 ) -> Changes:
+    """Gaussian weights of these deviations and zero biases, in all layers or in none."""
     layers, untouched = select_layers(model, include=include, exclude=exclude)
     changed = []
     with all_or_nothing(model), torch.no_grad():

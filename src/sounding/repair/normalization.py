@@ -249,6 +249,7 @@ def _observe(model: nn.Module, inputs: Inputs) -> tuple[dict[int, int], set[int]
 def _why_no_norm(
     name: str, layer: nn.Module, shapes: dict[int, int], normed: set[int], order: list[int], *, explicit: bool
 ) -> str | None:
+    """Why a layer gets no norm behind it, None where it gets one."""
     if id(layer) not in shapes:
         return "the forward pass did not call it"
     if id(layer) in normed or isinstance(layer, tuple(NORMALIZED.values())):

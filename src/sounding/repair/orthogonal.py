@@ -135,6 +135,7 @@ def _delta_weight(layer: Convolution, gain: float, generator: torch.Generator | 
 
 
 def _transposed_weight(layer: Transposed, gain: float, generator: torch.Generator | None) -> Tensor:
+    """Weights of a transposed convolution with one orthogonal tap for each output phase."""
     inner, out, *kernel = weight_of(layer).shape
     groups = layer.groups
     weight = torch.zeros(inner, out, *kernel, dtype=torch.float64)

@@ -130,6 +130,7 @@ def raise_rank_(
 
 
 def _check_schedule(schedule: _Schedule, asked: int) -> None:
+    """Refuse rates, counts and targets that no descent can have."""
     rate, target, size = schedule.rate, schedule.target, schedule.batch_size
     if rate is not None and not (math.isfinite(rate) and rate > 0):
         raise UsageError(f"rate must be positive, got {rate}", hint="1e-3")

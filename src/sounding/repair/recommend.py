@@ -375,6 +375,7 @@ def _rank(tried: list[Tried], *, sound: bool, special: Sequence[Candidate]) -> t
 def _tell(
     methods: tuple[str, ...], options: dict[str, dict[str, Any]], before: State, after: State, changed: int
 ) -> Tried:
+    """The record of a cure that was tried: its score, its status and what it caused."""
     old = {finding.kind for finding in before.report.verdict.findings}
     return Tried(
         methods=methods,

@@ -86,6 +86,7 @@ def _cell(call: LayerCall, measure: str) -> float | int | str | None:
 
 
 def _theory(calls: Sequence[LayerCall], drawn: list[str]) -> dict[str, dict[str, list[float | int | None]]]:
+    """Theory's lines by measure, each with its band."""
     lines: dict[str, dict[str, list[float | int | None]]] = {}
     for row in (row for call in calls for row in call.predicted if row.source == "theory"):
         values = {row.measure: row.value}

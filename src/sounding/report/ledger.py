@@ -259,7 +259,7 @@ def describe_evidence(result: Result) -> list[str]:
 
 
 def _evidence(result: Result) -> str:
-    """As much of it as a table's cell can hold: what decides comes first, the rest is counted."""
+    """As much of the evidence as a table's cell can hold: what decides comes first, the rest is counted."""
     texts = describe_evidence(result)
     left = len(texts) - SHOWN
     return "; ".join([*texts[:SHOWN], *([f"and {left} more: see all"] if left > 0 else [])])

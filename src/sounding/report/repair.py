@@ -61,6 +61,7 @@ def _items(findings: Iterable[Finding]) -> Iterable[str]:
 
 
 def _write_changes(changes: Changes) -> str:
+    """The changes of one cure as a table, with what it left alone and its notes."""
     rows = "".join(
         f"<tr><th scope=row>{escape(change.name)}</th><td>{escape(change.what)}</td>"
         f"<td>{escape(change.before)}</td><td>{escape(change.after)}</td></tr>"

@@ -31,6 +31,7 @@ def write_verdicts(reports: Reports) -> str:
 
 
 def _write_verdict(name: str, report: Report) -> str:
+    """The card of one network: its state in a word, the sentence, and the few numbers."""
     verdict = report.verdict
     state = {"unhealthy": "bad", "not known": "unknown", "healthy": "warn" if verdict.findings else "good"}[
         verdict.status
@@ -58,6 +59,7 @@ def _write_verdict(name: str, report: Report) -> str:
 
 
 def _figures(reading: Reading) -> Iterable[tuple[str, str]]:
+    """The few numbers of a card, with their names."""
     if not reading.calls:
         return
     layers = reading.weight_layers or reading.calls
@@ -83,6 +85,7 @@ def write_findings(reports: Reports) -> str:
 
 
 def _write_finding(finding: Finding) -> str:
+    """One finding: title, place, reason, evidence in numbers, and what to try."""
     place = ""
     where = finding.parameter or finding.layer
     if where is not None:

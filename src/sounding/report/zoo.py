@@ -158,6 +158,7 @@ def _answer(outcome: Outcome | None) -> str:
 
 
 def _index(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> str:
+    """The page with the table of all architectures."""
     head = "".join(f'<th scope="col" aria-sort="none"><button>{name}</button></th>' for name in HEADINGS)
     runs = _runs(rows)
     body = "".join(_line(row, outcomes, runs.index(_run_of(row)) + 1) for row in rows if "record" in row)
@@ -194,6 +195,7 @@ def _tell_runs(rows: Sequence[Row]) -> str:
 
 
 def _line(row: Row, outcomes: Sequence[Outcome], run: int) -> str:
+    """The row of one architecture; its cells hold what they are sorted by."""
     order = {"unhealthy": 2, "not known": 1, "healthy": 0}
     told = "".join(
         f'<li class="{finding["severity"]}">{escape(finding["kind"].replace("_", " "))} ({finding["severity"]})'

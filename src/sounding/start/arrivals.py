@@ -119,6 +119,7 @@ def _weight(parameter: nn.Parameter) -> int:
 def _reason(
     name: str, parameter: nn.Parameter, passes: Sequence[Pass], modules: dict[str, nn.Module]
 ) -> FindingKind | None:
+    """Why no gradient reached a parameter, as a kind of finding; None where one did or none was due."""
     if not parameter.requires_grad:
         return "frozen"
     norms = [one.weights[name] for one in passes if name in one.weights]
@@ -144,6 +145,7 @@ def _finding(
     practice: Sequence[Finding],
     zeros: Sequence[str],
 ) -> Finding:
+    """One finding about all parameters of a kind that no gradient reaches."""
     name = parameters[0][0]
     sentence, remedy, found = WORDS[kind]
     names = name if len(parameters) == 1 else f"{name} and {len(parameters) - 1} more parameters"

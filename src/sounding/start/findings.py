@@ -127,6 +127,7 @@ def find_constant(start: Start) -> Iterator[Finding]:
 
 
 def _zero_start(zero: list[Parameter], start: Start) -> Finding:
+    """The finding about weights that start at zero, with the practice that it looks like."""
     name = zero[0].name.lower()
     if "lora" in name:
         practice = "LoRA starts its second factor at zero, so that the adapted network is the original one"
@@ -220,6 +221,7 @@ def find_odd_scales(start: Start) -> Iterator[Finding]:
 
 
 def _odd(one: Parameter, factor: float, usual: float, source: str, count: int) -> Finding:
+    """The finding about a scale that is too large or too small."""
     large, logits = one.scale > usual, one.scale * one.fan_in**0.5
     tied = f" It is also the output: behind a norm its logits have a standard deviation of {logits:.3g}."
     far = THRESHOLDS.far_scale

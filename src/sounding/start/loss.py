@@ -94,6 +94,7 @@ def measure_loss(
 def _measure(
     output: Any, targets: Any, *, loss: str | Callable[..., Tensor] | None, name: str, value: Tensor
 ) -> StartLoss:
+    """The loss at the start beside that of a network without knowledge, where that can be told."""
     number = float(value.detach())
     kind = _known(loss, name)
     answer = answer_tensor(output)
@@ -132,6 +133,7 @@ def _known(loss: str | Callable[..., Tensor] | None, name: str) -> str:
 
 
 def _of_classes(logits: Tensor, targets: Tensor, value: float, *, asked: bool, whole: bool) -> StartLoss:
+    """A cross-entropy at the start: what blind guessing has, what the logits cost, and how labels are spread."""
     labels = targets.flatten()
     labels = labels[labels != IGNORED].long()
     if logits.numel() == targets.numel():
@@ -222,6 +224,7 @@ def _floor(loss: StartLoss) -> float:
 
 
 def _judge_height(loss: StartLoss) -> list[Finding]:
+    """The finding about a loss that starts far above that of a network without knowledge."""
     over = loss.value - loss.blind
     if loss.classes and over > THRESHOLDS.costly_loss and loss.excess > THRESHOLDS.costly_loss / 2:
         severity: Severity = "high" if over > THRESHOLDS.fatal_loss else "medium"

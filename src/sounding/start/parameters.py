@@ -110,7 +110,7 @@ class Start:
         return found
 
     def siblings(self, parameter: Parameter) -> list[Parameter]:
-        """The others at the same place of a repeated structure."""
+        """The other parameters at the same place of a repeated structure."""
         return [other for other in self.groups[parameter.group, parameter.kind] if other is not parameter]
 
     @cached_property

@@ -186,6 +186,7 @@ class Dask:
         return self._capacity
 
     def _connect(self, distributed: Any, cluster: Any) -> Any:
+        """The client of the cluster that was named, or the one that was given."""
         if isinstance(cluster, distributed.Client):
             return cluster
         for name in [name for name in logging.root.manager.loggerDict if name.split(".")[0] == "distributed"]:
@@ -205,6 +206,7 @@ class Dask:
             ) from error
 
     def _start(self, distributed: Any, text: str) -> Any:
+        """A Dask cluster of some processes on this machine, reachable from here alone."""
         if not text.isdecimal() or int(text) < 1:
             raise UsageError(f"expected a number of workers in --cluster local:N, got {text!r}", hint="local:4")
         import tempfile

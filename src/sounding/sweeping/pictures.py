@@ -45,6 +45,7 @@ def make_picture(spec: Spec, table: Table, line: Table | None = None, **changes:
 
 
 def _check(wanted: Mapping[str, Any], spec: Spec, table: Table) -> None:
+    """Refuse a picture of columns or axes that the sweep has not, or that hides an axis."""
     unknown = sorted(set(wanted) - set(KEYS))
     if unknown:
         raise UsageError(f"[picture] has {unknown[0]!r}, which no picture has", hint=f"one of {', '.join(KEYS)}")
@@ -78,6 +79,7 @@ def _map(spec: Spec, table: Table, wanted: Mapping[str, Any], label: str) -> Map
 
 
 def _curves(spec: Spec, table: Table, wanted: Mapping[str, Any]) -> list[Series]:
+    """A curve of means for each value of an axis, with the intervals over seeds."""
     name = wanted.get("curves")
     found = []
     for curve in spec.axes[name] if name else [None]:
@@ -94,6 +96,7 @@ def _curves(spec: Spec, table: Table, wanted: Mapping[str, Any]) -> list[Series]
 
 
 def _line(spec: Spec, line: Table, wanted: Mapping[str, Any]) -> Series:
+    """The theory line, along either axis of the picture and cut where a map ends."""
     along, value = str(spec.line["along"]).replace("-", "_"), spec.line["value"]
     rows = [row for row in line.rows if isinstance(row.get(value), int | float) and math.isfinite(row[value])]
     if not rows and value not in line.columns:

@@ -185,6 +185,7 @@ def _plain_name(name: str) -> str:
 
 
 def _check(spec: Spec) -> None:
+    """Refuse a sweep with values, axes or limits that make no sense."""
     if not isinstance(spec.verb, str) or not spec.verb.strip():
         raise UsageError(f"expected the name of a verb, got {spec.verb!r}", hint='verb = "predict batchnorm"')
     for name, values in spec.grid.items():

@@ -356,6 +356,7 @@ def _checked(
     mean_square: float,
     correlation: float,
 ) -> tuple[Activation, int, Pair]:
+    """The activation, the depth and the input's products, once all settings are known to make sense."""
     if placement not in PLACEMENTS:
         raise UsageError(f"expected a placement among {', '.join(PLACEMENTS)}, got {placement!r}")
     if not (math.isfinite(branch_scale) and branch_scale >= 0):

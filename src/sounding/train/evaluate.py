@@ -17,7 +17,7 @@ Forward = Callable[[Tensor], Tensor]  # (samples, ...) to (runs, samples, output
 
 
 class Scores(NamedTuple):
-    """Of each run, on the CPU; no accuracy for targets that are no classes."""
+    """Loss and accuracy of each run, on the CPU; no accuracy for targets that are no classes."""
 
     loss: list[float]
     accuracy: list[float] | None

@@ -42,6 +42,7 @@ def _forward(
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_SHIFT: tl.constexpr, EPS_EACH: tl.constexpr,
     CENTRED: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    """A program of the forward pass: some features of one run, normalized, scaled, shifted and rectified."""
     run = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.arange(0, ROWS)
@@ -81,6 +82,7 @@ def _backward(
     samples, features,
     HAS_SCALE: tl.constexpr, CENTRED: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    """A program of the backward pass: the gradient of some features of one run, and its sums over samples."""
     run = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.arange(0, ROWS)
@@ -121,7 +123,7 @@ def normalize_fused_(
     centred: bool,
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Of x + bias: γ x̂ + β (with ReLU if asked), x̂ in the place of x, 1/√(v + eps), m, v."""
+    """Batch norm of x + bias: γ x̂ + β (with ReLU if asked), x̂ in the place of x, 1/√(v + eps), m, v."""
     runs, samples, features = x.shape
     output = torch.empty_like(x)
     mean, variance, inverse = (x.new_empty(runs, 1, features) for _ in range(3))

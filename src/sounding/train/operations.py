@@ -98,7 +98,7 @@ def _product_backward(
 def _normalize_(
     x: Tensor, bias: Tensor | None, scale: Tensor | None, shift: Tensor | None, eps: Number, centred: bool, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Of x + bias: γ x̂ + β (through a ReLU if asked), x̂ (in the place of x), 1/√(v + eps), m, v."""
+    """Batch norm of x + bias: γ x̂ + β (through a ReLU if asked), x̂ (in the place of x), 1/√(v + eps), m, v."""
     if can_fuse(x):
         return normalize_fused_(x, bias, scale, shift, eps=eps, centred=centred, relu=relu)
     x = x if bias is None else x.add_(bias[:, None])

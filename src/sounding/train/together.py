@@ -159,6 +159,7 @@ class _Together:
                 self._train()
 
     def _train(self) -> None:
+        """Take the steps that are left, looking and keeping as often as is due."""
         with deferred_interrupt() as interrupted:
             if self.step == 0:
                 self._look()

@@ -183,6 +183,7 @@ def _empty_copy(network: nn.Module) -> nn.Module:
 
 
 def _refuse(network: nn.Module) -> None:
+    """Refuse what a stack cannot train as its networks would be trained alone."""
     for name, module in network.named_modules():
         amount = module.p if isinstance(module, DROPOUT) else 0.0
         if isinstance(module, nn.MultiheadAttention | nn.RNNBase):

@@ -167,6 +167,7 @@ def _cases(values: Mapping[str, Any], kind: str) -> list[Case]:
 def _draw_picture(
     drawn: Sequence[Drawn], closed: Callable[[Case], float], *, theorem: str, label: str, points: str
 ) -> Picture:
+    """Measured points on the theorem's lines, and beside them their ratio."""
     lines, ratios = [], []
     for place, (b, size) in enumerate(dict.fromkeys((each.case.b, each.case.size) for each in drawn)):
         here = [each for each in drawn if (each.case.b, each.case.size) == (b, size)]

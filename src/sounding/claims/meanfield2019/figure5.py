@@ -60,6 +60,7 @@ def sweep(values: Mapping[str, Any], context: Context) -> Array:
 def _make_network(
     values: Mapping[str, Any], channels: int, classes: int, *, eps: float, shift: float, seed: int, context: Context
 ) -> Any:
+    """VGG-19, or a narrow stack of convolutions, with this eps and shift in every batch norm."""
     generator = context.generator(100 + seed)
     # the smallest eps that torch takes for 0 is its own default
     norm: dict[str, Any] = {"eps": eps or 1e-5, "shift": shift}

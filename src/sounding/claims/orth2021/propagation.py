@@ -67,6 +67,7 @@ def _through_layers(network: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
 def _network(
     values: Mapping[str, Any], kind: str, data: Dataset, *, batch_norm: bool, seed: int, context: Context
 ) -> Any:
+    """A stack of convolutions or a perceptron, with weights of a random stream of its own."""
     offset = 4 * seed + 2 * (kind == "ConvNet") + batch_norm
     shape: dict[str, Any] = {**pick(values, "width depth"), "generator": context.generator(offset)}
     if kind == "ConvNet":

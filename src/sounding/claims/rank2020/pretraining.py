@@ -194,6 +194,7 @@ def _draw_at_rank(inputs: torch.Tensor, values: Mapping[str, Any], context: Cont
 
 
 def _normed(inputs: torch.Tensor, values: Mapping[str, Any], context: Context, *, one_sided: bool) -> list[Mlp]:
+    """A network with batch norm for each run; one-sided weights break what the norm does."""
     networks = []
     for run in range(values["normed_runs"]):
         generator = context.generator(200 + run)

@@ -112,7 +112,7 @@ def _largest_break(reading: Reading, rate: float) -> tuple[float, LayerCall | No
 
 
 def _interval(reading: Reading, growth: Estimate, thresholds: Thresholds) -> tuple[float, float]:
-    """Of ln growth at 95%: Student's interval where the fit gives one, else from the standard error."""
+    """The 95% interval of ln growth: Student's where the fit gives one, else from the standard error."""
     given = reading.settings.get("growth_interval")
     if given is not None and all(isinstance(end, int | float) and 0 < end < math.inf for end in given):
         return math.log(given[0]), math.log(given[1])

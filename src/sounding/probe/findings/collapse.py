@@ -254,6 +254,7 @@ def _where(reading: Reading, order: int, unseen: int) -> str:
 
 
 def _reason(reading: Reading, collapse: _Collapse) -> str:
+    """Why samples became alike, in words, by what is in the network."""
     if collapse.abrupt:
         return "the samples are the same up to rounding, and no layer behind can tell them apart again"
     if collapse.foreseen:
@@ -272,6 +273,7 @@ def _reason(reading: Reading, collapse: _Collapse) -> str:
 
 
 def _remedies(reading: Reading, collapse: _Collapse) -> tuple[str, ...]:
+    """What to try against the collapse, by what is in the network."""
     cures = (
         "sounding repair TARGET --method raise_rank: pre-train the weights to raise the rank (rank2020, Algorithm 1)",
         "sounding repair TARGET --method orthogonalize: orthogonalize layer by layer, then check the gradients again",

@@ -96,6 +96,7 @@ def _finding(reading: Reading, change: Change, *, severity: Severity, thresholds
 
 
 def _evidence(reading: Reading, change: Change, broken: LayerCall | None, thresholds: Thresholds) -> dict[str, float]:
+    """The numbers behind a finding: growth with its interval, and the fatal depth or the layer that jumps."""
     evidence = {
         "growth": bounded_exp(change.rate),
         "growth_low": bounded_exp(change.low),
@@ -161,6 +162,7 @@ def _extreme(reading: Reading, *, explodes: bool) -> LayerCall | None:
 
 
 def _remedies(reading: Reading, *, explodes: bool) -> tuple[str, ...]:
+    """What to try against growing or shrinking gradients, by what is in the network."""
     normalized = any("BatchNorm" in call.kind for call in reading.calls)
     if explodes and normalized and reading.has_shortcuts:
         return (

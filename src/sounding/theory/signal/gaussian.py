@@ -214,6 +214,7 @@ def _flat(ratio: Array, correlation: Array, power: int) -> tuple[Array, float]:
 
 
 def _series(activation: Activation, mean: Array, std: Array, correlation: Array, slope: bool) -> Mapped:
+    """Expectations of all pairs by Hermite series: terms that every point needs, and one typical tail for the rest."""
     f = activation.derivative if slope else activation.function
     laws, inverse = _distinct(mean, std)
     if len(laws) == 1:

@@ -250,6 +250,7 @@ def _gains(rule: Attention, generator: np.random.Generator) -> list[tuple[Floats
 def _side(
     norm: Normalize | None, raw: Floats, gains: tuple[Floats, Floats], turns: tuple[Floats, Floats] | None
 ) -> Side:
+    """The queries or keys of a head, normalized and turned as the rule says."""
     features, scales, units = raw, None, None
     if norm is not None:
         if norm.kind == "layer":
@@ -286,6 +287,7 @@ def _rotate(features: Floats, turns: tuple[Floats, Floats]) -> Floats:
 
 
 def _head(rule: Attention, inputs: Projections, queries: Side, keys: Side, additive: Array) -> Head:
+    """The attention of one head: its weights, and statistics of its scores."""
     shape = (inputs.samples, -1, rule.head_size)
     scores = np.float32(rule.scale) * queries.features.reshape(shape) @ keys.features.reshape(shape).swapaxes(1, 2)
     visible = np.broadcast_to(additive > -np.inf, scores.shape)

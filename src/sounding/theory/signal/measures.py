@@ -121,6 +121,7 @@ def _mean_of(found: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _of_gram(gram: Array, features: int, spectrum: bool, eps: float) -> dict[str, float]:
+    """The measures of one Gram matrix of samples, the spectral ones where they are wanted."""
     n = len(gram)
     trace = float(gram.trace())
     if not trace > 0:

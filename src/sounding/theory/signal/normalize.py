@@ -52,6 +52,7 @@ def scale(signal: Signal, factor: Law, shift: Law) -> Signal:
 
 
 def _standardize(rule: Normalize, signal: Signal, features: int) -> Signal:
+    """The signal behind a norm, in front of its scale and shift."""
     if rule.running is not None:
         weight = _running_weight(rule)
         centred = scale(signal, Law(0.0, 1.0), Law(rule.running[0].variance, -rule.running[0].mean))

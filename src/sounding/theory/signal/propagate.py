@@ -137,6 +137,7 @@ def _step(
     context: Context,
     notes: dict[int, str],
 ) -> Signal | None:
+    """The signal behind one node; None, with a note that says why, where it is not known."""
     if index in given:
         _check_points(given[index], node, index)
         return given[index]
@@ -240,6 +241,7 @@ def _backwards(
     context: Context,
     notes: dict[int, str],
 ) -> tuple[tuple[Signal | None, ...], tuple[float | None, ...]]:
+    """The gradient at every node and the squared one of its weights, from the outputs back; None where not known."""
     count = len(description.nodes)
     arrived: list[Signal | None] = [None] * count
     lost: set[int] = set()  # nodes to which a gradient comes that no rule tells

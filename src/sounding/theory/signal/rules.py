@@ -130,12 +130,12 @@ def elementwise_backward(rule: Elementwise, node: Node, inputs: Inputs, gradient
 
 
 def normalized(rule: Normalize, node: Node, inputs: Inputs) -> Signal:
-    """See `normalize`."""
+    """The signal behind a norm."""
     return normalize(rule, inputs[0], node.features)
 
 
 def normalized_backward(rule: Normalize, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
-    """See `normalize_backward`."""
+    """The gradient in front of a norm."""
     return (normalize_backward(rule, inputs[0], gradient, node.features),)
 
 

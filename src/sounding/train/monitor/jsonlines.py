@@ -54,6 +54,7 @@ class JsonLines:
             self._file = None
 
     def _open(self) -> int:
+        """Open the file for appending, and end the half line that a stopped writer left."""
         try:
             self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
             size = os.fstat(self._file).st_size

@@ -293,7 +293,7 @@ class Monitor:
 
 
 def _is_first_process() -> bool:
-    """Of several processes that train one model, the first measures: its shard of the batch, everyone's gradient."""
+    """Whether this process measures: of several that train one model the first, its shard and everyone's gradient."""
     distributed = torch.distributed
     return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
 

@@ -87,6 +87,7 @@ def _matches(spec: Spec, picks: tuple[Pick, ...]) -> bool:
 
 
 def _as_picks(argument: str, picks: Any) -> tuple[Pick, ...]:
+    """One name, pattern or class, or several, as a tuple; a UsageError for anything else."""
     if picks is None:
         return ()
     several = (picks,) if isinstance(picks, str | type) else picks
