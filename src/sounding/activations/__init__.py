@@ -13,13 +13,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from sounding.activations.activation import Activation
+from sounding.activations.activation import Activation, ActivationLike
 from sounding.activations.custom import from_callable
 from sounding.activations.growth import has_second_moment
 from sounding.activations.table import EXAMPLES, PARAMETERS, REGISTRY, REQUIRED
 from sounding.errors import UsageError
 
-__all__ = ["Activation", "from_callable", "has_second_moment", "names", "resolve"]
+__all__ = ["Activation", "ActivationLike", "from_callable", "has_second_moment", "names", "resolve"]
 
 
 def names() -> tuple[str, ...]:
@@ -27,7 +27,7 @@ def names() -> tuple[str, ...]:
     return tuple(f"{name}:{PARAMETERS[name]}" if name in PARAMETERS else name for name in REGISTRY)
 
 
-def resolve(spec: str | Activation | Callable[..., Any]) -> Activation:
+def resolve(spec: ActivationLike) -> Activation:
     """The activation called `spec`: a registered name, "name:parameter", "module:function", or a callable.
 
     >>> resolve("leaky_relu:0.2").slopes

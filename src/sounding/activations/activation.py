@@ -134,3 +134,7 @@ def _numpy_twin(activation: Activation) -> Callable[[torch.Tensor], torch.Tensor
             return gradients[0] * torch.from_numpy(np.ascontiguousarray(slope)).to(x)
 
     return lambda x: Twin.apply(x)  # type: ignore[no-untyped-call]
+
+
+ActivationLike = str | Activation | Callable[..., Any]
+"""What `resolve` takes: a name, a record or a function."""

@@ -136,6 +136,16 @@ def scaled(number: Number, factor: float) -> Number:
     return Number(number.value * factor, ends[0], ends[1], number.samples)
 
 
+def farthest_ratio(measured: Sequence[Number], theory: Sequence[float]) -> Number:
+    """Of measured numbers, each over what theory has for it, the one farthest from 1.
+
+    >>> farthest_ratio([exact(2.0), exact(6.0)], [2.0, 3.0]).value
+    2.0
+    """
+    ratios = [scaled(number, 1 / unit) for number, unit in zip(measured, theory, strict=True)]
+    return max(ratios, key=lambda ratio: abs(ratio.value - 1))
+
+
 def ratio_of(first: Number, second: Number) -> Number:
     """first/second of independent positive numbers: their relative half widths add in squares."""
     value = first.value / second.value

@@ -8,13 +8,12 @@ points (BSB1) have one variance and one correlation. All expectations are quadra
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
-from sounding.activations import Activation, resolve
+from sounding.activations import ActivationLike, resolve
 from sounding.activations.custom import widened
 from sounding.encoding import fields_of
 from sounding.errors import NumericalError, UsageError
@@ -27,14 +26,7 @@ from sounding.theory.eigenvalues import (
     infinite_batch_eigenvalues,
 )
 from sounding.theory.integrals.affine import Affine
-from sounding.theory.integrals.moments import (
-    Expectations,
-    GaussianMoments,
-    LineMoments,
-    Method,
-    PairMoments,
-    rescaled,
-)
+from sounding.theory.integrals.moments import Expectations, Method, Moments, rescaled
 from sounding.theory.integrals.normalized import NormalizedLaw
 from sounding.theory.integrals.quadrature import check_batch_size
 
@@ -46,7 +38,6 @@ _FARTHEST = 10.5  # standard deviations within which kinks matter: the root of w
 _DRIFT = 1e-10  # of μ against its image, relative: what the solution may leave without another step
 # the collapsed phase knows the activation through its slopes at one point alone
 CLOSED = Method("closed form", "the batch collapses, and only the slopes at the shift matter")
-ActivationLike = str | Activation | Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -276,27 +267,17 @@ def _at_fixed_point(expectations: Expectations, law: NormalizedLaw, tolerance: f
     """
     affine = expectations.affine
     _require_representable(affine, law.mu, law.eps)
-    line: LineMoments | GaussianMoments
-    line_error: LineMoments | GaussianMoments
-    pair, pair_error = None, None
     for attempt in range(2):
-        if math.isinf(law.batch_size):
-            line, line_error = expectations.gaussian(law, tolerance=tolerance)
-            mu = line.square - line.mean**2
-        else:
-            line, line_error, pair, pair_error = expectations.finite(law, tolerance=tolerance)
-            mu = line.square - pair.product
+        moments, errors = expectations.at(law, tolerance=tolerance)
         if law.eps == 0:
+            mu = _spread(moments)
             _require_representable(affine, mu, law.eps)
             law = NormalizedLaw(law.batch_size, mu, 0.0)
-            if isinstance(line, LineMoments) and isinstance(line_error, LineMoments):
-                line, line_error = rescaled(line, mu), rescaled(line_error, mu)
-            if pair is not None and pair_error is not None:
-                pair, pair_error = rescaled(pair, mu), rescaled(pair_error, mu)
-        found = _assemble(line, pair, law, affine.level)
-        error = _propagate(found, line, pair, line_error, pair_error, law, affine)
+            moments, errors = rescaled(moments, mu), rescaled(errors, mu)
+        found = _assemble(moments, law, affine.level)
+        error = _propagate(found, moments, errors, law, affine.level)
         image, slope = found["fixed_point"].mu, found["forward_eigenvalues"].G
-        known = line_error.square + (pair_error.product if pair_error is not None else 0.0)
+        known = errors[0].square + (errors[1].product if len(errors) == 2 else 0.0)
         off = abs(image - law.mu) if law.eps > 0 else 0.0
         # the solved μ, to which every number responds with a factor of order one over 1 − λ_G
         drift = 2 * off / (law.mu * max(abs(1.0 - slope), 1e-6))
@@ -305,6 +286,11 @@ def _at_fixed_point(expectations: Expectations, law: NormalizedLaw, tolerance: f
             break
         law = NormalizedLaw(law.batch_size, law.mu + (image - law.mu) / (1 - slope), law.eps)
     return found, error + drift
+
+
+def _spread(moments: Moments) -> float:
+    """μ after a layer: E φ² less what two samples share."""
+    return moments[0].square - (moments[0].mean ** 2 if len(moments) == 1 else moments[1].product)
 
 
 def _require_representable(affine: Affine, mu: float, eps: float) -> None:
@@ -327,19 +313,15 @@ def _require_representable(affine: Affine, mu: float, eps: float) -> None:
         )
 
 
-def _assemble(
-    line: LineMoments | GaussianMoments, pair: PairMoments | None, law: NormalizedLaw, level: float
-) -> dict[str, Any]:
+def _assemble(moments: Moments, law: NormalizedLaw, level: float) -> dict[str, Any]:
     """Everything reported except the error, from the moments of φ − level."""
-    size, eps = law.batch_size, law.eps
-    if isinstance(line, GaussianMoments):
-        mu = line.square - line.mean**2
-        forward, backward = infinite_batch_eigenvalues(line, mu=mu, eps=eps)
+    size, eps, mu, line = law.batch_size, law.eps, _spread(moments), moments[0]
+    if len(moments) == 1:
+        forward, backward = infinite_batch_eigenvalues(moments[0], mu=mu, eps=eps)
         crossed = line.slope**2 / (mu + eps)
-    elif pair is not None:
-        mu = line.square - pair.product
-        forward = forward_eigenvalues(line, pair, batch_size=size, mu=law.mu, eps=eps)
-        backward = backward_eigenvalues(line, pair, batch_size=size)
+    else:
+        forward = forward_eigenvalues(*moments, batch_size=size, mu=law.mu, eps=eps)
+        backward = backward_eigenvalues(*moments, batch_size=size)
         # tr E[D(G − xxᵀ/B)/s]/(B−1) = E[s^−1 D(1 − x²/(B−1))]: meanfield2019, Theorems E.1 and F.1, at any eps
         crossed = line.slope**2
     variance = line.square + 2 * level * line.mean + level**2
@@ -379,24 +361,14 @@ def _numbers(found: dict[str, Any]) -> np.ndarray:
                      cross.covariance, cross.eigenvalue])  # fmt: skip
 
 
-def _propagate(
-    found: dict[str, Any],
-    line: LineMoments | GaussianMoments,
-    pair: PairMoments | None,
-    line_error: LineMoments | GaussianMoments,
-    pair_error: PairMoments | None,
-    law: NormalizedLaw,
-    affine: Affine,
-) -> float:
+def _propagate(found: dict[str, Any], moments: Moments, errors: Moments, law: NormalizedLaw, level: float) -> float:
     """The largest first-order error of a reported number, relative above 1: moved by each moment's error, added up."""
     base = _numbers(found)
     total = np.zeros_like(base)
-
-    for field in fields(line):
-        moved = replace(line, **{field.name: getattr(line, field.name) + getattr(line_error, field.name)})
-        total += np.abs(_numbers(_assemble(moved, pair, law, affine.level)) - base)
-    if pair is not None:
-        for field in fields(pair):
-            shifted = replace(pair, **{field.name: getattr(pair, field.name) + getattr(pair_error, field.name)})
-            total += np.abs(_numbers(_assemble(line, shifted, law, affine.level)) - base)
+    records: tuple[Any, ...] = moments
+    for place, (record, error) in enumerate(zip(records, errors, strict=True)):
+        for field in fields(record):
+            moved: Any = list(records)
+            moved[place] = replace(record, **{field.name: getattr(record, field.name) + getattr(error, field.name)})
+            total += np.abs(_numbers(_assemble(tuple(moved), law, level)) - base)
     return float((total / np.maximum(np.abs(base), 1.0)).max())

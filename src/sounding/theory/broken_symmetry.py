@@ -13,11 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import brentq
 
-from sounding.activations import resolve
+from sounding.activations import ActivationLike, resolve
 from sounding.activations.activation import Array
 from sounding.errors import UsageError
 from sounding.profile import Profile
-from sounding.theory.batchnorm import ActivationLike
 from sounding.theory.covariance_map import check_covariance, laplace_covariance_map
 from sounding.theory.homogeneous import homogeneous_batchnorm
 from sounding.theory.integrals.quadrature import check_batch_size

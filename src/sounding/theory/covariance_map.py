@@ -16,10 +16,9 @@ from typing import Literal
 
 import numpy as np
 
-from sounding.activations import Activation, resolve
+from sounding.activations import Activation, ActivationLike, resolve
 from sounding.activations.activation import Array
 from sounding.errors import NumericalError, UsageError
-from sounding.theory.batchnorm import ActivationLike
 from sounding.theory.integrals.affine import Affine
 from sounding.theory.integrals.arc_cosine import arc_cosines, second_moment
 from sounding.theory.integrals.moments import Expectations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from sounding.activations import Activation, resolve
+from sounding.activations import Activation, ActivationLike, resolve
 from sounding.encoding import fields_of
 from sounding.errors import UsageError
 from sounding.theory.length import NOISE, LengthTable, moment_slope, second_moment, squared_slope, tabulate
@@ -74,7 +74,7 @@ class PhaseDiagram:
         return fields_of(self, "activation weight_stds bias_stds variance chi_1 phase")
 
 
-def critical(activation: str | Activation | Callable[..., Any], *, bias_std: float = 0.0) -> Critical:
+def critical(activation: ActivationLike, *, bias_std: float = 0.0) -> Critical:
     """The σ_w at which χ₁ = σ_w² E φ′(√q* z)² = 1 for a bias standard deviation σ_b.
 
     The edge of chaos of Poole et al. 2016 and Schoenholz et al. 2017, on which meanfield2019 builds. Along it
@@ -119,7 +119,7 @@ def critical(activation: str | Activation | Callable[..., Any], *, bias_std: flo
 
 
 def phase_diagram(
-    activation: str | Activation | Callable[..., Any],
+    activation: ActivationLike,
     weight_stds: Sequence[float],
     *,
     bias_stds: Sequence[float],

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import roots_gegenbauer, roots_hermitenorm
 
+from sounding.activations import ActivationLike, resolve
 from sounding.activations.activation import Array
 from sounding.errors import NumericalError, UsageError
-from sounding.theory.batchnorm import ActivationLike
 from sounding.theory.integrals.affine import Affine
 from sounding.theory.integrals.quadrature import check_batch_size
 
@@ -44,8 +44,6 @@ def gegenbauer_batchnorm(
     >>> round(gegenbauer_batchnorm("identity", batch_size=10).growth, 12)  # (B − 2)/(B − 3)
     1.142857142857
     """
-    from sounding.activations import resolve
-
     size = check_batch_size(batch_size)
     if terms < 10:
         raise UsageError(f"terms must be at least 10, got {terms}")

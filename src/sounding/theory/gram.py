@@ -15,12 +15,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sounding.activations import Activation, resolve
+from sounding.activations import Activation, ActivationLike, resolve
 from sounding.activations.activation import Array
 from sounding.encoding import fields_of
 from sounding.errors import UsageError
 from sounding.profile import Profile
-from sounding.theory.batchnorm import ActivationLike, batchnorm
+from sounding.theory.batchnorm import batchnorm
 from sounding.theory.covariance_map import MappedCovariance, center, check_covariance, covariance_map
 from sounding.theory.integrals.panels import integrate, interval
 from sounding.theory.kernel_path import check_depth

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from sounding.activations import Activation, resolve
+from sounding.activations import Activation, ActivationLike, resolve
 from sounding.activations.activation import Array
 from sounding.encoding import fields_of
 from sounding.errors import UsageError
 from sounding.profile import Estimate, Profile
-from sounding.theory.batchnorm import ActivationLike, batchnorm
+from sounding.theory.batchnorm import batchnorm
 from sounding.theory.integrals.quadrature import sphere_joint_mean, sphere_mean
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from sounding.activations import Activation, resolve
+from sounding.activations import Activation, ActivationLike, resolve
 from sounding.activations.kinks import ROUGH, kink_exponent
 from sounding.encoding import fields_of
 from sounding.errors import UsageError
@@ -139,7 +139,7 @@ class Neuron:
         return min((kink_exponent(self.activation.function, kink) for kink in self.activation.kinks), default=math.inf)
 
 
-def kernel(activation: str | Activation | Callable[..., Any], norm: Norm = "none") -> Kernel:
+def kernel(activation: ActivationLike, norm: Norm = "none") -> Kernel:
     """The kernel map of an activation, its fixed points, their case and the speed of approach.
 
     thesis2024, Theorem 5.11, on κ with κ(1) = 1. Since κ is a power series with coefficients c_k² ≥ 0 it is convex on
@@ -198,7 +198,7 @@ def kernel(activation: str | Activation | Callable[..., Any], norm: Norm = "none
     )
 
 
-def normalized(activation: str | Activation | Callable[..., Any], norm: Norm = "none") -> Neuron:
+def normalized(activation: ActivationLike, norm: Norm = "none") -> Neuron:
     """ψ for a normalization: φ/√E φ², or (φ − E φ)/√Var φ for "post-ln"."""
     phi = resolve(activation)
     if norm not in NORMS:
@@ -215,9 +215,7 @@ def normalized(activation: str | Activation | Callable[..., Any], norm: Norm = "
     return Neuron(phi, mean, math.sqrt(spread), series.second_moment)
 
 
-def evaluate(
-    activation: str | Activation | Callable[..., Any], rho: float, *, norm: Norm = "none", order: int = 0
-) -> Integral:
+def evaluate(activation: ActivationLike, rho: float, *, norm: Norm = "none", order: int = 0) -> Integral:
     """κ(ρ) or its derivative of the given order at ρ ∈ [−1, 1], with its error.
 
     Order 0 is E ψ(X)ψ(Y) and order 1 is E ψ′(X)ψ′(Y) by quadrature; where ψ jumps, order 1 differentiates the density

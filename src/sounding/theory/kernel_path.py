@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.polynomial import chebyshev
 from numpy.typing import NDArray
 
-from sounding.activations import Activation
+from sounding.activations import ActivationLike
 from sounding.errors import UsageError
 from sounding.profile import Profile
 from sounding.theory.kernel import Kernel, Neuron, Norm, check_correlation, kappa, kernel, normalized
@@ -62,9 +62,7 @@ def _unit(i: int) -> float:
     return -math.cos(math.pi * i / (SIZES[-1] - 1))
 
 
-def sequence(
-    activation: str | Activation | Callable[..., Any], rho: float, *, depth: int, norm: Norm = "none"
-) -> Profile:
+def sequence(activation: ActivationLike, rho: float, *, depth: int, norm: Norm = "none") -> Profile:
     """ρ_0 = rho and ρ_ℓ = κ(ρ_{ℓ−1}) for ℓ = 1 … depth, as a profile of `mean_cosine` (thesis2024, eq. 5.4).
 
     ρ is the cosine of two samples' features after each layer; 0 is the input. Up to 64 layers each value is its own
@@ -93,7 +91,7 @@ def sequence(
 
 
 def bound(
-    activation: str | Activation | Callable[..., Any] | Kernel,
+    activation: ActivationLike | Kernel,
     rho: float,
     *,
     depth: int,

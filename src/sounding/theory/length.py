@@ -16,7 +16,7 @@ from sounding.activations.kinks import ROUGH, kink_exponent
 from sounding.encoding import fields_of
 from sounding.errors import NumericalError, UsageError
 from sounding.theory.integrals.powers import half_moment, kernel
-from sounding.theory.integrals.quadrature import Integral, gaussian_mean, gaussian_pair_mean
+from sounding.theory.integrals.quadrature import Integral, gaussian_joint_mean, gaussian_mean
 
 Array = NDArray[np.float64]
 
@@ -202,22 +202,13 @@ def product_moment(phi: Activation, variance: float, correlation: float, *, tole
     if phi.degree is not None and phi.slopes is not None:
         shape = kernel(correlation, degree=phi.degree, slopes=phi.slopes) * half_moment(2 * phi.degree)
         return _closed(shape, variance**phi.degree)
-    std = math.sqrt(variance)
-    if phi.growth == "exponential" and not has_second_moment(phi, std=std):
-        return Integral(math.inf, 0.0, 0)
-    try:
-        return gaussian_pair_mean(
-            phi.function,
-            phi.function,
-            correlation,
-            std=std,
-            kinks_f=phi.kinks,
-            length=phi.length,
-            center=phi.center,
-            tolerance=tolerance,
-        )
-    except NumericalError:
-        return Integral(math.inf, 0.0, 0)
+    return _if_there(
+        phi,
+        math.sqrt(variance),
+        lambda std: gaussian_joint_mean(
+            lambda u, v: phi(u) * phi(v), correlation, std=std, **phi.pair_outline, tolerance=tolerance
+        ),
+    )
 
 
 def _squares(slopes: tuple[float, float]) -> float:
@@ -232,10 +223,16 @@ def _closed(shape: float, size: float) -> Integral:
 
 def _mean(phi: Activation, f: Callable[[Array], Array], variance: float, tolerance: float = 1e-13) -> Integral:
     """E f(√q z), infinite where it does not exist."""
-    std = math.sqrt(variance)
+    return _if_there(
+        phi, math.sqrt(variance), lambda std: gaussian_mean(f, std=std, **phi.outline, tolerance=tolerance)
+    )
+
+
+def _if_there(phi: Activation, std: float, mean: Callable[[float], Integral]) -> Integral:
+    """A mean over inputs of this standard deviation, infinite where it does not exist."""
     if phi.growth == "exponential" and not has_second_moment(phi, std=std):
         return Integral(math.inf, 0.0, 0)
     try:
-        return gaussian_mean(f, std=std, **phi.outline, tolerance=tolerance)
+        return mean(std)
     except NumericalError:
         return Integral(math.inf, 0.0, 0)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq
 
-from sounding.activations import Activation, resolve
+from sounding.activations import Activation, ActivationLike, resolve
 from sounding.errors import UsageError
 from sounding.theory.batchnorm import DEPTH_SCALES
 from sounding.theory.landscape import STEADY, Landscape, Point, Setting, round_up
@@ -50,7 +49,7 @@ MARGIN = 3.0
 
 
 def prescribe(
-    activation: str | Activation | Callable[..., Any],
+    activation: ActivationLike,
     *,
     batch_size: float,
     depth: int,

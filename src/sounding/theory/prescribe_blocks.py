@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from sounding.activations import Activation
+from sounding.activations import ActivationLike
 from sounding.encoding import fields_of
 from sounding.errors import UsageError
 from sounding.theory.batchnorm import DEPTH_SCALES
@@ -134,7 +134,7 @@ class BlockPrescription:
 
 
 def prescribe_residual(
-    activation: str | Activation | Callable[..., Any], *, depth: int, margin: float = MARGIN, **options: Any
+    activation: ActivationLike, *, depth: int, margin: float = MARGIN, **options: Any
 ) -> BlockPrescription:
     """Which branch scale, initialization or placement of the norm takes a residual network to `depth` blocks.
 
@@ -152,7 +152,7 @@ def prescribe_residual(
 
 
 def prescribe_transformer(
-    activation: str | Activation | Callable[..., Any],
+    activation: ActivationLike,
     *,
     depth: int,
     tokens: int,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sounding.activations import Activation, resolve
+from sounding.activations import Activation, ActivationLike, resolve
 from sounding.encoding import fields_of
 from sounding.errors import UsageError
 from sounding.profile import Profile
@@ -151,7 +151,7 @@ class Transformer(Residual):
 
 
 def residual(
-    activation: str | Activation | Callable[..., Any],
+    activation: ActivationLike,
     *,
     depth: int,
     placement: Placement = "pre",
@@ -193,7 +193,7 @@ def residual(
 
 
 def transformer(
-    activation: str | Activation | Callable[..., Any],
+    activation: ActivationLike,
     *,
     depth: int,
     tokens: int,
@@ -349,7 +349,7 @@ def _start(init: Init, mean_square: float | None) -> float:
 
 
 def _checked(
-    activation: str | Activation | Callable[..., Any],
+    activation: ActivationLike,
     depth: int,
     placement: Placement,
     branch_scale: float,

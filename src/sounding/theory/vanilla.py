@@ -6,13 +6,13 @@ The base of meanfield2019, after Poole et al. 2016 and Schoenholz et al. 2017.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from sounding.activations import Activation, resolve
+from sounding.activations import Activation, ActivationLike, resolve
 from sounding.encoding import fields_of
 from sounding.errors import UsageError
 from sounding.profile import Profile
@@ -106,7 +106,7 @@ class Vanilla:
 
 
 def vanilla(
-    activation: str | Activation | Callable[..., Any],
+    activation: ActivationLike,
     *,
     weight_std: float,
     bias_std: float = 0.0,
@@ -172,7 +172,7 @@ def phase_of(chi_1: float) -> Phase:
 
 
 def trajectory(
-    activation: str | Activation | Callable[..., Any],
+    activation: ActivationLike,
     *,
     weight_std: float,
     bias_std: float = 0.0,

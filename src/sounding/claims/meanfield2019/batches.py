@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,9 @@ from sounding.activations import resolve
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.meanfield2019.field import spread_paths
 from sounding.claims.meanfield2019.networks import settle
-from sounding.claims.number import DRAWN, Number, exact, fraction_of, jackknife, mean_of
+from sounding.claims.number import DRAWN, exact, farthest_ratio, fraction_of, jackknife, mean_of
 from sounding.claims.picture import Panel, Picture, Series, points_of
+from sounding.claims.share import share
 from sounding.claims.walk import batch_norm, walk
 from sounding.predict import batchnorm
 
@@ -97,16 +98,17 @@ def _unevenness(name: str, size: int, values: Mapping[str, Any], context: Contex
     return torch.stack(rows, dim=1).double().cpu().numpy()
 
 
-@cache
+@share("activations", "batch_sizes", "window")
 def pair_of_batches(
-    name: str, width: int, size: int, depth: int, runs: int, overlap: float, device: str, random_seed: int
+    values: Mapping[str, Any], context: Context, name: str, size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Two batches through the same random networks, each normalized by itself; sample a of one is like a of the other.
 
     Per run and layer: the mean covariance of samples of different batches; how much larger it is for the alike ones;
     and the same of the gradients, pulled back from equal cotangents, layer 1 first.
     """
-    phi, context = resolve(name).torch(), Context(device, random_seed)
+    phi = resolve(name).torch()
+    width, depth, runs, overlap = (values[key] for key in ("width", "depth", "runs", "overlap"))
     found: list[list[torch.Tensor]] = [[], [], []]
     for run in range(runs):
         place: dict[str, Any] = {"device": context.device, "generator": context.generator(run, device=context.device)}
@@ -124,17 +126,10 @@ def pair_of_batches(
             gradients = torch.autograd.grad(state, inner, cotangent, retain_graph=True)
             # between the batches, tr Π; rows of a gradient before batch norm sum to 0
             pulled += torch.stack([(g[0].double() * g[1].double()).sum() for g in gradients])
-        for rows, values in zip(found, (torch.stack(covariance), torch.stack(alike), pulled), strict=True):
-            rows.append(values)
+        for rows, row in zip(found, (torch.stack(covariance), torch.stack(alike), pulled), strict=True):
+            rows.append(row)
     covariances, likeness, gradient = (torch.stack(rows).cpu().numpy() for rows in found)
     return covariances, likeness, gradient
-
-
-def _pair(
-    name: str, size: int, values: Mapping[str, Any], context: Context
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    width, depth, runs, overlap = (values[key] for key in ("width", "depth", "runs", "overlap"))
-    return pair_of_batches(name, width, size, depth, runs, overlap, context.device, context.random_seed)
 
 
 def measure_cross_limit(values: Mapping[str, Any], context: Context) -> Outcome:
@@ -143,21 +138,15 @@ def measure_cross_limit(values: Mapping[str, Any], context: Context) -> Outcome:
     for name in values["activations"]:
         measured, theory = [], []
         for size in values["batch_sizes"]:
-            covariances, _, _ = _pair(name, size, values, context)
+            covariances, _, _ = pair_of_batches(values, context, name, size)
             measured.append(mean_of(covariances[:, values["depth"] // 2 :].mean(1)))
             theory.append(batchnorm(name, batch_size=size).cross_batch.covariance)
-        ratios = [Number(m.value / t, m.low / t, m.high / t, m.samples) for m, t in zip(measured, theory, strict=True)]
-        numbers[f"covariance_over_theory_{name}"] = max(ratios, key=lambda ratio: abs(ratio.value - 1))
+        numbers[f"covariance_over_theory_{name}"] = farthest_ratio(measured, theory)
         series.append(points_of(name, values["batch_sizes"], measured))
         series.append(Series(f"{name} (E φ)²", values["batch_sizes"], theory, role="theory"))
     sizes = values["batch_sizes"]
-    closed = [_relu_cross(size) for size in sizes]
-    numbers["closed_form_minus_theory"] = exact(
-        max(
-            abs(c - batchnorm("relu", batch_size=s).cross_batch.covariance) for c, s in zip(closed, sizes, strict=True)
-        ),
-        error=1e-10,
-    )
+    apart = max(abs(_relu_cross(size) - batchnorm("relu", batch_size=size).cross_batch.covariance) for size in sizes)
+    numbers["closed_form_minus_theory"] = exact(apart, error=1e-10)
     numbers["limit_minus_claim"] = exact(_relu_cross(10**7) - 1 / (2 * math.pi), error=1e-8)
     panel = Panel("batch size B", "covariance of samples of two batches", series, x_scale="log")
     caption = f"Networks of width {values['width']}: deep down, samples of different batches share only their mean."
@@ -180,7 +169,7 @@ def measure_cross_rate(values: Mapping[str, Any], context: Context) -> Outcome:
     numbers["largest_eigenvalue"] = exact(largest, error=1e-6)
     for name in values["activations"]:
         size = values["batch_sizes"][-1]
-        _, likeness, pulled = _pair(name, size, values, context)
+        _, likeness, pulled = pair_of_batches(values, context, name, size)
         eigenvalue = batchnorm(name, batch_size=size).cross_batch.eigenvalue
         depth, (skip, count) = values["depth"], values["window"]
         forward = likeness[:, skip : skip + count]

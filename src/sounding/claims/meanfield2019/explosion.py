@@ -12,9 +12,9 @@ import torch
 
 from sounding.activations import resolve
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.meanfield2019.fixed_point import pieces, spherical_integrals
+from sounding.claims.meanfield2019.fixed_point import pieces, relu_correlation, spherical_integrals
 from sounding.claims.meanfield2019.networks import pull_gradients
-from sounding.claims.number import DRAWN, Number, estimate, exact, mean_of
+from sounding.claims.number import DRAWN, Number, estimate, exact, farthest_ratio, mean_of
 from sounding.claims.picture import Panel, Picture, Series, points_of
 from sounding.claims.walk import batch_norm, walk
 from sounding.predict import batchnorm
@@ -55,9 +55,8 @@ def explosion_rate(activation: str, size: int, *, nodes: int = 240) -> float:
 def relu_rate(size: float) -> float:
     """Theorem 8, eq. 25 at α = 1 with J(1) = 1 and J′ the derivative of J."""
     c = -1 / (size - 1)
-    kernel = (math.sqrt(1 - c * c) + (math.pi - math.acos(c)) * c) / math.pi
     slope = 1 - math.acos(c) / math.pi
-    return (size - 1) * (slope + size - 1) / ((size - 3) * (size - 1) * (1 - kernel)) - 1 / (size - 3)
+    return (size - 1) * (slope + size - 1) / ((size - 3) * (size - 1) * (1 - relu_correlation(size))) - 1 / (size - 3)
 
 
 def attracting_sizes(activation: str, sizes: list[int]) -> list[int]:
@@ -73,8 +72,7 @@ def measure_any_activation(values: Mapping[str, Any], context: Context) -> Outco
         sizes = attracting_sizes(name, values["batch_sizes"])
         theory = [explosion_rate(name, size) for size in sizes]
         growth = [_growth(name, size, values, context, 100 * place) for size in sizes]
-        worst = max(range(len(sizes)), key=lambda i: abs(growth[i].value / theory[i] - 1))
-        numbers[f"growth_over_theory_{name}"] = _over(growth[worst], theory[worst])
+        numbers[f"growth_over_theory_{name}"] = farthest_ratio(growth, theory)
         numbers[f"batch_sizes_{name}"] = exact(len(sizes))
         series.append(points_of(name, sizes, growth))
         series.append(Series(f"{name} (Theorem 7)", sizes, theory, role="theory"))
@@ -98,9 +96,7 @@ def measure_relu_rate(values: Mapping[str, Any], context: Context) -> Outcome:
     series = []
     for place, (name, rate) in enumerate((("relu", relu_rate), ("identity", lambda size: (size - 2) / (size - 3)))):
         growth = [_growth(name, size, values, context, 100 * place) for size in sizes]
-        theory = [float(rate(size)) for size in sizes]
-        worst = max(range(len(sizes)), key=lambda i: abs(growth[i].value / theory[i] - 1))
-        numbers[f"growth_over_theory_{name}"] = _over(growth[worst], theory[worst])
+        numbers[f"growth_over_theory_{name}"] = farthest_ratio(growth, [float(rate(size)) for size in sizes])
         shown = grid[(grid >= min(sizes)) & (grid <= max(sizes))]
         series.append(points_of(name, sizes, growth))
         series.append(Series(f"{name} (Theorem 8)", shown, [rate(size) for size in shown], role="theory"))
@@ -224,7 +220,3 @@ def _growth(name: str, size: int, values: Mapping[str, Any], context: Context, o
     )
     growth = found.gradients["growth"]
     return estimate(growth.value, growth.stderr or 0.0, samples=values["runs"])
-
-
-def _over(number: Number, unit: float) -> Number:
-    return Number(number.value / unit, number.low / unit, number.high / unit, number.samples)

@@ -11,7 +11,7 @@ import torch
 
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.meanfield2019.networks import pull_gradients, settle
-from sounding.claims.number import DRAWN, Number, estimate, exact, mean_of, student
+from sounding.claims.number import DRAWN, Number, estimate, exact, mean_of, scaled, student
 from sounding.claims.picture import Map, Panel, Picture, Series, points_of
 from sounding.claims.walk import batch_norm
 from sounding.predict import batchnorm, bsb2_transition, simulate_broken_state
@@ -30,7 +30,7 @@ def measure_eigenvalues(values: Mapping[str, Any], context: Context) -> Outcome:
         theory = np.array(
             [getattr(batchnorm("relu", batch_size=size).backward_eigenvalues, part) for size in sizes], dtype=np.float64
         )
-        ratios = [Number(n.value / t, n.low / t, n.high / t, n.samples) for n, t in zip(found, theory, strict=True)]
+        ratios = [scaled(number, 1 / unit) for number, unit in zip(found, theory, strict=True)]
         numbers[f"{part}_over_theory_at_smallest"] = ratios[0]
         numbers[f"{part}_over_theory_at_largest"] = ratios[-1]
         numbers[f"{part}_over_theory_mean"] = _pool(ratios)

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.meanfield2019.trainable import draw_cells, judge_cells, last_trainable, train_cells
+from sounding.claims.meanfield2019.trainable import chance_of, draw_cells, judge_cells, last_trainable, train_cells
 from sounding.claims.number import Number, mean_of
 from sounding.claims.picture import Panel, Picture, Series, points_of
-from sounding.data import known_shape
 from sounding.predict import batchnorm
 
 EPS = 0.001
@@ -29,8 +28,7 @@ def measure_depth_by_batch_size(values: Mapping[str, Any], context: Context) -> 
         context.progress((place + 1) / len(sizes))
     accuracy = np.concatenate(parts, axis=1)
     allowed = [batchnorm("relu", batch_size=size, eps=values["eps"]).trainable_depth for size in sizes]
-    shape = known_shape(values["data"])
-    numbers = judge_cells(accuracy, values["depths"], allowed, chance=1 / shape[1] if shape else 0.1)
+    numbers = judge_cells(accuracy, values["depths"], allowed, chance=chance_of(values))
     panel = draw_cells(accuracy, values["depths"], sizes, allowed, label="batch size B")
     caption = (
         f"Test accuracy on {values['data']}, width {values['width']}, mean of {values['seeds']} seeds. Networks much "

@@ -14,7 +14,7 @@ import torch
 
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.meanfield2019.sampled import Array
-from sounding.claims.number import DRAWN, Number, mean_of
+from sounding.claims.number import DRAWN, Number, mean_of, mean_slope_of, scaled
 from sounding.claims.picture import Panel, Picture, Series, points_of
 from sounding.claims.share import share
 from sounding.claims.walk import batch_norm, walk
@@ -84,10 +84,15 @@ def measure_first_steps(values: Mapping[str, Any], context: Context) -> Outcome:
     rate = 0.5 * math.log(batchnorm("relu", batch_size=values["batch_size"], eps=values["eps"]).gradient_growth)
     lower = slice(0, deepest.shape[2] // 2)
     before, after, last = deepest[:, 0], deepest[:, 1], deepest[:, -1]
-    numbers: dict[str, Number] = {
-        "slope_before_over_theory": mean_of(_slopes(before) / -rate),
-        "slope_after_over_theory": mean_of(_slopes(after[:, lower]) / -rate),
-        "relative_slope_after_over_theory": mean_of(_slopes((after - weights)[:, lower]) / -rate),
+
+    def slope_over_theory(rows: Array) -> Number:
+        """The slope over the layers, in units of what theory has for it."""
+        return scaled(mean_slope_of(np.arange(rows.shape[1]), rows), -1 / rate)
+
+    numbers = {
+        "slope_before_over_theory": slope_over_theory(before),
+        "slope_after_over_theory": slope_over_theory(after[:, lower]),
+        "relative_slope_after_over_theory": slope_over_theory((after - weights)[:, lower]),
         "range_before": mean_of(np.ptp(before, axis=1)),
         "range_after": mean_of(np.ptp(after, axis=1)),
         "range_after_over_before": mean_of(np.ptp(after, axis=1) / np.ptp(before, axis=1)),
@@ -104,11 +109,6 @@ def measure_first_steps(values: Mapping[str, Any], context: Context) -> Outcome:
         "lower layers have fallen."
     )
     return Outcome(numbers, Picture(panels, caption))
-
-
-def _slopes(rows: Array) -> Array:
-    layers = np.arange(rows.shape[1]) - (rows.shape[1] - 1) / 2
-    return np.asarray(rows @ layers / (layers @ layers))
 
 
 def _draw(logs: Array, depth: int, part: str, rate: float) -> Panel:

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.meanfield2019.trainable import draw_cells, judge_cells, train_cells
+from sounding.claims.meanfield2019.trainable import chance_of, draw_cells, judge_cells, train_cells
 from sounding.claims.number import mean_of
 from sounding.claims.picture import Picture
-from sounding.data import known_shape
 from sounding.predict import batchnorm
 
 
@@ -20,8 +19,7 @@ def measure_depth_by_norm(values: Mapping[str, Any], context: Context) -> Outcom
     norms = [{**fixed, knob: value} for value in columns]
     accuracy = train_cells(norms, values, context, batch_size=size, offset=0)
     allowed = [batchnorm(values["activation"], batch_size=size, **norm).trainable_depth for norm in norms]
-    shape = known_shape(values["data"])
-    chance = 1 / shape[1] if shape else 0.1
+    chance = chance_of(values)
     numbers = judge_cells(accuracy, values["depths"], allowed, chance=chance)
     good, bad = (columns.index(values[which]) for which in ("deep_at", "shallow_at"))
     unit = numbers["best_accuracy"].value - chance

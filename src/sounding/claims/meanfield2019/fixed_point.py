@@ -125,7 +125,7 @@ def count_other_limits(distances: Array) -> dict[str, Number]:
 
 def measure_relu_eigenvalues(values: Mapping[str, Any], context: Context) -> Outcome:
     """Differences of the map at its fixed point in the directions G, L and M, beside Theorem 6 in both readings."""
-    relu = _relu()
+    relu = resolve("relu")
     sizes = values["batch_sizes"]
     found: dict[str, list[float]] = {"G": [], "L": [], "M": []}
     for size in sizes:
@@ -225,7 +225,3 @@ def _angle(cosine: float) -> float:
 def _mean_of_each(*samples: torch.Tensor) -> tuple[Array, Array]:
     means = np.array([float(sample.mean()) for sample in samples])
     return means, np.array([float(sample.std()) / math.sqrt(len(sample)) for sample in samples])
-
-
-def _relu() -> Any:
-    return resolve("relu")

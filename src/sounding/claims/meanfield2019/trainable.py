@@ -16,7 +16,7 @@ from sounding.claims.meanfield2019.parted import Parted
 from sounding.claims.meanfield2019.sampled import Array
 from sounding.claims.number import Number, exact, fraction_of, mean_of
 from sounding.claims.picture import Map, Panel, Series
-from sounding.data import Dataset, load_dataset, normalize
+from sounding.data import Dataset, known_shape, load_dataset, normalize
 from sounding.models import Mlp
 from sounding.models.initial import initialize_
 from sounding.train import Recipe
@@ -107,6 +107,12 @@ def hold_norms(network: Any) -> Any:
             for parameter in module.parameters():
                 parameter.requires_grad = False
     return network
+
+
+def chance_of(values: Mapping[str, Any]) -> float:
+    """The accuracy of guessing."""
+    shape = known_shape(values["data"])
+    return 1 / shape[1] if shape else 0.1
 
 
 def judge_cells(

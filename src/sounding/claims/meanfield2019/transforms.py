@@ -84,7 +84,6 @@ def count_wrong_traces(reading: str, ratios: Array) -> dict[str, Number]:
 
 
 ComplexMap = Callable[[np.ndarray], np.ndarray]
-_ANALYTIC: dict[str, ComplexMap] = {}
 
 
 def fourier_map(gaussian_map: ComplexMap, sigma: Array, *, inverted: bool = True, steps: int = 2001) -> Array:
@@ -147,7 +146,7 @@ def _hermite(s: np.ndarray) -> np.ndarray:
     return np.asarray((6 * s**3 + 9 * s * left * right - 9 * s * (left + right) + 9 * s) / 6)
 
 
-_ANALYTIC.update({"identity": lambda s: s, "sin": _sine, "hermite:3": _hermite})
+_ANALYTIC: dict[str, ComplexMap] = {"identity": lambda s: s, "sin": _sine, "hermite:3": _hermite}
 
 
 def _entries(label: str, computed: Array, measured: Array, error: Array) -> Series:

@@ -11,13 +11,14 @@ import torch
 from numpy.typing import NDArray
 
 from sounding.chain import Simulation, simulate
-from sounding.claims.claim import Context, Outcome
+from sounding.claims.claim import Context, Outcome, pick
 from sounding.claims.number import DRAWN, Number, estimate, jackknife, slope_of, student
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.theory.bounds import orth2021 as bounds
 
 
-def _chain(context: Context, offset: int, **options: Any) -> Simulation:
+def linear_chain(context: Context, offset: int, **options: Any) -> Simulation:
+    """Random linear networks with batch norm without centring, and their profile."""
     return simulate(centring=False, profile=True, device=context.device, generator=context.generator(offset), **options)
 
 
@@ -34,10 +35,10 @@ def measure_figure1(values: Mapping[str, Any], context: Context) -> Outcome:
     width, eps = values["width"], values["eps"]
     correlated = torch.zeros(2, width, dtype=torch.float64)
     correlated[0, 0], correlated[1, 0], correlated[1, 1] = 1.0, 1 - eps, eps
-    shape = {"width": width, "batch_size": 2, "depth": values["depth"], "runs": values["runs"]}
+    shape = {**pick(values, "width depth runs"), "batch_size": 2}
     measures = ("mean_absolute_cosine",)
-    batch = _chain(context, 0, input=correlated * math.sqrt(width), measures=measures, **shape)
-    vanilla = _chain(context, 1, input="orthogonal", norm="none", measures=measures, **shape)
+    batch = linear_chain(context, 0, input=correlated * math.sqrt(width), measures=measures, **shape)
+    vanilla = linear_chain(context, 1, input="orthogonal", norm="none", measures=measures, **shape)
     runs = {"batch norm": batch, "vanilla": vanilla}
     curves = {name: run.profile.series("mean_absolute_cosine") for name, run in runs.items()}
     numbers = {}
@@ -142,7 +143,7 @@ def measure_figure2a(values: Mapping[str, Any], context: Context) -> Outcome:
         options = {"width": width, "batch_size": n, "depth": depth, "runs": values["runs"] // groups}
         start = _nearly_rank_one(width, n, values["eps"])
         for group in range(groups):
-            run = _chain(
+            run = linear_chain(
                 context,
                 1000 * index + group,
                 input=start,
@@ -184,7 +185,7 @@ def measure_figure2b(values: Mapping[str, Any], context: Context) -> Outcome:
     first, last = values["window"]
     means, errors = [], []
     for index, width in enumerate(widths):
-        run = _chain(
+        run = linear_chain(
             context,
             index,
             width=int(width),

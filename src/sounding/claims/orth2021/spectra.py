@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sounding.chain import simulate
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import GROUPS, Number, estimate, exact, extreme_of
+from sounding.claims.orth2021.chains import linear_chain
 from sounding.claims.picture import Panel, Picture, Role, Series
 from sounding.theory.bounds import orth2021 as bounds
 from sounding.theory.bounds.bound import Version
@@ -177,20 +177,10 @@ def measure_theorem1(values: Mapping[str, Any], context: Context) -> Outcome:
     series = []
     for index, (n, width) in enumerate(values["shapes"] * GROUPS):
         depth = values["depth"]
-        run = simulate(
-            width=width,
-            batch_size=n,
-            depth=depth,
-            runs=values["runs"] // GROUPS,
-            profile=True,
-            measures=("orthogonality_gap",),
-            centring=False,
-            input="collinear:0.1",
-            device=context.device,
-            generator=context.generator(index),
-        )
+        shape: dict[str, Any] = {"width": width, "batch_size": n, "depth": depth, "input": "collinear:0.1"}
+        run = linear_chain(context, index, measures=("orthogonality_gap",), runs=values["runs"] // GROUPS, **shape)
         rows = run.profile.series("orthogonality_gap")
-        sigma = _smallest_singular_value(n, width, depth, context.generator(10_000 + index), context)
+        sigma = _smallest_singular_value(context, 10_000 + index, shape)
         for version, shares in finite.items():
             bound = bounds.theorem_1(width, n, depth=depth - 1, smallest_singular_value=sigma, version=version)
             if index % len(values["shapes"]) == 0:
@@ -229,20 +219,10 @@ def follow_wide(n: int, layers: int) -> tuple[list[NDArray[np.float64]], float]:
     return path, math.sqrt(min(e[-1] for e in path))
 
 
-def _smallest_singular_value(n: int, width: int, depth: int, generator: torch.Generator, context: Context) -> float:
+def _smallest_singular_value(context: Context, offset: int, shape: Mapping[str, Any]) -> float:
     """min σ_n(H_k) over the layers of chains from the same kind of input: what Assumption A1 calls α."""
-    run = simulate(
-        width=width,
-        batch_size=n,
-        depth=depth,
-        runs=8,
-        profile=True,
-        measures=(f"top_eigenvalues:{n}",),
-        centring=False,
-        input="collinear:0.1",
-        device=context.device,
-        generator=generator,
-    )
+    n = shape["batch_size"]
+    run = linear_chain(context, offset, measures=(f"top_eigenvalues:{n}",), runs=8, **shape)
     smallest = run.profile.series(f"eigenvalue_{n}").value[1:]
     total = sum(run.profile.series(f"eigenvalue_{i}").value[1:] for i in range(1, n + 1))
     return math.sqrt(float(np.min(smallest / total)))

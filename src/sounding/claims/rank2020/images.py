@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from sounding.claims.claim import Context
-from sounding.claims.rank2020.perceptrons import Array, draw_samples
+from sounding.claims.rank2020.perceptrons import Array, draw_samples, make_one_sided_
 from sounding.claims.share import share
 from sounding.data import Dataset, load_dataset, normalize
 from sounding.data.resize import fit_images
@@ -59,11 +59,7 @@ def make_network(kind: str, values: Mapping[str, Any], channels: int, generator:
         **options,
     )
     if kind == "one-sided":
-        with torch.no_grad():
-            for module in network.modules():
-                if isinstance(module, nn.Conv2d | nn.Linear):
-                    fan_in = module.weight[0].numel()
-                    module.weight.uniform_(0, 2 / fan_in**0.5, generator=generator)
+        make_one_sided_(network, generator)
     return network
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 import sounding.train
 from sounding.claims.claim import Context
@@ -102,6 +103,14 @@ def epochs_of(history: History) -> Array:
 def draw_samples(inputs: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
     """Indices of so many samples, by chance."""
     return torch.randperm(len(inputs), generator=generator)[:count].to(inputs.device)
+
+
+def make_one_sided_(network: nn.Module, generator: torch.Generator) -> None:
+    """Give every linear map and convolution weights from U[0, 2/√fan_in]."""
+    with torch.no_grad():
+        for module in network.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                module.weight.uniform_(0, 2 / module.weight[0].numel() ** 0.5, generator=generator)
 
 
 def last_hidden(network: Mlp, inputs: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,7 @@ from sounding.claims.rank2020.perceptrons import (
     draw_samples,
     last_hidden,
     load_pixels,
+    make_one_sided_,
     train_grid,
 )
 from sounding.claims.share import share
@@ -63,7 +64,7 @@ def compare_with_batch_norm(values: Mapping[str, Any], context: Context) -> dict
                 normed = {"norm": "batch", "init": "xavier"} if kind == "batch norm" else {"init": STARTS[kind]}
                 network = Mlp(features, 10, depth=depth, width=width, generator=generator, **normed)  # type: ignore[arg-type]
                 if kind.endswith("pre-trained"):
-                    order = torch_generator(seed + 250)
+                    order = torch.Generator().manual_seed(seed + 250)
                     batches = values["pretraining"]
                     # also from PyTorch's start, which is collapsed: what pre-training makes of it is the question
                     raise_rank_(network, pixels, batches=batches, batch_size=64, force=True, generator=order)
@@ -83,11 +84,6 @@ def compare_with_batch_norm(values: Mapping[str, Any], context: Context) -> dict
                 )
             )
     return found
-
-
-def torch_generator(seed: int) -> torch.Generator:
-    """A CPU generator of that seed."""
-    return torch.Generator().manual_seed(seed)
 
 
 def measure_comparison(values: Mapping[str, Any], context: Context) -> Outcome:
@@ -209,10 +205,7 @@ def _normed(inputs: torch.Tensor, values: Mapping[str, Any], context: Context, *
             generator=generator,
         )
         if one_sided:
-            with torch.no_grad():
-                for module in network.modules():
-                    if isinstance(module, torch.nn.Linear):
-                        module.weight.uniform_(0, 2 / module.in_features**0.5, generator=generator)
+            make_one_sided_(network, generator)
         networks.append(network.to(context.device))
     return networks
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, jackknife, mean_of, mean_slope_of
-from sounding.claims.picture import Panel, Picture, Series, points_over
+from sounding.claims.picture import Panel, Picture, Series, points_of, points_over
 from sounding.claims.thesis2024.networks import (
     Array,
     build_on_data,
@@ -119,7 +119,7 @@ def measure_gain_law(values: Mapping[str, Any], context: Context) -> Outcome:
 def _clear_points(label: str, gains: Sequence[float], rates: Sequence[Number]) -> Series:
     """The points that a logarithmic axis can show with their intervals."""
     kept = [(gain, rate) for gain, rate in zip(gains, rates, strict=True) if rate.low > 0]
-    return Series(label, [g for g, _ in kept], [r.value for _, r in kept], error=[r.high - r.value for _, r in kept])
+    return points_of(label, [gain for gain, _ in kept], [rate for _, rate in kept])
 
 
 def _exponents(gains: Sequence[float], excess: Array, lower: slice, upper: slice) -> dict[str, Number]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import Number, mean_of, mean_slope_of
+from sounding.claims.number import Number, highest, mean_of, mean_slope_of, scaled
 from sounding.claims.picture import Panel, Picture, points_over
 from sounding.claims.thesis2024.gram_paths import Array, bound_line, distances, fixed_gram, slowest_rate, stretched
 
@@ -50,16 +50,11 @@ def transient(found: Array, rate: float, noise: float) -> Array:
     return np.asarray(found[:, :kept] / rate ** np.arange(1, kept + 1))
 
 
-def larger(first: Number | None, second: Number) -> Number:
-    """The one whose interval reaches farther."""
-    return second if first is None or second.high > first.high else first
-
-
 def measure_concentration(values: Mapping[str, Any], context: Context) -> Outcome:
     """The needed constant over widths, batch sizes, starts and layers, and what of it grows."""
     numbers: dict[str, Number] = {}
     trends, by_run, series = [], [], []
-    largest = late = above = None
+    largest, late, above = list[Number](), list[Number](), list[Number]()
     offset = 0
     options: dict[str, Any] = {"context": context}
     for name in values["activations"]:
@@ -97,14 +92,14 @@ def measure_concentration(values: Mapping[str, Any], context: Context) -> Outcom
                 peak = int(np.argmax(ratio.mean(0)[:EARLY]))
                 if ratio.shape[1] > EARLY:
                     beyond = EARLY + int(np.argmax(ratio.mean(0)[EARLY:]))
-                    late = larger(late, mean_of(ratio[:, beyond] / ratio[:, peak]))
+                    late.append(mean_of(ratio[:, beyond] / ratio[:, peak]))
                 limit = float(ratio.mean(0).max()) / condition
                 limits.append(found[:, 0] / condition)
                 constants.append(ratio[:, peak] / ratio[:, 0])
                 for needed in finite[start]:
                     top = mean_of(needed[:, int(np.argmax(needed.mean(0)))])
-                    largest = larger(largest, top)
-                    above = larger(above, Number(top.value / limit, top.low / limit, top.high / limit, top.samples))
+                    largest.append(top)
+                    above.append(scaled(top, 1 / limit))
                 if size == values["batch_sizes"][0]:
                     shown = np.arange(1, ratio.shape[1] + 1)
                     series.append(points_over(f"{name}, {start}", shown, ratio / condition))
@@ -112,13 +107,10 @@ def measure_concentration(values: Mapping[str, Any], context: Context) -> Outcom
         sizes = np.log(list(first))
         numbers[f"{name}_batch_exponent"] = mean_slope_of(sizes, np.log(np.array(list(first.values()))).T)
         numbers[f"{name}_corrected_batch_exponent"] = mean_slope_of(sizes, np.log(np.array(list(own.values()))).T)
-    assert largest is not None
-    assert late is not None
-    assert above is not None
     numbers |= {
-        "needed_constant": largest,
-        "needed_over_wide_limit": above,
-        "late_over_early": late,
+        "needed_constant": highest(largest),
+        "needed_over_wide_limit": highest(above),
+        "late_over_early": highest(late),
         "log_growth_per_layer": mean_of(np.concatenate(trends)),
         "width_exponent": mean_slope_of(np.log(values["widths"]), np.concatenate(by_run)),
         "near_pair_exponent": measure_near_pair(values, context, offset),

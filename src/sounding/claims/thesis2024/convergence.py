@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import GROUPS, Number, exact, extreme_of, highest, slope_of
+from sounding.claims.number import GROUPS, Number, apart_from, exact, extreme_of, highest, slope_of
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.correlation_maps import (
     Array,
@@ -21,6 +21,7 @@ from sounding.claims.thesis2024.correlation_maps import (
     walk_pair,
     worst_over_bound,
 )
+from sounding.claims.thesis2024.gram_paths import thin
 from sounding.theory.kernel import kernel
 from sounding.theory.kernel_path import bound, sequence
 
@@ -61,7 +62,7 @@ def measure_contraction(values: Mapping[str, Any], context: Context) -> Outcome:
         for one, ratio in zip(maps[:named], found, strict=False):
             numbers[f"{version}: {one.name}"] = exact(float(ratio), error=1e-9)
     if values["case"] == 3:
-        numbers["relu_exponent"] = _algebraic_exponent(map_of("relu"))
+        numbers["relu_exponent"] = algebraic_exponent(map_of("relu"), 0.0, first=200, last=2000)
     path, deviation = draw_path(values, context)
     numbers["chain_deviation"] = deviation
     series = [
@@ -83,13 +84,13 @@ def over_groups(found: Array, named: int, extreme: Callable[[Array], Any]) -> Nu
 
 
 def _thinned(ratios: Array) -> Array:
-    kept = np.sort(ratios)[np.unique(np.linspace(0, len(ratios) - 1, SHOWN).astype(int))]
-    return np.asarray(np.maximum(kept, 1e-4))
+    return np.asarray(np.maximum(np.sort(ratios)[thin(len(ratios), SHOWN)], 1e-4))
 
 
-def _algebraic_exponent(one: CorrelationMap) -> Number:
-    layers = np.unique(np.geomspace(200, 2000, 12).astype(int))
-    return slope_of(np.log(layers), np.log(1 - iterate(one, np.array([0.0]), 2000)[layers, 0]))
+def algebraic_exponent(one: CorrelationMap, start: float, *, first: int, last: int) -> Number:
+    """The slope of ln(1 − ρ_ℓ) against ln ℓ between two layers."""
+    layers = np.unique(np.geomspace(first, last, 12).astype(int))
+    return slope_of(np.log(layers), np.log(1 - iterate(one, np.array([start]), last)[layers, 0]))
 
 
 def draw_path(values: Mapping[str, Any], context: Context) -> tuple[Panel, Number]:
@@ -99,9 +100,7 @@ def draw_path(values: Mapping[str, Any], context: Context) -> tuple[Panel, Numbe
     layers = np.arange(depth + 1)
     exact_path = np.array([row.value for row in sequence(name, start, depth=depth, norm=norm)])
     placed = "pre-rms" if norm == "none" else norm
-    mean, half = walk_pair(
-        name, start, norm=placed, width=values["width"], depth=depth, runs=values["runs"], context=context, offset=0
-    )
+    mean, half = walk_pair(values, context, name, norm=placed, depth=depth, offset=0)
     # what noise alone would give is no distance
     seen = np.abs(mean - known.fixed_point) > 2 * half
     seen &= layers % 2 == 0
@@ -112,11 +111,9 @@ def draw_path(values: Mapping[str, Any], context: Context) -> tuple[Panel, Numbe
     for version, role in (("printed", "paper"), ("corrected", "bound")):
         line = [row.value for row in bound(known, start, depth=depth, version=version)]  # type: ignore[arg-type]
         series.append(Series(f"{version} bound", layers, line, role=role))  # type: ignore[arg-type]
-    far = int(np.argmax(np.abs(mean - exact_path)))
-    off = abs(float(mean[far] - exact_path[far]))
     title = f"{name}, ρ_0 = {start:g}, width {values['width']}"
     panel = Panel("layer ℓ", "|ρ_ℓ − ρ*|", series, y_scale="log", title=title)
-    return panel, Number(off, max(off - half[far], 0.0), off + float(half[far]), values["runs"])
+    return panel, apart_from(exact_path, mean, half, samples=values["runs"])
 
 
 def measure_attractor(values: Mapping[str, Any], context: Context) -> Outcome:
@@ -148,31 +145,17 @@ def measure_attractor(values: Mapping[str, Any], context: Context) -> Outcome:
 
 def cumulative(places: Array) -> tuple[Series, ...]:
     ordered = np.sort(places)
-    kept = np.unique(np.linspace(0, len(ordered) - 1, SHOWN).astype(int))
+    kept = thin(len(ordered), SHOWN)
     return (Series("maps", ordered[kept], 100 * (kept + 1) / len(ordered)),)
 
 
 def measure_normalized(values: Mapping[str, Any], context: Context) -> Outcome:
     """Theorem 5.15: each norm's maps against both rates, and networks of finite width against κ."""
-    numbers: dict[str, Number] = {}
     outcome = measure_contraction(values, context)
-    numbers.update(outcome.numbers)
     deviations = []
     for index, (name, norm) in enumerate(values["walked"]):
-        one = map_of(name, norm)
-        mean, half = walk_pair(
-            name,
-            values["start"],
-            norm=norm,
-            width=values["width"],
-            depth=values["layers"],
-            runs=values["runs"],
-            context=context,
-            offset=index + 1,
-        )
-        path = iterate(one, np.array([values["start"]]), values["layers"])[:, 0]
-        far = int(np.argmax(np.abs(mean - path)))
-        off = abs(float(mean[far] - path[far]))
-        deviations.append(Number(off, max(off - half[far], 0.0), off + float(half[far]), values["runs"]))
-    numbers["chain_deviation"] = highest(deviations)
+        walked = walk_pair(values, context, name, norm=norm, depth=values["layers"], offset=index + 1)
+        path = iterate(map_of(name, norm), np.array([values["start"]]), values["layers"])[:, 0]
+        deviations.append(apart_from(path, *walked, samples=values["runs"]))
+    numbers = {**outcome.numbers, "chain_deviation": highest(deviations)}
     return Outcome(numbers, outcome.picture)

@@ -6,7 +6,7 @@ is a case of the theorems.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from scipy.optimize import brentq
 
 from sounding.chain import simulate
 from sounding.claims.claim import Context
-from sounding.claims.number import mean_of
+from sounding.claims.number import student
 from sounding.theory.bounds.kernel_maps import kernel_case
 from sounding.theory.kernel import kernel, normalized
 from sounding.theory.kernel_path import interpolate
@@ -136,7 +136,7 @@ def worst_over_bound(
 
 
 def walk_pair(
-    activation: Any, start: float, *, norm: str, width: int, depth: int, runs: int, context: Context, offset: int
+    values: Mapping[str, Any], context: Context, activation: Any, *, norm: str, depth: int, offset: int
 ) -> tuple[Array, Array]:
     """The cosine of two samples over depth in random networks of finite width: mean over runs and its half interval.
 
@@ -144,6 +144,7 @@ def walk_pair(
         norm: "pre-rms", "post-rms", "pre-ln" or "post-ln".
     """
     place, _, kind = norm.partition("-")
+    start, width, runs = (values[name] for name in ("start", "width", "runs"))
     batch = torch.zeros(2, width, dtype=torch.float64)
     batch[0, 0], batch[1, 0], batch[1, 1] = 1.0, start, np.sqrt(1 - start**2)
     found = simulate(
@@ -161,7 +162,4 @@ def walk_pair(
         dtype="float64",
     )
     rows = [row for row in found.profile if row.measure == "mean_cosine"]
-    half = mean_of(np.arange(runs, dtype=np.float64))
-    # Student's factor for so many runs, read off a sample with a known standard error
-    factor = (half.high - half.value) / (np.arange(runs).std(ddof=1) / np.sqrt(runs))
-    return np.array([row.value for row in rows]), factor * np.array([row.stderr or 0.0 for row in rows])
+    return np.array([row.value for row in rows]), student(runs - 1) * np.array([row.stderr or 0.0 for row in rows])

@@ -6,7 +6,7 @@ Isometry is det(G)^{1/n}/(Tr G/n). Chapter 6 rotates with a Haar matrix before b
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,9 @@ from scipy.stats import ortho_group
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import GROUPS, Number, exact, extreme_of, fraction_of, lowest, mean_of
 from sounding.claims.picture import Panel, Picture, Series, points_of
+from sounding.claims.thesis2024.gram_paths import thin
 from sounding.measures import isometry, second_moment
+from sounding.theory.bounds.bound import Bound
 from sounding.theory.bounds.thesis2024 import corollary_4_4, corollary_4_5, corollary_6_4, theorem_4_3, theorem_6_3
 from sounding.weights import draw_orthogonal
 
@@ -70,11 +72,16 @@ def middle(logs: Array) -> Number:
     return mean_of([np.exp(np.median(part)) for part in np.array_split(logs, GROUPS)])
 
 
+def _least_of(lows: Sequence[Number]) -> Number:
+    """The least of measured numbers, given that of each group: its interval reaches down to the lowest of theirs."""
+    return dataclasses.replace(extreme_of([number.value for number in lows]), low=lowest(lows).low)
+
+
 def histogram(panels: Mapping[str, Array], caption: str) -> Picture:
     """Each batch's ratio, sorted, against its rank; the bound is the line 1."""
     drawn = []
     for title, logs in panels.items():
-        kept = np.sort(logs)[np.unique(np.linspace(0, len(logs) - 1, SHOWN).astype(int))]
+        kept = np.sort(logs)[thin(len(logs), SHOWN)]
         share = np.linspace(0, 100, len(kept))
         series = (
             Series("batches", share, np.exp(np.maximum(kept, -12))),
@@ -133,14 +140,12 @@ def measure_corollary_4_5(values: Mapping[str, Any], context: Context) -> Outcom
 def measure_lemma_6_2(values: Mapping[str, Any], context: Context) -> Outcome:
     """Isometry after a rotation and batch norm against the variance of the rotated features' norms."""
     generator = np.random.default_rng(context.random_seed + 1)
-    ratios = []
-    for batch in draw_batches(values, context):
+
+    def rotated(batch: Array) -> Bound:
         rotation = ortho_group.rvs(batch.shape[1], random_state=generator) if batch.shape[1] > 1 else np.eye(1)
-        found = corollary_4_5(batch @ rotation)
-        if found.value > 0:
-            ratios.append((found.actual or 0.0) / found.value)
-    with np.errstate(divide="ignore"):
-        logs = np.log(ratios)
+        return corollary_4_5(batch @ rotation)
+
+    logs = compare(values, context, rotated)
     numbers = {"smallest_ratio": least(logs), "median_ratio": middle(logs)}
     caption = "Square batches, each under a rotation of its own, sorted by their ratio; the lemma holds for each."
     return Outcome(numbers, histogram({"rotation, then batch norm": logs}, caption))
@@ -187,10 +192,9 @@ def measure_theorem_6_3(values: Mapping[str, Any], context: Context) -> Outcome:
         lows.append(lowest(ratios))
         largest.append(max(e.max() for e in eigenvalues))
         widest.append(max(e.max() / len(e) for e in eigenvalues))
-    smallest = extreme_of([number.value for number in lows])
     identity = rotate_many(np.eye(values["widths"][0]), draws=200, context=context, offset=99_999)
     numbers = {
-        "smallest_ratio": dataclasses.replace(smallest, low=min(number.low for number in lows)),
+        "smallest_ratio": _least_of(lows),
         "orthogonal_input_isometry": exact(float(identity.min()), error=1e-10),
         "largest_eigenvalue": extreme_of(largest),
         "largest_eigenvalue_over_width": extreme_of(widest),
@@ -226,19 +230,16 @@ def measure_corollary_6_4(values: Mapping[str, Any], context: Context) -> Outcom
                 series.setdefault(width, []).append((bound.values["isometry_gap"], normed[-1], plain[-1]))
         lows.append(lowest(normed))
         highs.append(max(number.value for number in plain))
-    smallest = extreme_of([number.value for number in lows])
     numbers = {
         "fall_without_batch_norm_over_promised": extreme_of(highs),
-        "fall_with_batch_norm_over_promised": dataclasses.replace(smallest, low=min(number.low for number in lows)),
+        "fall_with_batch_norm_over_promised": _least_of(lows),
     }
     drawn: list[Series] = []
     gaps: list[float] = []
     for width, rows in series.items():
-        x = [row[0] for row in rows]
+        x, *found = zip(*rows, strict=True)
         gaps += x
-        for position, name in ((1, "BN(WX)"), (2, "WX")):
-            found = [row[1] if position == 1 else row[2] for row in rows]
-            drawn.append(points_of(f"{name}, d = {width}", x, found))
+        drawn += [points_of(f"{name}, d = {width}", x, row) for name, row in zip(("BN(WX)", "WX"), found, strict=True)]
     drawn.append(Series("promised", [min(gaps), max(gaps)], [1.0, 1.0], role="bound"))
     panel = Panel("isometry gap of X", "fall of the gap over the promised one", drawn, x_scale="log", y_scale="symlog")
     caption = "A rotation alone leaves the gap as it is (fall 0); with batch norm it falls by more than promised (1)."

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.polynomial import hermite_e
 
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import Number, exact, highest, slope_of
+from sounding.claims.number import Number, apart_from, exact, highest, scaled
 from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.thesis2024.convergence import algebraic_exponent
 from sounding.claims.thesis2024.correlation_maps import (
     Array,
     CorrelationMap,
@@ -53,12 +54,6 @@ def local_rate(one: CorrelationMap, start: float) -> Number:
     return exact(float(late), error=abs(float(late - early)))
 
 
-def exponent(one: CorrelationMap, start: float) -> Number:
-    """The slope of ln(1 − ρ_ℓ) against ln ℓ between layers 1000 and 10000."""
-    layers = np.unique(np.geomspace(1000, 10000, 12).astype(int))
-    return slope_of(np.log(layers), np.log(distance_of(one, start, 10000)[layers]))
-
-
 def draw_case(
     one: CorrelationMap, activation: Any, values: Mapping[str, Any], context: Context, *, offset: int, title: str
 ) -> tuple[Panel, Number]:
@@ -84,22 +79,11 @@ def draw_case(
     ]
     deviation = exact(0.0)
     if activation is not None:
-        mean, half = walk_pair(
-            activation,
-            start,
-            norm="pre-rms",
-            width=values["width"],
-            depth=depth,
-            runs=values["runs"],
-            context=context,
-            offset=offset,
-        )
+        mean, half = walk_pair(values, context, activation, norm="pre-rms", depth=depth, offset=offset)
         seen = np.abs(mean - one.fixed_point) > 2 * half
         seen &= layers % 3 == 0
         series.insert(0, Series("networks", layers[seen], np.abs(mean - one.fixed_point)[seen], error=half[seen]))
-        worst = int(np.argmax(np.abs(mean - path)))
-        off = abs(float(mean[worst] - path[worst]))
-        deviation = Number(off, max(off - half[worst], 0.0), off + float(half[worst]), values["runs"])
+        deviation = apart_from(path, mean, half, samples=values["runs"])
     return Panel("layer ℓ", "|ρ_ℓ − ρ*|", series, y_scale="log", title=title), deviation
 
 
@@ -117,9 +101,9 @@ def measure_figure(values: Mapping[str, Any], context: Context) -> Outcome:
         end = np.abs(iterate(one, grid(), values["far"])[-1] - one.fixed_point).max()
         numbers[f"{label}_farthest_end"] = exact(float(end), error=1e-9)
         if one.case == 3:
-            numbers[f"{label}_exponent"] = exponent(one, values["start"])
+            numbers[f"{label}_exponent"] = algebraic_exponent(one, values["start"], first=1000, last=10000)
         else:
-            numbers[f"{label}_rate_over_slope"] = _relative(local_rate(one, values["start"]), one.slope_fixed_point)
+            numbers[f"{label}_rate_over_slope"] = scaled(local_rate(one, values["start"]), 1 / one.slope_fixed_point)
         kind = f"case {one.case}" if label.startswith("case") else f"{label}, case {one.case}"
         title = f"{kind}: ρ* = {one.fixed_point:.4g}"
         panel, deviation = draw_case(one, walked, values, context, offset=index, title=title)
@@ -130,7 +114,3 @@ def measure_figure(values: Mapping[str, Any], context: Context) -> Outcome:
     curves.append(Series("ρ", [-1, 1], [-1, 1], role="bound"))
     maps = Panel("correlation ρ", "κ(ρ)", curves, title="kernel maps")
     return Outcome(numbers, Picture((maps, *panels), values["caption"]))
-
-
-def _relative(rate: Number, slope: float) -> Number:
-    return Number(rate.value / slope, rate.low / slope, rate.high / slope)

@@ -13,7 +13,7 @@ from sounding.activations import resolve
 from sounding.claims.claim import Context, Outcome, charted
 from sounding.claims.number import GROUPS, Number, exact, extreme_of, fraction_of, mean_of, slope_of
 from sounding.claims.picture import Panel, Picture, Series, points_of
-from sounding.claims.walk import unit_matrix, walk
+from sounding.claims.walk import batch_norm, unit_matrix, walk, walk_in_law
 from sounding.measures import of_gram, orthogonality_gap
 from sounding.theory.integrals.hermite import expand, hermite_values
 from sounding.theory.kernel import kappa, normalized
@@ -247,8 +247,7 @@ def measure_lemma3_3(values: Mapping[str, Any], context: Context) -> Outcome:
 
 def _feature_norm(batch: torch.Tensor) -> torch.Tensor:
     """Batch norm of (..., features, samples) over the samples, as chapter 3 has it."""
-    centred = batch - batch.mean(-1, keepdim=True)
-    return centred / centred.square().mean(-1, keepdim=True).sqrt()
+    return batch_norm(batch.mT).mT
 
 
 def _fixed_gram(values: Mapping[str, Any], context: Context) -> Array:
@@ -263,8 +262,6 @@ def _fixed_gram(values: Mapping[str, Any], context: Context) -> Array:
 
 def measure_figure2_3(values: Mapping[str, Any], context: Context) -> Outcome:
     """Whether the least singular value stays above a tenth of its start for every layer and run, over (n, d)."""
-    from sounding.claims.walk import walk_in_law
-
     kept: dict[str, list[bool]] = {"line": [], "above": []}
     points: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
     cells = [("line", n, round((n - 28) ** 1.8)) for n in values["line"]] + [
@@ -273,15 +270,10 @@ def measure_figure2_3(values: Mapping[str, Any], context: Context) -> Outcome:
     for index, (name, n, d) in enumerate(cells):
         generator = context.generator(index)
         start = torch.randn(values["runs"], n, d, generator=generator)
-        least, first = None, None
-        for layer, chains in enumerate(walk_in_law(start, depth=values["depth"], generator=generator, centring=False)):
-            if layer % values["every"] == 0:
-                eigen = torch.linalg.eigvalsh(chains.gram())[:, 0] / d
-                first = eigen if first is None else first
-                least = eigen if least is None else torch.minimum(least, eigen)
-        assert least is not None
-        assert first is not None
-        holds = bool((least.clamp_min(0).sqrt() >= 0.1 * first.clamp_min(0).sqrt()).all())
+        walked = enumerate(walk_in_law(start, depth=values["depth"], generator=generator, centring=False))
+        eigen = [torch.linalg.eigvalsh(c.gram())[:, 0] / d for layer, c in walked if layer % values["every"] == 0]
+        least = torch.stack(eigen).clamp_min(0).sqrt()
+        holds = bool((least >= 0.1 * least[0]).all())
         kept[name].append(holds)
         points[holds].append((n, d))
         context.progress((index + 1) / len(cells))

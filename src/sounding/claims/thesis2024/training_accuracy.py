@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import sounding.train
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, over_runs, unfinished
-from sounding.claims.picture import Panel, Picture, Series, points_over
+from sounding.claims.picture import Panel, Picture, points_over
 from sounding.claims.share import share
 from sounding.data import Dataset, load_dataset
 from sounding.models import Mlp
@@ -79,9 +79,8 @@ def train_all(values: Mapping[str, Any], context: Context) -> Curves:
             )
             curves = [history.curve(seed) for seed in range(seeds)]
             found[activation, depth] = {
-                "step": np.array([[point.step for point in curve] for curve in curves], dtype=np.float64),
-                "train": np.array([[point.train_accuracy for point in curve] for curve in curves], dtype=np.float64),
-                "test": np.array([[point.test_accuracy for point in curve] for curve in curves], dtype=np.float64),
+                name: np.array([[getattr(point, field) for point in curve] for curve in curves], dtype=np.float64)
+                for name, field in (("step", "step"), ("train", "train_accuracy"), ("test", "test_accuracy"))
             }
     return found
 
@@ -115,9 +114,9 @@ def measure_accuracy(values: Mapping[str, Any], context: Context) -> Outcome:
             "step of SGD",
             f"{'training' if part == 'train' else 'test'} accuracy",
             [
-                _curve(f"{activation}, {depth} layers", found[activation, depth], part)
+                points_over(f"{activation}, {depth} layers", curves["step"][0], curves[part])
                 for activation in ACTIVATIONS
-                for depth in depths
+                for curves, depth in ((found[activation, depth], depth) for depth in depths)
             ],
             title=part,
         )
@@ -138,7 +137,3 @@ def _ratio(found: Curves, activation: str, look: int) -> Array:
         for name in ("identity", activation)
     }
     return np.asarray(error["identity"] / np.maximum(error[activation], 1e-4))
-
-
-def _curve(label: str, curves: Mapping[str, Array], part: str) -> Series:
-    return points_over(label, curves["step"][0], curves[part])

@@ -151,29 +151,18 @@ def measure_bias(values: Mapping[str, Any], context: Context) -> Outcome:
         "middle_gap_over_last": mean_of(middle(found.gaps) / last),
         "middle_gap_over_unbiased": mean_of(middle(found.gaps) / middle(found.unbiased)),
         "middle_gradient_over_mean": mean_of(middle(found.after) / found.after.mean(axis=1)),
-        "accuracy": _accuracy(found),
+        "accuracy": mean_of(found.accuracy),
         "middle_gap_over_unbiased_at_larger_rate": mean_of(middle(longer.gaps) / middle(longer.unbiased)),
         "middle_gap_at_larger_rate": mean_of(middle(longer.gaps)),
-        "accuracy_at_larger_rate": _accuracy(longer),
+        "accuracy_at_larger_rate": mean_of(longer.accuracy),
     }
     picked = thin(found.gaps.shape[1], 13)
     layers = picked + 2
-    gaps = [
-        points_over(f"after training at {values['learning_rate']:g}", layers, found.gaps[:, picked]),
-        Series(
-            f"no preferred direction at {values['learning_rate']:g}",
-            layers,
-            found.unbiased[:, picked].mean(0),
-            role="theory",
-        ),
-        points_over(f"after training at {values['larger_rate']:g}", layers, longer.gaps[:, picked]),
-        Series(
-            f"no preferred direction at {values['larger_rate']:g}",
-            layers,
-            longer.unbiased[:, picked].mean(0),
-            role="theory",
-        ),
-    ]
+    gaps = []
+    for rate, deep in ((values["learning_rate"], found), (values["larger_rate"], longer)):
+        gaps.append(points_over(f"after training at {rate:g}", layers, deep.gaps[:, picked]))
+        unbiased = deep.unbiased[:, picked].mean(0)
+        gaps.append(Series(f"no preferred direction at {rate:g}", layers, unbiased, role="theory"))
     gradients = [
         points_over("before", layers, found.before[:, picked]),
         points_over(f"after training at {values['learning_rate']:g}", layers, found.after[:, picked]),
@@ -188,10 +177,6 @@ def measure_bias(values: Mapping[str, Any], context: Context) -> Outcome:
         "layers stay below it: their steps turn the weights more than they stretch them."
     )
     return Outcome(numbers, Picture(panels, caption))
-
-
-def _accuracy(found: Deep) -> Number:
-    return mean_of(found.accuracy)
 
 
 def measure_depths(values: Mapping[str, Any], context: Context) -> Outcome:

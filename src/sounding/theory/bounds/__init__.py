@@ -16,7 +16,7 @@ from sounding.theory.bounds import kernel_maps, orth2021, rank2020, thesis2024
 from sounding.theory.bounds.bound import Assumption, Bound
 
 if TYPE_CHECKING:
-    from sounding.theory.batchnorm import ActivationLike
+    from sounding.activations import ActivationLike
     from sounding.theory.kernel import Norm
 
 __all__ = [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -69,21 +70,16 @@ def corollary_5_10(
 ) -> Bound:
     """A geometric bound on ρ itself, |ρ_ℓ| ≤ α^ℓ|ρ_0|/(1 − |ρ_0|) (thesis2024 Corollary 5.10; ρ_0 needs a modulus)."""
     inner = theorem_5_8(slope_zero, start=start, depth=depth, kappa_zero=kappa_zero)
-    rate, layers = inner.values["rate"], int(depth)
-    curve = potential(start) * rate ** np.arange(layers + 1)
-    sequence = _sequence(kappa, start, layers)
-    return Bound(
+    sequence = _sequence(kappa, start, int(depth))
+    return replace(
+        inner,
         name="thesis2024-corollary5.10",
         source="thesis2024, Corollary 5.10",
         statement="|ρ_ℓ| ≤ α^ℓ |ρ_0|/(1 − |ρ_0|), α = 1/(2 − κ′(0))",
-        quantity=f"|correlation| at layer {layers}",
-        sense="upper",
-        value=float(curve[-1]),
+        quantity=f"|correlation| at layer {int(depth)}",
         actual=None if sequence is None else abs(float(sequence[-1])),
         erratum="printed ρ_0 needs its modulus",
-        assumptions=inner.assumptions,
-        values={"rate": rate},
-        profile=depth_profile(curve, measure="correlation", name="thesis2024-corollary5.10"),
+        profile=depth_profile(inner.curve, measure="correlation", name="thesis2024-corollary5.10"),
     )
 
 

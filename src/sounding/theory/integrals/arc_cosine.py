@@ -10,6 +10,7 @@ from scipy.special import hyp2f1
 
 from sounding.activations.activation import Array
 from sounding.errors import UsageError
+from sounding.theory.integrals.panels import PiecewiseSeries
 
 _TABLE_PAYS = 4000  # correlations from which on the set-up of the table costs less than hypergeometric functions
 _NODES, _HALVINGS = 20, 22  # of a piece of the table, and pieces towards each end: 1e-14 for degrees from −0.4 to 20
@@ -37,7 +38,7 @@ def arc_cosines(correlation: Array, *, degree: float) -> Array:
     if degree == 1.0:
         return np.asarray((np.sqrt(1.0 - c * c) + (np.pi - np.arccos(c)) * c) / np.pi)
     if c.size > _TABLE_PAYS:
-        return _interpolate(_table(degree), np.arccos(c))
+        return _table(degree)(np.arccos(c))
     return _by_series(c, degree)
 
 
@@ -53,31 +54,12 @@ def second_moment(degree: float) -> float:
     return math.pow(2.0, degree - 1) * math.gamma(degree + 0.5) / math.sqrt(math.pi)
 
 
-@lru_cache(maxsize=16)
-def _edges() -> Array:
-    """Pieces of [0, π] that halve towards both ends, where J_α has the powers sin^(2α+1)θ."""
-    half = 0.5 * np.pi * 2.0 ** -np.arange(_HALVINGS, -1.0, -1.0)
-    return np.concatenate([[0.0], half, np.pi - half[-2::-1], [np.pi]])
-
-
 @lru_cache(maxsize=32)
-def _table(degree: float) -> Array:
-    """Chebyshev coefficients (nodes, pieces) of J_α(cos θ): the hypergeometric function is slow close to |c| = 1."""
-    edges = _edges()
-    angles = np.pi * (np.arange(_NODES) + 0.5) / _NODES
-    theta = edges[:-1, None] + 0.5 * np.diff(edges)[:, None] * (1.0 + np.cos(angles))
-    values = _by_series(np.cos(theta), degree)
-    transform = 2.0 / _NODES * np.cos(np.outer(np.arange(_NODES), angles))
-    transform[0] *= 0.5
-    return np.asarray(transform @ values.T)
+def _table(degree: float) -> PiecewiseSeries:
+    """J_α(cos θ) on pieces of [0, π] that halve towards both ends, where it has the powers sin^(2α+1)θ.
 
-
-def _interpolate(coefficients: Array, theta: Array) -> Array:
-    """J_α(cos θ) from the table, by Clenshaw's rule."""
-    edges = _edges()
-    piece = np.clip(np.searchsorted(edges, theta, side="right") - 1, 0, edges.size - 2)
-    t = 2.0 * (theta - edges[piece]) / np.diff(edges)[piece] - 1.0
-    later, last = np.zeros_like(t), np.zeros_like(t)
-    for row in coefficients[:0:-1]:
-        later, last = row[piece] + 2.0 * t * later - last, later
-    return np.asarray(coefficients[0][piece] + t * later - last)
+    The hypergeometric function is slow close to |c| = 1.
+    """
+    half = 0.5 * np.pi * 2.0 ** -np.arange(_HALVINGS, -1.0, -1.0)
+    edges = np.concatenate([[0.0], half, np.pi - half[-2::-1], [np.pi]])
+    return PiecewiseSeries.fit(lambda theta: _by_series(np.cos(theta), degree), edges, terms=_NODES)

@@ -21,7 +21,7 @@ from scipy.special import beta, betainc
 
 from sounding.activations.activation import Array
 from sounding.errors import NumericalError
-from sounding.theory.integrals.panels import coefficients, legendre
+from sounding.theory.integrals.panels import Columns, coefficients, legendre
 
 # Gauss nodes in each direction of a cell: fewer make more cells, more are wasted on cells between many kinks. Graded
 # nodes crowd at fractional powers, and need some to spare in the middle.
@@ -161,11 +161,11 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Rings:
+class Rings(Columns):
     """Integrals over the angle at the radial nodes of cells, times the radial rule but not the law's weight.
 
     `variable` is (cells, n); `values`, `sizes` (of the integrand's absolute value) and `errors` are (m, cells, n).
-    `place` (cells,) is where in its angular range a cell had best be cut; `rows` says which of the m each weight meets.
+    `place` (cells,) is where in its angular range a cell had best be cut.
     """
 
     variable: Array
@@ -173,28 +173,18 @@ class Rings:
     sizes: Array
     errors: Array
     place: Array
-    rows: tuple[int, ...]
 
-    @classmethod
-    def join(cls, parts: Sequence[Rings]) -> Rings:
-        """The cells of all parts."""
-        values, sizes, errors = (
-            np.concatenate([getattr(part, name) for part in parts], axis=1) for name in ("values", "sizes", "errors")
-        )
-        variable, place = (np.concatenate([getattr(part, name) for part in parts]) for name in ("variable", "place"))
-        return cls(variable, values, sizes, errors, place, parts[0].rows)
+    deep = ("values", "sizes", "errors")
 
-    def take(self, mask: NDArray[np.bool_]) -> Rings:
-        """Some of the cells."""
-        values, sizes, errors = (stack[:, mask] for stack in (self.values, self.sizes, self.errors))
-        return Rings(self.variable[mask], values, sizes, errors, self.place[mask], self.rows)
+    def under(self, weight: Callable[[Array], Array], rows: tuple[int, ...]) -> tuple[Array, Array, Array, Array]:
+        """Values, errors from the angle, errors from the radius and ∫∫|·| of each cell under a law, (m, cells) each.
 
-    def under(self, weight: Callable[[Array], Array]) -> tuple[Array, Array, Array, Array]:
-        """Values, errors from the angle, errors from the radius and ∫∫|·| of each cell under a law, (m, cells) each."""
-        law, picked = weight(self.variable), list(self.rows)
-        rows = self.values[picked] * law
+        `rows` says which of the m each weight meets.
+        """
+        law, picked = weight(self.variable), list(rows)
+        values = self.values[picked] * law
         along_angle, size = ((stack[picked] * law).sum(axis=2) for stack in (self.errors, self.sizes))
-        return rows.sum(axis=2), along_angle, _rule_error(rows @ _readings(rows.shape[2])[:, 1:]), size
+        return values.sum(axis=2), along_angle, _rule_error(values @ _readings(values.shape[2])[:, 1:]), size
 
 
 @dataclass(frozen=True)
@@ -208,9 +198,11 @@ class AdaptedCells:
     rings: Rings
 
     @classmethod
-    def of(cls, rings: Rings, weight: Callable[[Array], Array], *, evaluations: int = 0) -> AdaptedCells:
+    def of(
+        cls, rings: Rings, weight: Callable[[Array], Array], rows: tuple[int, ...], *, evaluations: int = 0
+    ) -> AdaptedCells:
         """Under a law of the radius."""
-        values, along_angle, along_radius, sizes = (cells.sum(axis=1) for cells in rings.under(weight))
+        values, along_angle, along_radius, sizes = (cells.sum(axis=1) for cells in rings.under(weight, rows))
         return cls(values, along_angle + along_radius + 2e-16 * sizes, sizes, evaluations, rings)
 
 
@@ -316,7 +308,7 @@ def integrate_cells(
         chunks = (Cells(cells.table[k : k + _CHUNK], cells.grading) for k in range(0, len(cells.table), _CHUNK))
         rings = Rings.join([_evaluate(f, radial, chunk, angle, goal.what) for chunk in chunks])
         evaluations += rings.variable.size * cells.order
-        _, along_angle, along_radius, magnitude = rings.under(radial.weight)
+        _, along_angle, along_radius, magnitude = rings.under(radial.weight, radial.rows)
         error = along_angle + along_radius
         total = settled + magnitude.sum(axis=1)
         allowed = np.maximum(goal.tolerance * np.maximum(total, np.finfo(float).tiny), goal.floor)
@@ -335,7 +327,7 @@ def integrate_cells(
             break
         worse = (along_angle / allowed[:, None]).sum(axis=0) >= (along_radius / allowed[:, None]).sum(axis=0)
         cells = _cut(cells.table[~good], worse[~good], rings.place[~good], cells.grading)
-    return AdaptedCells.of(Rings.join(done), radial.weight, evaluations=evaluations)
+    return AdaptedCells.of(Rings.join(done), radial.weight, radial.rows, evaluations=evaluations)
 
 
 def _evaluate(f: PairFunction, radial: Radial, cells: Cells, angle: float, what: str) -> Rings:
@@ -375,7 +367,7 @@ def _evaluate(f: PairFunction, radial: Radial, cells: Cells, angle: float, what:
         whole = np.maximum(sizes.sum(axis=(1, 2)), 1e-300)
         start, stop = (off.sum(axis=2) / whole[:, None, None]).sum(axis=0).T
         place[start > _ONE_SIDED * stop], place[stop > _ONE_SIDED * start] = _NEAR, 1.0 - _NEAR
-    return Rings(variable[..., 0], found[..., 0] * step, sizes * step, errors * step, place, radial.rows)
+    return Rings(variable[..., 0], found[..., 0] * step, sizes * step, errors * step, place)
 
 
 def _rule_error(read: Array) -> Array:

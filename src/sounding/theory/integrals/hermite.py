@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sounding.activations import Activation, has_second_moment, resolve
+from sounding.activations import Activation, ActivationLike, has_second_moment, resolve
 from sounding.errors import UsageError
 from sounding.theory.integrals.panels import integrate, interval
 
@@ -55,7 +54,7 @@ def hermite_values(z: Array, start: int, stop: int) -> Array:
     return values
 
 
-def expand(activation: str | Activation | Callable[..., Any], *, count: int = 16, tolerance: float = 1e-13) -> Hermite:
+def expand(activation: ActivationLike, *, count: int = 16, tolerance: float = 1e-13) -> Hermite:
     """The first `count` coefficients c_k = E[φ(z) he_k(z)], z ~ N(0, 1) (thesis2024, Definition 5.5).
 
     Args:

@@ -166,7 +166,7 @@ def pair_means(
                 f"the expectation of {goal.what} does not exist: it grows faster than the Gaussian decays"
             )
     rings, evaluations = Rings.join([result.rings for result in results]), sum(result.evaluations for result in results)
-    return AdaptedCells.of(rings, lambda v: law(v) / turns, evaluations=evaluations)
+    return AdaptedCells.of(rings, lambda v: law(v) / turns, rows, evaluations=evaluations)
 
 
 def _outer_ends(support: float) -> list[float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -28,7 +28,6 @@ _ENOUGH = 1e-3  # a share of error from which on polynomials are summed too, to 
 
 MethodName = Literal["closed form", "one variable", "polynomials", "cells", "bounded polynomials"]
 Record = TypeVar("Record", "LineMoments", "PairMoments", "GaussianMoments")
-Finite = TypeVar("Finite", "LineMoments", "PairMoments")
 
 
 @dataclass(frozen=True)
@@ -75,13 +74,8 @@ class GaussianMoments:
     slope2: float
 
 
-class FiniteMoments(NamedTuple):
-    """The moments of one and two coordinates of a finite batch, and the errors of both."""
-
-    line: LineMoments
-    line_error: LineMoments
-    pair: PairMoments
-    pair_error: PairMoments
+Moments = tuple[GaussianMoments] | tuple[LineMoments, PairMoments]
+"""Those of an infinite batch, or those of one and of two coordinates of a finite one."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +113,24 @@ class Expectations:
             return Method("cells", "a slope with a fractional power at a kink has no table; cells crowd nodes there")
         return Method("polynomials", "one table and polynomials of moderate degree tell what two samples share")
 
+    def at(self, law: NormalizedLaw, *, tolerance: float = 1e-12) -> tuple[Moments, Moments]:
+        """The moments of the batch size, and their errors."""
+        if math.isinf(self.batch_size):
+            found, error = self.gaussian(law, tolerance=tolerance)
+            return (found,), (error,)
+        power = self.affine.power
+        if power is not None:
+            line, line_error = _closed(LineMoments, line_powers(*power, law))
+            pair, pair_error = _closed(PairMoments, pair_powers(*power, law))
+        elif self.affine.kink_power == 0:
+            pairs, table = self._tabled(law, PAIRS, tolerance)
+            line, line_error = _pack(LineMoments, *line_sums(table, law))
+            pair, pair_error = _pack(PairMoments, pairs.values, pairs.errors)
+        else:
+            line, line_error = self.line(law, tolerance=tolerance)
+            pair, pair_error = self.planar(law, tolerance=tolerance)
+        return (line, pair), (line_error, pair_error)
+
     def gaussian(self, law: NormalizedLaw, *, tolerance: float = 1e-12) -> tuple[GaussianMoments, GaussianMoments]:
         """The moments of the limit B → ∞, and their errors."""
         if self.affine.power is not None:
@@ -133,19 +145,6 @@ class Expectations:
 
         noise = affine.slope_noise(law.spread)
         return _pack(GaussianMoments, *self._along_line(law, integrands, tolerance), noise)
-
-    def finite(self, law: NormalizedLaw, *, tolerance: float = 1e-12) -> FiniteMoments:
-        """The moments of one and two coordinates of a finite batch, and their errors."""
-        if self.affine.power is not None:
-            power = self.affine.power
-            return FiniteMoments(
-                *_closed(LineMoments, line_powers(*power, law)), *_closed(PairMoments, pair_powers(*power, law))
-            )
-        if self.affine.kink_power == 0:
-            pairs, table = self._tabled(law, PAIRS, tolerance)
-            line, line_error = _pack(LineMoments, *line_sums(table, law))
-            return FiniteMoments(line, line_error, *_pack(PairMoments, pairs.values, pairs.errors))
-        return FiniteMoments(*self.line(law, tolerance=tolerance), *self.planar(law, tolerance=tolerance))
 
     def line(self, law: NormalizedLaw, *, tolerance: float = 1e-12) -> tuple[LineMoments, LineMoments]:
         """The moments of one coordinate by adaptive panels, and their errors; the second way beside the table."""
@@ -251,12 +250,19 @@ class Expectations:
         return found.values, found.errors
 
 
-def rescaled(moments: Finite, mu: float) -> Finite:
+def rescaled(moments: Moments, mu: float) -> Moments:
     """Moments at eps = 0 for another μ than 1: x does not depend on μ there, and s² is proportional to it."""
+    if len(moments) == 1:
+        return moments
     powers = {"s2": 1.0, "r2": -1.0, "r4": -1.0}
-    factors = {"slope": -0.5} if isinstance(moments, LineMoments) else {}
-    factors |= {name: powers[name[:2]] for name in (f.name for f in fields(moments)) if name[:2] in powers}
-    return replace(moments, **{name: getattr(moments, name) * mu**power for name, power in factors.items()})
+
+    def scaled(record: Record) -> Record:
+        factors = {"slope": -0.5} if isinstance(record, LineMoments) else {}
+        factors |= {name: powers[name[:2]] for name in (f.name for f in fields(record)) if name[:2] in powers}
+        return replace(record, **{name: getattr(record, name) * mu**power for name, power in factors.items()})
+
+    line, pair = moments
+    return scaled(line), scaled(pair)
 
 
 def _closed(kind: type[Record], values: tuple[float, ...]) -> tuple[Record, Record]:

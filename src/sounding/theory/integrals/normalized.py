@@ -24,7 +24,7 @@ import numpy as np
 
 from sounding.activations.activation import Array
 from sounding.theory.integrals.means import half_gamma_ratio
-from sounding.theory.integrals.panels import legendre
+from sounding.theory.integrals.panels import PiecewiseSeries, legendre
 
 
 @dataclass(frozen=True)
@@ -114,19 +114,13 @@ def _power_mean(degrees: float, a: Array, b: float, power: float) -> Array:
     """
     if power == 0:
         return np.ones_like(a)
-    if a.size > _LARGE:
-        with np.errstate(divide="ignore"):
-            logarithm = np.log(b / np.maximum(a, 1e-300))
-        return np.asarray((a * degrees + b) ** power * _interpolated_mean(degrees, power, logarithm))
-    coefficients = _power_series(degrees, power)
     with np.errstate(divide="ignore"):
-        place = np.clip((np.log(b / np.maximum(a, 1e-300)) - _LOG_LOW) / _PIECE, 0.0, coefficients.shape[1] - 1e-9)
-    piece = place.astype(np.int64)
-    t = 2.0 * (place - piece) - 1.0
-    later, last = np.zeros_like(t), np.zeros_like(t)
-    for row in coefficients[:0:-1]:
-        later, last = row[piece] + 2.0 * t * later - last, later
-    return np.asarray((a * degrees + b) ** power * (coefficients[0][piece] + t * later - last))
+        logarithm = np.log(b / np.maximum(a, 1e-300))
+    if a.size > _LARGE:
+        shape = _interpolated_mean(degrees, power, logarithm)
+    else:
+        shape = _power_series(degrees, power)(np.clip(logarithm, _LOG_LOW, _LOG_HIGH))
+    return np.asarray((a * degrees + b) ** power * shape)
 
 
 def _interpolated_mean(degrees: float, power: float, logarithm: Array) -> Array:
@@ -150,20 +144,16 @@ _THINNEST = 1e-13  # a layer at the edge of the sphere that holds less than roun
 
 
 @lru_cache(maxsize=128)
-def _power_series(degrees: float, power: float) -> Array:
-    """Chebyshev coefficients (degree + 1, pieces) of E[(χ²_m + c)^p]/(m + c)^p in ln c."""
+def _power_series(degrees: float, power: float) -> PiecewiseSeries:
+    """E[(χ²_m + c)^p]/(m + c)^p as a function of ln c."""
     square, weight = _chi_square_rule(degrees)
-    pieces = math.ceil((_LOG_HIGH - _LOG_LOW) / _PIECE)
-    angles = np.pi * (np.arange(_DEGREE + 1) + 0.5) / (_DEGREE + 1)
-    starts = _LOG_LOW + _PIECE * np.arange(pieces)
-    c = np.exp(starts[:, None] + 0.5 * _PIECE * (1.0 + np.cos(angles)))
-    ratio = (square[:, None] + c.ravel()) / (degrees + c.ravel())
-    values = (weight @ _half_power(ratio, power)).reshape(pieces, -1)
-    transform = 2.0 / (_DEGREE + 1) * np.cos(np.outer(np.arange(_DEGREE + 1), angles))
-    transform[0] *= 0.5
-    coefficients: Array = transform @ values.T
-    coefficients.setflags(write=False)
-    return coefficients
+
+    def ratio(logarithm: Array) -> Array:
+        c = np.exp(logarithm.ravel())
+        return np.asarray(weight @ _half_power((square[:, None] + c) / (degrees + c), power)).reshape(logarithm.shape)
+
+    edges = np.arange(_LOG_LOW, _LOG_HIGH + _PIECE, _PIECE)
+    return PiecewiseSeries.fit(ratio, edges, terms=_DEGREE + 1)
 
 
 def _half_power(base: Array, power: float) -> Array:

@@ -7,10 +7,11 @@ origin into an analytic integrand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import pairwise
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -25,8 +26,29 @@ _LADDER_RATIO = 4.0  # of neighbouring rungs towards a power at a kink: 22 nodes
 _LADDER_DEPTH = 3  # cuts after which a panel at a kink is taken for a power
 
 
+class Columns:
+    """A record of arrays with one entry for each panel or cell: along the first axis, the second of those in `deep`."""
+
+    deep: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """The entries of all parts, in order."""
+        columns = {name: [getattr(part, name) for part in parts] for name in cls._names()}
+        return cls(**{name: np.concatenate(column, axis=int(name in cls.deep)) for name, column in columns.items()})
+
+    def take(self, index: Array | np.ndarray) -> Self:
+        """The entries at `index` (positions or a mask)."""
+        columns = {name: getattr(self, name) for name in self._names()}
+        return type(self)(**{n: array[:, index] if n in self.deep else array[index] for n, array in columns.items()})
+
+    @classmethod
+    def _names(cls) -> list[str]:
+        return [field.name for field in fields(cls)]  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True)
-class Panels:
+class Panels(Columns):
     """A set of panels, one array entry each; `depth` counts how often a panel was cut."""
 
     origin: Array
@@ -35,20 +57,6 @@ class Panels:
     low: Array
     high: Array
     depth: Array
-
-    @classmethod
-    def join(cls, parts: Iterable[Panels]) -> Panels:
-        """All panels of `parts`, in order."""
-        columns = zip(*(part.columns() for part in parts), strict=True)
-        return cls(*(np.concatenate(column) for column in columns))
-
-    def columns(self) -> tuple[Array, ...]:
-        """The six arrays in declaration order."""
-        return self.origin, self.sign, self.power, self.low, self.high, self.depth
-
-    def take(self, index: Array | np.ndarray) -> Panels:
-        """The panels at `index` (positions or a mask)."""
-        return Panels(*(column[index] for column in self.columns()))
 
     def nodes(self, order: int) -> tuple[Array, Array]:
         """Nodes and weights, (panels, order) each; the substitution's Jacobian is in the weights."""
@@ -232,3 +240,29 @@ def coefficients(order: int) -> Array:
     found: Array = np.polynomial.legendre.legvander(nodes, order - 1) * (2.0 * np.arange(order) + 1.0)
     found.setflags(write=False)
     return found
+
+
+@dataclass(frozen=True)
+class PiecewiseSeries:
+    """A function as a Chebyshev series on each of the intervals between `edges`; `coefficients` are (terms, pieces)."""
+
+    edges: Array
+    coefficients: Array
+
+    @classmethod
+    def fit(cls, function: Callable[[Array], Array], edges: Array, *, terms: int) -> PiecewiseSeries:
+        """The series through the values at the Chebyshev points of every piece."""
+        angles = np.pi * (np.arange(terms) + 0.5) / terms
+        places = edges[:-1, None] + 0.5 * np.diff(edges)[:, None] * (1.0 + np.cos(angles))
+        transform = 2.0 / terms * np.cos(np.outer(np.arange(terms), angles))
+        transform[0] *= 0.5
+        return cls(edges, transform @ function(places).T)
+
+    def __call__(self, x: Array) -> Array:
+        """The function at places between the outer edges, by Clenshaw's rule."""
+        piece = np.clip(np.searchsorted(self.edges, x, side="right") - 1, 0, self.edges.size - 2)
+        t = 2.0 * (x - self.edges[piece]) / np.diff(self.edges)[piece] - 1.0
+        later, last = np.zeros_like(t), np.zeros_like(t)
+        for row in self.coefficients[:0:-1]:
+            later, last = row[piece] + 2.0 * t * later - last, later
+        return np.asarray(self.coefficients[0][piece] + t * later - last)

@@ -71,7 +71,7 @@ class PlaneCells:
         if self._last is not None and self._last[1] == tolerance:
             made, _, rings, worst = self._last
             if math.isclose(made.mu * law.eps, law.mu * made.eps, rel_tol=_NEAR):
-                again = AdaptedCells.of(rings, lambda angle: self._weight(law, angle) / math.pi)
+                again = AdaptedCells.of(rings, lambda angle: self._weight(law, angle) / math.pi, _ROWS)
                 sizes = np.maximum(again.magnitudes, bound)
                 if bool((again.errors <= 2 * worst * sizes).all()):
                     return PairSums(again.values, again.errors + noise, sizes)

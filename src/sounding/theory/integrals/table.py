@@ -19,7 +19,7 @@ from sounding.activations.activation import Array
 from sounding.errors import NumericalError
 from sounding.theory.integrals.affine import Affine
 from sounding.theory.integrals.normalized import NormalizedLaw
-from sounding.theory.integrals.panels import legendre
+from sounding.theory.integrals.panels import Columns, legendre
 
 ORDER = 16  # of the series on a panel: twelve digits of a smooth φ on panels as wide as its own scale
 # some 0.2 s of work; with eps the polynomials are orthogonalized over all nodes, which costs three times as much
@@ -216,7 +216,8 @@ def _settled(affine: Affine, law: NormalizedLaw, end: float, tolerance: float, b
                 break
             middle = 0.5 * (low[bad] + high[bad])
             low, high = np.concatenate([low[bad], middle]), np.concatenate([middle, high[bad]])
-        whole = _Panels.join(settled).ordered()
+        whole = _Panels.join(settled)
+        whole = whole.take(np.argsort(whole.low))
         missed = whole.missed(affine, reach, end, tolerance * math.sqrt(norms[0, 0] / count))
         if not missed.any() or 2 * count > limit:
             break
@@ -277,7 +278,7 @@ def _joined(hard: Array, soft: Array, last: float) -> Array:
 
 
 @dataclass(frozen=True)
-class _Panels:
+class _Panels(Columns):
     """Panels with their values, (p, ORDER) each, and the mass (p,) of the law on them."""
 
     low: Array
@@ -288,6 +289,8 @@ class _Panels:
     slope_error: Array
     truncated: Array
     mass: Array
+
+    deep = ("truncated",)
 
     @classmethod
     def of(cls, affine: Affine, law: NormalizedLaw, low: Array, high: Array) -> _Panels:
@@ -360,26 +363,6 @@ class _Panels:
         found = np.zeros(self.low.size, dtype=bool)
         found[panel[far]] = True
         return found & (self.high - self.low > 1e-6)
-
-    def take(self, mask: NDArray[np.bool_]) -> _Panels:
-        """Some of the panels."""
-        return _Panels(*(column[:, mask] if column.ndim == 3 else column[mask] for column in self._columns()))
-
-    def ordered(self) -> _Panels:
-        """The panels in ascending order."""
-        order = np.argsort(self.low)
-        return _Panels(*(column[:, order] if column.ndim == 3 else column[order] for column in self._columns()))
-
-    @classmethod
-    def join(cls, parts: list[_Panels]) -> _Panels:
-        """The panels of all parts."""
-        columns = zip(*(part._columns() for part in parts), strict=True)
-        return cls(*(np.concatenate(column, axis=1 if column[0].ndim == 3 else 0) for column in columns))
-
-    def _columns(self) -> tuple[Array, ...]:
-        """All arrays in the order of the fields."""
-        errors = (self.rise_error, self.slope_error, self.truncated)
-        return self.low, self.high, self.rise, self.slope, *errors, self.mass
 
     def table(self, reach: float, further: Array) -> Table:
         """The table, cut at `further` edges too, where the series are evaluated instead of φ."""
