@@ -382,13 +382,13 @@ def test_committed_verdicts_follow_from_committed_numbers(claim_id: str) -> None
 
 @needs_results
 @pytest.mark.parametrize("claim_id", ROWS)
-def test_committed_figures_name_the_verdict(claim_id: str) -> None:
-    """A result that was judged again has its figure's title too."""
+def test_committed_figures_name_their_place(claim_id: str) -> None:
+    """A verdict is judged again with the bounds, or is that of a case: it stands on the page, not in the figure."""
     for scale, result in committed_results()[claim_id].items():
         drawn = COMMITTED / claim_id / scale / "figure.svg"
         if drawn.exists():
             words = " ".join(re.sub(r"<[^>]*>", " ", drawn.read_text(encoding="utf-8")).split())
-            assert f"{result.place}: {result.verdict}" in words.replace("&apos;", "'")
+            assert f"{result.paper}, {result.place}" in words.replace("&apos;", "'")
 
 
 @needs_results

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -199,10 +200,31 @@ def test_a_picture_is_drawn_again_from_what_a_result_keeps(tmp_path: Path) -> No
         assert (tmp_path / "first.svg").read_bytes() == (tmp_path / "again.svg").read_bytes()
 
 
-def test_a_list_of_numbers_names_each_beside_its_point() -> None:
-    numbers = {"first_of_all": Number(1.0, 0.5, 1.5), "second": Number(2.0, 1.5, 2.5)}
-    axes = draw_picture(chart_of(numbers, "Two numbers.")).axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["first of all", "second"]
+def test_a_list_of_numbers_shows_each_beside_the_range_expected_of_it() -> None:
+    numbers = {"first_of_all": Number(1.0, 0.5, 1.5), "second": Number(2e-9, 0.0, 3e-9), "last": Number(4.0, 4.0, 4.0)}
+    expected = {
+        "first of all": {"low": 0.0, "high": math.inf, "status": "met"},
+        "second": {"low": -math.inf, "high": 1e-9, "status": "violated"},
+    }
+    axes = draw_picture(chart_of(numbers, "Three numbers."), expected=expected).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["first of all", "second", "last"]
     assert axes.get_ylim()[0] > axes.get_ylim()[1]  # the first is on top
-    assert axes.get_xlim()[0] < 0.5
-    assert axes.get_xlim()[1] > 2.5
+    said = [text.get_text() for text in axes.texts]
+    assert said == ["1 [0.5, 1.5]\nexpected ≥ 0", "2e-09 [0, 3e-09]\nexpected ≤ 1e-09", "4"]
+    assert len(axes.collections) == 2  # a range where one is expected
+    allowed = [band.get_paths()[0].get_extents() for band in axes.collections]
+    points = [line for line in axes.lines if len(line.get_xdata()) == 1]
+    assert allowed[0].x0 < points[0].get_xdata()[0] < allowed[0].x1  # type: ignore[index]
+    assert points[1].get_xdata()[0] > allowed[1].x1  # type: ignore[index]
+    assert points[0].get_color() != points[1].get_color()
+
+
+def test_an_interval_that_reaches_zero_ends_at_its_point_on_a_log_axis() -> None:
+    series = Series("points", [1, 2, 3], [1.0, 0.1, 0.01], error=[0.5, 0.2, 0.005])
+    intervals = drawn(Panel("x", "y", [series], y_scale="log")).axes[0].lines[-1].get_ydata()
+    np.testing.assert_allclose(np.asarray(intervals)[[0, 3, 6]], [0.5, 0.1, 0.005])
+
+
+def test_places_that_are_whole_numbers_have_no_halves_between_them() -> None:
+    axes = drawn(Panel("width", "y", [Series("points", [3, 4], [1.0, 2.0])])).axes[0]
+    assert all(float(label.get_text()).is_integer() for label in axes.get_xticklabels())

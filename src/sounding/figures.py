@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -29,6 +29,7 @@ NAME_CHARACTERS = 22  # of a number's name beside its point to a line
 LEGEND: dict[str, Any] = {"fontsize": 7, "handlelength": 1.8, "columnspacing": 1.0, "labelspacing": 0.3}
 INSIDE = 6  # entries; a longer legend goes below its panel, free corner or not
 POINTS = 60  # of one series; more of them in order are drawn as a curve
+ALLOWED = "#DDE8EE"  # the range that is expected of a number
 ON_MAP = "#FFFFFF"  # lines over a map, with a dark edge: a map is dark at one end and bright at the other
 # the look of a series on the first round through the colours, on the second, ...
 MARKERS = ("o", "^", "s", "D")
@@ -40,19 +41,22 @@ DASHES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def draw_picture(picture: Picture, *, title: str = "") -> Figure:
+Expected: TypeAlias = Mapping[str, Mapping[str, Any]]  # expectations with their status, by the name of the number
+
+
+def draw_picture(picture: Picture, *, title: str = "", expected: Expected | None = None) -> Figure:
     """A matplotlib figure of all panels, at most three in a row, the caption under them.
 
     A legend stands inside its panel where it covers no point and no line, otherwise below it; panels with the same
-    entries share one.
+    entries share one. A list of named numbers shows the range that is `expected` of each.
     """
     import matplotlib
 
     with matplotlib.rc_context(FONT):
-        return _draw(picture, title)
+        return _draw(picture, title, expected or {})
 
 
-def _draw(picture: Picture, title: str) -> Figure:
+def _draw(picture: Picture, title: str, expected: Expected) -> Figure:
     """The figure with its panels, legends and caption, in the type sizes that are set."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -69,7 +73,7 @@ def _draw(picture: Picture, title: str) -> Figure:
     figure = Figure(figsize=(wide, tall), layout=layout)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, panel in zip(grid, picture.panels, strict=False):
-        _draw_panel(axes, panel)
+        _draw_panel(axes, panel, expected)
     for axes in grid[len(picture.panels) :]:
         axes.set_visible(False)
     legends = _place_legends(figure, list(grid)[: len(picture.panels)], picture.panels)
@@ -95,11 +99,11 @@ def _height(panel: Panel) -> float:
     return 0.5 + 0.35 * len(panel.ticks) if panel.across else PANEL_HEIGHT
 
 
-def _draw_panel(axes: Axes, panel: Panel) -> None:
+def _draw_panel(axes: Axes, panel: Panel, expected: Expected) -> None:
     """Draw a map or every series in its look, with labels, scales and ticks."""
     axes.spines[["top", "right"]].set_visible(False)
     if panel.across:
-        _draw_across(axes, panel)
+        _draw_across(axes, panel, expected)
         return
     axes.set(xscale=panel.x_scale, yscale=panel.y_scale)
     if panel.map is not None:
@@ -120,16 +124,42 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         axes.set_title(panel.title)
 
 
-def _draw_across(axes: Axes, panel: Panel) -> None:
-    """Points with intervals to the right, each beside its name; the first is on top."""
-    axes.set(xscale=panel.y_scale, xlabel=panel.y_label, ylim=(len(panel.ticks) + 0.5, 0.5))
-    for series, look in zip(panel.series, _looks(panel), strict=True):
-        values = np.asarray(series.y, dtype=np.float64)
-        error = 0.0 if series.error is None else np.nan_to_num(np.abs(np.asarray(series.error, dtype=np.float64)))
-        axes.errorbar(values, series.x, xerr=error, fmt=look.marker, ms=3.5, lw=1, color=look.colour)
-    if panel.y_scale == "linear":
-        axes.locator_params(axis="x", nbins=4)  # more labels of many digits touch
+def _draw_across(axes: Axes, panel: Panel, expected: Expected) -> None:
+    """A strip for each named number, the first on top: the number, its interval, and the range expected of it, shaded.
+
+    Numbers of a list have units of their own, so every strip has a scale of its own, which its text says.
+    """
+    axes.set(xlim=(0, 1), xticks=[], ylim=(len(panel.ticks) + 0.5, 0.5))
+    axes.spines["bottom"].set_visible(False)
+    (series,) = panel.series
+    values = np.asarray(series.y, dtype=np.float64)
+    error = np.zeros((2, len(values))) if series.error is None else np.broadcast_to(series.error, (2, len(values)))
+    for place, name, value, below, above in zip(panel.ticks, panel.ticks.values(), values, *error, strict=True):
+        wanted = expected.get(name, {"low": -np.inf, "high": np.inf, "status": "met"})
+        ends = np.array([value - below, value + above, float(wanted["low"]), float(wanted["high"])])
+        finite = ends[np.isfinite(ends)]
+        spread = np.ptp(finite) or abs(value) or 1.0
+        low, high = finite.min() - 0.2 * spread, finite.max() + 0.2 * spread
+        left, right, first, last = (np.clip(ends, low, high) - low) / (high - low)
+        if name in expected:  # a range of one number is a line
+            axes.fill_betweenx([place - 0.3, place + 0.3], max(first - 0.005, 0), min(last + 0.005, 1), color=ALLOWED)
+        look = STATUS[wanted["status"]]
+        axes.plot([left, right], [place, place], color=look.colour, lw=1.2)
+        axes.plot((value - low) / (high - low), place, look.marker, ms=4, color=look.colour)
+        interval = f" [{value - below:.3g}, {value + above:.3g}]" if below + above > 1e-6 * abs(value) else ""
+        told = f"{value:.4g}{interval}" + (f"\nexpected {write_range(wanted)}" if name in expected else "")
+        axes.text(1.04, place, told.replace("inf]", "∞)"), fontsize=6.5, va="center", ha="left", clip_on=False)
     axes.set_yticks(list(panel.ticks), [textwrap.fill(name, NAME_CHARACTERS) for name in panel.ticks.values()])
+
+
+def write_range(expected: Mapping[str, Any]) -> str:
+    """The range that an expectation requires, in the digits in which it was typed: 0.999999 is not 1."""
+    low, high = float(expected["low"]), float(expected["high"])
+    if low == high:
+        return f"{low:.9g}"
+    if np.isinf(low):
+        return f"≤ {high:.9g}"
+    return f"≥ {low:.9g}" if np.isinf(high) else f"{low:.9g} to {high:.9g}"
 
 
 def _thing(series: Series) -> str:
@@ -146,6 +176,13 @@ class _Look:
     colour: str
     marker: str
     dash: Any
+
+
+STATUS = {
+    "met": _Look(SERIES[0], "o", "-"),
+    "violated": _Look(SERIES[1], "X", "-"),
+    "open": _Look("#666666", "D", "-"),
+}
 
 
 def _looks(panel: Panel) -> list[_Look]:
@@ -197,6 +234,8 @@ def _draw_series(axes: Axes, series: Series, look: _Look, *, joined: bool, named
         some = np.unique(np.linspace(0, len(x) - 1, POINTS).round().astype(int))
         axes.fill_between(x[some], low[some], high[some], color=look.colour, alpha=0.2, lw=0)
     else:
+        # a log axis has no room for 0: an interval that reaches it would be a line down to the edge
+        low = np.where(low > 0, low, y) if axes.get_yscale() == "log" else low
         # all intervals as one broken line: a path of its own for each would be most of the file
         gaps = np.full_like(y, np.nan)
         axes.plot(np.repeat(x, 3), np.column_stack([low, high, gaps]).ravel(), "-", lw=1, color=look.colour)
@@ -207,6 +246,8 @@ def _name_ticks(axes: Axes, panel: Panel) -> None:
     places = sorted({float(x) for series in panel.series if series.role == "measured" for x in np.ravel(series.x)})
     if panel.x_scale == "log":
         _name_decades(axes.xaxis, axes.get_xlim(), places)
+    elif all(place == round(place) for place in places):  # of layers, samples or steps there are no halves
+        axes.locator_params(axis="x", integer=True)
     if panel.y_scale == "log":
         _name_decades(axes.yaxis, axes.get_ylim(), ())
     if panel.y_ticks:

@@ -141,7 +141,9 @@ def draw_again(result: Result, folder: Path, *, endings: Sequence[str] = ("svg",
 
     with (folder / "series.csv").open(encoding="utf-8", newline="") as file:
         picture = rebuild_picture(result.axes, csv.DictReader(file), result.caption)
-    figure = draw_picture(picture, title=f"{result.paper}, {result.place}: {result.verdict}")
+    # of a number that statement and correction both name, the statement's range comes first
+    expected = {e["quantity"].replace("_", " "): e for e in reversed(result.expectations)}
+    figure = draw_picture(picture, title=f"{result.paper}, {result.place}", expected=expected)
     for ending in endings:
         save(figure, folder / f"figure.{ending}")
 

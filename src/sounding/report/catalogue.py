@@ -13,7 +13,8 @@ from sounding.claims.claim import PAPERS, Scale
 from sounding.claims.registry import left_out
 from sounding.claims.result import Result, folder_of
 from sounding.encoding import to_plain
-from sounding.report.ledger import Line, describe_bounds, describe_evidence, lines_of, write_totals
+from sounding.figures import write_range
+from sounding.report.ledger import Line, describe_evidence, lines_of, write_totals
 
 Found = Mapping[str, Mapping[Scale, Result]]
 CATALOGUE, CRATE = "claims.json", "ro-crate-metadata.json"
@@ -58,7 +59,7 @@ def write_row(line: Line, results: Mapping[Scale, Result], folder: Path) -> str:
     for e in result.expectations:
         number = result.numbers.get(e["quantity"])
         told = ("", "") if number is None else (f"{number.value:.4g}", f"{number.low:.4g} to {number.high:.4g}")
-        cells = (e["of"], e["quantity"], *told, describe_bounds(e), e["status"], e["why"])
+        cells = (e["of"], e["quantity"], *told, write_range(e), e["status"], e["why"])
         rows.append(f"| {' | '.join(cells)} |".replace(" inf |", " ∞ |"))
     parts.append("\n".join(rows))
     texts = {

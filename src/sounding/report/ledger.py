@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -16,6 +15,7 @@ from sounding.claims.claim import KINDS, PAPERS, Claim, Scale, Standing, Trainin
 from sounding.claims.number import LEVEL
 from sounding.claims.registry import all_claims, cases_of
 from sounding.claims.result import Result, folder_of, largest
+from sounding.figures import write_range
 from sounding.report.document import read_page_file
 
 SHOWN = 4  # numbers in a cell of the ledger
@@ -265,17 +265,9 @@ def _evidence(result: Result) -> str:
     return "; ".join([*texts[:SHOWN], *([f"and {left} more: see all"] if left > 0 else [])])
 
 
-def describe_bounds(expectation: Mapping[str, Any]) -> str:
-    """The range that an expectation requires, in the digits in which it was typed: 0.999999 is not 1."""
-    low, high = float(expectation["low"]), float(expectation["high"])
-    if math.isinf(low):
-        return f"≤ {high:.9g}"
-    return f"≥ {low:.9g}" if math.isinf(high) else f"{low:.9g} to {high:.9g}"
-
-
 def _write_expectation(expectation: Mapping[str, Any], result: Result) -> str:
     name = expectation["quantity"].replace("_", " ")
-    number, wanted = result.numbers.get(expectation["quantity"]), describe_bounds(expectation)
+    number, wanted = result.numbers.get(expectation["quantity"]), write_range(expectation)
     origin = "corrected, " if expectation["of"] == "correction" else ""
     if number is None:
         return f"{name} not measured ({origin}expected {wanted})"

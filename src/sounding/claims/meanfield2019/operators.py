@@ -266,7 +266,7 @@ def measure_proposition_b69(values: Mapping[str, Any], context: Context) -> Outc
         shares.append(abs(slope - printed))
         series += [
             Series(f"α = {alpha:g}", values["sizes"], measured),
-            Series(f"α = {alpha:g}, printed", values["sizes"], [printed] * len(measured), role="paper"),
+            Series(f"α = {alpha:g} (printed)", values["sizes"], [printed] * len(measured), role="paper"),
         ]
     numbers["largest_distance_from_limits"] = exact(max(limits))
     numbers["largest_error_of_printed_coefficient"] = exact(max(shares), error=1e-3)

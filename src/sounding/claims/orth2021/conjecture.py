@@ -83,7 +83,8 @@ def measure_conjecture(values: Mapping[str, Any], context: Context) -> Outcome:
     series.append(Series("d^(−1/2) (theory)", widths, line, role="theory"))
     label = "orthogonality gap V" if values["gap"] else "L, distance from the stationary mean"
     panel = Panel("width d", f"{label}, mean over layers", series, x_scale="log", y_scale="log")
-    caption = "Every curve falls as d^(−1/2); they are parallel, not identical."
+    apart = numbers["largest_over_smallest_curve"].low > 1.05
+    caption = "Every curve falls as d^(−1/2)" + ("; they are parallel, not identical." if apart else ".")
     return Outcome(numbers, Picture((panel,), caption))
 
 

@@ -189,7 +189,9 @@ def measure_theorem1(values: Mapping[str, Any], context: Context) -> Outcome:
         if index >= len(values["shapes"]):
             continue
         series.append(Series(f"n = {n}, d = {width}", rows.layer[1:], rows.value[1:], error=rows.stderr[1:]))
+    panels = [Panel("layer", "orthogonality gap V", series, title="finite width", y_scale="log")]
     for n, layers in values["infinite"]:
+        series = []
         path, sigma = follow_wide(n, layers)
         v = np.array([gap(e) for e in path])
         for version, kept in infinite.items():
@@ -197,18 +199,18 @@ def measure_theorem1(values: Mapping[str, Any], context: Context) -> Outcome:
             bound = bounds.theorem_1(10**24, n, depth=layers, smallest_singular_value=sigma, version=version)
             kept.append(float(np.max(v / bound.curve)))
             role: Role = "paper" if version == "printed" else "bound"
-            series.append(Series(f"n = {n}, d → ∞ ({version} bound)", np.arange(layers + 1), bound.curve, role=role))
-        series.append(Series(f"n = {n}, d → ∞ (mean field)", np.arange(layers + 1), v, role="theory"))
+            series.append(Series(f"{version} bound", np.arange(layers + 1), bound.curve, role=role))
+        series.append(Series("mean field", np.arange(layers + 1), v, role="theory"))
+        panels.append(Panel("layer", "orthogonality gap V", series, title=f"n = {n}, d → ∞", y_scale="log"))
     numbers = {
         f"largest_share_of_{version}_bound": extreme_of([max(*group, *infinite[version]) for group in groups])
         for version, groups in finite.items()
     }
-    panel = Panel("layer", "orthogonality gap V", series, y_scale="log")
     caption = (
         "The gap falls to a floor at finite width. In the infinitely wide chain of many samples it falls by n/(n + 2) "
         "per layer: slower than the printed bound with α = σ_n (dashed), below the bound with α = σ_n² (dotted)."
     )
-    return Outcome(numbers, Picture((panel,), caption))
+    return Outcome(numbers, Picture(panels, caption))
 
 
 def follow_wide(n: int, layers: int) -> tuple[list[NDArray[np.float64]], float]:

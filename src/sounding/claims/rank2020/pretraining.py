@@ -171,7 +171,10 @@ def measure_fig6(values: Mapping[str, Any], context: Context) -> Outcome:
             title="rank",
         ),
     )
-    caption = "More pre-training, more rank and faster training; a one-sided start takes both from batch norm."
+    caption = (
+        "Plain networks by their steps of pre-training, and batch norm from its usual start and from a one-sided one: "
+        "mean and 99% interval."
+    )
     return Outcome(numbers, Picture(panels, caption))
 
 

@@ -142,7 +142,7 @@ def measure_cell(values: Mapping[str, Any], context: Context, *, width: int, kin
 def measure_theorem_6_5(values: Mapping[str, Any], context: Context) -> Outcome:
     """Gradients at any depth and layer, features of norm 1: the worst cell, and Gaussian weights beside it."""
     cells: dict[str, list[Cell]] = {"orthogonal": [], "gaussian": []}
-    series = []
+    series: dict[str, list[Series]] = {law: [] for law in cells}
     for index, (width, kind) in enumerate(values["inputs"]):
         for law, made in cells.items():
             if law == "gaussian" and width < values["wide"]:
@@ -150,7 +150,7 @@ def measure_theorem_6_5(values: Mapping[str, Any], context: Context) -> Outcome:
             offset = 2 * index + (law == "gaussian")
             cell = measure_cell(values, context, width=width, kind=kind, law=law, offset=offset)
             made.append(cell)
-            series.append(points_over(f"{law}, d = {width}, {kind}", values["depths"], cell.logs / math.log(10)))
+            series[law].append(points_over(f"d = {width}, {kind}", values["depths"], cell.logs / math.log(10)))
         context.progress((index + 1) / len(values["inputs"]))
     orthogonal, gaussian = cells.values()
     numbers = {
@@ -160,9 +160,12 @@ def measure_theorem_6_5(values: Mapping[str, Any], context: Context) -> Outcome:
         "gaussian_layer_growth": lowest(cell.layer_growth for cell in gaussian),
         "largest_rise_over_bound": highest(cell.rise_over_bound for cell in orthogonal),
     }
-    panel = Panel("depth L", "log₁₀ of the first layer's gradient norm", series)
+    panels = [
+        Panel("depth L", "log₁₀ of the first layer's gradient norm", drawn, title=f"{law} weights")
+        for law, drawn in series.items()
+    ]
     caption = (
         "With orthogonal weights depth does not enter, whatever width and input; with Gaussian ones "
         f"(d ≥ {values['wide']}) the gradient grows exponentially with it."
     )
-    return Outcome(numbers, Picture((panel,), caption))
+    return Outcome(numbers, Picture(panels, caption))
