@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from sounding.errors import InterruptedRun, SoundingError, TargetError, UsageError
 from sounding.probe import influence
 from sounding.probe.accepted import Kinds, accepting
 from sounding.probe.batches import Batch, batches_of
-from sounding.probe.calls import ROOT, Pass, Spec, named_parameters
+from sounding.probe.calls import ROOT, Pass, named_parameters
 from sounding.probe.environment import describe_environment
 from sounding.probe.gathered import resharded
 from sounding.probe.gradients import log_norms, muted, needs_accumulation
 from sounding.probe.hooks import claim
+from sounding.probe.inside.guest import GuestTap
 from sounding.probe.inside.judge import look_inside
 from sounding.probe.inside.listen import Inside
 from sounding.probe.losses import Loss, evaluate_loss, implied_targets, loss_name
@@ -46,7 +45,6 @@ from sounding.probe.state import (
     untouched,
     unwrap,
 )
-from sounding.probe.tap import Tap
 from sounding.probe.watch import Watched
 from sounding.profile import Profile
 from sounding.start.loss import StartLoss, average, measure_loss
@@ -199,18 +197,6 @@ def _make_ready(root: nn.Module, mode: Mode, *, dropout: bool) -> None:
     set_mode(root, mode, dropout=dropout)
 
 
-class _GuestTap(Tap):
-    """A tap for passes in which a guest, if there is one, sees what happens between modules."""
-
-    guest: Inside | None = None
-
-    def observe(self, spec: Spec, args: Any, output: Any) -> Any:
-        """Measure the call, and tell the guest of it."""
-        record = partial(super().observe, spec, args, output)
-        with _disable_current_modes():  # what is measured is no operation of the model
-            return record() if self.guest is None else self.guest.observe(spec.module, args, output, record)
-
-
 class _Checked(Watched):
     """A watch that runs the passes itself and reads weight gradients off them."""
 
@@ -218,7 +204,7 @@ class _Checked(Watched):
         super().__init__(root, **options)
         self._options, self._resting, self._plain_inputs = options, resting, plain_inputs
         self._root = root
-        self._tap: _GuestTap = _GuestTap(self._tap.known, seeding=True)
+        self._tap: GuestTap = GuestTap(self._tap.known, seeding=True)
         self._last_batch: Batch | None = None
         self._last_state: tuple[Any, Tensor] = (None, torch.empty(0))
         self._in_loss = False
@@ -431,7 +417,9 @@ class _Checked(Watched):
             whole = weight.grad if gradient is None else gradient
             if whole is not None:
                 found[name] = whole
-        return dict(zip(found, log_norms(list(found.values())), strict=True))
+        plain = all(type(gradient) is Tensor for gradient in found.values())
+        with torch._C.DisableTorchFunction() if plain else nullcontext():
+            return dict(zip(found, log_norms(list(found.values())), strict=True))
 
 
 def _check_options(model: Any, repeats: int, mode: str, redraw: int) -> None:

@@ -305,18 +305,19 @@ def _measures(
         unsure = NEXT_ORDER / 2 * abs(mean - exact)
         found[measure] = mean, math.hypot(sd, unsure, FLOORS[measure] / directions, ROUNDING * abs(mean))
 
-    root = np.sqrt(np.maximum(np.diag(gram), 1e-12 * square))
-    scales = 1 / np.outer(root, root)
+    squared = np.diag(gram)
+    inverse = 1 / np.sqrt(np.maximum(squared, 1e-12 * square))
+    scales = np.outer(inverse, inverse)
     cosines = np.clip(gram * scales, -1.0, 1.0).sum(axis=1)
     each = 1 / (samples * (samples - 1))
     average = (float(cosines.sum()) - samples) * each
     # the influence of a pair is 1/(n (n − 1)), and of a sample's length what its cosines lose by it
-    sd = scatter(-each * (1 + cosines - np.diag(gram) * np.diag(scales)), each, 0.0, loose * scales, level / root)
+    sd = scatter(-each * (1 + cosines - squared * inverse**2), each, 0.0, loose * scales, level * inverse)
     expected("mean_cosine", average, average, sd)
     if not complete:
         return found
     squares, moved = float(np.vdot(gram, gram)), float(np.vdot(loose, loose))
-    own = float(np.sum(np.diag(gram) ** 2)) * math.expm1(lengths)
+    own = float(squared @ squared) * math.expm1(lengths)
     scattered = squares + own + (moved + float(np.trace(loose)) ** 2) / directions
     ratio = (trace**2 + 2 * moved / directions) / scattered
     even = np.ones(samples)
@@ -340,12 +341,15 @@ def _measures(
 
 def _scatter(gram: Array, own: Array, level: float, turn: float, matrix: Array, shared: Array) -> float:
     """The standard deviation of Σ M_ab E_ab for M = diag(own) + level 1 1ᵀ + turn G and one direction."""
-    product = own[:, None] * matrix + level * matrix.sum(axis=0)
     bent = own * shared + level * shared.sum()
     if turn:
-        product += turn * (gram @ matrix)
+        product = own[:, None] * matrix + level * matrix.sum(axis=0) + turn * (gram @ matrix)
         bent += turn * (gram @ shared)
-    return math.sqrt(max(2 * float(np.vdot(product, product.T)) + 4 * float(bent @ matrix @ bent), 0.0))
+        squares = float(np.einsum("ij,ji->", product, product))
+    else:  # the trace of (M K)² needs no product of matrices
+        sums = matrix.sum(axis=0)
+        squares = float(own @ (matrix * matrix) @ own + 2 * level * (own @ sums**2) + (level * sums.sum()) ** 2)
+    return math.sqrt(max(2 * squares + 4 * float(bent @ matrix @ bent), 0.0))
 
 
 def _tokens(signal: Signal, count: float, *, whole: int) -> dict[str, tuple[float, float]]:
@@ -381,4 +385,6 @@ def _common(signal: Signal) -> Array:
     """The part of the sample Gram matrix that all features share: the product of the feature means, over positions."""
     samples = signal.points.samples
     means = signal.mean.reshape(len(signal.mean), samples, -1)
+    if signal.points.positions == 1:
+        return np.outer(means[0], means[0])
     return np.asarray(np.einsum("bsp,btp->st", means, means) / signal.points.positions)

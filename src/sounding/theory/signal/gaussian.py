@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,7 +90,7 @@ def map_pairs(
     if activation.degree is not None and activation.slopes is not None and centred:
         return _homogeneous(activation.degree, activation.slopes, std, correlation, outer, slope)
     if activation.degree == 1.0 and activation.slopes is not None and bool((std > 0).all()):
-        return _bent(activation.slopes, mean, std, correlation, outer, slope)
+        return _bent(activation.slopes, mean, std, correlation, slope)
     return _series(activation, mean, std, correlation, slope)
 
 
@@ -115,9 +116,7 @@ def _homogeneous(
     return Mapped(matrix, (a - b) * half_moment * std**alpha)
 
 
-def _bent(
-    slopes: tuple[float, float], mean: Array, std: Array, correlation: Array, outer: Array, slope: bool
-) -> Mapped:
+def _bent(slopes: tuple[float, float], mean: Array, std: Array, correlation: Array, slope: bool) -> Mapped:
     """φ = b x + (a − b) max(x, 0) at x = m + s z with means m.
 
     By Plackett, d/dρ of E f(x)g(y) is s_a s_b E f′(x)g′(y), and the second derivative of relu is a delta, so that
@@ -127,46 +126,58 @@ def _bent(
     a, b = slopes
     ratio = mean / std
     above = ndtr(ratio)
-    bend = _plackett(ratio, correlation, 0 if slope else 1)
-    both = above[:, :, None] * above[:, None, :]
+    size = std.shape[1]
+    rows, columns = _upper(size)  # the diagonal has closed forms, and the rest is symmetric
+    upper, lower = rows * size + columns, columns * size + rows
+
+    def pair(values: Array) -> tuple[Array, Array]:
+        return values.take(rows, axis=1), values.take(columns, axis=1)
+
+    rho = correlation.reshape(len(std), -1).take(upper, axis=1)
+    bend = _plackett(*pair(ratio), rho, 0 if slope else 1)
+    first, second = pair(above)
+    both = first * second
     if slope:
-        matrix = (a - b) ** 2 * (both + bend)
+        pairs = (a - b) ** 2 * (both + bend)
         if b != 0:
-            matrix += b * b + b * (a - b) * (above[:, :, None] + above[:, None, :])
+            pairs += b * b + b * (a - b) * (first + second)
         level = b + (a - b) * above
+        own = a * a * above + b * b * (1 - above)
     else:
         density = np.exp(-0.5 * ratio**2) / math.sqrt(2 * math.pi)
         rectified = mean * above + std * density
-        pair = rectified[:, :, None] * rectified[:, None, :] + outer * (correlation * both + bend)
-        matrix = (a - b) ** 2 * pair
+        left, right = pair(std)
+        outer = left * right
+        left, right = pair(rectified)
+        pairs = (a - b) ** 2 * (left * right + outer * (rho * both + bend))
         if b != 0:
-            mixed = mean[:, :, None] * rectified[:, None, :] + correlation * outer * above[:, None, :]
-            matrix += b * b * (correlation * outer + mean[:, :, None] * mean[:, None, :])
-            matrix += b * (a - b) * (mixed + np.swapaxes(mixed, 1, 2))
+            m, n = pair(mean)
+            covariance = rho * outer
+            pairs += b * b * (covariance + m * n)
+            pairs += b * (a - b) * (m * right + n * left + covariance * (first + second))
         level = b * mean + (a - b) * rectified
-    index = np.arange(std.shape[1])
-    if not slope:
         square = (mean**2 + std**2) * above + mean * std * density
-        matrix[:, index, index] = b * b * (mean**2 + std**2 - square) + a * a * square
-    else:
-        matrix[:, index, index] = a * a * above + b * b * (1 - above)
+        own = b * b * (mean**2 + std**2 - square) + a * a * square
+    matrix = np.empty_like(correlation)
+    flat = matrix.reshape(len(std), -1)
+    flat[:, upper] = flat[:, lower] = pairs
+    flat[:, :: size + 1] = own
     return Mapped(matrix, level)
 
 
-def _plackett(ratio: Array, correlation: Array, power: int) -> Array:
-    """I_power of `_bent`: its closed form for u = 0, and by Gauss–Legendre what the exponential takes away from it.
+def _plackett(first: Array, second: Array, rho: Array, power: int) -> Array:
+    """I_power of `_bent` for pairs of u: its closed form for u = 0, and by Gauss–Legendre what the exponential takes
+    away from it.
 
     With v = tan(t/2) the integrand is rational but for its exponential. A substitution crowds nodes towards ρ = ±1,
     where the exponent may be steep; a flat one takes fewer. The error is below 4e-9; where |ρ| > 0.999 and u_a ≠ u_b
     that of I₀ stays below 2e-5.
     """
-    if float(np.max(ratio * ratio, initial=0.0)) < 2 * FLAT:  # half of it is the least that the exponent can be
-        found, exponent = _flat(ratio, correlation, power)
-        if exponent <= FLAT:
-            return found
-    rows, columns = np.triu_indices(ratio.shape[1], 1)  # the diagonal has closed forms, and the rest is symmetric
-    rho, first, second = correlation[:, rows, columns], ratio[:, rows], ratio[:, columns]
     squares, cross = 0.5 * (first**2 + second**2), first * second
+    if float(np.max(squares, initial=0.0)) < 2 * FLAT:  # half of it is the least that the exponent can be
+        pairs, exponent = _flat(rho, squares, cross, power)
+        if exponent <= FLAT:
+            return pairs
     cosine = np.sqrt(np.maximum(1.0 - rho * rho, 0.0))
     steepest = float(np.max((squares - rho * cross) / np.maximum(cosine * cosine, 1e-12), initial=0.0))
     nodes, weights = legendre(next(count for line, count in NODES if not steepest > line))
@@ -183,20 +194,22 @@ def _plackett(ratio: Array, correlation: Array, power: int) -> Array:
         loss += lost * (rho - sine) if power else lost
     angle = np.arcsin(rho)
     whole = rho * angle + cosine - 1.0 if power else angle
-    found = np.zeros_like(correlation)
-    found[:, rows, columns] = found[:, columns, rows] = (0.5 * whole + end * loss) / math.pi
-    return found
+    return np.asarray((0.5 * whole + end * loss) / math.pi)
 
 
-def _flat(ratio: Array, correlation: Array, power: int) -> tuple[Array, float]:
+@lru_cache(maxsize=8)
+def _upper(size: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The rows and columns of the entries above the diagonal of a square matrix."""
+    return np.triu_indices(size, 1)
+
+
+def _flat(correlation: Array, squares: Array, cross: Array, power: int) -> tuple[Array, float]:
     """I_power of `_bent` to second order in its exponent x = (s − c sin t)/cos² t, and the largest |x|.
 
-    With s = (u_a² + u_b²)/2, c = u_a u_b, T = tan t and S_k = (1/cos^k t − 1)/k, ∫ x dt = s T − c S₁,
+    With ρ the correlation, s = (u_a² + u_b²)/2, c = u_a u_b, T = tan t, S_k = (1/cos^k t − 1)/k, ∫ x dt = s T − c S₁,
     ∫ x sin t dt = s S₁ − c (T − t), ∫ x² dt = s² (T + T³/3) − 2sc S₃ + c² T³/3, and
     ∫ x² sin t dt = s² S₃ − 2sc T³/3 + c² (S₃ − S₁).
     """
-    squares = 0.5 * (ratio[:, :, None] ** 2 + ratio[:, None, :] ** 2)
-    cross = ratio[:, :, None] * ratio[:, None, :]
     cosine = np.sqrt(np.maximum(1.0 - correlation * correlation, 1e-14))  # at ρ = 1 both u are equal, and x is bounded
     exponent = float(np.max(np.abs(squares - correlation * cross) / (cosine * cosine), initial=0.0))
     angle, tangent, secant = np.arcsin(correlation), correlation / cosine, 1.0 / cosine - 1.0

@@ -138,6 +138,8 @@ class Signal:
     def sample_gram(self) -> Array:
         """Second moments of samples, (samples, samples): pairs at the same position, in the mean over positions."""
         samples, rest = self.points.samples, self.matrix.shape[1] // self.points.samples
+        if self.points.positions == 1:
+            return np.asarray(self.matrix[0])
         paired = self.matrix.reshape(-1, samples, rest, samples, rest)
         return np.asarray(np.einsum("bsptp->st", paired) / self.points.positions)
 

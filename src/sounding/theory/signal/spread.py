@@ -376,13 +376,13 @@ def _typical_pair(signal: Signal) -> tuple[float, float]:
 def _joint(node: Node, forward: Sequence[Signal | None], gradient: Signal | None) -> float:
     """tr(DKDK)/(tr DK)²: how few directions of points decide the gradient of a weight, of up to FEW points."""
     signal = forward[node.inputs[0]] if node.inputs else None
-    if gradient is None or signal is None:
+    if gradient is None or signal is None or not isinstance(node.rule, Linear | Convolution):
         return 0.0
     if gradient.matrix.shape != signal.matrix.shape:  # a window or a stride lies between them: the less spread of both
         return max(gradient.alike, signal.alike)
     product = signal.matrix[0][:FEW, :FEW] @ gradient.matrix[0][:FEW, :FEW]
-    trace = float(np.trace(product))
-    return min(1.0, float(np.sum(product * product.T)) / trace**2) if trace > 0 else 1.0
+    trace = float(product.trace())
+    return min(1.0, float(np.einsum("ij,ji->", product, product)) / trace**2) if trace > 0 else 1.0
 
 
 def _alike_positions(signal: Signal) -> float:
