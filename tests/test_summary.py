@@ -169,3 +169,15 @@ def test_a_residual_network_is_not_told_to_add_residual_connections() -> None:
     tried = [remedy for finding in findings if finding.kind == "gradient_explosion" for remedy in finding.remedies]
     assert "zero_residual" in tried[0]
     assert not any("add residual" in remedy for remedy in tried)
+
+def test_gradients_whose_squares_vanish_are_as_good_as_none() -> None:
+    """Norms that start near zero, as EfficientNet's at 0.02 in 163 places: only what is added gets a gradient."""
+    layers = [part for _ in range(2) for part in (nn.Linear(16, 16, bias=False), nn.BatchNorm1d(16))]
+    model = nn.Sequential(*layers, nn.Linear(16, 4))
+    batch = torch.randn(64, 16, generator=torch.Generator().manual_seed(1))
+    assert sounding.check(model, batch).verdict.healthy
+    for norm in (model[1], model[3]):
+        nn.init.constant_(norm.weight, 1e-25)
+    verdict = sounding.check(model, batch).verdict
+    assert (verdict.findings[0].kind, verdict.findings[0].severity) == ("gradient_vanishing", "high")
+    assert "below 1e-19" in verdict.findings[0].why

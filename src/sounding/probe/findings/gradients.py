@@ -11,6 +11,7 @@ from sounding.probe.records import Finding, Severity
 from sounding.probe.thresholds import Thresholds
 
 FLOAT32_RANGE = 2 * math.log(3.4028235e38)  # ln of a squared norm that overflows
+NO_GRADIENT = -63 * math.log(2.0)  # ln of the norm below which float32 rounds the square of every entry to zero
 
 
 def find_gradient_change(reading: Reading, thresholds: Thresholds) -> list[Finding]:
@@ -45,18 +46,21 @@ def find_gradient_change(reading: Reading, thresholds: Thresholds) -> list[Findi
 
 
 def _silenced(reading: Reading) -> Finding | None:
-    """The loss asks for something, and yet the gradient of every weight is exactly zero: nothing can be learned.
+    """The loss asks for something, and yet no weight has a gradient that an optimizer could use: nothing is learned.
 
-    A head that starts at zero silences the layers before it, but not itself, and is no finding. The layer is the first
-    one that puts out nothing but zeros, where there is such a one: behind it no weight has anything to multiply.
+    Such a gradient is exactly zero, or so small that its square is: SGD then loses the step in rounding, and Adam, which
+    divides by the root of the square, by its own epsilon. A head that starts at zero silences the layers before it, but
+    not itself, and is no finding. The layer is the first one that puts out nothing but zeros, where there is such a one:
+    behind it no weight has anything to multiply.
     """
-    asked = [call for call in reading.calls if math.isfinite(call.get("gradient_log_norm"))]
+    asked = [call for call in reading.calls if NO_GRADIENT < call.get("gradient_log_norm") < math.inf]
     measured = [call for call in reading.calls if not math.isnan(call.get(WEIGHT_GRADIENT))]
-    if not asked or not measured or any(call.get(WEIGHT_GRADIENT) > -math.inf for call in measured):
+    if not asked or not measured or any(call.get(WEIGHT_GRADIENT) > NO_GRADIENT for call in measured):
         return None
     silent = next((call for call in reading.calls if call.get("mean_square") == 0.0), None)
     end = silent or asked[0]
     what = "The signal ends, all zeros," if silent is not None else "The gradient ends"
+    exact = all(call.get(WEIGHT_GRADIENT) == -math.inf for call in measured)
     return Finding(
         kind="gradient_vanishing",
         severity="high",
@@ -64,12 +68,13 @@ def _silenced(reading: Reading) -> Finding | None:
         depth=end.depth,
         evidence={"weights_without_gradient": float(len(measured))},
         why=(
-            f"{what} at {end.name!r}: the gradient is exactly zero for the weights of all {len(measured)} layers that "
-            "have any, the end of a gradient that vanishes with depth (meanfield2019)."
+            f"{what} at {end.name!r}: the gradient is {'exactly zero' if exact else 'below 1e-19, its square zero,'} for "
+            f"the weights of all {len(measured)} layers that have any, the end of a gradient that vanishes with depth "
+            "(meanfield2019)."
         ),
         paper="meanfield2019",
         remedies=(
-            "look for weights of zero, and for units that are zero for the whole batch",
+            "look for weights of zero or near it, also in norms, and for units that are zero for the whole batch",
             "sounding repair TARGET --method he: variance 2/fan_in for ReLU, where PyTorch's default is 1/(3 fan_in)",
         ),
     )

@@ -81,7 +81,7 @@ def gaussian_mean(
     Raises:
         NumericalError: f is not finite where the Gaussian has mass, or the expectation does not exist.
 
-    >>> print(gaussian_mean(lambda z: np.maximum(z, 0.0) ** 2, kinks=(0.0,)).value)
+    >>> round(gaussian_mean(lambda z: np.maximum(z, 0.0) ** 2, kinks=(0.0,)).value, 12)
     0.5
     """
     line = Line(normal_density, math.inf, mean, _positive(std, "std"), tuple(kinks), length, center)
