@@ -7,6 +7,7 @@ from typing import Any
 
 from docutils.nodes import SkipNode
 from latex2mathml.converter import convert
+from sphinx.util.logging import getLogger
 
 import sounding
 from sounding.look import ACCENT, ACCENT_ON_DARK
@@ -47,15 +48,39 @@ def _write_block(translator: Any, node: Any) -> None:
 
 
 def _plain_text(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Keep the bars, stars and underscores of formulas in docstrings: reStructuredText would read them as markup."""
+    """Give docstrings the formulas of Markdown, $…$, and keep bars, stars and underscores beside them.
+
+    reStructuredText would read those as markup.
+    """
     for place, line in enumerate(lines):
         if not line.lstrip().startswith((">>>", "...")):
             parts = line.split("`")
-            parts[::2] = [re.sub(r"([|*]|_(?!\w))", r"\\\1", part) for part in parts[::2]]
+            parts[::2] = [_formulas(part) for part in parts[::2]]
             lines[place] = "`".join(parts)
 
 
+def _formulas(text: str) -> str:
+    parts = text.split("$")
+    if len(parts) % 2 == 0:
+        return _escape(text)
+    parts[::2] = [_escape(part) for part in parts[::2]]
+    parts[1::2] = [f":math:`{part}`" for part in parts[1::2]]
+    return "".join(parts)
+
+
+def _escape(text: str) -> str:
+    return re.sub(r"([|*]|_(?!\w))", r"\\\1", text)
+
+
+def _find_raw_formulas(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Warn, which fails the build, where a reader would see the source of a formula."""
+    text = re.sub(r"<(code|pre|math|script)\b.*?</\1>|<[^>]*>", "", context.get("body", ""), flags=re.DOTALL)
+    for found in re.finditer(r".{0,40}(\$[^\s$]|\\[a-zA-Z]{2}|``).{0,40}", text):
+        getLogger(__name__).warning("%s shows a formula or markup as its source: %s", page, found[0])
+
+
 def setup(app: Any) -> None:
-    """Write formulas as MathML, which browsers draw without a script or a font from elsewhere."""
+    """Write formulas as MathML, which browsers draw without a script or a font from elsewhere, and miss none."""
     app.connect("autodoc-process-docstring", _plain_text, priority=100)  # before napoleon adds markup of its own
+    app.connect("html-page-context", _find_raw_formulas)
     app.add_html_math_renderer("mathml", inline_renderers=(_write_inline, None), block_renderers=(_write_block, None))

@@ -170,6 +170,7 @@ def test_a_residual_network_is_not_told_to_add_residual_connections() -> None:
     assert "zero_residual" in tried[0]
     assert not any("add residual" in remedy for remedy in tried)
 
+
 def test_gradients_whose_squares_vanish_are_as_good_as_none() -> None:
     """Norms that start near zero, as EfficientNet's at 0.02 in 163 places: only what is added gets a gradient."""
     layers = [part for _ in range(2) for part in (nn.Linear(16, 16, bias=False), nn.BatchNorm1d(16))]

@@ -201,7 +201,7 @@ def write_theory(report: Report) -> str:
     note = report.profile.settings.get("theory", {})
     if not banded:
         why = note.get("reading") or note.get("note")
-        return f"No prediction: {why}." if why else ""
+        return f"No prediction: {why.rstrip('.')}." if why else ""
     layers = f"{note.get('predicted_layers', '?')} of {note.get('weight_layers', '?')} weight layers"
     told = f"Theory predicts {layers}; {inside} of {banded} measured numbers lie in its 95% band over seeds."
     told += "".join(f" {followed.capitalize()}." for followed in note.get("followed", [])[:1])

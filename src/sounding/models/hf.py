@@ -154,7 +154,7 @@ def describe_hf(model: nn.Module, spec: str = "") -> str | None:
         if value is not None
     ]
     count = sum(parameter.numel() for parameter in model.parameters())
-    told = f"{type(model).__name__}, {count / 1e6:.3g} million parameters ({', '.join(said)})"
+    told = f"{type(model).__name__}, {count / 1e6:.3g} million parameters" + (f" ({', '.join(said)})" if said else "")
     if not is_hf(spec):
         return told
     quick = "" if "size=default" in spec else f", a reduced size ({spec},size=default is the library's own)"

@@ -153,7 +153,7 @@ def tell(vitals: Vitals) -> list[tuple[str, str]]:
     layers = "any number of" if vitals.trainable_depth > 1e5 else f"{vitals.trainable_depth:.0f}"
     return [
         ("gradient² per layer", f"×{vitals.growth.value:.4g} {_span(vitals.growth_interval)}"),
-        ("depth scales spanned", f"{vitals.depth_scales:.3g} of about {THRESHOLDS.depth_scales:g}"),
+        ("depth scales spanned", f"{vitals.depth_scales:.3g}, fatal from {THRESHOLDS.depth_scales:g}"),
         ("trainable to", f"{layers} layers {_span(vitals.trainable_interval)}"),
         ("directions, last hidden", f"{vitals.participation_ratio.value:.3g} {_of(vitals.participation_ratio)}"),
         ("mean cosine, last hidden", f"{vitals.mean_cosine.value:.3g} {_of(vitals.mean_cosine)}"),

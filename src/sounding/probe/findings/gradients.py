@@ -48,10 +48,10 @@ def find_gradient_change(reading: Reading, thresholds: Thresholds) -> list[Findi
 def _silenced(reading: Reading) -> Finding | None:
     """The loss asks for something, and yet no weight has a gradient that an optimizer could use: nothing is learned.
 
-    Such a gradient is exactly zero, or so small that its square is: SGD then loses the step in rounding, and Adam, which
-    divides by the root of the square, by its own epsilon. A head that starts at zero silences the layers before it, but
-    not itself, and is no finding. The layer is the first one that puts out nothing but zeros, where there is such a one:
-    behind it no weight has anything to multiply.
+    Such a gradient is exactly zero, or so small that its square is: SGD then loses the step in rounding, and Adam,
+    which divides by the root of the square, by its own epsilon. A head that starts at zero silences the layers before
+    it, but not itself, and is no finding. The layer is the first one that puts out nothing but zeros, where there is
+    such a one: behind it no weight has anything to multiply.
     """
     asked = [call for call in reading.calls if NO_GRADIENT < call.get("gradient_log_norm") < math.inf]
     measured = [call for call in reading.calls if not math.isnan(call.get(WEIGHT_GRADIENT))]
@@ -61,6 +61,7 @@ def _silenced(reading: Reading) -> Finding | None:
     end = silent or asked[0]
     what = "The signal ends, all zeros," if silent is not None else "The gradient ends"
     exact = all(call.get(WEIGHT_GRADIENT) == -math.inf for call in measured)
+    size = "exactly zero" if exact else "below 1e-19, its square zero,"
     return Finding(
         kind="gradient_vanishing",
         severity="high",
@@ -68,9 +69,8 @@ def _silenced(reading: Reading) -> Finding | None:
         depth=end.depth,
         evidence={"weights_without_gradient": float(len(measured))},
         why=(
-            f"{what} at {end.name!r}: the gradient is {'exactly zero' if exact else 'below 1e-19, its square zero,'} for "
-            f"the weights of all {len(measured)} layers that have any, the end of a gradient that vanishes with depth "
-            "(meanfield2019)."
+            f"{what} at {end.name!r}: the gradient is {size} for the weights of all {len(measured)} layers that "
+            "have any, the end of a gradient that vanishes with depth (meanfield2019)."
         ),
         paper="meanfield2019",
         remedies=(

@@ -49,6 +49,8 @@ def _largest_lattice(grids: set[tuple[int, ...]], most: float) -> tuple[int, ...
     ]
     if not choices:
         raise UsageError(
-            f"no sub-grid of two or more positions divides the grids {sorted(grids)}", hint="fewer or smaller samples"
+            "theory follows a coarser grid of positions where there are too many, and no grid of two or more positions "
+            f"divides all of {sorted(grids)}",
+            hint="fewer or smaller samples",
         )
     return max(choices, key=lambda lattice: (math.prod(lattice), -max(lattice)))
