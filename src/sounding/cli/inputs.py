@@ -79,8 +79,7 @@ def choose_batch(
         batch = draw()
         reason, values = _try(model, batch, axis)
         if reason is None:
-            count = batch.inputs.shape[axis]
-            require_memory(4 * values * count, what=f"a pass of {count} samples", hint="a smaller --batch-size")
+            _require_pass(values, batch.inputs.shape[axis])
             if batch.classes is not None and not _has_classes(model, batch, axis):
                 draw = functools.partial(_without_targets, draw)
                 batch = replace(batch, targets=None)
@@ -104,7 +103,7 @@ def choose_from_file(
     axis = guess_axis(unwrap(model))
     refused: list[str] = []
     for whole in (False, True) if batch_size is None else (False,):
-        draw = functools.partial(_draw_from_file, model, data, shape, batch_size, generator, axis, whole)
+        draw = functools.partial(_draw_from_file, model, Request(data, batch_size, generator, shape), axis, whole)
         first = draw()
         for form in forms_of(model, first):
             batch = replace(first, arguments=form)
@@ -114,12 +113,10 @@ def choose_from_file(
                 told = f"{describe(first)} as one mapping" if isinstance(form, tuple) else describe(batch, axis)
                 refused.append(f"inputs of {told}: {reason}{unequal(batch, reason)}{unasked(model, first, reason)}")
                 continue
-            size = batch.inputs.shape[axis]
-            require_memory(4 * values * size, what=f"a pass of {size} samples", hint="a smaller --batch-size")
-            again = functools.partial(_formed, model, draw, form)
-            return Choice(batch, False, axis, again, endless=False)
+            _require_pass(values, batch.inputs.shape[axis])
+            return Choice(batch, False, axis, functools.partial(_formed, model, draw, form), endless=False)
     if batch_size is not None:
-        every = _draw_from_file(model, data, shape, None, generator, axis, True)
+        every = _draw_from_file(model, Request(data, None, generator, shape), axis, True)
         if any(_try(model, replace(every, arguments=form), axis, None)[0] is None for form in forms_of(model, every)):
             count = every.inputs.shape[axis]
             raise UsageError(
@@ -128,17 +125,8 @@ def choose_from_file(
     raise UsageError(f"the network does not take {refused[0]}", hint=_hint(model, data, refused[0]))
 
 
-def _draw_from_file(
-    model: nn.Module,
-    data: str,
-    shape: tuple[int, ...] | None,
-    batch_size: int | None,
-    generator: torch.Generator,
-    axis: int,
-    whole: bool,
-) -> Batch:
-    batch = _to_model(model, load_npz(Request(data, batch_size, generator, shape), whole=whole))
-    return replace(batch, inputs=batch.inputs.transpose(0, 1)) if axis else batch
+def _draw_from_file(model: nn.Module, request: Request, axis: int, whole: bool) -> Batch:
+    return _turned(_to_model(model, load_npz(request, whole=whole)), axis)
 
 
 def _formed(model: nn.Module, draw: Callable[[], Batch], form: object) -> Batch:
@@ -159,8 +147,12 @@ def _of_its_kind(model: nn.Module, batch_size: int | None, generator: torch.Gene
     reason, values = _try(model, batch, 0, None)
     if reason is not None:
         raise UsageError(f"the network does not take inputs of {describe(batch)}: {reason}", hint="--data FILE.npz")
-    require_memory(4 * values * len(batch), what=f"a pass of {len(batch)} samples", hint="a smaller --batch-size")
+    _require_pass(values, len(batch))
     return Choice(batch, True, 0, draw, endless=True)
+
+
+def _require_pass(values: float, samples: int) -> None:
+    require_memory(4 * values * samples, what=f"a pass of {samples} samples", hint="a smaller --batch-size")
 
 
 def describe(batch: Batch, axis: int = 0) -> str:
@@ -185,7 +177,11 @@ def _draw(
     generator: torch.Generator,
     axis: int,
 ) -> Batch:
-    batch = _to_model(model, load_batch(source, batch_size=batch_size, generator=generator, shape=shape))
+    return _turned(_to_model(model, load_batch(source, batch_size=batch_size, generator=generator, shape=shape)), axis)
+
+
+def _turned(batch: Batch, axis: int) -> Batch:
+    """The batch with its samples along this axis."""
     return replace(batch, inputs=batch.inputs.transpose(0, 1)) if axis else batch
 
 

@@ -132,10 +132,10 @@ def depths(result: Depths, *, title: str = "") -> Axes:
     for name in dict.fromkeys(point.quantity for point in result.points):
         chosen = [point for point in result.points if point.quantity == name]
         expected = [p for p in chosen if p.predicted is not None and math.isfinite(p.predicted)]
-        at, center = [p.depth for p in expected], np.array([p.predicted for p in expected], dtype=float)
+        at, middle = [p.depth for p in expected], np.array([p.predicted for p in expected], dtype=float)
         half = plot.INTERVAL * np.array([p.stderr for p in expected])
-        (line,) = axes.plot(at, np.exp(center), "-", label=f"{name}, predicted")
-        axes.fill_between(at, np.exp(center - half), np.exp(center + half), alpha=0.2, color=line.get_color(), lw=0)
+        (line,) = axes.plot(at, np.exp(middle), "-", label=f"{name}, predicted")
+        axes.fill_between(at, np.exp(middle - half), np.exp(middle + half), alpha=0.2, color=line.get_color(), lw=0)
         seen = [p for p in chosen if p.measured is not None and math.isfinite(p.measured)]
         if seen:
             values = np.exp(np.array([p.measured for p in seen], dtype=float))

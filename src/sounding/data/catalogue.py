@@ -22,14 +22,7 @@ LARGEST_ARCHIVE = 256 * 2**20  # bytes; the largest of the catalogue, CIFAR-10, 
 
 @dataclass(frozen=True)
 class Remote:
-    """A file as its homes serve it.
-
-    Args:
-        name: its official name.
-        urls: its homes, tried in this order.
-        md5: its published sum.
-        size: bytes, None where only the sum is published.
-    """
+    """A file as its homes serve it, under its official name; `size` is None where only the sum is published."""
 
     name: str
     urls: tuple[str, ...]
@@ -56,18 +49,11 @@ class Entry:
     """A data set of the catalogue.
 
     Args:
-        name: what `load_dataset` calls it.
-        layout: how the files are to be read.
         train: the stored files of the training part, in order; for IDX the images and then the labels.
-        test: those of the test part.
         remotes: what is downloaded; the stored files themselves, or one archive that holds them.
         samples: how many in the training and the test part.
         shape: of one sample, (channels, height, width).
-        classes: how many labels.
-        mean: of the training pixels in [0, 1], by channel.
-        std: their standard deviation.
-        licence: under which the files are published.
-        citation: whom to cite.
+        mean, std: of the training pixels in [0, 1], by channel.
     """
 
     name: str

@@ -62,12 +62,12 @@ def fit_line(reading: Reading, rates: Mapping[str, Estimate]) -> dict[str, Any] 
     ]
     if rate is None or not math.isfinite(rate.value) or len(points) < 2:
         return None
-    center = sum(order for order, _, _ in points) / len(points)
+    middle = sum(order for order, _, _ in points) / len(points)
     height = sum(value for _, _, value in points) / len(points)
     growth = rates.get("gradient_growth")
     return {
         "depth": [depth for _, depth, _ in points],
-        "value": [_round(height - rate.value * (order - center)) for order, _, _ in points],
+        "value": [_round(height - rate.value * (order - middle)) for order, _, _ in points],
         "growth": None if growth is None else str(growth),
     }
 

@@ -86,16 +86,12 @@ def evaluate_part(
     if at_most is not None and recipe.evaluation_batch is None and recipe.statistics == "running":
         together = min(together, at_most)
     hands = -(-len(inputs) // together)
-    loss: Tensor | None = None
-    right: Tensor | None = None
+    losses, right = [], []
     for hand in range(hands):
         wanted = targets[hand::hands]
         outputs = forward(samples.prepare(inputs[hand::hands]))
-        found = sample_losses(outputs, wanted, recipe.loss).double().sum(dim=1)
-        loss = found if loss is None else loss + found
+        losses.append(sample_losses(outputs, wanted, recipe.loss).double().sum(dim=1))
         if not targets.is_floating_point():
-            correct = count_right(outputs, wanted)
-            right = correct if right is None else right + correct
-    assert loss is not None
-    accuracy = None if right is None else (right.double() / len(inputs)).tolist()
-    return Scores((loss / len(inputs)).tolist(), accuracy)
+            right.append(count_right(outputs, wanted))
+    accuracy = (sum(right[1:], right[0]).double() / len(inputs)).tolist() if right else None
+    return Scores((sum(losses[1:], losses[0]) / len(inputs)).tolist(), accuracy)

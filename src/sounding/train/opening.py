@@ -23,16 +23,7 @@ LEAST_STEP, FASTEST_CPU, FASTEST_GPU = 2e-5, 1e13, 1e15
 
 
 class Opening(NamedTuple):
-    """What a training works with.
-
-    Args:
-        samples: the data, where they are trained on.
-        stream: the batches, in order.
-        journal: what is noted on the way.
-        keeper: of the checkpoint.
-        record: everything needed to repeat the run.
-        device: where it is trained.
-    """
+    """What a training works with; the record has everything needed to repeat the run."""
 
     samples: Samples
     stream: Stream | Streams
