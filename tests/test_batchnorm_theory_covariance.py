@@ -177,8 +177,8 @@ def test_the_parts_of_a_covariance_are_orthogonal_and_complete():
     parts = split_covariance(sigma)
     np.testing.assert_allclose(parts.G + parts.L + parts.M, center(sigma), atol=TOLERANCE.exact)
     for a, b in ((parts.G, parts.L), (parts.G, parts.M), (parts.L, parts.M)):
-        assert abs((a * b).sum()) < 1e-12
-    assert np.abs(np.diag(parts.M)).max() < 1e-12
+        assert abs((a * b).sum()) < TOLERANCE.exact
+    assert np.abs(np.diag(parts.M)).max() < TOLERANCE.exact
 
 
 def test_the_backward_recursion_multiplies_each_part():

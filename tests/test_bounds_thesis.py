@@ -192,7 +192,7 @@ def test_the_corrected_contraction_holds_for_any_kernel_map(weights: list[float]
     for centred in (True, False):
         shape = Power(*([0.0, *weights[1:]] if centred else [weights[0] + 0.02, *weights[1:]]))
         bound = shape.check(start, depth)
-        assert bound.respected or (bound.actual is not None and bound.actual < 1e-12)
+        assert bound.respected or (bound.actual is not None and bound.actual < TOLERANCE.exact)
 
 
 def test_each_case_is_recognized() -> None:

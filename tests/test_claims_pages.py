@@ -19,6 +19,7 @@ from sounding.claims.meanfield2019.trainable import last_trainable
 from sounding.claims.number import unfinished
 from sounding.claims.registry import left_out
 from sounding.report.catalogue import CATALOGUE, CRATE, write_pages
+from tolerance import TOLERANCE
 
 DOCS = Path(__file__).parent.parent / "docs"
 COMMITTED = DOCS / "claims"
@@ -136,7 +137,7 @@ def test_eigenvalues_of_an_operator_on_symmetric_matrices() -> None:
     """The trace part times 3, the rest times 2."""
     found = eigenvalues_on(lambda m: 2 * m + np.trace(m) / 4 * np.eye(4), symmetric_basis(4))
     assert multiplicities(found) == [1, 9]
-    assert deviation(found, [(3.0, 1), (2.0, 9)]) < 1e-12
+    assert deviation(found, [(3.0, 1), (2.0, 9)]) < TOLERANCE.exact
     assert deviation(found, [(3.5, 1), (2.0, 9)]) > 0.1
 
 

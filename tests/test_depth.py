@@ -48,7 +48,7 @@ def test_a_factor_in_every_layer_compounds_and_isometry_is_steady() -> None:
     assert steady.depths == (4, 8, 16)
     assert steady.transfers is True
     assert powers(steady)["stream"] == pytest.approx(0, abs=TOLERANCE.four_digits)
-    assert all(abs(power) < 1e-3 for power in powers(steady).values()), "orthogonal weights scatter nothing"
+    assert max(map(abs, powers(steady).values())) < TOLERANCE.three_digits, "orthogonal weights scatter nothing"
     assert growing.transfers is False
     # ln of the stream grows by 8 ln 1.5 from depth 8 to 16, that of the gradient norm by half
     assert powers(growing)["stream"] == pytest.approx(8 * 0.405465 / 0.693147, rel=TOLERANCE.four_digits)
