@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import click
 
 from sounding.cli.output import console, despite_a_closed_pipe, print_json, require_writable, working
 from sounding.cli.subject import Wanted, in_mode, on_network, opened
-from sounding.cli.trial import Asked, asked_trial, print_trial, try_training
+from sounding.cli.trial import asked_trial, print_trial, try_training
 from sounding.errors import ExitCode, InterruptedRun
 from sounding.limits import require_time
 
@@ -28,18 +28,6 @@ LEAST_REPEAT = 1e-3  # seconds that measuring a batch takes at the least
 PATH = click.Path(path_type=Path)
 EXAMPLE_INPUT = 64  # the pixels of a digit
 EXAMPLE_DEPTH, EXAMPLE_WIDTH = 64, 128  # deep enough for both failures to show, without norm and with; some seconds
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the options say, apart from the network's batch and where results go."""
-
-    repeats: int = 1
-    theory: bool = True
-    redraw: int = 0
-    trial: Asked | None = None
-    # tier, mode, dropout, only and samples, as `sounding.check` takes them
-    how: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -148,11 +136,11 @@ def check(
     accept = accepted.accepting(select=select, ignore=ignore, baseline=baseline)
     if target is None and wanted.input_shape is None:
         wanted = replace(wanted, input_shape=(EXAMPLE_INPUT,))
-    how |= {"only": how["only"] or None}
-    settings = Settings(repeats, theory and how["tier"] == "full", redraw, asked_trial(steps, lr, optimizer), how)
+    how |= {"only": how["only"] or None, "repeats": repeats, "redraw": redraw}
+    how |= {"theory": theory and how["tier"] == "full", "trial": asked_trial(steps, lr, optimizer)}
     prose = console(stderr=as_json, quiet=quiet and as_json)
     trials: dict[str, Trial] = {}
-    reports, interrupted = _measure_all(_choose_subjects(target, wanted), wanted, settings, trials, quiet=quiet)
+    reports, interrupted = _measure_all(_choose_subjects(target, wanted), wanted, how, trials, quiet=quiet)
     if not reports:
         raise InterruptedRun("interrupted before anything was measured")
     if write_baseline is not None:
@@ -230,7 +218,7 @@ def _choose_subjects(target: str | None, wanted: Wanted) -> list[Subject]:
 
 
 def _measure_all(
-    subjects: list[Subject], wanted: Wanted, settings: Settings, trials: dict[str, Trial], *, quiet: bool
+    subjects: list[Subject], wanted: Wanted, how: Mapping[str, Any], trials: dict[str, Trial], *, quiet: bool
 ) -> tuple[dict[str, Report], bool]:
     """Reports by name, trials put into `trials`, and whether Ctrl-C came; then the last one may be partial."""
     reports: dict[str, Report] = {}
@@ -238,7 +226,7 @@ def _measure_all(
         for subject in subjects:
             tell(f"checking {subject.name}")
             try:
-                reports[subject.name], trial = measure(subject, wanted, settings, tell)
+                reports[subject.name], trial = measure(subject, wanted, tell, **how)
                 if trial is not None:
                     trials[subject.name] = trial
                     if trial.interrupted:
@@ -253,9 +241,18 @@ def _measure_all(
 
 
 def measure(
-    subject: Subject, wanted: Wanted, settings: Settings, tell: Callable[[str], None]
+    subject: Subject,
+    wanted: Wanted,
+    tell: Callable[[str], None],
+    *,
+    repeats: int = 1,
+    trial: Mapping[str, Any] | None = None,
+    **how: Any,
 ) -> tuple[Report, Trial | None]:
-    """The report of a network on the batch that the options ask for, and the trial where they ask for one."""
+    """The report of a network on the batch that the options ask for, and the trial where they ask for one.
+
+    The batch is measured as `how` says, which `sounding.check` takes; `trial` has options of `run_trial`.
+    """
     from sounding.models.hf import describe_hf
     from sounding.probe.check import check as check_network
 
@@ -263,18 +260,16 @@ def measure(
         (model,), chosen = at.models, at.chosen
         size = describe_hf(model, subject.name)
         about = {"target": subject.name, **({"model": size} if size else {}), "data": at.data, "seed": wanted.seed}
-        inputs, targets = _repeat(chosen, settings.repeats)
+        inputs, targets = _repeat(chosen, repeats)
         try:
             report = check_network(
                 model,
                 inputs,
                 targets,
                 loss=at.loss,
-                repeats=settings.repeats,
-                redraw=settings.redraw,
+                repeats=repeats,
                 batch_axis=chosen.axis or None,
-                theory=settings.theory,
-                **settings.how,
+                **how,
                 generator=at.generator,
                 progress=lambda done, total: tell(f"checking {subject.name}: {done} of {total} batches"),
             )
@@ -282,8 +277,8 @@ def measure(
             if stop.partial is not None:
                 stop.partial = _describe(stop.partial, about, subject.target)
             raise
-        trial = None if settings.trial is None else try_training(at, settings.trial, seed=wanted.seed, tell=tell)
-        return _describe(report, about, subject.target), trial
+        tried = None if trial is None else try_training(at, trial, seed=wanted.seed, tell=tell)
+        return _describe(report, about, subject.target), tried
 
 
 def _repeat(chosen: Choice, repeats: int) -> tuple[Any, Any]:

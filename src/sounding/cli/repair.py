@@ -18,7 +18,6 @@ from sounding.limits import require_time
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
     from sounding.repair.plan import Plan
     from sounding.repair.recommend import Recommendation
@@ -183,6 +182,7 @@ def _repair(
     """The network with the plan of its cure, which auto looks for among all."""
     from sounding.repair.methods import choose_methods
     from sounding.repair.plan import plan as make_plan
+    from sounding.repair.recommend import recommend
 
     if method != AUTO:
         choose_methods(method, options)
@@ -204,7 +204,14 @@ def _repair(
         recommendation = None
         methods: Any = method
         if method == AUTO:
-            recommendation = _recommend(model, batch, {**evidence, **search}, tell)
+            recommendation = recommend(
+                model,
+                batch.given,
+                batch.targets,
+                progress=lambda done, total, name: tell(f"trying {name} ({done + 1} of {total})"),
+                **evidence,
+                **search,
+            )
             methods, options = recommendation.best.methods, recommendation.best.options
         tell(f"trying {methods if isinstance(methods, str) else ', '.join(methods)}")
         plan = make_plan(
@@ -218,18 +225,6 @@ def _repair(
         )
         plan.evidence = plan.evidence.for_target(target)
         return Repaired(plan, recommendation, {"target": target, "data": at.data, "seed": wanted.seed})
-
-
-def _recommend(model: nn.Module, batch: Any, how: dict[str, Any], tell: Callable[[str], None]) -> Recommendation:
-    from sounding.repair.recommend import recommend
-
-    return recommend(
-        model,
-        batch.given,
-        batch.targets,
-        progress=lambda done, total, name: tell(f"trying {name} ({done + 1} of {total})"),
-        **how,
-    )
 
 
 def _to_json_object(repaired: Repaired, *, target: str, written: Path | None, dry_run: bool) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sounding.cli.output import new_table
@@ -15,29 +14,18 @@ if TYPE_CHECKING:
     from sounding.cli.subject import Opened
     from sounding.train.trial import Trial
 
-LEARNING_RATE, OPTIMIZER = 1e-3, "adamw"  # torch's own default rate for AdamW
 ROWS = 12  # steps in the table
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The trial that the options ask for."""
-
-    steps: int
-    lr: float
-    optimizer: str
-
-
-def asked_trial(steps: int | None, lr: float | None, optimizer: str | None) -> Asked | None:
-    """The trial, or None where none is asked for."""
-    if steps is not None:
-        return Asked(steps, LEARNING_RATE if lr is None else lr, optimizer or OPTIMIZER)
-    if lr is not None or optimizer is not None:
+def asked_trial(steps: int | None, lr: float | None, optimizer: str | None) -> dict[str, Any] | None:
+    """The options of a trial that were given, or None where no trial is asked for."""
+    given = {name: value for name, value in {"lr": lr, "optimizer": optimizer or None}.items() if value is not None}
+    if given and steps is None:
         raise UsageError("--lr and --optimizer belong to a trial, got no --steps", hint="--steps 20")
-    return None
+    return None if steps is None else {"steps": steps, **given}
 
 
-def try_training(at: Opened, asked: Asked, *, seed: int, tell: Callable[[str], None]) -> Trial:
+def try_training(at: Opened, asked: Mapping[str, Any], *, seed: int, tell: Callable[[str], None]) -> Trial:
     """The trial on batches drawn as the check's are, both generators begun anew from the seed."""
     import torch
 
@@ -52,12 +40,10 @@ def try_training(at: Opened, asked: Asked, *, seed: int, tell: Callable[[str], N
     return run_trial(
         at.models[0],
         draw,
-        steps=asked.steps,
-        lr=asked.lr,
-        optimizer=asked.optimizer,
         loss=at.loss,
         batch_axis=at.chosen.axis or None,
         progress=lambda done, total: tell(f"training: {done} of {total} steps"),
+        **asked,
     )
 
 

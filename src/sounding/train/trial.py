@@ -82,7 +82,7 @@ def run_trial(
     draw: Callable[[], tuple[Any, Any]],
     *,
     steps: int = 20,
-    lr: float = 1e-3,
+    lr: float = 1e-3,  # torch's own default for AdamW
     optimizer: str = "adamw",
     loss: str | Loss | None = None,
     batch_axis: int | None = None,
