@@ -70,7 +70,7 @@ def load_array(path: Path, *, key: str | None = None) -> Any:
 
 def input_gram(file: Path | None, *, batch_size: int | None, correlation: float | None, decaying: bool = False) -> Any:
     """The input's Gram matrix: from a file, or of unit samples with one correlation (or C^k for samples k apart)."""
-    import numpy as np
+    from sounding.theory.gram import decaying_gram, even_gram
 
     if file is not None:
         if batch_size is not None or correlation is not None:
@@ -81,10 +81,7 @@ def input_gram(file: Path | None, *, batch_size: int | None, correlation: float 
     if not -1 <= correlation <= 1:
         raise UsageError(f"expected a correlation between -1 and 1, got {correlation:g}")
     require_memory(16 * batch_size**2, what=f"the Gram matrix of {batch_size} samples")
-    if decaying:
-        places = np.arange(batch_size)
-        return np.power(correlation, np.abs(places[:, None] - places))
-    return (1 - correlation) * np.eye(batch_size) + correlation
+    return (decaying_gram if decaying else even_gram)(batch_size, correlation)
 
 
 def parse_numbers(option: str, text: str, *, kind: type) -> list[Any]:

@@ -166,6 +166,22 @@ def _samples(method: GramMethod | None, integrals: int, eps: float, generator: n
     return method == "sampled" or (method is None and generator is not None)
 
 
+def even_gram(size: int, correlation: float, *, variance: float = 1.0) -> Array:
+    """The Gram matrix of samples of one variance, every two of which have one correlation.
+
+    >>> even_gram(2, 0.5)
+    array([[1. , 0.5],
+           [0.5, 1. ]])
+    """
+    return np.asarray(variance * ((1 - correlation) * np.eye(size) + correlation))
+
+
+def decaying_gram(size: int, correlation: float) -> Array:
+    """The Gram matrix of unit samples, of which those k apart have the correlation to the power k."""
+    places = np.arange(size)
+    return np.asarray(np.power(correlation, np.abs(places[:, None] - places)))
+
+
 def gram_map(
     activation: Activation,
     matrix: Array,
@@ -238,7 +254,7 @@ def _end(phi: Activation, size: int, eps: float) -> tuple[Array, float, bool]:
         return fixed, rate, rate < 1
     found = batchnorm(phi, batch_size=size, eps=eps)
     point, forward = found.fixed_point, found.forward_eigenvalues
-    fixed = point.variance * ((1 - point.correlation) * np.eye(size) + point.correlation)
+    fixed = even_gram(size, point.correlation, variance=point.variance)
     return fixed, max(abs(forward.G), abs(forward.L), abs(forward.M)), point.attracting
 
 
