@@ -222,7 +222,7 @@ def test_debug_shows_the_traceback_before_and_after_the_command():
 def test_an_unwritable_path_is_found_before_the_work(monkeypatch):
     import sounding.cli.check as command
 
-    monkeypatch.setattr(command, "measure", lambda *_: pytest.fail("worked first"))
+    monkeypatch.setattr(command, "measure", lambda *_, **__: pytest.fail("worked first"))
     assert run("net.py:healthy", "--html", "gone/report.html").exit_code == ExitCode.USAGE
 
 
@@ -255,7 +255,7 @@ def test_an_interruption_keeps_what_was_measured(monkeypatch, tmp_path):
 
     partial = make_report(partial=True, environment={})
 
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise InterruptedRun("stop", partial=partial)
 
     monkeypatch.setattr(command, "measure", interrupted)
@@ -271,7 +271,7 @@ def test_an_interruption_keeps_what_was_measured(monkeypatch, tmp_path):
 def test_an_interruption_before_anything_was_measured(monkeypatch):
     import sounding.cli.check as command
 
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command, "measure", interrupted)
@@ -285,7 +285,7 @@ def test_a_defect_of_ours_is_no_verdict(monkeypatch, capsys):
     import sounding.cli.check as command
     from sounding.cli import INTERNAL_ERROR, main
 
-    monkeypatch.setattr(command, "measure", lambda *_: 1 / 0)
+    monkeypatch.setattr(command, "measure", lambda *_, **__: 1 / 0)
     for arguments, shown in (([], False), (["--debug"], True)):
         with pytest.raises(SystemExit) as ended:
             main(["check", "net.py:healthy", *arguments])

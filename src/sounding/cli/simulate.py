@@ -129,7 +129,11 @@ def simulate(
                 raise
             found = stop.partial if isinstance(stop.partial, tuple) else (stop.partial,)
             interrupted = True
-    _print(found, as_json=as_json, error=error, many=many)
+    if as_json:
+        objects = [simulation.to_dict(error=error) for simulation in found]
+        print_json({"simulations": objects} if many else objects[0])
+    for simulation in () if as_json else found:
+        _print_table(simulation, error=error)
     return int(ExitCode.INTERRUPTED) if interrupted else int(ExitCode.HEALTHY)
 
 
@@ -168,15 +172,6 @@ def _list_measures(ctx: click.Context, wanted: bool) -> None:
 
     say("\n".join(measure_names()))
     ctx.exit()
-
-
-def _print(found: tuple[Simulation, ...], *, as_json: bool, error: float | None, many: bool) -> None:
-    if as_json:
-        objects = [simulation.to_dict(error=error) for simulation in found]
-        print_json({"simulations": objects} if many else objects[0])
-        return
-    for simulation in found:
-        _print_table(simulation, error=error)
 
 
 def _print_table(simulation: Simulation, *, error: float | None) -> None:

@@ -51,7 +51,10 @@ def download(remote: Remote, target: Path, *, progress: Progress | None = None) 
             time.sleep(PAUSE * attempt)
             try:
                 _fetch(url, remote, part, progress)
-                _place(remote, part, target, final=attempt > 0)
+                if md5_of(part) != remote.md5:
+                    told = f"sent other bytes than the published ones (kept as {set_aside(part).name})"
+                    raise _Refused(told, final=attempt > 0)
+                os.replace(part, target)
                 return
             except _Refused as refusal:
                 reasons.append(f"{url} {refusal}")
@@ -85,13 +88,6 @@ def md5_of(path: Path) -> str:
     """The md5 sum of a file; against accidents, not against attackers."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-
-
-def _place(remote: Remote, part: Path, target: Path, *, final: bool) -> None:
-    if md5_of(part) != remote.md5:
-        aside = set_aside(part)
-        raise _Refused(f"sent other bytes than the published ones (kept as {aside.name})", final=final)
-    os.replace(part, target)
 
 
 def _fetch(url: str, remote: Remote, part: Path, progress: Progress | None) -> None:

@@ -92,8 +92,11 @@ def fetch_entry(entry: Entry, *, folder: Path | None = None, progress: Progress 
             try:
                 if entry.archived and wanted:
                     _fetch_archive(entry.remotes[0], wanted, home, progress)
-                elif wanted:
-                    _fetch_files(entry, wanted, home, progress)
+                else:
+                    paths = {file.path for file in wanted}
+                    for remote in entry.remotes:
+                        if remote.name in paths:
+                            download(remote, home / remote.name, progress=progress)
             except DataError as error:
                 if not damaged:
                     raise
@@ -122,13 +125,6 @@ def _read_intact(file: Stored, home: Path) -> bytearray | None:
     if count != file.size or hashlib.md5(content, usedforsecurity=False).hexdigest() != file.md5:
         return None
     return content
-
-
-def _fetch_files(entry: Entry, wanted: list[Stored], home: Path, progress: Progress | None) -> None:
-    paths = {file.path for file in wanted}
-    for remote in entry.remotes:
-        if remote.name in paths:
-            download(remote, home / remote.name, progress=progress)
 
 
 def _fetch_archive(remote: Remote, wanted: list[Stored], home: Path, progress: Progress | None) -> None:

@@ -81,8 +81,9 @@ def select_layers(
     untouched: list[Untouched] = []
     seen: dict[int, str] = {}
     candidates = [(name, module) for name, module in named_leaves(model) if isinstance(module, kinds)]
-    quantized = [name for name, module in named_leaves(model) if _is_quantized(module)]
-    untouched += [Untouched(name, "its weights are quantized") for name in quantized]
+    for name, module in named_leaves(model):
+        if "quantized" in type(module).__module__ and callable(getattr(module, "weight", None)):
+            untouched.append(Untouched(name, "its weights are quantized"))
     for name, module in candidates:
         if include is not None and not matches(name, module, include):
             untouched.append(Untouched(name, "not included by the name filter"))
@@ -109,10 +110,6 @@ def select_layers(
             hint="unfreezing a layer, another name filter, or another method",
         )
     return chosen, untouched
-
-
-def _is_quantized(module: nn.Module) -> bool:
-    return "quantized" in type(module).__module__ and callable(getattr(module, "weight", None))
 
 
 def fan_in(module: nn.Module) -> int:

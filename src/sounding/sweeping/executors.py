@@ -132,7 +132,8 @@ class Processes:
 
     def __init__(self, jobs: int | None, *, threads: int, limit: float | None, gpus: bool) -> None:
         devices = _gpus() if gpus else [None]
-        workers = jobs or (len(devices) if gpus else _cores())
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        workers = jobs or (len(devices) if gpus else cores)
         self.capacity = AHEAD * workers
         self._limit = limit
         self._hands = [
@@ -258,10 +259,6 @@ def _pass_on(done: Any, future: Future) -> None:
 def _lost() -> DataError:
     told = "the Dask scheduler was lost; finished tasks are kept"
     return DataError(told, hint="sounding sweep resume DIR, with a cluster that is there")
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _gpus() -> list[str]:

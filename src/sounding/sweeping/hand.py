@@ -27,7 +27,9 @@ def do(function: str, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
     each entry. Mappings inside a row become columns `outer.inner`; lists inside a row are left out.
     """
     found = find_function(function)(**arguments)
-    rows = [_row(entry) for entry in (found if isinstance(found, list | tuple) else [found])]
+    entries = found if isinstance(found, list | tuple) else [found]
+    plain = [entry.to_dict() if hasattr(entry, "to_dict") else entry for entry in entries]
+    rows = [dict(_flat(entry if isinstance(entry, Mapping) else {"value": entry})) for entry in plain]
     if not any(rows):
         raise UsageError(f"expected numbers from {function}, got {type(found).__name__} without any",
                          hint="a mapping of names to numbers")  # fmt: skip
@@ -55,11 +57,6 @@ def find_function(address: str) -> Any:
 def explain(error: BaseException) -> str:
     """What a failed task says: the sentence of an error of ours, else its kind and message, never a traceback."""
     return str(error) if isinstance(error, SoundingError) else f"{type(error).__name__}: {error}"
-
-
-def _row(found: Any) -> dict[str, Any]:
-    plain = found.to_dict() if hasattr(found, "to_dict") else found
-    return dict(_flat(plain if isinstance(plain, Mapping) else {"value": plain}))
 
 
 def _flat(found: Mapping[str, Any], prefix: str = "") -> Any:

@@ -81,7 +81,10 @@ def run_sweep(
         try:
             with open_executor(cluster, jobs=jobs, **options) as executor:  # type: ignore[arg-type]
                 for call, outcome in complete(executor, missing):
-                    error = outcome.error or _check_rows(spec, call, outcome.rows)
+                    error, wanted = outcome.error, len(spec.rows_of(call))
+                    if error is None and len(outcome.rows) != wanted:
+                        runs = f"expected {wanted} rows from {call.verb}, one for each run of the task"
+                        error = f"{runs}, got {len(outcome.rows)}"
                     if error is None:
                         store.keep(call, outcome.rows, seconds=outcome.seconds)
                         counted += 1
@@ -145,10 +148,3 @@ def sweep(
         folder = Path(scratch) / "sweep" if out is None else Path(out)
         run_sweep(spec, folder, cluster=cluster, jobs=jobs, progress=progress)
         return read_table(Store(folder), spec)
-
-
-def _check_rows(spec: Spec, call: Call, rows: list[dict[str, Any]]) -> str | None:
-    wanted = len(spec.rows_of(call))
-    if len(rows) == wanted:
-        return None
-    return f"expected {wanted} rows from {call.verb}, one for each run of the task, got {len(rows)}"

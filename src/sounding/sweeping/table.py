@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,21 +63,14 @@ def read_table(store: Store, spec: Spec) -> Table:
     """All results of a sweep that are in its directory."""
     missing = 0
     rows: list[Mapping[str, Any]] = []
-    for found in _results(store, spec):
-        if found is None:
-            missing += 1
-        else:
-            rows += found
-    return Table(tuple(rows), missing, store.status().failures if missing else ())
-
-
-def _results(store: Store, spec: Spec) -> Iterator[list[dict[str, Any]] | None]:
     for call in spec.calls():
         found = store.read(call)
-        options = spec.rows_of(call)
+        missing += found is None
         # what was asked for stands first, and a result that repeats it does not replace it
-        yield None if found is None else [{**asked, **{name: value for name, value in row.items() if name not in asked}}
-                                          for asked, row in zip(options, found, strict=True)]  # fmt: skip
+        rows += (
+            [{**asked, **row, **asked} for asked, row in zip(spec.rows_of(call), found, strict=True)] if found else []
+        )
+    return Table(tuple(rows), missing, store.status().failures if missing else ())
 
 
 def _cell(value: Any) -> Any:

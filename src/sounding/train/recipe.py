@@ -93,7 +93,9 @@ class Recipe:
         if self.epochs is None and self.steps is None:
             object.__setattr__(self, "epochs", DEFAULT_EPOCHS)
         for name in ("batch_size", "epochs", "steps", "evaluation_batch"):
-            _require_count(name, getattr(self, name))
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise UsageError(f"{name} must be a positive whole number, got {value!r}")
         _require_number("momentum", self.momentum, below=1.0)
         _require_number("smoothing", self.smoothing, below=1.0)
         _require_number("weight_decay", self.weight_decay)
@@ -154,11 +156,6 @@ def check_steps(name: str, steps: Any) -> tuple[int, ...]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _require_count(name: str, value: Any) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise UsageError(f"{name} must be a positive whole number, got {value!r}")
 
 
 def _require_number(name: str, value: Any, *, below: float = math.inf) -> None:

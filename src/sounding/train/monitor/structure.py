@@ -1,4 +1,4 @@
-"""How a model is built, remembered between measured steps: looking it through anew costs more than hooking it."""
+"""What is kept between measured steps: how the model is built, and blocks of memory. To make either anew costs much."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from sounding.probe.calls import named_parameters
+from sounding.probe.moments import Moments
 from sounding.probe.state import all_modules, unwrap
 
 
@@ -50,3 +51,18 @@ class Structure:
     def is_same(self) -> bool:
         """Whether nothing was replaced, added or taken away, anywhere in the model."""
         return all(part.is_same() for part in self._parts)
+
+
+class KeptMoments(Moments):
+    """Moments for the passes of many steps, one after another.
+
+    To lay out a block takes as long as to measure a small network. A few megabytes of them stay where they are; on a
+    GPU, where they are hundreds and memory is scarce, they go.
+    """
+
+    def release(self) -> None:
+        """Let go of the matrices and of threads, and of memory that others may want."""
+        self._digest_all()
+        self.blocks = {key: block for key, block in self.blocks.items() if key[3].type == "cpu"}
+        self.known = {}  # sequences of all lengths would fill it
+        self.spectra.close()

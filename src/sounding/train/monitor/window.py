@@ -30,11 +30,10 @@ from sounding.probe.tap import Tap, survey_model
 from sounding.probe.units import bounds_of
 from sounding.profile import Row
 from sounding.train.monitor.between import Between
-from sounding.train.monitor.blocks import KeptMoments
 from sounding.train.monitor.micro_batches import gradients_of, join_gradients_
 from sounding.train.monitor.moved import APART, Moved
 from sounding.train.monitor.selection import Modules
-from sounding.train.monitor.structure import Structure
+from sounding.train.monitor.structure import KeptMoments, Structure
 from sounding.train.monitor.wall import Wall, walled
 
 PASSES = 64  # forward passes of one step that are measured; more micro-batches than that add nothing but memory
