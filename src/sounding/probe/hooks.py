@@ -128,12 +128,18 @@ class Listener:
 
 
 class Observer(Listener):
-    """The hook of one module, which passes on what went in and what came out."""
+    """The hook of one module, which passes on what went in and what came out.
+
+    Modes that watch functions (dropout at rest, a default device) would look at each attribute that it reads.
+    """
 
     __slots__ = ()
 
     def __call__(self, _module: nn.Module, args: Any, output: Any) -> Any:
-        return self._call(args, output)
+        if type(output) is not Tensor:
+            return self._call(args, output)
+        with torch._C.DisableTorchFunction():
+            return self._call(args, output)
 
 
 class Forward:

@@ -72,7 +72,7 @@ def find_never_written(start: Start) -> Iterator[Finding]:
         if one.constant or not one.finite or one.entries < LEAST or one.kind == "vector":
             continue
         sizes, largest = one.sample.abs(), max(abs(one.low), abs(one.high))
-        if not bool((sizes < max(DENORMAL, largest / WILD)).any()):
+        if float(sizes.min()) >= max(DENORMAL, largest / WILD):
             continue  # the rule: no entry is denormal, and none lies far below the others
         denormal = float(((sizes > 0) & (sizes < DENORMAL)).double().mean())
         middle = float(sizes[sizes > 0].median()) if bool((sizes > 0).any()) else 0.0
