@@ -13,7 +13,7 @@ from runs import assert_same, both, largest_difference, make_conv, make_data, ma
 from sounding.errors import UsageError
 from sounding.models import Transformer
 from sounding.repair import shape_activations_, swap_normalization_
-from sounding.train import Recipe, Residual, train_, train_together_
+from sounding.train import Recipe, Residual, train_, train_together_, vmapped
 from sounding.train.vmapped import Vmapped, multiply_patches_
 from tolerance import TOLERANCE
 
@@ -59,8 +59,9 @@ def test_a_stacked_convolution_goes_the_way_it_goes_alone(optimizer, loss, clipp
     ],
     ids=str,
 )
-def test_a_convolution_of_patches_is_a_convolution(options) -> None:
-    """Outputs and gradients of a stack, as on a GPU, beside those of each network alone."""
+def test_a_convolution_of_patches_is_a_convolution(options, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs and gradients of a stack, as of a wide one on a GPU, beside those of each network alone."""
+    monkeypatch.setattr(vmapped, "WIDE", 5)
     networks = [nn.Sequential(seeded_convolution(seed, options)) for seed in range(3)]
     stack = Vmapped(networks, torch.device("cpu"))
     multiply_patches_(stack._skeleton[0])

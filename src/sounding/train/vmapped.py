@@ -18,6 +18,9 @@ from sounding.train.layers import HOOKS
 from sounding.train.recipe import Statistics
 from sounding.train.stack import Stack
 
+# Channels from which a convolution of a stack is faster as a product than in groups. A step of 48 networks of up to 256
+# channels takes 50 ms in place of 75 on an H200, one of 12 networks of up to 128 channels 25 ms in place of 14.
+WIDE = 192
 COMPARED = (bool, int, float, str, tuple, type(None))
 
 
@@ -133,9 +136,9 @@ class _RMSNormOfTensors(nn.RMSNorm):
 class _ConvolutionOfPatches(nn.Conv2d):
     """A convolution as one product of patches and weights, (samples · positions, inputs) by (inputs, channels).
 
-    Under vmap it is one batched product; the built-in one becomes a convolution in groups, which on a GPU takes several
-    times as long. Patches are gathered with channels last, so that whole rows of memory are copied. Where no gradient
-    is wanted, batches are large, nine times their memory is not to be had, and it is the built-in one.
+    Under vmap it is one batched product; the built-in one becomes a convolution in groups. Patches are gathered with
+    channels last, so that whole rows of memory are copied. Where no gradient is wanted, batches are large, nine times
+    their memory is not to be had, and it is the built-in one.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -156,9 +159,10 @@ class _ConvolutionOfPatches(nn.Conv2d):
 
 
 def multiply_patches_(module: nn.Module) -> None:
-    """Turn a plain convolution into one of patches, in place; other modules stay as they are."""
-    plain = type(module) is nn.Conv2d and module.groups == 1 and module.padding_mode == "zeros"
-    if plain and not isinstance(module.padding, str):
+    """Turn a wide, plain convolution into one of patches, in place; other modules stay as they are."""
+    if type(module) is not nn.Conv2d or isinstance(module.padding, str):
+        return
+    if module.groups == 1 and module.padding_mode == "zeros" and module.out_channels >= WIDE:
         module.__class__ = _ConvolutionOfPatches
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,6 @@ from sounding.models import AlexNet
 from sounding.models.initial import initialize_
 from sounding.repair import orthogonalize_
 from sounding.train import Recipe
-
-AT_A_TIME = 8  # orthogonalizations at once on a GPU: its kernels are small, and the host can feed about as many
 
 
 def draw_network(values: Mapping[str, Any], depth: int, seed: int, context: Context) -> nn.Module:
@@ -79,28 +76,6 @@ def _shorten(deep: nn.Module, shallow: nn.Module) -> nn.Module:
     return shallow
 
 
-def orthogonalize_all_(networks: Sequence[nn.Module], batches: Sequence[torch.Tensor], context: Context) -> None:
-    """`orthogonalize_printed_` for the network of every seed on its batch.
-
-    On a GPU several at a time, each on a stream of its own: nearly all of it is eigendecompositions, one a layer, and
-    one alone leaves most of the device idle.
-    """
-    on_gpu = context.device.startswith("cuda")
-
-    def change(seed: int) -> None:
-        stream = torch.cuda.Stream(context.device) if on_gpu else None  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):
-            orthogonalize_printed_(networks[seed], batches[seed], context.generator(50 + seed))
-
-    if on_gpu:
-        torch.cuda.synchronize(context.device)
-    with ThreadPoolExecutor(AT_A_TIME if on_gpu else 1) as pool:
-        for done, _ in enumerate(pool.map(change, range(len(networks))), start=1):
-            context.progress(done / len(networks) / 2)
-    if on_gpu:
-        torch.cuda.synchronize(context.device)
-
-
 def draw_variants(values: Mapping[str, Any], context: Context) -> dict[tuple[int, str], list[nn.Module]]:
     """Networks by depth and variant, one a seed; each layer is set from those before, so depths share their layers.
 
@@ -112,15 +87,16 @@ def draw_variants(values: Mapping[str, Any], context: Context) -> dict[tuple[int
         {depth: draw_network(values, depth, seed, context) for depth in (depths if seed < deep_seeds else depths[:-1])}
         for seed in every
     ]
-    deepest = [copy.deepcopy(networks[max(networks)]) for networks in drawn]
-    batches = [draw_inputs(values, values["init_samples"], context.generator(2000 + seed), context) for seed in every]
-    orthogonalize_all_(deepest, batches, context)
     found: dict[tuple[int, str], list[nn.Module]] = {(d, v): [] for d in depths for v in ("xavier", "iterative")}
-    for networks, deep in zip(drawn, deepest, strict=True):
+    for seed, networks in enumerate(drawn):
+        deep = copy.deepcopy(networks[max(networks)])
+        inputs = draw_inputs(values, values["init_samples"], context.generator(2000 + seed), context)
+        orthogonalize_printed_(deep, inputs, context.generator(50 + seed))
         for depth, network in networks.items():
             found[depth, "xavier"].append(network)
             shorter = depth < max(networks)
             found[depth, "iterative"].append(_shorten(deep, copy.deepcopy(network)) if shorter else deep)
+        context.progress((seed + 1) / len(every) / 2)
     return found
 
 
