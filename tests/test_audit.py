@@ -240,3 +240,31 @@ def test_an_embedding_is_none_the_less_one_for_its_name() -> None:
     nn.init.normal_(model[0].weight, std=0.02)  # type: ignore[arg-type]
     assert [place.kind for place in audit(model).places][:1] == ["embedding"]
     assert not audit(model).findings
+
+
+class OnePlusNorm(nn.Module):
+    """An RMS norm that multiplies by 1 + weight, as Gemma's does."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.rms_norm(x, x.shape[-1:]) * (1 + self.weight)
+
+
+def test_norms_that_add_one_to_their_weight_start_at_zero() -> None:
+    """The rest of the network may have norms of another class, as hybrids of linear attention do."""
+
+    def exchange(model: Tower) -> None:
+        for block in model.blocks:
+            block.norm = OnePlusNorm(32)
+        model.norm = OnePlusNorm(32)  # type: ignore[assignment]
+        model.first = nn.LayerNorm(100)
+
+    assert planted(exchange) == ()
+
+
+def test_a_norm_of_torch_whose_weight_is_zero_is_found() -> None:
+    (finding,) = planted(lambda model: model.norm.weight.zero_())
+    assert (finding.kind, finding.severity, finding.parameter) == ("norm_weight", "medium", "norm.weight")

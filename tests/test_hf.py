@@ -49,6 +49,16 @@ def test_the_reduced_size_is_said_and_the_libraries_own_is_kept_on_request():
     assert "reduced" not in describe_hf(own, "hf:bert,size=default,layers=1")
 
 
+def test_a_masked_model_is_asked_for_what_the_mask_hides():
+    """Targets that stand in the input would be copied, which a check calls a leak."""
+    found = draw(build_hf("hf:bert,layers=1"))
+    tokens, targets = found.arguments["input_ids"], found.targets
+    hidden = targets >= 0
+    assert (hidden.sum(1) == 5).all()
+    assert tokens[hidden].unique().numel() == 1
+    assert not (tokens[~hidden] == tokens[hidden][0]).any()
+
+
 @pytest.mark.parametrize(
     ("spec", "names", "shape"),
     [

@@ -11,7 +11,7 @@ from torch import nn
 
 import sounding
 from sounding.reader.changes import gain
-from sounding.reader.sound import draw_soundly
+from sounding.reader.sound import Kept, draw_soundly, tell_kept
 from sounding.theory.signal import Attention, Convolution, Linear, Normalize
 from tolerance import assert_within_standard_errors
 
@@ -90,3 +90,11 @@ def test_nothing_is_said_where_theory_does_not_reach_from_end_to_end() -> None:
     report = sounding.check(network, torch.randn(4, 3, 10, 10))
     assert "kept" not in report.profile.settings["theory"]
     assert "sound start" not in report.verdict.summary
+
+
+def test_a_prescription_that_loses_more_is_no_example() -> None:
+    """Where the usual law kills the gradient and the own one does not, the sentence ends with what was measured."""
+    own, lost = Kept(gradient=0.5, apart=0.3), Kept(gradient=1e-4, apart=0.3)
+    assert "a sound start" not in tell_kept(own, lost, 9)
+    assert tell_kept(lost, lost, 9).endswith("so the architecture is to blame more than the start.")
+    assert tell_kept(lost, own, 9).endswith("a sound start of this architecture would have 50% and 30%.")

@@ -27,6 +27,7 @@ BINS = (
     *("num_mel_bins", "feature_size", "input_feat_per_channel", "input_dim", "input_size"),
     "feature_projection_input_dim",
 )
+MASKED = 5  # of 32 tokens, the 15% of BERT
 CHARACTERS = 256  # a vocabulary for models that take the numbers of characters
 ENTITIES = 4  # that a text mentions, for models that know names
 IGNORED = -100  # torch's mark for "no target here"
@@ -49,10 +50,11 @@ class Sampled:
 def sample_inputs(model: nn.Module, *, batch_size: int | None, generator: torch.Generator) -> Sampled:
     """A batch for a model of the transformers library.
 
-    Text is random tokens, with the next token, or for masked models the token itself, as target; an encoder-decoder has
-    the tokens of the decoder beside them. Images are the embedded digits with their labels where the model has as many
-    classes. Sound is noise. Classes are drawn at random. Images and sounds have the first shape that the model takes,
-    and further arguments (`_further`) are given where they change what the model says or which modules it calls.
+    Text is random tokens, with the next token as target; masked models are asked for the tokens that a mask hides, and
+    for no others. An encoder-decoder has the tokens of the decoder beside them. Images are the embedded digits with
+    their labels where the model has as many classes. Sound is noise. Classes are drawn at random. Images and sounds
+    have the first shape that the model takes, and further arguments (`_further`) are given where they change what the
+    model says or which modules it calls.
     """
     config: Any = getattr(model.config, "get_text_config", lambda: model.config)()
     taken = inspect.signature(model.forward).parameters
@@ -73,7 +75,10 @@ def sample_inputs(model: nn.Module, *, batch_size: int | None, generator: torch.
         fewer = max(2, 4 * TOKENS * count // arguments[main].shape[1])
         if batch_size is None and fewer < count:  # features of a sound are hundreds of positions
             count, arguments = fewer, {key: value[:fewer] for key, value in arguments.items()}
-        forms, targets = iter([arguments]), _text_targets(kind, arguments[main][:, -TOKENS:])
+        targets = _text_targets(kind, arguments[main][:, -TOKENS:])
+        if "MaskedLM" in kind:
+            arguments[main], targets = _mask(arguments[main], config, generator)
+        forms = iter([arguments])
     elif main == "pixel_values":
         found = load_batch("digits", batch_size=count, generator=generator, shape=_image_shape(model.config))
         forms, name = _images(model.config, found.inputs), "digits"
@@ -288,9 +293,18 @@ def _tokens(count: int, vocabulary: int, generator: torch.Generator) -> Tensor:
     return torch.randint(vocabulary, (count, TOKENS), generator=generator)
 
 
+def _mask(tokens: Tensor, config: Any, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The tokens with some of each text hidden behind one that stands nowhere else, and the hidden ones as targets."""
+    mark = getattr(config, "mask_token_id", None)
+    mark = int(tokens.max()) if mark is None else int(mark)
+    text = torch.where(tokens == mark, tokens - 1 if mark else tokens + 1, tokens)
+    hidden = torch.rand(text.shape, generator=generator)
+    hidden[:, :-TOKENS] = 1  # what stands in front of the text is marks for an image or a sound
+    hidden = hidden.argsort(1).argsort(1) < MASKED
+    return text.masked_fill(hidden, mark), text.masked_fill(~hidden, IGNORED)[:, -TOKENS:]
+
+
 def _text_targets(kind: str, tokens: Tensor) -> Tensor | None:
-    if "MaskedLM" in kind:
-        return tokens
     if "CausalLM" in kind or "LMHead" in kind or "ConditionalGeneration" in kind:
         return functional.pad(tokens[:, 1:], (0, 1), value=IGNORED)
     return None

@@ -153,11 +153,16 @@ def tell_kept(here: Kept, sound: Kept, layers: int) -> str:
     scales = f"{here.scales:.0f}"
     told = (
         f"The first of {layers} weight layers gets {gets} ({scales} depth scale{'' if scales == '1' else 's'}), and "
-        f"{write_share(here.apart)} of the signal behind the last tells samples apart; a sound start of this "
-        f"architecture would have {write_share(sound.gradient)} and {write_share(sound.apart)}"
+        f"{write_share(here.apart)} of the signal behind the last tells samples apart"
     )
-    hopeless = min(sound.scales, here.scales) >= THRESHOLDS.depth_scales
-    return f"{told}, so the architecture is to blame more than the start." if hopeless else f"{told}."
+    lost = sound.scales >= THRESHOLDS.depth_scales
+    if lost and here.scales < THRESHOLDS.depth_scales:
+        return f"{told}."  # the usual prescription loses more here than the network's own start: it is no example
+    blame = ", so the architecture is to blame more than the start" if lost else ""
+    return (
+        f"{told}; a sound start of this architecture would have {write_share(sound.gradient)} and "
+        f"{write_share(sound.apart)}{blame}."
+    )
 
 
 def write_share(value: float) -> str:

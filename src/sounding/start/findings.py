@@ -305,15 +305,20 @@ def find_exchanged(start: Start) -> Iterator[Finding]:
 
 def find_norm_weights(start: Start) -> Iterator[Finding]:
     """Scales of norms that are not one, and how much that matters."""
+    scaled = {one.owner for one in start.parameters if one.kind == "norm weight" and one.scale > 0}
     for members in start.groups.values():
-        norms = [one for one in members if one.kind == "norm weight" and one.finite]
+        # a class of its own whose norms all start at zero multiplies by 1 + weight (Gemma)
+        norms = [
+            one
+            for one in members
+            if one.kind == "norm weight"
+            and one.finite
+            and (one.owner in scaled or one.owner.__module__.startswith("torch."))
+        ]
         zero = [one for one in norms if one.scale == 0]
-        # a class that multiplies by 1 + weight (Gemma) starts all of its norms at zero
-        every = all(one.scale == 0 for one in start.parameters if one.kind == "norm weight")
         alone = len(norms) == 1 and not NUMBER.search(norms[0].name)  # no end of a branch: nothing passes it
-        if zero and len(zero) == len(norms) and (every or not alone):
-            if not every:
-                yield _zero_start(zero, start)
+        if zero and len(zero) == len(norms) and not alone:
+            yield _zero_start(zero, start)
             continue
         odd = [one for one in norms if abs(one.scale - 1) > 0.1]
         if odd:

@@ -48,6 +48,7 @@ class Parameter:
         sample: these entries.
         uses: the names of the modules that hold this very parameter.
         head: whether a tied embedding is also the network's output.
+        owner: the class of the module that holds it.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Parameter:
     sample: Tensor = field(repr=False, compare=False)
     uses: tuple[str, ...] = ()
     head: bool = False
+    owner: type = nn.Module
 
     @property
     def group(self) -> str:
@@ -171,7 +173,7 @@ def _survey_all(
         head = kind == "embedding" and any(_is_linear(holder) for holder in holders.values())
         yield Parameter(
             name, layer, kind, fan_in, fan_out, tensor, law, low, high, sample.numel(), sample,
-            uses=tuple(holders), head=head,
+            uses=tuple(holders), head=head, owner=type(owner),
         )  # fmt: skip
 
 
