@@ -161,7 +161,9 @@ def test_a_failure_as_printed_is_never_green() -> None:
     found = {name: results for name, results in committed_results().items() if "thm5.11" in name}
     page, text = write_page(found, folder="claims"), write_markdown(found, folder="claims")
     row = page[page.index('<tr id="thesis2024-thm5.11"') :]
-    assert '<td class="fails">fails as printed' in row[: row.index("</tr>")]
+    row = row[: row.index("</tr>")]
+    assert '<span class="badge fails">as printed: fails</span>' in row
+    assert 'class="badge holds"' not in row
     assert '<a class="fails" href="#thesis2024-thm5.11">theorem 5.11 ✗</a>' in page
     assert "part of thesis2024-thm5.11: theorem 5.11, case 1" in text
     alone = {"thesis2024-thm5.11": found["thesis2024-thm5.11"]}

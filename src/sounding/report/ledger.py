@@ -41,9 +41,10 @@ INTRODUCTION = (
 STYLE = """body{font:15px/1.45 var(--sans);max-width:1200px;margin:2rem auto;padding:0 1rem;background:var(--page);
 color:var(--ink)}h1,h2{font-family:var(--serif);font-weight:500}a{color:var(--accent)}
 table{border-collapse:collapse;width:100%;margin:1rem 0;table-layout:fixed;overflow-wrap:break-word}
-th:nth-child(1){width:11%}th:nth-child(2){width:23%}th:nth-child(3){width:19%}th:nth-child(4){width:25%}
-th:nth-child(5){width:10%}th:nth-child(6){width:12%}td,th{text-align:left;vertical-align:top;padding:.4rem .6rem;
+th:nth-child(1){width:11%}th:nth-child(2){width:25%}th:nth-child(3){width:22%}th:nth-child(4){width:16%}
+th:nth-child(5){width:11%}th:nth-child(6){width:15%}td,th{text-align:left;vertical-align:top;padding:.4rem .6rem;
 border-bottom:1px solid var(--line)}img{width:100%;background:#fff}tr.case td:first-child{padding-left:1.6rem}
+.badge{display:inline-block;border:1px solid;border-radius:1em;padding:0 .5em;margin:0 .2em .2em 0;font-size:.85em}
 .holds{color:var(--good)}.fails{color:var(--bad)}.open{color:var(--warn)}
 @media(max-width:600px){table,tbody,tr,td{display:block}thead{display:none}td{border:0}
 tr{border-bottom:1px solid var(--strong-line)}}
@@ -169,7 +170,10 @@ def write_page(found: Mapping[str, Mapping[Scale, Result]], *, folder: str) -> s
 
 def _row(line: Line, folder: str) -> str:
     """A row of the page; `data-` attributes are what the search and the filters look at."""
-    place, statement, verdict, evidence, scale = (html.escape(text) for text in _texts(line))
+    place, statement, _, evidence, scale = (html.escape(text) for text in _texts(line))
+    remarks = _remarks(line)
+    remarks = f"Corrected{remarks}" if remarks.startswith(":") else remarks
+    verdict = f"{_badges(line)}<br>{html.escape(remarks)}"
     result, printed = line.result, line.standing.as_printed
     words = html.escape(f"{result.id} {result.place} {result.statement}".lower())
     reduced = "yes" if result.reduction else "no"
@@ -180,7 +184,7 @@ def _row(line: Line, folder: str) -> str:
         f'<tr id="{result.id}" class="{"case" if line.claim.parent else "whole"}" data-words="{words}" '
         f'data-paper="{result.paper}" data-printed="{printed}" data-corrected="{line.standing.corrected}" '
         f'data-kind="{result.kind}" data-reduced="{reduced}"><td><a href="{page}">{place}</a></td><td>{statement}</td>'
-        f'<td class="{printed}">{verdict}</td><td><details><summary>evidence</summary>{evidence}</details></td>'
+        f"<td>{verdict}</td><td><details><summary>evidence</summary>{evidence}</details></td>"
         f'<td>{scale}</td><td><a href="{picture}"><img loading="lazy" alt="" src="{picture}"></a>{links}</td></tr>'
     )
 
@@ -236,17 +240,34 @@ def _texts(line: Line) -> list[str]:
 
 def _verdict(line: Line) -> str:
     """How the row stands as printed and corrected, with the correction and the note where it does not simply hold."""
+    standing = line.standing
+    if standing.as_printed != "fails":
+        return f"{standing.verdict}{_remarks(line)}"
+    corrected = f", {standing.verdict}" if line.result.correction or line.cases else ""
+    return f"fails as printed{corrected}{_remarks(line)}"
+
+
+def _remarks(line: Line) -> str:
+    """What follows a verdict: the correction, the note where the row does not simply hold, and its parts."""
     result, standing = line.result, line.standing
-    text: str = standing.verdict
-    if standing.as_printed == "fails":
-        correction = f": {result.correction}" if result.correction else ""
-        text = f"fails as printed, {standing.verdict}{correction}" if correction or line.cases else "fails as printed"
+    text = f": {result.correction}" if standing.as_printed == "fails" and result.correction else ""
     if result.note and standing.as_printed != "holds":
         text += f" ({result.note})"
     if line.cases:
         parts = {result.id: result.standing, **line.cases}
         text += f" [{'; '.join(f'{name}: {part.verdict}' for name, part in parts.items())}]"
     return text
+
+
+def _badges(line: Line) -> str:
+    """As printed, corrected, and whether the run was smaller than the paper's; a correction that holds has no green."""
+    found = [(line.standing.as_printed, f"as printed: {line.standing.as_printed}")]
+    if line.standing.corrected != "none":
+        kind = "corrected" if line.standing.corrected == "holds" else line.standing.corrected
+        found.append((kind, f"corrected: {line.standing.corrected}"))
+    if line.result.reduction:
+        found.append(("reduced", "smaller run"))
+    return "".join(f'<span class="badge {kind}">{words}</span>' for kind, words in found)
 
 
 def describe_evidence(result: Result) -> list[str]:
