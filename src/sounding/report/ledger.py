@@ -261,7 +261,7 @@ def _remarks(line: Line) -> str:
 
 def _badges(line: Line) -> str:
     """As printed, corrected, and whether the run was smaller than the paper's; a correction that holds has no green."""
-    found = [(line.standing.as_printed, f"as printed: {line.standing.as_printed}")]
+    found: list[tuple[str, str]] = [(line.standing.as_printed, f"as printed: {line.standing.as_printed}")]
     if line.standing.corrected != "none":
         kind = "corrected" if line.standing.corrected == "holds" else line.standing.corrected
         found.append((kind, f"corrected: {line.standing.corrected}"))
