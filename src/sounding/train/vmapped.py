@@ -18,8 +18,8 @@ from sounding.train.layers import HOOKS
 from sounding.train.recipe import Statistics
 from sounding.train.stack import Stack
 
-# Channels from which a convolution of a stack is faster as a product than in groups. A step of 48 networks of up to 256
-# channels takes 50 ms in place of 75 on an H200, one of 12 networks of up to 128 channels 25 ms in place of 14.
+# Channels from which a convolution of a stack is faster as a product than in groups (bench/convolutions.py): a step of
+# 48 networks of up to 256 channels takes 50 ms in place of 75 on an H200, one of 12 of up to 128 channels 25 for 14.
 WIDE = 192
 COMPARED = (bool, int, float, str, tuple, type(None))
 
