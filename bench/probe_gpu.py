@@ -259,8 +259,8 @@ def measure_monitor(name: str, *, rounds: int, compiled: bool = False) -> None:
     )
 
 
-def run(only: str | None, rounds: int, profiles: Path | None) -> None:
-    """Print the whole table; with a folder for profiles, write those instead."""
+def run(only: str | None, rounds: int, *, compiled: bool, profiles: Path | None) -> None:
+    """Print the whole table, of plain passes under torch.compile if asked; with a folder for profiles, write those."""
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
     if profiles is not None:
         measure_products()
@@ -271,10 +271,9 @@ def run(only: str | None, rounds: int, profiles: Path | None) -> None:
     print(f"{'network':<18}{'way':<12}{'time':>12}{'ratio':>8}{'goal':>8}{'peak':>12}{'ratio':>7}")
     for name in ("mlp", "gpt2", "resnet50", "gpt2-xl"):
         if only in (None, name):
-            measure_checks(name, rounds=rounds)
-            if name == "gpt2":
+            measure_checks(name, rounds=rounds, compiled=compiled)
+            if name == "gpt2" and not compiled:
                 measure_checks(name, rounds=rounds, tf32=True)
     for name in ("mlp", "gpt2"):
         if only in (None, name):
-            for compiled in (False, True):
-                measure_monitor(name, rounds=rounds, compiled=compiled)
+            measure_monitor(name, rounds=rounds, compiled=compiled)

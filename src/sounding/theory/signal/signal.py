@@ -155,12 +155,14 @@ class Signal:
         if samples < 2:
             return 0.0
         inverse = 1 / np.sqrt(np.maximum(np.diagonal(gram), 1e-300))
-        return float(np.clip((inverse @ gram @ inverse - samples) / (samples * (samples - 1)), -1.0, 1.0))
+        whole = float(inverse @ np.einsum("ij,j->i", gram, inverse))
+        return min(max((whole - samples) / (samples * (samples - 1)), -1.0), 1.0)
 
     @cached_property
     def alike(self) -> float:
         """Σ K_ab² / (Σ K_aa)²: 1 where all points are one direction, 1/n where they are orthogonal."""
-        squares = float(np.vdot(self.matrix, self.matrix) if self.is_full else self.weigh(self.matrix**2).sum())
+        same = np.einsum("bij,bij->", self.matrix, self.matrix) if self.is_full else self.weigh(self.matrix**2).sum()
+        squares = float(same)
         return min(1.0, squares / self.total**2) if self.total > 0 else 1.0
 
     def _blur(self, within: float) -> float:
