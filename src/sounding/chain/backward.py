@@ -11,7 +11,8 @@ near the output, where the random cotangent does, are left out.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 
 import numpy as np
 import torch
@@ -29,7 +30,6 @@ from sounding.chain.engine import (
     make_tasks,
     run_on_cores,
 )
-from sounding.chain.law import ChainLaw
 from sounding.chain.observe import observe
 from sounding.chain.record import Record
 from sounding.chain.simulation import Simulation, make_averages, make_profile
@@ -57,9 +57,8 @@ def simulate_backward(plan: Plan, *, generator: torch.Generator, progress: Progr
     towards the input, and `log_rate` = ½ ln growth (thesis2024, chapter 6; meanfield2019 for the squared norm), and the
     profile of `gradient_log_norm`, ln(‖g_ℓ‖/‖g_L‖) for g_ℓ the gradient at the state after layer ℓ.
     """
-    law = plan.laws[0]
-    _check(plan, law)
-    plan = _explicit(plan)
+    _check(plan)
+    plan = replace(plan, route="explicit")
     tasks = make_tasks(plan, generator=generator)
     total = 2 * plan.runs * plan.depth
     clock = Clock(count_workers(tasks))
@@ -111,8 +110,8 @@ def _error_along_depth(logs: Array) -> float | None:
     return float(steps.std(ddof=1) / math.sqrt(pieces))
 
 
-def _check(plan: Plan, law: ChainLaw) -> None:
-    if law.norm == "none":
+def _check(plan: Plan) -> None:
+    if plan.laws[0].norm == "none":
         raise UsageError("gradients (--backward) need a normalization, got none", hint="--norm batch, layer or rms")
     if plan.depth > LARGEST_DEPTH:
         raise UsageError(
@@ -120,12 +119,6 @@ def _check(plan: Plan, law: ChainLaw) -> None:
         )
     if plan.depth < 2:
         raise UsageError(f"gradients (--backward) need a depth of at least 2, got {plan.depth}")
-
-
-def _explicit(plan: Plan) -> Plan:
-    from dataclasses import replace
-
-    return replace(plan, route="explicit")
 
 
 def _run_task(plan: Plan, task: Task, clock: Clock) -> Pull | None:
@@ -193,9 +186,7 @@ def _assemble(plan: Plan, pulls: list[Pull], *, clock: Clock, partial: bool) -> 
     seconds, setup_seconds = clock.read()
     law = plan.laws[0]
     settings = {**describe(plan, law, partial=partial), "backward": True}
-    record = pulls[0].records[0]
-    for pull in pulls[1:]:
-        record = record.merge(pull.records[0])
+    record = reduce(Record.merge, (pull.records[0] for pull in pulls))
     logs = np.concatenate([pull.logs for pull in pulls])
     profile = make_profile(record, plan.observer, settings=settings)
     if plan.profile:

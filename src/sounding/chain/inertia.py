@@ -9,6 +9,8 @@ suffice.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 # cuSOLVER's batched symmetric eigensolver stops at this size
@@ -28,31 +30,24 @@ def count_at_least(matrices: torch.Tensor, threshold: float) -> torch.Tensor:
 
 def eigenvalues(matrices: torch.Tensor) -> torch.Tensor:
     """The eigenvalues of symmetric matrices (batch, m, m), descending; in pieces on a GPU."""
-    if matrices.device.type == "cpu":
-        found: torch.Tensor = torch.linalg.eigvalsh(matrices)
-    else:
-        found = torch.cat([torch.linalg.eigvalsh(piece) for piece in _pieces(matrices)])
-    return found.flip(-1)
+    return _in_pieces(torch.linalg.eigvalsh, matrices).flip(-1)
 
 
 def singular_values(matrices: torch.Tensor) -> torch.Tensor:
     """The singular values of matrices (batch, n, d), descending; in pieces on a GPU."""
+    return _in_pieces(torch.linalg.svdvals, matrices)
+
+
+def _in_pieces(function: Callable[[torch.Tensor], torch.Tensor], matrices: torch.Tensor) -> torch.Tensor:
     if matrices.device.type == "cpu":
-        found: torch.Tensor = torch.linalg.svdvals(matrices)
-        return found
-    return torch.cat([torch.linalg.svdvals(piece) for piece in _pieces(matrices)])
-
-
-def _pieces(matrices: torch.Tensor) -> list[torch.Tensor]:
-    return [matrices[begin : begin + AT_ONCE] for begin in range(0, len(matrices), AT_ONCE)]
+        return function(matrices)
+    return torch.cat([function(piece) for piece in torch.split(matrices, AT_ONCE)])
 
 
 def _decompose(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    if matrices.ndim != 3 or len(matrices) <= AT_ONCE:
-        values, vectors = torch.linalg.eigh(matrices)
-        return values, vectors
-    parts = [torch.linalg.eigh(piece) for piece in _pieces(matrices)]
-    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+    pieces = torch.split(matrices, AT_ONCE) if matrices.ndim == 3 else (matrices,)
+    values, vectors = zip(*(torch.linalg.eigh(piece) for piece in pieces), strict=True)
+    return torch.cat(values), torch.cat(vectors)
 
 
 def count_by_pivots(shifted: torch.Tensor) -> torch.Tensor:

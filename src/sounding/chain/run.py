@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import reduce
 from typing import Any
 
 import torch
@@ -300,9 +301,7 @@ def _execute(plan: Plan, *, generator: torch.Generator, progress: Progress | Non
     found = []
     for law, records in zip(plan.laws, outcome.records, strict=True):
         settings = describe(plan, law, partial=outcome.interrupted)
-        merged: Record | None = None
-        for record in records:
-            merged = record if merged is None else merged.merge(record)
+        merged = reduce(Record.merge, records) if records else None
         if merged is None or not merged.means.counts.any():
             continue
         found.append(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from sounding.activations import Activation, ActivationLike, resolve
 from sounding.activations.kinks import ROUGH, kink_exponent
 from sounding.encoding import fields_of
 from sounding.errors import UsageError
+from sounding.theory.bounds.kernel_maps import NORMS, Norm
 from sounding.theory.integrals.arc_cosine import second_moment
 from sounding.theory.integrals.hermite import expand
 from sounding.theory.integrals.mehler import nested_mean
@@ -28,8 +29,6 @@ from sounding.theory.integrals.powers import kernel as power_kernel
 from sounding.theory.integrals.quadrature import Integral, gaussian_joint_mean, gaussian_mean
 
 Array = NDArray[np.float64]
-Norm = Literal["none", "pre-rms", "post-rms", "pre-ln", "post-ln"]
-NORMS: tuple[Norm, ...] = ("none", "pre-rms", "post-rms", "pre-ln", "post-ln")
 
 COEFFICIENTS = 16  # told in the result; κ itself needs the first two
 CENTRED = 1e-8  # |c_0| below this makes κ(0) = c_0² vanish next to κ(1) = 1 in float64

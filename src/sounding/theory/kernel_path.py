@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from sounding.activations import ActivationLike
 from sounding.errors import UsageError
 from sounding.profile import Profile
-from sounding.theory.kernel import Kernel, Neuron, Norm, check_correlation, kappa, kernel, normalized
+from sounding.theory.bounds.kernel_maps import Norm
+from sounding.theory.kernel import Kernel, Neuron, check_correlation, kappa, kernel, normalized
 
 Array = NDArray[np.float64]
 

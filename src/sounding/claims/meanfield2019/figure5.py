@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-import sounding.train
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.meanfield2019.sampled import Array
 from sounding.claims.number import Number, mean_of
 from sounding.claims.picture import Map, Panel, Picture
 from sounding.claims.share import share
+from sounding.claims.train import train_alike_
 from sounding.data import Augmentation, load_dataset
 from sounding.models import Vgg19
 from sounding.train import Recipe
@@ -43,14 +43,8 @@ def sweep(values: Mapping[str, Any], context: Context) -> Array:
             _make_network(values, data.shape[0], data.classes, eps=eps, shift=shift, seed=seed, context=context)
             for _, eps, shift in cells
         ]
-        history = sounding.train.train_together_(
-            networks,
-            data,
-            learning_rates=[rate for rate, *_ in cells],
-            recipe=recipe,
-            generator=context.generator(1000 + seed),
-            device=context.device,
-        )
+        rates, order = [rate for rate, *_ in cells], context.generator(1000 + seed)
+        history = train_alike_(networks, data, recipe, context, rates=rates, orders=order)
         found.append([[point.test_accuracy or 0.0 for point in history.curve(run)] for run in range(len(cells))])
     filled = np.moveaxis(np.nan_to_num(np.array(found), nan=1 / data.classes), 0, 1)
     shape = [len(values[name]) for name in ("rates", "eps", "shifts")]

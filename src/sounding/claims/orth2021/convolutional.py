@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-import sounding.train
-from sounding.claims.claim import Context, Outcome
+from sounding.claims.claim import Context, Outcome, pick
 from sounding.claims.number import mean_of
 from sounding.claims.orth2021.propagation import conv_stack
 from sounding.claims.orth2021.training import LABELS, draw_curves, draw_inputs, draw_orders, load, products
 from sounding.claims.picture import Panel, Picture
+from sounding.claims.train import train_alike_
 from sounding.data import Dataset
 from sounding.models import AlexNet
 from sounding.models.initial import initialize_
@@ -115,16 +115,8 @@ def train_variants(
         some = slice(start, start + at_once)
         networks = [network for variant in variants for network in variant[some]]
         with products("high", context.device):  # TF32, as torch's convolutions have it
-            history = sounding.train.train_together_(
-                networks,
-                data,
-                learning_rates=[values["rate"]] * len(networks),
-                recipe=Recipe(
-                    batch_size=values["batch_size"], steps=values["steps"], evaluate=marks, train_metrics="seen"
-                ),
-                generator=orders[some] * len(variants),
-                device=context.device,
-            )
+            recipe = Recipe(**pick(values, "batch_size steps"), evaluate=marks, train_metrics="seen")
+            history = train_alike_(networks, data, recipe, context, rates=[values["rate"]], orders=orders[some])
         losses = np.array([[point.train_loss for point in history.curve(run)] for run in range(len(networks))])
         found.append(losses.reshape(len(variants), -1, len(marks)))
     curves = np.concatenate(found, axis=1)

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-import sounding.train
 from sounding.claims.claim import Context, Outcome, pick
 from sounding.claims.number import Number, fraction_of, jackknife, mean_of
 from sounding.claims.picture import Panel, Picture, Series, points_of
 from sounding.claims.share import share
+from sounding.claims.train import train_alike_
 from sounding.data import Dataset, load_dataset, normalize
 from sounding.measures import orthogonality_gap
 from sounding.models import Mlp
@@ -170,20 +170,8 @@ def final_losses(
     data, rates = load(values["data"], context.device), values["rates"]
     runs = [copy.deepcopy(network) for _ in rates for network in networks]
     with products(values["precision"], context.device):
-        history = sounding.train.train_together_(
-            runs,
-            data,
-            learning_rates=[rate for rate in rates for _ in networks],
-            recipe=Recipe(
-                batch_size=values["batch_size"],
-                epochs=values["epochs"],
-                clipping=clipping,
-                clipping_by="parameter",
-                evaluate="end",
-            ),
-            generator=draw_orders(len(networks), context) * len(rates),
-            device=context.device,
-        )
+        recipe = Recipe(**pick(values, "batch_size epochs"), clipping=clipping, clipping_by="parameter", evaluate="end")
+        history = train_alike_(runs, data, recipe, context, rates=rates, orders=draw_orders(len(networks), context))
     losses = np.array([history.final(run).train_loss for run in range(len(runs))])
     losses = np.where(np.isfinite(losses), losses, math.log(data.classes)).reshape(len(rates), -1)
     return np.asarray(losses[losses.mean(1).argmin()])
@@ -251,14 +239,7 @@ def measure_figure3b(values: Mapping[str, Any], context: Context) -> Outcome:
     for epoch in range(values["epochs"]):
         recipe = Recipe(batch_size=values["batch_size"], epochs=1, evaluate="end")
         with products(values["precision"], context.device):
-            history = sounding.train.train_together_(
-                networks,
-                data,
-                learning_rates=[values["rates"][0]] * len(networks),
-                recipe=recipe,
-                generator=orders,
-                device=context.device,
-            )
+            history = train_alike_(networks, data, recipe, context, rates=values["rates"][:1], orders=orders)
         losses.append([history.final(run).train_loss for run in range(len(networks))])
         gaps.append(gaps_of(networks, batches))
         context.progress((epoch + 1) / values["epochs"])

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import nn
 
-import sounding.train
 from sounding.claims.claim import Context
 from sounding.claims.number import Number, exact, over_runs, student
+from sounding.claims.train import train_alike_
 from sounding.data import load_dataset
 from sounding.models import Mlp
 from sounding.train import History, Recipe, choose_rates
@@ -66,22 +66,11 @@ def train_grid(
     Where every rate diverges, the smallest is reported, with its losses as they were before.
     """
     orders = [context.generator(1000 * offset + 500 + run, device=context.device) for run in range(runs)]
-    networks, used = [], []
-    for rate in rates:
-        for run in range(runs):
-            networks.append(make(context.generator(1000 * offset + run)))
-            used.append(float(rate))
-    history = sounding.train.train_together_(
-        networks,
-        tuple(data),
-        learning_rates=used,
-        recipe=recipe,
-        generator=orders * len(rates),
-        device=context.device,
-    )
+    networks = [make(context.generator(1000 * offset + run)) for _ in rates for run in range(runs)]
+    history = train_alike_(networks, tuple(data), recipe, context, rates=rates, orders=orders)
     choice = choose_rates(history, [0] * len(networks))[0]
     picked = list(choice.runs) if choice.learning_rate is not None else list(range(runs))
-    rate = used[picked[0]]
+    rate = float(rates[picked[0] // runs])
     return Trained(rate, curves_of(history, picked), epochs_of(history), [networks[run] for run in picked])
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-import sounding.train
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, over_runs, slope_of
 from sounding.claims.picture import Panel, Picture, Series, points_of, points_over
@@ -28,6 +27,7 @@ from sounding.claims.rank2020.perceptrons import (
     train_grid,
 )
 from sounding.claims.share import share
+from sounding.claims.train import train_alike_
 from sounding.measures import participation_ratio
 from sounding.models import Mlp
 from sounding.repair import raise_rank_
@@ -240,14 +240,8 @@ def _follow(
 
     ratio, accuracy = [ratios()], []
     for _ in range(values["evaluations"]):
-        history = sounding.train.train_together_(
-            networks,
-            data,
-            learning_rates=[values["rate"]] * len(networks),
-            recipe=recipe,
-            generator=[generators[offset] for offset in orders],
-            device=context.device,
-        )
+        each = [generators[offset] for offset in orders]
+        history = train_alike_(networks, data, recipe, context, rates=[values["rate"]], orders=each)
         accuracy.append(curves_of(history, range(len(networks)))["train_accuracy"][:, -1])
         ratio.append(ratios())
     found_accuracy, found_ratio = np.array(accuracy).T, np.array(ratio).T

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-import sounding.train
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, over_runs, unfinished
 from sounding.claims.picture import Panel, Picture, points_over
 from sounding.claims.share import share
+from sounding.claims.train import train_alike_
 from sounding.data import Dataset, load_dataset
 from sounding.models import Mlp
 from sounding.train import Recipe
@@ -69,14 +69,8 @@ def train_all(values: Mapping[str, Any], context: Context) -> Curves:
     for depth in values["depths"]:
         for activation in ACTIVATIONS:
             networks = shaped_networks(dataset, depth, values, activation=activation, context=context)
-            history = sounding.train.train_together_(
-                networks,
-                dataset,
-                learning_rates=[values["learning_rate"]] * seeds,
-                recipe=recipe,
-                generator=draw_orders(seeds, context),
-                device=context.device,
-            )
+            rates, orders = [values["learning_rate"]], draw_orders(seeds, context)
+            history = train_alike_(networks, dataset, recipe, context, rates=rates, orders=orders)
             curves = [history.curve(seed) for seed in range(seeds)]
             found[activation, depth] = {
                 name: np.array([[getattr(point, field) for point in curve] for curve in curves], dtype=np.float64)

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-import sounding.train
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, highest, lowest, mean_of
 from sounding.claims.picture import Panel, Picture, Series, points_over
 from sounding.claims.share import share
 from sounding.claims.thesis2024.gram_paths import thin
 from sounding.claims.thesis2024.training_accuracy import draw_orders, shaped_networks
+from sounding.claims.train import train_alike_
 from sounding.data import load_dataset
 from sounding.data.dataset import batches
 from sounding.models import Mlp
@@ -78,14 +78,7 @@ def _train(
     recipe = Recipe(
         batch_size=batch_size, steps=steps, evaluate=(steps - max(1, steps // 10), steps), train_metrics="seen"
     )
-    history = sounding.train.train_together_(
-        networks,
-        dataset,
-        learning_rates=[rate for rate in rates for _ in range(seeds)],
-        recipe=recipe,
-        generator=draw_orders(seeds, context) * len(rates),
-        device=device,
-    )
+    history = train_alike_(networks, dataset, recipe, context, rates=rates, orders=draw_orders(seeds, context))
     accuracy = [history.final(run).train_accuracy for run in range(len(networks))]
     found = {}
     for place, rate in enumerate(rates):

@@ -17,7 +17,7 @@ from sounding.theory.bounds.bound import Assumption, Bound
 
 if TYPE_CHECKING:
     from sounding.activations import ActivationLike
-    from sounding.theory.kernel import Norm
+    from sounding.theory.bounds.kernel_maps import Norm
 
 __all__ = [
     "Assumption",

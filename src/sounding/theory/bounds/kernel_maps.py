@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from sounding.theory.bounds.bound import (
 
 KernelMap = Callable[[float], float]
 Norm = Literal["none", "pre-rms", "post-rms", "pre-ln", "post-ln"]
-NORMS: tuple[Norm, ...] = ("none", "pre-rms", "post-rms", "pre-ln", "post-ln")
+NORMS: tuple[Norm, ...] = get_args(Norm)
 
 # κ′(1) = 1 exactly for positively homogeneous activations and exp; quadrature gives it to about 1e-10
 _EDGE = 1e-8

@@ -169,10 +169,8 @@ def _half_power(base: Array, power: float) -> Array:
 @lru_cache(maxsize=64)
 def _power_quintics(degrees: float, power: float) -> Array:
     """(6, pieces): quintics in the distance from a knot through the series' values at six knots."""
-    ratio = np.exp(-np.arange(_LOG_LOW - 2 * _KNOT, _LOG_HIGH + 3 * _KNOT, _KNOT))
-    values = np.concatenate(
-        [_power_mean(degrees, part, 1.0, power) / (part * degrees + 1.0) ** power for part in np.array_split(ratio, 8)]
-    )
+    knots = np.arange(_LOG_LOW - 2 * _KNOT, _LOG_HIGH + 3 * _KNOT, _KNOT)
+    values = _power_series(degrees, power)(np.clip(knots, _LOG_LOW, _LOG_HIGH))
     windows = np.lib.stride_tricks.sliding_window_view(values, 6)
     pieces: Array = np.linalg.inv(np.vander(np.arange(-2.0, 4.0), increasing=True)) @ windows.T
     pieces.setflags(write=False)
