@@ -39,20 +39,13 @@ POLL_SECONDS = 0.1  # between two reports of progress
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a run needs, checked.
+    """Everything a run needs, checked; what `simulate` has under the same name is described there.
 
     Args:
         laws: one per residual strength; equal otherwise.
         runs: independent chains per law.
-        depth: layers.
-        burn_in: layers before averages are taken.
-        every: layers between measurements.
-        profile: whether to keep moments layer by layer.
         observer: what to measure.
-        input: what enters the first layer.
         route: explicit weights or the Gram route.
-        dtype: of the state.
-        device: where.
     """
 
     laws: tuple[ChainLaw, ...]

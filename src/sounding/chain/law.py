@@ -48,19 +48,9 @@ class Gain:
 
 @dataclass(frozen=True)
 class ChainLaw:
-    """What a layer is made of; the same for each layer but for the gain.
+    """What a layer is made of, by the names of `simulate`'s arguments; the same for each layer but for the gain.
 
-    Args:
-        width: features d of each layer.
-        batch_size: samples n.
-        weights: the law of W.
-        activation: φ.
-        gain: g(layer), layers counted from 1.
-        norm: "none", "batch", "layer" or "rms".
-        centring: whether batch norm subtracts the mean over samples (layer norm always centres, rms never).
-        placement: whether the normalization stands "before" or "after" the activation.
-        eps: added to the variance under the root.
-        residual: γ in (0, ∞]; ∞ is no skip connection.
+    `centring` is whether the norm subtracts a mean: layer norm always does, rms never.
     """
 
     width: int

@@ -24,7 +24,7 @@ from sounding.claims.claim import (
 )
 from sounding.claims.number import Number
 from sounding.claims.picture import Picture, describe_axes
-from sounding.encoding import to_plain
+from sounding.encoding import fields_of, to_plain
 from sounding.errors import UsageError
 from sounding.files import changed_files
 
@@ -133,22 +133,15 @@ def describe_result(
     checked = [("statement", e) for e in claim.expectations]
     checked += [("correction", e) for e in (claim.correction.expectations if claim.correction else ())]
     return Result(
-        id=claim.id,
-        paper=claim.paper,
-        place=claim.place,
-        kind=claim.kind,
-        statement=claim.statement,
+        **fields_of(claim, "id paper place kind statement note experiment released"),
         scale=scale,
         verdict=judge(claim, numbers),
         correction=claim.correction.statement if claim.correction else "",
         reduction=setting.reduction,
-        note=claim.note,
         remarks=remarks,
         expectations=tuple({"of": of, **asdict(e), "status": e.judge(numbers.get(e.quantity))} for of, e in checked),
         numbers=dict(numbers),
         settings=to_plain(setting.values),
-        experiment=claim.experiment,
-        released=claim.released,
         caption=picture.caption,
         random_seed=context.random_seed,
         device=_device_name(context.device),

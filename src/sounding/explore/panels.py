@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 from scipy.interpolate import PchipInterpolator
 
 from sounding import predict
+from sounding.encoding import fields_of
 from sounding.errors import UsageError
 from sounding.explore.state import State
 from sounding.theory.kernel import kappa, normalized
@@ -56,26 +57,14 @@ class Panel:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON without NaN or infinity, which browsers refuse: null stands for what is not a number."""
-        return {
-            "python": self.python,
-            "numbers": [
-                {"name": one.name, "value": _finite(one.value), "text": _text(one.value), "meaning": one.meaning}
-                for one in self.numbers
-            ],
-            "curves": [
-                {
-                    "name": one.name,
-                    "x": list(map(_finite, one.x)),
-                    "y": list(map(_finite, one.y)),
-                    "error": list(map(_finite, one.error)),
-                    "dots": one.dots,
-                }
-                for one in self.curves
-            ],
-            "axes": list(self.axes),
-            "notes": list(self.notes),
-            "rows": [list(row) for row in self.rows],
-        }
+        numbers = [asdict(one) | {"value": _finite(one.value), "text": _text(one.value)} for one in self.numbers]
+        curves = [
+            asdict(one) | {name: list(map(_finite, getattr(one, name))) for name in ("x", "y", "error")}
+            for one in self.curves
+        ]
+        plain = {name: list(getattr(self, name)) for name in ("axes", "notes")}
+        rows = [list(row) for row in self.rows]
+        return {"python": self.python, "numbers": numbers, "curves": curves, **plain, "rows": rows}
 
 
 def predict_numbers(state: State) -> Panel:
@@ -90,7 +79,7 @@ def predict_numbers(state: State) -> Panel:
 
 
 def _batchnorm(state: State) -> Panel:
-    options = {name: getattr(state, name) for name in ("batch_size", "eps", "scale", "shift", "weight_std")}
+    options = fields_of(state, "batch_size eps scale shift weight_std")
     found = predict.batchnorm(state.phi, **options)
     notes = () if found.fixed_point.attracting else ("The fixed point does not attract: networks move away from it.",)
     return Panel(
@@ -108,7 +97,7 @@ def _batchnorm(state: State) -> Panel:
 
 
 def _plain(state: State) -> Panel:
-    options = {"weight_std": state.weight_std, "bias_std": state.bias_std}
+    options = fields_of(state, "weight_std bias_std")
     found = predict.vanilla(state.phi, **options)
     return Panel(
         _python(f"sounding.predict.vanilla({state.activation_code}", **options),
@@ -139,24 +128,19 @@ def _layernorm(state: State) -> Panel:
     )
 
 
+def _block_options(state: State) -> dict[str, Any]:
+    """What the prediction of blocks is asked with."""
+    names = "depth placement branch_scale correlation" + (" tokens" if state.network == "transformer" else "")
+    return fields_of(state, names)
+
+
 @functools.lru_cache(maxsize=64)
 def _block_prediction(state: State) -> Any:
-    options: dict[str, Any] = {
-        "depth": state.depth,
-        "placement": state.placement,
-        "branch_scale": state.branch_scale,
-        "correlation": state.correlation,
-    }
-    if state.network == "transformer":
-        return predict.transformer(state.phi, tokens=state.tokens, **options)
-    return predict.residual(state.phi, **options)
+    return getattr(predict, state.network)(state.phi, **_block_options(state))
 
 
 def _blocks(state: State) -> Panel:
     found = _block_prediction(state)
-    options = {name: getattr(state, name) for name in ("depth", "placement", "branch_scale", "correlation")}
-    if state.network == "transformer":
-        options["tokens"] = state.tokens
     numbers = [
         Number("stream growth", found.stream_growth, "mean square of the stream at the end over that at the start"),
         Number("gradient ratio", found.gradient_ratio, "squared gradient at the first block over that at the last"),
@@ -166,7 +150,7 @@ def _blocks(state: State) -> Panel:
         numbers.append(Number("entropy", found.entropy[-1], "of the last attention's rows; 1 is uniform"))
     layers = list(range(len(found.gradient_log)))
     return Panel(
-        _python(f"sounding.predict.{state.network}({state.activation_code}", **options),
+        _python(f"sounding.predict.{state.network}({state.activation_code}", **_block_options(state)),
         tuple(numbers),
         (Curve("theory", layers, found.gradient_log),),
         ("block", "ln of the squared gradient"),
@@ -304,8 +288,8 @@ def prescribe(state: State) -> Panel:
         return Panel("", notes=("Prescriptions are for networks with batch norm.",))
     if state.depth < 2:
         raise UsageError("expected a depth of at least 2 for a prescription, got 1")
-    found = predict.prescribe(state.phi, batch_size=state.batch_size, depth=state.depth, weight_std=state.weight_std)
-    options = {"batch_size": state.batch_size, "depth": state.depth, "weight_std": state.weight_std}
+    options = fields_of(state, "batch_size depth weight_std")
+    found = predict.prescribe(state.phi, **options)
     rows = tuple((one.change, f"×{one.growth:.4g}", _text(one.trainable_depth)) for one in found.options[:6])
     head = ("change", "growth per layer", "depth that trains")
     return Panel(
@@ -331,7 +315,7 @@ def _map_python(state: State) -> str:
     if state.network == "plain":
         options = {"weight_std": state.weight_std, "bias_std": state.bias_std, "depth": STEPS}
         return _python(f"sounding.predict.trajectory({state.activation_code}", **options)
-    options = {name: getattr(state, name) for name in ("eps", "scale", "shift")}
+    options = fields_of(state, "eps scale shift")
     return _python(f"sounding.predict.covariance_map({state.activation_code}, covariance", **options)
 
 

@@ -220,9 +220,7 @@ def transformer(
         activation: of the perceptron; name, record or callable.
         depth: blocks of two branches.
         tokens: n, all of which see each other.
-        placement: "pre", "post", "branch" (norm behind the branch, inside the residual: OLMo 2), "deepnorm" (Wang et
-            al. 2022), "none".
-        branch_scale: c of x + c f(x) (LayerScale, ReZero, CompleteP).
+        placement, branch_scale, mean_square: as for `residual`; "deepnorm" is Wang et al. 2022.
         init: "xavier", "he", "lecun", "torch" or "gpt2"; see `sounding.theory.blocks.gains`.
         gain: gains that replace those of `init`, by name: query, key, value, output, up, down.
         width: features of the stream; "gpt2" needs it, and tokens are then random vectors in so many dimensions.
@@ -230,7 +228,6 @@ def transformer(
         head_size: features of one head.
         score_scale: what scores are multiplied by, head_size^(−1/2) unless given; 1 for the missing division.
         query_norm: whether each head's queries and keys are normed (QK-norm).
-        mean_square: of the tokens that enter, 1 unless given; 2 · 0.02² for "gpt2", whose embeddings have it.
         correlation: of the tokens that enter.
 
     >>> found = transformer("gelu", depth=12, tokens=64, init="gpt2", width=768)

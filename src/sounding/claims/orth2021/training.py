@@ -75,16 +75,9 @@ def draw_networks(values: Mapping[str, Any], depth: int, context: Context) -> li
     """One network of Xavier's weights per seed; a deeper one begins with the layers of a shallower one."""
     data = load(values["data"], context.device)
     # Xavier's variance times gain² = 2 is He's where the fans are equal
+    shape: dict[str, Any] = {"depth": depth, "width": values["width"], "bias": False, "init": "he"}
     return [
-        Mlp(
-            math.prod(data.shape),
-            data.classes,
-            depth=depth,
-            width=values["width"],
-            bias=False,
-            init="he",
-            generator=context.generator(seed),
-        ).to(context.device)
+        Mlp(math.prod(data.shape), data.classes, **shape, generator=context.generator(seed)).to(context.device)
         for seed in range(values["seeds"])
     ]
 

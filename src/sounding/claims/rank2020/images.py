@@ -51,13 +51,8 @@ def make_network(kind: str, values: Mapping[str, Any], channels: int, generator:
         options["centring"] = False
     if values["network"] == "vgg19":
         options["dropout"] = values["dropout"]
-    network = build(
-        values["network"],
-        shape=(channels, values["side"], values["side"]),
-        width=values["width"],
-        generator=generator,
-        **options,
-    )
+    shape = (channels, values["side"], values["side"])
+    network = build(values["network"], shape=shape, width=values["width"], generator=generator, **options)
     if kind == "one-sided":
         make_one_sided_(network, generator)
     return network

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sounding.claims.claim import Context, Outcome
+from sounding.claims.claim import Context, Outcome, pick
 from sounding.claims.number import Number, over_runs, slope_of
 from sounding.claims.picture import Panel, Picture, Series, points_of, points_over
 from sounding.claims.rank2020.perceptrons import (
@@ -181,9 +181,7 @@ def measure_fig6(values: Mapping[str, Any], context: Context) -> Outcome:
 def _draw_at_rank(inputs: torch.Tensor, values: Mapping[str, Any], context: Context, level: int) -> list[Mlp]:
     networks, pixels = [], inputs.cpu()
     for run in range(values["runs"]):
-        network = Mlp(
-            inputs.shape[1], 10, depth=values["depth"], width=values["width"], generator=context.generator(run)
-        )
+        network = Mlp(inputs.shape[1], 10, **pick(values, "depth width"), generator=context.generator(run))
         if level:
             order = context.generator(100 + run)
             target = values["target"]
@@ -197,16 +195,8 @@ def _normed(inputs: torch.Tensor, values: Mapping[str, Any], context: Context, *
     networks = []
     for run in range(values["normed_runs"]):
         generator = context.generator(200 + run)
-        network = Mlp(
-            inputs.shape[1],
-            10,
-            depth=values["depth"],
-            width=values["width"],
-            norm="batch",
-            init="torch",
-            running=False,
-            generator=generator,
-        )
+        law: dict[str, Any] = {"norm": "batch", "init": "torch", "running": False}
+        network = Mlp(inputs.shape[1], 10, **pick(values, "depth width"), **law, generator=generator)
         if one_sided:
             make_one_sided_(network, generator)
         networks.append(network.to(context.device))

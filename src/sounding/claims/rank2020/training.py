@@ -23,21 +23,9 @@ LEARNING_DEPTH = 10
 
 def make_fig1_network(generator: torch.Generator, *, features: int, depth: int, width: int, norm: str) -> Mlp:
     """PyTorch's initial weights; batch norm without biases, affine map or running statistics, as released."""
-    if norm == "none":
-        return Mlp(features, 10, depth=depth, width=width, init="torch", generator=generator)
-    return Mlp(
-        features,
-        10,
-        depth=depth,
-        width=width,
-        norm="batch",
-        bias=False,
-        init="torch",
-        generator=generator,
-        affine=False,
-        running=False,
-        eps=0.0,
-    )
+    released: dict[str, Any] = {"norm": "batch", "bias": False, "affine": False, "running": False, "eps": 0.0}
+    law = {} if norm == "none" else released
+    return Mlp(features, 10, depth=depth, width=width, init="torch", generator=generator, **law)
 
 
 def measure_fig1(values: Mapping[str, Any], context: Context) -> Outcome:

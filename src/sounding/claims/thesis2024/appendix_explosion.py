@@ -40,7 +40,7 @@ def measure_shaping(values: Mapping[str, Any], context: Context) -> Outcome:
     for place, activation in enumerate(NONLINEAR):
         series = []
         gaps = {}
-        for name, gain in (("plain", constant(1.0)), ("shaped", power(values["exponent"]))):
+        for name, gain in (("plain", None), ("shaped", power(values["exponent"]))):
             offset = 10 * place + (name == "shaped")
             made = build_on_data(
                 values, context, activation=activation, gain=gain, depth=int(depths[-1]), offset=offset
@@ -157,14 +157,8 @@ def measure_gain_exponent(values: Mapping[str, Any], context: Context) -> Outcom
     for place, activation in enumerate(NONLINEAR):
         rows = []
         for index, exponent in enumerate(exponents):
-            made = build_on_data(
-                values,
-                context,
-                activation=activation,
-                gain=power(exponent),
-                depth=max(depths),
-                offset=20 * place + index,
-            )
+            shape: dict[str, Any] = {"activation": activation, "gain": power(exponent), "depth": max(depths)}
+            made = build_on_data(values, context, offset=20 * place + index, **shape)
             near, far = log_norms_at(made, depths, (layer, layer + gap))
             rows.append((near - far) / gap)
             context.progress((place * len(exponents) + index + 1) / (2 * len(exponents)))

@@ -18,7 +18,6 @@ from sounding.claims.thesis2024.appendix_explosion import (
 )
 from sounding.claims.thesis2024.networks import (
     build_on_data,
-    constant,
     first_layer_log_norms,
     gaps_at,
 )
@@ -31,9 +30,7 @@ def measure_nonlinearity(values: Mapping[str, Any], context: Context) -> Outcome
     numbers: dict[str, Number] = {}
     gradients, isometries = [], []
     for place, activation in enumerate((*NONLINEAR, "identity")):
-        made = build_on_data(
-            values, context, activation=activation, gain=constant(1.0), depth=int(depths[-1]), offset=place
-        )
+        made = build_on_data(values, context, activation=activation, depth=int(depths[-1]), offset=place)
         logs = first_layer_log_norms(made, values["depths"])
         gaps = gaps_at(made, values["depths"])
         numbers[f"{activation}_slope"] = mean_slope_of(depths[late], logs[:, late])
@@ -58,15 +55,7 @@ def measure_centring(values: Mapping[str, Any], context: Context) -> Outcome:
     numbers: dict[str, Number] = {}
     rises, series = [], []
     for place, (name, centring) in enumerate((("standard", True), ("simplified", False))):
-        made = build_on_data(
-            values,
-            context,
-            activation="identity",
-            gain=constant(1.0),
-            depth=int(depths[-1]),
-            offset=place,
-            centring=centring,
-        )
+        made = build_on_data(values, context, depth=int(depths[-1]), offset=place, centring=centring)
         shown = first_layer_log_norms(made, values["depths"])
         rates = bulk_rates(narrow, context, activation="identity", gain=1.0, offset=10 + place, centring=centring)[1]
         rises.append(shown[:, -1] - shown[:, 0])

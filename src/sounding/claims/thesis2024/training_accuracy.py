@@ -30,18 +30,10 @@ def shaped_networks(
     dataset: Dataset, depth: int, values: Mapping[str, Any], *, activation: str, context: Context
 ) -> list[Mlp]:
     """One network per seed: batch norm, Haar weights, gains ℓ^(−exponent) in front of the activation."""
+    law: dict[str, Any] = {"norm": "batch", "init": "haar", "gain_exponent": values["exponent"]}
+    law |= {"depth": depth, "width": values["width"], "activation": activation}
     return [
-        Mlp(
-            math.prod(dataset.shape),
-            dataset.classes,
-            depth=depth,
-            width=values["width"],
-            activation=activation,
-            norm="batch",
-            init="haar",
-            gain_exponent=values["exponent"],
-            generator=context.generator(100 * depth + seed),
-        )
+        Mlp(math.prod(dataset.shape), dataset.classes, **law, generator=context.generator(100 * depth + seed))
         for seed in range(values["seeds"])
     ]
 
