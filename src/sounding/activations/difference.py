@@ -7,9 +7,8 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from sounding.activations.activation import Array
 
 NODES = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)
 # each function takes the step that serves it best: wide ones miss fast changes, narrow ones drown in rounding

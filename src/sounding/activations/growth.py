@@ -6,11 +6,8 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sounding.activations.activation import Activation, Growth
-
-Array = NDArray[np.float64]
+from sounding.activations.activation import Activation, Array, Growth
 
 REACH = 38.0  # exp(−38²/2) is the smallest number float64 tells from 0
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from sounding.activations.activation import Array
 
 ORDER = 5  # differences of fifth order: h⁵ on a smooth function, h^p on |x − k|^p
 SMOOTH = 3.5  # an exponent below this is a kink: jumps 0, |x| 1, x|x| 2, x²|x| 3

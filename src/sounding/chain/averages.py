@@ -10,9 +10,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from sounding.activations.activation import Array
 
 # so many batches fix a standard error to about 10%
 BATCHES = 64

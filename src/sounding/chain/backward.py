@@ -16,8 +16,8 @@ from functools import reduce
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from sounding.activations.activation import Array
 from sounding.chain.engine import (
     Clock,
     Plan,
@@ -37,7 +37,6 @@ from sounding.chain.step import Chains
 from sounding.errors import InterruptedRun, UsageError
 from sounding.profile import Estimate, Profile, Row
 
-Array = NDArray[np.float64]
 MEASURE = "gradient_log_norm"
 LARGEST_DEPTH = 100_000  # the states of all layers are held: 400 MB at width 32 and batch 32 in float32
 

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sounding.activations.activation import Array
 from sounding.chain.averages import BatchMeans
 
 if TYPE_CHECKING:
     import torch
 
-Array = NDArray[np.float64]
 # values wait on the device and are reduced together, so that a GPU is asked for numbers once in so many layers
 WAITING = 256
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from sounding.activations.activation import Array
 from sounding.errors import UsageError
 
 LEVEL = 0.99
@@ -79,7 +80,7 @@ def over_runs(samples: ArrayLike) -> Number:
     return exact(float(values[0])) if np.ptp(values) == 0 else mean_of(values)
 
 
-def jackknife(statistic: Callable[[NDArray[np.float64]], float], runs: ArrayLike) -> Number:
+def jackknife(statistic: Callable[[Array], float], runs: ArrayLike) -> Number:
     """A function of independent runs, the first axis, with Student's interval from leaving out one at a time.
 
     The squared standard error is (n − 1)/n Σ (s₋ᵢ − s̄)², s₋ᵢ the statistic without run i; of a mean it is that of
@@ -204,7 +205,7 @@ def mean_slope_of(x: ArrayLike, runs: ArrayLike) -> Number:
     >>> mean_slope_of([1.0, 2.0, 3.0], [[0.0, 1.0, 2.0], [1.0, 2.0, 3.0]]).value
     1.0
     """
-    places: NDArray[np.float64] = np.asarray(x, dtype=np.float64)
+    places: Array = np.asarray(x, dtype=np.float64)
     centred = places - places.mean()
     return mean_of(np.asarray(runs) @ centred / np.sum(centred**2))
 

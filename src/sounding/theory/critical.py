@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from sounding.activations import Activation, ActivationLike, resolve
+from sounding.activations.activation import Array
 from sounding.encoding import fields_of
 from sounding.errors import UsageError
 from sounding.theory.length import NOISE, LengthTable, moment_slope, second_moment, squared_slope, tabulate
 from sounding.theory.vanilla import check_stds, first_chi, phase_of, settle
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

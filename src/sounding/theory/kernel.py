@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from sounding.activations import Activation, ActivationLike, resolve
+from sounding.activations.activation import Array
 from sounding.activations.kinks import ROUGH, kink_exponent
 from sounding.encoding import fields_of
 from sounding.errors import UsageError
@@ -27,8 +27,6 @@ from sounding.theory.integrals.mehler import nested_mean
 from sounding.theory.integrals.powers import half_moment, kernel_slope
 from sounding.theory.integrals.powers import kernel as power_kernel
 from sounding.theory.integrals.quadrature import Integral, gaussian_joint_mean, gaussian_mean
-
-Array = NDArray[np.float64]
 
 COEFFICIENTS = 16  # told in the result; κ itself needs the first two
 CENTRED = 1e-8  # |c_0| below this makes κ(0) = c_0² vanish next to κ(1) = 1 in float64

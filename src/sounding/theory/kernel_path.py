@@ -9,15 +9,12 @@ from typing import Literal
 
 import numpy as np
 from numpy.polynomial import chebyshev
-from numpy.typing import NDArray
 
 from sounding.activations import ActivationLike
 from sounding.errors import UsageError
 from sounding.profile import Profile
 from sounding.theory.bounds.kernel_maps import Norm
 from sounding.theory.kernel import Kernel, Neuron, check_correlation, kappa, kernel, normalized
-
-Array = NDArray[np.float64]
 
 DIRECT = 64  # up to so many layers each is integrated by itself
 SIZES = (17, 33, 65, 129)  # Chebyshev points, doubled until the last coefficients are below the tolerance

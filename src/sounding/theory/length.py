@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize_scalar
 
 from sounding.activations import Activation, has_second_moment
+from sounding.activations.activation import Array
 from sounding.activations.kinks import ROUGH, kink_exponent
 from sounding.encoding import fields_of
 from sounding.errors import NumericalError, UsageError
 from sounding.theory.integrals.powers import half_moment, kernel
 from sounding.theory.integrals.quadrature import Integral, gaussian_joint_mean, gaussian_mean
-
-Array = NDArray[np.float64]
 
 SMALLEST, LARGEST = 1e-12, 1e8  # the range searched; above it, an activation that is not bounded diverges
 VANISHING = 1e-24  # stands for the limit q → 0: φ is linear on each side of 0 over a distance of 1e-12

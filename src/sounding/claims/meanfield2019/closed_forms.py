@@ -17,7 +17,7 @@ from scipy.integrate import quad
 from scipy.special import beta, poch
 
 from sounding.activations import Activation
-from sounding.claims.meanfield2019.sampled import Array
+from sounding.activations.activation import Array
 from sounding.predict import batchnorm
 from sounding.theory.batchnorm import BatchNormPrediction
 from sounding.theory.homogeneous import kernel, kernel_slope

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.meanfield2019.closed_forms import (
     Case,
@@ -26,7 +27,7 @@ from sounding.claims.meanfield2019.closed_forms import (
     forward_integral,
     power,
 )
-from sounding.claims.meanfield2019.sampled import Array, widest
+from sounding.claims.meanfield2019.sampled import widest
 from sounding.claims.number import Number, exact, jackknife, mean_of, scaled
 from sounding.claims.picture import Panel, Picture, Series
 

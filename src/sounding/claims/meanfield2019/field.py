@@ -7,8 +7,8 @@ import math
 import numpy as np
 import torch
 
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context
-from sounding.claims.meanfield2019.sampled import Array
 
 LOWEST, STEP = -16.0, 0.5
 """In ln s the integrand falls as s to the left and as s^(−(B−1)/2) to the right, and is analytic in a strip: the cut

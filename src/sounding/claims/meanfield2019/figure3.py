@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.meanfield2019.sampled import Array
 from sounding.claims.number import DRAWN, Number, mean_of, mean_slope_of, scaled
 from sounding.claims.picture import Panel, Picture, Series, points_of
 from sounding.claims.share import share

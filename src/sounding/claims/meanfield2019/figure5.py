@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.meanfield2019.sampled import Array
 from sounding.claims.number import Number, mean_of
 from sounding.claims.picture import Map, Panel, Picture
 from sounding.claims.share import share

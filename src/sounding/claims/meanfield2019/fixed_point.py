@@ -12,10 +12,11 @@ import torch
 from scipy.special import gammaln
 
 from sounding.activations import resolve
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.meanfield2019.field import map_relu
 from sounding.claims.meanfield2019.networks import settle
-from sounding.claims.meanfield2019.sampled import Array, draw_covariance, largest_deviation, normalized_batches, widest
+from sounding.claims.meanfield2019.sampled import draw_covariance, largest_deviation, normalized_batches, widest
 from sounding.claims.number import DRAWN, GROUPS, Number, estimate, exact, extreme_of, fraction_of
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.predict import batchnorm

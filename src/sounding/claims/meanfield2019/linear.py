@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.meanfield2019.sampled import Array, draw_covariance, largest_deviation, normalized_batches, widest
+from sounding.claims.meanfield2019.sampled import draw_covariance, largest_deviation, normalized_batches, widest
 from sounding.claims.number import GROUPS, Number, exact, extreme_of, fraction_of, slope_of
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.predict import identity_convergence

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from scipy.special import poch
 
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome, charted
 from sounding.claims.meanfield2019.closed_forms import Case, power, predicted
-from sounding.claims.meanfield2019.sampled import Array
 from sounding.claims.number import Number, exact, fraction_of
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.theory.homogeneous import homogeneous_batchnorm, kernel, kernel_slope

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from sounding.activations import resolve
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context
 from sounding.claims.number import Number, estimate
-
-Array = NDArray[np.float64]
 
 
 def draw_covariance(size: int, generator: torch.Generator, *, rank: int | None = None) -> Array:

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context
 from sounding.claims.meanfield2019.parted import Parted
-from sounding.claims.meanfield2019.sampled import Array
 from sounding.claims.number import Number, exact, fraction_of, mean_of
 from sounding.claims.picture import Map, Panel, Series
 from sounding.data import Dataset, known_shape, load_dataset, normalize

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome
-from sounding.claims.meanfield2019.sampled import Array, draw_covariance, largest_deviation, sample_map, widest
+from sounding.claims.meanfield2019.sampled import draw_covariance, largest_deviation, sample_map, widest
 from sounding.claims.number import DRAWN, GROUPS, Number, exact, extreme_of, fraction_of, mean_of
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.predict import covariance_map

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from sounding.activations.activation import Array
 from sounding.chain import Simulation, simulate
 from sounding.claims.claim import Context, Outcome, pick
 from sounding.claims.number import DRAWN, Number, estimate, jackknife, slope_of, student
@@ -66,7 +66,7 @@ def measure_figure1(values: Mapping[str, Any], context: Context) -> Outcome:
     return Outcome(numbers, Picture((panel,), caption))
 
 
-def _mean_field(samples: int, spread: float, depth: int) -> NDArray[np.float64]:
+def _mean_field(samples: int, spread: float, depth: int) -> Array:
     """The gap along the infinitely wide chain."""
     sigma = np.append(1.0, np.full(samples - 1, spread))
     path = []
@@ -89,7 +89,7 @@ def predict_floor(samples: int, width: int) -> float:
     return size * math.sqrt(2 / k) * math.gamma((k + 1) / 2) / math.gamma(k / 2)
 
 
-def over_groups(curves: NDArray[np.float64], function: Callable[[NDArray[np.float64]], float]) -> Number:
+def over_groups(curves: Array, function: Callable[[Array], float]) -> Number:
     """A function of the mean curves (widths, layers) of (widths, groups, layers).
 
     The groups are independent, the layers of a chain are not: the interval is over groups.
@@ -97,22 +97,22 @@ def over_groups(curves: NDArray[np.float64], function: Callable[[NDArray[np.floa
     return jackknife(lambda groups: function(groups.mean(0)), np.moveaxis(curves, 1, 0))
 
 
-def _slope(gaps: NDArray[np.float64], first: int, last: int) -> float:
+def _slope(gaps: Array, first: int, last: int) -> float:
     """The slope of ln V over the layers from first to last."""
     return float(np.polyfit(np.arange(first, last + 1), np.log(gaps[first : last + 1]), 1)[0])
 
 
-def _share(gaps: NDArray[np.float64], first: int, last: int) -> float:
+def _share(gaps: Array, first: int, last: int) -> float:
     """How fast ln V falls from first to last, over how fast it falls from layer 1 to 20: 1 on a straight line."""
     return float(np.log(gaps[first] / gaps[last]) / (last - first) / (np.log(gaps[1] / gaps[20]) / 19))
 
 
-def _straightness(gaps: NDArray[np.float64]) -> float:
+def _straightness(gaps: Array) -> float:
     """R² of a straight line through ln V of layers 1 to 20."""
     return float(np.corrcoef(np.arange(20), np.log(gaps[1:21]))[0, 1] ** 2)
 
 
-def describe_gaps(curves: NDArray[np.float64], *, samples: int, width: int, spread: float) -> dict[str, Number]:
+def describe_gaps(curves: Array, *, samples: int, width: int, spread: float) -> dict[str, Number]:
     """What V does along (narrow and wide, groups, layers); `width` is the wide one's."""
     depth = curves.shape[2] - 1
     half, theory, floor = depth // 2, _mean_field(samples, spread, depth), predict_floor(samples, width)
@@ -163,7 +163,7 @@ def measure_figure2a(values: Mapping[str, Any], context: Context) -> Outcome:
     return Outcome(numbers, Picture((panel,), caption))
 
 
-def _draw_gaps(curves: NDArray[np.float64], values: Mapping[str, Any]) -> list[Series]:
+def _draw_gaps(curves: Array, values: Mapping[str, Any]) -> list[Series]:
     """Curves with their floors, the straight line of the statement, and the infinitely wide chain."""
     n, depth, groups = values["batch_size"], values["depth"], values["groups"]
     layers = np.arange(depth + 1)

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome, pick
 from sounding.claims.number import mean_of
 from sounding.claims.orth2021.propagation import conv_stack
@@ -102,7 +102,7 @@ def draw_variants(values: Mapping[str, Any], context: Context) -> dict[tuple[int
 
 def train_variants(
     variants: Sequence[Sequence[nn.Module]], values: Mapping[str, Any], marks: tuple[int, ...], context: Context
-) -> NDArray[np.float64]:
+) -> Array:
     """Training losses on the batches up to each mark, (variants, seeds, marks); a run that diverged counts as chance.
 
     `variants` are the networks of every seed from Xavier's weights, and those from orthogonalized ones. Of these seeds

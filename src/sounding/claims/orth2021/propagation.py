@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome, pick
 from sounding.claims.number import DRAWN, Number, mean_of, mean_slope_of
 from sounding.claims.orth2021.training import load
@@ -76,7 +76,7 @@ def _network(
     return Mlp(math.prod(data.shape), data.classes, init="xavier", **shape)
 
 
-def _over_networks(values: Mapping[str, Any], kind: str, *, batch_norm: bool, context: Context) -> NDArray[np.float64]:
+def _over_networks(values: Mapping[str, Any], kind: str, *, batch_norm: bool, context: Context) -> Array:
     """The gap and its part of the angles, (networks, 2, layers + 1): means over the batches that a network is given."""
     data = load(values["data"], context.device)
     stored = data.part("train")[0]
@@ -96,7 +96,7 @@ def _over_networks(values: Mapping[str, Any], kind: str, *, batch_norm: bool, co
     return np.asarray(torch.stack(rows).cpu().numpy())
 
 
-def _drift(curves: NDArray[np.float64]) -> Number:
+def _drift(curves: Array) -> Number:
     """The slope over the last layers, a mean over networks."""
     late = curves[:, -LATE:]
     return mean_slope_of(np.arange(late.shape[1]), late)

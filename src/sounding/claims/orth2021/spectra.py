@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import GROUPS, Number, estimate, exact, extreme_of
 from sounding.claims.orth2021.chains import linear_chain
@@ -24,7 +24,7 @@ ROUNDING = 1e-9  # stated for what the quadrature of p leaves; its shares sum to
 SHOWN = 300  # spectra in a picture
 
 
-def draw_spectra(trials: int, largest: int, *, seed: int) -> list[NDArray[np.float64]]:
+def draw_spectra(trials: int, largest: int, *, seed: int) -> list[Array]:
     """Eigenvalues that sum to 1, from equal to nearly rank one, of 2 to `largest` samples, in falling order."""
     rng = np.random.default_rng(seed)
     spectra = []
@@ -35,19 +35,17 @@ def draw_spectra(trials: int, largest: int, *, seed: int) -> list[NDArray[np.flo
     return spectra
 
 
-def largest_of_groups(values: NDArray[np.float64]) -> Number:
+def largest_of_groups(values: Array) -> Number:
     """The largest of a group of drawn cases, over eight groups of them."""
     return extreme_of([part.max() for part in np.array_split(values, GROUPS)])
 
 
-def gap(eigenvalues: NDArray[np.float64]) -> float:
+def gap(eigenvalues: Array) -> float:
     """V from eigenvalues that sum to 1."""
     return float(np.linalg.norm(eigenvalues - 1 / len(eigenvalues)))
 
 
-def draw_layer(
-    eigenvalues: NDArray[np.float64], width: int, draws: int, generator: torch.Generator
-) -> NDArray[np.float64]:
+def draw_layer(eigenvalues: Array, width: int, draws: int, generator: torch.Generator) -> Array:
     """HᵀH after one layer, `draws` times: the mean of d outer products of (w ⊙ σ)/‖w ⊙ σ‖ (appendix C.2)."""
     sigma = torch.from_numpy(np.sqrt(eigenvalues))
     rows = torch.randn(draws, width, len(eigenvalues), dtype=torch.float64, generator=generator) * sigma
@@ -213,7 +211,7 @@ def measure_theorem1(values: Mapping[str, Any], context: Context) -> Outcome:
     return Outcome(numbers, Picture(panels, caption))
 
 
-def follow_wide(n: int, layers: int) -> tuple[list[NDArray[np.float64]], float]:
+def follow_wide(n: int, layers: int) -> tuple[list[Array], float]:
     """The spectra of HᵀH over the layers of an infinitely wide chain, and the least σ_n; it starts at σ_n² = 0.9/n."""
     path = [np.append(np.full(n - 1, (1 - 0.9 / n) / (n - 1)), 0.9 / n)]
     for _ in range(layers):

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome, pick
 from sounding.claims.number import Number, fraction_of, jackknife, mean_of
 from sounding.claims.picture import Panel, Picture, Series, points_of
@@ -35,7 +35,7 @@ LABELS = {
     "clipping:0.1": "clipping, λ = 0.1",
     "clipping:1": "clipping, λ = 1",
 }
-Curves = dict[int, "NDArray[np.float64]"]
+Curves = dict[int, Array]
 
 
 @cache
@@ -57,13 +57,13 @@ def products(precision: str, device: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def jackknife_correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> Number:
+def jackknife_correlation(x: Array, y: Array) -> Number:
     """Pearson's correlation over all entries of (conditions, seeds), the interval over seeds, which are independent.
 
     It is that of Fisher's z.
     """
 
-    def fisher(pairs: NDArray[np.float64]) -> float:
+    def fisher(pairs: Array) -> float:
         found = float(np.corrcoef(pairs[..., 0].ravel(), pairs[..., 1].ravel())[0, 1])
         return math.atanh(min(max(found, -1 + 1e-12), 1 - 1e-12))
 
@@ -150,15 +150,13 @@ def draw_batches(values: Mapping[str, Any], context: Context) -> list[torch.Tens
     return [draw_inputs(values, values["batch_size"], context.generator(offset), context) for offset in offsets]
 
 
-def gaps_of(networks: Sequence[nn.Module], batches: Sequence[torch.Tensor]) -> NDArray[np.float64]:
+def gaps_of(networks: Sequence[nn.Module], batches: Sequence[torch.Tensor]) -> Array:
     """V of what reaches each network's readout, on its own batch."""
     pairs = zip(networks, batches, strict=True)
     return np.array([gap_of_last_layer(network, batch) for network, batch in pairs])
 
 
-def final_losses(
-    networks: Sequence[Mlp], values: Mapping[str, Any], clipping: float | None, context: Context
-) -> NDArray[np.float64]:
+def final_losses(networks: Sequence[Mlp], values: Mapping[str, Any], clipping: float | None, context: Context) -> Array:
     """Training loss at the end, one per seed, at the rate of the lowest mean; a run that diverged counts as chance."""
     data, rates = load(values["data"], context.device), values["rates"]
     runs = [copy.deepcopy(network) for _ in rates for network in networks]

@@ -7,17 +7,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy import stats
 
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import LEVEL, Number, exact, highest, lowest, over_runs, scaled
 from sounding.claims.picture import Panel, Picture, Series, points_of
 from sounding.data import load_dataset
 from sounding.data.dataset import normalize
 from sounding.measures import mean_cosine
-
-Array = NDArray[np.float64]
 
 SETS = ("cifar-10", "mnist", "fashion-mnist", "cifar-100")
 SIZES = (16, 32, 64, 128, 256, 512)  # of batches

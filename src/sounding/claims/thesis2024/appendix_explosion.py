@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, jackknife, mean_of, mean_slope_of
 from sounding.claims.picture import Panel, Picture, Series, points_of, points_over
 from sounding.claims.thesis2024.networks import (
-    Array,
     build_on_data,
     constant,
     every_layer_log_norms,

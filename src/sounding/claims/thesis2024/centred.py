@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, exact
 from sounding.claims.picture import Panel, Picture, Series
@@ -19,7 +20,6 @@ from sounding.claims.thesis2024.convergence import (
 )
 from sounding.claims.thesis2024.correlation_maps import (
     ORDER,
-    Array,
     CorrelationMap,
     grid,
     iterate,

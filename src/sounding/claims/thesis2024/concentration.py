@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, highest, mean_of, mean_slope_of, scaled
 from sounding.claims.picture import Panel, Picture, points_over
-from sounding.claims.thesis2024.gram_paths import Array, bound_line, distances, fixed_gram, slowest_rate, stretched
+from sounding.claims.thesis2024.gram_paths import bound_line, distances, fixed_gram, slowest_rate, stretched
 
 EARLY = 5  # layers in which the transient must peak; a later peak is told by a number of its own
 ABOVE_FLOOR = 10.0  # times the noise of a finite width: below, the noise would enter the ratio by a tenth and more

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import GROUPS, Number, apart_from, exact, extreme_of, highest, slope_of
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.correlation_maps import (
-    Array,
     CorrelationMap,
     grid,
     iterate,

@@ -13,17 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.polynomial import chebyshev
-from numpy.typing import NDArray
 from scipy.optimize import brentq
 
+from sounding.activations.activation import Array
 from sounding.chain import simulate
 from sounding.claims.claim import Context
 from sounding.claims.number import student
 from sounding.theory.bounds.kernel_maps import kernel_case
 from sounding.theory.kernel import kernel, normalized
 from sounding.theory.kernel_path import interpolate
-
-Array = NDArray[np.float64]
 
 # below this a distance is rounding
 RESOLVED = 1e-6

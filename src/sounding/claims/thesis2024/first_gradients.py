@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, highest, lowest, mean_of, mean_slope_of, scaled
 from sounding.claims.picture import Panel, Picture, Series, points_over
 from sounding.claims.thesis2024.networks import (
-    Array,
     build_networks,
     build_on_data,
     every_layer_log_norms,

@@ -9,13 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context
 from sounding.claims.walk import walk_in_law
 from sounding.theory.batchnorm import batchnorm
 from sounding.theory.bounds.thesis2024 import theorem_3_2
 from sounding.theory.gram_deviation import gram_deviation
-
-Array = NDArray[np.float64]
 
 
 def walk_grams(

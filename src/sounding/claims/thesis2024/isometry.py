@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.stats import ortho_group
 
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import GROUPS, Number, exact, extreme_of, fraction_of, lowest, mean_of
 from sounding.claims.picture import Panel, Picture, Series, points_of
@@ -22,8 +22,6 @@ from sounding.measures import isometry, second_moment
 from sounding.theory.bounds.bound import Bound
 from sounding.theory.bounds.thesis2024 import corollary_4_4, corollary_4_5, corollary_6_4, theorem_4_3, theorem_6_3
 from sounding.weights import draw_orthogonal
-
-Array = NDArray[np.float64]
 
 ROUNDING = 1e-8  # of ln isometry: the Gram matrix of a batch of condition 1e4 keeps eight of sixteen digits
 LARGEST_CONDITION = 1e4  # of the batches that are tried

@@ -9,19 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.polynomial import hermite_e
 
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, apart_from, exact, highest, scaled
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.convergence import algebraic_exponent
-from sounding.claims.thesis2024.correlation_maps import (
-    Array,
-    CorrelationMap,
-    grid,
-    iterate,
-    map_of,
-    map_of_weights,
-    walk_pair,
-)
+from sounding.claims.thesis2024.correlation_maps import CorrelationMap, grid, iterate, map_of, map_of_weights, walk_pair
 from sounding.theory.bounds.kernel_maps import theorem_5_11
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, mean_of, mean_slope_of
 from sounding.claims.picture import Panel, Picture, Series, points_over
 from sounding.claims.thesis2024.gram_paths import (
-    Array,
     bound_line,
     deviation_line,
     distances,

@@ -14,15 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context
 from sounding.claims.walk import walk_in_law
 from sounding.data import load_dataset
 from sounding.data.dataset import batches
 from sounding.measures import isometry_gap, of_spectrum
 
-Array = NDArray[np.float64]
 Schedule = Callable[[int], float]
 
 CHUNK = 50

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import GROUPS, Number, extreme_of, mean_of, mean_slope_of, ratio_of, scaled
 from sounding.claims.picture import Panel, Picture, Series, points_over
-from sounding.claims.thesis2024.gram_paths import Array, thin
+from sounding.claims.thesis2024.gram_paths import thin
 from sounding.claims.thesis2024.networks import gaps_over_depth, square_inputs
 
 RELEASED_CONSTANT = 0.015  # C of Theorem 6.1 in the program behind the figure, set by hand

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, over_runs, unfinished
 from sounding.claims.picture import Panel, Picture, points_over
@@ -19,7 +19,6 @@ from sounding.data import Dataset, load_dataset
 from sounding.models import Mlp
 from sounding.train import Recipe
 
-Array = NDArray[np.float64]
 Curves = dict[tuple[str, int], dict[str, Array]]
 
 NONLINEAR = ("tanh", "sin")

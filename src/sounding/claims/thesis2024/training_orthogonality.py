@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import Number, highest, lowest, mean_of
 from sounding.claims.picture import Panel, Picture, Series, points_over
@@ -27,8 +27,6 @@ from sounding.data import load_dataset
 from sounding.data.dataset import batches
 from sounding.models import Mlp
 from sounding.train import Recipe
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from sounding.activations.activation import Array
 from sounding.encoding import fields_of
 from sounding.errors import UsageError
 from sounding.profile import Profile
 
-Array = NDArray[np.float64]
 Version = Literal["corrected", "printed"]
 Sense = Literal["upper", "lower", "equal"]
 

@@ -13,9 +13,9 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from sounding.activations.activation import Array
 from sounding.errors import UsageError
 from sounding.theory.bounds.bound import (
-    Array,
     Assumption,
     Bound,
     Version,

@@ -12,9 +12,9 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
+from sounding.activations.activation import Array
 from sounding.errors import NumericalError, UsageError
 from sounding.theory.bounds.bound import (
-    Array,
     Assumption,
     Bound,
     Version,

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from sounding.theory.bounds.bound import Array
+from sounding.activations.activation import Array
 
 
 def second_moment(features: Array) -> Array:

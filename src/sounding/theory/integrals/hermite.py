@@ -7,13 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sounding.activations import Activation, ActivationLike, has_second_moment, resolve
+from sounding.activations.activation import Array
 from sounding.errors import UsageError
 from sounding.theory.integrals.panels import integrate, interval
-
-Array = NDArray[np.float64]
 
 MOST = 2048  # coefficients: of ReLU they take 0.13 s and come to 5e-16
 CHUNK = 256  # coefficients integrated at once: bounds the memory

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.interpolate import CubicSpline
 from scipy.special import roots_genlaguerre
 
-Array = NDArray[np.float64]
+from sounding.activations.activation import Array
 
 REACH = 8.0  # standard deviations of a score that are integrated; what lies beyond has probability 1e-15
 STEP = 0.4  # of ln t and of a score: the trapezoid rule's error is exp(−π²/STEP), 2e-11
