@@ -209,25 +209,11 @@ def _hermite(order: float) -> Activation:
     )
 
 
-REGISTRY: dict[str, Callable[..., Activation]] = {
-    "identity": _identity,
-    "relu": _relu,
-    "leaky_relu": _leaky_relu,
-    "relu_power": _relu_power,
-    "tanh": _tanh,
-    "erf": _erf,
-    "sin": _sin,
-    "sigmoid": _sigmoid,
-    "softplus": _softplus,
-    "exp": _exp,
-    "gelu": _gelu,
-    "gelu_tanh": _gelu_tanh,
-    "silu": _silu,
-    "elu": _elu,
-    "selu": _selu,
-    "hardtanh": _hardtanh,
-    "hermite": _hermite,
-}
+_MAKERS: tuple[Callable[..., Activation], ...] = (
+    *(_identity, _relu, _leaky_relu, _relu_power, _tanh, _erf, _sin, _sigmoid, _softplus, _exp, _gelu, _gelu_tanh),
+    *(_silu, _elu, _selu, _hardtanh, _hermite),
+)
+REGISTRY = {maker.__name__.removeprefix("_"): maker for maker in _MAKERS}
 PARAMETERS = {"leaky_relu": "SLOPE", "relu_power": "ALPHA", "hermite": "K", "elu": "ALPHA"}
 EXAMPLES = {"leaky_relu": "0.1", "relu_power": "1.5", "hermite": "2", "elu": "1"}
 REQUIRED = {"relu_power", "hermite"}

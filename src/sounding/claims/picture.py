@@ -75,6 +75,20 @@ class Panel:
     across: bool = False
 
 
+def over_widths(label: str, widths: Sequence[int], series: Sequence[Series], **options: Any) -> Panel:
+    """A quantity against the width, whose axis is logarithmic and shows the widths that were run."""
+    ticks = {float(width): str(width) for width in widths}
+    return Panel("width d", label, series, x_scale="log", ticks=ticks, **options)
+
+
+def scattered(
+    x_label: str, y_label: str, cases: Series, line: tuple[str, Sequence[float]], role: Role = "bound", **options: Any
+) -> Panel:
+    """Each case as a point, beside the line where both numbers are equal, with its name and its ends."""
+    name, ends = line
+    return Panel(x_label, y_label, (cases, Series(name, ends, ends, role=role)), **options)
+
+
 @dataclass(frozen=True)
 class Picture:
     """Panels side by side, and a caption that says what to see."""

@@ -98,12 +98,8 @@ def bound(
 ) -> Profile:
     """An upper bound on |ρ_ℓ − ρ*| for ℓ = 0 … depth, as a profile of `mean_cosine_distance_bound`.
 
-    Case by case (thesis2024, Theorem 5.11), with α the `rate` of the kernel:
-
-    1. p/(1 + p) with p = α^ℓ|ρ_0|/(1 − |ρ_0|), from (5.6); printed (5.7) has α = 1/κ′(1), and tanh exceeds that bound.
-    2. |ρ_0 − 1|·κ′(1)^ℓ (5.8).
-    3. x/(1 + αℓx), x = 1 − ρ_0, α = 1 − κ(0) − κ′(0) (5.9).
-    4. α^ℓ|ρ_0 − ρ*|/(1 − |ρ_0|) (5.10), capped at 1 + ρ*, the largest distance there is.
+    Case by case as `bounds.kernel_maps.theorem_5_11` has it, with α the `rate` of the kernel; in case 1 it is p/(1 + p)
+    for the bound p of |ρ|/(1 − |ρ|), and in case 4 at most 1 + ρ*, the largest distance there is.
 
     >>> tanh = bound("tanh", 0.5, depth=2)
     >>> [round(row.value, 6) for row in tanh]

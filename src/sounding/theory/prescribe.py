@@ -79,9 +79,7 @@ def prescribe(
         raise UsageError(f"expected depth to be an integer of at least 1, got {depth!r}", hint="depth 100")
     if depth > DEEPEST:
         raise UsageError(f"expected a depth of at most {DEEPEST:,} layers, got {depth:,}", hint="depth 1000")
-    if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 < margin < math.inf:
-        raise UsageError(f"expected margin to be a positive number, got {margin!r}", hint=f"margin {MARGIN:g}")
-    limit = DEPTH_SCALES / (margin * int(depth))
+    limit = allowed_scales(margin) / int(depth)
     landscape = Landscape(phi, batch_size=batch_size, limit=limit, weight_std=weight_std)
     now = landscape.at(Setting())
     found: Results = ([], [])
@@ -104,6 +102,13 @@ def prescribe(
         options=tuple(sorted(options, key=lambda option: option.size)),
         unreachable=tuple(failures),
     )
+
+
+def allowed_scales(margin: float) -> float:
+    """The depth scales that a network may span: 16 over the margin."""
+    if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 < margin < math.inf:
+        raise UsageError(f"expected margin to be a positive number, got {margin!r}", hint=f"margin {MARGIN:g}")
+    return DEPTH_SCALES / margin
 
 
 def _search(landscape: Landscape, now: Point, depth: int, found: Results) -> None:

@@ -17,10 +17,9 @@ import numpy as np
 
 from sounding.activations import ActivationLike
 from sounding.encoding import fields_of
-from sounding.errors import UsageError
 from sounding.theory.batchnorm import DEPTH_SCALES
 from sounding.theory.blocks import PLACEMENTS, Init, Placement
-from sounding.theory.prescribe import MARGIN
+from sounding.theory.prescribe import MARGIN, allowed_scales
 from sounding.theory.residual import Residual, Transformer, residual, transformer
 
 Kind = Literal["none", "scores", "branch_scale", "init", "placement", "zero_branches"]
@@ -178,9 +177,7 @@ def _prescribe(
     name: str, theory: Callable[..., Residual], activation: Any, depth: int, margin: float, given: dict[str, Any]
 ) -> BlockPrescription:
     """The changes of placement, branches and weights that take a network of blocks to the depth."""
-    if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 < margin < math.inf:
-        raise UsageError(f"expected margin to be a positive number, got {margin!r}", hint=f"margin {MARGIN:g}")
-    allowed = DEPTH_SCALES / margin
+    allowed = allowed_scales(margin)
 
     def look(**changed: Any) -> Residual:
         with np.errstate(all="ignore"):  # a network without norms may leave the range of a double

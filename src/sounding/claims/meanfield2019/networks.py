@@ -21,13 +21,11 @@ def settle(
     runs: int,
     context: Context,
     offset: int,
-    start: torch.Tensor | None = None,
     watch: Callable[[int, torch.Tensor], None] | None = None,
 ) -> torch.Tensor:
     """The states (runs, B, width) after `depth` layers φ(BN(HWᵀ)) from Gaussian inputs; `watch` sees each layer's."""
     generator = context.generator(offset, device=context.device)
-    if start is None:
-        start = torch.randn(runs, batch_size, width, device=context.device, generator=generator)
+    start = torch.randn(runs, batch_size, width, device=context.device, generator=generator)
     for layer, chains in enumerate(walk_in_law(start, depth=depth, generator=generator, activation=activation)):
         if layer and watch is not None:
             watch(layer, chains.state)

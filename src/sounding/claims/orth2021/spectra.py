@@ -16,12 +16,13 @@ from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import GROUPS, Number, estimate, exact, extreme_of
 from sounding.claims.orth2021.chains import linear_chain
-from sounding.claims.picture import Panel, Picture, Role, Series
+from sounding.claims.picture import Panel, Picture, Role, Series, scattered
 from sounding.theory.bounds import orth2021 as bounds
 from sounding.theory.bounds.bound import Version
 
 ROUNDING = 1e-9  # stated for what the quadrature of p leaves; its shares sum to 1 within 2e-14
 SHOWN = 300  # spectra in a picture
+LOGARITHMIC: dict[str, Any] = {"x_scale": "log", "y_scale": "log"}
 
 
 def draw_spectra(trials: int, largest: int, *, seed: int) -> list[Array]:
@@ -62,17 +63,8 @@ def measure_lemma4(values: Mapping[str, Any], context: Context) -> Outcome:
         "largest_share_of_bound": largest_of_groups(v / (2 * sizes * lyapunov)),
         "largest_share_of_sharper": largest_of_groups(v / (np.sqrt(sizes * (sizes - 1)) * lyapunov)),
     }
-    line = np.array([1e-3, 2.0])
-    panel = Panel(
-        "2n V̂, the bound",
-        "orthogonality gap V",
-        (
-            Series("spectra", (2 * sizes * lyapunov)[:SHOWN], v[:SHOWN]),
-            Series("V = 2n V̂", line, line, role="bound"),
-        ),
-        x_scale="log",
-        y_scale="log",
-    )
+    cases = Series("spectra", (2 * sizes * lyapunov)[:SHOWN], v[:SHOWN])
+    panel = scattered("2n V̂, the bound", "orthogonality gap V", cases, ("V = 2n V̂", [1e-3, 2.0]), **LOGARITHMIC)
     caption = "Each point is a spectrum; none lies above the line. √(n(n−1)) V̂ is the sharp form, half as large."
     return Outcome(numbers, Picture((panel,), caption))
 
@@ -104,13 +96,8 @@ def measure_lemma8(values: Mapping[str, Any], context: Context) -> Outcome:
         "sharpness": exact(float(nearer), error=2 * abs(float(near - nearer))),
     }
     x, y = np.array(shown[:SHOWN]).T
-    panel = Panel(
-        "the bound (1 − ⅔σ_n²)(1/n − σ_n²)",
-        "1/n − p_n(σ), one expected layer",
-        (Series("spectra", x, y), Series("equal", [1e-4, 0.5], [1e-4, 0.5], role="bound")),
-        x_scale="log",
-        y_scale="log",
-    )
+    labels = ("the bound (1 − ⅔σ_n²)(1/n − σ_n²)", "1/n − p_n(σ), one expected layer")
+    panel = scattered(*labels, Series("spectra", x, y), ("equal", [1e-4, 0.5]), **LOGARITHMIC)
     return Outcome(numbers, Picture((panel,), "Each point is a spectrum; none lies above the line."))
 
 

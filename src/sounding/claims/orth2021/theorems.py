@@ -13,7 +13,7 @@ from sounding.chain import simulate
 from sounding.claims.claim import Context, Outcome
 from sounding.claims.number import DRAWN, Number, estimate, exact, fraction_of, highest, slope_of
 from sounding.claims.orth2021 import spectra
-from sounding.claims.picture import Panel, Picture, Role, Series
+from sounding.claims.picture import Panel, Picture, Role, Series, scattered
 from sounding.measures import orthogonality_gap
 from sounding.theory.bounds import orth2021 as bounds
 from sounding.theory.bounds.bound import Version
@@ -29,17 +29,9 @@ def measure_lemma2(values: Mapping[str, Any], context: Context) -> Outcome:
         "largest_share_of_bound": spectra.largest_of_groups(distance / (2 * sizes * gaps)),
         "largest_share_of_second_order": spectra.largest_of_groups(distance / (sizes * gaps**2)),
     }
-    line = np.array([1e-4, 60.0])
-    panel = Panel(
-        "the bound 2n V",
-        "W₂² to the isotropic Gaussian",
-        (
-            Series("spectra", (2 * sizes * gaps)[: spectra.SHOWN], distance[: spectra.SHOWN]),
-            Series("equal", line, line, role="bound"),
-        ),
-        x_scale="log",
-        y_scale="log",
-    )
+    cases = Series("spectra", (2 * sizes * gaps)[: spectra.SHOWN], distance[: spectra.SHOWN])
+    labels = ("the bound 2n V", "W₂² to the isotropic Gaussian")
+    panel = scattered(*labels, cases, ("equal", [1e-4, 60.0]), **spectra.LOGARITHMIC)
     caption = "Each point is a spectrum. W₂² falls with the square of the gap: the bound is far away for small gaps."
     return Outcome(numbers, Picture((panel,), caption))
 
@@ -130,11 +122,8 @@ def measure_appendix_e(values: Mapping[str, Any], context: Context) -> Outcome:
     x, y = np.array(before), np.array(after)
     numbers = {"share_with_smaller_gap": fraction_of(int(np.sum(y < x)), len(x))}
     line = [0.9 * min(x.min(), y.min()), 1.1 * max(x.max(), y.max())]
-    panel = Panel(
-        "V(H)",
-        "V(WH)",
-        (Series("batches", x[: spectra.SHOWN], y[: spectra.SHOWN]), Series("equal", line, line, role="paper")),
-    )
+    cases = Series("batches", x[: spectra.SHOWN], y[: spectra.SHOWN])
+    panel = scattered("V(H)", "V(WH)", cases, ("equal", line), "paper")
     caption = "Each point is a batch of samples; the appendix says that all lie below the line."
     return Outcome(numbers, Picture((panel,), caption))
 

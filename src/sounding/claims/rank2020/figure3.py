@@ -12,7 +12,7 @@ import torch
 from sounding.chain import simulate
 from sounding.claims.claim import Context, Outcome, pick
 from sounding.claims.number import Number, highest, lowest, mean_of
-from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.picture import Panel, Picture, Series, over_widths
 from sounding.claims.rank2020.invariant import averages_of, log_slope, measured, name_of, number_of
 
 TOLERANCES = ("1e-5", "1e-7", "1e-9", "1e-12")
@@ -53,8 +53,7 @@ def measure_fig3a(values: Mapping[str, Any], context: Context) -> Outcome:
                 numbers[name] = number_of(weakest[place][measure])
     series.append(Series("√d (the paper's order)", widths, np.sqrt(widths), role="paper"))
     series.append(Series("d (full rank)", widths, widths, role="bound"))
-    ticks = {float(d): str(d) for d in widths}
-    panel = Panel("width d", values["label"], series, x_scale="log", y_scale="log", ticks=ticks)
+    panel = over_widths(values["label"], widths, series, y_scale="log")
     return Outcome(numbers, Picture((panel,), values["caption"]))
 
 

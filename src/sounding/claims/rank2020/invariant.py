@@ -12,7 +12,7 @@ import numpy as np
 from sounding.chain import simulate_many
 from sounding.claims.claim import Context, Outcome, pick
 from sounding.claims.number import Number, estimate, highest, lowest
-from sounding.claims.picture import Panel, Picture, Series, points_of
+from sounding.claims.picture import Panel, Picture, Series, over_widths, points_of
 from sounding.claims.share import share
 from sounding.profile import Estimate
 from sounding.theory.bounds import rank2020
@@ -114,27 +114,23 @@ def measure_theorem2(values: Mapping[str, Any], context: Context) -> Outcome:
         "smallest_r_over_corrected_bound": sharper,
     }
     panels = (
-        Panel(
-            "width d",
+        over_widths(
             "average over depth",
+            widths,
             (
                 measured("participation ratio r", widths, ratios),
                 measured("soft rank at ½", widths, softs),
                 Series("√((1 − α)d), printed bound on r", widths, printed, role="bound"),
                 Series("corrected bound on r", widths, corrected, role="theory"),
             ),
-            x_scale="log",
             y_scale="log",
             title="rank",
-            ticks={float(d): str(d) for d in widths},
         ),
-        Panel(
-            "width d",
+        over_widths(
             "regularity constant α",
+            widths,
             (measured("α", widths, alphas), Series("1", [widths[0], widths[-1]], [1.0, 1.0], role="bound")),
-            x_scale="log",
             title="regularity",
-            ticks={float(d): str(d) for d in widths},
         ),
     )
     caption = (
@@ -166,18 +162,12 @@ def measure_lemma13(values: Mapping[str, Any], context: Context) -> Outcome:
         "largest_share_of_corrected_bound": shares["corrected"],
         "exponent": log_slope(widths, squares),
     }
-    panel = Panel(
-        "width d",
-        "E‖M‖_F²",
-        (
-            measured("measured", widths, squares),
-            Series("d^(3/2)/√(1 − α), printed", widths, bounds["printed"], role="bound"),
-            Series("corrected bound", widths, bounds["corrected"], role="theory"),
-        ),
-        x_scale="log",
-        y_scale="log",
-        ticks={float(d): str(d) for d in widths},
+    series = (
+        measured("measured", widths, squares),
+        Series("d^(3/2)/√(1 − α), printed", widths, bounds["printed"], role="bound"),
+        Series("corrected bound", widths, bounds["corrected"], role="theory"),
     )
+    panel = over_widths("E‖M‖_F²", widths, series, y_scale="log")
     caption = "The printed bound is true and two to four times too large; the one with the right sign nearly touches."
     return Outcome(numbers, Picture((panel,), caption))
 
@@ -197,13 +187,8 @@ def measure_fig8(values: Mapping[str, Any], context: Context) -> Outcome:
         "smallest_fall_to_the_next_width": lowest(falls),
     }
     ends = [widths[0], widths[-1]]
-    panel = Panel(
-        "width d",
-        "regularity constant α",
-        (measured("measured", widths, alphas), Series("0.9 (the paper's limit)", ends, [0.9, 0.9], role="paper")),
-        x_scale="log",
-        ticks={float(d): str(d) for d in widths},
-    )
+    series = (measured("measured", widths, alphas), Series("0.9 (the paper's limit)", ends, [0.9, 0.9], role="paper"))
+    panel = over_widths("regularity constant α", widths, series)
     return Outcome(numbers, Picture((panel,), "From width 11 on α is below 0.9, and it falls as the width grows."))
 
 

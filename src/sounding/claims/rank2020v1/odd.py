@@ -23,7 +23,7 @@ from sounding.claims.number import (
     over_runs,
     slope_of,
 )
-from sounding.claims.picture import Panel, Picture, Series, points_of
+from sounding.claims.picture import Panel, Picture, Series, over_widths, points_of
 from sounding.claims.walk import measure_at, unit_features, unit_matrix, walk
 from sounding.measures import numerical_rank, participation_ratio, soft_rank
 from sounding.weights import draw_uniform
@@ -147,11 +147,6 @@ def _stderr(number: Number) -> float:
     return (number.high - number.low) / 2 / DRAWN
 
 
-def _by_width(label: str, series: list[Series], widths: list[int]) -> Panel:
-    ticks = {float(width): str(width) for width in widths}
-    return Panel("width d", label, series, x_scale="log", y_scale="log", ticks=ticks)
-
-
 def measure_fig4(values: Mapping[str, Any], context: Context) -> Outcome:
     """r averaged over depth against the width, F = tanh, for several strengths."""
     widths = values["widths"]
@@ -169,7 +164,7 @@ def measure_fig4(values: Mapping[str, Any], context: Context) -> Outcome:
     numbers["smallest_r"] = lowest(every)
     series.append(Series("√d (linear networks' order)", widths, np.sqrt(widths), role="paper"))
     series.append(Series("2 (theorem 5)", [widths[0], widths[-1]], [2.0, 2.0], role="bound"))
-    panel = _by_width("average over depth of r(H)", series, widths)
+    panel = over_widths("average over depth of r(H)", widths, series, y_scale="log")
     return Outcome(numbers, Picture((panel,), "At every γ, r lies above 2 and grows with the width at least like √d."))
 
 
@@ -202,7 +197,7 @@ def measure_table1(values: Mapping[str, Any], context: Context) -> Outcome:
     series.append(Series("√d, linear (the paper)", widths, np.sqrt(widths), role="paper"))
     series.append(Series("d, tanh (the paper)", widths, widths, role="paper"))
     series.append(Series("1: collapse", [widths[0], widths[-1]], [1.0, 1.0], role="bound"))
-    panel = _by_width("mean soft rank at ½ over depth", series, widths)
+    panel = over_widths("mean soft rank at ½ over depth", widths, series, y_scale="log")
     caption = (
         "With batch norm linear and tanh networks keep a rank that grows with the width. Without it linear ones "
         "collapse; tanh ones only where the state is kept so small that tanh is linear."
