@@ -115,7 +115,8 @@ def _search(landscape: Landscape, now: Point, depth: int, found: Results) -> Non
     """File every kind of change, as an option or with the reason why it cannot help."""
     eps, best_eps = landscape.walk(*_eps_path(landscape, Setting()))
     _file("eps", "eps {eps:g}", eps, best_eps, _why_not_eps(landscape, best_eps), landscape, found)
-    sign = 1.0 if _improves(landscape, now, 1.0) else -1.0
+    up, down = (landscape.at(Setting(shift=shift)).growth for shift in (1.0, -1.0))
+    sign = 1.0 if up <= down else -1.0
     shift, best_shift = landscape.walk(lambda t: Setting(shift=sign * t), SHIFTS)
     _file("shift", "shift {shift:+g}", shift, best_shift, _why_not_shift(landscape, now, best_shift), landscape, found)
     scale, best_scale = landscape.walk(lambda t: Setting(scale=1 - t), [1 - s for s in SCALES])
@@ -135,11 +136,6 @@ def _eps_path(landscape: Landscape, start: Setting) -> tuple[Callable[[float], S
     """eps up to 0.9 of its critical value at this scale and shift."""
     top = min(landscape.collapse(start), 1e3)
     return lambda t: Setting(eps=t, scale=start.scale, shift=start.shift), [share * top for share in EPS_SHARES]
-
-
-def _improves(landscape: Landscape, now: Point, shift: float) -> bool:
-    """Whether a shift upwards lowers the growth at least as much as one downwards."""
-    return landscape.at(Setting(shift=shift)).growth <= landscape.at(Setting(shift=-shift)).growth
 
 
 def _try_jointly(

@@ -71,7 +71,8 @@ def train_grid(
     choice = choose_rates(history, [0] * len(networks))[0]
     picked = list(choice.runs) if choice.learning_rate is not None else list(range(runs))
     rate = float(rates[picked[0] // runs])
-    return Trained(rate, curves_of(history, picked), epochs_of(history), [networks[run] for run in picked])
+    epochs = np.array([point.epoch for point in history.curve(0)])
+    return Trained(rate, curves_of(history, picked), epochs, [networks[run] for run in picked])
 
 
 def curves_of(history: History, runs: Sequence[int]) -> dict[str, Array]:
@@ -82,11 +83,6 @@ def curves_of(history: History, runs: Sequence[int]) -> dict[str, Array]:
         name: np.array([[np.nan if (v := getattr(p, name)) is None else v for p in curve] for curve in curves])
         for name in names
     }
-
-
-def epochs_of(history: History) -> Array:
-    """The epochs at which the runs were evaluated."""
-    return np.array([point.epoch for point in history.curve(0)])
 
 
 def draw_samples(inputs: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:

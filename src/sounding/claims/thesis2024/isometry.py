@@ -106,8 +106,7 @@ def measure_theorem_4_3(values: Mapping[str, Any], context: Context) -> Outcome:
 
 def measure_corollary_4_4(values: Mapping[str, Any], context: Context) -> Outcome:
     """Isometry before and after layer norm and RMS norm, on random samples."""
-    printed = compare(values, context, corollary_4_4, version="printed")
-    corrected = compare(values, context, corollary_4_4, version="corrected")
+    printed, corrected = (compare(values, context, corollary_4_4, version=v) for v in ("printed", "corrected"))
     four = corollary_4_4(np.eye(4), version="printed")
     regular = printed[np.isfinite(printed)]
     numbers = {
@@ -124,8 +123,7 @@ def measure_corollary_4_4(values: Mapping[str, Any], context: Context) -> Outcom
 
 def measure_corollary_4_5(values: Mapping[str, Any], context: Context) -> Outcome:
     """Isometry of the feature covariance after batch norm, with ā over n and over d."""
-    printed = compare(values, context, corollary_4_5, version="printed")
-    corrected = compare(values, context, corollary_4_5, version="corrected")
+    printed, corrected = (compare(values, context, corollary_4_5, version=v) for v in ("printed", "corrected"))
     numbers = {
         "printed_smallest_ratio": least(printed),
         "printed_share_violating": fraction_of(int(np.sum(printed < -ROUNDING)), len(printed)),

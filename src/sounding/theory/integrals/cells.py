@@ -21,7 +21,7 @@ from scipy.special import beta, betainc
 
 from sounding.activations.activation import Array
 from sounding.errors import NumericalError
-from sounding.theory.integrals.panels import Columns, coefficients, legendre
+from sounding.theory.integrals.panels import Adapted, Columns, coefficients, legendre
 
 # Gauss nodes in each direction of a cell: fewer make more cells, more are wasted on cells between many kinks. Graded
 # nodes crowd at fractional powers, and need some to spare in the middle.
@@ -188,13 +188,9 @@ class Rings(Columns):
 
 
 @dataclass(frozen=True)
-class AdaptedCells:
-    """Values, errors and ∫∫|·| (m,) of an adaptive integration, and the rings for other laws."""
+class AdaptedCells(Adapted):
+    """An adaptive integration over cells, and the rings for other laws."""
 
-    values: Array
-    errors: Array
-    magnitudes: Array
-    evaluations: int
     rings: Rings
 
     @classmethod

@@ -110,7 +110,8 @@ def line_means(f: Function, line: Line, *, tolerance: float, what: str = "the in
     total: Adapted | None = None
     inner = 0.0
     for outer in _outer_ends(support):
-        pieces = [_piece(mean, scale, a, b, support, kinks, soft) for a, b in _shells(inner, outer)]
+        shells = [(-outer, -inner), (inner, outer)] if inner else [(-outer, outer)]
+        pieces = [_piece(mean, scale, a, b, support, kinks, soft) for a, b in shells]
         beside = 0.0 if total is None else total.magnitudes
         block = integrate(integrand, Panels.join(pieces), tolerance=tolerance, beside=beside, what=what)
         share = block.magnitudes / np.maximum(block.magnitudes if total is None else total.magnitudes, 1e-300)
@@ -193,11 +194,6 @@ def radial_law(batch_size: float) -> tuple[Function, Callable[[float], float], F
         lambda radius: math.asin(min(radius / reach, 1.0)),
         lambda v: (batch_size - 3) * np.cos(v) ** (batch_size - 4) * np.sin(v),
     )
-
-
-def _shells(inner: float, outer: float) -> list[tuple[float, float]]:
-    """The two sides of the next block outwards, or one interval for the innermost."""
-    return [(-outer, outer)] if inner == 0 else [(-outer, -inner), (inner, outer)]
 
 
 def _piece(
