@@ -8,6 +8,7 @@ the soft rank from neither where a count of pivots is cheaper. Each value agrees
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -142,41 +143,33 @@ class View:
         self.chains = chains
         self.samples, self.width = chains.state.shape[-2:]
         self.spectral = spectral
-        self._moment: torch.Tensor | None = None
-        self._amplitudes: torch.Tensor | None = None
 
-    @property
+    @cached_property
     def moment(self) -> torch.Tensor:
         """HHᵀ/n or HᵀH/n, whichever is smaller: they share their eigenvalues up to zeros."""
-        if self._moment is None:
-            state = self.chains.state
-            size = min(self.samples, self.width)
-            if self.samples <= self.width and (self.spectral or size <= LARGE or self.chains.route == "gram"):
-                self._moment = self.chains.gram() / self.samples
-            else:
-                rows = state if self.samples <= self.width else state.mT
-                exact = self.spectral or size <= LARGE or state.dtype == torch.float64
-                self._moment = (_product(rows) if exact else _sliced_product(rows)) / self.samples
-        return self._moment
+        state, size = self.chains.state, min(self.samples, self.width)
+        if self.samples <= self.width and (self.spectral or size <= LARGE or self.chains.route == "gram"):
+            return self.chains.gram() / self.samples
+        rows = state if self.samples <= self.width else state.mT
+        exact = self.spectral or size <= LARGE or state.dtype == torch.float64
+        return (_product(rows) if exact else _sliced_product(rows)) / self.samples
 
     @property
     def coarse_moment(self) -> torch.Tensor:
         """The moment as the state's own precision gives it, where nothing finer is at hand: for counting."""
         state = self.chains.state
-        if self._moment is not None or state.dtype == torch.float64 or self.chains.route == "gram":
+        if "moment" in vars(self) or state.dtype == torch.float64 or self.chains.route == "gram":
             return self.moment
         rows = state if self.samples <= self.width else state.mT.contiguous()
         return multiply_each(rows, rows).div_(self.samples)
 
-    @property
+    @cached_property
     def amplitudes(self) -> torch.Tensor:
         """Singular values of H/√n, descending: of the rows for float64, where the Gram matrix would lose digits."""
-        if self._amplitudes is None:
-            if self.chains.state.dtype == torch.float64:
-                self._amplitudes = singular_values(self.chains.state) / self.samples**0.5
-            else:
-                self._amplitudes = eigenvalues(self.moment).clamp_min(0).sqrt()
-        return self._amplitudes
+        if self.chains.state.dtype == torch.float64:
+            return singular_values(self.chains.state) / self.samples**0.5
+        found: torch.Tensor = eigenvalues(self.moment).clamp_min(0).sqrt()
+        return found
 
     @property
     def eigenvalues(self) -> torch.Tensor:
