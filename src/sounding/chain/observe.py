@@ -166,9 +166,11 @@ class View:
     @cached_property
     def amplitudes(self) -> torch.Tensor:
         """Singular values of H/√n, descending: of the rows for float64, where the Gram matrix would lose digits."""
-        if self.chains.state.dtype == torch.float64:
-            return singular_values(self.chains.state) / self.samples**0.5
-        found: torch.Tensor = eigenvalues(self.moment).clamp_min(0).sqrt()
+        found: torch.Tensor = (
+            singular_values(self.chains.state) / self.samples**0.5
+            if self.chains.state.dtype == torch.float64
+            else eigenvalues(self.moment).clamp_min(0).sqrt()
+        )
         return found
 
     @property
