@@ -99,16 +99,12 @@ class History:
         """
         self._check_run(run)
         steps = [step for source in self.profile.sources for found, step in [read_source(source)] if found == run]
-        profile = Profile(
-            tuple(
-                row._replace(layer=step, value=value.value, stderr=value.stderr)
-                for step in steps
-                for part in [self.at(run=run, step=step)]
-                for value in [part.value(measure, layer=layer)]
-                for row in part.select(measure).rows[:1]
-            )
-        )
-        rows = [row._replace(source="trace") for row in profile.rows]
+        rows = []
+        for step in steps:
+            part = self.at(run=run, step=step)
+            value = part.value(measure, layer=layer)
+            first = part.select(measure).rows[0]
+            rows.append(first._replace(layer=step, value=value.value, stderr=value.stderr, source="trace"))
         return Profile(tuple(rows)).series(measure)
 
     def _check_run(self, run: int) -> None:
