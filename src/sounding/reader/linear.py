@@ -10,7 +10,7 @@ from torch import Tensor
 from sounding.reader.laws import law_of, survey_law
 from sounding.reader.layout import Layout
 from sounding.reader.trace import NotCovered, Trace, handles
-from sounding.reader.values import Constant, Function, Measured, Scores, Traced, Value
+from sounding.reader.values import Constant, Function, Measured, Padded, Scores, Traced, Value
 from sounding.theory.signal.description import (
     ONE,
     ZERO,
@@ -100,10 +100,11 @@ def _apply(trace: Trace, value: Traced, constant: Constant, matrix: Tensor, bias
     rule = Linear(fan_in, fan_out, survey_law(matrix).law, law_of(bias.tensor if bias else None, ZERO))
     inputs: tuple[Traced, ...] = (value,)
     label = f"linear {fan_in} → {fan_out}"
-    own = _embedding_of(trace, value, fan_in) if constant.parameter in trace.embedded else None
-    if own is not None:
-        image = _image(trace, own, matrix, rule.weight.second_moment)
-        rule, inputs, label = Tied(fan_in, fan_out, rule.weight, rule.bias), (value, own, image), f"tied {label}"
+    if constant.parameter in trace.embedded:
+        own = _embedding_of(trace, value, fan_in)
+        rule, label = Tied(fan_in, fan_out, rule.weight, rule.bias), f"tied {label}"
+        if own is not None:
+            inputs = (value, own, _image(trace, own, matrix, rule.weight.second_moment))
     return trace.fresh(rule, inputs, layout, label=label, weight=constant.parameter)
 
 
@@ -161,27 +162,28 @@ def convolve(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: T
     source = trace.of(x)
     if isinstance(source, Measured) and x.dim() != weight.dim():
         raise NotCovered("a convolution without an axis of samples")
-    value = trace.settle(source, features=1)
     axes = range(2, x.dim())
+    zeros = source.sides if isinstance(source, Padded) else ((0, 0),) * len(axes)
+    value = source.base if isinstance(source, Padded) else trace.settle(source, features=1)
     if value.layout.roles(1) - {"feature"} or any(value.layout.roles(axis) - {"position"} for axis in axes):
         raise NotCovered("a convolution over axes that are not positions")
     if value.layout.roles(0) - {"sample"}:
         raise NotCovered("a convolution of part of the positions")
-    sizes = tuple(x.shape[2:])
+    sizes = value.layout.shape[2:]
     if value.layout.points.grid != sizes:  # axes of size 1 hold no atom, and the rule wants the whole grid
         whole = [*value.layout[:2], *((trace.keys.atom("position", size),) for size in sizes)]
         value = trace.add(Regrid(sizes), (value,), Layout(whole), label="grid")
     layout = Layout([value.layout[0], (trace.keys.atom("feature", out.shape[1]),)])
     layout = Layout([*layout, *((trace.keys.atom("position", size),) for size in out.shape[2:])])
-    if transposed and any(extra):
-        raise NotCovered("a transposed convolution with output padding")
+    if transposed and (any(extra) or any(map(any, zeros))):
+        raise NotCovered("a transposed convolution with padding of its output or of its own kind")
     spatial = len(axes)
     rule = Convolution(
         int(x.shape[1]),
         int(out.shape[1]),
         tuple(weight.shape[2:]),
         _each(stride, spatial),
-        tuple((p, p) for p in _each(padding, spatial)),
+        tuple((p + before, p + behind) for p, (before, behind) in zip(_each(padding, spatial), zeros, strict=True)),
         _each(dilation, spatial),
         int(groups),
         survey_law(kernel.tensor).law,
@@ -191,6 +193,22 @@ def convolve(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: T
     size = "×".join(map(str, rule.kernel))
     label = f"convolution {size}, {rule.channels_in} → {rule.channels_out}"
     return trace.fresh(rule, (value,), layout, label=label, weight=kernel.parameter)
+
+
+@handles("constant_pad_nd")
+def pad(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
+    """Zeros around the grid, which belong to the convolution behind them."""
+    value = trace.of(args[0])
+    if isinstance(value, Function) and value.apply is not None:
+        value = trace.settle(value)
+    sides = list(zip(args[1][::2], args[1][1::2], strict=True))[::-1]
+    if not isinstance(value, Traced) or (args[2] if len(args) > 2 else kwargs.get("value", 0)) or min(args[1]) < 0:
+        return None
+    axes = range(2, out.dim())
+    if len(sides) > len(axes) or any(value.layout.roles(axis) - {"position"} for axis in axes):
+        return None
+    zeros = ((0, 0),) * (len(axes) - len(sides)) + tuple((int(before), int(behind)) for before, behind in sides)
+    return Padded(value, out, label="zeros around the grid" + trace.place_words(), sides=zeros)
 
 
 @handles("native_layer_norm")

@@ -28,9 +28,10 @@ from sounding.probe.state import (
     unwrap,
 )
 from sounding.reader import linear, pointwise, recognize, shapes, softmax  # noqa: F401 - importing registers their rules
+from sounding.reader.followed import plan_of, thinned
 from sounding.reader.trace import NotCovered, Trace
-from sounding.reader.values import Draft, Function, Measured, Traced, Value, to_canonical
-from sounding.theory.signal.description import Add, Attention, Convolution, Description, Given, Linear, Node
+from sounding.reader.values import Function, Measured, Traced, Value, to_canonical
+from sounding.theory.signal.description import Add, Attention, Convolution, Description, Given, Linear, Node, Tied
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ class _Reader:
         self._trace = Trace(parameters, batch_size=batch_size, batch_axis=axis)
         self._counts: dict[str, int] = {}
         self._last: tuple[Tensor, int] | None = None
-        self._weighing: list[bool] = []
+        self._weighing: list[int | None] = []
         self.aliases: dict[str, int] = {}
 
     def run(self, batch: Batch, *, plain: bool = False) -> Any:
@@ -209,7 +210,7 @@ class _Reader:
         name = spec.name if count == 1 else f"{spec.name}#{count}"
         node = self._node(self._trace.value(tensor), tensor)
         if spec.weighs:
-            self._weighing.append(node is not None and not isinstance(self._trace.drafts[node].rule, Given))
+            self._weighing.append(node)
         if node is None:
             return
         if self._trace.drafts[node].name:
@@ -245,19 +246,21 @@ class _Reader:
                     gradients[node] = to_canonical(gradient, final.layout)
                     gradients |= self._resumed(answer, gradient)
         shared = frozenset(name for name, count in self._trace.uses.items() if count > 1)
-        found = _cut_down(self._trace.drafts, list(outputs), gradients, self.aliases, self._weighing)
+        found = _cut_down(self._trace, list(outputs), gradients, self.aliases, self._weighing)
         return dataclasses.replace(found, cuts=tuple(dict.fromkeys(self._cuts)), shared=shared)
 
     def _resumed(self, answer: Tensor, gradient: Tensor) -> dict[int, Tensor]:
-        """The measured gradients at the nodes in front of parts that no rule covers, from which theory goes on."""
+        """The measured gradients in front of tied heads and of parts that no rule covers, from which theory goes on."""
         drafts = self._trace.drafts
         wanted: set[int] = set()
         seen: set[int] = set()
         waiting = [at for draft in drafts if isinstance(draft.rule, Given) for at in draft.inputs]
+        waiting += [draft.inputs[0] for draft in drafts if isinstance(draft.rule, Tied)]
         while waiting:
             at = waiting.pop()
-            # A maximum lets through what is large: in front of it the gradient knows the values, and a function or a
-            # norm would have to know that too. Behind a random map or a sum of them it does not matter.
+            # A maximum lets through what is large, and a tied head sends back embeddings that the stream holds: in
+            # front of it the gradient knows the values, and a function or a norm would have to know that too. Behind a
+            # random map or a sum of them it does not matter.
             if isinstance(drafts[at].rule, Linear | Convolution | Attention | Add):
                 wanted.add(at)
             elif at not in seen:
@@ -306,20 +309,21 @@ def _with_answer(output: Any, answer: Tensor, leaf: Tensor) -> Any:
 
 
 def _cut_down(
-    drafts: list[Draft],
+    trace: Trace,
     outputs: list[int],
     gradients: Mapping[int, Tensor],
     aliases: Mapping[str, int],
-    weighing: list[bool],
+    weighing: list[int | None],
 ) -> Blueprint:
     """The blueprint of the nodes that outputs and named modules depend on, numbered anew."""
+    drafts = trace.drafts
     wanted: set[int] = {index for index, draft in enumerate(drafts) if draft.name} | set(outputs)
     for index in range(len(drafts) - 1, -1, -1):
         if index in wanted:
             wanted.update(drafts[index].inputs)
     order = sorted(wanted)
     place = {old: new for new, old in enumerate(order)}
-    nodes = tuple(
+    nodes = [
         Node(
             drafts[old].rule,
             tuple(place[item] for item in drafts[old].inputs),
@@ -330,15 +334,41 @@ def _cut_down(
             drafts[old].label,
         )
         for old in order
-    )
+    ]
+    given = {place[old]: array for old in order if (array := drafts[old].features_array) is not None}
+    values = {
+        place[value.node]: (value, tensor)
+        for value, tensor in trace.tensors.items()
+        if value.node in place and tensor._version == trace.versions[value]
+    }
+    beyond = _leave_out(nodes, given, values)
     notes = tuple(
         dict.fromkeys(node.rule.reason for node in nodes if isinstance(node.rule, Given) and node.rule.reason)
     )
-    given = {place[old]: array for old in order if (array := drafts[old].features_array) is not None}
+    reached = [at is not None and not isinstance(nodes[place[at]].rule, Given) for at in weighing]
     return Blueprint(
-        Description(nodes, tuple(place[old] for old in outputs), notes),
+        Description(tuple(nodes), tuple(place[old] for old in outputs), notes),
         given,
-        {place[old]: gradient for old, gradient in gradients.items() if old in place},
+        {place[old]: gradient for old, gradient in gradients.items() if old in place and place[old] not in beyond},
         {name: place[old] for name, old in aliases.items() if old in place},
-        (len(weighing), sum(weighing)),
+        (len(reached), sum(reached)),
     )
+
+
+def _leave_out(nodes: list[Node], given: dict[int, Tensor], values: Mapping[int, tuple[Traced, Tensor]]) -> set[int]:
+    """The nodes with more points than theory can follow; what is made of them is measured instead."""
+    description = thinned(Description(tuple(nodes), ()))[0]
+    beyond = {at for at, spacing in enumerate(plan_of(description)) if spacing is None}
+    for at, node in enumerate(nodes):
+        cut = [one for one in node.inputs if one in beyond]
+        if at in beyond or (cut and not isinstance(node.rule, Given)):
+            points = nodes[cut[0]].points if cut else node.points
+            size = " × ".join(map(str, (points.samples, *points.grid)))
+            nodes[at] = dataclasses.replace(node, rule=Given(f"the pairs of {size} points are too many to follow"))
+            given.pop(at, None)
+            if at not in beyond and at in values:
+                value, tensor = values[at]
+                given[at] = to_canonical(tensor.detach(), value.layout)
+            else:
+                beyond.add(at)
+    return beyond

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
@@ -12,18 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sounding.errors import UsageError
+from sounding.reader.followed import plan_of, thinned
 from sounding.reader.module import Blueprint
-from sounding.theory.signal import Description, Given, Normalize, Points, Propagation, Signal, propagate, spacings
-from sounding.theory.signal.description import Array, Attention, Mix, Node, Pool
+from sounding.theory.signal import Description, Given, Propagation, Signal, propagate
+from sounding.theory.signal.description import Array, Attention
 from sounding.theory.signal.measures import participation, spread_of_spectrum
 from sounding.theory.signal.spread import Spread, spread
 
-# Points of which all pairs are followed at most, where a rule allows fewer: time grows as the square. With 256, twelve
-# blocks over 8 × 128 tokens take a third of what the check itself takes; with 512 as long as it.
-MOST_POINTS = 256
-FEW_POINTS = 512  # of grids that are convolved; above, sub-grids are followed, which cost less and see fewer neighbours
-MOST_PAIRS = 2**18  # of sub-grids at one node; with 2**20 a ResNet-50 on 16 images took four times as long
 MOST_PRODUCTS = 2**28  # of gradients of all samples: a fifth of a second; outputs at more positions have pairs enough
 TRIALS = 256  # sets of samples among which the one most like the whole batch is followed
 MOST_SPECTRUM = 32  # samples whose spectra are drawn: their time grows as the cube, and has to stay below that of rules
@@ -96,15 +91,19 @@ def start_of(
 ) -> tuple[Description, dict[int, Signal], dict[int, Signal]]:
     """What a prediction starts from: the description over the samples that are followed, its measured signals, and the
     gradients at its outputs; at most so many samples where no batch norm needs them all."""
-    description, samples = _thinned(blueprint.description, most=most)
-    kept, spacing = _typical(blueprint, samples), _plan(description)
+    description, samples = thinned(blueprint.description, most=most)
+    kept, spacing = _typical(blueprint, samples), plan_of(description)
     description = _with_masks_of(description, kept)
-    given = {at: _signal(array, description, at, kept, spacing[at]) for at, array in blueprint.given.items()}
-    gradients = {
-        at: _signal(array, description, at, kept, spacing[at], gradient=True)
-        for at, array in blueprint.gradients.items()
-    }
-    return description, given, gradients
+
+    def signals(arrays: Mapping[int, Tensor], *, gradient: bool = False) -> dict[int, Signal]:
+        steps = {at: spacing[at] for at in arrays}
+        return {
+            at: _signal(arrays[at], description, at, kept, step, gradient=gradient)
+            for at, step in steps.items()
+            if step is not None
+        }
+
+    return description, signals(blueprint.given), signals(blueprint.gradients, gradient=True)
 
 
 def _with_masks_of(description: Description, kept: NDArray[np.int64]) -> Description:
@@ -148,45 +147,15 @@ def _outline(grams: Array) -> tuple[Array, Array]:
     return squares, squares + (grams.sum((1, 2)) / size - squares) / max(size - 1, 1)
 
 
-def _plan(description: Description) -> tuple[tuple[int, ...], ...]:
-    """Which pairs to follow at every node: all, or those of sub-grids where grids are large and the rules allow it."""
-    nodes = description.nodes
-    if any(isinstance(node.rule, Attention | Mix) or _has_windows(node, nodes) for node in nodes):
-        return spacings(description)
-    try:
-        return spacings(description, points=FEW_POINTS, pairs=MOST_PAIRS)
-    except UsageError:  # grids without a common divisor
-        return spacings(description)
-
-
-def _has_windows(node: Node, nodes: Sequence[Node]) -> bool:
-    """Whether a node pools over windows that are smaller than the grid, which needs all neighbours."""
-    return isinstance(node.rule, Pool) and node.rule.kernel != nodes[node.inputs[0]].points.grid
-
-
 def estimate_seconds(blueprint: Blueprint, *, most: int | None = None) -> float:
     """Roughly how long theory will take: so much for a node, and so much for each pair of points that is followed."""
-    description, _ = _thinned(blueprint.description, most=most)
+    description, _ = thinned(blueprint.description, most=most)
     pairs = sum(
         node.points.samples**2 * node.points.positions**2 / math.prod(step)
-        for node, step in zip(description.nodes, _plan(description), strict=True)
+        for node, step in zip(description.nodes, plan_of(description), strict=True)
+        if step is not None
     )
     return NODE_SECONDS * len(description.nodes) + PAIR_SECONDS * pairs
-
-
-def _thinned(description: Description, *, most: int | None = None) -> tuple[Description, int]:
-    """The description over as many samples as theory can follow in full; batch norm needs them all."""
-    samples = max(node.points.samples for node in description.nodes)
-    positions = max(node.points.positions for node in description.nodes)
-    batched = any(
-        isinstance(node.rule, Normalize) and node.rule.kind == "batch" and node.rule.running is None
-        for node in description.nodes
-    )
-    kept = samples if batched else min(samples, max(2, MOST_POINTS // positions), most or samples)
-    if kept == samples:
-        return description, samples
-    nodes = tuple(dataclasses.replace(node, points=Points(kept, node.points.grid)) for node in description.nodes)
-    return dataclasses.replace(description, nodes=nodes), kept
 
 
 def _signal(
@@ -209,9 +178,10 @@ def _signal(
 
 
 def _with_mean_pairs(gradient: Signal, array: Tensor) -> Signal:
-    """A gradient over some samples whose products between different ones are the means over all pairs of the batch.
+    """A gradient over some samples whose products between different ones have the mean over all pairs of the batch.
 
     Two samples of one class, or of two, tell little of the rest, and sums over all pairs decide gradients of weights.
+    How products differ from their mean stays: equal words have equal values, and often gradients that are alike.
     """
     samples, positions, features = array.shape
     if not gradient.is_full or samples * positions**2 * features > MOST_PRODUCTS:
@@ -222,9 +192,10 @@ def _with_mean_pairs(gradient: Signal, array: Tensor) -> Signal:
     scale = gradient.total / max(float(np.vdot(wide, wide)), 1e-300) * samples / kept
     apart = scale * (summed @ summed.T - rows @ rows.T) / (samples * (samples - 1))
     matrix = gradient.matrix.reshape(kept, positions, kept, positions).copy()
-    for one, other in product(range(kept), repeat=2):
-        if one != other:
-            matrix[one, :, other] = apart
+    others = [(one, other) for one, other in product(range(kept), repeat=2) if one != other]
+    found = sum(matrix[one, :, other] for one, other in others) / len(others)
+    for one, other in others:  # deviations from a mean of n are smaller by 1 − 1/n
+        matrix[one, :, other] = apart + (matrix[one, :, other] - found) / (1 - 1 / len(others))
     return gradient.like(matrix.reshape(gradient.matrix.shape), gradient.mean)
 
 

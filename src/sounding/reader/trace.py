@@ -88,6 +88,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._activations: dict[str, Activation] = {}
         self._settled: dict[tuple[int, int | None], tuple[Value, Traced]] = {}
         self.tensors: dict[Traced, Tensor] = {}
+        self.versions: dict[Traced, int] = {}
         self.parts: dict[Traced, Traced] = {}  # of which value a part was cut
         self._parts: dict[tuple[Rule, int], int] = {}
         self._measured: dict[Place, Traced] = {}  # what was measured, by where it begins in memory
@@ -110,9 +111,14 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         self._values[place] = value
         if isinstance(value, Traced):
-            self.tensors.setdefault(value, tensor)
+            self._hold(value, tensor)
         self._places.setdefault(place[0], set()).add(place)
         self._kept.append(tensor)
+
+    def _hold(self, value: Traced, tensor: Tensor) -> None:
+        """Keep the tensor of a node's value, with a number that changes when it is written over."""
+        self.tensors.setdefault(value, tensor)
+        self.versions.setdefault(value, tensor._version)
 
     def value(self, tensor: Tensor) -> Value:
         """What is known of a tensor; one that was never seen was made outside and is a constant."""
@@ -214,7 +220,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             inherited = [n for value in values if isinstance(value, Function) for n in value.numbers]
             numbers = tuple(dict.fromkeys([*plain, *inherited]))
             layout = base.layout if tuple(item.shape) == base.layout.shape else None
-            return self.recognized(Function(base, item, layout, numbers=numbers, label=reason + self._place_words()))
+            return self.recognized(Function(base, item, layout, numbers=numbers, label=reason + self.place_words()))
         return self._unpredicted(item, values, reason)
 
     def recognized(self, function: Function) -> Value:
@@ -224,12 +230,12 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return recognize(self, function) or function
 
     def _unpredicted(self, item: Tensor, values: list[Value], reason: str = "") -> Measured:
-        reasons = [reason + self._place_words()] if reason else []
+        reasons = [reason + self.place_words()] if reason else []
         reasons += [value.reason for value in values if isinstance(value, Measured) and value.reason]
         depends = frozenset().union(*(self.nodes_of(value) for value in values))
         return Measured(item, reasons[0] if reasons else "", depends)
 
-    def _place_words(self) -> str:
+    def place_words(self) -> str:
         return f" in {self.where!r}" if self.where else ""
 
     def nodes_of(self, value: Value) -> frozenset[int]:
@@ -310,18 +316,15 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.add(rule, inputs, layout, label=label, weight=weight, sources=frozenset({len(self.drafts)}))
 
     def settle(self, value: Value, *, features: int | None = None) -> Traced:
-        """The node behind a value: an elementwise function becomes one, a measured tensor is measured.
-
-        Args:
-            value: what is known of the tensor.
-            features: which axis of a measured tensor holds the features; the last where None.
-        """
+        """The node behind a value; `features` is the axis that holds them in a measured tensor, the last where None."""
         if isinstance(value, Traced):
             return value
         # a function whose axes are known is one node, whichever of them the next layer takes for features
         key = (id(value), None if isinstance(value, Function) and value.layout is not None else features)
         if key not in self._settled:
             self._settled[key] = (value, self._settle(value, features))
+            if isinstance(value, Function) and value.layout is not None:
+                self._hold(self._settled[key][1], value.tensor)
         return self._settled[key][1]
 
     def _settle(self, value: Value, features: int | None) -> Traced:

@@ -75,6 +75,13 @@ class Function:
 
 
 @dataclass(frozen=True)
+class Padded(Function):
+    """The value of a node with zeros (before, after) each axis of its grid, which a convolution takes as its own."""
+
+    sides: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
 class Scores:
     """Products of queries and keys on their way to a softmax.
 

@@ -3,54 +3,125 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 from sounding.errors import UsageError
-from sounding.theory.signal.description import Description
+from sounding.theory.signal.description import (
+    Attention,
+    Convolution,
+    Description,
+    Given,
+    Join,
+    Mix,
+    Node,
+    Pool,
+    Regrid,
+    Rotate,
+    Take,
+)
 from sounding.theory.signal.signal import FULL
 
 PAIRS = 2**20  # followed at one node: 8 MiB; more pairs sharpen the means over all of them that batch norm needs
+Spacing = tuple[int, ...]
 
 
-def spacings(description: Description, *, points: int = FULL, pairs: int = PAIRS) -> tuple[tuple[int, ...], ...]:
+def spacings(description: Description, *, points: int = FULL, pairs: int = PAIRS) -> tuple[Spacing, ...]:
     """The spacing of the sub-grids to follow at each node, for `Signal.of_features`; 1 along every axis for all pairs.
 
-    Nodes whose grids have equally many axes are planned together. All their pairs are followed if none of them has more
-    than `points` points. Otherwise every node has the same number of positions in a sub-grid, the largest that divides
-    all grids and needs at most `pairs` pairs at the largest.
-
     Raises:
-        UsageError: no sub-grid of at least 2 positions divides all grids.
+        UsageError: some grids are too large to follow all pairs, and no sub-grid fits all that are made of them.
     """
-    lattices: dict[int, tuple[int, ...] | None] = {}
-    for axes in {len(node.points.grid) for node in description.nodes}:
-        all_points = [node.points for node in description.nodes if len(node.points.grid) == axes]
-        lattices[axes] = None
-        if max(one.size for one in all_points) > points:
-            grids = {one.grid for one in all_points if one.positions > 1}
-            most = pairs / max(one.samples * one.size for one in all_points)
-            lattices[axes] = _largest_lattice(grids, most)
-    return tuple(_spacing(node.points.grid, lattices[len(node.points.grid)]) for node in description.nodes)
+    found = plan(description, points=points, pairs=pairs)
+    missing = sorted({node.points.grid for node, one in zip(description.nodes, found, strict=True) if one is None})
+    if missing:
+        raise UsageError(f"no sub-grid of two or more positions divides the grids {missing}", hint="fewer samples")
+    return tuple(one for one in found if one is not None)
 
 
-def _spacing(grid: tuple[int, ...], lattice: tuple[int, ...] | None) -> tuple[int, ...]:
-    if lattice is None or math.prod(grid) == 1:
+def plan(description: Description, *, points: int = FULL, pairs: int = PAIRS) -> tuple[Spacing | None, ...]:
+    """The spacing at each node, None where neither all pairs nor those of sub-grids can be followed.
+
+    What stands between measured values is planned together. All its pairs are followed if no node has more than
+    `points` points. Otherwise positions are dealt to sub-grids: the largest grid to those of every r-th position with
+    at most `pairs` pairs at any node, and a grid s times as coarse, behind strides of s, to those of every
+    r/gcd(r, s)-th, at whose offsets the same pairs meet. Where no r fits, the nodes of the largest grid are left out,
+    and the rest is planned anew.
+    """
+    nodes = description.nodes
+    found: list[Spacing | None] = [None] * len(nodes)
+    waiting = [set(range(len(nodes)))]
+    while waiting:
+        for part in _connected(nodes, waiting.pop()):
+            planned = _planned(nodes, sorted(part), points, pairs)
+            if planned is None:
+                largest = max(nodes[at].points.size for at in part)
+                waiting.append({at for at in part if nodes[at].points.size < largest})
+            else:
+                for at, spacing in planned.items():
+                    found[at] = spacing
+    return tuple(found)
+
+
+def _connected(nodes: Sequence[Node], kept: set[int]) -> list[set[int]]:
+    """The nodes in groups that share no value; what is measured comes from none."""
+    group = {at: {at} for at in kept}
+    for at in sorted(kept):
+        for other in () if isinstance(nodes[at].rule, Given) else nodes[at].inputs:
+            if other in kept and group[other] is not group[at]:
+                group[at] |= group[other]
+                for member in group[other]:
+                    group[member] = group[at]
+    return list({id(one): one for one in group.values()}.values())
+
+
+def _planned(nodes: Sequence[Node], part: Sequence[int], points: int, pairs: int) -> dict[int, Spacing] | None:
+    """The spacings of connected nodes, None where none fits."""
+    if max(nodes[at].points.size for at in part) <= points:
+        return {at: (1,) * len(nodes[at].points.grid) for at in part}
+    whole = max((nodes[at].points for at in part), key=lambda one: one.size)
+    most = max(pairs / (whole.samples * whole.size), 2)
+    for spacing in _spacings_of(whole.grid, most):
+        found = {at: _behind(nodes[at].points.grid, whole.grid, spacing) for at in part}
+        if all(one is not None and _fits(nodes, at, found) for at, one in found.items()):
+            return {at: one for at, one in found.items() if one is not None}
+    return None
+
+
+def _spacings_of(grid: Spacing, most: float) -> Iterator[Spacing]:
+    """Spacings whose sub-grids have 2 to `most` positions, the largest first, of equally large ones the squarest."""
+    choices = product(*([n for n in range(1, size + 1) if size % n == 0] for size in grid))
+    fitting = [one for one in choices if 2 <= math.prod(grid) / math.prod(one) <= most]
+    yield from sorted(fitting, key=lambda one: (math.prod(one), max(g / n for g, n in zip(grid, one, strict=True))))
+
+
+def _behind(grid: Spacing, whole: Spacing, spacing: Spacing) -> Spacing | None:
+    """The spacing of a grid that strides made of the whole one, None where they did not."""
+    if len(grid) != len(whole) or math.prod(grid) == 1:
         return (1,) * len(grid)
-    return tuple(size // places for size, places in zip(grid, lattice, strict=True))
+    if any(large % size for size, large in zip(grid, whole, strict=True)):
+        return None
+    steps = [large // size for size, large in zip(grid, whole, strict=True)]
+    found = tuple(one // math.gcd(one, step) for one, step in zip(spacing, steps, strict=True))
+    return None if any(size % one for size, one in zip(grid, found, strict=True)) else found
 
 
-def _largest_lattice(grids: set[tuple[int, ...]], most: float) -> tuple[int, ...]:
-    """The largest sub-grid of at most `most` positions that divides all grids, the squarest of equally large ones."""
-    shared = [math.gcd(*sizes) for sizes in zip(*grids, strict=True)]
-    choices = [
-        lattice
-        for lattice in product(*([n for n in range(1, size + 1) if size % n == 0] for size in shared))
-        if 2 <= math.prod(lattice) <= max(most, 2)
-    ]
-    if not choices:
-        raise UsageError(
-            "theory follows a coarser grid of positions where there are too many, and no grid of two or more positions "
-            f"divides all of {sorted(grids)}",
-            hint="fewer or smaller samples",
-        )
-    return max(choices, key=lambda lattice: (math.prod(lattice), -max(lattice)))
+def _fits(nodes: Sequence[Node], at: int, found: dict[int, Spacing | None]) -> bool:
+    """Whether a node's rule can follow these sub-grids; one with an input that is not followed will be measured."""
+    node, own = nodes[at], found[at] or ()
+    rule, points = node.rule, node.points
+    if isinstance(rule, Given) or any(one not in found for one in node.inputs):
+        return True
+    before = [found[one] or () for one in node.inputs]
+    if isinstance(rule, Attention | Mix | Take | Regrid | Rotate) or (
+        isinstance(rule, Join) and rule.axis != "features"
+    ):
+        return max((*own, *(step for one in before for step in one)), default=1) == 1
+    if isinstance(rule, Pool) and points.positions > 1:
+        return max((*own, *before[0]), default=1) == 1
+    if isinstance(rule, Convolution) and max((*own, *before[0]), default=1) > 1:
+        grids = points.grid, nodes[node.inputs[0]].points.grid
+        large, small = grids if rule.transposed else grids[::-1]
+        ratio = tuple(b // a for a, b in zip(small, large, strict=False))
+        return ratio == rule.stride and not (rule.transposed and max(before[0]) == 1)
+    return True

@@ -54,6 +54,7 @@ RULES: dict[type, tuple[Forward, Backward]] = {
     Flatten: (rules.flatten, rules.flatten_backward),
     Regrid: (rules.regrid, rules.regrid_backward),
     Rotate: (rules.rotate, rules.rotate_backward),
+    Tied: (rules.linear, rules.linear_backward),
 }
 
 
@@ -193,7 +194,7 @@ def _functions(
             lambda rule, node, inputs: rules.join(rule, node, inputs, features),
             lambda rule, node, inputs, gradient: rules.join_backward(rule, node, inputs, gradient, features),
         )
-    if isinstance(rule, Tied):
+    if isinstance(rule, Tied) and len(node.inputs) > 1:
         source = node.inputs[1]
         return (
             lambda rule, node, inputs: rules.tied(
@@ -270,6 +271,9 @@ def _backwards(
             lost |= set(node.inputs)
             continue
         weights[index] = _weight_gradient(node, known[0], gradient, context.samples)
+        if isinstance(node.rule, Tied) and set(gradients) - set(description.outputs):
+            lost.add(node.inputs[0])  # what it sends back is made of embeddings, and was measured
+            continue
         for at, one in zip(node.inputs, found, strict=True):
             already = arrived[at]
             arrived[at] = one if already is None else already.plus(one)

@@ -48,9 +48,7 @@ def spacing_behind(rule: Convolution, spacing: tuple[int, ...]) -> tuple[int, ..
         return spacing
     if rule.transposed:
         return tuple(step * stride for step, stride in zip(spacing, rule.stride, strict=True))
-    if any(step % stride for step, stride in zip(spacing, rule.stride, strict=True)):
-        raise UsageError(f"strides of {rule.stride} cannot follow sub-grids of every {spacing} positions")
-    return tuple(step // stride for step, stride in zip(spacing, rule.stride, strict=True))
+    return tuple(step // math.gcd(step, stride) for step, stride in zip(spacing, rule.stride, strict=True))
 
 
 def _shift(rule: Convolution, source: Signal, target: Signal, *, to_output: bool) -> Signal:
