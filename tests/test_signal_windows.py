@@ -25,6 +25,7 @@ from sounding.theory.signal import (
     measures,
     propagate,
 )
+from sounding.theory.signal.plan import plan
 from sounding.theory.signal.signal import block_points
 from test_signal import WIDTH, assert_rule, correlated, he
 from tolerance import TOLERANCE
@@ -135,6 +136,33 @@ def test_sub_grids_give_the_entries_of_all_pairs() -> None:
                     np.testing.assert_allclose(block, one.gram[np.ix_(numbers, numbers)], rtol=TOLERANCE.closed_form)
     for index in (1, 3, 5):
         assert part.weight_gradients[index] == pytest.approx(whole.weight_gradients[index], rel=2 * TOLERANCE.rough)
+
+
+def test_behind_strides_sub_grids_become_all_pairs() -> None:
+    """A grid half as coarse meets at half the spacing; where that is one, all pairs are known, and exactly."""
+    points = Points(3, (8, 8))
+    description = network(points)
+    planned = plan(description, points=64, pairs=2**14)
+    assert planned[:4] == ((2, 2), (2, 2), (2, 2), (1, 1))
+    values = correlated(points, 3)
+    whole = propagate(description, given={0: Signal.of_features(values)})
+    part = propagate(description, given={0: Signal.of_features(values, spacing=(2, 2))})
+    for one, other, spacing in zip(whole.forward, part.forward, planned, strict=True):
+        assert one is not None
+        assert other is not None
+        assert other.spacing == spacing
+        assert other.total == pytest.approx(one.total, rel=TOLERANCE.closed_form)
+        if other.is_full:
+            np.testing.assert_allclose(other.gram, one.gram, rtol=TOLERANCE.closed_form)
+
+
+def test_what_has_too_many_points_is_left_out_of_the_plan() -> None:
+    """A stride that cuts an odd grid has no sub-grids: the large grid is not followed, what is made of it is."""
+    points, half = Points(4, (33,)), Points(4, (16,))
+    rule = Convolution(3, 8, (3,), (2,), ((0, 0),), (1,), 1, Law(0.1))
+    description = chain(Node(Given(), (), points, 3), (rule, half, 8), (RELU, half, 8))
+    assert plan(description, points=100) == (None, (1,), (1,))
+    assert plan(description, points=200) == ((1,), (1,), (1,))
 
 
 def test_a_gate_per_sample_spreads_over_sub_grids() -> None:

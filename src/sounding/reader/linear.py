@@ -170,7 +170,8 @@ def convolve(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: T
     if value.layout.roles(0) - {"sample"}:
         raise NotCovered("a convolution of part of the positions")
     sizes = value.layout.shape[2:]
-    if value.layout.points.grid != sizes:  # axes of size 1 hold no atom, and the rule wants the whole grid
+    # axes of size 1 hold no atom, a view may have cut a row of tokens into a grid, and the rule wants the whole grid
+    if value.layout.points.grid != sizes or trace.drafts[value.node].points.grid != sizes:
         whole = [*value.layout[:2], *((trace.keys.atom("position", size),) for size in sizes)]
         value = trace.add(Regrid(sizes), (value,), Layout(whole), label="grid")
     layout = Layout([value.layout[0], (trace.keys.atom("feature", out.shape[1]),)])
@@ -202,6 +203,8 @@ def pad(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
     if isinstance(value, Function) and value.apply is not None:
         value = trace.settle(value)
     sides = list(zip(args[1][::2], args[1][1::2], strict=True))[::-1]
+    if isinstance(value, Measured) and not value.reason and value.tensor.is_floating_point() and args[0].dim() > 2:
+        value = trace.settle(value, features=1)
     if not isinstance(value, Traced) or (args[2] if len(args) > 2 else kwargs.get("value", 0)) or min(args[1]) < 0:
         return None
     axes = range(2, out.dim())

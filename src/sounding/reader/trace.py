@@ -164,7 +164,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.uses.update({value.parameter for value in values if isinstance(value, Constant) and value.parameter})
         if name == "embedding":
             self.embedded |= {value.parameter for value in values if isinstance(value, Constant)} - {""}
-        if name not in STARTERS and not any(isinstance(value, Traced | Function | Scores) for value in values):
+        starts = name in STARTERS or (name == "constant_pad_nd" and outputs[0].dim() > 2)
+        if not starts and not any(isinstance(value, Traced | Function | Scores) for value in values):
             layout = self._followed(name, args, outputs)
             return [(item, replace(self._unpredicted(item, values), layout=layout)) for item in outputs]
         reason = f"no rule covers the operation {name!r}"

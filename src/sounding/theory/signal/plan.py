@@ -23,6 +23,9 @@ from sounding.theory.signal.description import (
 from sounding.theory.signal.signal import FULL
 
 PAIRS = 2**20  # followed at one node: 8 MiB; more pairs sharpen the means over all of them that batch norm needs
+# Positions of a sub-grid, at most. On 16 smooth images of 64 × 64, 56% of the rows of a ResNet-50 lay in their bands
+# with 2, 77% with 4 and 91% with 16; on 4 images 99.1% with 64, and 99.2% with all 256.
+PLACES = 16
 Spacing = tuple[int, ...]
 
 
@@ -35,7 +38,11 @@ def spacings(description: Description, *, points: int = FULL, pairs: int = PAIRS
     found = plan(description, points=points, pairs=pairs)
     missing = sorted({node.points.grid for node, one in zip(description.nodes, found, strict=True) if one is None})
     if missing:
-        raise UsageError(f"no sub-grid of two or more positions divides the grids {missing}", hint="fewer samples")
+        raise UsageError(
+            "theory follows a coarser grid of positions where there are too many, and no grid of two or more positions "
+            f"fits {missing}",
+            hint="fewer or smaller samples",
+        )
     return tuple(one for one in found if one is not None)
 
 
@@ -43,8 +50,8 @@ def plan(description: Description, *, points: int = FULL, pairs: int = PAIRS) ->
     """The spacing at each node, None where neither all pairs nor those of sub-grids can be followed.
 
     What stands between measured values is planned together. All its pairs are followed if no node has more than
-    `points` points. Otherwise positions are dealt to sub-grids: the largest grid to those of every r-th position with
-    at most `pairs` pairs at any node, and a grid s times as coarse, behind strides of s, to those of every
+    `points` points. Otherwise positions are dealt to sub-grids: the largest grid to those of every r-th position, with
+    at most `pairs` pairs at what is not measured, and a grid s times as coarse, behind strides of s, to those of every
     r/gcd(r, s)-th, at whose offsets the same pairs meet. Where no r fits, the nodes of the largest grid are left out,
     and the rest is planned anew.
     """
@@ -80,7 +87,8 @@ def _planned(nodes: Sequence[Node], part: Sequence[int], points: int, pairs: int
     if max(nodes[at].points.size for at in part) <= points:
         return {at: (1,) * len(nodes[at].points.grid) for at in part}
     whole = max((nodes[at].points for at in part), key=lambda one: one.size)
-    most = max(pairs / (whole.samples * whole.size), 2)
+    random = [nodes[at].points for at in part if not isinstance(nodes[at].rule, Given)]
+    most = min(max(pairs / max((one.samples * one.size for one in random), default=1), 2), PLACES)
     for spacing in _spacings_of(whole.grid, most):
         found = {at: _behind(nodes[at].points.grid, whole.grid, spacing) for at in part}
         if all(one is not None and _fits(nodes, at, found) for at, one in found.items()):
