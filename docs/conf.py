@@ -72,6 +72,11 @@ def _escape(text: str) -> str:
     return re.sub(r"([|*]|_(?!\w))", r"\\\1", text)
 
 
+def _skip_fields(app: Any, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
+    """Leave out the fields of named tuples, of which Python says no more than their number; the class tells them."""
+    return True if str(getattr(thing, "__doc__", "")).startswith("Alias for field number") else None
+
+
 def _find_raw_formulas(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
     """Warn, which fails the build, where a reader would see the source of a formula."""
     text = re.sub(r"<(code|pre|math|script)\b.*?</\1>|<[^>]*>", "", context.get("body", ""), flags=re.DOTALL)
@@ -82,5 +87,6 @@ def _find_raw_formulas(app: Any, page: str, template: str, context: dict[str, An
 def setup(app: Any) -> None:
     """Write formulas as MathML, which browsers draw without a script or a font from elsewhere, and miss none."""
     app.connect("autodoc-process-docstring", _plain_text, priority=100)  # before napoleon adds markup of its own
+    app.connect("autodoc-skip-member", _skip_fields)
     app.connect("html-page-context", _find_raw_formulas)
     app.add_html_math_renderer("mathml", inline_renderers=(_write_inline, None), block_renderers=(_write_block, None))

@@ -331,4 +331,6 @@ def _finite(value: float) -> float | None:
 def _text(value: float) -> str:
     if math.isnan(value):
         return "not defined"
+    if abs(value) >= 1e6 and math.isfinite(value):
+        return f"{value:.1e}".replace("e+0", "·10^").replace("e+", "·10^")
     return "∞" if value == math.inf else "−∞" if value == -math.inf else f"{value:.4g}"

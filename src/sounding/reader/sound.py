@@ -168,9 +168,11 @@ def tell_kept(here: Kept, sound: Kept, layers: int) -> str:
 def write_share(value: float) -> str:
     """A share in per cent, and what is several times the whole as a factor.
 
-    >>> write_share(0.5), write_share(2e-5), write_share(30.0)
-    ('50%', '0.002%', '30 times')
+    >>> write_share(0.5), write_share(2e-5), write_share(30.0), write_share(253000.0), write_share(2e-21)
+    ('50%', '0.002%', '30 times', '250,000 times', '10^-21')
     """
+    if value > 0 and not 1e-6 <= value < 1e6:
+        return f"10^{math.log10(value):.0f}" + (" times" if value > 1 else "")
     if value >= MANY:
-        return f"{value:.2g} times"
+        return f"{float(f'{value:.2g}'):,.0f} times"
     return f"{value:.0%}" if value >= 0.01 else f"{100 * value:.2g}%"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from scipy.optimize import brentq
 
@@ -69,7 +70,7 @@ class Point:
         return self.steady and abs(self.log_growth) <= limit
 
 
-@dataclass
+@dataclass(frozen=True)
 class Landscape:
     """Growth over settings, for one activation, batch size and law of the weights, of variance weight_std²/fan_in."""
 
@@ -77,8 +78,6 @@ class Landscape:
     batch_size: float
     limit: float
     weight_std: float = 1.0
-    _points: dict[Setting, Point] = field(default_factory=dict)
-    _collapse: dict[tuple[float, float], float] = field(default_factory=dict)
 
     @property
     def linear_log_growth(self) -> float:
@@ -87,32 +86,12 @@ class Landscape:
 
     def at(self, setting: Setting) -> Point:
         """The prediction at a setting."""
-        if setting not in self._points:
-            self._points[setting] = self._predict(setting)
-        return self._points[setting]
-
-    def _predict(self, setting: Setting) -> Point:
-        """The prediction at a setting, reduced to what the search looks at."""
-        result = batchnorm(
-            self.activation,
-            batch_size=self.batch_size,
-            eps=setting.eps,
-            scale=setting.scale,
-            shift=setting.shift,
-            weight_std=self.weight_std,
-        )
-        share = self.weight_std**2 * (1.0 if math.isinf(self.batch_size) else 1 - 1 / self.batch_size)
-        point, forward = result.fixed_point, result.forward_eigenvalues
-        slowest = max(forward.G, forward.L)
-        return Point(setting, result.gradient_growth, point.mu * share, point.attracting, slowest)
+        return _predict(self.activation, self.batch_size, self.weight_std, setting)
 
     def collapse(self, setting: Setting) -> float:
         """The eps at which the batch collapses, at this scale and shift."""
-        key = (setting.scale, setting.shift)
-        if key not in self._collapse:
-            found = critical_eps(self.activation, batch_size=self.batch_size, scale=key[0], shift=key[1])
-            self._collapse[key] = found.collapse * self.weight_std**2
-        return self._collapse[key]
+        found = _find_collapse(self.activation, self.batch_size, setting.scale, setting.shift)
+        return found * self.weight_std**2
 
     def size(self, point: Point) -> float:
         """RMS change of the normalized pre-activation x ↦ γ√(v/(v + eps))x + β, in standard deviations of x."""
@@ -175,3 +154,19 @@ def round_up(value: float, digits: int) -> float:
     power = digits - 1 - math.floor(math.log10(value))
     shown: float = math.ceil(value * 10.0**power * (1 - 1e-12)) / 10.0**power
     return round(shown, max(power, 0) + 1)
+
+
+# A prescription looks at some hundred settings, and one for another depth at most of them again.
+@functools.lru_cache(maxsize=4096)
+def _predict(activation: Activation, batch_size: float, weight_std: float, setting: Setting) -> Point:
+    """The prediction at a setting, reduced to what the search looks at."""
+    result = batchnorm(activation, batch_size=batch_size, weight_std=weight_std, **vars(setting))
+    share = weight_std**2 * (1.0 if math.isinf(batch_size) else 1 - 1 / batch_size)
+    point, forward = result.fixed_point, result.forward_eigenvalues
+    return Point(setting, result.gradient_growth, point.mu * share, point.attracting, max(forward.G, forward.L))
+
+
+@functools.lru_cache(maxsize=512)
+def _find_collapse(activation: Activation, batch_size: float, scale: float, shift: float) -> float:
+    """The critical eps at weights of variance 1/fan_in."""
+    return critical_eps(activation, batch_size=batch_size, scale=scale, shift=shift).collapse

@@ -94,7 +94,7 @@ function draw(section, name, panel) {
     section.append(list);
   }
   const curves = panel.curves.filter((curve) => curve.y.some((value) => value !== null));
-  const picture = curves.length ? chart(curves, panel.axes) : null;
+  const picture = curves.length ? chart(curves, panel.axes, Math.max(section.clientWidth - 36, 240)) : null;
   if (picture) section.append(picture, key(curves));
   if (panel.rows.length) {
     const lines = panel.rows.map((row, at) => element("tr", {}, ...row.map((cell) => element(at ? "td" : "th", {}, cell))));
@@ -115,7 +115,8 @@ function key(curves) {
   const made = element("p", { class: "key" });
   curves.forEach((curve, at) => {
     const line = element("i");
-    line.style.background = `var(--series-${at + 1})`;
+    line.className = curve.dots ? "dots" : curve.name === "unchanged" ? "guide" : "";
+    line.style.borderColor = `var(--series-${at + 1})`;
     made.append(element("span", {}, line, curve.name));
   });
   return made;
@@ -132,8 +133,9 @@ function range(curves, axis) {
   const low = Math.min(...values), high = Math.max(...values);
   return high - low < 1e-9 ? [low - 0.5, high + 0.5] : [low, high];
 }
-function chart(curves, axes) {
-  const W = 520, H = 300, L = 56, R = 12, T = 10, B = 40;
+// As wide as its panel, so that letters keep their size on a phone.
+function chart(curves, axes, W) {
+  const H = Math.min(Math.round(0.58 * W) + 20, 320), L = 56, R = 12, T = 10, B = 40;
   const [x0, x1] = range(curves, "x");
   let [y0, y1] = range(curves, "y");
   const room = (y1 - y0) * 0.04;
@@ -180,8 +182,9 @@ function savePicture(svg, name) {
   const copy = svg.cloneNode(true), style = getComputedStyle(document.documentElement);
   const color = (name) => style.getPropertyValue(name).trim();
   const solid = (text) => text.replace(/var\((--[a-z0-9-]+)\)/g, (_, name) => color(name));
-  copy.setAttribute("width", 1040);
-  copy.setAttribute("height", 600);
+  const { width, height } = svg.viewBox.baseVal, wide = 1040, high = Math.round((wide * height) / width);
+  copy.setAttribute("width", wide);
+  copy.setAttribute("height", high);
   for (const one of copy.querySelectorAll("*")) {
     for (const part of ["stroke", "fill"]) if (one.hasAttribute(part)) one.setAttribute(part, solid(one.getAttribute(part)));
     if (one.tagName === "text") for (const [part, value] of [["fill", color("--muted")], ["font-family", "sans-serif"], ["font-size", 11]]) one.setAttribute(part, value);
@@ -189,10 +192,10 @@ function savePicture(svg, name) {
   }
   const image = new Image();
   image.onload = () => {
-    const canvas = element("canvas", { width: 1040, height: 600 }), pen = canvas.getContext("2d");
+    const canvas = element("canvas", { width: wide, height: high }), pen = canvas.getContext("2d");
     pen.fillStyle = color("--surface");
-    pen.fillRect(0, 0, 1040, 600);
-    pen.drawImage(image, 0, 0, 1040, 600);
+    pen.fillRect(0, 0, wide, high);
+    pen.drawImage(image, 0, 0, wide, high);
     canvas.toBlob((blob) => save(blob, `${name}.png`));
   };
   image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(new XMLSerializer().serializeToString(copy))}`;

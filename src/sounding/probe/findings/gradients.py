@@ -27,6 +27,14 @@ def find_gradient_change(reading: Reading, thresholds: Thresholds) -> list[Findi
     silenced = _silenced(reading)
     if silenced is not None:
         return [silenced]
+    found = _find_change(reading, thresholds)
+    if not any(finding.severity == "high" for finding in found):
+        silenced = _silenced(reading, floor=NO_GRADIENT)
+    return [silenced] if silenced is not None else found
+
+
+def _find_change(reading: Reading, thresholds: Thresholds) -> list[Finding]:
+    """The finding of the rate, or of the layer that breaks it."""
     change = measure_change(reading, thresholds)
     if change is None:
         return []
@@ -45,23 +53,22 @@ def find_gradient_change(reading: Reading, thresholds: Thresholds) -> list[Findi
     return [_finding(reading, change, severity=severity, thresholds=thresholds)]
 
 
-def _silenced(reading: Reading) -> Finding | None:
+def _silenced(reading: Reading, *, floor: float = -math.inf) -> Finding | None:
     """The loss asks for something, and yet no weight has a gradient that an optimizer could use: nothing is learned.
 
-    Such a gradient is exactly zero, or so small that its square is: SGD then loses the step in rounding, and Adam,
-    which divides by the root of the square, by its own epsilon. A head that starts at zero silences the layers before
-    it, but not itself, and is no finding. The layer is the first one that puts out nothing but zeros, where there is
-    such a one: behind it no weight has anything to multiply.
+    Such a gradient is exactly zero, or below a floor at which its square is: SGD then loses the step in rounding, and
+    Adam, which divides by the root of the square, by its own epsilon. A head that starts at zero silences the layers
+    before it, but not itself, and is no finding. The layer is the first one that puts out nothing but zeros, where
+    there is such a one: behind it no weight has anything to multiply.
     """
-    asked = [call for call in reading.calls if NO_GRADIENT < call.get("gradient_log_norm") < math.inf]
+    asked = [call for call in reading.calls if floor < call.get("gradient_log_norm") < math.inf]
     measured = [call for call in reading.calls if not math.isnan(call.get(WEIGHT_GRADIENT))]
-    if not asked or not measured or any(call.get(WEIGHT_GRADIENT) > NO_GRADIENT for call in measured):
+    if not asked or not measured or any(call.get(WEIGHT_GRADIENT) > floor for call in measured):
         return None
     silent = next((call for call in reading.calls if call.get("mean_square") == 0.0), None)
     end = silent or asked[0]
     what = "The signal ends, all zeros," if silent is not None else "The gradient ends"
-    exact = all(call.get(WEIGHT_GRADIENT) == -math.inf for call in measured)
-    size = "exactly zero" if exact else "below 1e-19, its square zero,"
+    size = "exactly zero" if floor == -math.inf else "below 1e-19, its square zero,"
     return Finding(
         kind="gradient_vanishing",
         severity="high",
