@@ -15,6 +15,7 @@ from sounding.claims.number import Number, apart_from, exact, highest, scaled
 from sounding.claims.picture import Panel, Picture, Series
 from sounding.claims.thesis2024.convergence import algebraic_exponent
 from sounding.claims.thesis2024.correlation_maps import CorrelationMap, grid, iterate, map_of, map_of_weights, walk_pair
+from sounding.encoding import fields_of
 from sounding.theory.bounds.kernel_maps import theorem_5_11
 
 
@@ -54,15 +55,8 @@ def draw_case(
     start, depth = values["start"], values["depth"]
     layers = np.arange(depth + 1)
     path = iterate(one, np.array([start]), depth)[:, 0]
-    bound = theorem_5_11(
-        kappa_zero=one.zero,
-        slope_zero=one.slope_zero,
-        slope_one=one.slope_one,
-        fixed_point=one.fixed_point,
-        slope_fixed_point=one.slope_fixed_point,
-        start=start,
-        depth=depth,
-    )
+    numbers = fields_of(one, "slope_zero slope_one fixed_point slope_fixed_point")
+    bound = theorem_5_11(kappa_zero=one.zero, **numbers, start=start, depth=depth)
     limit = bound.curve / (1 + bound.curve) if one.case == 1 else bound.curve
     far = np.abs(path - one.fixed_point)
     kept = far > 1e-8

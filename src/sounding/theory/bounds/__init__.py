@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sounding.encoding import fields_of
 from sounding.errors import UsageError
 from sounding.theory.bounds import kernel_maps, orth2021, rank2020, thesis2024
 from sounding.theory.bounds.bound import Assumption, Bound
@@ -87,13 +88,7 @@ def kernel_numbers(name: str, activation: ActivationLike, *, norm: Norm = "none"
     if "slope_zero" not in known:
         raise UsageError(f"{name} does not depend on an activation, got {activation}", hint="leaving it out")
     found = kernel(activation, norm)
-    numbers: dict[str, Any] = {
-        "kappa_zero": found.zero,
-        "slope_zero": found.slope_zero,
-        "slope_one": found.slope_one,
-        "fixed_point": found.fixed_point,
-        "slope_fixed_point": found.slope_fixed_point,
-    }
+    numbers = fields_of(found, "slope_zero slope_one fixed_point slope_fixed_point") | {"kappa_zero": found.zero}
     if "second_moment" in known:
         # Theorem 5.15 speaks of the unscaled activation
         bare = kernel(activation)
