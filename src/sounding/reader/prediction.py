@@ -321,7 +321,7 @@ def _scatter(gram: Array, own: Array, level: float, turn: float, matrix: Array, 
         bent += turn * np.einsum("ij,j->i", gram, shared)
         squares = float(np.einsum("ij,ji->", product, product))
     else:  # the trace of (M K)² needs no product of matrices
-        once = np.einsum("ij,ij,j->i", matrix, matrix, own)
+        once = np.einsum("ij,j->i", matrix * matrix, own)
         squares = float(own @ once + 2 * level * (own @ sums**2) + (level * sums.sum()) ** 2)
     return math.sqrt(max(2 * squares + 4 * float(bent @ np.einsum("ij,j->i", matrix, bent)), 0.0))
 
