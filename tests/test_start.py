@@ -30,7 +30,7 @@ def kinds(findings: tuple[Finding, ...]) -> dict[str, str]:
 
 
 def measured(logits: Tensor, targets: Tensor, loss: Any = None) -> StartLoss:
-    value = functional.cross_entropy(logits, targets)
+    value = functional.cross_entropy(logits.requires_grad_(), targets)
     return measure_loss(logits, targets, loss=loss, name="cross_entropy", value=value)
 
 

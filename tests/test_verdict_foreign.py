@@ -166,10 +166,10 @@ def test_a_product_by_einsum_is_a_layer() -> None:
 
 
 def test_nearly_parallel_inputs_are_told_to_the_user() -> None:
-    """A table with a year in it: shallow networks are not accused, and the remedy is about the data."""
+    """A table with a year in it, in centuries: shallow networks are not accused, and the remedy is about the data."""
 
     def table() -> Tensor:
-        return torch.cat([2000 + 10 * torch.randn(64, 1), torch.randn(64, 19)], dim=1)
+        return torch.cat([20 + 0.1 * torch.randn(64, 1), 0.1 * torch.randn(64, 19)], dim=1)
 
     verdict = look(lambda: networks.mlp(6, 64, features=20, initialize=networks.he), table)
     finding = find(verdict, "degenerate_batch")

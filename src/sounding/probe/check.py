@@ -202,7 +202,7 @@ class _Checked(Watched):
 
     def __init__(self, root: nn.Module, *, resting: bool, plain_inputs: bool = False, **options: Any) -> None:
         super().__init__(root, **options)
-        self._options, self._resting, self._plain_inputs = options, resting, plain_inputs
+        self._options, self._resting, self._plain_inputs, self._rest = options, resting, plain_inputs, DropoutAtRest()
         self._root = root
         self._tap: GuestTap = GuestTap(self._tap.known, seeding=True)
         self._last_batch: Batch | None = None
@@ -249,9 +249,11 @@ class _Checked(Watched):
         tap, source = self._tap, generator if generator is not None else torch.default_generator
         tap.seeds, tap.seeding = [], not self._plain_inputs
         inside = tap.guest = self._listen_inside()
-        with self, DropoutAtRest() if self._resting else nullcontext():
+        with self, self._rest if self._resting else nullcontext():
             with inside or nullcontext():
                 output = run_model(self._root, arguments, keywords, batch)
+            if inside is not None:
+                inside.see_outputs(output)
             tap.guest = None  # a checkpointed block runs again in the backward pass
             self._last_batch, self._last_state = batch, (source.device, source.get_state())
             self._in_loss = True
@@ -372,7 +374,8 @@ class _Checked(Watched):
         if loss is not None:
             settings = {**settings, "start": loss.to_dict()}
         reading = self._collect(settings)
-        start = judge_start(self._root, self._tap.passes, reading, loss) if self.shards is None else ()
+        given = (self._root, self._tap.passes, reading, loss)
+        start = judge_start(*given, dropped=self._rest.most) if self.shards is None else ()
         rows, inside, gaps = look_inside(self._insides, source=self._source)
         profile = reading.profile()
         profile = replace(profile, rows=profile.rows + rows)
@@ -380,13 +383,8 @@ class _Checked(Watched):
             gaps += (Unmeasured(NETWORK, WHOLE_ONLY),)
         self._reading = reading
         seen = [one for one in self._influence if one.kind not in {finding.kind for finding in inside}]
-        self._beside = (
-            *start,
-            *inside,
-            *seen,
-            *influence.judge_reach(self._unreached),
-            *influence.judge_copy(self._copied),
-        )
+        reach = (*influence.judge_reach(self._unreached), *influence.judge_copy(self._copied))
+        self._beside = (*start, *inside, *seen, *reach)
         self.needs_foresight = needs_foresight(reading)
         verdict = judge_reading(reading, beside=self._beside)
         return Report(profile, verdict, self.unmeasured + gaps, describe_environment(self._root))

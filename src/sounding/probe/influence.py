@@ -2,13 +2,16 @@
 that reach nothing.
 
 Two forward passes of three samples tell. In the second one the first sample has other entries from its middle on, the
-second one has others up to its middle, and the third stays as it is: its signal may not change at all.
+second one has others up to its middle, and the third stays as it is: its signal may not change at all. A batch norm
+mixes samples by design; in these passes each sample is normalized by its own statistics in its place. Where samples
+do meet, three more passes tell whether a sample or the others have the greater say in what it gives.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,12 +26,13 @@ from sounding.probe.state import DropoutAtRest, plain_execution
 from sounding.probe.tap import Tap, survey_model
 
 SAMPLES = 3
+CROWD = 16  # samples among which a single one has little to say, where all of them have their say
 ENTRIES = 4096  # of a sample's signal that are compared in each layer: whoever is influenced is so nearly everywhere
 LOGITS = 64  # of the outputs at each position
 SEQUENCE = 4  # positions from which on an input has a middle
 MATCH = 0.95  # of the targets that follow the tokens: a few may be padding or the end of a text
 SURE = 30.0  # logits of a network that is sure of its answer
-MOST = 0.5  # of an input that reaches nothing: padding, borders and masks may leave out less
+MANY, MOST = 0.5, 0.9  # of an input that reaches nothing: padding, borders and masks may leave out less than half
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class Influence:
     Args:
         samples: whether the third sample changes with the others, and `call` the first call in which it does.
         alike: whether the outputs of all samples are the same.
+        steps: whether it is a recurrent layer or an attention where they meet, which takes samples for steps.
+        foreign: how much the others change what a sample gives, over how much it does so itself.
         future: whether outputs change with the tokens behind them.
         past: whether outputs change with the tokens before them.
     """
@@ -45,25 +51,53 @@ class Influence:
     samples: bool
     call: str | None = None
     alike: bool = False
+    steps: bool = False
+    foreign: float = 0.0
     future: bool = False
     past: bool = True
 
 
+class _Alone(DropoutAtRest):
+    """Inside, dropout rests, and batch norm takes the statistics of each sample alone."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is nn.functional.batch_norm:
+            given = inspect.signature(func).bind(*args, **(kwargs or {})).arguments
+            if given.get("training"):
+                x = given["input"]
+                x = nn.functional.layer_norm(x, x.shape[1:], eps=given.get("eps", 1e-5))
+                features = (-1, *(1,) * (x.dim() - 2))
+                for one, change in ((given.get("weight"), torch.mul), (given.get("bias"), torch.add)):
+                    x = x if one is None else change(x, one.view(features))
+                return x
+        return super().__torch_function__(func, types, args, kwargs)
+
+
 class _Sketch(Tap):
-    """A tap that keeps a part of the third sample's signal at every call, and of what the model returns."""
+    """A tap that keeps a part of the last sample's signal at every call, and of what the model returns."""
 
     def __init__(self, *given: Any, size: int) -> None:
         super().__init__(*given)
         self.size = size
         self.kept: dict[str, Tensor] = {}
+        self.read: dict[str, Tensor] = {}  # of recurrent layers and attentions, what they are given
         self.answer: Tensor | None = None
 
     def measure(self, one: Pass, call: OpenCall, args: Any, output: Any, tensor: Tensor) -> None:
         """Keep some entries of the last sample."""
         call.features = 1  # so that a call that only passes this on is left out
-        rows = sample_matrix(tensor.detach(), self.size, first=self.known.axis)
-        if rows is not None and tensor.is_floating_point():
-            self.kept[call.name] = rows[-1, :: max(rows.shape[1] // ENTRIES, 1)].float().clone()
+        self._keep(self.kept, call.name, tensor)
+        if isinstance(call.spec.module, nn.RNNBase | nn.MultiheadAttention) and args:
+            self._keep(self.read, call.name, args[0])
+
+    def _keep(self, kept: dict[str, Tensor], name: str, tensor: Any) -> None:
+        """Keep a part of the last sample of a tensor under a name."""
+        if isinstance(tensor, Tensor) and tensor.is_floating_point():
+            rows = sample_matrix(tensor.detach(), self.size, first=self.known.axis)
+            if rows is not None:
+                kept[name] = rows[-1, :: max(rows.shape[1] // ENTRIES, 1)].float().clone()
 
     def end(self, _module: nn.Module, _args: Any, output: Any) -> None:
         """Keep some outputs of every sample and position."""
@@ -73,15 +107,9 @@ class _Sketch(Tap):
 
 
 def find_influence(root: nn.Module, batch: Batch, *, axis: int) -> Influence | None:
-    """What changes with what; None where samples meet by design (batch norm), or where the model takes no three."""
-    if any(isinstance(part, nn.modules.batchnorm._BatchNorm) and (part.training or part.running_mean is None)
-           for part in root.modules()):  # fmt: skip
-        return None
-    size = batch.size(axis) or 0
-    taken = min(SAMPLES, size)
-    arguments, keywords = (cut(part, slice(0, taken), size, axis) for part in (batch.arguments, dict(batch.keywords)))
-    few = Batch(arguments, keywords, None)
-    changed = _change(few, axis)
+    """What changes with what; None where the model takes no three samples, or is random itself."""
+    taken, few = _first(batch, SAMPLES, axis)
+    changed = _change_halves(few, axis)
     if taken < 2 or changed is None:
         return None
     state = torch.get_rng_state()
@@ -90,20 +118,47 @@ def find_influence(root: nn.Module, batch: Batch, *, axis: int) -> Influence | N
         found = _compare(before, after, leading_tensor(few.tensors()))
         if (found.samples or found.future) and _compare(before, _run(root, few, axis, taken, state), None).samples:
             return None  # the model itself is random
+        if found.samples:
+            taken, more = _first(batch, CROWD, axis)
+            others = _copied(more, axis, taken, slice(0, -1), slice(-1, None))
+            itself = _copied(more, axis, taken, slice(-1, None), slice(0, 1))
+            runs = [_run(root, one, axis, taken, state) for one in (more, others, itself)]
+            found = replace(found, foreign=_weigh(*runs))
     except Exception:
         return None  # a graph that needs all its nodes, a size that is built in: nothing is said
     return found
 
 
+def _first(batch: Batch, most: int, axis: int) -> tuple[int, Batch]:
+    """How many of the first samples are taken, and a batch of them."""
+    size = batch.size(axis) or 0
+    taken = min(most, size)
+    arguments, keywords = (cut(part, slice(0, taken), size, axis) for part in (batch.arguments, dict(batch.keywords)))
+    return taken, Batch(arguments, keywords, None)
+
+
+def _weigh(before: _Sketch, others: _Sketch, itself: _Sketch) -> float:
+    """How much the output of the last sample changes with the others, over how much with itself; 0 where the outputs
+    are no row for each sample, or compare samples with each other."""
+    answers = [one.answer for one in (before, others, itself)]
+    known = [one[-1] for one in answers if one is not None and one.shape[:1] == (before.size,)]
+    if len(known) < 3 or known[0].shape == (before.size,):
+        return 0.0
+    own = float((known[0] - known[2]).norm())
+    return float((known[0] - known[1]).norm()) / own if own else math.inf
+
+
 def _compare(before: _Sketch, after: _Sketch, tokens: Tensor | None) -> Influence:
     """What has changed between two passes."""
     parted = [name for name in before.kept if name in after.kept and _differ(before.kept[name], after.kept[name])]
-    found = Influence(bool(parted), parted[0] if parted else None)
+    first = parted[0] if parted else None
+    steps = first in before.read and not _differ(before.read[first], after.read.get(first, before.read[first]))
+    found = Influence(bool(parted), first, steps=steps)
     one, other, size = before.answer, after.answer, before.size
     if one is None or other is None or one.shape != other.shape or one.shape[0] != size or before.known.axis != 0:
         return found
     samples = found.samples or _differ(one[-1], other[-1])
-    found = Influence(samples, found.call, alike=not any(_differ(one[0], row) for row in one[1:]))
+    found = replace(found, samples=samples, alike=not any(_differ(one[0], row) for row in one[1:]))
     if samples or tokens is None or tokens.is_floating_point() or one.shape[:2] != tokens.shape or one.dim() != 3:
         return found
     middle = tokens.shape[1] // 2
@@ -112,25 +167,43 @@ def _compare(before: _Sketch, after: _Sketch, tokens: Tensor | None) -> Influenc
     return replace(found, future=future, past=past)
 
 
-def _change(batch: Batch, axis: int) -> Batch | None:
-    """The batch with entries of its last sample in the others; None where that changes nothing."""
-    lead = leading_tensor(batch.tensors())
+def _change_halves(batch: Batch, axis: int) -> Batch | None:
+    """The batch with entries of its last sample in the others, of whole tokens in one half of each alone; None where
+    that changes nothing."""
+    lead, size = leading_tensor(batch.tensors()), batch.size(axis) or 0
     if lead is None or lead.layout is not torch.strided or lead.dim() < 2 or axis >= lead.dim():
         return None
     rows = lead.detach().clone().movedim(axis, 0)
-    if not lead.is_floating_point() and rows.dim() == 2 and rows.shape[1] >= SEQUENCE:
-        middle = rows.shape[1] // 2
-        rows[0, middle:] = rows[-1, middle:]
-        rows[1:-1, :middle] = rows[-1, :middle]
-    else:
-        rows[:-1] = rows[-1:].clone()
+    if lead.is_floating_point() or rows.dim() != 2 or rows.shape[1] < SEQUENCE:
+        changed = _copied(batch, axis, size, slice(0, -1), slice(-1, None))
+        same = all(torch.equal(one, other) for one, other in zip(batch.tensors(), changed.tensors(), strict=True))
+        return None if same else changed
+    middle = rows.shape[1] // 2
+    rows[0, middle:] = rows[-1, middle:]
+    rows[1:-1, :middle] = rows[-1, :middle]
     new = rows.movedim(0, axis).contiguous()
-    if torch.equal(new, lead):
-        return None
+    return None if torch.equal(new, lead) else _mapped(batch, lambda value: new if value is lead else value)
+
+
+def _copied(batch: Batch, axis: int, size: int, into: slice, source: slice) -> Batch:
+    """The batch with some of its samples in the place of others, in every tensor that holds a row for each."""
+
+    def change(value: Tensor) -> Tensor:
+        if value.dim() <= axis or value.shape[axis] != size or value.layout is not torch.strided:
+            return value
+        rows = value.detach().clone().movedim(axis, 0)
+        rows[into] = rows[source].clone()
+        return rows.movedim(0, axis).contiguous()
+
+    return _mapped(batch, change)
+
+
+def _mapped(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
+    """The batch with every tensor of its arguments changed, and without targets."""
 
     def swap(value: Any) -> Any:
-        if value is lead:
-            return new
+        if isinstance(value, Tensor):
+            return change(value)
         if type(value) is dict:
             return {key: swap(item) for key, item in value.items()}
         return type(value)(swap(item) for item in value) if type(value) in (tuple, list) else value
@@ -142,7 +215,7 @@ def _run(root: nn.Module, batch: Batch, axis: int, size: int, state: Tensor) -> 
     arguments, keywords, _ = batch.prepare(plain=True)
     tap = _Sketch(survey_model(root, batch_axis=axis), size=size)
     torch.set_rng_state(state)
-    with plain_execution(), tap, DropoutAtRest():
+    with plain_execution(), tap, _Alone():
         root(*arguments, **keywords)
     return tap
 
@@ -160,8 +233,11 @@ def judge_influence(found: Influence | None, batch: Batch, *, causal: bool) -> l
     if found is None:
         return []
     if found.samples:
-        severity: Severity = "medium" if found.alike else "low"
+        harmful = found.alike or found.steps or found.foreign >= 1
+        severity: Severity = "medium" if harmful else "low"
         same = " All samples get the same output." if found.alike else ""
+        if harmful and not found.alike and found.foreign >= 1:
+            same = " They have more say in it than the sample itself."
         where = f"from {found.call!r} on" if found.call else "in what the network returns"
         return [_finding(
             "mixed_samples", severity, found.call,
@@ -189,13 +265,15 @@ def judge_influence(found: Influence | None, batch: Batch, *, causal: bool) -> l
 
 def is_copied(output: Any, batch: Batch, targets: Any, loss: Any) -> bool:
     """Whether a network that returns its own tokens would have no loss: the targets were not moved by one place."""
-    tokens, answer = leading_tensor(batch.tensors()), answer_tensor(output)
-    if tokens is None or tokens.is_floating_point() or not isinstance(targets, Tensor) or answer is None:
+    answer = answer_tensor(output)
+    if not isinstance(targets, Tensor) or targets.is_floating_point() or answer is None:
         return False
-    if targets.shape != tokens.shape or answer.shape[:-1] != tokens.shape or int(tokens.max()) >= answer.shape[-1]:
+    # a decoder is given its targets, moved by one place, beside what it translates
+    whole = [one for one in batch.tensors() if one.shape == targets.shape == answer.shape[:-1] and one.dim() > 1]
+    same = [one for one in whole if float((targets.to(one.device) == one).float().mean()) >= MATCH]
+    if not same or not 0 <= int(same[0].min()) < int(same[0].max()) < answer.shape[-1]:
         return False
-    if float((targets.to(tokens.device) == tokens).float().mean()) < MATCH or int(tokens.min()) == int(tokens.max()):
-        return False
+    tokens = same[0]
     if not callable(loss):
         return True
     copied = SURE * torch.nn.functional.one_hot(tokens.long(), answer.shape[-1]).to(answer.device, answer.dtype)
@@ -243,10 +321,10 @@ def share_unreached(gradients: Sequence[Tensor | None]) -> float:
 
 def judge_reach(share: float) -> list[Finding]:
     """A finding where most of an input changes nothing."""
-    if share < MOST:
+    if share < MANY:
         return []
     return [_finding(
-        "unused_input", "low", "input",
+        "unused_input", "medium" if share > MOST else "low", "input",
         f"The loss does not depend on {share:.0%} of the entries of the input, whatever the sample: steps, pixels or "
         "features are cut off before they reach it.",
         ("look for an index that takes the wrong step, a slice, and a mask that hides too much",),

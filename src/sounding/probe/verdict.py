@@ -161,7 +161,7 @@ def _phrase(finding: Finding, depth: int) -> str:
             return "the inputs are nearly parallel" if parallel else "the samples are linearly dependent"
         case "batch_too_small":
             return "the batch is too small"
-        case "dead_units":
+        case "dead_units" if "dead_fraction" in evidence:
             return f"{evidence['dead_fraction']:.0%} of the units of {where} are dead"
         case "saturation":
             share, layers = f"{evidence['saturated_fraction']:.0%}", evidence["layers"]

@@ -58,6 +58,9 @@ def find_arrivals(
             of them that get a gradient themselves do.
     """
     if not any(one.weights for one in passes):
+        named = [(name, one) for name, one in named_parameters(root) if one.is_floating_point()]
+        if named and passes and not any(one.requires_grad for _, one in named):
+            return [_finding("frozen", "medium", named, 1.0, practice, zeros)]
         return []  # nothing came back at all, which the verdict says by itself
     lost: dict[FindingKind, list[tuple[str, nn.Parameter]]] = {}
     asked = 0

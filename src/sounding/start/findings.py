@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from statistics import median
+from statistics import median, median_low
 
 import torch
 
@@ -351,7 +351,7 @@ def find_biases(start: Start) -> Iterator[Finding]:
                 worst, most = one, share
         if worst is not None:
             # where all siblings have it, it is meant: Mamba's step sizes are biases of 5
-            alone = len(shares) == 1 or median(shares) < THRESHOLDS.drowned
+            alone = len(shares) == 1 or median_low(shares) < THRESHOLDS.drowned
             if worst.kind == "norm bias" and not alone:
                 continue  # shifts of all norms are a choice that theory makes too (`tune_batchnorm`)
             yield make_finding(

@@ -9,22 +9,24 @@ from typing import Any
 
 from torch import nn
 
-from sounding.probe.calls import Pass
+from sounding.probe.calls import Pass, named_modules
 from sounding.probe.reading import Reading
-from sounding.probe.records import Finding, Severity
+from sounding.probe.records import Finding, FindingKind, Severity
+from sounding.probe.state import DROPOUT
 from sounding.probe.thresholds import THRESHOLDS
 from sounding.start.arrivals import find_arrivals
 from sounding.start.findings import find_all
 from sounding.start.loss import StartLoss, judge_loss
 from sounding.start.parameters import take_stock
 
+USUAL_EPS = 1e-3  # TensorFlow's for batch norm, the largest in use
 RAW = 10.0  # the root mean square of inputs that nobody has scaled: pixels up to 255 have 100
 
 
 def judge_start(
-    root: nn.Module, passes: Sequence[Pass], reading: Reading, loss: StartLoss | None
+    root: nn.Module, passes: Sequence[Pass], reading: Reading, loss: StartLoss | None, *, dropped: float = 0.0
 ) -> tuple[Finding, ...]:
-    """Every finding about the start, for the verdict of a check."""
+    """Every finding about the start, for the verdict of a check; `dropped` is the most that a forward method drops."""
     start = take_stock(root)
     parameters = find_all(start)
     practice = [finding for finding in parameters if finding.kind == "zero_start"]
@@ -39,7 +41,8 @@ def judge_start(
     given = _size(reading.input.get("mean_square"))
     if given > RAW and _way_of_inputs(reading):
         losses = [_blame_inputs(f, given) if f.kind == "start_loss" else f for f in losses]
-    return (*losses, *_judge_signal(root, reading), *parameters, *arrivals)
+    return (*losses, *_judge_signal(root, reading), *_judge_norms(root, reading), *_judge_dropout(root, dropped),
+            *parameters, *arrivals)  # fmt: skip
 
 
 def _blame_inputs(finding: Finding, given: float) -> Finding:
@@ -52,11 +55,12 @@ def _judge_signal(root: nn.Module, reading: Reading) -> list[Finding]:
     """Inputs that no norm brings back, and outputs that are huge; each at its place."""
     given, calls = _size(reading.input.get("mean_square")), reading.calls
     found = []
-    way = _way_of_inputs(reading)
-    if given > THRESHOLDS.huge_input and way:
-        severity: Severity = "high" if given > THRESHOLDS.beyond else "medium"
-        if any("Norm" in call.kind for call in calls):  # a third of its accuracy was left, and not none: docs/audit.md
-            severity = "medium" if given > THRESHOLDS.beyond else "low"
+    way, first = _way_of_inputs(reading), next(iter(reading.weight_layers), None)
+    arrives = first is None or not _size(first.get("mean_square")) <= RAW  # sines of a large number are no large signal
+    if given > THRESHOLDS.huge_input and way and arrives:
+        # with norms inside of branches a third of its accuracy was left, and not none: docs/audit.md
+        normed = any("Norm" in call.kind for call in calls)
+        severity: Severity = "high" if given > THRESHOLDS.beyond and not normed else "medium"
         why = f"The inputs have a root mean square of {given:.3g}, and {way}."
         found.append(_finding(severity, reading.input.name, 0, given, why, ("scale the inputs to unit mean square",)))
     last = calls[-1] if calls else None
@@ -78,6 +82,55 @@ def _judge_signal(root: nn.Module, reading: Reading) -> list[Finding]:
             _finding("high" if made > THRESHOLDS.beyond else "medium", last.name, last.depth, made, why, remedies)
         )
     return found
+
+
+def _judge_norms(root: nn.Module, reading: Reading) -> list[Finding]:
+    """Norms of the user's own, or with an eps of their own, that do not give out what their scale says.
+
+    That is a root mean square of one for scales of one. The worst of them is named. Scales may also be meant as
+    1 + weight, and so that the whole gives one. What torch's own give is right, and small only where what they are
+    given is small beside their eps.
+    """
+    modules, worst, most, count = dict(named_modules(root)), None, THRESHOLDS.tame_norm, 0
+    for call in reading.calls:
+        made, norm = _size(call.get("mean_square")), modules.get(call.name.partition("#")[0])
+        if "Norm" not in call.kind or norm is None or not 0 < made < math.inf or not norm.training:
+            continue
+        scales = [one.detach().float() for one in norm.parameters(recurse=False) if one.dim() == 1][:1]
+        own = type(norm).__module__.startswith("torch.nn")
+        if (getattr(norm, "eps", None) or 0) <= USUAL_EPS if own else not scales:
+            continue
+        meant = [1.0, *(float(one.square().mean().sqrt()) for scale in scales for one in (scale, 1 + scale))]
+        off = min(max(made / one, one / made) for one in meant if one > 0)
+        count += off > THRESHOLDS.tame_norm
+        if off > most:
+            worst, most = call, off
+    if worst is None:
+        return []
+    made = _size(worst.get("mean_square"))
+    more = f", and of {count - 1} more" if count > 1 else ""
+    return [_finding(
+        "medium", worst.name, worst.depth, made,
+        f"What leaves the norm {worst.name!r}{more} has a root mean square of {made:.3g}, {most:.3g} times off "
+        "what its scale says: it divides by something else than the size of what it is given.",
+        ("divide by the root of the mean square, and not of the sum", "look at its eps, and over which axes it runs"),
+        "norm_weight",
+    )]  # fmt: skip
+
+
+def _judge_dropout(root: nn.Module, dropped: float) -> list[Finding]:
+    """Dropout that leaves out nearly everything: it rests during a check, and does not in training."""
+    named = [(part.p, name) for name, part in named_modules(root) if isinstance(part, DROPOUT)]
+    share, name = max([*named, (dropped, "")], key=lambda one: one[0])
+    if share < THRESHOLDS.dead:
+        return []
+    return [Finding(
+        "dead_units", "medium", name or None, None, {"dropped": share},
+        f"Dropout sets {share:.0%} of the units to zero in each step of training"
+        + (f" at {name!r}" if name else "") + "; a check lets dropout rest, so that nothing else here shows it.", "",
+        ("its number is the share that is dropped, and not the one that is kept: 0.1 to 0.5 are usual",),
+        expected="dropout of 0.1 to 0.5", found=f"{share:.3g}",
+    )]  # fmt: skip
 
 
 def _way_of_inputs(reading: Reading) -> str:
@@ -102,9 +155,10 @@ def _size(mean_square: float) -> float:
 
 
 def _finding(
-    severity: Severity, layer: str, depth: int, size: float, why: str, remedies: tuple[str, ...]
+    severity: Severity, layer: str, depth: int, size: float, why: str, remedies: tuple[str, ...],
+    kind: FindingKind = "huge_signal",
 ) -> Finding:  # fmt: skip
     return Finding(
-        "huge_signal", severity, layer, depth, {"root_mean_square": size}, why, "", remedies,
+        kind, severity, layer, depth, {"root_mean_square": size}, why, "", remedies,
         expected="a root mean square around 1", found=f"{size:.3g}",
     )  # fmt: skip

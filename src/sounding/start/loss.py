@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from sounding.probe.losses import class_axis
 from sounding.probe.outputs import answer_tensor, tensors_in
 from sounding.probe.parts import is_distributed
 from sounding.probe.records import Finding, Severity
 from sounding.probe.thresholds import THRESHOLDS
 
-IGNORED = -100  # torch's mark for "no target here"
 PATIENCE = 100.0  # a mean squared error this many times the best constant's is undone in the first steps at best
 UNEVEN = 0.8  # the entropy of the labels over ln C from which on they are even enough
-LOOK = 12  # operations from the loss on among which its own are
-OF_LOGITS = ("BinaryCrossEntropyWithLogits", "LogSoftmax")
-VIEWS = ("View", "Squeeze", "Clone", "ToCopy", "Reshape", "Alias", "Transpose", "Permute", "Slice", "Select", "Index")
-ACTIVE = {"Sigmoid": "sigmoid", "Softmax": "softmax", "Relu": "ReLU"}
+LOOK = 24  # operations from the loss on among which its own are
+USUAL = ("NllLoss", "BinaryCrossEntropy", "MseLoss", "SmoothL1Loss", "HuberLoss")
+VIEWS = (
+    "LogSoftmax",
+    "View",
+    "Squeeze",
+    "Clone",
+    "ToCopy",
+    "Reshape",
+    "Alias",
+    "Transpose",
+    "Permute",
+    "Slice",
+    "Select",
+    "Index",
+)
+ACTIVE = {"Sigmoid": "sigmoid", "Softmax": "softmax", "Relu": "ReLU", "Tanh": "tanh"}
+RANGES = {"sigmoid": (0.0, 1.0), "softmax": (0.0, 1.0), "ReLU": (0.0, math.inf), "tanh": (-1.0, 1.0)}
+FEW, MANY = 0.05, 0.25  # of the targets out of reach: a few may be noise or outliers
 LABELS = 4  # labels per class from which on their frequencies say something
 
 
@@ -36,13 +49,16 @@ class StartLoss:
         name: "cross_entropy", "binary", "mse", "random", or the name of a loss of the user's.
         value: the loss.
         blind: what a network without knowledge has: ln C, or the variance of the targets; NaN where not known.
+        part: the cross-entropy or mean squared error that is in the loss; NaN where none is.
         excess: what logits as spread as these cost on average in addition, whatever the labels.
         spread: the standard deviation of the logits within a sample, or of the outputs.
         classes: how many there are, 0 for none.
         entropy: of the labels of the batch, in nats.
         labels: how many labels the batch has.
         most: the share of the most frequent class.
-        twice: "softmax", "sigmoid" or "ReLU" where one stands in front of a loss that takes logits.
+        twice: "softmax", "sigmoid", "tanh" or "ReLU" where one made what the loss is taken of.
+        beyond: the share of the targets that this activation cannot give.
+        size: the root mean square of the targets of a regression.
         asked: whether the user named the loss or it is the only usual one.
         whole: whether the loss sees all that the network returned.
     """
@@ -50,6 +66,7 @@ class StartLoss:
     name: str
     value: float
     blind: float = math.nan
+    part: float = math.nan
     excess: float = 0.0
     spread: float = math.nan
     classes: int = 0
@@ -59,6 +76,13 @@ class StartLoss:
     twice: str = ""
     asked: bool = False
     whole: bool = True
+    beyond: float = 0.0
+    size: float = math.nan
+
+    @property
+    def over(self) -> float:
+        """How far the loss is above that of a network without knowledge."""
+        return self.part - self.blind
 
     @property
     def sentence(self) -> str:
@@ -86,77 +110,90 @@ class StartLoss:
 def measure_loss(
     output: Any, targets: Any, *, loss: str | Callable[..., Tensor] | None, name: str, value: Tensor
 ) -> StartLoss:
-    """The loss of a pass with all that says what it should be."""
-    found = _measure(output, targets, loss=loss, name=name, value=value)
-    return replace(found, twice=_before_loss(value) or found.twice)
+    """The loss of a pass with all that says what it should be.
 
-
-def _measure(
-    output: Any, targets: Any, *, loss: str | Callable[..., Tensor] | None, name: str, value: Tensor
-) -> StartLoss:
-    """The loss at the start beside that of a network without knowledge, where that can be told."""
-    number = float(value.detach())
-    kind = _known(loss, name)
-    answer = answer_tensor(output)
+    Which of torch's losses it is made of is read off its graph, whoever wrote it; of several the one that is farthest
+    above ignorance speaks.
+    """
+    number, answer = float(value.detach()), answer_tensor(output)
     own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if loss is None and targets is None and isinstance(own, Tensor):
-        kind = "own"
+    itself = loss is None and targets is None and isinstance(own, Tensor)
     returned = [tensor for _, tensor in tensors_in(output) if tensor.is_floating_point() and tensor.dim() > 0]
-    whole = callable(loss) or kind == "own" or len(returned) <= 1
-    if kind == "random":
+    whole = callable(loss) or itself or len(returned) <= 1
+    if name == "random" and not itself:
         scalar = answer is not None and answer.numel() == 1
         return StartLoss("the output itself" if scalar else "random", number, whole=whole)
-    if answer is None or is_distributed(answer) or not answer.is_floating_point():
-        return StartLoss(name, number, whole=whole)
-    logits = answer.detach().float()
-    asked = loss is not None
-    if kind == "mse" and isinstance(targets, Tensor):
-        values = targets.detach().double()
-        # each output may have a mean of its own; what a constant cannot know is the variance around it
-        blind = float(values.flatten(1).var(0, unbiased=False).mean() if values.dim() > 1 else values.var(correction=0))
-        return StartLoss("mse", number, blind, spread=float(logits.std()), asked=asked, whole=whole)
-    if kind == "cross_entropy" and isinstance(targets, Tensor) and not targets.is_floating_point():
-        return _of_classes(logits, targets.to(logits.device), number, asked=asked, whole=whole)
-    if kind == "own" and logits.dim() >= 2 and logits.shape[-1] > 1:
-        blind, excess, spread = _of_logits(logits.flatten(0, -2))
-        return StartLoss("of the model's own", number, blind, excess, spread, logits.shape[-1], whole=True)
-    return StartLoss("of the model's own" if kind == "own" else name, number, asked=asked, whole=whole)
+    told = StartLoss("of the model's own" if itself else name, number, asked=loss is not None, whole=whole)
+    found = [_measure(node, told, targets) for node in _usual_losses(value)]
+    return max(found, key=lambda one: one.over if math.isfinite(one.over) else -math.inf, default=told)
 
 
-def _known(loss: str | Callable[..., Tensor] | None, name: str) -> str:
-    """Which of the usual losses a loss is, or its own name."""
-    if loss is functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss | nn.BCEWithLogitsLoss):
-        return "cross_entropy"
-    if loss is functional.binary_cross_entropy_with_logits:
-        return "cross_entropy"
-    return "mse" if loss is functional.mse_loss or isinstance(loss, nn.MSELoss) else name
+def _usual_losses(value: Tensor) -> Iterator[Any]:
+    """The nodes of torch's own losses near the end of a graph."""
+    waiting = [value.grad_fn]
+    for _ in range(LOOK):
+        node = waiting.pop(0) if waiting else None
+        if node is None:
+            return
+        if node.name().startswith(USUAL):
+            yield node
+        else:
+            waiting += [before for before, _ in node.next_functions if before is not None]
 
 
-def _of_classes(logits: Tensor, targets: Tensor, value: float, *, asked: bool, whole: bool) -> StartLoss:
-    """A cross-entropy at the start: what blind guessing has, what the logits cost, and how labels are spread."""
-    labels = targets.flatten()
-    labels = labels[labels != IGNORED].long()
-    if logits.numel() == targets.numel():
-        flat = logits.flatten()
-        blind, classes, spread = math.log(2), 2, float(flat.std()) if len(flat) > 1 else 0.0
-        # whatever the label: half of ln(1 + e^z) and half of ln(1 + e^-z)
-        excess = float((functional.softplus(flat) - flat / 2).mean()) - blind
-        twice, name = "", "binary_cross_entropy"
-    else:
-        axis = class_axis(logits, targets)
-        if axis is None:
-            return StartLoss("cross_entropy", value, asked=asked, whole=whole)
-        rows = logits.movedim(axis, -1).flatten(0, -2)
-        classes, name = rows.shape[1], "cross_entropy"
-        blind, excess, spread = _of_logits(rows)
-        sums = bool((rows >= 0).all()) and bool(((rows.sum(1) - 1).abs() < 1e-2).all())
-        twice = "softmax" if sums and classes > 1 else ""
-    counts = torch.bincount(labels.cpu(), minlength=classes).double() if len(labels) else torch.zeros(classes)
-    shares = counts / max(float(counts.sum()), 1.0)
+def _measure(node: Any, told: StartLoss, targets: Any) -> StartLoss:
+    """What one of torch's losses, which holds what it was given, says of its inputs."""
+    name, given, wanted = node.name(), node._saved_self, node._saved_target
+    if is_distributed(given):
+        return told
+    given, wanted = given.detach().float(), wanted.detach()
+    if name != "BinaryCrossEntropyBackward0":  # that one takes probabilities
+        told = replace(told, twice=_activation_before(node))
+    users = isinstance(targets, Tensor) and targets.numel() == wanted.numel()
+    if name.startswith("NllLoss"):
+        return _of_classes(given.movedim(1, -1).flatten(0, -2), wanted.flatten(), told, users=users)
+    if name.startswith("BinaryCrossEntropy"):
+        return _of_two(given if "Logits" in name else given.logit(1e-6), wanted, told, users=users)
+    if not users or not torch.equal(targets.detach().to(wanted).flatten(), wanted.flatten()):
+        return told  # what a network makes for itself, as codes and teachers do, need not have a spread
+    values = wanted.double()
+    # each output may have a mean of its own; what a constant cannot know is the variance around it
+    blind = float(values.flatten(1).var(0, unbiased=False).mean() if values.dim() > 1 else values.var(correction=0))
+    part = told.value if name.startswith("MseLoss") and told.name == "mse" else float((given - values).square().mean())
+    low, high = RANGES.get(told.twice, (-math.inf, math.inf))
+    margin = 0.05 * (high - low) if math.isfinite(high) else 1e-6
+    beyond = float(((values < low - margin) | (values > high + margin)).double().mean())
+    size = float(values.square().mean().sqrt())
+    return replace(told, blind=blind, part=part, spread=float(given.std()), beyond=beyond, size=size)
+
+
+def _of_classes(rows: Tensor, labels: Tensor, told: StartLoss, *, users: bool) -> StartLoss:
+    """Cross-entropy of logits, or of their logarithms of shares: one row and one label each."""
+    classes = rows.shape[1]
+    blind, excess, spread = _of_logits(rows)
+    kept = (labels >= 0) & (labels < classes)
+    part = -float(rows.log_softmax(1)[kept].gather(1, labels[kept, None].long()).double().mean())
+    told = replace(told, blind=blind, part=part, excess=excess, spread=spread, classes=classes)
+    return _with_labels(told, labels[kept]) if users else told
+
+
+def _of_two(logits: Tensor, wanted: Tensor, told: StartLoss, *, users: bool) -> StartLoss:
+    """Binary cross-entropy: what logits cost whatever the label is half of ln(1 + e^z) and half of ln(1 + e^-z)."""
+    flat, blind = logits.flatten(), math.log(2)
+    excess = float((functional.softplus(flat) - flat / 2).mean()) - blind
+    part = float(functional.binary_cross_entropy_with_logits(flat, wanted.flatten().to(flat)))
+    name = "binary_cross_entropy" if told.name == "cross_entropy" else told.name
+    spread = float(flat.std()) if len(flat) > 1 else 0.0
+    told = replace(told, name=name, blind=blind, part=part, excess=excess, spread=spread, classes=2)
+    alone = len(flat) == len(logits)  # several outputs of a sample are questions of their own, each uneven by right
+    return _with_labels(told, wanted.flatten() > 0.5) if users and alone else told
+
+
+def _with_labels(told: StartLoss, labels: Tensor) -> StartLoss:
+    """How even the labels of the batch are."""
+    shares = torch.bincount(labels.long().cpu(), minlength=told.classes).double() / max(len(labels), 1)
     entropy = float(-(shares[shares > 0] * shares[shares > 0].log()).sum())
-    return StartLoss(
-        name, value, blind, excess, spread, classes, entropy, len(labels), float(shares.max()), twice, asked, whole
-    )
+    return replace(told, entropy=entropy, labels=len(labels), most=float(shares.max()))
 
 
 def _of_logits(rows: Tensor) -> tuple[float, float, float]:
@@ -166,29 +203,19 @@ def _of_logits(rows: Tensor) -> tuple[float, float, float]:
     return blind, cost, float(rows.double().var(1, unbiased=False).mean().sqrt())
 
 
-def _before_loss(value: Tensor) -> str:
-    """What stands between the logits and a loss that takes logits, read off the graph of the loss; "" for nothing."""
-    waiting, node = [value.grad_fn], None
-    for _ in range(LOOK):
-        node = waiting.pop(0) if waiting else None
-        if node is None or any(word in node.name() for word in OF_LOGITS):
-            break
-        waiting += [before for before, _ in node.next_functions if before is not None]
-    else:
-        return ""
-    while node is not None and node.next_functions:
+def _activation_before(node: Any) -> str:
+    """The activation that made what a loss was given; "" for none."""
+    node = node.next_functions[0][0]
+    while node is not None and node.next_functions and any(view in node.name() for view in VIEWS):
         node = node.next_functions[0][0]
-        if node is None or not any(view in node.name() for view in VIEWS):
-            break
-    name = "" if node is None else node.name()
-    return next((word for start, word in ACTIVE.items() if name.startswith(start)), "")
+    return "" if node is None else next((word for start, word in ACTIVE.items() if node.name().startswith(start)), "")
 
 
 def average(losses: Sequence[StartLoss]) -> StartLoss | None:
     """The loss over several batches: the first one's with the mean of all values."""
     if not losses:
         return None
-    means = {key: fmean(getattr(one, key) for one in losses) for key in ("value", "blind", "excess", "spread")}
+    means = {key: fmean(getattr(one, key) for one in losses) for key in ("value", "blind", "part", "excess", "spread")}
     return StartLoss(**{**vars(losses[0]), **means})
 
 
@@ -196,21 +223,23 @@ def judge_loss(loss: StartLoss | None) -> list[Finding]:
     """Findings about the loss at the start."""
     if loss is None or not math.isfinite(loss.value):
         return []
-    found = [*_judge_height(loss), *_judge_labels(loss)]
-    if loss.twice == "ReLU":
+    found = [*(_judge_reach(loss) or _judge_height(loss)), *_judge_labels(loss)]
+    if not loss.classes:
+        return found
+    if loss.twice in ("ReLU", "tanh"):
+        cut = "below zero is cut off and gets no gradient" if loss.twice == "ReLU" else "can leave −1 to 1"
         found.insert(0, _finding(
-            "activation", "low",
-            "The outputs go through a ReLU before the loss takes them for logits: a logit below zero is cut off and "
-            "gets no gradient.",
-            ("remove the activation behind the last layer",), "logits of both signs", "outputs of a ReLU",
-            {"loss": loss.value},
+            "activation", "medium" if loss.twice == "ReLU" else "low",
+            f"The outputs go through a {loss.twice} before the loss takes them for logits: "
+            f"{'a' if loss.twice == 'ReLU' else 'no'} logit {cut}.",
+            ("remove the activation behind the last layer",), "logits of both signs and any size",
+            f"outputs of a {loss.twice}", {"loss": loss.value},
         ))  # fmt: skip
     elif loss.twice:
-        floor = f" With {loss.classes} classes it cannot fall below {_floor(loss):.3g}." if loss.classes else ""
         found.insert(0, _finding(
             "softmax_twice", "high" if loss.asked else "medium",
             f"The outputs are probabilities already ({loss.twice}), and cross-entropy takes them for logits: the loss "
-            f"starts at {loss.value:.3g}.{floor}",
+            f"starts at {loss.value:.3g}. With {loss.classes} classes it cannot fall below {_floor(loss):.3g}.",
             ("remove the softmax or sigmoid from the model", "take the loss of their logarithm (nll_loss), and give it "
              "with --loss"),
             "logits", f"outputs of a {loss.twice}", {"loss": loss.value},
@@ -223,21 +252,52 @@ def _floor(loss: StartLoss) -> float:
     return math.log(1 + (loss.classes - 1 if loss.twice == "softmax" else 1) / math.e)
 
 
+def _judge_reach(loss: StartLoss) -> list[Finding]:
+    """Targets that the last activation cannot give."""
+    if loss.beyond < FEW:
+        return []
+    low, high = RANGES[loss.twice]
+    return [_finding(
+        "start_loss", "medium" if loss.beyond > MANY else "low",
+        f"{loss.beyond:.0%} of the targets lie outside of {low:g} to {high:g}, which is all that the {loss.twice} "
+        "behind the last layer can give: no training reaches them.",
+        ("remove the activation behind the last layer", f"scale the targets to {low:g} to {high:g}"),
+        f"targets from {low:g} to {high:g}", f"{loss.beyond:.0%} outside",
+        {"share_outside_range": loss.beyond, "loss": loss.value},
+    )]  # fmt: skip
+
+
+def _height(loss: StartLoss) -> str:
+    """How high the loss starts, or the part of it that can be compared."""
+    if math.isclose(loss.part, loss.value, rel_tol=1e-3):
+        return f"The loss at the start is {loss.part:.4g}"
+    return (
+        f"The {'cross-entropy' if loss.classes else 'mean squared error'} in the loss is {loss.part:.4g} at the start"
+    )
+
+
 def _judge_height(loss: StartLoss) -> list[Finding]:
     """The finding about a loss that starts far above that of a network without knowledge."""
-    over = loss.value - loss.blind
+    over = loss.over
     if loss.classes and over > THRESHOLDS.costly_loss and loss.excess > THRESHOLDS.costly_loss / 2:
         severity: Severity = "high" if over > THRESHOLDS.fatal_loss else "medium"
         why = (
-            f"The loss at the start is {loss.value:.4g}, and a network without knowledge has ln {loss.classes} = "
-            f"{loss.blind:.4g}: its logits have a standard deviation of {loss.spread:.3g}, which costs "
-            f"{loss.excess:.3g} on average; the first steps only undo them."
+            f"{_height(loss)}, and a network without knowledge has ln "
+            f"{loss.classes} = {loss.blind:.4g}: its logits have a standard deviation of {loss.spread:.3g}, which "
+            f"costs {loss.excess:.3g} on average; the first steps only undo them."
         )
-    elif not loss.classes and loss.blind > 0 and loss.value > PATIENCE * loss.blind:
+    elif not loss.classes and loss.blind > 0 and loss.part > PATIENCE * loss.blind:
         severity = "medium"
         why = (
-            f"The loss at the start is {loss.value:.4g}; the best constant would have {loss.blind:.4g}: the outputs "
-            f"(standard deviation {loss.spread:.3g}) or the mean of the targets are far larger than their differences."
+            f"{_height(loss)}; the best constant would have {loss.blind:.4g}: "
+            f"the outputs (standard deviation {loss.spread:.3g}) or the mean of the targets are far larger than their "
+            "differences."
+        )
+    elif not loss.classes and loss.size > THRESHOLDS.huge_input:
+        severity = "low"
+        why = (
+            f"The targets have a root mean square of {loss.size:.3g}, and the outputs a standard deviation of "
+            f"{loss.spread:.3g}: the first steps only learn to be large, and gradients are as large as the targets."
         )
     else:
         return []
@@ -247,9 +307,9 @@ def _judge_height(loss: StartLoss) -> list[Finding]:
     )
     if not loss.classes:
         remedies = ("subtract the mean of the targets and divide by their deviation", *remedies)
-    evidence = {"loss": loss.value, "without_knowledge": loss.blind, "spread": loss.spread}
+    evidence = {"loss": loss.part, "without_knowledge": loss.blind, "spread": loss.spread}
     return [_finding("start_loss", severity, why, remedies, f"a loss of {loss.blind:.4g}",
-                     f"a loss of {loss.value:.4g} at the start", evidence)]  # fmt: skip
+                     f"a loss of {loss.part:.4g} at the start", evidence)]  # fmt: skip
 
 
 def _judge_labels(loss: StartLoss) -> list[Finding]:

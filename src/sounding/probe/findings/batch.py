@@ -10,6 +10,7 @@ from sounding.probe.records import Finding, Severity
 from sounding.probe.thresholds import Thresholds
 from sounding.theory.batchnorm import batchnorm
 
+FEW = 2  # samples of whose places batch norm takes its statistics
 ROUNDING = 1e-6  # of shares and ratios in float32; 1e-8 and 1e-4 give the same findings in the tests
 DEGENERATE_REMEDIES = ("use a batch of different samples", "remove duplicates, or shuffle before batching")
 PARALLEL_REMEDIES = (
@@ -85,7 +86,8 @@ def find_batch_too_small(reading: Reading, thresholds: Thresholds) -> list[Findi
         return []
     worst = min(norms, key=lambda call: _values(call, reading))
     values = _values(worst, reading)
-    if not 0 < values < thresholds.growing_batch:
+    few = 0 < int(reading.settings.get("batch_size") or 0) <= FEW  # the places of one image are much alike
+    if not (0 < values < thresholds.growing_batch or (values and few)):
         return []
     severity: Severity = "high" if values <= 2 else "medium" if values < thresholds.normal_batch else "low"
     return [
@@ -95,7 +97,7 @@ def find_batch_too_small(reading: Reading, thresholds: Thresholds) -> list[Findi
             layer=worst.name,
             depth=worst.depth,
             evidence={"values_per_feature": float(values), "line": float(thresholds.growing_batch)},
-            why=_why_small(values),
+            why=_why_small(values, int(reading.settings.get("batch_size") or 0)),
             paper="meanfield2019",
             remedies=(
                 "use a batch of 32 or more per device, or synchronized batch norm",
@@ -142,9 +144,14 @@ def _why_parallel(samples: int, left: float) -> str:
     )
 
 
-def _why_small(values: int) -> str:
+def _why_small(values: int, samples: int) -> str:
     if values <= 2:
         return "Over 2 values batch norm returns the sign of their difference and passes no gradient (meanfield2019)."
+    if values > FEW * samples and samples <= FEW:
+        return (
+            f"Batch norm takes its statistics over {samples} samples: their {values} values per feature are places of "
+            "the same image, which resemble each other and say little of others."
+        )
     if values <= 3:
         moment = "the expected squared gradient behind it is infinite"
     elif values <= 5:

@@ -12,13 +12,16 @@ from statistics import median
 
 from sounding.probe.calls import Pass
 from sounding.probe.inside.listen import Inside
-from sounding.probe.inside.oddities import SENTENCES
+from sounding.probe.inside.oddities import HARMFUL, SENTENCES
 from sounding.probe.inside.roles import block_of
 from sounding.probe.inside.rows import Seen, rows_of
 from sounding.probe.records import Finding, FindingKind, Severity, Unmeasured
 from sounding.probe.thresholds import THRESHOLDS
 from sounding.profile import Row
 
+READ = (
+    0.003  # of a new state taken in at each step: at 0.02 no training suffered, at 0.0025 SGD did (bench/gates_harm.py)
+)
 MOST = 0.5  # of the attentions of a network: a single block that looks at one key did no harm
 GATES = {
     "input_gate_mean": ("nothing gets into the cell", "start the input gate's bias at zero"),
@@ -27,6 +30,7 @@ GATES = {
     "output_gate_mean": ("nothing leaves the cell", "start the output gate's bias at zero"),
     "update_gate_mean": ("the layer forgets everything at the next step, and no gradient goes back through time",
                          "start the update gate's bias at zero or above"),
+    "new_gate_mean": ("the layer keeps its old state and reads nothing", "start the update gate's bias at zero"),
     "least_gate_mean": ("what it multiplies does not pass, a state that is lost or an input that never enters",
                         "start this gate's bias at zero, or at 1 where it keeps the state"),
 }  # fmt: skip
@@ -161,6 +165,15 @@ def find_odd_stream(seen: Sequence[Seen]) -> Iterator[Finding]:
                 expected="an addition to its input, as its siblings have", found="none", evidence={},
             )  # fmt: skip
     additions = [one for one in seen if one.kind == "addition" and one.values.get("stream_mean_square", 0) > 0]
+    attending = {block_of(one.name): one for one in seen if one.kind == "attention" and block_of(one.name)}
+    if len(attending) > 2 and not additions:
+        yield _finding(
+            "odd_branch", "low", next(iter(attending.values())),
+            f"Nothing leads around any of the {len(attending)} blocks with attention: each mixes the tokens once "
+            "more, and without a way around they become alike, faster with every block.",
+            ("add the input of each part of a block to its output",),
+            expected="a sum of each block's input and output", found="none", evidence={"blocks": float(len(attending))},
+        )  # fmt: skip
     scaled = [one for one in additions if abs(one.factor) > 1]
     if len(scaled) < FEW:
         return
@@ -183,17 +196,33 @@ def find_cuts(seen: Sequence[Seen]) -> Iterator[Finding]:
         more = f" and at {len(cut) - 1} more layers" if len(cut) > 1 else ""
         yield _finding(
             "detached", "low", cut[0],
-            f"What is read at {cut[0].name}{more} is detached there and carries a gradient elsewhere: along this way "
-            "(a skip, a state, a target) nothing is learned.",
+            f"What is read at {cut[0].name}{more} is detached, though trained weights have made it: along this "
+            "way (a skip, a state, a sample that was drawn, a target) nothing is learned.",
             ("nothing, if it is meant as a target or a stopped gradient; else remove the detach()",),
             expected="a gradient on every way", found="detached", evidence={"places": float(len(cut))},
         )  # fmt: skip
+
+
+def find_alike_outputs(seen: Sequence[Seen]) -> Iterator[Finding]:
+    """One of several outputs that says the same of every sample."""
+    for one in seen:
+        if one.kind == "alike":
+            yield _finding(
+                "unused_input", "medium", one,
+                f"What the network returns at {one.shape[0]} is the same for every sample, though trained weights make "
+                "it: nothing of what tells samples apart reaches it.",
+                ("look for an index that takes the wrong step, and for units that are zero for every sample",),
+                expected="an output that differs between samples", found="one for all of them", evidence={},
+            )  # fmt: skip
 
 
 def find_shut_gates(seen: Sequence[Seen]) -> Iterator[Finding]:
     """Gates of recurrent layers that let nothing through: shut in the mean, whatever comes in."""
     for one in seen:
         gates = {name: value for name, value in one.values.items() if name.endswith("_gate_mean")}
+        if "update_gate_mean" in gates:
+            read = 1 - gates["update_gate_mean"]  # what a GRU does not keep, it reads
+            gates |= {"new_gate_mean": read} if read < READ else {}
         shut = min(gates, key=lambda name: gates[name], default=None)
         # a GRU whose reset gate is shut proposes states from its inputs alone, and still remembers
         if shut is None or gates[shut] >= THRESHOLDS.shut or shut == "reset_gate_mean":
@@ -210,7 +239,7 @@ def find_shut_gates(seen: Sequence[Seen]) -> Iterator[Finding]:
         words, remedy = GATES[shut]
         which = shut.split("_")[0].replace("least", "least open")
         yield _finding(
-            "shut_gates", "high" if gates[shut] < THRESHOLDS.shut_fatal else "medium", one,
+            "shut_gates", "high" if gates[shut] < THRESHOLDS.shut_fatal and shut != "new_gate_mean" else "medium", one,
             f"The {which} gates of {one.name} are {gates[shut]:.2g} open in the mean: {words}.",
             (remedy, "draw weights and biases by torch's own law"),
             expected="gates around 0.5", found=f"{gates[shut]:.2g}", evidence=dict(one.values),
@@ -253,15 +282,16 @@ def find_mixed_samples(seen: Sequence[Seen]) -> Iterator[Finding]:
 def find_oddities(seen: Sequence[Seen]) -> Iterator[Finding]:
     """Operations in the wrong place, one finding for each kind of place."""
     places: dict[str, list[Seen]] = {}
+    graph = any(one.kind == "mixing" for one in seen)  # whose nodes may be weighed among each other
     for one in seen:
-        if one.kind == "oddity":
+        if one.kind == "oddity" and not (one.shape[0] == "batch" and graph):
             places.setdefault(str(one.shape[0]), []).append(one)
     for key, members in places.items():
         kind, why, remedy, expected, found = SENTENCES[key]
         more = f", and {len(members) - 1} more times" if len(members) > 1 else ""
         yield _finding(
-            kind, "low", members[0], f"{why.format(name=members[0].name)}{more}.", (remedy,), expected=expected,
-            found=found, evidence={"places": float(len(members))},
+            kind, "medium" if key in HARMFUL else "low", members[0], f"{why.format(name=members[0].name)}{more}.",
+            (remedy,), expected=expected, found=found, evidence={"places": float(len(members))},
         )  # fmt: skip
 
 
@@ -273,6 +303,7 @@ FINDERS = (
     find_odd_branch,
     find_odd_stream,
     find_cuts,
+    find_alike_outputs,
     find_shut_gates,
     find_router_collapse,
     find_mixed_samples,

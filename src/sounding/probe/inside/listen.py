@@ -24,7 +24,7 @@ from sounding.probe.inside.precision import Range, ends_of
 from sounding.probe.inside.router import Router, count_choices
 from sounding.probe.inside.stream import SAMPLES, Addition, look_behind, sizes_of
 from sounding.probe.moments import no_autocast
-from sounding.probe.outputs import main_tensor, why_unmeasurable
+from sounding.probe.outputs import main_tensor, tensors_in, why_unmeasurable
 
 # What scores go through between the product and the softmax, and weights between the softmax and the values.
 FOLLOWED = frozenset(
@@ -43,6 +43,7 @@ GATING = frozenset({"sigmoid", "mul", "cat", "mm", "addmm", "bmm"})  # what tell
 CUTTING = LAYERS | {"cat", "add", "mul", "relu", "silu", "gelu", "avg_pool2d", "max_pool2d_with_indices", "stack"}
 # A layer with fewer outputs than inputs and than this may be a router; its logits go through these to the choice.
 EXPERTS = 1024
+ROUNDING = 1e-6  # of float32, up to which rows are the same
 ROUTED = FOLLOWED | SOFTMAX | {"sigmoid"}
 Mark = tuple[str, Any]
 
@@ -58,17 +59,20 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True
 
-    def __init__(self, weights: Iterable[Tensor], passes: Sequence[Pass], *, axis: int) -> None:
+    def __init__(self, weights: Sequence[Tensor], passes: Sequence[Pass], *, axis: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._passes, self._axis = passes, axis
         self._born: dict[int, int] = {}
         self._read: dict[int, int] = {}
-        self._marks: dict[int, Mark] = {key: (WEIGHT, None) for one in weights for key in _keys([one])}
+        self._marks: dict[int, Mark] = dict.fromkeys(_keys(weights), (WEIGHT, None))
         self._time = self._product = 0
         self._attended = False
         self._names: dict[Any, str] = {}
         self._factors: dict[int, float] = {}  # of tensors that are another one times a number
-        self._asking: set[int] = set()  # storages that some operation has read with a gradient
+        self._trained = set(_keys(weight for weight in weights if weight.requires_grad))
+        # zero weights give the same to every sample, which is a practice
+        self._zeros = partial(any, (weight.dim() > 1 and not bool(weight.any()) for weight in weights))
+        self._learned: set[int] = set()  # storages of what a product with trained weights is behind, detached or not
         self._written = WrittenGates()
         self.attentions: list[Attention] = []
         self.gates: list[Gates] = []
@@ -76,6 +80,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.ranges: list[Range] = []
         self.mixed: tuple[int, str] | None = None
         self.cuts: list[int] = []
+        self.alike: str | None = None  # what of several outputs is the same for every sample
         self.additions: list[Addition] = []
         self.oddities = Oddities()
         self.reason: str | None = None
@@ -137,24 +142,35 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         taken, made = _keys(_tensors((args, kwargs))), list(_tensors(out))
         fresh = [key for key in _keys(made) if key not in taken]
         mark = self._mark(name, func, args, kwargs, out, taken)
-        self.oddities.note(name, args, made, taken, fresh, self.calls())
+        signals = [key for key in taken if self._marks.get(key, ("",))[0] != WEIGHT]
+        self.oddities.note(name, args, made, taken, fresh, signals, self.calls())
         if name in MIXERS or name in GATHERS:
             self._mix(name, args)
         changes = not fresh and bool(made) and name in ("add", "mul", "copy")
         if fresh or changes or not made:
             self._read.update(dict.fromkeys(taken, self._time))
-        if name in CUTTING and torch.is_grad_enabled():
+        # a correction that is added without a gradient is how rounding lets gradients through
+        if name in CUTTING and torch.is_grad_enabled() and not (name == "add" and _asks(args)):
             self._notice_cuts(args)
         if name in GATING:
             old = [key for key in taken if self._born.get(key, 0) < self._product]
             self._written.take(name, args, taken, fresh, self._last_name(), old)
         source, factor = self._scaled(name, args, made)
+        learned = any(key in self._learned for key in taken)
+        learned = learned or (name in LAYERS and any(key in self._trained for key in taken))
+        # of a shape alone, and of comparisons, nothing could be learned
+        learned = (
+            learned
+            and all(one.is_floating_point() for one in made)
+            and not name.endswith("_like")
+            and not name.startswith("new_")
+        )
         for key in fresh:
             self._born[key] = self._time if source is None else self._born.get(source, 0)
             self._read.pop(key, None)
             self._marks.pop(key, None)
             self._factors.pop(key, None)
-            self._asking.discard(key)
+            (self._learned.add if learned else self._learned.discard)(key)
             if mark is not None:
                 self._marks[key] = mark
             if source is not None:  # a stream times a number is still the stream, and was read as it was
@@ -178,13 +194,24 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return keys[0], self._factors.get(keys[0], 1.0) * (args[1] if name == "mul" else 1 / args[1])
 
     def _notice_cuts(self, args: Any) -> None:
-        """Note a read without a gradient of what others read with one: something detached it on this way."""
+        """Note a read without a gradient of what trained weights have made: something detached it on this way."""
         for tensor in _tensors(args):
-            for key in _keys([tensor]) if tensor.is_floating_point() and tensor.dim() > 1 else ():
-                if tensor.requires_grad:
-                    self._asking.add(key)
-                elif key in self._asking:
-                    self.cuts.append(self.calls())
+            if tensor.is_floating_point() and tensor.dim() > 1 and not tensor.requires_grad:
+                self.cuts += [self.calls() for key in _keys([tensor]) if key in self._learned]
+
+    def see_outputs(self, output: Any) -> None:
+        """Note, of several outputs, those that are detached, and one that is the same for every sample."""
+        whole = [(path, tensor) for path, tensor in tensors_in(output) if tensor.is_floating_point() and tensor.dim()]
+        if len(whole) < 2 or not any(tensor.requires_grad for _, tensor in whole) or self.reason is not None:
+            return
+        for path, tensor in whole:
+            made, rows = any(key in self._learned for key in _keys([tensor])), tensor.detach()
+            if made and not tensor.requires_grad:
+                self.cuts.append(self.calls())
+            if made and rows.dim() > 1 and len(rows) == self._batch() > 1 and self._axis == 0:
+                spread = (rows.double() - rows[:1]).norm()
+                if float(spread) <= ROUNDING * float(rows.double().norm()) and not self._zeros():
+                    self.alike = path
 
     def _mark(self, name: str, func: Any, args: Any, kwargs: Any, out: Any, taken: list[int]) -> Mark | None:
         """What the result of an operation is for attention, and a look at it where it is one."""
@@ -210,11 +237,15 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return (SCORES, gradients)
             return None
         found = next((mark for mark in marks if mark is not None and mark[0] != WEIGHT), None)
+        if name in SOFTMAX and args[0].dim() > 1:
+            self.oddities.note_softmax(
+                args[0], args[1], self.calls(), batch=self._batch(), batch_axis=self._axis,
+                products=found is not None and found[0] == SCORES,
+            )  # fmt: skip
         if found is not None and found[0] == LOGITS:
             return found if name in ROUTED else None
         if found is not None and found[0] == SCORES and name in SOFTMAX:
             scores = args[0]
-            self.oddities.note_softmax(scores, args[1], self.calls())
             if args[1] % scores.dim() != scores.dim() - 1 or scores.shape[-1] < 2:
                 return None
             with _disable_current_modes(), torch.no_grad(), no_autocast(scores):
@@ -354,6 +385,11 @@ def _keys(tensors: Iterable[Tensor]) -> list[int]:
         except (RuntimeError, NotImplementedError, ValueError):  # no storage, or none yet
             continue
     return found
+
+
+def _asks(args: Any) -> bool:
+    """Whether any of these tensors carries a gradient."""
+    return any(tensor.requires_grad for tensor in _tensors(args))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -20,7 +20,9 @@ STRAIGHT = PRODUCTS | frozenset(
     | {"split", "alias", "as_strided", "clone", "detach", "_to_copy", "copy"}
 )
 LAYERS = 3  # products from which on a network without activation was hardly meant: two are a factored matrix
+ROW = 4  # within a network: a branch that ends in a linear map, a sum and a smoothing one make three
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
+HARMFUL = frozenset({"one", "batch", "row"})  # what trainings lose to (docs/audit.md, what hurts); the others are notes
 # (kind, why, what to do, what is expected there, what was found), by what was noted; {name} is the module.
 SENTENCES: dict[str, tuple[FindingKind, str, str, str, str]] = {
     "queries": (
@@ -45,6 +47,21 @@ SENTENCES: dict[str, tuple[FindingKind, str, str, str, str]] = {
         "fewer groups, a larger image at this place, or no norm here",
         "a norm over two or more values",
         "a norm over one value",
+    ),
+    "batch": (
+        "mixed_samples",
+        "The softmax at {name} runs over the axis of the samples: how much one of them weighs depends on the others",
+        "softmax over the axis of the keys, steps or classes, mostly dim=-1",
+        "weights that sum to one within a sample",
+        "weights that sum to one over the batch",
+    ),
+    "row": (
+        "activation",
+        "Up to {name} four layers or more stand in a row with no activation between them: together they compute what "
+        "one layer could",
+        "an activation behind each layer but the last",
+        "an activation between layers",
+        "none in a row of layers",
     ),
     "twice": (
         "activation",
@@ -72,9 +89,21 @@ class Oddities:
         self._bent: dict[int, str] = {}
         self._convolved: dict[int, tuple[Any, Any]] = {}
         self._products, self._straight = 0, True
+        self._rows: dict[int, int] = {}  # by storage: products by weights since the last bend on every way to it
+        self._row: int | None = None  # where a row of too many ended
 
-    def note(self, name: str, args: Any, made: Sequence[Tensor], taken: list[int], fresh: list[int], at: int) -> None:
-        """Look at one operation; `taken` and `fresh` are the storages that it read and made."""
+    def note(
+        self,
+        name: str,
+        args: Any,
+        made: Sequence[Tensor],
+        taken: list[int],
+        fresh: list[int],
+        signals: list[int],
+        at: int,
+    ) -> None:
+        """Look at one operation; `taken` and `fresh` are the storages that it read and made, `signals` those that it
+        read and that are no weights."""
         if name in BENDS and taken and self._bent.get(taken[0]) == name:
             self.found.append((at, "twice"))
         for key in fresh:
@@ -88,10 +117,18 @@ class Oddities:
         if name in ("mul", "div") and len(args) > 1 and not isinstance(args[1], Tensor):
             name = "mul_by_number"
         self._straight = self._straight and name in STRAIGHT
+        before = [self._rows.get(key, 0) for key in signals if name in PRODUCTS or key in self._rows]
+        row = min(before, default=0) if name in STRAIGHT else 0
+        if name in PRODUCTS:
+            row = row + 1 if len(before) == 1 else 0
+            self._row = at if row >= ROW else self._row
+        self._rows.update(dict.fromkeys(fresh or signals[:1], row))
 
-    def note_softmax(self, scores: Tensor, axis: int, at: int) -> None:
-        """Look at a softmax of scores (…, queries, keys)."""
-        if scores.dim() > 2 and axis % scores.dim() == scores.dim() - 2 and scores.shape[-2] > 1:
+    def note_softmax(self, scores: Tensor, axis: int, at: int, *, batch: int, batch_axis: int, products: bool) -> None:
+        """Look at a softmax; `products` says that its scores are (…, queries, keys)."""
+        if axis % scores.dim() == batch_axis and scores.shape[batch_axis] == batch > 1 and scores.numel() > batch:
+            self.found.append((at, "batch"))
+        elif products and scores.dim() > 2 and axis % scores.dim() == scores.dim() - 2 and scores.shape[-2] > 1:
             self.found.append((at, "queries"))
 
     def note_norm(self, module: nn.Module, tensor: Tensor, key: int, at: int) -> None:
@@ -114,3 +151,5 @@ class Oddities:
         yield from self.found
         if self._straight and self._products >= LAYERS:
             yield 0, "straight"
+        elif self._row is not None:
+            yield self._row, "row"

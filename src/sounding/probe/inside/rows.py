@@ -37,10 +37,12 @@ class Seen:
     Args:
         layer: the place in execution order of the call it belongs to.
         name: the module that attends, recurs or routes, or the last layer of the branch that is added.
-        kind: "attention", "addition", "gates", "router", "range", "mixing", "cut" or "oddity".
+        kind: "attention", "addition", "gates", "router", "range", "mixing", "cut", "alike" or
+            "oddity".
         values: measure → value.
         heads: measure → value of each head, for attention.
         shape: of the stream, for an addition; the kind of its branch stands first. How rows are mixed, for "mixing".
+            The path of the output, for "alike".
             A key of `oddities.SENTENCES`, for "oddity".
         routing: of a router: how many choices it made, how many for each token, among how many experts, and the share
             of them that falls on the most chosen experts.
@@ -72,6 +74,8 @@ def see(one: Pass, inside: Inside, places: Mapping[str, int]) -> list[Seen]:
         found.append(Seen(places[call.name], call.name, "mixing", {}, shape=(how,)))
     for name, values in inside.gates_by_hand().items():
         found.append(Seen(places.get(name, 0), name, "gates", values | _rate_through_time(one.calls, name)))
+    if inside.alike is not None and one.calls:
+        found.append(Seen(len(places), one.calls[-1].name, "alike", {}, shape=(inside.alike,)))
     for at in dict.fromkeys(inside.cuts):
         call = one.calls[min(at, len(one.calls) - 1)]
         found.append(Seen(places[call.name], call.name, "cut", {}))
