@@ -274,7 +274,7 @@ DEPTHS: dict[str, tuple[str, str, bool]] = {
     "saturation": ("saturated_fraction", "share of flat units", False),
     "non_finite": ("mean_square", "mean square", True),
     "huge_signal": ("mean_square", "mean square", True),
-    "disagreement": ("participation_ratio", "directions of the batch", False),
+    "disagreement": ("orthogonality_gap", "orthogonality gap", False),
     "entropy_collapse": ("attention_entropy", "entropy over uniform", False),
     "token_collapse": ("token_cosine", "cosine of tokens", False),
     "massive_activation": ("largest_over_median", "largest over median", True),
@@ -368,10 +368,10 @@ def _draw_gradients(axes: Axes, reports: Mapping[str, Report], faulty: nn.Module
     rows = {row.name: row.value for row in reports["with the fault"].profile.rows if row.measure.startswith("weight_g")}
     norms = [math.exp(rows[name]) if rows.get(name, -math.inf) > -math.inf else 0.0 for name in order]
     axes.bar(range(1, len(order) + 1), norms, color=[BAD if norm == 0 else GOOD for norm in norms])
-    least = min(norm for norm in norms if norm > 0)
     none = [place for place, norm in enumerate(norms, start=1) if norm == 0]
-    axes.plot(none, [least / 2] * len(none), "x", color=BAD, label="no gradient")
-    axes.set(xlabel="weight, in the order of the network", ylabel="norm of its gradient", yscale="log")
+    axes.plot(none, [0.0] * len(none), "x", color=BAD, label="no gradient", clip_on=False)
+    axes.set(xlabel="weight, in the order of the network", ylabel="norm of its gradient", ylim=(0, None))
+    axes.locator_params(axis="x", integer=True)
     axes.legend()
 
 
