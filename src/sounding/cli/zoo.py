@@ -107,7 +107,7 @@ def audit_name(name: str, *, seed: int, versions: str) -> dict[str, Any]:
         return model
 
     try:
-        report, _ = measure(Subject(target, make), Wanted(seed=seed), lambda text: None)
+        report, _ = measure(Subject(target, make), Wanted(seed=seed), lambda text: None, theory=True)
     except UsageError as error:
         if built:
             raise
