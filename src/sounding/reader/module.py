@@ -266,8 +266,9 @@ class _Reader:
             elif at not in seen:
                 seen.add(at)
                 waiting += drafts[at].inputs
-        found = {value: tensor for value, tensor in self._trace.tensors.items() if value.node in wanted}
-        found = {value: tensor for value, tensor in found.items() if tensor.requires_grad and tensor is not answer}
+        # a tensor that was written over has the gradient of what it is now
+        values = {value: self._trace.tensor_of(value) for value in self._trace.held if value.node in wanted}
+        found = {at: one for at, one in values.items() if one is not None and one.requires_grad and one is not answer}
         if not found or not answer.requires_grad:
             return {}
         try:
@@ -338,8 +339,8 @@ def _cut_down(
     given = {place[old]: array for old in order if (array := drafts[old].features_array) is not None}
     values = {
         place[value.node]: (value, tensor)
-        for value, tensor in trace.tensors.items()
-        if value.node in place and tensor._version == trace.versions[value]
+        for value in trace.held
+        if value.node in place and (tensor := trace.tensor_of(value)) is not None
     }
     beyond = _leave_out(nodes, given, values)
     notes = tuple(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -20,6 +20,7 @@ from sounding.theory.signal.measures import participation, spread_of_spectrum
 from sounding.theory.signal.spread import Spread, spread
 
 MOST_PRODUCTS = 2**28  # of gradients of all samples: a fifth of a second; outputs at more positions have pairs enough
+MOST_TOGETHER = 2**31  # of products of gradients, pair by pair of points: a fifth of a second
 TRIALS = 256  # sets of samples among which the one most like the whole batch is followed
 MOST_SPECTRUM = 32  # samples whose spectra are drawn: their time grows as the cube, and has to stay below that of rules
 # What theory itself may be off by beyond the scatter over seeds, as a share of the noise's own first order: terms of
@@ -122,7 +123,7 @@ def _with_masks_of(description: Description, kept: NDArray[np.int64]) -> Descrip
 
 
 def _typical(blueprint: Blueprint, count: int) -> NDArray[np.int64]:
-    """The numbers of so many samples whose mean squares and products are most like the whole batch's at the inputs."""
+    """The numbers of so many samples that are most like the whole batch at the inputs and with the gradients there."""
     rules = [(blueprint.description.nodes[at].rule, array) for at, array in blueprint.given.items()]
     arrays = [array for rule, array in rules if isinstance(rule, Given) and not rule.constant]
     whole = len(arrays[0]) if arrays else count
@@ -131,13 +132,22 @@ def _typical(blueprint: Blueprint, count: int) -> NDArray[np.int64]:
     generator = np.random.default_rng(0)
     sets = np.array([np.sort(generator.permutation(whole)[:count]) for _ in range(TRIALS)])
     away = np.zeros(len(sets))
-    for array in arrays:
-        flat = array.detach().flatten(1).double().cpu()
-        gram = (flat @ flat.T).numpy()
+    grams = [flat @ flat.T for flat in (array.detach().flatten(1).double().cpu().numpy() for array in arrays)]
+    for gram in (*grams, *_together(arrays, list(blueprint.gradients.values()))):
         inner = gram[sets[:, :, None], sets[:, None, :]]
         for one, all_of_them in zip(_outline(inner), _outline(gram[None]), strict=True):
             away += ((one - all_of_them) / max(abs(float(all_of_them[0])), 1e-300)) ** 2
     return np.asarray(sets[int(np.argmin(away))], dtype=np.int64)
+
+
+def _together(inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Iterator[Array]:
+    """Σ_pq D[sp, tq] K[sp, tq] of every pair of samples s, t: what the squared gradient of a weight is made of."""
+    for values, pull in product(inputs, gradients):
+        samples, positions, features = pull.shape
+        if values.shape[:2] == pull.shape[:2] and (samples * positions) ** 2 * features <= MOST_TOGETHER:
+            k, d = (one.detach().flatten(0, 1).double().cpu().numpy() for one in (values, pull))
+            pairs = (k @ k.T) * (d @ d.T)
+            yield pairs.reshape(samples, positions, samples, positions).sum(axis=(1, 3))
 
 
 def _outline(grams: Array) -> tuple[Array, Array]:
@@ -332,7 +342,7 @@ def _tokens(signal: Signal, count: float, *, whole: int) -> dict[str, tuple[floa
     In the mean over samples: those that are alike err alike, and those that are not followed differ from the followed
     ones as these do from each other.
     """
-    if len(signal.points.grid) != 1 or signal.points.positions < 2 or not count >= 1:
+    if len(signal.points.grid) != 1 or signal.points.positions < 2 or not signal.is_full or not count >= 1:
         return {}
     ratios, deviations = [], []
     for gram, mean in zip(signal.tokens(), signal.mean.reshape(-1, signal.points.positions), strict=True):

@@ -24,7 +24,7 @@ LARGEST_EPS = 0.1  # a larger number in a norm’s code is a scale; libraries us
 def recognize(trace: Trace, function: Function) -> Value | None:
     """The node that a function of one value is, or None."""
     base, out = function.base, function.tensor
-    x = trace.tensors.get(base)
+    x = trace.tensor_of(base)
     if x is None or x.shape != out.shape or out.dtype not in CLOSE or out.numel() < 2:
         return None
     close = max(CLOSE[out.dtype], CLOSE.get(x.dtype, 0.0))

@@ -72,8 +72,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         parameters: the name of every parameter.
-        batch_size: how many samples the inputs hold.
-        batch_axis: which axis of the inputs holds them.
+        batch_size: how many samples the inputs hold, along `batch_axis`.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], *, batch_size: int, batch_axis: int = 0) -> None:
@@ -87,8 +86,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._kept: list[Tensor] = []  # holds every storage, so that none is used again under another meaning
         self._activations: dict[str, Activation] = {}
         self._settled: dict[tuple[int, int | None], tuple[Value, Traced]] = {}
-        self.tensors: dict[Traced, Tensor] = {}
-        self.versions: dict[Traced, int] = {}
+        self.held: dict[Traced, tuple[Tensor, int]] = {}  # with a number that changes when it is written over
         self.parts: dict[Traced, Traced] = {}  # of which value a part was cut
         self._parts: dict[tuple[Rule, int], int] = {}
         self._measured: dict[Place, Traced] = {}  # what was measured, by where it begins in memory
@@ -116,9 +114,13 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._kept.append(tensor)
 
     def _hold(self, value: Traced, tensor: Tensor) -> None:
-        """Keep the tensor of a node's value, with a number that changes when it is written over."""
-        self.tensors.setdefault(value, tensor)
-        self.versions.setdefault(value, tensor._version)
+        """Keep the tensor of a node's value."""
+        self.held.setdefault(value, (tensor, tensor._version))
+
+    def tensor_of(self, value: Traced) -> Tensor | None:
+        """The tensor of a node's value, None where it was written over."""
+        tensor, version = self.held.get(value, (None, 0))
+        return tensor if tensor is not None and tensor._version == version else None
 
     def value(self, tensor: Tensor) -> Value:
         """What is known of a tensor; one that was never seen was made outside and is a constant."""
