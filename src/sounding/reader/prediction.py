@@ -141,13 +141,31 @@ def _typical(blueprint: Blueprint, count: int) -> NDArray[np.int64]:
 
 
 def _together(inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Iterator[Array]:
-    """Σ_pq D[sp, tq] K[sp, tq] of every pair of samples s, t: what the squared gradient of a weight is made of."""
-    for values, pull in product(inputs, gradients):
-        samples, positions, features = pull.shape
-        if values.shape[:2] == pull.shape[:2] and (samples * positions) ** 2 * features <= MOST_TOGETHER:
-            k, d = (one.detach().flatten(0, 1).double().cpu().numpy() for one in (values, pull))
-            pairs = (k @ k.T) * (d @ d.T)
-            yield pairs.reshape(samples, positions, samples, positions).sum(axis=(1, 3))
+    """Σ_pq D[sp, tq] K[sp, tq] of every pair of samples s, t: what the squared gradient of a weight is made of.
+
+    K and D are means over the inputs and the gradients of one grid of points, each divided by its trace: a mixture of
+    experts has dozens of either, and a matrix for every pair of them would cost more than the prediction.
+    """
+    grids = {tuple(one.shape[:2]) for one in gradients} & {tuple(one.shape[:2]) for one in inputs}
+    for samples, positions in sorted(grids):
+        k, d = (
+            _mean_gram([one for one in all_ if one.shape[:2] == (samples, positions)]) for all_ in (inputs, gradients)
+        )
+        if k is not None and d is not None:
+            yield (k * d).reshape(samples, positions, samples, positions).sum(axis=(1, 3))
+
+
+def _mean_gram(arrays: Sequence[Tensor]) -> Array | None:
+    """The mean Gram matrix of all points, each of trace one; None where it would cost too much."""
+    total: Array | None = None
+    for array in arrays:
+        samples, positions, features = array.shape
+        if (samples * positions) ** 2 * features > MOST_TOGETHER:
+            return None
+        rows = array.detach().flatten(0, 1).double().cpu().numpy()
+        gram = rows @ rows.T / max(float(np.vdot(rows, rows)), 1e-300)
+        total = gram if total is None else total + gram
+    return total
 
 
 def _outline(grams: Array) -> tuple[Array, Array]:
