@@ -185,3 +185,31 @@ def test_what_stands_between_logits_and_their_loss_is_read_off_the_graph(last: t
     assert ("activation" in found) == (last is nn.ReLU)
     own = look(model, torch.randn(8, 4), targets, loss=lambda y, t: functional.binary_cross_entropy(y.clamp(0, 1), t))
     assert "softmax_twice" not in own
+
+
+class Translator(nn.Module):
+    """An encoder whose memory a decoder reads, with or without the decoder's mask."""
+
+    def __init__(self, *, masked: bool) -> None:
+        super().__init__()
+        self.masked, self.embed, self.head = masked, nn.Embedding(TOKENS, WIDTH), nn.Linear(WIDTH, TOKENS)
+        self.places = nn.Parameter(torch.randn(STEPS, WIDTH) / 4)
+        self.encoder = nn.TransformerEncoderLayer(WIDTH, 2, 2 * WIDTH, batch_first=True, dropout=0.0)
+        self.decoder = nn.TransformerDecoderLayer(WIDTH, 2, 2 * WIDTH, batch_first=True, dropout=0.0)
+
+    def forward(self, source: Tensor, answer: Tensor) -> Tensor:
+        memory = self.encoder(self.embed(source) + self.places)
+        mask = nn.Transformer.generate_square_subsequent_mask(STEPS) if self.masked else None
+        return self.head(self.decoder(self.embed(answer) + self.places, memory, tgt_mask=mask))
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_decoder_may_see_the_whole_source_and_no_later_word_of_its_answer(*, masked: bool) -> None:
+    torch.manual_seed(0)
+    source, answer = torch.randint(TOKENS, (16, STEPS)), torch.randint(TOKENS, (16, STEPS + 1))
+    report = sounding.check(
+        Translator(masked=masked), (source, answer[:, :-1]), answer[:, 1:],
+        loss=lambda out, wanted: functional.cross_entropy(out.flatten(0, 1), wanted.flatten()),
+    )  # fmt: skip
+    leaks = [one.severity for one in report.verdict.findings if one.kind == "target_leak"]
+    assert leaks == ([] if masked else ["medium"])

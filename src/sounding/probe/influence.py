@@ -109,13 +109,14 @@ class _Sketch(Tap):
 def find_influence(root: nn.Module, batch: Batch, *, axis: int) -> Influence | None:
     """What changes with what; None where the model takes no three samples, or is random itself."""
     taken, few = _first(batch, SAMPLES, axis)
-    changed = _change_halves(few, axis)
+    lead = _lead(few, _followed(batch))
+    changed = _change_halves(few, axis, lead)
     if taken < 2 or changed is None:
         return None
     state = torch.get_rng_state()
     try:
         before, after = (_run(root, one, axis, taken, state) for one in (few, changed))
-        found = _compare(before, after, leading_tensor(few.tensors()))
+        found = _compare(before, after, lead)
         if (found.samples or found.future) and _compare(before, _run(root, few, axis, taken, state), None).samples:
             return None  # the model itself is random
         if found.samples:
@@ -167,10 +168,17 @@ def _compare(before: _Sketch, after: _Sketch, tokens: Tensor | None) -> Influenc
     return replace(found, future=future, past=past)
 
 
-def _change_halves(batch: Batch, axis: int) -> Batch | None:
+def _lead(batch: Batch, followed: int | None) -> Tensor | None:
+    """The tensor whose halves are changed: the tokens that the targets follow, which a decoder takes beside what it
+    translates, else the one that speaks for the samples."""
+    tensors = list(batch.tensors())
+    return leading_tensor(tensors) if followed is None else tensors[followed]
+
+
+def _change_halves(batch: Batch, axis: int, lead: Tensor | None) -> Batch | None:
     """The batch with entries of its last sample in the others, of whole tokens in one half of each alone; None where
     that changes nothing."""
-    lead, size = leading_tensor(batch.tensors()), batch.size(axis) or 0
+    size = batch.size(axis) or 0
     if lead is None or lead.layout is not torch.strided or lead.dim() < 2 or axis >= lead.dim():
         return None
     rows = lead.detach().clone().movedim(axis, 0)
@@ -182,7 +190,15 @@ def _change_halves(batch: Batch, axis: int) -> Batch | None:
     rows[0, middle:] = rows[-1, middle:]
     rows[1:-1, :middle] = rows[-1, :middle]
     new = rows.movedim(0, axis).contiguous()
-    return None if torch.equal(new, lead) else _mapped(batch, lambda value: new if value is lead else value)
+    if torch.equal(new, lead):
+        return None
+    # what stands beside the tokens changes in the second sample: in the first, it would speak of no mask
+    beside = lead is not leading_tensor(batch.tensors())
+    others = _copied(batch, axis, size, slice(1, -1), slice(-1, None)) if beside else batch
+    swapped = {id(value): other for value, other in zip(batch.tensors(), others.tensors(), strict=True)} | {
+        id(lead): new
+    }
+    return _mapped(batch, lambda value: swapped[id(value)])
 
 
 def _copied(batch: Batch, axis: int, size: int, into: slice, source: slice) -> Batch:
@@ -251,7 +267,7 @@ def judge_influence(found: Influence | None, batch: Batch, *, causal: bool) -> l
     if not found.future:
         return []
     backwards = not found.past
-    if not (backwards or causal or _follow(batch)):
+    if not (backwards or causal or _followed(batch) is not None):
         return []
     seen = "on later tokens and none before" if backwards else "on later tokens"
     return [_finding(
@@ -298,15 +314,18 @@ def judge_copy(copied: bool) -> list[Finding]:
     )]  # fmt: skip
 
 
-def _follow(batch: Batch) -> bool:
-    """Whether targets that the user gave are the tokens, one place on."""
-    tokens, targets = leading_tensor(batch.tensors()), batch.targets
-    if not isinstance(targets, Tensor) or tokens is None or targets.shape != tokens.shape or tokens.is_floating_point():
-        return False
-    given = targets[:, :-1].to(tokens.device)
-    kept = given >= 0  # torch marks positions without a target by −100
-    same = (given == tokens[:, 1:])[kept]
-    return bool(kept.any()) and float(same.float().mean()) >= MATCH
+def _followed(batch: Batch) -> int | None:
+    """The number of the input tensor whose tokens, one place on, are the targets that the user gave."""
+    targets = batch.targets
+    for number, tokens in enumerate(batch.tensors()):
+        if not isinstance(targets, Tensor) or targets.shape != tokens.shape or tokens.is_floating_point():
+            continue
+        given = targets[:, :-1].to(tokens.device)
+        kept = given >= 0  # torch marks positions without a target by −100
+        same = (given == tokens[:, 1:])[kept]
+        if bool(kept.any()) and float(same.float().mean()) >= MATCH:
+            return number
+    return None
 
 
 def share_unreached(gradients: Sequence[Tensor | None]) -> float:
