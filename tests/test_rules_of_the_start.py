@@ -147,6 +147,44 @@ def test_a_norm_that_sums_is_found_at_what_leaves_it(inputs: Tensor) -> None:
         assert "norm_weight" not in look(plain(norm), inputs)
 
 
+class GatedNorm(Scaled):
+    """A norm whose result a gate makes smaller, as linear attention has it."""
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x) * torch.sigmoid(gate)
+
+
+class Gating(nn.Module):
+    """A gated norm whose gate is nearly shut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = GatedNorm(summed=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x, x - 6)  # type: ignore[no-any-return]
+
+
+class NoNorm(nn.Module):
+    """A scale in the place of a norm, as MobileBERT has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x
+
+
+def test_norms_that_are_small_by_design_are_not_accused(inputs: Tensor) -> None:
+    """A scale alone passes on small signals, and a norm divides by its eps where signals are smaller still."""
+    tiny = nn.Linear(32, 32)
+    nn.init.normal_(tiny.weight, std=1e-5)
+    nn.init.zeros_(tiny.bias)
+    for parts in ([tiny, NoNorm()], [tiny, ScaledNorm(summed=False)], [Gating()]):
+        assert "norm_weight" not in look(plain(*parts), inputs)
+
+
 @pytest.mark.parametrize("functionally", [True, False])
 def test_dropout_that_leaves_nothing_is_named_though_it_rests(functionally: bool, inputs: Tensor) -> None:
     class Dropping(nn.Module):

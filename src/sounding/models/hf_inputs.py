@@ -76,7 +76,8 @@ def sample_inputs(model: nn.Module, *, batch_size: int | None, generator: torch.
         if batch_size is None and fewer < count:  # features of a sound are hundreds of positions
             count, arguments = fewer, {key: value[:fewer] for key, value in arguments.items()}
         targets = _text_targets(kind, arguments[main][:, -TOKENS:])
-        if "MaskedLM" in kind:
+        # XLM and Flaubert are masked unless their config says otherwise
+        if "MaskedLM" in kind or ("LMHead" in kind and getattr(config, "causal", True) is False):
             arguments[main], targets = _mask(arguments[main], config, generator)
         forms = iter([arguments])
     elif main == "pixel_values":

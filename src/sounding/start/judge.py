@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from sounding.probe.calls import Pass, named_modules
 from sounding.probe.reading import Reading
@@ -89,7 +91,8 @@ def _judge_norms(root: nn.Module, reading: Reading) -> list[Finding]:
 
     That is a root mean square of one for scales of one. The worst of them is named. Scales may also be meant as
     1 + weight, and so that the whole gives one. What torch's own give is right, and small only where what they are
-    given is small beside their eps.
+    given is small beside their eps. One of the user's own is wrong if it makes noise of unit size too small or too
+    large as well: else its eps or a gate decides, or it is called a norm and none is meant.
     """
     modules, worst, most, count = dict(named_modules(root)), None, THRESHOLDS.tame_norm, 0
     for call in reading.calls:
@@ -101,7 +104,9 @@ def _judge_norms(root: nn.Module, reading: Reading) -> list[Finding]:
         if (getattr(norm, "eps", None) or 0) <= USUAL_EPS if own else not scales:
             continue
         meant = [1.0, *(float(one.square().mean().sqrt()) for scale in scales for one in (scale, 1 + scale))]
-        off = min(max(made / one, one / made) for one in meant if one > 0)
+        off = _factor_off(made, meant)
+        if not own and off > THRESHOLDS.tame_norm:
+            off = min(off, _factor_off(_size_alone(norm, call.shape, scales[0]), meant))
         count += off > THRESHOLDS.tame_norm
         if off > most:
             worst, most = call, off
@@ -116,6 +121,21 @@ def _judge_norms(root: nn.Module, reading: Reading) -> list[Finding]:
         ("divide by the root of the mean square, and not of the sum", "look at its eps, and over which axes it runs"),
         "norm_weight",
     )]  # fmt: skip
+
+
+def _factor_off(made: float, meant: Sequence[float]) -> float:
+    """By which factor a size misses the nearest of those that may be meant; 1 where it is not known."""
+    return min(max(made / one, one / made) for one in meant if one > 0) if 0 < made < math.inf else 1.0
+
+
+def _size_alone(norm: nn.Module, shape: Sequence[int], like: Tensor) -> float:
+    """The root mean square of what a copy of a norm makes of noise of unit size, NaN where it takes more than that."""
+    noise = torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(like)
+    try:
+        with torch.no_grad():
+            return float(type(norm).forward(copy.deepcopy(norm), noise).double().square().mean().sqrt())
+    except Exception:  # whatever a module of the user's refuses
+        return math.nan
 
 
 def _judge_dropout(root: nn.Module, dropped: float) -> list[Finding]:
