@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sounding.claims.claim import Scale
 
 NOT_RUN = "not run"
+WORDS = ("label", "caption")
 results_option = click.option(
     "--results",
     type=click.Path(path_type=Path),
@@ -123,7 +124,8 @@ def show(words: tuple[str, ...], results: Path | None, as_json: bool) -> None:
                      f"{expectation['why']}", markup=False)  # fmt: skip
     screen.print("\nscales:", markup=False)
     for scale, setting in claim.settings.items():
-        values = ", ".join(f"{name} {value}" for name, value in setting.values.items())
+        # words for the figure are no settings
+        values = ", ".join(f"{name} {value}" for name, value in setting.values.items() if name not in WORDS)
         reduced = f" (reduced: {setting.reduction})" if setting.reduction else ""
         trained = f" (trained: {setting.training.told})" if setting.training else ""
         screen.print(f"  {scale}: {values}{reduced}{trained}", markup=False)
