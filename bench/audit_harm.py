@@ -15,9 +15,10 @@ import argparse
 import copy
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -386,17 +387,18 @@ def line(task: tuple[str, str]) -> str:
     return f"| {fault} | {architecture} | {best[0]:.0%} | {best[1]:.0%} | {findings(architecture, fault)} |"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def print_table(description: str | None, faults: Mapping[str, Any], line: Callable[[tuple[str, str]], str]) -> None:
+    """Print a row for every fault and each of its architectures, which stand first in what belongs to it."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="only faults whose name has one of these words")
     parser.add_argument("--processes", type=int, default=1)
     given = parser.parse_args()
-    chosen = [fault for fault in FAULTS if not given.words or any(word in fault for word in given.words)]
-    tasks = [(fault, architecture) for fault in chosen for architecture in FAULTS[fault][0]]
+    chosen = [fault for fault in faults if not given.words or any(word in fault for word in given.words)]
+    tasks = [(fault, architecture) for fault in chosen for architecture in faults[fault][0]]
     print("| fault | network | Adam | SGD | found |\n|---|---|---|---|---|")
     for row in in_order(line, tasks, processes=given.processes):
         print(row, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    print_table(__doc__, FAULTS, line)

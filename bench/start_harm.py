@@ -9,7 +9,6 @@ seeds, for Adam at 0.003 and for SGD with momentum at 0.05, and what `sounding.c
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 
 import torch
@@ -27,10 +26,10 @@ from audit_harm import (
     Wrapped,
     draw,
     plain,
+    print_table,
 )
 from short_training import accuracy_of
 from torch import Tensor, nn
-from workers import in_order
 
 import networks
 from sounding.probe.check import check
@@ -159,17 +158,5 @@ def line(task: tuple[str, str]) -> str:
     return f"| {fault} | {architecture} | {cells[0]} | {cells[1]} | {', '.join(kinds) or '–'} |"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*", help="only faults whose name has one of these words")
-    parser.add_argument("--processes", type=int, default=1)
-    given = parser.parse_args()
-    chosen = [fault for fault in FAULTS if not given.words or any(word in fault for word in given.words)]
-    tasks = [(fault, architecture) for fault in chosen for architecture in FAULTS[fault][0]]
-    print("| fault | network | Adam | SGD | found |\n|---|---|---|---|---|")
-    for row in in_order(line, tasks, processes=given.processes):
-        print(row, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    print_table(__doc__, FAULTS, line)

@@ -138,7 +138,7 @@ def scaled(number: Number, factor: float) -> Number:
 
 
 def farthest_ratio(measured: Sequence[Number], theory: Sequence[float]) -> Number:
-    """Of measured numbers, each over what theory has for it, the one farthest from 1.
+    """The ratio of a measured number to its theory that is farthest from 1, among several.
 
     >>> farthest_ratio([exact(2.0), exact(6.0)], [2.0, 3.0]).value
     2.0

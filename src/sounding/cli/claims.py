@@ -215,7 +215,6 @@ def _row(claim: Claim, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {
         "id": claim.id,
         "paper": claim.paper,
-        "seed": claim.paper,  # the name of "paper" up to version 0.1
         "place": claim.place,
         "kind": claim.kind,
         "statement": claim.statement,

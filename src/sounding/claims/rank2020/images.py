@@ -31,7 +31,7 @@ KINDS = {
 }
 
 PARTS = 3
-"""Of a training whose path is compared."""
+"""The number of parts into which a training is cut whose path is compared."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ PRINTED_RANKS = {
 """Mean and standard deviation over 100 batches of table C.1; for smaller batches every rank is n."""
 PRINTED_COSINES = {"cifar-10": 0.81, "mnist": 0.40, "fashion-mnist": 0.58, "cifar-100": 0.81}
 HALF_DIGIT = 0.005
-"""Of a cosine printed with two digits."""
+"""The rounding of a cosine that is printed with two digits."""
 
 
 def draw_pixels(name: str, size: int, count: int, *, context: Context, offset: int) -> list[torch.Tensor]:

@@ -75,7 +75,7 @@ class GaussianMoments:
 
 
 Moments = tuple[GaussianMoments] | tuple[LineMoments, PairMoments]
-"""Those of an infinite batch, or those of one and of two coordinates of a finite one."""
+"""The moments of one fixed point: of an infinite batch, or of one and of two coordinates of a finite batch."""
 
 
 @dataclass(frozen=True)

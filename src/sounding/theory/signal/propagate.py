@@ -215,7 +215,7 @@ def _functions(
 def _random_features(
     nodes: Sequence[Node], at: int, forward: Sequence[Signal | None], given: Mapping[int, Signal]
 ) -> float:
-    """Of how many random features the Gram matrix in front of a projection is a mean.
+    """The number of random features whose mean is the Gram matrix in front of a projection.
 
     Of a stream that holds the share s of what is measured, N features scatter by (1 − s²)/N: infinitely many for s = 1.
     """
