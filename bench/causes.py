@@ -1,8 +1,9 @@
 """How often disagreement and blame name the right layer, and how often they accuse a network without a fault.
 
 `python bench/causes.py --seeds 20` runs the networks that thresholds were chosen on, `--first 1000 --seeds 50` fresh
-seeds of them, `--held-out` other networks; `--jobs 16` shares the work out, `--only` and `--network` pick, `--told`
-prints every wrong answer, `--most 6` puts each fault into six networks. Each fault is put into a random layer or block
+seeds of them, `--held-out` other networks, `--all` both; `--jobs 16` shares the work out, `--only` and `--network`
+pick, `--told` prints every wrong answer, `--most 6` puts each fault into six networks. `--out FILE` keeps the table of
+what is done so far in a file, so that a run that is stopped leaves it. Each fault is put into a random layer or block
 of the middle half and judged by what `sounding.check(..., theory=True)` tells a user.
 """
 
@@ -16,6 +17,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -26,6 +28,7 @@ import sounding
 
 Weight = nn.Linear | nn.Conv1d | nn.Conv2d
 T = TypeVar("T")
+EVERY = 5.0  # seconds between two writings of the table
 
 
 @dataclass(frozen=True)
@@ -298,15 +301,16 @@ def tell(finding: sounding.Finding) -> str:
     return f"{finding.kind} at {finding.layer}: {finding.why}"
 
 
-Task = tuple[bool, str, str, int, bool]
+Task = tuple[str, str, int, bool]
 Result = tuple[int, str, list[str] | None]
+Results = dict[tuple[str, str], list[Result]]
 
 
 def work(task: Task) -> tuple[str, str, int, str, list[str] | None]:
-    held_out, name, kind, seed, clean = task
+    name, kind, seed, clean = task
     torch.set_num_threads(1)
     try:
-        said, found = judge((HELD_OUT if held_out else NETWORKS)[name], FAULTS[kind], seed, clean=clean)
+        said, found = judge({**NETWORKS, **HELD_OUT}[name], FAULTS[kind], seed, clean=clean)
     except Exception as error:  # a crash counts as a wrong answer, and is told
         said, found = f"{type(error).__name__}: {error}", None
     return name, kind, seed, said, found
@@ -317,14 +321,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--held-out", action="store_true")
+    parser.add_argument("--all", action="store_true", help="both sets of networks")
     parser.add_argument("--only", default="")
     parser.add_argument("--network", default="")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--told", action="store_true")
     parser.add_argument("--most", type=int, default=99, help="networks that each fault is put into")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so long")
+    parser.add_argument("--out", type=Path, help="a file for the table, written anew every few seconds")
     options = parser.parse_args()
-    networks = HELD_OUT if options.held_out else NETWORKS
+    networks = {**NETWORKS, **HELD_OUT} if options.all else HELD_OUT if options.held_out else NETWORKS
     pairs = [
         (name, kind)
         for at, kind in enumerate(FAULTS)
@@ -334,29 +340,40 @@ def main() -> None:
     # each network without a fault is checked once a seed, though several faults are put into it
     first = {(name, FAULTS[kind].around(Options())): kind for name, kind in reversed(pairs)}
     tasks: list[Task] = [
-        (options.held_out, name, kind, seed, first[name, FAULTS[kind].around(Options())] == kind)
+        (name, kind, seed, first[name, FAULTS[kind].around(Options())] == kind)
         for seed in range(options.first, options.first + options.seeds)
         for name, kind in pairs
     ]
-    results: dict[tuple[str, str], list[Result]] = {pair: [] for pair in pairs}
-    began = time.monotonic()
+    results: Results = {pair: [] for pair in pairs}
+    began = written = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
-        for name, kind, seed, said, clean in pool.imap(work, tasks, chunksize=4):
+        # one task at a time and in any order: what is slow holds up nothing that is done
+        for name, kind, seed, said, clean in pool.imap_unordered(work, tasks):
             results[name, kind].append((seed, said, clean))
             for text in (said, *(clean or ())) if options.told else ():
                 if text != "right":
                     print(f"  {name}, {kind}, {seed}: {'' if text is said else 'FALSE '}{text}", flush=True)
+            if options.out and time.monotonic() - written > EVERY:
+                written = time.monotonic()
+                options.out.write_text(table(results))
             if time.monotonic() - began > 60 * options.minutes:
                 break
-    for (name, kind), found in results.items():
-        print(f"{name:28} {kind:32} {counted(found)}")
-    print("\nby fault, over all networks")
+    if options.out:
+        options.out.write_text(table(results))
+    print(table(results), end="")
+
+
+def table(results: Results) -> str:
+    """What was right and what was accused: of each fault in each network, of each fault, and of all."""
+    lines = [f"{name:28} {kind:32} {counted(found)}" for (name, kind), found in results.items()]
+    lines += ["", "by fault, over all networks"]
     for kind in dict.fromkeys(kind for _, kind in results):
         group = [one for (_, other), found in results.items() if other == kind for one in found]
         count = sum(other == kind for _, other in results)
-        print(f"{kind:32} {count:2} networks  {counted(group)}")
+        lines.append(f"{kind:32} {count:2} networks  {counted(group)}")
     every = [one for found in results.values() for one in found]
-    print(f"{'all':32}              {counted(every)}")
+    lines.append(f"{'all':32}              {counted(every)}")
+    return "\n".join(lines) + "\n"
 
 
 def chosen(at: int, names: list[str], most: int) -> list[str]:

@@ -32,7 +32,7 @@ import sounding.plot  # noqa: F401
 from runs import make_data, make_mlp, seeded
 from sounding.claims import find_claim
 from sounding.cli import main
-from sounding.cli.weights import write_weights
+from sounding.cli.repair import write_weights
 from sounding.data.catalogue import Stored
 from sounding.data.store import file_state, unpack
 from sounding.errors import InterruptedRun

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 
 from sounding.activations import Activation, from_callable, has_second_moment, names, resolve
-from sounding.activations.growth import growth_of
+from sounding.activations.activation import growth_of
 from sounding.activations.kinks import find_kinks, kink_exponent
 from sounding.errors import UsageError
 from tolerance import TOLERANCE

@@ -12,6 +12,7 @@ from torch import nn
 
 from sounding.cli import cli
 from sounding.cli.inputs import choose_batch
+from sounding.cli.subject import Wanted
 from sounding.errors import UsageError
 from sounding.models.hf import build_hf
 
@@ -62,7 +63,7 @@ class Paired(Timed):
 
 def choose(model, path, batch_size=None):
     generator = torch.Generator().manual_seed(0)
-    return choose_batch(model, data=str(path), shape=None, batch_size=batch_size, generator=generator)
+    return choose_batch(model, Wanted(data=str(path), batch_size=batch_size), generator)
 
 
 def write(folder, **arrays):
@@ -205,7 +206,7 @@ def test_indices_that_point_outside_are_not_blamed_on_lengths(tmp_path):
 def test_a_network_of_several_inputs_without_a_file_is_told_what_to_write():
     generator = torch.Generator().manual_seed(0)
     with pytest.raises(UsageError, match=r"--data FILE\.npz with arrays x, t"):
-        choose_batch(Timed(), data=None, shape=None, batch_size=None, generator=generator)
+        choose_batch(Timed(), Wanted(), generator)
 
 
 def test_check_takes_such_a_file(tmp_path):

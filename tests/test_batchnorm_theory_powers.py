@@ -13,9 +13,9 @@ from sounding.activations import Activation, resolve
 from sounding.theory.batchnorm import BatchNormPrediction, batchnorm
 from sounding.theory.homogeneous import HomogeneousPrediction, homogeneous_batchnorm
 from sounding.theory.integrals.affine import Affine
+from sounding.theory.integrals.arc_cosine import gamma_ratio
 from sounding.theory.integrals.moments import Expectations
 from sounding.theory.integrals.normalized import NormalizedLaw
-from sounding.theory.integrals.powers import gamma_ratio
 from tolerance import TOLERANCE
 
 SIZES = [4, 5, 6, 8, 32, 256, 1024, math.inf]

@@ -96,3 +96,29 @@ def test_branches_at_full_size_are_too_many_and_one_that_is_too_large_is_named()
         kind, layer = accused(he(nn.Sequential(*blocks)), inputs)
     assert kind == "branch"
     assert layer.startswith("3.")
+
+
+class Words(nn.Module):
+    """Two embeddings, and branches behind norms."""
+
+    def __init__(self, size: float) -> None:
+        super().__init__()
+        self.token, self.place = nn.Embedding(20, 64), nn.Embedding(8, 64)
+        for one in (self.token, self.place):
+            nn.init.normal_(one.weight, std=size)
+        self.branches = nn.ModuleList(nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU()) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            x = self.token(x) + self.place(torch.arange(x.shape[1]))
+        for branch in self.branches:
+            x = x + branch(x)
+        return x
+
+
+def test_an_embedding_that_is_too_large_is_named_and_an_input_in_units_of_its_own_is_not() -> None:
+    with networks.drawn_from(0):
+        tokens = torch.randint(20, (4, 8))
+        assert accused(Words(0.7), tokens) == ("", "")
+        assert accused(Words(70.0), tokens) == ("embedding", "branches.0.0")
+        assert accused(Words(0.7), 100 * torch.randn(4, 8, 64)) == ("", "")

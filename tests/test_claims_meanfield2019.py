@@ -11,17 +11,21 @@ import pytest
 import torch
 
 from sounding.claims.claim import Claim, Context, Correction, Expectation, judge
-from sounding.claims.meanfield2019 import crossbatch, explosion, fixed_point, linear
-from sounding.claims.meanfield2019.closed_forms import Case, forward_integral, power
+from sounding.claims.meanfield2019 import crossbatch, explosion, fixed_point, transforms
+from sounding.claims.meanfield2019.batches import map_relu, spread_paths
+from sounding.claims.meanfield2019.crossbatch import Case, forward_integral, power
 from sounding.claims.meanfield2019.explosion import attracting_sizes, explosion_rate, relu_rate, series_coefficient
-from sounding.claims.meanfield2019.field import map_relu, spread_paths
-from sounding.claims.meanfield2019.figure5 import _gain
 from sounding.claims.meanfield2019.fixed_point import count_other_limits, relu_correlation, spherical_integrals
-from sounding.claims.meanfield2019.linear import project_spectrum
-from sounding.claims.meanfield2019.parted import Parted
-from sounding.claims.meanfield2019.sampled import draw_covariance
-from sounding.claims.meanfield2019.trainable import draw_networks, judge_cells, tell_apart
-from sounding.claims.meanfield2019.transforms import _ANALYTIC, count_wrong_traces, fourier_map, linear_trace
+from sounding.claims.meanfield2019.trainable import Parted, draw_networks, judge_cells, tell_apart
+from sounding.claims.meanfield2019.training import _gain
+from sounding.claims.meanfield2019.transforms import (
+    _ANALYTIC,
+    count_wrong_traces,
+    draw_covariance,
+    fourier_map,
+    linear_trace,
+    project_spectrum,
+)
 from sounding.claims.number import Number, estimate, exact
 from sounding.claims.registry import claims_of
 from sounding.data import load_dataset, normalize
@@ -107,22 +111,22 @@ def test_a_theorem_on_the_spectrum_that_fails_at_few_starts_does_not_hold(
             mapped[7] = spectra[7] / spectra[7].sum()
         return mapped
 
-    monkeypatch.setattr(linear, "project_spectrum", stuck)
+    monkeypatch.setattr(transforms, "project_spectrum", stuck)
     assert verdict_of(claim, starts=40) == "does not hold"
 
 
 def test_few_starts_that_fail_are_counted_in_full() -> None:
     ratios, distances = np.full(600, 0.9), np.full(600, 1e-9)
-    fine = linear.count_failures(ratios, distances)
+    fine = transforms.count_failures(ratios, distances)
     assert fine["starts_that_fail"].high == 0
     assert fine["share_of_starts_that_fail"].high < 0.01
     ratios[::40] = 1.0
-    found = linear.count_failures(ratios, distances)
+    found = transforms.count_failures(ratios, distances)
     assert found["starts_that_fail"].value == 15
     claim = ROWS["meanfield2019-thmB.11"]
     assert judge(claim, {e.quantity: exact(e.high) for e in claim.expectations} | found) == "does not hold"
     distances[3], ratios[:] = 1e-3, 0.9
-    assert linear.count_failures(ratios, distances)["starts_that_fail"].value == 1
+    assert transforms.count_failures(ratios, distances)["starts_that_fail"].value == 1
 
 
 def test_a_trace_that_is_wrong_at_few_covariances_does_not_hold() -> None:
@@ -238,7 +242,7 @@ def test_the_closed_forms_between_batches_are_the_predictions(case: Case) -> Non
 
 
 def test_one_case_that_is_off_is_not_hidden_by_the_others() -> None:
-    near, off = (crossbatch.Drawn(Case(1.0, 0.0, 8), estimate(value, 0.002)) for value in (1.0, 1.05))
+    near, off = ((Case(1.0, 0.0, 8), estimate(value, 0.002)) for value in (1.0, 1.05))
     found = crossbatch.deviation_of([near, near, off], lambda case: 1.0)
     assert found.low > crossbatch.ROOM
     assert crossbatch.deviation_of([near, near], lambda case: 1.0).high < crossbatch.ROOM

@@ -12,7 +12,7 @@ import torch
 
 from sounding.claims.claim import Context, judge
 from sounding.claims.number import Number, extreme_of, mean_of
-from sounding.claims.orth2021 import chains, conjecture, convolutional, propagation, spectra, training
+from sounding.claims.orth2021 import chains, convolutional, theorems, training
 from sounding.claims.registry import claims_of
 from sounding.errors import UsageError
 from sounding.measures import orthogonality_gap
@@ -92,7 +92,7 @@ def test_the_interval_of_a_correlation_is_over_seeds() -> None:
 
 def test_seeds_have_orders_and_samples_of_their_own() -> None:
     context = Context(random_seed=2)
-    orders = [torch.randperm(50, generator=generator).tolist() for generator in training.draw_orders(3, context)]
+    orders = [torch.randperm(50, generator=generator).tolist() for generator in context.generators(training.ORDERS, 3)]
     assert len({tuple(order) for order in orders}) == 3
     batches = training.draw_batches(MLP, context)
     assert len(batches) == MLP["seeds"]
@@ -108,19 +108,19 @@ def test_xavier_networks_of_figure_7_have_gain_root_two() -> None:
 
 def test_the_gap_splits_into_angles_and_norms() -> None:
     rows = torch.randn(8, 20, generator=torch.Generator().manual_seed(0)).double() * torch.arange(1.0, 9.0)[:, None]
-    gap, angles = (float(value) for value in propagation._parts(rows))
+    gap, angles = (float(value) for value in convolutional._parts(rows))
     assert gap == pytest.approx(float(orthogonality_gap(rows)), rel=TOLERANCE.two_routes)
     assert angles < gap
     orthogonal = torch.eye(8, 20, dtype=torch.float64) * torch.arange(1.0, 9.0)[:, None]
-    gap, angles = (float(value) for value in propagation._parts(orthogonal))
+    gap, angles = (float(value) for value in convolutional._parts(orthogonal))
     assert angles == 0.0
     assert gap > 0.1
 
 
 def test_figure_5_measures_in_front_of_the_relu() -> None:
-    network = propagation.conv_stack(1, 6, 3, batch_norm=True, generator=torch.Generator().manual_seed(0))
+    network = convolutional.conv_stack(1, 6, 3, batch_norm=True, generator=torch.Generator().manual_seed(0))
     inputs = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(1))
-    found = propagation._through_layers(network, inputs)
+    found = convolutional._through_layers(network, inputs)
     assert found.shape == (2, 4)
     with torch.no_grad():
         normed = network[:2](inputs)
@@ -203,9 +203,9 @@ def test_the_floor_of_the_gap_is_a_fixed_point_of_the_expected_spectrum() -> Non
 def test_figure_6_compares_the_activations_it_names() -> None:
     values = {"widths": [8, 16], "wide": 8, "batch_size": 3, "burn_in": 5, "layers": 10, "runs": 8, "gap": False}
     named = values | {"activations": ["identity", "tanh"]}
-    alone = conjecture.measure_conjecture(named, Context()).numbers
-    beside = conjecture.measure_conjecture(named | {"beside": ["gelu"]}, Context()).numbers
-    joined = conjecture.measure_conjecture(values | {"activations": ["identity", "tanh", "gelu"]}, Context()).numbers
+    alone = chains.measure_conjecture(named, Context()).numbers
+    beside = chains.measure_conjecture(named | {"beside": ["gelu"]}, Context()).numbers
+    joined = chains.measure_conjecture(values | {"activations": ["identity", "tanh", "gelu"]}, Context()).numbers
     assert beside["largest_over_smallest_curve"] == alone["largest_over_smallest_curve"]
     assert joined["largest_over_smallest_curve"].value > alone["largest_over_smallest_curve"].value
     assert "slope_gelu" in beside
@@ -252,7 +252,7 @@ def test_corollary_3_fails_with_the_printed_alpha_over_many_layers() -> None:
     few = {**row.settings["quick"].values, "widths": [16, 64, 256], "runs": 16, "infinite": [[4, 40]]}
     numbers = row.measure(few, Context(random_seed=1)).numbers
     assert numbers["largest_share_of_printed_bound"].high < 1
-    path, sigma = spectra.follow_wide(256, 800)
+    path, sigma = theorems.follow_wide(256, 800)
     start, end = (float(np.sum((np.sqrt(e) - 1 / 16) ** 2)) for e in (path[0], path[-1]))
     rate = (end / start) ** (1 / 800)
     assert rate == pytest.approx((256 / 258) ** 2, rel=TOLERANCE.three_digits)

@@ -220,7 +220,7 @@ def test_lemma1_would_notice_one_batch_below_its_bound(monkeypatch: pytest.Monke
 
 
 def test_images_are_looked_at_while_one_training_runs() -> None:
-    from sounding.claims.rank2020.images import train_kind
+    from sounding.claims.rank2020.convolutions import train_kind
 
     values = dict(find_claim("rank2020-fig5").settings["quick"].values)
     values |= {"width": 2, "runs": 2, "rank_batch": 16, "every": 2, "steps": {"standard": 6, "one-sided": 2}}
@@ -234,7 +234,7 @@ def test_images_are_looked_at_while_one_training_runs() -> None:
 
 def test_runs_of_images_share_no_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights, batches, orders, dropout and random images are each run's and each kind's own."""
-    from sounding.claims.rank2020 import images
+    from sounding.claims.rank2020 import convolutions
 
     offsets: list[int] = []
     usual = Context.generator
@@ -249,7 +249,7 @@ def test_runs_of_images_share_no_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     values["steps"] = {"standard": 1, "plain": 1}
     kinds = values.pop("kinds")
     for kind in kinds:
-        images.train_kind(values, Context(random_seed=11), kind)
+        convolutions.train_kind(values, Context(random_seed=11), kind)
     assert len(kinds) == 4
     assert len(offsets) == len(set(offsets)) == 2 * 4 * 4 + 2
 

@@ -15,11 +15,17 @@ from sounding.claims import Claim
 from sounding.claims.claim import Context, Expectation, Setting, judge
 from sounding.claims.number import Number
 from sounding.claims.registry import find_claim
-from sounding.claims.thesis2024 import first_gradients, networks
-from sounding.claims.thesis2024.convergence import RATES
-from sounding.claims.thesis2024.correlation_maps import iterate, map_of, map_of_weights, random_maps, worst_over_bound
-from sounding.claims.thesis2024.gram_paths import distances, fixed_gram, stretched, walk_grams
-from sounding.claims.thesis2024.kernel_figures import polynomial_activation
+from sounding.claims.thesis2024 import gradients, networks
+from sounding.claims.thesis2024.convergence import (
+    RATES,
+    iterate,
+    map_of,
+    map_of_weights,
+    polynomial_activation,
+    random_maps,
+    worst_over_bound,
+)
+from sounding.claims.thesis2024.mean_field import distances, fixed_gram, stretched, walk_grams
 from sounding.claims.thesis2024.networks import (
     build_networks,
     draw_haar,
@@ -102,13 +108,13 @@ def test_gaussian_weights_fail_theorem_6_5() -> None:
 
 def test_one_exploding_cell_fails_theorem_6_5(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fifteen quiet cells would hide it in a mean."""
-    real = first_gradients.measure_cell
+    real = gradients.measure_cell
 
     def one_of_them(values: Any, context: Context, *, width: int, kind: str, law: str, offset: int) -> Any:
         bad = (width, kind) == (20, "correlated")
         return real(values, context, width=width, kind=kind, law="gaussian" if bad else law, offset=offset)
 
-    monkeypatch.setattr(first_gradients, "measure_cell", one_of_them)
+    monkeypatch.setattr(gradients, "measure_cell", one_of_them)
     row = shrunk("thesis2024-thm6.5", inputs=(*((5, "gaussian"),) * 15, (20, "correlated")), runs=20)
     assert reproduce(row).verdict == "does not hold"
 

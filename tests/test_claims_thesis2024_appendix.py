@@ -13,7 +13,7 @@ from sounding.claims.claim import Claim, Context, Expectation, Setting, judge
 from sounding.claims.number import Number, mean_of, student
 from sounding.claims.registry import find_claim
 from sounding.claims.thesis2024.appendix_data import PRINTED_COSINES, PRINTED_RANKS, _distance, draw_pixels
-from sounding.claims.thesis2024.appendix_explosion import _exponents, jackknife_ratio
+from sounding.claims.thesis2024.gradients import _exponents, jackknife_ratio
 from sounding.claims.thesis2024.networks import (
     build_on_data,
     constant,
@@ -25,7 +25,7 @@ from sounding.claims.thesis2024.networks import (
     power,
     rates_at,
 )
-from sounding.claims.thesis2024.training_orthogonality import gradient_norms, square_weights, weight_gaps
+from sounding.claims.thesis2024.training import gradient_norms, square_weights, weight_gaps
 from sounding.measures import gram, isometry_gap
 from sounding.models import Mlp
 from sounding.reproduction import reproduce

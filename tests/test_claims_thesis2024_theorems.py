@@ -13,13 +13,12 @@ import torch
 from sounding.claims import Claim
 from sounding.claims.claim import Context, Setting, judge
 from sounding.claims.registry import find_claim
-from sounding.claims.thesis2024 import centred, orthogonalization
+from sounding.claims.thesis2024 import centred, isometry
 from sounding.claims.thesis2024.centred import centred_maps, drift, keeps_minus_one, pull
-from sounding.claims.thesis2024.concentration import EARLY, halves, transient
-from sounding.claims.thesis2024.correlation_maps import map_of, random_maps
-from sounding.claims.thesis2024.gram_paths import distances, slowest_rate
-from sounding.claims.thesis2024.networks import gaps_over_depth
-from sounding.claims.thesis2024.orthogonalization import draw_inputs, needed_constant
+from sounding.claims.thesis2024.convergence import map_of, random_maps
+from sounding.claims.thesis2024.isometry import needed_constant
+from sounding.claims.thesis2024.mean_field import EARLY, distances, halves, slowest_rate, transient
+from sounding.claims.thesis2024.networks import draw_inputs, gaps_over_depth
 from sounding.reproduction import reproduce
 from tolerance import TOLERANCE
 
@@ -121,7 +120,7 @@ def test_theorem_6_1_fails_where_the_gap_falls_too_slowly(monkeypatch: pytest.Mo
         gaps = real(*arguments, **options)
         return gaps[:, :1] * (gaps / gaps[:, :1]) ** 1e-3
 
-    monkeypatch.setattr(orthogonalization, "gaps_over_depth", slowly)
+    monkeypatch.setattr(isometry, "gaps_over_depth", slowly)
     assert reproduce(row).verdict == "does not hold"
 
 

@@ -22,8 +22,7 @@ from sounding.data import (
     normalize,
 )
 from sounding.data.catalogue import CATALOGUE
-from sounding.data.formats import read_cifar, read_idx
-from sounding.data.load import known_shape
+from sounding.data.load import known_shape, read_cifar, read_idx
 from sounding.errors import DataError, UsageError
 from tolerance import TOLERANCE, assert_within_standard_errors
 

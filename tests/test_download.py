@@ -281,7 +281,7 @@ def test_bytes_are_read_under_their_sum_even_if_the_file_changes_after_a_look(tm
     (tmp_path / entry.name / entry.stored[0].path).write_bytes(bytes(entry.stored[0].size))
     monkeypatch.setattr(store, "md5_of", lambda path: next(f.md5 for f in entry.stored if f.path == path.name))
     with pytest.raises(DataError, match="changed while it was read"):
-        read_files(entry, entry.stored, folder=tmp_path)
+        read_files(entry, folder=tmp_path)
 
 
 def test_the_data_folder(monkeypatch, tmp_path):

@@ -130,6 +130,26 @@ def test_panels_give_the_numbers_of_the_library() -> None:
     np.testing.assert_allclose(path, exact, atol=2 * TOLERANCE.three_digits)  # the map is smooth between nine angles
 
 
+@pytest.mark.parametrize("placement", ["pre", "none"])
+def test_blocks_that_come_in_parts_end_as_the_library_predicts_them(placement: str) -> None:
+    state = State(network="transformer", activation="tanh", depth=60, tokens=8, placement=placement, branch_scale=0.3)
+    panel = PANELS["numbers"](state)
+    while panel.more:
+        assert "first" in panel.notes[0]
+        panel = PANELS["numbers"](state)
+    options = {"depth": 60, "tokens": 8, "placement": placement, "branch_scale": 0.3, "correlation": 0.5}
+    assert list(panel.curves[0].y) == list(predict.transformer("tanh", **options).gradient_log)
+
+
+def test_a_prescription_in_parts_ends_as_the_library_gives_it() -> None:
+    state = State(activation="silu", batch_size=48)
+    panel = PANELS["prescription"](state)
+    while panel.more:
+        panel = PANELS["prescription"](state)
+    expected = predict.prescribe("silu", batch_size=48, depth=50).options
+    assert [row[0] for row in panel.rows[1:]] == [option.change for option in expected[:6]]
+
+
 def test_simulated_networks_agree_with_theory() -> None:
     width = 256
     drawn = PANELS["correlation"](State(network="plain", weight_std=2**0.5, width=width, depth=8, batch_size=8)).curves[

@@ -10,7 +10,7 @@ from torch import nn
 
 from sounding.errors import UsageError
 from sounding.repair import haar_, he_, orthogonal_init_, xavier_
-from sounding.repair.orthogonal import haar_frame
+from sounding.repair.initializers import haar_frame
 from tolerance import TOLERANCE, assert_within_standard_errors
 
 # (layer, input shape): no padding, so that every output meets a full kernel

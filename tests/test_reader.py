@@ -417,3 +417,22 @@ def test_what_is_read_agrees_with_fresh_weights(
     stack = np.stack(found)
     error = stack.std(0, ddof=1) / len(stack) ** 0.5
     assert_agrees(signal.gram, (stack.mean(0), error), allowance=2 * TOLERANCE.finite_width)
+
+
+class Rounded(nn.Module):
+    """A value that is divided and rounded down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.div(self.layer(x), 0.5, rounding_mode="floor")
+
+
+def test_a_division_that_rounds_is_no_scaling_and_a_divisor_of_its_own_no_average() -> None:
+    rounded = sounding.read(Rounded(), torch.randn(4, 8)).description.nodes[-1]
+    assert "rounding_mode=floor" in rounded.label
+    assert isinstance(rounded.rule, Elementwise)
+    pooled = nn.Sequential(nn.Conv2d(2, 4, 3), nn.AvgPool2d(2, divisor_override=1), nn.Conv2d(4, 4, 1))
+    assert "divisor of its own" in sounding.read(pooled, torch.randn(4, 2, 8, 8)).description.notes[0]

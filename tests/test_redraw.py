@@ -34,11 +34,11 @@ def test_a_drawn_weight_has_the_law_of_the_old_one(initialize: object, shape: st
     with networks.drawn_from(0):
         weight = torch.empty(300, 200)
         initialize(weight)  # type: ignore[operator]
-    law = survey_law(weight).law
+    law = survey_law(weight)
     assert law.shape == shape
     new = draw(weight, law, generator=torch.Generator().manual_seed(1))
     assert abs(torch.corrcoef(torch.stack([new.flatten(), weight.double().flatten()]))[0, 1]) < 5 / math.sqrt(60_000)
-    again = survey_law(new).law
+    again = survey_law(new)
     assert again.shape == shape
     error = math.sqrt((law.kurtosis - 1) / weight.numel())
     assert again.variance == pytest.approx(law.variance, rel=TOLERANCE.standard_errors * error)

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from sounding.errors import UsageError
 from sounding.models import Mlp
 from sounding.repair import haar_, shape_activations, shape_activations_
-from sounding.repair.explosion import ExplosionLaw, explosion_law, is_homogeneous
-from sounding.repair.shaping import PreGain, gains
+from sounding.repair.shaping import ExplosionLaw, PreGain, explosion_law, gains, is_homogeneous
 from sounding.repair.snapshot import take_snapshot
 from tolerance import TOLERANCE, assert_within_standard_errors
 

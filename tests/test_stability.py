@@ -66,6 +66,7 @@ VERBS = [
     "data",
     "explore",
     "compare",
+    "completion",
 ]
 
 

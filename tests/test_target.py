@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from sounding.cli.inputs import choose_batch
+from sounding.cli.subject import Wanted
 from sounding.cli.target import load_object, load_target
 from sounding.errors import TargetError, UsageError
 
@@ -216,7 +217,7 @@ class Sized(nn.Module):
     ],
 )
 def test_the_input_of_an_unknown_network_is_found(model, shape, source):
-    chosen = choose_batch(model, data=None, shape=None, batch_size=4, generator=torch.Generator().manual_seed(0))
+    chosen = choose_batch(model, Wanted(batch_size=4), torch.Generator().manual_seed(0))
     assert tuple(chosen.batch.inputs.shape) == (4, *shape)
     assert chosen.batch.name.startswith(source)
     assert chosen.inferred
@@ -228,7 +229,7 @@ def test_finding_the_input_changes_nothing():
     model[1].eval()
     before = {key: value.clone() for key, value in model.state_dict().items()}
     state = torch.get_rng_state()
-    choose_batch(model, data=None, shape=None, batch_size=4, generator=torch.Generator().manual_seed(0))
+    choose_batch(model, Wanted(batch_size=4), torch.Generator().manual_seed(0))
     assert torch.equal(state, torch.get_rng_state())
     assert [module.training for module in model] == [True, False, True, True]
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
@@ -237,14 +238,14 @@ def test_finding_the_input_changes_nothing():
 def test_labels_are_kept_only_where_the_outputs_are_classes():
     generator = torch.Generator().manual_seed(0)
     for outputs, kept in ((10, True), (3, False)):
-        chosen = choose_batch(nn.Linear(64, outputs), data=None, shape=None, batch_size=4, generator=generator)
+        chosen = choose_batch(nn.Linear(64, outputs), Wanted(batch_size=4), generator)
         assert (chosen.batch.targets is not None) == kept
 
 
 @pytest.mark.parametrize(
     ("model", "options", "sentence"),
     [
-        (nn.Linear(7, 2), {"shape": (5,)}, "does not take inputs of 5 values.*Try --input-shape 7"),
+        (nn.Linear(7, 2), {"input_shape": (5,)}, "does not take inputs of 5 values.*Try --input-shape 7"),
         (nn.Linear(7, 2), {"data": "digits"}, "digits are 8×8 images and cannot become 7"),
         (nn.Bilinear(2, 3, 4), {}, "cannot tell the network's input shape.*arrays input1, input2"),
         (
@@ -262,6 +263,5 @@ def test_labels_are_kept_only_where_the_outputs_are_classes():
 )
 def test_inputs_that_cannot_be_end_in_a_sentence(tmp_path, model, options, sentence):
     np.savez(tmp_path / "other.npz", inputs=np.ones((6, 5)))
-    settings = {"data": None, "shape": None, "batch_size": 4, **options}
     with pytest.raises(UsageError, match=sentence):
-        choose_batch(model, **settings, generator=torch.Generator().manual_seed(0))
+        choose_batch(model, Wanted(batch_size=4, **options), torch.Generator().manual_seed(0))

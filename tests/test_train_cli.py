@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from sounding.cli import cli
-from sounding.cli.training import draw_curve
+from sounding.cli.train import draw_curve
 from sounding.train import History
 
 SMALL = ["train", "--depth", "2", "--width", "16", "--norm", "batch", "--batch-size", "200", "--epochs", "2"]

@@ -13,16 +13,13 @@ from sounding.lazy import lazily
 
 __version__ = "1.0.0"
 
+_MODULES = ("activations", "errors", "measures", "predict", "theory", "weights", "chain", "repair", "data", "models",
+            "train", "claims")  # fmt: skip
 _INDEX = {
+    **{name: f"sounding.{name}" for name in _MODULES},
     "Estimate": "sounding.profile",
     "Profile": "sounding.profile",
     "Row": "sounding.profile",
-    "activations": "sounding.activations",
-    "errors": "sounding.errors",
-    "measures": "sounding.measures",
-    "predict": "sounding.predict",
-    "theory": "sounding.theory",
-    "weights": "sounding.weights",
     "audit": "sounding.start",
     "check": "sounding.probe",
     "compare": "sounding.probe.compare",
@@ -33,18 +30,12 @@ _INDEX = {
     "Verdict": "sounding.probe",
     "Finding": "sounding.probe",
     "write_html": "sounding.report",
-    "chain": "sounding.chain",
     "simulate": "sounding.chain",
     "prescribe": "sounding.theory.prescribe",
-    "repair": "sounding.repair",
     "plan": "sounding.repair",
     "recommend": "sounding.repair",
-    "data": "sounding.data",
-    "models": "sounding.models",
-    "train": "sounding.train",
     "Monitor": "sounding.train.monitor",
     "sweep": "sounding.sweeping.run",
-    "claims": "sounding.claims",
     "reproduce": "sounding.reproduction",
 }
 

@@ -24,14 +24,19 @@ def fields_of(record: object, names: str) -> dict[str, Any]:
 
 
 def _unpacked(value: Any) -> Any:
-    if hasattr(value, "to_dict"):
-        return value.to_dict()
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
     if isinstance(value, Mapping):
         return {key: _unpacked(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_unpacked(item) for item in value]
+    return _opened(value)
+
+
+def _opened(value: Any) -> Any:
+    """A record as a mapping, an array as lists; anything else as it is."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -45,18 +50,15 @@ def to_plain(value: Any, *, other: Callable[[Any], Any] = str) -> Any:
     >>> to_plain({1: (0.5, float("inf"))})
     {'1': [0.5, 'inf']}
     """
+    # bool and int before float: numpy integers are none of these
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
+        return float(value) if math.isfinite(value) else str(float(value))  # JSON has no NaN and no infinity
     if isinstance(value, Mapping):
         return {str(key): to_plain(item, other=other) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_plain(item, other=other) for item in value]
-    if hasattr(value, "to_dict"):
-        return to_plain(value.to_dict(), other=other)
-    if is_dataclass(value) and not isinstance(value, type):
-        return to_plain(asdict(value), other=other)
-    if hasattr(value, "tolist"):
-        return to_plain(value.tolist(), other=other)
-    return other(value)
+    opened = _opened(value)
+    # what cannot be opened is left to the caller, or there would be no end
+    return other(value) if opened is value else to_plain(opened, other=other)

@@ -54,7 +54,7 @@ class SoundingError(Exception):
     exit_code = ExitCode.USAGE
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        self.message = message.rstrip(".")
+        self.message = message.rstrip(".")  # whoever prints it ends the sentence
         self.hint = hint.rstrip(".") if hint else None
         super().__init__(f"{self.message}." + (f" Try {self.hint}." if self.hint else ""))
 
@@ -114,7 +114,7 @@ def require_device(name: str) -> str:
     import torch
 
     try:
-        if torch.empty(0, device=name).is_meta:
+        if torch.empty(0, device=name).is_meta:  # torch finds the device only when it is used
             raise RuntimeError("the meta device holds no values")
     except (RuntimeError, AssertionError) as error:
         there = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
@@ -124,7 +124,7 @@ def require_device(name: str) -> str:
 
 
 def _restore(kind: type[SoundingError], args: tuple[Any, ...], state: dict[str, Any]) -> SoundingError:
-    error = kind.__new__(kind, *args)
+    error = kind.__new__(kind, *args)  # without __init__, whose arguments differ from class to class
     error.__dict__.update(state)
     return error
 
@@ -137,6 +137,7 @@ def clean(text: str) -> str:
     >>> clean("red\\x1b[31m")
     'red␛[31m'
     """
+    # U+2400 and the following are pictures of control bytes
     return CONTROLS.sub(lambda found: chr(0x2400 + ord(found[0])) if ord(found[0]) < 32 else "�", text)
 
 

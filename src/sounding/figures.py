@@ -69,15 +69,17 @@ def _draw(picture: Picture, title: str, expected: Expected) -> Figure:
     title = textwrap.fill(title, int(TITLE_CHARACTERS * wide))
     above = 0.25 + 0.15 * title.count("\n") if title else 0.0
     layout = ConstrainedLayoutEngine()
-    tall = rows * min(PANEL_HEIGHT, max(map(_height, picture.panels)))
+    # inches: a list of numbers is as high as it is long
+    heights = [0.5 + 0.35 * len(panel.ticks) if panel.across else PANEL_HEIGHT for panel in picture.panels]
+    tall = rows * min(PANEL_HEIGHT, max(heights))
     figure = Figure(figsize=(wide, tall), layout=layout)
-    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()  # an empty place of the grid is hidden
     for axes, panel in zip(grid, picture.panels, strict=False):
         _draw_panel(axes, panel, expected)
     for axes in grid[len(picture.panels) :]:
         axes.set_visible(False)
     legends = _place_legends(figure, list(grid)[: len(picture.panels)], picture.panels)
-    height = tall + above + below + legends
+    height = tall + above + below + legends  # inches; the layout gets the rest below
     figure.set_size_inches(wide, height)
     bottom = below + (legends if figure.legends else 0.0)
     layout.set(rect=(0, bottom / height, 1, 1 - bottom / height))
@@ -92,11 +94,6 @@ def _draw(picture: Picture, title: str, expected: Expected) -> Figure:
 def _columns(panels: Sequence[Panel]) -> int:
     """Panels in a row: up to three, two of four, which would leave one alone."""
     return 2 if len(panels) == 4 else min(len(panels), MAX_COLUMNS)
-
-
-def _height(panel: Panel) -> float:
-    """The inches of a panel: a list of numbers is as high as it is long."""
-    return 0.5 + 0.35 * len(panel.ticks) if panel.across else PANEL_HEIGHT
 
 
 def _draw_panel(axes: Axes, panel: Panel, expected: Expected) -> None:
@@ -140,6 +137,7 @@ def _draw_across(axes: Axes, panel: Panel, expected: Expected) -> None:
         finite = ends[np.isfinite(ends)]
         spread = np.ptp(finite) or abs(value) or 1.0
         low, high = finite.min() - 0.2 * spread, finite.max() + 0.2 * spread
+        # places of the strip between 0 and 1
         left, right, first, last = (np.clip(ends, low, high) - low) / (high - low)
         if name in expected:  # a range of one number is a line
             axes.fill_betweenx([place - 0.3, place + 0.3], max(first - 0.005, 0), min(last + 0.005, 1), color=ALLOWED)
@@ -178,11 +176,7 @@ class _Look:
     dash: Any
 
 
-STATUS = {
-    "met": _Look(SERIES[0], "o", "-"),
-    "violated": _Look(SERIES[1], "X", "-"),
-    "open": _Look("#666666", "D", "-"),
-}
+STATUS = {"met": _Look(SERIES[0], "o", "-"), "violated": _Look(SERIES[1], "X", "-"), "open": _Look("#666666", "D", "-")}
 
 
 def _looks(panel: Panel) -> list[_Look]:
@@ -223,7 +217,7 @@ def _draw_series(axes: Axes, series: Series, look: _Look, *, joined: bool, named
     if curve:
         axes.plot(x, y, linestyle=look.dash, lw=1.2, color=look.colour, label=series.label)
     else:
-        size = 3.5 if len(x) <= POINTS / 2 else 2
+        size = 3.5 if len(x) <= POINTS / 2 else 2  # many points would touch
         dash = look.dash if joined else "none"
         axes.plot(x, y, look.marker, ms=size, lw=0.8, linestyle=dash, color=look.colour, label=series.label)
     if series.error is None:
@@ -262,33 +256,25 @@ def _name_ticks(axes: Axes, panel: Panel) -> None:
 
 def _name_decades(axis: Any, limits: tuple[float, float], places: Sequence[float]) -> None:
     """Labels of a log axis that never touch: powers of ten over many decades, else few plain numbers."""
-    from matplotlib.ticker import (
-        FixedLocator,
-        FuncFormatter,
-        LogFormatterSciNotation,
-        LogLocator,
-        MaxNLocator,
-        NullFormatter,
-        NullLocator,
-    )
+    from matplotlib import ticker
 
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_formatter(ticker.NullFormatter())
     low, high = limits
     decades = np.log10(high / low)
     if len(axis.get_minorticklocs()) > 20:
-        axis.set_minor_locator(NullLocator())  # so many are a grey band, and most of the file
+        axis.set_minor_locator(ticker.NullLocator())  # so many are a grey band, and most of the file
     plain = low >= 1e-3 and high < 1e5
     if decades > (3 if plain else 2):
         return
-    every = LogFormatterSciNotation(minor_thresholds=(np.inf, np.inf))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}") if plain else every)
+    every = ticker.LogFormatterSciNotation(minor_thresholds=(np.inf, np.inf))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}") if plain else every)
     shown = [place for place in places if low <= place <= high]
     if plain and 2 <= len(shown) <= 8 and min(np.diff(np.log10(shown))) > 0.09 * decades:
-        axis.set_major_locator(FixedLocator(shown))
+        axis.set_major_locator(ticker.FixedLocator(shown))
     elif decades > 0.7:
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if decades < 2 else (1.0,)))
+        axis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0) if decades < 2 else (1.0,)))
     else:
-        axis.set_major_locator(MaxNLocator(5))
+        axis.set_major_locator(ticker.MaxNLocator(5))
 
 
 def _wrap(label: str, inches: float) -> str:
@@ -297,7 +283,9 @@ def _wrap(label: str, inches: float) -> str:
 
 def _place_legends(figure: Figure, grid: Sequence[Axes], panels: Sequence[Panel]) -> float:
     """Draw the legends; the inches that those below their panels add to the height of the figure."""
-    named = [(axes, panel) for axes, panel in zip(grid, panels, strict=True) if _is_named(panel)]
+    # the numbers of a list stand beside their names and need no legend
+    named = [(axes, panel) for axes, panel in zip(grid, panels, strict=True)
+             if not panel.across and any(series.label for series in panel.series)]  # fmt: skip
     if not named:
         return 0.0
     entries = {tuple((series.label, series.role) for series in panel.series) for _, panel in named}
@@ -315,11 +303,6 @@ def _place_legends(figure: Figure, grid: Sequence[Axes], panels: Sequence[Panel]
     for axes, panel in outside:
         heights[grid.index(axes)] = _place_below(figure, axes, (axes, panel), figure.get_figwidth() / columns - 0.3)
     return float(sum(max(heights[start : start + columns]) for start in range(0, len(panels), columns)))
-
-
-def _is_named(panel: Panel) -> bool:
-    """Whether a panel needs a legend; the numbers of a list stand beside their names."""
-    return not panel.across and any(series.label for series in panel.series)
 
 
 def _place_inside(figure: Figure, axes: Axes, panel: Panel) -> bool:

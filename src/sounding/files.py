@@ -36,7 +36,7 @@ def place(path: Path, data: bytes, *, previous: Path | None = None) -> None:
         with open(new, "wb") as stream:
             stream.write(data)
             stream.flush()
-            os.fsync(stream.fileno())
+            os.fsync(stream.fileno())  # or a crash could leave an empty file under the new name
         if previous is not None and path.exists():
             os.replace(path, previous)
         os.replace(new, path)
@@ -87,8 +87,9 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
         if not _take(stream, wait=wait):
             stream.close()
             raise UsageError(f"{path} is in use by another run", hint="another path, or again when that run has ended")
-        if _is_there(stream, name):
-            break
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(stream.fileno()), os.stat(name)):
+                break
         stream.close()  # whoever had the lock removed its file while we waited for it
     try:
         _unfinished(path).unlink(missing_ok=True)
@@ -111,15 +112,8 @@ def _take(stream: IO[bytes], *, wait: bool) -> bool:
 
             fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError as error:
-        return error.errno not in BUSY
+        return error.errno not in BUSY  # any other error: a disk without locks
     return True
-
-
-def _is_there(stream: IO[bytes], name: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(stream.fileno()), os.stat(name))
-    except FileNotFoundError:
-        return False
 
 
 def _unfinished(path: Path) -> Path:

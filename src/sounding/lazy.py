@@ -21,6 +21,7 @@ def lazily(package: str, index: Mapping[str, str]) -> tuple[Callable[[str], Any]
         if name not in index:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = importlib.import_module(index[name])
+        # a name that is itself a module of the package stands for that module
         return module if index[name] == f"{package}.{name}" else getattr(module, name)
 
     return find, lambda: sorted(index)

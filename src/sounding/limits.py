@@ -46,10 +46,8 @@ def require_memory(needed: float, *, what: str, hint: str | None = None) -> None
     """
     there = machine_memory()
     if needed > there:
-        raise UsageError(
-            f"{what} would need at least {in_bytes(needed)} of memory, and there are {in_bytes(there)}",
-            hint=hint or f"something smaller, or {MEMORY}=64G if there is more",
-        )
+        told = f"{what} would need at least {in_bytes(needed)} of memory, and there are {in_bytes(there)}"
+        raise UsageError(told, hint=hint or f"something smaller, or {MEMORY}=64G if there is more")
 
 
 def require_time(seconds: float, *, what: str, most: float = AT_ONCE, hint: str | None = None) -> None:
@@ -57,10 +55,10 @@ def require_time(seconds: float, *, what: str, most: float = AT_ONCE, hint: str 
     told = os.environ.get(HOURS)
     allowed = 3600 * (_positive(HOURS, told, hint=f"{HOURS}=100") if told else most)
     if seconds > allowed:
-        raise UsageError(
-            f"{what} would take about {in_time(seconds)}, and at most {in_time(allowed)} are allowed",
-            hint=hint or f"something smaller, or {HOURS}={math.ceil(min(seconds, 1e300) / 3600):.3g}",
-        )
+        told = f"{what} would take about {in_time(seconds)}, and at most {in_time(allowed)} are allowed"
+        # an infinite number of seconds has no whole number above it
+        needed = f"{HOURS}={math.ceil(min(seconds, 1e300) / 3600):.3g}"
+        raise UsageError(told, hint=hint or f"something smaller, or {needed}")
 
 
 def in_bytes(count: float) -> str:
@@ -69,6 +67,7 @@ def in_bytes(count: float) -> str:
     >>> in_bytes(12 * 2**30), in_bytes(1e30)
     ('12 GiB', '8.67e+11 EiB')
     """
+    # below one byte and beyond all units the logarithm has no place
     power = min(int(math.log(count, 1024)), len(UNITS) - 1) if 1 <= count < math.inf else 0
     return f"{count / 1024**power:.3g} {UNITS[power]}"
 
@@ -122,7 +121,7 @@ def _require_length(stream: IO[bytes], length: int, what: str) -> None:
         raise ValueError(f"{what} has no header of numpy") from error
     needed = math.prod(shape) * dtype.itemsize
     require_memory(needed, what=f"an array of shape {shape}, as {what} says,")
-    if not dtype.hasobject and stream.tell() + needed != length:
+    if not dtype.hasobject and stream.tell() + needed != length:  # pickled objects have no length that a header tells
         raise UsageError(f"{what} is damaged: its header says {in_bytes(needed)}, and {in_bytes(length)} are there")
 
 

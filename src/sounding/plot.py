@@ -48,38 +48,27 @@ def plot_profile(
     chosen = profile.select(measure)
     if not len(chosen):
         raise UsageError(f"profile has no {measure!r}", hint=f"one of {', '.join(profile.measures) or '(empty)'}")
-    axes = new_axes() if axes is None else axes
+    axes = axes or new_axes()
     for source in chosen.sources:
         series = chosen.series(measure, source=source)
-        theory = not np.any(np.isfinite(series.stderr))
+        theory = not np.any(np.isfinite(series.stderr))  # theory has no error, measurements have
         name = source if label is None else f"{label} ({source})" if len(chosen.sources) > 1 else label
         (line,) = axes.plot(series.layer, series.value, "-" if theory else ".-", label=name)
         if not theory:
             half = INTERVAL * np.nan_to_num(series.stderr)
-            axes.fill_between(
-                series.layer, series.value - half, series.value + half, alpha=0.2, color=line.get_color(), lw=0
-            )
-    _finish(axes, xlabel="layer", ylabel=measure.replace("_", " "), log=log)
-    return axes
+            low, high = series.value - half, series.value + half
+            axes.fill_between(series.layer, low, high, alpha=0.2, color=line.get_color(), lw=0)
+    return _finish(axes, xlabel="layer", ylabel=measure.replace("_", " "), log=log)
 
 
 def plot_lines(
-    lines: Mapping[str, Line],
-    *,
-    xlabel: str,
-    ylabel: str,
-    title: str = "",
-    log: bool = False,
-    axes: Axes | None = None,
+    lines: Mapping[str, Line], *, xlabel: str, ylabel: str, title: str = "", log: bool = False, axes: Axes | None = None
 ) -> Axes:
     """Named curves (x, y) on one pair of axes."""
-    axes = new_axes() if axes is None else axes
+    axes = axes or new_axes()
     for label, (x, y) in lines.items():
         axes.plot(np.asarray(x), np.asarray(y), label=label)
-    _finish(axes, xlabel=xlabel, ylabel=ylabel, log=log)
-    if title:
-        axes.set_title(title)
-    return axes
+    return _finish(axes, xlabel=xlabel, ylabel=ylabel, title=title, log=log)
 
 
 def plot_bars(
@@ -92,19 +81,16 @@ def plot_bars(
     axes: Axes | None = None,
 ) -> Axes:
     """Horizontal bars, the first on top; `threshold` is drawn as a line."""
-    axes = new_axes(height=1.2 + 0.35 * len(values)) if axes is None else axes
+    axes = axes or new_axes(height=1.2 + 0.35 * len(values))
     finite = [value for value in values.values() if np.isfinite(value)]
-    longest = max([*finite, threshold or 0.0, 1e-300])
+    longest = max([*finite, threshold or 0.0, 1e-300])  # a bar without end is drawn a little longer than the longest
     axes.barh(list(values), [min(value, longest * 1.2) for value in values.values()], color=SERIES[0], alpha=0.8)
     axes.invert_yaxis()
     if threshold is not None:
         axes.axvline(threshold, color=BAD, lw=1)
-    axes.set_xlabel(xlabel)
     if log:
         axes.set_xscale("log")
-    if title:
-        axes.set_title(title)
-    return axes
+    return _name(axes, title, xlabel=xlabel)
 
 
 def plot_map(
@@ -120,7 +106,7 @@ def plot_map(
     axes: Axes | None = None,
 ) -> Axes:
     """A quantity over a grid, `values[i, j]` at (x[j], y[i]); `level` is drawn as a contour."""
-    axes = new_axes(height=4.2) if axes is None else axes
+    axes = axes or new_axes(height=4.2)
     grid = np.asarray(values, dtype=np.float64)
     if grid.shape != (len(y), len(x)):
         raise UsageError(f"expected values of the shape {(len(y), len(x))}, got {grid.shape}")
@@ -128,34 +114,40 @@ def plot_map(
     axes.figure.colorbar(mesh, ax=axes, label=label)
     if level is not None and np.nanmin(grid) < level < np.nanmax(grid):
         axes.contour(x, y, grid, levels=[level], colors="white", linewidths=1.2)
-    axes.set_xlabel(xlabel)
-    axes.set_ylabel(ylabel)
-    if title:
-        axes.set_title(title)
-    return axes
+    return _name(axes, title, xlabel=xlabel, ylabel=ylabel)
 
 
 def save(figure: Figure | Any, path: str | Path) -> None:
     """Write a figure as svg, png or pdf, by the file's ending; the same figure gives the same svg bytes."""
     import matplotlib
 
-    target = Path(path)
-    ending = target.suffix.removeprefix(".").lower()
-    if ending not in FORMATS:
-        raise UsageError(f"expected a picture named .svg, .png or .pdf, got {str(path)!r}", hint=f"{target.stem}.svg")
+    ending = require_picture(Path(path))
     with matplotlib.rc_context({"svg.hashsalt": "sounding", "svg.fonttype": "none"}):
         # no date in the file, so that a picture changes only when what it shows changes
         metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(ending)
         drawn = io.BytesIO()
         figure.savefig(drawn, format=ending, dpi=150, metadata=metadata)
-    place(target, drawn.getvalue())
+    place(Path(path), drawn.getvalue())
 
 
-def _finish(axes: Axes, *, xlabel: str, ylabel: str, log: bool) -> None:
-    axes.set_xlabel(xlabel)
-    axes.set_ylabel(ylabel)
+def require_picture(path: Path) -> str:
+    """The format that the ending of a file names; UsageError for one that is no picture."""
+    ending = path.suffix.removeprefix(".").lower()
+    if ending not in FORMATS:
+        raise UsageError(f"expected a picture named .svg, .png or .pdf, got {str(path)!r}", hint=f"{path.stem}.svg")
+    return ending
+
+
+def _finish(axes: Axes, *, xlabel: str, ylabel: str, log: bool, title: str = "") -> Axes:
     if log:
         axes.set_yscale("log")
-    handles, labels = axes.get_legend_handles_labels()
-    if any(label for label in labels) and len(handles) > 1:
+    if len(axes.get_legend_handles_labels()[0]) > 1:  # a single line is told by its axis
         axes.legend(frameon=False, fontsize=9)
+    return _name(axes, title, xlabel=xlabel, ylabel=ylabel)
+
+
+def _name(axes: Axes, title: str, **labels: str) -> Axes:
+    axes.set(**labels)
+    if title:  # without one, axes of the caller keep theirs
+        axes.set_title(title)
+    return axes

@@ -54,6 +54,7 @@ class Estimate:
         if -4 <= decimals <= 8:
             value = round(self.value, decimals) + 0.0  # + 0.0 turns −0 into 0
             return f"{value:.{max(decimals, 0)}f} ± {rounded:.{max(decimals, 0)}f}"
+        # a number that large or small is written with an exponent, to the last digit that its error leaves
         order = math.floor(math.log10(abs(self.value))) if self.value else -decimals
         digits = min(max(order + decimals + 1, 1), 15)
         return f"{self.value:.{digits}g} ± {rounded:.1g}"
@@ -116,20 +117,18 @@ class Profile:
         Row(layer=1, name='', measure='mean_cosine', value=0.25, stderr=None, source='theory')
         """
         layers = enumerate(zip(*columns.values(), strict=True), start=first)
-        rows = (
-            Row(layer, name, measure, value, None, source)
-            for layer, values in layers
-            for measure, value in zip(columns, values, strict=True)
-        )
+        rows = (Row(layer, name, measure, value, None, source)
+                for layer, values in layers for measure, value in zip(columns, values, strict=True))  # fmt: skip
         return cls(tuple(rows), settings)
 
     def __post_init__(self) -> None:
+        # the only way to set what a frozen record holds
         object.__setattr__(self, "rows", tuple(map(_as_row, self.rows)))
         object.__setattr__(self, "settings", MappingProxyType(dict(self.settings)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Profiles cross process boundaries; a read-only mapping can't by itself."""
-        return Profile, (self.rows, dict(self.settings))
+        return Profile, (self.rows, dict(self.settings))  # MappingProxyType cannot be pickled
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -183,11 +182,9 @@ class Profile:
     def series(self, measure: str, *, source: str | None = None) -> Series:
         """One measure over depth as arrays, in row order; `source` is needed where several have it."""
         rows = self._rows_of(measure, source)
-        return Series(
-            np.array([row.layer for row in rows], dtype=np.int64),
-            np.array([row.value for row in rows], dtype=np.float64),
-            np.array([math.nan if row.stderr is None else row.stderr for row in rows], dtype=np.float64),
-        )
+        errors = [math.nan if row.stderr is None else row.stderr for row in rows]
+        values = np.array([row.value for row in rows], dtype=np.float64)
+        return Series(np.array([row.layer for row in rows], dtype=np.int64), values, np.array(errors, dtype=np.float64))
 
     def value(self, measure: str, *, layer: int | None = None, source: str | None = None) -> Estimate:
         """The value of a measure at a layer (negative counts from the last), or its last row when none is given.
@@ -201,21 +198,19 @@ class Profile:
             known = ", ".join(self.measures)
             raise UsageError(f"profile has no {measure!r}{origin}", hint=f"one of {known}" if known else None)
         if layer is not None:
+            # negative: counted from the last layer that has the measure
             at = layers[layer] if -len(layers) <= layer < 0 else layer
             rows = tuple(row for row in rows if row.layer == at)
         if not rows:
-            raise UsageError(
-                f"profile has no {measure!r} at layer {layer}", hint=f"a layer from {layers[0]} to {layers[-1]}"
-            )
+            told = f"profile has no {measure!r} at layer {layer}"
+            raise UsageError(told, hint=f"a layer from {layers[0]} to {layers[-1]}")
         return Estimate(rows[-1].value, rows[-1].stderr)
 
     def _rows_of(self, measure: str, source: str | None) -> tuple[Row, ...]:
         chosen = self.select(measure, source=source)
         if len(chosen.sources) > 1:
-            raise UsageError(
-                f"expected a source, got none for {measure!r}, which is from {', '.join(chosen.sources)}",
-                hint=f"source={chosen.sources[0]!r}",
-            )
+            told = f"expected a source, got none for {measure!r}, which is from {', '.join(chosen.sources)}"
+            raise UsageError(told, hint=f"source={chosen.sources[0]!r}")
         return chosen.rows
 
     def to_dict(self) -> dict[str, Any]:
@@ -267,16 +262,12 @@ class Profile:
         if not self.rows:
             return "Profile(empty)"
         layers = self.layers
-        head = f"Profile({len(self.rows)} rows, layers {layers[0]}–{layers[-1]}, from {', '.join(self.sources)})"
-        lines = [head]
+        lines = [f"Profile({len(self.rows)} rows, layers {layers[0]}–{layers[-1]}, from {', '.join(self.sources)})"]
         for source in self.sources:
             for measure in self.select(source=source).measures:
                 rows = self.select(measure, source=source).rows
-                first, last = rows[0], rows[-1]
-                lines.append(
-                    f"  {measure:<24}{Estimate(first.value, first.stderr)!s:>16} → "
-                    f"{Estimate(last.value, last.stderr)!s:<16} {source}"
-                )
+                first, last = (str(Estimate(row.value, row.stderr)) for row in (rows[0], rows[-1]))
+                lines.append(f"  {measure:<24}{first:>16} → {last:<16} {source}")
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -288,17 +279,14 @@ class Profile:
         for row in self.rows:
             place = cells.setdefault((row.layer, row.name), {})
             place[(row.measure, row.source)] = str(Estimate(row.value, row.stderr))
-        keys = list(cells)
-        shown: list[tuple[int, str] | None] = list(keys) if len(keys) <= 40 else [*keys[:20], None, *keys[-20:]]
         many = len(self.sources) > 1
         head = "".join(f"<th>{html.escape(m)}{f' ({html.escape(s)})' if many else ''}</th>" for m, s in columns)
         body = []
-        for key in shown:
-            if key is None:
-                body.append(f"<tr><td colspan={len(columns) + 2}>… {len(keys) - 40} more layers …</td></tr>")
-                continue
-            values = "".join(f"<td>{html.escape(cells[key].get(column, ''))}</td>" for column in columns)
-            body.append(f"<tr><td>{key[0]}</td><td>{html.escape(key[1])}</td>{values}</tr>")
+        for (layer, name), found in cells.items():
+            values = "".join(f"<td>{html.escape(found.get(column, ''))}</td>" for column in columns)
+            body.append(f"<tr><td>{layer}</td><td>{html.escape(name)}</td>{values}</tr>")
+        if len(body) > 40:  # a notebook shows the whole of it at once
+            body[20:-20] = [f"<tr><td colspan={len(columns) + 2}>… {len(body) - 40} more layers …</td></tr>"]
         return f"<table><thead><tr><th>layer</th><th>name</th>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
 
 

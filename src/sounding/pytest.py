@@ -41,7 +41,7 @@ def depth_check(pytestconfig: pytest.Config) -> DepthCheck:
     configured = read_options(pytestconfig.rootpath)
 
     def check_depth(model: Any, inputs: Any, targets: Any = None, **options: Any) -> Report:
-        __tracebackhide__ = True
+        __tracebackhide__ = True  # the report points to the line of the test
         import torch
 
         from sounding.probe.check import check
@@ -86,7 +86,7 @@ def read_options(root: Path) -> dict[str, Any]:
         there = ", ".join(sorted(known))
         raise pytest.UsageError(f"{path}: [tool.sounding] has no option {wrong[0]!r}; it has {there}")
     if isinstance(options.get("baseline"), str):
-        options["baseline"] = path.parent / options["baseline"]
+        options["baseline"] = path.parent / options["baseline"]  # as the file names it, wherever pytest was started
     return dict(options)
 
 

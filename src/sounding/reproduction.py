@@ -13,8 +13,9 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -54,20 +55,12 @@ def reproduce(
     kept = None if force else find_kept(row, scale, out=out, device=device, random_seed=random_seed)
     if kept is not None:
         return kept
-    used = row.scale_or_below(scale)
+    used = row.scale_or_below(scale)  # a claim may have no run of this size
     context = Context(device=device, random_seed=random_seed, progress=progress or (lambda done: None))
     started = time.perf_counter()
     outcome = row.measure(row.settings[used].values, context)
-    result = describe_result(
-        row,
-        used,
-        context,
-        numbers=outcome.numbers,
-        picture=outcome.picture,
-        remarks=outcome.remarks,
-        seconds=time.perf_counter() - started,
-        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-    )
+    seconds, today = time.perf_counter() - started, datetime.datetime.now(datetime.UTC).date().isoformat()
+    result = describe_result(row, used, context, outcome, seconds=seconds, date=today)
     if out is not None:
         write_result(result, outcome, folder_of(Path(out), row.id, used))
     return result
@@ -119,11 +112,14 @@ def write_result(result: Result, outcome: Outcome, folder: Path) -> None:
             old = work.with_name(f"{work.name}-old")
             try:
                 (work / FILE).write_text(result.to_json(), "utf-8")
-                _write_numbers(result, work / "numbers.csv")
+                # of exact numbers the samples are None, which becomes an empty cell
+                numbers = ((name, *map(_round, (one.value, one.low, one.high)), one.samples)
+                           for name, one in result.numbers.items())  # fmt: skip
+                _write_table(work / "numbers.csv", "quantity value low high samples", numbers)
                 _write_series(outcome.picture, work / "series.csv")
                 draw_again(result, work, endings=("svg", "png"))
                 write_sums(work)
-                work.chmod(0o755)
+                work.chmod(0o755)  # mkdtemp gives a folder that only its owner can read
                 if folder.exists():  # renamed first: a kill while it is removed would leave half of it
                     os.replace(folder, old)
                 os.replace(work, folder)
@@ -160,33 +156,30 @@ def draw_figures(found: Mapping[str, Mapping[Scale, Result]], out: Path) -> int:
     return len(found)
 
 
-def _write_numbers(result: Result, path: Path) -> None:
+def _write_table(path: Path, headings: str, rows: Iterable[Sequence[Any]]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["quantity", "value", "low", "high", "samples"])
-        for name, number in result.numbers.items():
-            numbers = [_round(number.value), _round(number.low), _round(number.high)]
-            writer.writerow([name, *numbers, "" if number.samples is None else number.samples])
+        csv.writer(file).writerows([headings.split(), *rows])
 
 
 def _write_series(picture: Picture, path: Path) -> None:
-    """Every point that is drawn: panel, series, role, x, y and its interval."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["panel", "series", "role", "x", "y", "low", "high"])
-        for index, panel in enumerate(picture.panels):
-            name = panel.title or f"panel {index + 1}"
-            if panel.map is not None:
-                for height, row in zip(panel.map.y, np.asarray(panel.map.values), strict=True):
-                    label = f"{panel.map.label} at y={_round(height)}"
-                    for place, value in zip(panel.map.x, row, strict=True):
-                        writer.writerow([name, label, "map", _round(place), _round(value)])
-            for series in panel.series:
-                x, y = np.asarray(series.x, dtype=np.float64), np.asarray(series.y, dtype=np.float64)
-                error = np.zeros_like(y) if series.error is None else np.asarray(series.error, dtype=np.float64)
-                low, high = (error[0], error[1]) if error.ndim == 2 else (error, error)
-                for point in zip(x, y, y - low, y + high, strict=True):
-                    writer.writerow([name, series.label, series.role, *map(_round, point)])
+    _write_table(path, "panel series role x y low high", _series_rows(picture))
+
+
+def _series_rows(picture: Picture) -> Iterator[Sequence[Any]]:
+    """Every point that is drawn, with its interval."""
+    for index, panel in enumerate(picture.panels):
+        name = panel.title or f"panel {index + 1}"
+        if panel.map is not None:
+            for height, row in zip(panel.map.y, np.asarray(panel.map.values), strict=True):
+                label = f"{panel.map.label} at y={_round(height)}"
+                yield from ((name, label, "map", *map(_round, cell)) for cell in zip(panel.map.x, row, strict=True))
+        for series in panel.series:
+            x, y = np.asarray(series.x, dtype=np.float64), np.asarray(series.y, dtype=np.float64)
+            error = np.asarray(0.0 if series.error is None else series.error, dtype=np.float64)
+            # below and above, or the same on both sides
+            low, high = np.broadcast_to(error, (2, len(y)))
+            for point in zip(x, y, y - low, y + high, strict=True):
+                yield name, series.label, series.role, *map(_round, point)
 
 
 def _round(value: float) -> str:

@@ -56,7 +56,7 @@ def draw_uniform(shape: tuple[int, ...], *, generator: Any, dtype: Any, device: 
     import torch
 
     entries = torch.rand(shape, generator=generator, dtype=dtype, device=device)
-    return entries.mul_(2 * math.sqrt(3)).sub_(math.sqrt(3))
+    return entries.mul_(2 * math.sqrt(3)).sub_(math.sqrt(3))  # the variance of U[−a, a] is a²/3
 
 
 def draw_one_sided(shape: tuple[int, ...], *, generator: Any, dtype: Any, device: Any) -> torch.Tensor:
@@ -66,6 +66,7 @@ def draw_one_sided(shape: tuple[int, ...], *, generator: Any, dtype: Any, device
     """
     import torch
 
+    # the variance of U[0, a] is a²/12
     return torch.rand(shape, generator=generator, dtype=dtype, device=device).mul_(2 * math.sqrt(3))
 
 
@@ -77,9 +78,9 @@ def draw_orthogonal(shape: tuple[int, ...], *, generator: Any, dtype: Any, devic
     """
     import torch
 
-    gaussian = torch.randn(shape, generator=generator, dtype=dtype, device=device)
-    q, r = torch.linalg.qr(gaussian)
+    q, r = torch.linalg.qr(draw_gaussian(shape, generator=generator, dtype=dtype, device=device))
     signs = torch.where(torch.diagonal(r, dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(dtype)
+    # rows of Q have length 1: entries have variance 1/width
     scaled: torch.Tensor = q * signs.unsqueeze(-2) * math.sqrt(shape[-1])
     return scaled
 
@@ -154,11 +155,9 @@ def check_law(law: WeightLaw, *, generator: torch.Generator) -> None:
         raise UsageError(f"the weight law {law.name!r} must draw finite entries, got a sample that is not")
     mean, variance = float(sample.mean()), float(sample.var())
     centred = sample - sample.mean()
-    spread = float(centred.square().var().sqrt()) / 256
+    spread = float(centred.square().var().sqrt()) / 256  # standard error of the variance over 256² entries
     if abs(mean - law.mean) > 8 * math.sqrt(variance) / 256 + 1e-9 or variance == 0:
         raise UsageError(f"the weight law {law.name!r} must have mean {law.mean:g}, got {mean:.3g} over 65536 entries")
-    if abs(variance - 1) > 8 * spread + 1e-9 or spread > 1:
-        raise UsageError(
-            f"the weight law {law.name!r} must have unit variance, got {variance:.3g} over 65536 entries",
-            hint="dividing its entries by their standard deviation",
-        )
+    if abs(variance - 1) > 8 * spread + 1e-9 or spread > 1:  # a spread above 1: heavy tails, no variance to speak of
+        told = f"the weight law {law.name!r} must have unit variance, got {variance:.3g} over 65536 entries"
+        raise UsageError(told, hint="dividing its entries by their standard deviation")

@@ -13,9 +13,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from sounding.activations.activation import Activation, ActivationLike
+from sounding.activations.activation import Activation, ActivationLike, has_second_moment
 from sounding.activations.custom import from_callable
-from sounding.activations.growth import has_second_moment
 from sounding.activations.table import EXAMPLES, PARAMETERS, REGISTRY, REQUIRED
 from sounding.errors import UsageError
 
@@ -44,24 +43,34 @@ def resolve(spec: ActivationLike) -> Activation:
     if not isinstance(spec, str):
         raise UsageError(f"expected an activation name, Activation or callable, got {type(spec).__name__}")
     name, _, parameter = spec.partition(":")
-    maker = REGISTRY.get(name)
-    if maker is None:
+    entry = REGISTRY.get(name)
+    if entry is None:
         if parameter:
             found = _import_callable(spec)
             return found if isinstance(found, Activation) else from_callable(found, name=spec)
         raise UsageError(f"unknown activation {spec!r}", hint=f"one of {', '.join(names())}, or module:function")
-    return maker() if spec == name and name not in REQUIRED else _parametrized(name, spec, parameter)
+    if spec == name and name not in REQUIRED:
+        return entry if isinstance(entry, Activation) else entry()
+    if isinstance(entry, Activation):
+        raise UsageError(f"activation {name!r} takes no parameter, got {spec!r}", hint=name)
+    try:
+        value = float(parameter)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UsageError(f"activation {name!r} needs a number, as in {name}:{EXAMPLES[name]}, got {spec!r}")
+    return entry(value)
 
 
 def _import_callable(spec: str) -> Activation | Callable[..., Any]:
     """The object at "module:function"; modules next to the user, in the current directory, count."""
     module_name, _, attribute = spec.partition(":")
     here = os.getcwd()
-    sys.path.insert(0, here)
+    sys.path.insert(0, here)  # the command line starts without the current directory on the path
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):  # one that it imports is missing
             raise UsageError(f"module {module_name!r} could not be imported: {error}") from error
         raise UsageError(
             f"unknown activation {spec!r}: no activation and no importable module is called {module_name!r}",
@@ -70,7 +79,7 @@ def _import_callable(spec: str) -> Activation | Callable[..., Any]:
     except Exception as error:
         raise UsageError(f"module {module_name!r} could not be imported: {type(error).__name__}: {error}") from error
     finally:
-        if here in sys.path:
+        if here in sys.path:  # the module may have taken it off
             sys.path.remove(here)
     for part in attribute.split("."):
         found = getattr(found, part, None)
@@ -82,15 +91,3 @@ def _import_callable(spec: str) -> Activation | Callable[..., Any]:
     if not isinstance(found, Activation) and not callable(found):
         raise UsageError(f"module {module_name!r} has no callable {attribute!r}")
     return found  # type: ignore[no-any-return]
-
-
-def _parametrized(name: str, spec: str, parameter: str) -> Activation:
-    if name not in PARAMETERS:
-        raise UsageError(f"activation {name!r} takes no parameter, got {spec!r}", hint=name)
-    try:
-        value = float(parameter)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise UsageError(f"activation {name!r} needs a number, as in {name}:{EXAMPLES[name]}, got {spec!r}")
-    return REGISTRY[name](value)

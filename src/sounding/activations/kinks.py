@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from sounding.activations.activation import Array
@@ -121,10 +122,8 @@ def kink_exponent(function: Callable[[Array], Array], place: float) -> float:
 
 def _rounding(y: Array) -> Array:
     """How large a fifth difference of pure rounding error may be, for each window of ORDER + 1 values."""
-    size, last = np.abs(y), y.shape[-1] - ORDER
-    largest = size[..., :last].copy()
-    for offset in range(1, ORDER + 1):
-        np.maximum(largest, size[..., offset : last + offset], out=largest)
+    largest = sliding_window_view(np.abs(y), ORDER + 1, axis=-1).max(axis=-1)
+    # binomial weights of 2^ORDER in all, on values that are right to half an eps
     floor: Array = 2.0**ORDER * np.finfo(np.float64).eps * largest + np.finfo(np.float64).tiny
     return floor
 
@@ -137,19 +136,12 @@ def _largest_finite(y: Array) -> float:
 def _local_maxima(values: Array, *, width: int) -> NDArray[np.int64]:
     """The positions that are the first maximum of the values within ±width."""
     padded = np.pad(np.nan_to_num(values, nan=0.0, posinf=0.0), width, constant_values=-1.0)
-    centre = padded[width:-width]
-    first = np.ones(centre.size, dtype=bool)
-    for offset in range(1, width + 1):
-        first &= centre > padded[width - offset : -width - offset]
-        first &= centre >= padded[width + offset : padded.size - width + offset]
-    return np.flatnonzero(first)
+    return np.flatnonzero(sliding_window_view(padded, 2 * width + 1).argmax(axis=-1) == width)
 
 
 def _narrow(function: Callable[[Array], Array], low: Array, high: Array) -> list[Kink]:
-    """Halve the step around the largest fifth difference; the rate at which it shrinks tells kink from smooth.
-
-    All brackets at once: a wave has hundreds of candidates, and a call of the function costs more than its arithmetic.
-    """
+    """Halve the step around the largest fifth difference; the rate at which it shrinks tells kink from smooth."""
+    # all brackets at once: a wave has hundreds of candidates, and a call of the function costs more than its arithmetic
     start, step = low.copy(), (high - low) / ORDER
     reach = np.maximum(np.abs(low), np.abs(high))
     history = np.zeros((LEVELS, low.size))
@@ -186,11 +178,9 @@ def _narrow(function: Callable[[Array], Array], low: Array, high: Array) -> list
 
 
 def _exponents(history: Array, counts: NDArray[np.int64]) -> Array:
-    """The rates of the halvings, infinite of too few.
-
-    The last few levels are touched by rounding, the first see the function's shape: both are skipped where there are
-    many, and a line fitted to the rest, since where in its stencil a kink lies changes a difference by a factor of 2.
-    """
+    """The rates of the halvings, infinite of too few."""
+    # the last few levels are touched by rounding, the first see the function's shape: both are skipped where there are
+    # many, and a line fitted to the rest, since where in its stencil a kink lies changes a difference by a factor of 2
     first, last = np.where(counts >= 16, counts // 4, counts - 6), np.where(counts >= 16, counts - 3, counts)
     level = np.arange(len(history))[:, None]
     used = (level >= first) & (level < last)

@@ -13,12 +13,9 @@ import numpy as np
 
 from sounding.activations.activation import Array
 
-# so many batches fix a standard error to about 10%
-BATCHES = 64
-# with so many runs their means alone do, and need no assumption about correlation along depth
-MANY_RUNS = 32
-# batches whose neighbours correlate more than this are merged
-CORRELATED = 0.2
+BATCHES = 64  # so many fix a standard error to about 10%
+MANY_RUNS = 32  # with so many their means alone do, and need no assumption about correlation along depth
+CORRELATED = 0.2  # batches whose neighbours correlate more are merged
 
 
 def batch_count(samples: int, runs: int) -> int:
@@ -28,15 +25,10 @@ def batch_count(samples: int, runs: int) -> int:
 
 @dataclass(frozen=True)
 class BatchMeans:
-    """Means over consecutive batches of measured layers.
+    """Means over consecutive batches of measured layers."""
 
-    Args:
-        sums: (runs, batches, columns), sums over each batch.
-        counts: (runs, batches), how many layers each holds.
-    """
-
-    sums: Array
-    counts: Array
+    sums: Array  # (runs, batches, columns), sums over each batch
+    counts: Array  # (runs, batches), how many layers each holds
 
     def mean(self, column: int) -> float:
         """The average over everything measured."""
@@ -45,8 +37,6 @@ class BatchMeans:
 
     def standard_error(self, column: int) -> float | None:
         """The standard error of `mean`."""
-        if not np.all(np.isfinite(self.sums[..., column])):
-            return None
         return _error_of_mean(self.sums[..., column], self.counts)
 
     def ratio(self, numerator: int, denominator: int) -> tuple[float, float | None]:
@@ -56,14 +46,14 @@ class BatchMeans:
             return math.nan, None
         ratio = self.mean(numerator) / below
         residuals = (self.sums[..., numerator] - ratio * self.sums[..., denominator]) / below
-        if not np.all(np.isfinite(residuals)):
-            return ratio, None
         return ratio, _error_of_mean(residuals, self.counts)
 
 
 def _error_of_mean(sums: Array, counts: Array) -> float | None:
-    """The standard error of Σsums/Σcounts for (runs, batches) sums."""
-    runs = counts.sum(axis=1) > 0
+    """The standard error of Σsums/Σcounts for (runs, batches) sums; None where one of them is infinite or NaN."""
+    if not np.all(np.isfinite(sums)):
+        return None
+    runs = counts.sum(axis=1) > 0  # an interrupted run may have measured nothing
     sums, counts = sums[runs], counts[runs]
     if len(sums) >= MANY_RUNS:
         return _spread(sums.sum(axis=1), counts.sum(axis=1))

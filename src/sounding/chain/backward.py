@@ -11,8 +11,7 @@ near the output, where the random cotangent does, are left out.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -26,13 +25,12 @@ from sounding.chain.engine import (
     check_finite,
     count_workers,
     draw_input,
-    make_recorder,
     make_tasks,
     run_on_cores,
 )
 from sounding.chain.observe import observe
-from sounding.chain.record import Record
-from sounding.chain.simulation import Simulation, make_averages, make_profile
+from sounding.chain.record import Record, Recorder
+from sounding.chain.simulation import Simulation, make_simulation
 from sounding.chain.step import Chains
 from sounding.errors import InterruptedRun, UsageError
 from sounding.profile import Estimate, Profile, Row
@@ -41,12 +39,8 @@ MEASURE = "gradient_log_norm"
 LARGEST_DEPTH = 100_000  # the states of all layers are held: 400 MB at width 32 and batch 32 in float32
 
 
-@dataclass(frozen=True)
-class Pull:
-    """What one task gives: the records of its forward pass and the log gradient norms, (runs, depth + 1)."""
-
-    records: list[Record]
-    logs: Array
+# what one task gives: the record of its forward pass, and the log gradient norms (runs, depth + 1)
+Pull = tuple[Record, Array]
 
 
 def simulate_backward(plan: Plan, *, generator: torch.Generator, progress: Progress | None = None) -> Simulation:
@@ -59,16 +53,13 @@ def simulate_backward(plan: Plan, *, generator: torch.Generator, progress: Progr
     _check(plan)
     plan = replace(plan, route="explicit")
     tasks = make_tasks(plan, generator=generator)
-    total = 2 * plan.runs * plan.depth
-    clock = Clock(count_workers(tasks))
-    finished, interrupted = run_on_cores(
-        lambda task: _run_task(plan, task, clock), tasks, clock, total=total, progress=progress
-    )
+    clock = Clock(count_workers(tasks), total=2 * plan.runs * plan.depth, progress=progress)
+    finished = run_on_cores(lambda task: _run_task(plan, task, clock), tasks, clock)
     pulls = [pull for pull in finished if pull is not None]
     if not pulls:
         raise InterruptedRun("interrupted before anything was measured")
-    simulation = _assemble(plan, pulls, clock=clock, partial=interrupted)
-    if interrupted:
+    simulation = _assemble(plan, pulls, clock)
+    if clock.stop.is_set():
         raise InterruptedRun("interrupted; what was measured is marked partial", partial=simulation)
     return simulation
 
@@ -81,32 +72,26 @@ def bulk(depth: int, burn_in: int) -> tuple[int, int]:
 
 
 def growth_of(logs: Array, *, burn_in: int) -> dict[str, Estimate]:
-    """Growth and log rate per layer from log gradient norms (runs, depth + 1), with standard errors.
-
-    Each run gives one slope over the bulk; with a single run, the steps over batches of layers do.
-    """
+    """Growth and log rate per layer from log gradient norms (runs, depth + 1), with standard errors."""
     depth = logs.shape[1] - 1
     first, last = bulk(depth, burn_in)
     slopes = (logs[:, first] - logs[:, last]) / (last - first)
     rate = float(slopes.mean())
-    if len(slopes) >= 2:
-        error: float | None = float(slopes.std(ddof=1) / math.sqrt(len(slopes)))
-    else:
-        error = _error_along_depth(logs[0, first : last + 1])
+    if len(slopes) == 1:  # the spread of a single run's slopes over batches of layers
+        edges = first + np.linspace(0, last - first, min(20, last - first) + 1).astype(np.int64)
+        slopes = -np.diff(logs[0, edges]) / np.diff(edges)
+    enough = len(logs) > 1 or len(slopes) >= 4  # two runs are independent, steps of one run nearly so
+    error = _error_of_mean(slopes) if enough else None
     growth = math.exp(2 * rate)
     return {
+        # growth is e^(2·rate), of which a small error of the rate makes 2·growth times itself
         "growth": Estimate(growth, None if error is None else 2 * growth * error),
         "log_rate": Estimate(rate, error),
     }
 
 
-def _error_along_depth(logs: Array) -> float | None:
-    pieces = min(20, len(logs) - 1)
-    if pieces < 4:
-        return None
-    edges = np.linspace(0, len(logs) - 1, pieces + 1).astype(np.int64)
-    steps = -np.diff(logs[edges]) / np.diff(edges)
-    return float(steps.std(ddof=1) / math.sqrt(pieces))
+def _error_of_mean(values: Array) -> float:
+    return float(values.std(ddof=1) / math.sqrt(len(values)))
 
 
 def _check(plan: Plan) -> None:
@@ -124,20 +109,20 @@ def _run_task(plan: Plan, task: Task, clock: Clock) -> Pull | None:
     """One task forward and back; None when it was told to stop on the way, which leaves no gradient."""
     law = task.laws[0]
     with clock.setting_up():
-        generator = torch.Generator(device=plan.device).manual_seed(task.seed)
-        chains = Chains([law] * task.runs, draw_input(plan, task, generator), route="explicit", generator=generator)
-        recorder = make_recorder(plan, task)
+        state, generator = draw_input(plan, task)
+        chains = Chains([law] * task.runs, state, route="explicit", generator=generator)
+        recorder = Recorder(plan, task)
         states, seeds = [chains.state.clone()], []
         if plan.device.type == "cuda":
             _rehearse(plan, chains)
         if plan.profile:
-            recorder.add(0, observe(chains, plan.observer), averaged=False)
+            recorder.add(0, observe(chains, plan.observer))
     for layer in range(1, plan.depth + 1):
         seeds.append(generator.get_state())
         chains.step(law.gain.at(layer))
         states.append(chains.state.clone())  # its memory is used again
         if plan.measures_at(layer):
-            recorder.add(layer, observe(chains, plan.observer), averaged=layer > plan.burn_in)
+            recorder.add(layer, observe(chains, plan.observer))
         clock.add(task.runs)
         if clock.stop.is_set():
             return None
@@ -148,14 +133,14 @@ def _run_task(plan: Plan, task: Task, clock: Clock) -> Pull | None:
     for layer in range(plan.depth, -1, -1):
         norm = cotangent.double().square().sum(dim=(-2, -1)).sqrt()
         logs[:, layer] = norm.log() + (logs[:, layer + 1] if layer < plan.depth else 0.0)
-        cotangent = cotangent / norm.to(plan.dtype).view(-1, 1, 1)
+        cotangent = cotangent / norm.to(plan.dtype).view(-1, 1, 1)  # its length is in the logarithm from here on
         if layer:
-            generator.set_state(seeds[layer - 1])
+            generator.set_state(seeds[layer - 1])  # draws the layer's weights again
             cotangent = _pull_back(chains, states[layer - 1], cotangent, law.gain.at(layer))
             clock.add(task.runs)
         if clock.stop.is_set():
             return None
-    return Pull(recorder.records(plan.depth), (logs - logs[:, -1:]).cpu().numpy())
+    return recorder.records(plan.depth)[0], (logs - logs[:, -1:]).cpu().numpy()
 
 
 def _pull_back(chains: Chains, state: torch.Tensor, cotangent: torch.Tensor, gain: float) -> torch.Tensor:
@@ -178,35 +163,26 @@ def _rehearse(plan: Plan, chains: Chains) -> None:
     torch.cuda.synchronize(plan.device)
 
 
-def _assemble(plan: Plan, pulls: list[Pull], *, clock: Clock, partial: bool) -> Simulation:
+def _assemble(plan: Plan, pulls: list[Pull], clock: Clock) -> Simulation:
     """The simulation made of what the tasks pulled back: averages, profile and the growth of gradients."""
-    from sounding.chain.run import describe
-
-    seconds, setup_seconds = clock.read()
-    law = plan.laws[0]
-    settings = {**describe(plan, law, partial=partial), "backward": True}
-    record = reduce(Record.merge, (pull.records[0] for pull in pulls))
-    logs = np.concatenate([pull.logs for pull in pulls])
-    profile = make_profile(record, plan.observer, settings=settings)
-    if plan.profile:
-        profile = profile + Profile(_gradient_rows(logs, plan.every), settings)
-    return Simulation(
-        averages=make_averages(record, plan.observer),
-        profile=profile,
-        chain_layers_per_second=clock.done / 2 / seconds,  # each layer was counted forward and back
-        seconds=seconds,
-        setup_seconds=setup_seconds,
+    logs = np.concatenate([of_task for _, of_task in pulls])
+    forward = make_simulation(plan, plan.laws[0], [record for record, _ in pulls], clock)
+    assert forward is not None
+    settings = {**forward.settings, "backward": True}
+    rows = forward.profile.rows + (_gradient_rows(logs, plan.every) if plan.profile else ())
+    return replace(
+        forward,
+        profile=Profile(rows, settings),
+        chain_layers_per_second=forward.chain_layers_per_second / 2,  # each layer was counted forward and back
         settings=settings,
-        partial=partial,
         gradients=growth_of(logs, burn_in=plan.burn_in),
     )
 
 
 def _gradient_rows(logs: Array, every: int) -> tuple[Row, ...]:
-    runs = len(logs)
     rows = []
     for layer in range(0, logs.shape[1], every):
         values = logs[:, layer]
-        error = float(values.std(ddof=1) / math.sqrt(runs)) if runs > 1 else None
+        error = _error_of_mean(values) if len(values) > 1 else None
         rows.append(Row(layer, "", MEASURE, float(values.mean()), error, "chain"))
     return tuple(rows)

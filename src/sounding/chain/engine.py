@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeVar
 
 import torch
 
-from sounding.chain.averages import batch_count
 from sounding.chain.inputs import ChainInput
 from sounding.chain.law import ChainLaw
 from sounding.chain.lean import LeanChain, block_length, is_small
@@ -30,26 +30,17 @@ from sounding.errors import NumericalError
 Progress = Callable[[int, int], None]
 Result = TypeVar("Result")
 
-# bytes of state and weights that one task keeps busy: about what a core's cache holds
-TASK_BYTES = 2 << 20
-# below this many normals per layer a second thread costs more than it brings
-WORTH_OVERLAPPING = 20_000
+TASK_BYTES = 2 << 20  # of state and weights that one task keeps busy: about what a core's cache holds
+WORTH_OVERLAPPING = 20_000  # normals per layer, below which a second thread costs more than it brings
 POLL_SECONDS = 0.1  # between two reports of progress
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a run needs, checked; what `simulate` has under the same name is described there.
+    """Everything a run needs, checked; what `simulate` has under the same name is described there."""
 
-    Args:
-        laws: one per residual strength; equal otherwise.
-        runs: independent chains per law.
-        observer: what to measure.
-        route: explicit weights or the Gram route.
-    """
-
-    laws: tuple[ChainLaw, ...]
-    runs: int
+    laws: tuple[ChainLaw, ...]  # one per residual strength; equal otherwise
+    runs: int  # independent chains per law
     depth: int
     burn_in: int
     every: int
@@ -85,40 +76,29 @@ class Task:
     seed: int
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a plan gave.
-
-    Args:
-        records: per law, those of its tasks.
-        seconds: the time its layers took.
-        setup_seconds: the time before them: inputs drawn, kernels compiled, graphs captured.
-        interrupted: whether Ctrl-C came.
-    """
-
-    records: list[list[Record]]
-    seconds: float
-    setup_seconds: float
-    interrupted: bool
-
-
 class Clock:
-    """Counts chain-layers for all threads, keeps their set-up apart, and tells them to stop.
+    """Counts chain-layers for all threads, keeps their set-up apart, reports progress, and tells threads to stop."""
 
-    Args:
-        workers: threads that work at once; each spends its share of the time.
-    """
-
-    def __init__(self, workers: int = 1) -> None:
+    def __init__(
+        self, workers: int = 1, *, total: int = 0, progress: Progress | None = None, began: float | None = None
+    ) -> None:
         self.stop = threading.Event()
-        self._workers = workers
+        self.total = total  # chain-layers in all, for reports of progress
+        self._progress = progress
+        self._workers = workers  # threads that work at once: each spends its share of the time
         self._began = time.perf_counter()
-        self._done: dict[int, int] = {}
+        self._early = 0.0 if began is None else self._began - began  # set-up of the main thread alone
+        self._done: dict[int, int] = {}  # by thread, so that none waits for another to count
         self._setup: dict[int, float] = {}
 
     def add(self, chain_layers: int) -> None:
         thread = threading.get_ident()
         self._done[thread] = self._done.get(thread, 0) + chain_layers
+
+    def report(self) -> None:
+        """Tell whoever wants to know how far it is."""
+        if self._progress is not None:
+            self._progress(self.done, self.total)
 
     @contextmanager
     def setting_up(self) -> Iterator[None]:
@@ -134,33 +114,34 @@ class Clock:
     def done(self) -> int:
         return sum(list(self._done.values()))
 
-    def read(self) -> tuple[float, float]:
-        """Seconds of work and of set-up since the clock was made, as the wall saw them."""
+    @cached_property
+    def times(self) -> tuple[float, float]:
+        """Seconds of work and of set-up, as the wall saw them; the clock stands still from the first reading on."""
         setup = sum(self._setup.values()) / self._workers
-        return max(time.perf_counter() - self._began - setup, 1e-9), setup
+        return max(time.perf_counter() - self._began - setup, 1e-9), self._early + setup
 
 
-def run_plan(plan: Plan, *, generator: torch.Generator, progress: Progress | None = None) -> Outcome:
-    """Run every task of a plan."""
+def run_plan(
+    plan: Plan, *, generator: torch.Generator, progress: Progress | None = None
+) -> tuple[list[list[Record]], Clock]:
+    """Run every task of a plan: the records of each law, and the clock, whose `stop` is set when Ctrl-C came."""
     began = time.perf_counter()
     tasks = make_tasks(plan, generator=generator)
-    total = plan.chain_layers
-    on_cpu = plan.device.type == "cpu"
-    if on_cpu:
+    if plan.device.type == "cpu":
         _rehearse(plan)
-    early = time.perf_counter() - began
-    if on_cpu:
-        clock = Clock(count_workers(tasks))
-        results, interrupted = _run_chains_on_cores(plan, tasks, clock, total=total, progress=progress)
+        clock = Clock(count_workers(tasks), total=plan.chain_layers, progress=progress, began=began)
+        results = _run_chains_on_cores(plan, tasks, clock)
     else:
-        clock = Clock()
-        results, interrupted = _run_on_gpu(plan, tasks, clock, total=total, progress=progress)
-    seconds, setup_seconds = clock.read()
+        from sounding.chain.gpu import run_task_on_gpu
+
+        clock = Clock(total=plan.chain_layers, progress=progress, began=began)
+        # one after another, each a large batch; an interrupt is noticed between blocks of layers
+        results = [run_task_on_gpu(plan, task, clock) for task in tasks if not clock.stop.is_set()]
     by_law: list[list[Record]] = [[] for _ in plan.laws]
     for task, records in zip(tasks, results, strict=False):
         for position, record in zip(task.positions, records, strict=True):
             by_law[position].append(record)
-    return Outcome(by_law, seconds, early + setup_seconds, interrupted)
+    return by_law, clock
 
 
 def _rehearse(plan: Plan) -> None:
@@ -173,15 +154,15 @@ def make_tasks(plan: Plan, *, generator: torch.Generator) -> list[Task]:
     """Split the runs into tasks; the split depends on the plan alone, never on the machine's cores."""
     law = plan.laws[0]
     entries = law.batch_size * law.width + (law.width**2 if plan.route == "explicit" else 0)
-    size = torch.finfo(plan.dtype).bits // 8
+    size = entries * torch.finfo(plan.dtype).bits // 8  # bytes of a chain
     if plan.device.type == "cpu":
         groups: list[tuple[int, ...]] = [(position,) for position in range(len(plan.laws))]
-        limit = max(1, TASK_BYTES // (entries * size))
+        limit, least = TASK_BYTES // size, min(2, plan.runs)  # two at the least, for machines of two cores
     else:
         groups = [tuple(range(len(plan.laws)))]
         free = torch.cuda.mem_get_info(plan.device)[0] if plan.device.type == "cuda" else 1 << 34
-        limit = max(1, free // (16 * entries * size * len(plan.laws)))
-    pieces = max(min(2, plan.runs), -(-plan.runs // limit)) if plan.device.type == "cpu" else -(-plan.runs // limit)
+        limit, least = free // (16 * size * len(plan.laws)), 1  # of which normals, products and factors need a part
+    pieces = max(least, -(-plan.runs // max(1, limit)))
     tasks = []
     for positions in groups:
         for piece in range(pieces):
@@ -196,58 +177,52 @@ def run_task(plan: Plan, task: Task, clock: Clock, *, drawer: ThreadPoolExecutor
     if is_small(task.laws[0], chains=len(task.laws) * task.runs, route=plan.route):
         return _run_lean(plan, task, clock)
     with clock.setting_up():
-        generator = torch.Generator(device=plan.device).manual_seed(task.seed)
-        state = draw_input(plan, task, generator)
+        state, generator = draw_input(plan, task)
         normals = make_normals(task.seed, generator=generator, dtype=plan.dtype, kept=2 if drawer else 1)
         laws = [law for law in task.laws for _ in range(task.runs)]
         law = laws[0]
         if drawer is not None:
             normals = _draw_ahead(drawer, normals)
         chains = Chains(laws, state, route=plan.route, generator=generator, normals=normals)
-        recorder = make_recorder(plan, task)
+        recorder = Recorder(plan, task)
         if plan.profile:
-            recorder.add(0, observe(chains, plan.observer), averaged=False)
+            recorder.add(0, observe(chains, plan.observer))
     layer = 0
     while layer < plan.depth and not clock.stop.is_set():
         layer += 1
-        chains.step(law.gain.constant if law.gain.constant is not None else law.gain.at(layer))
+        chains.step(law.gain.at(layer))
         if plan.measures_at(layer):
-            recorder.add(layer, observe(chains, plan.observer), averaged=layer > plan.burn_in)
+            recorder.add(layer, observe(chains, plan.observer))
         clock.add(len(laws))
     check_finite(chains.state, layer)
     return recorder.records(layer)
 
 
-def draw_input(plan: Plan, task: Task, generator: torch.Generator) -> torch.Tensor:
-    """The input of a task's chains."""
-    law = task.laws[0]
-    return plan.input.draw(
-        chains=len(task.laws) * task.runs,
-        width=law.width,
-        batch_size=law.batch_size,
-        generator=generator,
-        dtype=plan.dtype,
-    )
+def draw_input(plan: Plan, task: Task) -> tuple[torch.Tensor, torch.Generator]:
+    """The input of a task's chains, and the generator that drew it and goes on."""
+    generator = torch.Generator(device=plan.device).manual_seed(task.seed)
+    law, chains = task.laws[0], len(task.laws) * task.runs
+    shape = {"chains": chains, "width": law.width, "batch_size": law.batch_size}
+    return plan.input.draw(**shape, generator=generator, dtype=plan.dtype), generator
 
 
 def _run_lean(plan: Plan, task: Task, clock: Clock) -> list[Record]:
     """The records of a task of few small chains: one by one within a block of layers, measured block by block."""
     law = task.laws[0]
     with clock.setting_up():
-        generator = torch.Generator(device=plan.device).manual_seed(task.seed)
-        state = draw_input(plan, task, generator)
+        state, generator = draw_input(plan, task)
         normals = make_normals(task.seed, generator=generator, dtype=plan.dtype)
         chains = [LeanChain(law, one, route=plan.route) for one in state]
-        recorder = make_recorder(plan, task)
+        recorder = Recorder(plan, task)
         if plan.profile:
             scales = torch.tensor([chain.log_scale for chain in chains], dtype=torch.float64)
             first = torch.stack([torch.from_numpy(chain.state) for chain in chains])
-            recorder.add(0, observe(StateView(first, scales, plan.route), plan.observer), averaged=False)
+            recorder.add(0, observe(StateView(first, scales, plan.route), plan.observer))
     block = block_length(law, chains=len(chains), route=plan.route)
     layer = 0
     while layer < plan.depth and not clock.stop.is_set():
         layers = range(layer + 1, min(layer + block, plan.depth) + 1)
-        gains = [law.gain.constant or law.gain.at(l) for l in layers]
+        gains = [law.gain.at(l) for l in layers]
         shape = (len(chains), len(layers), law.batch_size if plan.route == "gram" else law.width, law.width)
         if plan.route == "gram" or law.weights.invariance == "gaussian":
             draws = normals(shape)
@@ -263,24 +238,12 @@ def _run_lean(plan: Plan, task: Task, clock: Clock) -> list[Record]:
                 rows.append(observe(StateView(seen, scales, plan.route), plan.observer))
         values = torch.stack(rows, dim=1) if rows else torch.empty(0)
         for position, index in enumerate(looked):
-            recorder.add(layers[index], values[position], averaged=layers[index] > plan.burn_in)
+            recorder.add(layers[index], values[position])
         layer = layers[-1]
         clock.add(len(chains) * len(layers))
     for chain in chains:
         check_finite(torch.from_numpy(chain.state), layer)
     return recorder.records(layer)
-
-
-def make_recorder(plan: Plan, task: Task) -> Recorder:
-    """An empty recorder of the task's shape."""
-    return Recorder(
-        groups=len(task.laws),
-        runs=task.runs,
-        columns=len(plan.observer.columns),
-        batches=batch_count(plan.samples, plan.runs),
-        samples=plan.samples,
-        profile=plan.profile,
-    )
 
 
 def check_finite(state: torch.Tensor, layer: int) -> None:
@@ -298,79 +261,45 @@ def count_workers(tasks: Sequence[Task]) -> int:
     return max(1, min(torch.get_num_threads(), len(tasks)))
 
 
-def run_on_cores(
-    work: Callable[[Task], Result], tasks: Sequence[Task], clock: Clock, *, total: int, progress: Progress | None
-) -> tuple[list[Result], bool]:
-    """Each task's result, and whether Ctrl-C came; torch releases the interpreter lock inside its operations."""
+def run_on_cores(work: Callable[[Task], Result], tasks: Sequence[Task], clock: Clock) -> list[Result]:
+    """Each task's result; Ctrl-C sets the clock's `stop`. Torch releases the interpreter lock inside its operations."""
     cores = torch.get_num_threads()
-    workers = count_workers(tasks)
 
     def work_alone(task: Task) -> Result:
         torch.set_num_threads(1)
         return work(task)
 
-    interrupted = False
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(count_workers(tasks)) as pool:
         futures = [pool.submit(work_alone, task) for task in tasks]
+        waiting = set(futures)
         try:
-            _watch(futures, clock, total=total, progress=progress)
-        except KeyboardInterrupt:
-            interrupted = True
+            while waiting:
+                done, waiting = wait(waiting, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+                for future in done:
+                    future.result()  # raises what the task raised
+                clock.report()
+        except BaseException as error:
             clock.stop.set()
-        except BaseException:
-            clock.stop.set()
-            raise
+            if not isinstance(error, KeyboardInterrupt):
+                raise
         finally:
-            # a thread's own setting is also what threads born later inherit
             wait(futures)
-            torch.set_num_threads(cores)
-    return [future.result() for future in futures], interrupted
+            torch.set_num_threads(cores)  # a thread's own setting is also what threads born later inherit
+    return [future.result() for future in futures]
 
 
-def _run_chains_on_cores(
-    plan: Plan, tasks: Sequence[Task], clock: Clock, *, total: int, progress: Progress | None
-) -> tuple[list[list[Record]], bool]:
+def _run_chains_on_cores(plan: Plan, tasks: Sequence[Task], clock: Clock) -> list[list[Record]]:
     """The records of all tasks, on the CPU; a single large task draws its next normals in a second thread."""
     law = plan.laws[0]
     drawn = law.width * (law.batch_size if plan.route == "gram" else law.width) * tasks[0].runs
     single = len(tasks) == 1 and torch.get_num_threads() > 1 and law.weights.invariance == "gaussian"
+    ahead = single and drawn >= WORTH_OVERLAPPING
 
     def work(task: Task) -> list[Record]:
-        if not single or drawn < WORTH_OVERLAPPING:
-            return run_task(plan, task, clock)
-        with ThreadPoolExecutor(1) as drawer:
-            return run_task(plan, task, clock, drawer=drawer)
+        with ThreadPoolExecutor(1) as drawer:  # it starts no thread before something is drawn ahead
+            return run_task(plan, task, clock, drawer=drawer if ahead else None)
 
-    return run_on_cores(work, tasks, clock, total=total, progress=progress)
-
-
-def _run_on_gpu(
-    plan: Plan, tasks: Sequence[Task], clock: Clock, *, total: int, progress: Progress | None
-) -> tuple[list[list[Record]], bool]:
-    """Tasks one after another, each a large batch; an interrupt is noticed between blocks of layers."""
-    from sounding.chain.gpu import run_task_on_gpu
-
-    def report() -> None:
-        if progress is not None:
-            progress(clock.done, total)
-
-    results: list[list[Record]] = []
-    for task in tasks:
-        results.append(run_task_on_gpu(plan, task, clock, report=report))
-        if clock.stop.is_set():
-            break
-    return results, clock.stop.is_set()
-
-
-def _watch(futures: Sequence[Future[Result]], clock: Clock, *, total: int, progress: Progress | None) -> None:
-    """Wait for the tasks, reporting progress; raises what a task raised."""
-    waiting = set(futures)
-    while waiting:
-        done, waiting = wait(waiting, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
-        for future in done:
-            future.result()
-        if progress is not None:
-            progress(clock.done, total)
+    return run_on_cores(work, tasks, clock)
 
 
 def _draw_ahead(drawer: ThreadPoolExecutor, normals: Normals) -> Normals:

@@ -13,29 +13,23 @@ import torch
 # a sample closer than this to the span of the samples before it (squared, relative to its own length) is in the span:
 # float32 states resolve 6e-8, whose square is 4e-15, and the float64 sum of a Gram matrix adds 1e-16
 DEPENDENT_FLOAT32 = 1e-13
-# the same for float64 rows, not squared
-DEPENDENT_FLOAT64 = 1e-14
-# up to this many samples a loop over columns, batched over chains, beats a library call per chain
-LOOP_LIMIT = 32
+DEPENDENT_FLOAT64 = 1e-14  # the same for float64 rows, not squared
+LOOP_LIMIT = 32  # samples up to which a loop over columns, batched over chains, beats a library call per chain
 
 
-def factor_gram(gram: torch.Tensor, *, dependent: float = DEPENDENT_FLOAT32) -> torch.Tensor:
-    """The lower triangular L with LLᵀ = gram, for positive semidefinite matrices of any rank.
+def factor_gram(gram: torch.Tensor) -> torch.Tensor:
+    """The lower triangular L with LLᵀ = gram (..., n, n), for positive semidefinite float64 matrices of any rank.
 
-    Cholesky's recursion, column by column, except that a pivot below `dependent` times its diagonal entry makes the
-    column 0: the sample adds no direction. Batched over the leading axes, without branches on the values.
-
-    Args:
-        gram: (..., n, n), float64.
-        dependent: relative squared distance to the span of the earlier samples that counts as none.
+    Cholesky's recursion, column by column, except that a pivot below `DEPENDENT_FLOAT32` times its diagonal entry makes
+    the column 0: the sample adds no direction. Batched over the leading axes, without branches on the values.
     """
     n = gram.shape[-1]
     if n > LOOP_LIMIT and gram.device.type == "cpu":
-        factor = _factor_bordered(gram, dependent=dependent)
+        factor = _factor_bordered(gram)
         if factor is not None:
             return factor
     remainder = gram.clone()
-    threshold = torch.diagonal(gram, dim1=-2, dim2=-1) * dependent
+    threshold = torch.diagonal(gram, dim1=-2, dim2=-1) * DEPENDENT_FLOAT32
     factor = torch.zeros_like(gram)
     for k in range(n):
         pivot = remainder[..., k, k]
@@ -49,19 +43,19 @@ def factor_gram(gram: torch.Tensor, *, dependent: float = DEPENDENT_FLOAT32) -> 
     return factor
 
 
-def _factor_bordered(gram: torch.Tensor, *, dependent: float) -> torch.Tensor | None:
+def _factor_bordered(gram: torch.Tensor) -> torch.Tensor | None:
     """The factor by LAPACK when at most the last sample depends on the others, as after centring; else None."""
     leading, info = torch.linalg.cholesky_ex(gram[..., :-1, :-1])
-    diagonal = torch.diagonal(gram, dim1=-2, dim2=-1)
+    least = DEPENDENT_FLOAT32 * torch.diagonal(gram, dim1=-2, dim2=-1)
     pivots = torch.diagonal(leading, dim1=-2, dim2=-1).square()
-    if bool(info.any()) or not bool((pivots > dependent * diagonal[..., :-1]).all()):
+    if bool(info.any()) or not bool((pivots > least[..., :-1]).all()):
         return None
     row = torch.linalg.solve_triangular(leading, gram[..., :-1, -1:], upper=False).squeeze(-1)
-    pivot = diagonal[..., -1] - row.square().sum(dim=-1)
+    pivot = gram[..., -1, -1] - row.square().sum(dim=-1)
     factor = torch.zeros_like(gram)
     factor[..., :-1, :-1] = leading
     factor[..., -1, :-1] = row
-    factor[..., -1, -1] = torch.where(pivot > dependent * diagonal[..., -1], pivot, torch.zeros_like(pivot)).sqrt()
+    factor[..., -1, -1] = torch.where(pivot > least[..., -1], pivot, 0.0).sqrt()
     return factor
 
 
@@ -87,7 +81,7 @@ def find_repeats(rows: torch.Tensor) -> torch.Tensor | None:
     Equal samples stay equal in exact arithmetic. Rounding would part them, and batch norm would pull them apart.
     """
     if len(torch.unique(rows[0, :, 0])) == rows.shape[1]:
-        return None
+        return None  # quickly: rows that differ in their first feature
     _, groups = torch.unique(rows[0], dim=0, return_inverse=True)
     if int(groups.max()) + 1 == rows.shape[1]:
         return None
@@ -96,10 +90,8 @@ def find_repeats(rows: torch.Tensor) -> torch.Tensor | None:
 
 
 def whiten(normals: torch.Tensor) -> torch.Tensor:
-    """C⁻¹ for which C⁻¹Z is a uniformly random frame: n orthonormal rows in d ≥ n dimensions (C Cᵀ = Z Zᵀ).
-
-    Z with independent normal entries has a law invariant under rotations from the right, and so has C⁻¹Z.
-    """
+    """C⁻¹ for which C⁻¹Z is a uniformly random frame: n orthonormal rows in d ≥ n dimensions (C Cᵀ = Z Zᵀ)."""
+    # Z with independent normal entries has a law invariant under rotations from the right, and so has C⁻¹Z
     wide = normals.double()
     cholesky = torch.linalg.cholesky_ex(wide @ wide.mT)[0]
     identity = torch.eye(cholesky.shape[-1], dtype=cholesky.dtype, device=cholesky.device)

@@ -10,31 +10,26 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable
 
 import torch
 
-from sounding.chain.engine import Clock, Plan, Task, check_finite, draw_input, make_recorder
+from sounding.chain.engine import Clock, Plan, Task, check_finite, draw_input
 from sounding.chain.law import ChainLaw
 from sounding.chain.observe import Observer, StateView, observe
 from sounding.chain.record import WAITING, Record, Recorder
 from sounding.chain.step import Chains
 
-# packed Gram matrices of up to so many samples stay in a warp's registers
-STREAMED_SAMPLES = 12
-# about half a second of the streaming kernel: how long Ctrl-C may have to wait
-LAUNCH_CHAIN_LAYERS = 5_000_000
+STREAMED_SAMPLES = 12  # packed Gram matrices of up to so many samples stay in a warp's registers
+LAUNCH_CHAIN_LAYERS = 5_000_000  # about half a second of the streaming kernel: how long Ctrl-C may have to wait
 OUT_BYTES = 256 << 20  # of measured Gram matrices that wait on the device: more of them are read back less often
 UNROLL = 32  # layers in a CUDA graph at most: a longer one saves launches and takes longer to capture
 LARGEST_TILE = 512  # samples that one block of the fused kernel holds in its registers
 PHILOX_ROUNDS = 10  # as in cuRAND and the paper of Salmon et al. (2011)
 
 
-def run_task_on_gpu(plan: Plan, task: Task, clock: Clock, *, report: Callable[[], None]) -> list[Record]:
+def run_task_on_gpu(plan: Plan, task: Task, clock: Clock) -> list[Record]:
     """One task's chains through the whole depth, or until Ctrl-C."""
-    if can_stream(plan):
-        return _run_streaming(plan, task, clock, report)
-    return _run_graphed(plan, task, clock, report)
+    return (_run_streaming if can_stream(plan) else _run_graphed)(plan, task, clock)
 
 
 def has_triton() -> bool:
@@ -63,14 +58,10 @@ def can_stream(plan: Plan) -> bool:
     )
 
 
-class GramView(StateView):
+def _view_gram(gram: torch.Tensor, law: ChainLaw) -> StateView:
     """Gram matrices of states that were never formed."""
-
-    def __init__(self, gram: torch.Tensor, law: ChainLaw) -> None:
-        shape = (len(gram), law.batch_size, law.width)
-        scales = torch.zeros(len(gram), dtype=torch.float64, device=gram.device)
-        super().__init__(torch.empty(shape, dtype=torch.float32, device="meta"), scales, "gram")
-        self._gram = gram
+    state = torch.empty((len(gram), law.batch_size, law.width), dtype=torch.float32, device="meta")
+    return StateView(state, torch.zeros(len(gram), dtype=torch.float64, device=gram.device), "gram", gram)
 
 
 class Stream:
@@ -79,8 +70,7 @@ class Stream:
     def __init__(self, plan: Plan, task: Task) -> None:
         self.plan, self.law, self.seed, self.chains = plan, task.laws[0], task.seed, task.runs
         n = self.law.batch_size
-        generator = torch.Generator(device=plan.device).manual_seed(task.seed)
-        state = draw_input(plan, task, generator).double()
+        state = draw_input(plan, task)[0].double()
         self.gram = (state @ state.mT).contiguous()
         slots = max(1, min(WAITING, OUT_BYTES // (self.chains * n * n * 8)))
         self.block = max(1, min(slots * plan.every, LAUNCH_CHAIN_LAYERS // self.chains))
@@ -112,23 +102,23 @@ class Stream:
         torch.cuda.synchronize(self.plan.device)
 
 
-def _run_streaming(plan: Plan, task: Task, clock: Clock, report: Callable[[], None]) -> list[Record]:
+def _run_streaming(plan: Plan, task: Task, clock: Clock) -> list[Record]:
     """The records of one task, whose Gram matrices go through the streaming kernel block by block."""
-    recorder = make_recorder(plan, task)
+    recorder = Recorder(plan, task)
     layer = 0
     try:
         with clock.setting_up():
             stream = Stream(plan, task)
-            stream.rehearse(make_recorder(plan, task))
+            stream.rehearse(Recorder(plan, task))
             if plan.profile:
-                recorder.add(0, observe(GramView(stream.gram, stream.law), plan.observer), averaged=False)
+                recorder.add(0, observe(_view_gram(stream.gram, stream.law), plan.observer))
         while layer < plan.depth and not clock.stop.is_set():
             layers = range(layer + 1, min(layer + stream.block, plan.depth) + 1)
             stream.advance(layers, stream.gram)
             _take_grams(plan, stream.law, recorder, stream.out, layers)
             layer = layers[-1]
             clock.add(stream.chains * len(layers))
-            report()
+            clock.report()
     except KeyboardInterrupt:
         clock.stop.set()
     if layer:
@@ -144,9 +134,9 @@ def _take_grams(plan: Plan, law: ChainLaw, recorder: Recorder, out: torch.Tensor
         return
     lower = out[wanted[0] : wanted[-1] + 1]
     gram = lower.tril() + lower.tril(-1).mT
-    values = observe(GramView(gram.flatten(0, 1), law), plan.observer).view(*gram.shape[:2], -1)
+    values = observe(_view_gram(gram.flatten(0, 1), law), plan.observer).view(*gram.shape[:2], -1)
     for value, index in zip(values, wanted, strict=True):
-        recorder.add(stored[index], value, averaged=stored[index] > plan.burn_in)
+        recorder.add(stored[index], value)
 
 
 class DeviceChains(Chains):
@@ -266,8 +256,8 @@ class Span:
 def _prepare_span(plan: Plan, task: Task) -> Span:
     """The chains at their input and the span that takes them on, rehearsed, and captured where it can be."""
     laws = [law for law in task.laws for _ in range(task.runs)]
-    generator = torch.Generator(device=plan.device).manual_seed(task.seed)
-    chains = DeviceChains(laws, draw_input(plan, task, generator), route=plan.route, generator=generator)
+    state, generator = draw_input(plan, task)
+    chains = DeviceChains(laws, state, route=plan.route, generator=generator)
     chains.fuse()
     length = max(k for k in range(1, min(UNROLL, plan.every) + 1) if plan.every % k == 0)
     span = Span(plan, chains, length=length, inside=capturable(plan.observer) and length == plan.every)
@@ -277,16 +267,16 @@ def _prepare_span(plan: Plan, task: Task) -> Span:
     drawn = plan.route == "explicit" and plan.laws[0].weights.invariance == "haar"
     if plan.depth >= 4 * length and not factored and not drawn:
         span.capture()
-    trial = make_recorder(plan, task)
-    trial.add(1, observe(chains, plan.observer), averaged=True)
+    trial = Recorder(plan, task)
+    trial.add(plan.depth, observe(chains, plan.observer))  # a layer past the burn-in: the sums are rehearsed too
     trial.flush()
     torch.cuda.synchronize(plan.device)
     return span
 
 
-def _run_graphed(plan: Plan, task: Task, clock: Clock, report: Callable[[], None]) -> list[Record]:
+def _run_graphed(plan: Plan, task: Task, clock: Clock) -> list[Record]:
     """The records of one task, layer by layer, as a captured CUDA graph where that is possible."""
-    recorder = make_recorder(plan, task)
+    recorder = Recorder(plan, task)
     layer = 0
     waiting: list[int] = []
     try:
@@ -294,7 +284,7 @@ def _run_graphed(plan: Plan, task: Task, clock: Clock, report: Callable[[], None
             span = _prepare_span(plan, task)
             chains, length = span.chains, span.length
             if plan.profile:
-                recorder.add(0, observe(chains, plan.observer), averaged=False)
+                recorder.add(0, observe(chains, plan.observer))
         while layer + length <= plan.depth and not clock.stop.is_set():
             span.run()
             layer += length
@@ -303,10 +293,10 @@ def _run_graphed(plan: Plan, task: Task, clock: Clock, report: Callable[[], None
                 waiting.append(layer)
                 if len(waiting) == WAITING:
                     _take_ring(plan, recorder, span, waiting)
-                    report()
+                    clock.report()
             elif plan.measures_at(layer):
-                recorder.add(layer, observe(chains, plan.observer).clone(), averaged=layer > plan.burn_in)
-                report()
+                recorder.add(layer, observe(chains, plan.observer).clone())
+                clock.report()
         if not clock.stop.is_set() and layer < plan.depth:
             span.work(plan.depth - layer, inside=False)
             clock.add(len(chains.state) * (plan.depth - layer))
@@ -323,7 +313,7 @@ def _take_ring(plan: Plan, recorder: Recorder, span: Span, waiting: list[int]) -
     """Hand the measured rows to the recorder and start the ring anew."""
     for index, layer in enumerate(waiting):
         if plan.measures_at(layer):
-            recorder.add(layer, span.ring[index], averaged=layer > plan.burn_in)
+            recorder.add(layer, span.ring[index])
     recorder.flush()
     waiting.clear()
     span.slot.zero_()

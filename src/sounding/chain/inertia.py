@@ -13,12 +13,9 @@ from collections.abc import Callable
 
 import torch
 
-# cuSOLVER's batched symmetric eigensolver stops at this size
-BLOCK = 32
-# its workspace is half a megabyte per matrix
-AT_ONCE = 4096
-# a pivot below this share of the largest diagonal entry makes a count in float32 doubtful
-DOUBTFUL = 1e-2
+BLOCK = 32  # cuSOLVER's batched symmetric eigensolver stops at this size
+AT_ONCE = 4096  # matrices: its workspace is half a megabyte for each
+DOUBTFUL = 1e-2  # a pivot below this share of the largest diagonal entry makes a count in float32 doubtful
 
 
 def count_at_least(matrices: torch.Tensor, threshold: float) -> torch.Tensor:
@@ -51,11 +48,9 @@ def _decompose(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def count_by_pivots(shifted: torch.Tensor) -> torch.Tensor:
-    """Non-negative eigenvalues from LDLᵀ of (batch, m, m): in float32, and in float64 where a pivot is small.
-
-    Rounding moves an eigenvalue across 0 only if it is within rounding of it; the last pivots then are small, too.
-    """
+    """Non-negative eigenvalues from LDLᵀ of (batch, m, m): in float32, and in float64 where a pivot is small."""
     count, least = _count_pivots(shifted.float())
+    # rounding moves an eigenvalue across 0 only if it is within rounding of it; the last pivots then are small, too
     doubtful = least < DOUBTFUL * torch.diagonal(shifted, dim1=-2, dim2=-1).abs().amax(dim=-1)
     if bool(doubtful.any()):
         count[doubtful] = _count_pivots(shifted[doubtful].double())[0]
@@ -63,21 +58,18 @@ def count_by_pivots(shifted: torch.Tensor) -> torch.Tensor:
 
 
 def _count_pivots(shifted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The count and the smallest |pivot|; a 2 × 2 pivot of Bunch–Kaufman is always indefinite and counts once."""
+    """The count of non-negative pivots, and the smallest |pivot|."""
     factor, pivots, _ = torch.linalg.ldl_factor_ex(shifted)
     single = pivots > 0
     diagonal = torch.diagonal(factor, dim1=-2, dim2=-1)
+    # a 2 × 2 pivot of Bunch–Kaufman is indefinite, one eigenvalue of either sign: its two rows count half each
     count = ((diagonal >= 0) & single).sum(dim=-1) + 0.5 * (~single).sum(dim=-1)
     least = torch.where(single, diagonal.abs(), torch.inf).amin(dim=-1)
     return count.double(), least.double()
 
 
 def count_by_blocks(shifted: torch.Tensor) -> torch.Tensor:
-    """Non-negative eigenvalues block by block: In(S) = In(A) + In(C − BᵀA⁻¹B) for S = [[A, B], [Bᵀ, C]].
-
-    An eigenvalue of a leading block that rounding cannot tell from 0 is moved to the edge of what it can, so that the
-    Schur complement stays finite; the count is then right for a matrix within rounding of S.
-    """
+    """Non-negative eigenvalues block by block: In(S) = In(A) + In(C − BᵀA⁻¹B) for S = [[A, B], [Bᵀ, C]]."""
     count = torch.zeros(shifted.shape[:-2], dtype=torch.float64, device=shifted.device)
     rest = shifted
     floor = torch.finfo(shifted.dtype).eps * shifted.abs().amax(dim=(-2, -1))[..., None].clamp_min(1e-300)
@@ -87,6 +79,8 @@ def count_by_blocks(shifted: torch.Tensor) -> torch.Tensor:
         count += (values >= 0).sum(dim=-1)
         if rest.shape[-1] == size:
             break
+        # one that rounding cannot tell from 0 is moved to the edge of what it can, so that the Schur complement stays
+        # finite: the count is right for a matrix within rounding of S
         safe = torch.where(values.abs() > floor, values, torch.where(values >= 0, floor, -floor))
         coupling = vectors.mT @ rest[..., :size, size:]
         rest = rest[..., size:, size:] - coupling.mT @ (coupling / safe[..., None])

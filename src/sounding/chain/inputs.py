@@ -18,17 +18,11 @@ KINDS = ("gaussian", "orthogonal", "near-orthogonal:EPS", "collinear:EPS", "repe
 
 @dataclass(frozen=True)
 class ChainInput:
-    """A checked input: its kind, its parameter, and the batch itself where it is data.
+    """A checked input: its kind, its parameter, and the batch itself where it is data."""
 
-    Args:
-        kind: "gaussian", "orthogonal", "near-orthogonal", "collinear", "repeated" or "data".
-        parameter: EPS, or the number of different samples.
-        batch: (samples, features), float64, for data.
-    """
-
-    kind: str
-    parameter: float = 0.0
-    batch: torch.Tensor | None = None
+    kind: str  # one of KINDS without its parameter, or "data"
+    parameter: float = 0.0  # EPS, or the number of different samples
+    batch: torch.Tensor | None = None  # (samples, features), float64
 
     def draw(
         self, *, chains: int, width: int, batch_size: int, generator: torch.Generator, dtype: torch.dtype

@@ -14,27 +14,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
+import torch
 
 from sounding.activations import Activation, resolve
 from sounding.errors import UsageError
 from sounding.weights import WeightLaw
 from sounding.weights import resolve as resolve_weights
 
-if TYPE_CHECKING:
-    import torch
-
 Norm = Literal["none", "batch", "layer", "rms"]
 Placement = Literal["before", "after"]
 GainSpec = float | str | Callable[[int], float]
 
-NORMS: tuple[Norm, ...] = ("none", "batch", "layer", "rms")
-# a standard normal exceeds it once in 10²³ draws: no pre-activation of a chain does
-LARGEST_NORMAL = 10.0
-# scales beyond these are told apart by the logarithm alone: an activation looks linear from there
-SCALE_LIMIT = 1e12
+NORMS: tuple[Norm, ...] = get_args(Norm)
+LARGEST_NORMAL = 10.0  # a standard normal exceeds it once in 10²³ draws: no pre-activation of a chain does
+SCALE_LIMIT = 1e12  # an activation looks linear from there on: the logarithm alone tells larger scales apart
 
 
 @dataclass(frozen=True)
@@ -48,10 +44,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class ChainLaw:
-    """What a layer is made of, by the names of `simulate`'s arguments; the same for each layer but for the gain.
-
-    `centring` is whether the norm subtracts a mean: layer norm always does, rms never.
-    """
+    """What a layer is made of, by the names of `simulate`'s arguments; the same for each layer but for the gain."""
 
     width: int
     batch_size: int
@@ -59,7 +52,7 @@ class ChainLaw:
     activation: Activation
     gain: Gain
     norm: Norm = "batch"
-    centring: bool = True
+    centring: bool = True  # whether the norm subtracts a mean: layer norm always does, rms never
     placement: Placement = "before"
     eps: float = 0.0
     residual: float = math.inf
@@ -159,28 +152,17 @@ def make_gain(gain: GainSpec) -> Gain:
 
 
 def normalize_(values: torch.Tensor, law: ChainLaw) -> torch.Tensor:
-    """N(A) over the last two axes (samples, features), in A's own memory; a constant feature becomes 0, never NaN.
-
-    Batch norm divides each feature by its root mean square over samples (after centring, if any), layer norm and rms
-    each sample over features; the mean square is the biased one, as in PyTorch's forward pass.
-    """
+    """N(A) over the last two axes (samples, features), in A's own memory; a constant feature becomes 0, never NaN."""
     if law.norm == "none":
         return values
-    axis = -2 if law.norm == "batch" else -1
+    axis = -2 if law.norm == "batch" else -1  # each feature over samples, or each sample over features
     if law.centring:
         values = values - values.mean(dim=axis, keepdim=True)
-    square = values.square().sum(dim=axis, keepdim=True).div_(values.shape[axis])
+    square = values.square().sum(dim=axis, keepdim=True).div_(values.shape[axis])  # biased, as in torch's forward pass
     if law.eps > 0:
         square.add_(law.eps)
-    inverse = square.clamp_min_(_smallest(values)).rsqrt_()
-    # autograd keeps `values`; nobody else does
-    return values * inverse if values.requires_grad else values.mul_(inverse)
-
-
-def _smallest(values: torch.Tensor) -> float:
-    import torch
-
-    return float(torch.finfo(values.dtype).tiny)
+    inverse = square.clamp_min_(torch.finfo(values.dtype).tiny).rsqrt_()  # 0 · a large number is 0, 0 · ∞ is NaN
+    return values * inverse if values.requires_grad else values.mul_(inverse)  # autograd keeps `values`
 
 
 def _check_count(name: str, value: Any, *, minimum: int) -> None:
@@ -214,14 +196,13 @@ def _check_residual(law: ChainLaw, *, dtype: str) -> None:
 
 def _check_activation(law: ChainLaw, *, depth: int, dtype: str) -> None:
     """Raise when the activation or the gain would leave the numbers of `dtype` on the way."""
-    layers = np.unique(np.geomspace(1, max(depth, 1), num=min(max(depth, 1), 64)).astype(np.int64))
-    gains = []
-    for layer in layers:
+    largest = 0.0
+    # a sample of layers, dense at the input, where gains change fastest
+    for layer in np.unique(np.geomspace(1, max(depth, 1), num=min(max(depth, 1), 64)).astype(np.int64)):
         value = _as_float(f"gain of layer {layer}", law.gain.at(int(layer)))
         if not math.isfinite(value):
             raise UsageError(f"the gain of layer {layer} must be finite, got {value}")
-        gains.append(abs(value))
-    largest = max(gains) * _largest_input(law)
+        largest = max(largest, abs(value) * _largest_input(law))
     limit = float(np.finfo(dtype).max) ** 0.5  # its square is summed
     name = law.activation.name
     with np.errstate(all="ignore"):
@@ -249,7 +230,7 @@ def _largest_input(law: ChainLaw) -> float:
         return min(largest, 2 * LARGEST_NORMAL) if math.isinf(law.residual) else largest
     if math.isinf(law.residual):
         return LARGEST_NORMAL * (math.sqrt(law.batch_size) if law.norm == "batch" else 1.0)
-    return (1 + law.residual * math.sqrt(law.width) * LARGEST_NORMAL) * math.sqrt(max(law.batch_size, 1))
+    return (1 + law.residual * math.sqrt(law.width) * LARGEST_NORMAL) * math.sqrt(law.batch_size)
 
 
 def _looks_linear(activation: Activation) -> bool:

@@ -52,7 +52,7 @@ class LeanChain:
         repeats = find_repeats(state.unsqueeze(0))
         self.repeats = None if repeats is None else repeats.numpy()
         self._scale = self.dtype.type(law.weight_scale)
-        self._tiny = np.finfo(self.dtype).tiny
+        self._tiny = np.finfo(self.dtype).tiny  # under a root, so that a constant feature becomes 0, not NaN
         self._axis = 0 if law.norm == "batch" else 1
         self._lower = np.tri(law.batch_size)
         self._linear = law.activation.name == "identity"
@@ -101,10 +101,10 @@ class LeanChain:
         wide = self.state.astype(np.float64)
         gram = wide @ wide.T
         factor, order, rank, _ = lapack.dpstrf(gram, tol=DEPENDENT_FLOAT32 * gram.diagonal().max(), lower=1)
-        factor *= self._lower
+        factor *= self._lower  # LAPACK leaves the upper triangle as it was
         factor[:, rank:] = 0
         result: Matrix = np.empty_like(factor)
-        result[order - 1] = factor
+        result[order - 1] = factor  # LAPACK counts from 1
         return result
 
     def _normalize(self, values: Matrix) -> Matrix:

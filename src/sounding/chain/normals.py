@@ -18,19 +18,13 @@ from numpy.typing import NDArray
 
 Normals = Callable[[tuple[int, ...]], torch.Tensor]
 
-# normals per pass: the passes' memory stays in a core's cache, and their calls cost little
-CHUNK = 1 << 16
-# from 32 random bits to a number between 0 and 1, never 0 itself, and to an angle
-STEP, HALF_STEP = np.float32(2.0**-32), np.float32(2.0**-33)
-TURN = np.float32(2 * math.pi * 2.0**-32)
+CHUNK = 1 << 16  # normals per pass: the passes' memory stays in a core's cache, and their calls cost little
+STEP, HALF_STEP = np.float32(2.0**-32), np.float32(2.0**-33)  # from 32 bits to a number between 0 and 1, never 0 itself
+TURN = np.float32(2 * math.pi * 2.0**-32)  # from 32 bits to an angle
 
 
 class NormalStream:
     """A stream of float32 standard normals; what a call returns stays valid for `kept` calls, that one included.
-
-    Args:
-        seed: of the stream.
-        kept: calls whose results stay valid at a time.
 
     >>> draw = NormalStream(0)
     >>> draw((3, 5)).shape, draw((2, 2)).dtype

@@ -7,39 +7,22 @@ the soft rank from neither where a count of pivots is cheaper. Each value agrees
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
 
 import torch
 
 from sounding.chain.factor import DEPENDENT_FLOAT32
 from sounding.chain.inertia import count_at_least, eigenvalues, singular_values
 from sounding.chain.law import ChainLaw
-from sounding.chain.step import Route, multiply_each
+from sounding.chain.step import Chains, Route, multiply_each
 from sounding.errors import UsageError
 from sounding.measures import MEASURES, of_gram, of_spectrum
 
-OWN = (
-    "orthogonality_gap_squared",
-    "frobenius_squared",
-    "mean_absolute_cosine",
-    "regularity",
-    "top_eigenvalues",
-)
+OWN = ("orthogonality_gap_squared", "frobenius_squared", "mean_absolute_cosine", "regularity", "top_eigenvalues")
 PARAMETRIZED = {"soft_rank": 0.5, "top_eigenvalues": 3.0, "numerical_rank": 0.0}  # 0: at the rounding of the state
-COSINES = {"mean_cosine", "gradient_alignment", "mean_absolute_cosine", "distinct_share"}
-SPECTRAL = {
-    "numerical_rank",
-    "effective_rank",
-    "isometry",
-    "isometry_gap",
-    "condition_number",
-    "isotropy_distance",
-    "top_eigenvalues",
-}
-# from this size on counting pivots beats eigenvalues, and float32 slices beat a float64 product
-LARGE = 48
+LARGE = 48  # from this size on counting pivots beats eigenvalues, and float32 slices beat a float64 product
 
 
 def measure_names() -> tuple[str, ...]:
@@ -58,14 +41,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Observer:
-    """Which numbers are taken from a state, and how each reported measure follows from them.
-
-    Args:
-        columns: the numbers taken.
-        ratios: reported measures that are ratios of two averages: name → (numerator, denominator) columns.
-    """
+    """Which numbers are taken from a state, and how each reported measure follows from them."""
 
     columns: tuple[Column, ...]
+    # reported measures that are ratios of two averages: name → (numerator, denominator) columns
     ratios: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
@@ -96,38 +75,29 @@ def make_observer(measures: tuple[str, ...], law: ChainLaw) -> Observer:
             ratios[name] = (len(columns), len(columns) + 1)
             columns += [Column("squared_row_norms", "regularity_numerator"), Column("cubes", "regularity_denominator")]
         elif name == "top_eigenvalues":
-            columns += [
-                Column(f"eigenvalue_{k}", name, k) for k in range(1, min(int(parameter), law.batch_size, law.width) + 1)
-            ]
+            last = min(int(parameter), law.batch_size, law.width)  # there are no more
+            columns += [Column(f"eigenvalue_{k}", name, k) for k in range(1, last + 1)]
         else:
             columns.append(Column(spec.strip(), name, parameter))
     return Observer(tuple(columns), ratios)
 
 
-def observe(chains: Observed, observer: Observer) -> torch.Tensor:
+def observe(chains: Chains | StateView, observer: Observer) -> torch.Tensor:
     """(chains, columns) in float64."""
     view = View(chains, spectral=observer.needs_spectrum)
-    return torch.stack([_value(view, column) for column in observer.columns], dim=-1)
-
-
-class Observed(Protocol):
-    """What can be measured: states (chains, samples, features), their scale, and their Gram matrices."""
-
-    state: torch.Tensor
-    log_scale: torch.Tensor
-    route: Route
-
-    def gram(self) -> torch.Tensor: ...
+    return torch.stack([VALUES[column.measure](view, column.parameter) for column in observer.columns], dim=-1)
 
 
 class StateView:
-    """States kept aside, measured like chains."""
+    """States (chains, samples, features) kept aside, measured like chains."""
 
-    def __init__(self, state: torch.Tensor, log_scale: torch.Tensor, route: Route) -> None:
+    def __init__(
+        self, state: torch.Tensor, log_scale: torch.Tensor, route: Route, gram: torch.Tensor | None = None
+    ) -> None:
         self.state = state
         self.log_scale = log_scale
         self.route = route
-        self._gram: torch.Tensor | None = None
+        self._gram = gram
 
     def gram(self) -> torch.Tensor:
         """HHᵀ in float64."""
@@ -139,17 +109,18 @@ class StateView:
 class View:
     """The small second moment of a state and its spectrum, each computed when first asked for."""
 
-    def __init__(self, chains: Observed, *, spectral: bool) -> None:
+    def __init__(self, chains: Chains | StateView, *, spectral: bool) -> None:
         self.chains = chains
+        self.gram = chains.gram
         self.samples, self.width = chains.state.shape[-2:]
-        self.spectral = spectral
+        self.spectral = spectral  # whether the spectrum is computed anyway
 
     @cached_property
     def moment(self) -> torch.Tensor:
         """HHᵀ/n or HᵀH/n, whichever is smaller: they share their eigenvalues up to zeros."""
         state, size = self.chains.state, min(self.samples, self.width)
         if self.samples <= self.width and (self.spectral or size <= LARGE or self.chains.route == "gram"):
-            return self.chains.gram() / self.samples
+            return self.gram() / self.samples
         rows = state if self.samples <= self.width else state.mT
         exact = self.spectral or size <= LARGE or state.dtype == torch.float64
         return (_product(rows) if exact else _sliced_product(rows)) / self.samples
@@ -166,11 +137,11 @@ class View:
     @cached_property
     def amplitudes(self) -> torch.Tensor:
         """Singular values of H/√n, descending: of the rows for float64, where the Gram matrix would lose digits."""
-        found: torch.Tensor = (
-            singular_values(self.chains.state) / self.samples**0.5
-            if self.chains.state.dtype == torch.float64
-            else eigenvalues(self.moment).clamp_min(0).sqrt()
-        )
+        found: torch.Tensor
+        if self.chains.state.dtype == torch.float64:
+            found = singular_values(self.chains.state) / self.samples**0.5
+        else:
+            found = eigenvalues(self.moment).clamp_min(0).sqrt()
         return found
 
     @property
@@ -188,50 +159,6 @@ class View:
         return None if self.chains.state.dtype == torch.float64 else DEPENDENT_FLOAT32
 
 
-def _value(view: View, column: Column) -> torch.Tensor:
-    """One measured number of every chain, from its Gram matrix where that is enough."""
-    name = column.measure
-    if name in COSINES:
-        gram = view.chains.gram()
-        own = "gradient_alignment" if name == "mean_absolute_cosine" else name
-        value: torch.Tensor = getattr(of_gram, own)(gram)
-        return value
-    if name in SPECTRAL:
-        return _spectral_value(view, column)
-    if name == "soft_rank":
-        return _soft_rank(view, column.parameter)
-    moment = view.moment
-    if name == "participation_ratio":
-        return of_gram.ratio_of(moment)
-    if name.startswith("orthogonality_gap"):
-        gap = of_gram.gap_of(moment, samples=view.samples)
-        return gap.square() if name.endswith("squared") else gap
-    if name == "frobenius_squared":
-        return moment.square().sum(dim=(-2, -1))
-    if name == "log_norm":
-        trace = torch.diagonal(moment, dim1=-2, dim2=-1).sum(dim=-1) * view.samples
-        return of_gram.half_log(trace) + view.chains.log_scale
-    return _regularity_part(view, name)
-
-
-def _spectral_value(view: View, column: Column) -> torch.Tensor:
-    """One measured number of every chain that needs its eigenvalues."""
-    name, samples = column.measure, view.samples
-    if name == "numerical_rank":
-        return of_spectrum.numerical_rank(view.amplitudes, tolerance=column.parameter or view.resolution)
-    if name == "condition_number":
-        return of_spectrum.ratio_of_extremes(view.amplitudes, tolerance=view.resolution)
-    if name == "effective_rank":
-        return of_spectrum.effective_rank(view.eigenvalues)
-    if name == "isotropy_distance":
-        return of_spectrum.isotropy_distance(view.eigenvalues, samples=samples)
-    if name == "isometry":
-        return of_spectrum.isometry(view.eigenvalues, samples=samples, tolerance=view.degenerate)
-    if name == "isometry_gap":
-        return of_spectrum.isometry_gap(view.eigenvalues, samples=samples, tolerance=view.degenerate)
-    return view.eigenvalues[..., int(column.parameter) - 1]
-
-
 def _soft_rank(view: View, threshold: float) -> torch.Tensor:
     """#{λ ≥ threshold}, by pivots where nothing else asks for the spectrum and the matrix is large."""
     if view.spectral or min(view.samples, view.width) <= LARGE:
@@ -239,16 +166,45 @@ def _soft_rank(view: View, threshold: float) -> torch.Tensor:
     return count_at_least(view.coarse_moment, threshold * (1 - of_spectrum.TIE))
 
 
-def _regularity_part(view: View, name: str) -> torch.Tensor:
-    """Tr(diag(M²)²) or Tr(M³) of M = HᵀH/n: rank2020 Definition 3 divides the average of one by that of the other.
+def _log_norm(view: View) -> torch.Tensor:
+    trace = torch.diagonal(view.moment, dim1=-2, dim2=-1).sum(dim=-1) * view.samples
+    return of_gram.half_log(trace) + view.chains.log_scale
 
-    With G = HHᵀ and h_j the features, (M²)_jj = h_jᵀ G h_j / n², and Tr(M³) = Tr(G³)/n³.
-    """
-    if name == "regularity_denominator":
-        return (view.moment @ view.moment * view.moment).sum(dim=(-2, -1))
+
+def _squared_row_norms(view: View) -> torch.Tensor:
+    """Tr(diag(M²)²) of M = HᵀH/n."""
     features = view.chains.state.double()
-    rows = (features * (view.chains.gram() @ features)).sum(dim=-2) / view.samples**2
+    # with G = HHᵀ and h_j the features, (M²)_jj = h_jᵀ G h_j / n²
+    rows = (features * (view.gram() @ features)).sum(dim=-2) / view.samples**2
     return rows.square().sum(dim=-1)
+
+
+# those that need the eigenvalues: measure → its number for every chain, from a view and the measure's parameter
+SPECTRAL: dict[str, Callable[[View, float], torch.Tensor]] = {
+    "numerical_rank": lambda v, share: of_spectrum.numerical_rank(v.amplitudes, tolerance=share or v.resolution),
+    "condition_number": lambda v, _: of_spectrum.ratio_of_extremes(v.amplitudes, tolerance=v.resolution),
+    "effective_rank": lambda v, _: of_spectrum.effective_rank(v.eigenvalues),
+    "isotropy_distance": lambda v, _: of_spectrum.isotropy_distance(v.eigenvalues, samples=v.samples),
+    "isometry": lambda v, _: of_spectrum.isometry(v.eigenvalues, samples=v.samples, tolerance=v.degenerate),
+    "isometry_gap": lambda v, _: of_spectrum.isometry_gap(v.eigenvalues, samples=v.samples, tolerance=v.degenerate),
+    "top_eigenvalues": lambda v, place: v.eigenvalues[..., int(place) - 1],
+}
+VALUES: dict[str, Callable[[View, float], torch.Tensor]] = {
+    **SPECTRAL,
+    "mean_cosine": lambda v, _: of_gram.mean_cosine(v.gram()),
+    "gradient_alignment": lambda v, _: of_gram.gradient_alignment(v.gram()),
+    "mean_absolute_cosine": lambda v, _: of_gram.gradient_alignment(v.gram()),
+    "distinct_share": lambda v, _: of_gram.distinct_share(v.gram()),
+    "soft_rank": _soft_rank,
+    "participation_ratio": lambda v, _: of_gram.ratio_of(v.moment),
+    "orthogonality_gap": lambda v, _: of_gram.gap_of(v.moment, samples=v.samples),
+    "orthogonality_gap_squared": lambda v, _: of_gram.gap_of(v.moment, samples=v.samples).square(),
+    "frobenius_squared": lambda v, _: v.moment.square().sum(dim=(-2, -1)),
+    "log_norm": lambda v, _: _log_norm(v),
+    # rank2020 Definition 3 divides the average of the numerator by that of the denominator, Tr(M³)
+    "regularity_numerator": lambda v, _: _squared_row_norms(v),
+    "regularity_denominator": lambda v, _: (v.moment @ v.moment * v.moment).sum(dim=(-2, -1)),
+}
 
 
 def _product(rows: torch.Tensor) -> torch.Tensor:

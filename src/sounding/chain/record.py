@@ -6,32 +6,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from sounding.activations.activation import Array
-from sounding.chain.averages import BatchMeans
+from sounding.chain.averages import BatchMeans, batch_count
 
 if TYPE_CHECKING:
-    import torch
+    from sounding.chain.engine import Plan, Task
 
-# values wait on the device and are reduced together, so that a GPU is asked for numbers once in so many layers
-WAITING = 256
+WAITING = 256  # layers whose values wait on the device and are reduced together: a GPU is asked for numbers rarely
 
 
 @dataclass(frozen=True)
 class LayerMoments:
-    """Moments over runs at each profiled layer, mergeable.
-
-    Args:
-        layers: the layers.
-        mean: (layers, columns).
-        scatter: (layers, columns, columns), sums of products of deviations from the mean.
-        runs: (layers,), how many runs reached each.
-    """
+    """Moments over runs at each profiled layer, mergeable."""
 
     layers: tuple[int, ...]
-    mean: Array
-    scatter: Array
-    runs: Array
+    mean: Array  # (layers, columns)
+    scatter: Array  # (layers, columns, columns), sums of products of deviations from the mean
+    runs: Array  # (layers,), how many runs reached each
 
     def merge(self, other: LayerMoments) -> LayerMoments:
         """The moments of both sets of runs together (Chan's update); layers that one alone reached stay as they are."""
@@ -53,11 +46,11 @@ class LayerMoments:
 
 @dataclass(frozen=True)
 class Record:
-    """What one group of runs with one law left behind; `layers` is how deep it came."""
+    """What one group of runs with one law left behind."""
 
     means: BatchMeans
     moments: LayerMoments | None
-    layers: int
+    layers: int  # how deep it came
 
     def merge(self, other: Record) -> Record:
         """The record of both groups of runs together."""
@@ -69,32 +62,23 @@ class Record:
 
 
 class Recorder:
-    """Collects rows of numbers from a batch of chains, group by group (one group per law).
+    """Collects rows of numbers from a task's chains, group by group (one group per law)."""
 
-    Args:
-        groups: laws in the batch; chains are ordered group by group.
-        runs: chains per group.
-        columns: numbers per chain.
-        batches: batches per run.
-        samples: measured layers per run, known beforehand.
-        profile: whether to keep moments at each profiled layer.
-    """
-
-    def __init__(self, *, groups: int, runs: int, columns: int, batches: int, samples: int, profile: bool) -> None:
-        self.groups, self.runs = groups, runs
-        self.batches, self.samples = batches, samples
-        self.sums = np.zeros((groups * runs, batches, columns))
-        self.counts = np.zeros(batches)
-        self.taken = 0
-        self.profile = profile
-        self._waiting: list[tuple[int, bool, torch.Tensor]] = []
+    def __init__(self, plan: Plan, task: Task) -> None:
+        self.plan = plan
+        self.groups, self.runs = len(task.laws), task.runs  # chains are ordered law by law
+        self.batches = batch_count(plan.samples, plan.runs)
+        self.sums = np.zeros((self.groups * self.runs, self.batches, len(plan.observer.columns)))
+        self.counts = np.zeros(self.batches)
+        self.taken = 0  # layers past the burn-in so far
+        self._waiting: list[tuple[int, torch.Tensor]] = []
         self._layers: list[int] = []
         self._means: list[Array] = []
         self._scatters: list[Array] = []
 
-    def add(self, layer: int, values: torch.Tensor, *, averaged: bool) -> None:
-        """Take the (chains, columns) numbers of a layer; `averaged` when it is past the burn-in."""
-        self._waiting.append((layer, averaged, values))
+    def add(self, layer: int, values: torch.Tensor) -> None:
+        """Take the (chains, columns) numbers of a layer."""
+        self._waiting.append((layer, values))
         if len(self._waiting) >= WAITING:
             self.flush()
 
@@ -102,27 +86,23 @@ class Recorder:
         """Reduce the values that wait on the device."""
         if not self._waiting:
             return
-        import torch
-
-        stacked = torch.stack([values for _, _, values in self._waiting])
-        averaged = [index for index, (_, wanted, _) in enumerate(self._waiting) if wanted]
-        batches = [(self.taken + i) * self.batches // self.samples for i in range(len(averaged))]
+        stacked = torch.stack([values for _, values in self._waiting])
+        averaged = [index for index, (layer, _) in enumerate(self._waiting) if layer > self.plan.burn_in]
+        # how many layers there will be is known beforehand, and so is the batch of each
+        batches = [(self.taken + i) * self.batches // self.plan.samples for i in range(len(averaged))]
         for batch in sorted(set(batches)):
             chosen = [index for index, b in zip(averaged, batches, strict=True) if b == batch]
             self.sums[:, batch] += stacked[chosen[0] : chosen[-1] + 1].sum(dim=0).cpu().numpy()
             self.counts[batch] += len(chosen)
         self.taken += len(averaged)
-        if self.profile:
-            self._reduce_profile(stacked)
+        if self.plan.profile:
+            by_group = stacked.view(len(stacked), self.groups, self.runs, -1)
+            mean = by_group.mean(dim=2)
+            deviations = by_group - mean.unsqueeze(2)
+            self._layers += [layer for layer, _ in self._waiting]
+            self._means.append(mean.cpu().numpy())
+            self._scatters.append((deviations.mT @ deviations).cpu().numpy())
         self._waiting.clear()
-
-    def _reduce_profile(self, stacked: torch.Tensor) -> None:
-        by_group = stacked.view(len(stacked), self.groups, self.runs, -1)
-        mean = by_group.mean(dim=2)
-        deviations = by_group - mean.unsqueeze(2)
-        self._layers += [layer for layer, _, _ in self._waiting]
-        self._means.append(mean.cpu().numpy())
-        self._scatters.append((deviations.mT @ deviations).cpu().numpy())
 
     def records(self, layers: int) -> list[Record]:
         """One record per group."""

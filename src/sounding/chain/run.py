@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import reduce
 from typing import Any
 
 import torch
@@ -14,8 +13,7 @@ from sounding.chain.engine import Plan, Progress, run_plan
 from sounding.chain.inputs import make_input
 from sounding.chain.law import ChainLaw, GainSpec, make_law
 from sounding.chain.observe import make_observer
-from sounding.chain.record import Record
-from sounding.chain.simulation import Simulation, make_averages, make_profile
+from sounding.chain.simulation import Simulation, make_simulation
 from sounding.chain.step import choose_route
 from sounding.errors import InterruptedRun, UsageError, renamed, require_device
 from sounding.limits import require_memory, require_time
@@ -52,13 +50,8 @@ class Options:
 
     def check(self) -> None:
         """Raise on numbers without a meaning."""
-        numbers = (
-            ("depth", self.depth, 1),
-            ("runs", self.runs, 1),
-            ("burn-in", self.burn_in, 0),
-            ("every", self.every, 1),
-        )
-        for name, value, least in numbers:
+        for name, least in (("depth", 1), ("runs", 1), ("burn-in", 0), ("every", 1)):
+            value = getattr(self, name.replace("-", "_"))
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise UsageError(f"{name} must be a whole number of at least {least}, got {value!r}")
         if self.burn_in >= self.depth:
@@ -141,33 +134,9 @@ def simulate(
     >>> round(result.averages["orthogonality_gap"].value, 2)
     0.2
     """
-    options = Options(
-        depth=depth,
-        runs=runs,
-        burn_in=burn_in,
-        every=every,
-        measures=measures,
-        profile=profile,
-        input=input,
-        explicit_weights=explicit_weights,
-        dtype=dtype,
-        device=device,
-    )
-    options.check()
-    law = make_law(
-        width=width,
-        batch_size=batch_size,
-        weights=weights,
-        activation=activation,
-        gain=gain,
-        norm=norm,
-        centring=centring,
-        placement=placement,
-        eps=eps,
-        residual=residual,
-        depth=depth,
-        dtype=dtype,
-    )
+    settings = {name: value for name, value in locals().items() if name not in ("backward", "generator", "progress")}
+    options, layer = _split(settings)
+    law = make_law(depth=depth, dtype=dtype, **layer)
     generator = generator or _fresh_generator()
     plan = _make_plan((law,), options, generator=generator)
     if backward:
@@ -202,10 +171,7 @@ def simulate_many(
     Returns:
         One simulation per width and strength, widths outermost.
     """
-    known = {field.name for field in fields(Options)}
-    options = Options(depth=depth, **{name: value for name, value in settings.items() if name in known})
-    layer = {name: value for name, value in settings.items() if name not in known}
-    options.check()
+    options, layer = _split({"depth": depth, **settings})
     if not residuals:
         raise UsageError("expected at least one residual strength, got none", hint="inf for no skip connection")
     generator = generator or _fresh_generator()
@@ -227,6 +193,14 @@ def simulate_many(
             raise InterruptedRun(stop.message, partial=(*found, *filter(None, partial))) from None
         before += plan.chain_layers
     return tuple(found)
+
+
+def _split(settings: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
+    """The arguments of `simulate` that say how to run, checked, and those that say what a layer is."""
+    known = {field.name for field in fields(Options)}
+    options = Options(**{name: value for name, value in settings.items() if name in known})
+    options.check()
+    return options, {name: value for name, value in settings.items() if name not in known}
 
 
 def _shifted(progress: Progress | None, before: int, total: int) -> Progress | None:
@@ -285,9 +259,10 @@ def _require_feasible(laws: tuple[ChainLaw, ...], options: Options, device: torc
     """Refuse chains whose states, weights or profile do not fit the memory, or that take a night on a CPU."""
     law = laws[0]
     told = f"a chain of width {law.width}, batch size {law.batch_size} and depth {options.depth}"
-    state = law.width * law.batch_size + law.batch_size**2
+    state = law.width * law.batch_size + law.batch_size**2  # with its Gram matrix
     weights = law.width**2 if options.explicit_weights else 0
     rows = options.depth // options.every if options.profile else 0
+    # of float32, and of one chain at a time: a lower bound, so that nothing is refused that would have fitted
     require_memory(4 * (state + weights) + ROW_BYTES * rows + RUN_BYTES * options.runs, what=told)
     if device.type == "cpu":
         operations = 2.0 * options.runs * (law.batch_size * state + law.batch_size * weights)
@@ -296,56 +271,12 @@ def _require_feasible(laws: tuple[ChainLaw, ...], options: Options, device: torc
 
 def _execute(plan: Plan, *, generator: torch.Generator, progress: Progress | None) -> list[Simulation]:
     """One simulation for each law of the plan; an interrupted run raises with what was measured."""
-    outcome = run_plan(plan, generator=generator, progress=progress)
-    done = sum(record.layers * len(record.means.sums) for records in outcome.records for record in records)
-    found = []
-    for law, records in zip(plan.laws, outcome.records, strict=True):
-        settings = describe(plan, law, partial=outcome.interrupted)
-        merged = reduce(Record.merge, records) if records else None
-        if merged is None or not merged.means.counts.any():
-            continue
-        found.append(
-            Simulation(
-                averages=make_averages(merged, plan.observer),
-                profile=make_profile(merged, plan.observer, settings=settings),
-                chain_layers_per_second=done / outcome.seconds,
-                seconds=outcome.seconds,
-                setup_seconds=outcome.setup_seconds,
-                settings=settings,
-                partial=outcome.interrupted,
-            )
-        )
-    if outcome.interrupted:
+    by_law, clock = run_plan(plan, generator=generator, progress=progress)
+    made = [make_simulation(plan, law, records, clock) for law, records in zip(plan.laws, by_law, strict=True)]
+    found = [simulation for simulation in made if simulation is not None]
+    if clock.stop.is_set():
         if not found:
             raise InterruptedRun("interrupted before anything was measured")
         partial: Any = found[0] if len(plan.laws) == 1 else tuple(found)
         raise InterruptedRun("interrupted; what was measured is marked partial", partial=partial)
     return found
-
-
-def describe(plan: Plan, law: ChainLaw, *, partial: bool = False) -> dict[str, Any]:
-    """The settings of a run in plain types."""
-    described = {
-        "width": law.width,
-        "batch_size": law.batch_size,
-        "depth": plan.depth,
-        "runs": plan.runs,
-        "burn_in": plan.burn_in,
-        "every": plan.every,
-        "weights": law.weights.name,
-        "activation": law.activation.name,
-        "gain": law.gain.name if law.gain.constant is None else law.gain.constant,
-        "norm": law.norm,
-        "centring": law.centring,
-        "center": law.centring,  # the names of "centring" and "placement" up to version 0.1
-        "placement": law.placement,
-        "position": law.placement,
-        "eps": law.eps,
-        "residual": law.residual if math.isfinite(law.residual) else "inf",
-        "input": plan.input.kind,
-        "input_parameter": plan.input.parameter,
-        "route": plan.route,
-        "dtype": str(plan.dtype).removeprefix("torch."),
-        "device": str(plan.device),
-    }
-    return {**described, "partial": True} if partial else described

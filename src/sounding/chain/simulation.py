@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
+from sounding.chain.engine import Clock, Plan
+from sounding.chain.law import ChainLaw
 from sounding.chain.observe import Observer
 from sounding.chain.record import LayerMoments, Record
 from sounding.errors import UsageError
@@ -53,7 +56,8 @@ class Simulation:
                 f"the average of {measure!r} has no standard error, so no depth follows", hint="more layers"
             )
         burn_in, depth = int(self.settings["burn_in"]), int(self.settings["depth"])
-        return burn_in + max(int(self.settings["every"]), math.ceil((depth - burn_in) * (stderr / error) ** 2 - 1e-9))
+        layers = (depth - burn_in) * (stderr / error) ** 2
+        return burn_in + max(int(self.settings["every"]), math.ceil(layers - 1e-9))  # rounding adds no layer
 
     def to_dict(self, *, error: float | None = None) -> dict[str, Any]:
         """Plain types; with `error`, each average says which depth reaches it."""
@@ -92,6 +96,24 @@ class Simulation:
     __repr__ = __str__
 
 
+def make_simulation(plan: Plan, law: ChainLaw, records: Sequence[Record], clock: Clock) -> Simulation | None:
+    """The simulation of one law from the records of its tasks; None where Ctrl-C came before anything was averaged."""
+    (seconds, setup_seconds), partial = clock.times, clock.stop.is_set()
+    record = reduce(Record.merge, records) if records else None
+    if record is None or not record.means.counts.any():
+        return None
+    settings = _describe(plan, law, partial=partial)
+    return Simulation(
+        averages=make_averages(record, plan.observer),
+        profile=_make_profile(record, plan.observer, settings=settings),
+        chain_layers_per_second=clock.done / seconds,
+        seconds=seconds,
+        setup_seconds=setup_seconds,
+        settings=settings,
+        partial=partial,
+    )
+
+
 def make_averages(record: Record, observer: Observer) -> dict[str, Estimate]:
     """The reported averages of a record."""
     averages = {}
@@ -103,7 +125,7 @@ def make_averages(record: Record, observer: Observer) -> dict[str, Estimate]:
     return averages
 
 
-def make_profile(record: Record, observer: Observer, *, settings: Mapping[str, Any]) -> Profile:
+def _make_profile(record: Record, observer: Observer, *, settings: Mapping[str, Any]) -> Profile:
     """The reported profile of a record; empty when none was kept."""
     if record.moments is None:
         return Profile((), settings)
@@ -123,9 +145,38 @@ def _value_at(moments: LayerMoments, index: int, columns: int | tuple[int, int])
         if not mean[y]:
             return math.nan, None
         value = float(mean[x] / mean[y])
+        # the scatter of (x − value·y)/ȳ
         square = float(scatter[x, x] - 2 * value * scatter[x, y] + value**2 * scatter[y, y]) / float(mean[y]) ** 2
     else:
         value, square = float(mean[columns]), float(scatter[columns, columns])
     if runs < 2 or not math.isfinite(square):
         return value, None
     return value, math.sqrt(max(square, 0.0) / (runs * (runs - 1)))
+
+
+def _describe(plan: Plan, law: ChainLaw, *, partial: bool) -> dict[str, Any]:
+    """The settings of a run in plain types."""
+    described = {
+        "width": law.width,
+        "batch_size": law.batch_size,
+        "depth": plan.depth,
+        "runs": plan.runs,
+        "burn_in": plan.burn_in,
+        "every": plan.every,
+        "weights": law.weights.name,
+        "activation": law.activation.name,
+        "gain": law.gain.name if law.gain.constant is None else law.gain.constant,
+        "norm": law.norm,
+        "centring": law.centring,
+        "center": law.centring,  # the names of "centring" and "placement" up to version 0.1
+        "placement": law.placement,
+        "position": law.placement,
+        "eps": law.eps,
+        "residual": law.residual if math.isfinite(law.residual) else "inf",
+        "input": plan.input.kind,
+        "input_parameter": plan.input.parameter,
+        "route": plan.route,
+        "dtype": str(plan.dtype).removeprefix("torch."),
+        "device": str(plan.device),
+    }
+    return {**described, "partial": True} if partial else described

@@ -19,8 +19,7 @@ from sounding.chain.normals import Normals
 
 Route = Literal["gram", "explicit"]
 
-# from this width on, a CPU's library multiplies matrices faster one by one than as a batch
-SINGLE_WIDTH = 96
+SINGLE_WIDTH = 96  # from here on, a CPU's library multiplies matrices faster one by one than as a batch
 
 
 def choose_route(law: ChainLaw, *, explicit: bool) -> Route:
@@ -31,18 +30,14 @@ def choose_route(law: ChainLaw, *, explicit: bool) -> Route:
 class Chains:
     """A batch of independent chains that share everything but the residual strength.
 
-    Args:
-        laws: one law per chain, equal up to `residual`.
-        state: (chains, samples, features), the input.
-        route: how H Wᵀ is drawn.
-        generator: where the randomness comes from; on the device of `state`.
-        normals: draws standard normals of a shape, used before the next are asked for; by default from `generator`.
+    There is one law per chain. `normals` draws standard normals of a shape, used before the next are asked for; without
+    it they come from `generator`, which is on the device of `state`.
     """
 
     def __init__(
         self,
         laws: Sequence[ChainLaw],
-        state: torch.Tensor,
+        state: torch.Tensor,  # (chains, samples, features), the input
         *,
         route: Route,
         generator: torch.Generator,
@@ -54,10 +49,8 @@ class Chains:
         self.state = state
         self.log_scale = torch.zeros(len(laws), dtype=torch.float64, device=state.device)
         self.skips = any(law.skip for law in laws)
-        as_column = {"dtype": state.dtype, "device": state.device}
-        self.skip = torch.tensor([law.skip for law in laws], **as_column).view(-1, 1, 1)  # type: ignore[arg-type]
-        scales = [law.weight_scale for law in laws]
-        self.scale = torch.tensor(scales, **as_column).view(-1, 1, 1)  # type: ignore[arg-type]
+        self.skip = state.new_tensor([law.skip for law in laws]).view(-1, 1, 1)
+        self.scale = state.new_tensor([law.weight_scale for law in laws]).view(-1, 1, 1)
         self._activation = self.law.activation.torch()
         self._linear = self.law.activation.name == "identity"
         self._normals = normals or self._draw_normals
@@ -69,18 +62,12 @@ class Chains:
 
     def step(self, gain: float | torch.Tensor = 1.0) -> None:
         """Advance every chain by one layer; the memory of the state is that of the next layer but one."""
-        values = self.multiply()
-        previous = self.state
-        self.set_state(self.finish(values, gain))
-        if previous.device.type == "cpu":
-            self._spare = previous
-
-    def set_state(self, state: torch.Tensor) -> None:
-        """Replace the state, and split off its scale where there is no normalization."""
-        self.state = state
+        previous, self.state = self.state, self.finish(self.multiply(), gain)
         self._gram = None
         if self.law.renormalizes:
             self._renormalize()
+        if previous.device.type == "cpu":
+            self._spare = previous
 
     def gram(self) -> torch.Tensor:
         """HHᵀ of the state in float64, computed once per layer."""
@@ -106,23 +93,19 @@ class Chains:
 
     def product(self) -> torch.Tensor:
         """H Wᵀ with the entries of W of unit variance; equal samples get equal rows."""
-        product = self._draw_product()
-        return product if self.repeats is None else product[:, self.repeats]
-
-    def _draw_product(self) -> torch.Tensor:
         if self.route == "explicit":
-            return multiply_each(self.state, self._draw_all_weights())
-        normals = self._normals(tuple(self.state.shape))
-        factor = self._factor()
-        if self.law.weights.invariance == "haar":
-            factor = factor @ whiten(normals) * math.sqrt(self.law.width)
-        return torch.bmm(factor.to(self.state.dtype), normals)
-
-    def _draw_all_weights(self) -> torch.Tensor:
-        """The weights of every chain, drawn in the order in which `multiply` would use them."""
-        if _goes_singly(self.state):
-            return torch.stack([self._draw_weights(()).clone() for _ in self.state])
-        return self._draw_weights((len(self.state),))
+            if _goes_singly(self.state):  # in the order in which `_multiply_in_one` would draw them
+                weights = torch.stack([self._draw_weights(()).clone() for _ in self.state])
+            else:
+                weights = self._draw_weights((len(self.state),))
+            product = multiply_each(self.state, weights)
+        else:
+            normals = self._normals(tuple(self.state.shape))  # drawn first: a second thread goes on to the next ones
+            factor = factor_rows(self.state) if self.state.dtype == torch.float64 else factor_gram(self.gram())
+            if self.law.weights.invariance == "haar":
+                factor = factor @ whiten(normals) * math.sqrt(self.law.width)
+            product = torch.bmm(factor.to(self.state.dtype), normals)
+        return product if self.repeats is None else product[:, self.repeats]
 
     def _draw_weights(self, chains: tuple[int, ...]) -> torch.Tensor:
         """(*chains, d, d) with entries of unit variance."""
@@ -141,9 +124,6 @@ class Chains:
         if self.law.placement == "before":
             return self._activate(normalize_(values, self.law), gain)
         return normalize_(self._activate(values, gain), self.law)
-
-    def _factor(self) -> torch.Tensor:
-        return factor_rows(self.state) if self.state.dtype == torch.float64 else factor_gram(self.gram())
 
     def _activate(self, values: torch.Tensor, gain: float | torch.Tensor) -> torch.Tensor:
         """The values behind gain and activation, rescaled where the law keeps its scale in a logarithm."""

@@ -18,6 +18,7 @@ Scale: TypeAlias = Literal["quick", "standard", "paper"]
 Verdict: TypeAlias = Literal["holds", "holds with correction", "does not hold", "not decided at this scale"]
 Status: TypeAlias = Literal["met", "violated", "open"]
 Answer: TypeAlias = Literal["holds", "fails", "open"]
+Values: TypeAlias = Mapping[str, Any]  # the settings of one scale, by name
 
 KINDS: tuple[Kind, ...] = ("theorem", "figure", "table", "observation")
 SCALES: tuple[Scale, ...] = ("quick", "standard", "paper")
@@ -45,9 +46,10 @@ class Expectation:
 
     def judge(self, number: Number | None) -> Status:
         """met: the whole interval lies inside; violated: all of it outside; open: neither, or not measured."""
+        # what was not measured, or diverged, decides nothing
         if number is None or not math.isfinite(number.value) or math.isnan(number.low) or math.isnan(number.high):
             return "open"
-        if self.low <= number.low and number.high <= self.high:
+        if self.low <= number.low and number.high <= self.high:  # the whole interval, not the value alone
             return "met"
         return "violated" if number.high < self.low or number.low > self.high else "open"
 
@@ -68,6 +70,7 @@ class Standing:
         """One verdict: a failure as printed holds with correction, or does not, or its correction is undecided."""
         if self.as_printed == "holds":
             return "holds"
+        # a failure whose correction is undecided may still hold with it
         if self.as_printed == "open" or self.corrected == "open":
             return "not decided at this scale"
         return "holds with correction" if self.corrected == "holds" else "does not hold"
@@ -76,7 +79,8 @@ class Standing:
     def worst(cls, parts: Iterable[Standing]) -> Standing:
         """How a statement stands whose parts stand so: no better than the worst of them, as printed and corrected."""
         found = list(parts)
-        printed = max((part.as_printed for part in found), key=("holds", "open", "fails").index)
+        printed = max((part.as_printed for part in found), key=("holds", "open", "fails").index)  # from best to worst
+        # a correction counts only where the printed statement fails
         failed = [part.corrected for part in found if part.as_printed == "fails"]
         return cls(printed, max(failed, key=("holds", "open", "none", "fails").index, default="none"))
 
@@ -121,7 +125,7 @@ class Setting:
     `training` is set where networks are trained on the paper's data.
     """
 
-    values: Mapping[str, Any]
+    values: Values
     reduction: str = ""
     training: Training | None = None
 
@@ -138,7 +142,16 @@ class Context:
         """A torch generator of its own for each `offset`."""
         import torch
 
+        # a prime far above the offsets of a row keeps the generators of two random seeds apart
         return torch.Generator(device).manual_seed(1_000_003 * self.random_seed + offset)
+
+    def generators(self, first: int, count: int) -> list[torch.Generator]:
+        """Generators on the device for the offsets from `first` on."""
+        return [self.generator(first + offset, device=self.device) for offset in range(count)]
+
+    def place(self, offset: int = 0) -> dict[str, Any]:
+        """Where torch draws: the device and a generator on it, as the options of `torch.randn`."""
+        return {"device": self.device, "generator": self.generator(offset, device=self.device)}
 
 
 @dataclass(frozen=True)
@@ -150,7 +163,7 @@ class Outcome:
     remarks: str = ""
 
 
-def pick(values: Mapping[str, Any], names: str) -> dict[str, Any]:
+def pick(values: Values, names: str) -> dict[str, Any]:
     """Some of the settings, by their names in one string: what a function that takes them is called with.
 
     >>> pick({"width": 32, "runs": 8, "caption": "…"}, "width runs")
@@ -191,7 +204,7 @@ class Claim:
     statement: str
     expectations: tuple[Expectation, ...]
     settings: Mapping[Scale, Setting]
-    measure: Callable[[Mapping[str, Any], Context], Outcome]
+    measure: Callable[[Values, Context], Outcome]
     experiment: str = ""
     released: str = ""
     correction: Correction | None = None
@@ -218,7 +231,7 @@ def stand(
     A correction counts only where the printed statement fails: a ledger that prefers its own words is none.
     """
     as_printed = weigh(expectation.judge(numbers.get(expectation.quantity)) for expectation in printed)
-    if as_printed != "fails" or corrected is None:
+    if as_printed != "fails" or corrected is None:  # a correction replaces what fails, nothing else
         return Standing(as_printed, "none")
     return Standing(
         as_printed, weigh(expectation.judge(numbers.get(expectation.quantity)) for expectation in corrected)

@@ -12,14 +12,12 @@ from numpy.typing import ArrayLike
 from sounding.activations.activation import Array
 from sounding.errors import UsageError
 
+# confidence of every interval in the ledger: with some hundreds of numbers, 95% would accuse a dozen by chance
 LEVEL = 0.99
-"""Confidence of every interval in the ledger: with some hundreds of numbers, 95% would accuse a dozen by chance."""
 
-GROUPS = 8
-"""Groups of drawn cases whose extremes enclose the median one at that level."""
+GROUPS = 8  # groups of drawn cases whose extremes enclose the median one at that level
 
-DRAWN = 2.576
-"""Half width of a drawn interval at that level, in standard errors."""
+DRAWN = 2.576  # half width of a drawn interval at that level, in standard errors
 
 
 @dataclass(frozen=True)
@@ -51,6 +49,7 @@ def estimate(value: float, stderr: float, *, samples: int | None = None) -> Numb
 
     if samples is not None and samples < 2:
         raise UsageError(f"an interval needs at least 2 samples, got {samples}")
+    # without a count the error is taken to be known
     half = float(stats.norm.ppf((1 + LEVEL) / 2)) if samples is None else student(samples - 1)
     return Number(float(value), float(value - half * stderr), float(value + half * stderr), samples)
 
@@ -65,6 +64,7 @@ def mean_of(samples: ArrayLike, *, looks: int = 1) -> Number:
     values = np.asarray(samples, dtype=np.float64).ravel()
     if len(values) < 2:
         raise UsageError(f"an interval needs at least 2 samples, got {len(values)}")
+    # `estimate` multiplies by the quantile of one look
     wider = student(len(values) - 1, looks=looks) / student(len(values) - 1)
     stderr = wider * float(values.std(ddof=1)) / math.sqrt(len(values))
     return estimate(float(values.mean()), stderr, samples=len(values))
@@ -77,6 +77,7 @@ def over_runs(samples: ArrayLike) -> Number:
     Number(value=4.0, low=4.0, high=4.0, samples=None)
     """
     values = np.asarray(samples)
+    # no spread, no interval: a count or a rank that all runs share
     return exact(float(values[0])) if np.ptp(values) == 0 else mean_of(values)
 
 
@@ -92,6 +93,7 @@ def jackknife(statistic: Callable[[Array], float], runs: ArrayLike) -> Number:
     rows = np.asarray(runs, dtype=np.float64)
     count = len(rows)
     without = np.array([statistic(np.delete(rows, run, axis=0)) for run in range(count)])
+    # std has 1/n inside: (n − 1)/n Σ is (n − 1) times its square
     return estimate(statistic(rows), math.sqrt(count - 1) * float(without.std()), samples=count)
 
 
@@ -105,9 +107,20 @@ def extreme_of(extremes: ArrayLike) -> Number:
     Number(value=0.4, low=0.1, high=0.6, samples=8)
     """
     values = np.asarray(extremes, dtype=np.float64).ravel()
-    if len(values) < GROUPS:
+    if len(values) < GROUPS:  # fewer would miss the median more often than the level allows
         raise UsageError(f"the interval of an extreme needs at least {GROUPS} groups of cases, got {len(values)}")
     return Number(float(np.median(values)), float(values.min()), float(values.max()), len(values))
+
+
+def worst(cases: ArrayLike, extreme: Callable[[Array], float] = np.max, *, dealt: bool = False) -> Number:
+    """The largest of drawn cases, or another extreme, from eight groups of them in their order.
+
+    Args:
+        dealt: whether they are dealt out to the groups in turn, because they come by size or by rank.
+    """
+    values = np.asarray(cases, dtype=np.float64).ravel()
+    parts = [values[first::GROUPS] for first in range(GROUPS)] if dealt else np.array_split(values, GROUPS)
+    return extreme_of([extreme(part) for part in parts])
 
 
 def highest(numbers: Iterable[Number]) -> Number:
@@ -133,7 +146,7 @@ def unfinished(number: Number, *, towards: float) -> Number:
 
 def scaled(number: Number, factor: float) -> Number:
     """The number times a factor, its interval with it."""
-    ends = sorted((number.low * factor, number.high * factor))
+    ends = sorted((number.low * factor, number.high * factor))  # a negative factor turns the interval round
     return Number(number.value * factor, ends[0], ends[1], number.samples)
 
 
@@ -144,14 +157,14 @@ def farthest_ratio(measured: Sequence[Number], theory: Sequence[float]) -> Numbe
     2.0
     """
     ratios = [scaled(number, 1 / unit) for number, unit in zip(measured, theory, strict=True)]
-    return max(ratios, key=lambda ratio: abs(ratio.value - 1))
+    return max(ratios, key=lambda ratio: abs(ratio.value - 1))  # the one that decides
 
 
 def ratio_of(first: Number, second: Number) -> Number:
     """first/second of independent positive numbers: their relative half widths add in squares."""
     value = first.value / second.value
     shares = ((number.high - number.low) / 2 / number.value for number in (first, second))
-    half = value * math.hypot(*shares)
+    half = value * math.hypot(*shares)  # relative errors of a quotient add in squares
     return Number(value, value - half, value + half)
 
 
@@ -165,10 +178,22 @@ def fraction_of(successes: int, trials: int) -> Number:
 
     if trials < 1 or not 0 <= successes <= trials:
         raise UsageError(f"expected 0 ≤ successes ≤ trials, got {successes} of {trials}")
-    tail = (1 - LEVEL) / 2
+    tail = (1 - LEVEL) / 2  # what either side may miss
+    # at 0 or all successes one end is exact, and Beta is not defined
     low = float(stats.beta.ppf(tail, successes, trials - successes + 1)) if successes else 0.0
     high = float(stats.beta.ppf(1 - tail, successes + 1, trials - successes)) if successes < trials else 1.0
     return Number(successes / trials, low, high, trials)
+
+
+def counted(name: str, found: ArrayLike) -> dict[str, Number]:
+    """How many drawn cases are so, and what share of fresh ones that leaves open.
+
+    >>> {name: number.value for name, number in counted("odd", [True, False]).items()}
+    {'odd': 1.0, 'share_of_odd': 0.5}
+    """
+    cases = np.asarray(found)
+    count = int(cases.sum())
+    return {name: exact(count), f"share_of_{name}": fraction_of(count, cases.size)}
 
 
 def slope_of(x: ArrayLike, y: ArrayLike, *, stderr: Sequence[float] | None = None, straight: bool = True) -> Number:
@@ -185,17 +210,19 @@ def slope_of(x: ArrayLike, y: ArrayLike, *, stderr: Sequence[float] | None = Non
     if len(xs) < 2 or len(xs) != len(ys) or (len(xs) == 2 and stderr is None):
         raise UsageError(f"a slope with an interval needs 3 points, or 2 with stderr, got {len(xs)}")
     centred = xs - xs.mean()
-    weight = centred / np.sum(centred**2)
+    weight = centred / np.sum(centred**2)  # the slope is Σ weight·y, whose error follows from those of y
     value = float(weight @ ys)
     half = 0.0
     if not straight and stderr is None:
+        # scatter about a line that is not meant says nothing
         raise UsageError("the slope of points that lie on no line needs their stderr")
     if len(xs) > 2 and straight:
         scatter = ys - ys.mean() - value * centred
+        # two numbers are fitted, so two degrees are gone
         half = student(len(xs) - 2) * math.sqrt(float(np.sum(scatter**2)) / (len(xs) - 2) / float(np.sum(centred**2)))
     if stderr is not None:
         given = estimate(0.0, math.sqrt(float(np.sum((weight * np.asarray(stderr)) ** 2)))).high
-        half = max(half, given)
+        half = max(half, given)  # points may lie on a line by chance, or off it by more than their errors
     return Number(value, value - half, value + half, len(xs))
 
 
@@ -207,6 +234,7 @@ def mean_slope_of(x: ArrayLike, runs: ArrayLike) -> Number:
     """
     places: Array = np.asarray(x, dtype=np.float64)
     centred = places - places.mean()
+    # each run has a slope of its own: layers of a run are not independent
     return mean_of(np.asarray(runs) @ centred / np.sum(centred**2))
 
 
@@ -215,11 +243,12 @@ def apart_from(path: ArrayLike, mean: ArrayLike, half: ArrayLike, *, samples: in
     gaps = np.abs(np.asarray(mean) - np.asarray(path))
     far = int(np.argmax(gaps))
     off, slack = float(gaps[far]), float(np.asarray(half)[far])
-    return Number(off, max(off - slack, 0.0), off + slack, samples)
+    return Number(off, max(off - slack, 0.0), off + slack, samples)  # a distance is not below 0
 
 
 def student(freedom: float, *, looks: int = 1) -> float:
     """Student's quantile at the level of the ledger, for one of some looks: half an interval, in standard errors."""
     from scipy import stats
 
+    # Bonferroni: each look may miss with a share of the level, on two sides
     return float(stats.t.ppf(1 - (1 - LEVEL) / (2 * looks), freedom))

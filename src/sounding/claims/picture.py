@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from sounding.claims.number import Number, over_runs
+from sounding.claims.number import DRAWN, Number, over_runs
 
 Role: TypeAlias = Literal["measured", "theory", "paper", "bound"]
 AxisScale: TypeAlias = Literal["linear", "log", "symlog"]
@@ -52,8 +53,14 @@ def points_of(label: str, x: ArrayLike, numbers: Iterable[Number]) -> Series:
 
 def points_over(label: str, x: ArrayLike, runs: ArrayLike) -> Series:
     """The mean over runs at each column of `runs`, with its interval."""
-    columns = np.asarray(runs).T
+    columns = np.asarray(runs).T  # runs are rows
     return points_of(label, x, [over_runs(column) for column in columns])
+
+
+def mean_over(label: str, x: ArrayLike, runs: ArrayLike, *, ddof: int = 0) -> Series:
+    """The mean over runs at each column of `runs`, with the normal interval of its standard error."""
+    rows = np.asarray(runs)
+    return Series(label, x, rows.mean(0), error=DRAWN * rows.std(0, ddof=ddof) / math.sqrt(len(rows)))
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,29 @@ class Panel:
     ticks: Mapping[float, str] = field(default_factory=dict)
     y_ticks: Mapping[float, str] = field(default_factory=dict)
     across: bool = False
+
+
+LOG_LOG: Mapping[str, Any] = {"x_scale": "log", "y_scale": "log"}
+
+
+def level(label: str, x: ArrayLike, height: float, role: Role = "bound") -> Series:
+    """A horizontal line from the first place to the last."""
+    places = np.asarray(x)
+    return Series(label, [places[0], places[-1]], [height, height], role=role)
+
+
+def thin(count: int, most: int = 40) -> NDArray[np.int64]:
+    """Indices 0 … count − 1, at most so many: which of some points are drawn."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))
+
+
+def cells_of(
+    labels: tuple[str, str], columns: Sequence[float], rows: Sequence[float], values: ArrayLike, *series: Series
+) -> Panel:
+    """Test accuracies (rows, columns) as cells side by side under the names of their places, with curves over them."""
+    ticks, y_ticks = ({float(at): f"{place:g}" for at, place in enumerate(places)} for places in (columns, rows))
+    cells = Map("test accuracy", list(ticks), list(y_ticks), values)
+    return Panel(*labels, series, map=cells, ticks=ticks, y_ticks=y_ticks)
 
 
 def over_widths(label: str, widths: Sequence[int], series: Sequence[Series], **options: Any) -> Panel:
@@ -114,7 +144,7 @@ def rebuild_picture(axes: Iterable[Mapping[str, Any]], points: Iterable[Mapping[
     panels = []
     for said, (_, inside) in zip(axes, groupby(points, key=lambda point: point["panel"]), strict=True):
         rows = list(inside)
-        cells = [row for row in rows if row["role"] == "map"]
+        cells = [row for row in rows if row["role"] == "map"]  # a map stands before the curves of its panel
         series = [
             _rebuild_series(label, role, list(found))
             for (label, role), found in groupby(rows[len(cells) :], key=lambda row: (row["series"], row["role"]))
@@ -122,12 +152,13 @@ def rebuild_picture(axes: Iterable[Mapping[str, Any]], points: Iterable[Mapping[
         known: dict[str, Any] = {"x_label": "", "y_label": ""}  # a label that is empty was not kept
         known |= {name: value for name, value in said.items() if name != "map"}
         for name in {"ticks", "y_ticks"} & set(known):
-            known[name] = {float(place): text for place, text in known[name].items()}
+            known[name] = {float(place): text for place, text in known[name].items()}  # JSON has strings for keys
         panels.append(Panel(series=series, map=_rebuild_map(said["map"], cells) if cells else None, **known))
     return Picture(panels, caption)
 
 
 def _rebuild_map(label: str, rows: Sequence[Mapping[str, str]]) -> Map:
+    # "test accuracy at y=3": the label of a cell ends in its row
     heights = list(dict.fromkeys(float(row["series"].rpartition("=")[2]) for row in rows))
     values = np.array([float(row["y"]) for row in rows]).reshape(len(heights), -1)
     return Map(label, [float(row["x"]) for row in rows[: values.shape[1]]], heights, values)
@@ -135,13 +166,14 @@ def _rebuild_map(label: str, rows: Sequence[Mapping[str, str]]) -> Map:
 
 def _rebuild_series(label: str, role: Any, rows: Sequence[Mapping[str, str]]) -> Series:
     x, y, low, high = (np.array([float(row[name]) for row in rows]) for name in ("x", "y", "low", "high"))
+    # a curve without intervals was written with empty ones
     error = None if np.array_equal(low, high) else np.array([y - low, high - y])
     return Series(label, x, y, role=role, error=error)
 
 
 def chart_of(numbers: Mapping[str, Number], caption: str, *, log: bool = False) -> Picture:
     """Numbers below each other with their names, for rows that check a few numbers and draw no curve."""
-    ticks = {float(place): name.replace("_", " ") for place, name in enumerate(numbers, start=1)}
+    ticks = {float(place): name.replace("_", " ") for place, name in enumerate(numbers, start=1)}  # one name a line
     series = points_of("", list(ticks), numbers.values())
     panel = Panel("", "measured", (series,), ticks=ticks, y_scale="log" if log else "linear", across=True)
     return Picture((panel,), caption)

@@ -59,7 +59,7 @@ def find_claim(claim_id: str) -> Claim:
     if name in _order().get(paper, ()):
         return _load(paper, name)
     known = [f"{paper}-{name}" for paper, names in _order().items() for name in names]
-    close = difflib.get_close_matches(claim_id, known, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(claim_id, known, n=3, cutoff=0.5)  # ids are short: half of the letters is close
     hint = f"{', '.join(close)}, or sounding claims list" if close else "sounding claims list"
     raise UsageError(f"no claim {claim_id!r}", hint=hint)
 
@@ -94,13 +94,13 @@ def _load(paper: str, name: str) -> Claim:
     if correction := fields.pop("correction", None):
         correction = Correction(_flow(correction["statement"]), _expectations(correction["expectations"]))
     settings = fields.pop("settings")
-    shared = settings.pop("all", {})
-    if not set(settings) <= set(SCALES):
+    shared = settings.pop("all", {})  # what all scales have
+    if not set(settings) <= set(SCALES):  # a misspelt scale would be lost in silence
         raise ValueError(f"{paper}-{name} has settings for {', '.join(settings)}, expected {', '.join(SCALES)}, all")
     chosen = {}
-    for scale in sorted(settings, key=SCALES.index):
+    for scale in sorted(settings, key=SCALES.index):  # quick first, whatever the order in the file
         reduction, training = (settings[scale].pop(key, None) for key in ("reduction", "training"))
-        values = {**shared, **settings[scale]}
+        values = {**shared, **settings[scale]}  # a scale overrides what all have
         chosen[scale] = Setting(values, _flow(reduction or ""), Training(**training) if training else None)
     return Claim(
         id=f"{paper}-{name}",
@@ -110,6 +110,7 @@ def _load(paper: str, name: str) -> Claim:
         settings=chosen,
         measure=Measurement(fields.pop("measure")),
         kind=fields.pop("kind"),
+        # what is left are texts; an unknown key is refused by Claim
         **{key: _flow(text) for key, text in fields.items()},
     )
 
@@ -121,6 +122,7 @@ def _read(claim_id: str) -> dict[str, Any]:
     model = fields.pop("like", None)
     if model is None:
         return fields
+    # a model may have a model of its own
     base = {key: value for key, value in _read(model).items() if key not in ("parent", "quotation")}
     own = fields.pop("settings", {})
     settings = {scale: base["settings"].get(scale, {}) | own.get(scale, {}) for scale in {**base["settings"], **own}}

@@ -11,19 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import sounding
-from sounding.claims.claim import (
-    SCALES,
-    Claim,
-    Context,
-    Expectation,
-    Scale,
-    Standing,
-    Verdict,
-    judge,
-    stand,
-)
+from sounding.claims.claim import SCALES, Claim, Context, Expectation, Outcome, Scale, Standing, Verdict, judge, stand
 from sounding.claims.number import Number
-from sounding.claims.picture import Picture, describe_axes
+from sounding.claims.picture import describe_axes
 from sounding.encoding import fields_of, to_plain
 from sounding.errors import UsageError
 from sounding.files import changed_files
@@ -78,7 +68,7 @@ class Result:
     @property
     def command(self) -> str:
         """The command that makes it again."""
-        device = "" if self.device == "cpu" else " --device cuda"
+        device = "" if self.device == "cpu" else " --device cuda"  # a GPU is recorded by its name, asked for as cuda
         seed = "" if self.random_seed == 0 else f" --random-seed {self.random_seed}"
         return f"sounding reproduce {self.id} --scale {self.scale}{device}{seed}"
 
@@ -98,8 +88,10 @@ class Result:
             fields = json.loads(text)
             schema = fields.pop("schema")
             if schema == 1:
+                # results of the first versions are still read
                 fields = {OLD_NAMES.get(name, name): value for name, value in fields.items()}
             if schema in (1, SCHEMA):
+                # written for readers, computed again from the rest
                 for derived in ("command", "as_printed", "corrected"):
                     fields.pop(derived, None)
                 numbers = {n: {k: _number(v) for k, v in number.items()} for n, number in fields["numbers"].items()}
@@ -112,24 +104,16 @@ class Result:
             raise UsageError(f"{source} is no result of a claim", hint=AGAIN) from None
         if schema not in (1, SCHEMA):
             raise UsageError(f"{source} has schema {schema}, expected {SCHEMA}", hint=AGAIN)
-        if verdict != result.verdict:
+        if verdict != result.verdict:  # a file that was edited by hand, or is from other rules
             raise UsageError(f"{source} says {result.verdict!r}, but its numbers give {verdict!r}", hint=AGAIN)
         return result
 
 
 def describe_result(
-    claim: Claim,
-    scale: Scale,
-    context: Context,
-    *,
-    numbers: Mapping[str, Number],
-    picture: Picture,
-    remarks: str,
-    seconds: float,
-    date: str,
+    claim: Claim, scale: Scale, context: Context, outcome: Outcome, *, seconds: float, date: str
 ) -> Result:
-    """Numbers in, the judged row out."""
-    setting = claim.settings[scale]
+    """What was measured in, the judged row out."""
+    setting, numbers = claim.settings[scale], outcome.numbers
     checked = [("statement", e) for e in claim.expectations]
     checked += [("correction", e) for e in (claim.correction.expectations if claim.correction else ())]
     return Result(
@@ -138,27 +122,28 @@ def describe_result(
         verdict=judge(claim, numbers),
         correction=claim.correction.statement if claim.correction else "",
         reduction=setting.reduction,
-        remarks=remarks,
+        remarks=outcome.remarks,
         expectations=tuple({"of": of, **asdict(e), "status": e.judge(numbers.get(e.quantity))} for of, e in checked),
         numbers=dict(numbers),
         settings=to_plain(setting.values),
-        caption=picture.caption,
+        caption=outcome.picture.caption,
         random_seed=context.random_seed,
         device=_device_name(context.device),
-        seconds=round(seconds, 2),
+        seconds=round(seconds, 2),  # more digits would change with every run
         date=date,
         versions=_versions(),
         fingerprint=fingerprint_of(claim, scale, context),
-        axes=describe_axes(picture),
+        axes=describe_axes(outcome.picture),
     )
 
 
 def fingerprint_of(claim: Claim, scale: Scale, context: Context) -> str:
     """A sum over what an old result must share with the wanted one: claim, settings, random seed, kind of device."""
     setting = claim.settings[scale]
+    # not the notes: a better word is no reason to measure again
     parts = [claim.id, claim.statement, scale, claim.expectations, claim.correction, setting.values]
     text = json.dumps(to_plain([*parts, context.random_seed, context.device.split(":")[0]], other=repr), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(text.encode()).hexdigest()[:16]  # 64 bits: no two of a few hundred rows collide
 
 
 def folder_of(out: Path, claim_id: str, scale: Scale) -> Path:
@@ -179,7 +164,7 @@ def read_result(folder: Path) -> Result | None:
 def read_results(out: Path) -> dict[str, dict[Scale, Result]]:
     """Every result below an output folder, by id and scale."""
     found: dict[str, dict[Scale, Result]] = {}
-    for path in sorted(out.glob(f"*/*/{FILE}")):
+    for path in sorted(out.glob(f"*/*/{FILE}")):  # OUT/ID/SCALE
         result = _read(path)
         found.setdefault(result.id, {})[result.scale] = result
     return found
@@ -220,4 +205,4 @@ def _device_name(device: str) -> str:
 
 
 def _number(value: Any) -> Any:
-    return float(value) if isinstance(value, str) else value
+    return float(value) if isinstance(value, str) else value  # JSON has no infinity: `to_plain` writes it as text

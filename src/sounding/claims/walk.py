@@ -18,8 +18,7 @@ from sounding.chain.step import Chains, choose_route
 
 Map: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
-TINY = 1e-30
-"""A state that has vanished is divided by this instead of 0, and stays 0; every other one is far above it."""
+TINY = 1e-30  # a state that has vanished is divided by this instead of 0, and stays 0; every other one is far above it
 
 
 def walk(
@@ -44,9 +43,9 @@ def walk(
     """
     for weight in weights:
         branch = (state if inside is None else inside(state)) @ weight.mT
-        state = branch if math.isinf(skip) else state + skip * branch
+        state = branch if math.isinf(skip) else state + skip * branch  # γ = ∞ leaves no skip connection
         if products is not None:
-            products.append(state)
+            products.append(state)  # before the norm, where gradients are asked for
         state = state if norm is None else norm(state)
         state = state if activation is None else activation(state)
         yield state
@@ -58,12 +57,18 @@ def walk_in_law(start: torch.Tensor, *, depth: int, generator: torch.Generator, 
     It is one object that goes on: what a row keeps of a layer must be copied from it, as its Gram matrix is.
     """
     runs, size, width = start.shape
-    made = make_law(width=width, batch_size=size, depth=depth, **law)
+    made = make_law(width=width, batch_size=size, depth=depth, **law)  # one law, many chains of it
+    # not explicit: states with the right law, weights are never formed
     chains = Chains([made] * runs, start, route=choose_route(made, explicit=False), generator=generator)
     yield chains
     for _ in range(depth):
         chains.step()
         yield chains
+
+
+def draw_normals(generator: torch.Generator, *shape: int) -> torch.Tensor:
+    """Standard normals in float64 on the generator's device."""
+    return torch.randn(shape, generator=generator, dtype=torch.float64, device=generator.device)
 
 
 def measure_at(states: Iterable[torch.Tensor], layers: Collection[int], measure: Map) -> torch.Tensor:
@@ -76,7 +81,7 @@ def batch_norm(product: torch.Tensor, *, eps: float = 0.0) -> torch.Tensor:
     """Batch norm over the samples, the last axis but one: mean 0 and mean square 1, less what `eps` takes."""
     centred = product - product.mean(-2, keepdim=True)
     square = centred.square().mean(-2, keepdim=True)
-    return centred * (square + eps if eps else square).rsqrt()
+    return centred * (square + eps if eps else square).rsqrt()  # adding 0 would cost a copy
 
 
 def unit_features(state: torch.Tensor, *, centring: bool = False) -> torch.Tensor:

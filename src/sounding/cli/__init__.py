@@ -7,7 +7,7 @@ and its exit code; `--debug`, before or after the command, (or SOUNDING_DEBUG=1)
 
 from __future__ import annotations
 
-import contextlib
+import difflib
 import importlib
 import io
 import os
@@ -20,52 +20,50 @@ from typing import Any
 import click
 
 from sounding import __version__
-from sounding.cli.output import say
+from sounding.cli.output import close_stdout, say
 from sounding.errors import DataError, ExitCode, NumericalError, SoundingError
 
 COMMANDS = {
-    "check": ("sounding.cli.check:check", "Measure a network: does the signal arrive, where is it lost, and why?"),
-    "audit": ("sounding.cli.audit:audit", "Look at the parameters before the first step, without data."),
-    "compare": ("sounding.cli.compare:compare", "Compare two networks: the first layer whose outputs differ."),
-    "explain": ("sounding.cli.explain:explain", "Say what a finding means, what to do, and when to ignore it."),
-    "repair": ("sounding.cli.repair:repair", "Mend a network: try a cure, show whether it helps, write the weights."),
-    "predict": ("sounding.cli.predict:predict", "Say what theory expects of a random network, without drawing one."),
-    "prescribe": (
-        "sounding.cli.prescribe:prescribe",
-        "Say what must change for a network to train at a wanted depth.",
-    ),
-    "depth": ("sounding.cli.depth:depth", "Say how deep a network could go: what grows with depth and how fast."),
-    "explore": ("sounding.cli.explore:explore", "Open a local web page: change settings and see what theory says."),
-    "simulate": ("sounding.cli.simulate:simulate", "Draw random networks of any depth and measure every layer."),
-    "train": ("sounding.cli.train:train", "Train networks on real data: many runs at once in one process."),
-    "sweep": ("sounding.cli.sweep:sweep", "Do many runs of a command on many processes or machines."),
-    "reproduce": (
-        "sounding.cli.reproduce:reproduce",
-        "Measure again what the papers state: figures, tables, theorems.",
-    ),
-    "claims": ("sounding.cli.claims:claims", "Look up what the papers state, and whether it holds."),
-    "models": ("sounding.cli.models:models", "List networks that have a name, ours and the transformers library's."),
-    "data": ("sounding.cli.data:data", "List, download and verify real data sets."),
+    "check": "Measure a network: does the signal arrive, where is it lost, and why?",
+    "audit": "Look at the parameters before the first step, without data.",
+    "compare": "Compare two networks: which is the first layer whose outputs differ?",
+    "explain": "Say what a finding means, what to do, and when to ignore it.",
+    "repair": "Mend a network: try a cure, show whether it helps, write the weights.",
+    "predict": "Say what theory expects of a random network, without drawing one.",
+    "prescribe": "Say what must change for a network to train at a wanted depth.",
+    "depth": "Say how deep a network could go: what grows with depth and how fast.",
+    "explore": "Open a local web page: change settings and see what theory says.",
+    "simulate": "Draw random networks of any depth and measure every layer.",
+    "train": "Train networks on real data: many runs at once in one process.",
+    "sweep": "Do many runs of a command on many processes or machines.",
+    "reproduce": "Measure again what the papers state: figures, tables, theorems.",
+    "claims": "Look up what the papers state, and whether it holds.",
+    "models": "List networks that have a name, ours and the transformers library's.",
+    "data": "List, download and verify real data sets.",
+    "completion": "Print a script that completes commands in bash, zsh or fish.",
 }
-
-
 DEBUG = "sounding.debug"
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 
 
+def load_command(name: str) -> click.Command:
+    """The command of that name, which is alone in a module of the same name."""
+    command = getattr(importlib.import_module(f"sounding.cli.{name}"), name)
+    assert isinstance(command, click.Command)
+    return command
+
+
 def _remember_debug(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
-    if value:
-        ctx.meta[DEBUG] = True
+    ctx.meta[DEBUG] = value or ctx.meta.get(DEBUG, False)  # a command of a group must not take back what its group said
 
 
-def _debug_option() -> click.Option:
-    return click.Option(
-        ["--debug"],
-        is_flag=True,
-        expose_value=False,
-        callback=_remember_debug,
-        help="Show the full traceback of an error.",
-    )
+def _give_debug(command: click.Command) -> None:
+    """Add --debug to a command and to those below it, so that it may stand anywhere."""
+    if not any("--debug" in parameter.opts for parameter in command.params):
+        command.params.append(click.Option(["--debug"], is_flag=True, expose_value=False, callback=_remember_debug,
+                                           help="Show the full traceback of an error."))  # fmt: skip
+    for below in command.commands.values() if isinstance(command, click.Group) else ():
+        _give_debug(below)
 
 
 class LazyGroup(click.Group):
@@ -77,16 +75,23 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        command = getattr(importlib.import_module(module), attribute)
-        assert isinstance(command, click.Command)
-        if not any("--debug" in parameter.opts for parameter in command.params):
-            command.params.append(_debug_option())
+        command = load_command(cmd_name)
+        _give_debug(command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is called; a name that is almost right is told."""
+        close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+        if close and args[0] not in COMMANDS:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {close[0]!r}?")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+            # click would import every command to ask for its help
+            formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; an error of ours ends as its sentence and exit code."""
@@ -105,10 +110,13 @@ class LazyGroup(click.Group):
 )
 @click.version_option(__version__, prog_name="sounding")
 def cli() -> None:
-    """Sounding: how signal travels through very deep networks, forwards and backwards, and what to change."""
+    """Sounding says how signal travels through very deep networks, forwards and backwards, and what to change.
+
+    `sounding COMMAND --help` explains a command and its options.
+    """
 
 
-cli.params.append(_debug_option())
+_give_debug(cli)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -122,44 +130,40 @@ def main(arguments: list[str] | None = None) -> None:
         handler = signal.getsignal(signal.SIGINT)
         (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
 
-    before = signal.signal(signal.SIGTERM, terminate) if _in_main_thread() else None
+    in_main_thread = threading.current_thread() is threading.main_thread()  # Python lets only this one set handlers
+    before = signal.signal(signal.SIGTERM, terminate) if in_main_thread else None
     try:
         code = _run(arguments)
     finally:
-        if _in_main_thread():
+        if in_main_thread:
             signal.signal(signal.SIGTERM, before)
     sys.exit(ExitCode.TERMINATED if terminated and code == ExitCode.INTERRUPTED else code)
-
-
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
 
 
 def _run(arguments: list[str] | None) -> int:
     """The exit code of a command; whatever escapes it is told in one sentence."""
     try:
+        # not standalone: errors come to the lines below, not to an exit of click
         result: Any = cli.main(args=arguments, prog_name="sounding", standalone_mode=False)
         sys.stdout.flush()
-        return result if isinstance(result, int) else ExitCode.HEALTHY
+        return result if isinstance(result, int) else ExitCode.HEALTHY  # commands that end by a return give their code
     except click.ClickException as error:
         text = io.StringIO()
         error.show(text)
         say(text.getvalue(), err=True, nl=False)
         return ExitCode.USAGE
     except (KeyboardInterrupt, click.Abort):
-        click.echo("sounding: interrupted", err=True)
+        click.echo("sounding: interrupted", err=True)  # what was measured has been told by the command
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # the reader (head, less) has gone; nothing is wrong
-        _close_stdout()
+        close_stdout()
         return ExitCode.HEALTHY
     except Exception as error:
-        debug = "--debug" in (sys.argv if arguments is None else arguments) or os.environ.get("SOUNDING_DEBUG")
-        if debug:
+        if "--debug" in (sys.argv if arguments is None else arguments) or os.environ.get("SOUNDING_DEBUG"):
             _print_traceback(error)
-        known = _explain(error)
-        if known is not None:
-            _close_stdout()
+        if known := _explain(error):
+            close_stdout()
             say(_sentence(known), err=True)
             return known.exit_code
         # a defect of ours must not end with 1, which says that a network is unhealthy
@@ -178,19 +182,12 @@ def _explain(error: Exception) -> SoundingError | None:
         return DataError(f"the system refused: {error.strerror or error}{where}", hint=hint)
     if isinstance(error, OverflowError):
         return NumericalError(f"a number left the range of float64 ({error})", hint="less extreme values")
+    # torch says it in a RuntimeError of either wording
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error):
         told = str(error).partition("\n")[0]
         return DataError(f"the memory of this machine does not suffice ({told or 'no more can be had'})",
                          hint="a smaller width, depth or batch")  # fmt: skip
     return None
-
-
-def _close_stdout() -> None:
-    """Print what is still buffered if that can be, and let it not fail once more when the process ends."""
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_traceback(error: BaseException) -> None:

@@ -14,11 +14,7 @@ from sounding.models.hf import is_pretrained
 
 # Arrays of the transformers library that have a number for each token of another: a mask of ones is dropped whatever
 # its length, so the library itself does not see that it does not fit.
-BESIDE = {
-    "attention_mask": "input_ids",
-    "token_type_ids": "input_ids",
-    "decoder_attention_mask": "decoder_input_ids",
-}
+BESIDE = {"attention_mask": "input_ids", "token_type_ids": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
 Form = Mapping[str, Any] | tuple[Any, ...] | None
 
 
@@ -48,10 +44,8 @@ def forms_of(model: nn.Module, batch: Batch) -> list[Form]:
         return [(found,), (tuple(found.values()),)]
     takes = ", ".join(known) + (" and any others" if anything else "")
     what = f"no argument {unknown[0]!r}" if unknown else f"an argument {missing[0]!r} that the file has no array for"
-    raise UsageError(
-        f"the network's forward has {what}; it takes {takes or 'nothing'}, the file has {', '.join(found)}",
-        hint=f"arrays named {needed_names(model)} (and targets)",
-    )
+    told = f"the network's forward has {what}; it takes {takes or 'nothing'}, the file has {', '.join(found)}"
+    raise UsageError(told, hint=f"arrays named {needed_names(model)} (and targets)")
 
 
 def _require_tokens(model: nn.Module, found: Mapping[str, Any]) -> None:
@@ -63,11 +57,9 @@ def _require_tokens(model: nn.Module, found: Mapping[str, Any]) -> None:
                              hint="a row of tokens for each sample")  # fmt: skip
     for name, tokens in BESIDE.items():
         if name in found and tokens in found and found[name].ndim < 3 and found[name].shape != found[tokens].shape:
-            raise UsageError(
-                f"expected {name} of the shape {tuple(found[tokens].shape)} of {tokens}, "
-                f"got {tuple(found[name].shape)}",
-                hint=f"a number of {name} for each of {tokens}",
-            )
+            wanted, got = tuple(found[tokens].shape), tuple(found[name].shape)
+            told = f"expected {name} of the shape {wanted} of {tokens}, got {got}"
+            raise UsageError(told, hint=f"a number of {name} for each of {tokens}")
 
 
 def needed_names(model: nn.Module) -> str:

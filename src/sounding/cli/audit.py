@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.output import SEED, console, despite_a_closed_pipe, new_table, print_json, working
+from sounding.cli.options import SEED, json_beside, quiet_option
+from sounding.cli.output import console, despite_a_closed_pipe, new_table, print_json, working
 from sounding.cli.sweep import FOLDER, engine
 from sounding.cli.zoo import OUT, audit_zoo
 from sounding.errors import ExitCode, UsageError
@@ -21,44 +22,36 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("target", required=False)
-@click.option(
-    "--compare",
-    metavar="FACTORY",
-    help="Build FACTORY directly and through the meta device, and compare how the weights are drawn.",
-)
+@click.option("--compare", metavar="FACTORY",
+              help="Build FACTORY directly and through the meta device, and compare how the weights are "
+              "drawn.")  # fmt: skip
 @click.option("--seed", type=SEED, default=0, help="Seed of the weights.")
-@click.option(
-    "--zoo", type=click.Choice(["hf"]), help="Check every architecture of the transformers library instead of TARGET."
-)
+@click.option("--zoo", type=click.Choice(["hf"]),
+              help="Check every architecture of the transformers library instead of TARGET.")  # fmt: skip
 @click.option("--only", metavar="NAMES", help="With --zoo: check only these architectures, for example gpt2,llama.")
 @click.option("--out", type=FOLDER, metavar="DIR", help=f"With --zoo: folder of results and pages [default: {OUT}].")
 @click.option("--force", is_flag=True, help="With --zoo: check again what has a result.")
 @click.option("--pages", is_flag=True, help="With --zoo: check nothing, write the pages of the results.")
 @engine
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout; the text goes to stderr.")
-@click.option("--quiet", "-q", is_flag=True, help="Print only the verdict.")
+@json_beside
+@quiet_option("Print only the verdict.")
 @click.pass_context
 def audit(
-    ctx: click.Context,
-    /,
-    target: str | None,
-    compare: str | None,
-    seed: int,
-    zoo: str | None,
-    as_json: bool,
-    quiet: bool,
-    **options: Any,
-) -> None:
+    ctx: click.Context, /, target: str | None, compare: str | None, seed: int, zoo: str | None,
+    as_json: bool, quiet: bool, **options: Any
+) -> None:  # fmt: skip
     """Look at every parameter of a network before its first step, without data, and say what is wrong.
 
     The table says how each parameter was drawn and how large it is. Parameters of the same kind are compared with each
-    other. TARGET is as for `sounding check`.
+    other. TARGET is written as for `sounding check`.
 
-    With --compare FACTORY, a callable without arguments that makes a network (often TARGET itself), the network is
-    built a second time on the meta device, as large models are, and then initialized by its own code.
+    FACTORY of --compare is a function without arguments that makes a network; often it is TARGET itself. The network is
+    built a second time on torch's meta device, as large models are, and then initialized by its own code. Weights that
+    are drawn differently that way are told.
 
-    With --zoo hf every architecture of the transformers library is checked as `sounding check hf:NAME` does. The same
-    command goes on where it was interrupted. DIR/pages/index.html is a table of them with a page for each.
+    With --zoo hf every architecture of the transformers library is checked as `sounding check hf:NAME` does. If it is
+    interrupted, the same command goes on with the rest. DIR/pages/index.html lists the architectures and links to a
+    page about each.
 
     \b
     Exit codes: 0 nothing of high severity, 1 a finding of high severity, 2 wrong usage or a target that fails;
@@ -70,18 +63,18 @@ def audit(
         options["out"] = options["out"] or Path(OUT)
         ctx.exit(audit_zoo(quiet=quiet, as_json=as_json, **options))
     given = [name for name, value in options.items() if value]
-    if target is None or given:
-        got = f"--{given[0]}" if given else "none"
-        raise UsageError(f"expected a TARGET or --zoo, got {got}", hint="sounding audit --zoo hf")
+    if given:
+        raise UsageError(f"expected --zoo with --{given[0]}, got --{given[0]} alone", hint="sounding audit --zoo hf")
+    if target is None:
+        raise UsageError("expected a TARGET or --zoo, got none", hint="sounding audit --zoo hf")
     results = {target: _audit(target, seed, quiet=quiet)}
     if compare is not None:
         results[f"{compare} through the meta device"] = _compare(compare, seed)
+    # the exit code tells the worse of the two ways of building
     worst = next((one for one in results.values() if one.status == "unhealthy"), results[target])
     with despite_a_closed_pipe():
         if as_json:
-            print_json(
-                {"target": target, **worst.to_dict(), "audits": {name: one.to_dict() for name, one in results.items()}}
-            )
+            print_json({"target": target, **worst.to_dict(), "audits": results})
         prose = console(stderr=as_json, quiet=quiet and as_json)
         for name, one in results.items():
             _print(one, prose, title=name, quiet=quiet)
@@ -118,17 +111,16 @@ def _compare(factory: str, seed: int) -> Audit:
 
 
 def _print(result: Audit, prose: Console, *, title: str, quiet: bool) -> None:
-    """Print the verdict of an audit, the table of parameters and the findings."""
     from rich.text import Text
 
     from sounding.cli.numbers import write_number
     from sounding.cli.table import COLORS, STATES, shorten, write_finding
 
-    worst = result.findings[0].severity if result.findings else None
     color, mark = STATES[result.status]
+    color = COLORS[result.findings[0].severity] if result.findings else color  # the worst stands first
     if not quiet:
         prose.print(Text(title, style="bold underline"))
-    prose.print(Text.assemble((f"{mark} ", COLORS[worst] if worst else color), (result.summary, "bold")))
+    prose.print(Text.assemble((f"{mark} ", color), (result.summary, "bold")))
     if quiet:
         return
     table = new_table("parameters", "kind", ">how many", ">size", ">scale", "law")

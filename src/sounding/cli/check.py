@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,22 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.output import console, despite_a_closed_pipe, print_json, require_writable, working
+from sounding.cli.options import file_option, json_beside, quiet_option
+from sounding.cli.output import console, despite_a_closed_pipe, new_table, print_json, require_writable, working
 from sounding.cli.subject import Wanted, in_mode, on_network, opened
-from sounding.cli.trial import asked_trial, print_trial, try_training
-from sounding.errors import ExitCode, InterruptedRun
+from sounding.errors import ExitCode, InterruptedRun, UsageError
 from sounding.limits import require_time
 
 if TYPE_CHECKING:
     from rich.console import Console
     from torch import nn
 
-    from sounding.cli.inputs import Choice
+    from sounding.cli.subject import Opened
     from sounding.probe.records import Report
     from sounding.train.trial import Trial
 
+ROWS = 12  # steps in the table of a trial
 LEAST_REPEAT = 1e-3  # seconds that measuring a batch takes at the least
-PATH = click.Path(path_type=Path)
 EXAMPLE_INPUT = 64  # the pixels of a digit
 EXAMPLE_DEPTH, EXAMPLE_WIDTH = 64, 128  # deep enough for both failures to show, without norm and with; some seconds
 
@@ -44,84 +46,53 @@ class Subject:
 @on_network()
 @click.option("--repeats", type=click.IntRange(min=1), default=1, help="Number of batches to average over.")
 @click.option("--theory/--no-theory", default=True, help="Compare with what theory predicts.")
-@click.option(
-    "--redraw", type=int, default=0, metavar="N", help="Add error bands from N networks with newly drawn weights."
-)
-@click.option(
-    "--tier",
-    type=click.Choice(["full", "fast"]),
-    default="full",
-    help="What is measured: everything, or fast, without ranks and theory.",
-)
+@click.option("--redraw", type=int, default=0, metavar="N",
+              help="Draw the weights of N copies anew, and tell how much each number varies among them.")  # fmt: skip
+@click.option("--tier", type=click.Choice(["full", "fast"]), default="full",
+              help="How much is measured: full is everything, fast leaves out ranks and theory.")  # fmt: skip
 @in_mode
-@click.option(
-    "--dropout", is_flag=True, help="Leave dropout on; its noise makes samples look more different than they are."
-)
-@click.option(
-    "--only",
-    multiple=True,
-    metavar="NAME",
-    help="Show only modules of this name or pattern, such as 'features.*'; may be repeated.",
-)
-@click.option(
-    "--samples",
-    type=click.IntRange(min=2),
-    metavar="N",
-    help="Measure the forward pass on N samples of the batch only.",
-)
+@click.option("--dropout", is_flag=True,
+              help="Leave dropout on. Its noise makes samples look more different than they are.")  # fmt: skip
+@click.option("--only", multiple=True, metavar="NAME",
+              help="Show only modules of this name or pattern, such as 'features.*'. May be repeated.")  # fmt: skip
+@click.option("--samples", type=click.IntRange(min=2), metavar="N",
+              help="Measure the forward pass on N samples of the batch only.")  # fmt: skip
 @click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Also train a copy for N steps, and watch it.")
-@click.option("--lr", type=float, metavar="RATE", help="Learning rate of the steps [default: 0.001].")
-@click.option(
-    "--optimizer",
-    metavar="NAME",
-    help="Optimizer of the steps: sgd, momentum, adam, adamw or rmsprop [default: adamw].",
-)
-@click.option(
-    "--select",
-    metavar="KINDS",
-    help="Count only these kinds of findings, separated by commas, for example rank_collapse.",
-)
+@click.option("--lr", type=float, metavar="RATE", help="Learning rate for --steps [default: 0.001].")
+@click.option("--optimizer", metavar="NAME",
+              help="Optimizer for --steps: sgd, momentum, adam, adamw or rmsprop [default: adamw].")  # fmt: skip
+@click.option("--select", metavar="KINDS",
+              help="Count only these kinds of findings, separated by commas, for example rank_collapse.")  # fmt: skip
 @click.option("--ignore", metavar="KINDS", help="Do not count these kinds of findings (sounding explain lists them).")
-@click.option("--baseline", type=PATH, metavar="FILE", help="Do not count the findings that FILE lists.")
-@click.option("--write-baseline", type=PATH, metavar="FILE", help="Write the findings to FILE and end with 0.")
-@click.option("--summary", type=PATH, metavar="FILE", help="Append the verdict to FILE as Markdown, for CI.")
-@click.option("--html", type=PATH, metavar="FILE", help="Write an interactive report as one HTML file.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout; the text goes to stderr.")
-@click.option("--quiet", "-q", is_flag=True, help="Print only the verdict.")
+@file_option("--baseline", "Do not count the findings that FILE lists.")
+@file_option("--write-baseline", "Write the findings to FILE, for --baseline, and end with exit code 0.")
+@file_option("--summary", "Append the verdict to FILE as Markdown, for CI.")
+@file_option("--html", "Write an interactive report as one HTML file.")
+@json_beside
+@quiet_option("Print only the verdict.")
 @click.pass_context
 def check(
-    ctx: click.Context,
-    /,
-    target: str | None,
-    wanted: Wanted,
-    repeats: int,
-    theory: bool,
-    redraw: int,
-    steps: int | None,
-    lr: float | None,
-    optimizer: str | None,
-    select: str | None,
-    ignore: str | None,
-    baseline: Path | None,
-    write_baseline: Path | None,
-    summary: Path | None,
-    html: Path | None,
-    as_json: bool,
-    quiet: bool,
-    **how: Any,
-) -> None:
+    ctx: click.Context, /, target: str | None, wanted: Wanted, repeats: int, theory: bool, redraw: int,
+    steps: int | None, lr: float | None, optimizer: str | None, select: str | None, ignore: str | None,
+    baseline: Path | None, write_baseline: Path | None, summary: Path | None, html: Path | None,
+    as_json: bool, quiet: bool, **how: Any
+) -> None:  # fmt: skip
     """Measure a network: does the signal arrive, where is it lost, and why?
 
-    TARGET is file.py:name or package.module:name, a torch.nn.Module or a callable without arguments that makes one; or
-    mlp, alexnet, vgg19, resnet50 or transformer with options, for example mlp,depth=50,norm=batch; or an architecture
-    of the transformers library, for example hf:gpt2 or hf:llama,layers=8 (sounding models list).
-    Without TARGET: the embedded example, a 64-layer ReLU network with and without batch norm, on digits.
+    The signal is what the layers give out for a batch; backwards, it is the gradient. It is lost where the samples
+    become alike, or where the gradient becomes very small or very large.
 
-    FILE.npz of --data holds an array inputs, or arrays named as the arguments of the network's forward (input_ids, x,
-    t, ...), and an array targets where there are targets; each has one row per sample.
+    TARGET says which network. It may be file.py:name or package.module:name, where the name is a torch.nn.Module or a
+    function without arguments that makes one. It may be mlp, alexnet, vgg19, resnet50 or transformer with options, for
+    example mlp,depth=50,norm=batch. Or it is an architecture of the transformers library, for example hf:gpt2 or
+    hf:llama,layers=8; `sounding models list` names them all. Without TARGET an example is measured: a network of 64
+    layers with ReLU, with and without batch norm, on digits.
+
+    A FILE.npz for --data holds an array inputs, or arrays named as the arguments of the network's forward, such as
+    input_ids. Where there are targets it holds an array targets. Each array has one row per sample.
 
     With --steps a copy is trained for a few steps, and the verdict at their end gives the exit code. Findings that
-    --select, --ignore or --baseline leave out are printed all the same, but do not change the verdict.
+    --select, --ignore or --baseline leave out are still printed, but they do not change the verdict.
 
     \b
     Exit codes: 0 healthy, 1 a finding of high severity, 2 wrong usage or a target that fails,
@@ -130,13 +101,14 @@ def check(
     """
     require_time(LEAST_REPEAT * repeats, what=f"{repeats} repeats")
     require_time(LEAST_REPEAT * redraw, what=f"{redraw} draws")
-    require_writable(html, summary, write_baseline)
+    require_writable(html, summary, write_baseline)  # before the work, which may take minutes
     from sounding.probe import accepted
 
     accept = accepted.accepting(select=select, ignore=ignore, baseline=baseline)
     if target is None and wanted.input_shape is None:
         wanted = replace(wanted, input_shape=(EXAMPLE_INPUT,))
     how |= {"only": how["only"] or None, "repeats": repeats, "redraw": redraw}
+    # the fast tier has no theory
     how |= {"theory": theory and how["tier"] == "full", "trial": asked_trial(steps, lr, optimizer)}
     prose = console(stderr=as_json, quiet=quiet and as_json)
     trials: dict[str, Trial] = {}
@@ -145,6 +117,7 @@ def check(
         raise InterruptedRun("interrupted before anything was measured")
     if write_baseline is not None:
         accepted.write_baseline(list(reports.values()), write_baseline)
+    # behind the baseline, which keeps every finding
     reports = {name: accept(report) for name, report in reports.items()}
     trials = {name: replace(trial, report=trial.report and accept(trial.report)) for name, trial in trials.items()}
     with despite_a_closed_pipe():
@@ -171,7 +144,7 @@ def check(
     from sounding.probe.records import STATUSES
 
     states = [trials[name].status if name in trials else report.verdict.status for name, report in reports.items()]
-    ctx.exit(ExitCode.of(max(states, key=STATUSES.index)))
+    ctx.exit(ExitCode.of(max(states, key=STATUSES.index)))  # of several networks the worst tells
 
 
 def to_json_object(
@@ -182,22 +155,21 @@ def to_json_object(
     Of several networks (the embedded example) these are the worst one's, so that the verdict agrees with the exit
     code, and `networks` holds every one by name.
     """
-    name, worst = max(reports.items(), key=lambda item: _badness(item[1]))
+    from sounding.probe.records import STATUSES
+
+    def badness(name: str) -> tuple[int, int]:
+        verdict = reports[name].verdict
+        return STATUSES.index(verdict.status), sum(finding.severity == "high" for finding in verdict.findings)
+
+    name = max(reports, key=badness)
     partial = any(report.profile.settings.get("partial") for report in reports.values())
-    head = {"target": target, "network": name, "partial": bool(partial), **worst.to_dict()}
+    head = {"target": target, "network": name, "partial": bool(partial), **reports[name].to_dict()}
     if trials:
         head["trial"] = trials[name].to_dict() if name in trials else None
         head["trials"] = {name: trial.to_dict() for name, trial in trials.items()}
     if len(reports) == 1:
         return head
     return {**head, "networks": {name: report.to_dict() for name, report in reports.items()}}
-
-
-def _badness(report: Report) -> tuple[int, int]:
-    from sounding.probe.records import STATUSES
-
-    verdict = report.verdict
-    return STATUSES.index(verdict.status), sum(finding.severity == "high" for finding in verdict.findings)
 
 
 def _choose_subjects(target: str | None, wanted: Wanted) -> list[Subject]:
@@ -211,10 +183,8 @@ def _choose_subjects(target: str | None, wanted: Wanted) -> list[Subject]:
         return Mlp(EXAMPLE_INPUT, 10, depth=EXAMPLE_DEPTH, width=EXAMPLE_WIDTH, norm=norm)
 
     name, same = f"{EXAMPLE_DEPTH}-layer ReLU network", f"mlp,depth={EXAMPLE_DEPTH},width={EXAMPLE_WIDTH}"
-    return [
-        Subject(name, lambda: make("none"), same),
-        Subject(f"{name} with batch norm", lambda: make("batch"), f"{same},norm=batch"),
-    ]
+    return [Subject(name, lambda: make("none"), same),
+            Subject(f"{name} with batch norm", lambda: make("batch"), f"{same},norm=batch")]  # fmt: skip
 
 
 def _measure_all(
@@ -227,16 +197,14 @@ def _measure_all(
             tell(f"checking {subject.name}")
             try:
                 reports[subject.name], trial = measure(subject, wanted, tell, **how)
-                if trial is not None:
-                    trials[subject.name] = trial
-                    if trial.interrupted:
-                        return reports, True
-            except InterruptedRun as stop:
-                if stop.partial is not None:
-                    reports[subject.name] = stop.partial
+            except KeyboardInterrupt as stop:  # an InterruptedRun, which may hold a part, is one too
+                if (partial := getattr(stop, "partial", None)) is not None:
+                    reports[subject.name] = partial
                 return reports, True
-            except KeyboardInterrupt:
-                return reports, True
+            if trial is not None:
+                trials[subject.name] = trial
+                if trial.interrupted:
+                    return reports, True
     return reports, False
 
 
@@ -257,20 +225,18 @@ def measure(
     from sounding.probe.check import check as check_network
 
     with opened(wanted, subject.make, tell=tell) as at:
-        (model,), chosen = at.models, at.chosen
+        (model,) = at.models
         size = describe_hf(model, subject.name)
         about = {"target": subject.name, **({"model": size} if size else {}), "data": at.data, "seed": wanted.seed}
-        inputs, targets = _repeat(chosen, repeats)
+        inputs, targets = _repeat(at, repeats)
         try:
             report = check_network(
                 model,
                 inputs,
                 targets,
-                loss=at.loss,
                 repeats=repeats,
-                batch_axis=chosen.axis or None,
                 **how,
-                generator=at.generator,
+                **at.options,
                 progress=lambda done, total: tell(f"checking {subject.name}: {done} of {total} batches"),
             )
         except InterruptedRun as stop:
@@ -281,17 +247,13 @@ def measure(
         return _describe(report, about, subject.target), tried
 
 
-def _repeat(chosen: Choice, repeats: int) -> tuple[Any, Any]:
+def _repeat(at: Opened, repeats: int) -> tuple[Any, Any]:
     """What to check with: the batch, or for several repeats a fresh one each; a file's samples are divided instead."""
-    if repeats == 1 or not chosen.endless:
-        return chosen.batch.given, chosen.batch.targets
-    first = [chosen.batch]
-
-    def fresh() -> tuple[Any, Any]:
-        batch = first.pop() if first else chosen.draw()
-        return batch.given, batch.targets
-
-    return fresh, None
+    first = at.chosen.batch.given, at.chosen.batch.targets
+    if repeats == 1 or not at.chosen.endless:  # a few samples of a file would come again in every draw
+        return first
+    batches = itertools.chain([first], iter(at.draw, None))  # the chosen batch, then others without end
+    return functools.partial(next, batches), None
 
 
 def _describe(report: Report, about: dict[str, Any], target: str | None) -> Report:
@@ -311,3 +273,47 @@ def _print(reports: dict[str, Report], prose: Console, *, quiet: bool) -> None:
         if index:
             prose.print()
         print_report(report, prose, title=name, legend=index == 0)
+
+
+def asked_trial(steps: int | None, lr: float | None, optimizer: str | None) -> dict[str, Any] | None:
+    """The options of a trial that were given, or None where no trial is asked for."""
+    given = {name: value for name, value in {"lr": lr, "optimizer": optimizer or None}.items() if value is not None}
+    if given and steps is None:
+        raise UsageError("--lr and --optimizer belong to a trial, got no --steps", hint="--steps 20")
+    return None if steps is None else {"steps": steps, **given}
+
+
+def try_training(at: Opened, asked: Mapping[str, Any], *, seed: int, tell: Callable[[str], None]) -> Trial:
+    """The trial on batches drawn as the check's are, both generators begun anew from the seed."""
+    import torch
+
+    from sounding.train.trial import run_trial
+
+    torch.manual_seed(seed)  # the caller puts the generator's state back
+    at.generator.manual_seed(seed)
+    return run_trial(
+        at.models[0],
+        at.draw,
+        loss=at.loss,
+        batch_axis=at.chosen.axis or None,
+        progress=lambda done, total: tell(f"training: {done} of {total} steps"),
+        **asked,
+    )
+
+
+def print_trial(trial: Trial, prose: Console, *, quiet: bool) -> None:
+    """The sentence, and a table of steps with their loss and news."""
+    from sounding.cli.numbers import write_number
+
+    prose.print(f"\n{trial.sentence}" if not quiet else trial.sentence, markup=False, soft_wrap=True)
+    if quiet or not trial.losses:
+        return
+    table = new_table(">step", ">loss")
+    table.add_column("news")
+    count = len(trial.losses)
+    news = {event.step for event in trial.events}
+    for step in range(count):
+        if step in news or step == count - 1 or step % -(-count // ROWS) == 0:  # -(-a // b) rounds up
+            told = "; ".join(f"{event.kind} {event.change}" for event in trial.events if event.step == step)
+            table.add_row(str(step), write_number(trial.losses[step]), told)
+    prose.print(table)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from sounding.cli.options import FILE, file_option, json_option
 from sounding.cli.output import console, new_table, print_json, require_writable, say
 from sounding.encoding import fields_of
 from sounding.errors import UsageError
@@ -18,21 +22,18 @@ if TYPE_CHECKING:
 
 NOT_RUN = "not run"
 WORDS = ("label", "caption")
-results_option = click.option(
-    "--results",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Take the verdicts from DIR of sounding reproduce --out DIR.",
-)
+results_option = click.option("--results", type=FILE, metavar="DIR",
+                              help="Show the verdicts of the results in DIR, from sounding reproduce.")  # fmt: skip
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group()
 def claims() -> None:
-    """The ledger: what the five papers state in figures, tables, theorems and text, and whether it holds.
+    """Look up what the papers state in figures, tables, theorems and text, and whether it holds.
 
-    A row of the ledger is one statement, and has an ID.
+    The ledger is the list of these statements. One statement is one row of it, and has an ID. The verdict of a row says
+    whether the statement holds as the paper prints it, and whether a corrected statement holds.
 
-    Verdicts shown are those of the results that come with the package, or of --results DIR.
+    The verdicts are those of the results that come with the package, or of --results DIR.
     """
 
 
@@ -40,46 +41,45 @@ def claims() -> None:
 @click.option("--paper", metavar="KEY", help="Show the rows of one paper: rank2020, rank2020v1, orth2021, ...")
 @click.option("--seed", metavar="KEY", hidden=True, help="The old name of --paper.")
 @results_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON array on stdout.")
+@json_option
 def list_(paper: str | None, seed: str | None, results: Path | None, as_json: bool) -> None:
     """List every row with its verdict; --json adds its paper, place and statement."""
     from sounding.claims import all_claims, claims_of
 
     if seed is not None:
         paper = warn_of_seed(seed)
-    known = _known(results)
-    rows = [_row(claim, known) for claim in (claims_of(paper) if paper else all_claims())]
-    if as_json:
-        print_json(rows)
-    else:
-        _print_rows(rows)
+    _show_rows(claims_of(paper) if paper else all_claims(), results, as_json=as_json)
 
 
 @claims.command()
 @click.argument("words", nargs=-1, required=True)
 @results_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON array on stdout.")
+@json_option
 def find(words: tuple[str, ...], results: Path | None, as_json: bool) -> None:
-    """Find rows by the paper's own numbering or by what they say, such as "theorem 5.11" or soft rank.
+    """Find rows by number or by words.
+
+    WORDS may be the paper's own numbering, such as "theorem 5.11", or words of the statement, such as soft rank.
 
     Exit codes: 0 something was found; 2 nothing was.
     """
     from sounding.claims.search import search_claims
 
-    known = _known(results)
-    found = [_row(claim, known) for claim in search_claims(" ".join(words))]
+    found = search_claims(" ".join(words))
     if not found:
         raise UsageError(f"no row has {' '.join(words)!r}", hint="fewer words, or sounding claims list")
+    _show_rows(found, results, as_json=as_json)
+
+
+def _show_rows(found: Iterable[Claim], results: Path | None, *, as_json: bool) -> None:
+    """JSON, or a table with a badge a column and the totals below."""
+    known = _known(results)
+    rows = [_row(claim, known) for claim in found]
     if as_json:
-        print_json(found)
-    else:
-        _print_rows(found)
-
-
-def _print_rows(rows: list[dict[str, Any]]) -> None:
-    """A table with a badge a column, and the totals below."""
+        print_json(rows)
+        return
     table = new_table("id", "kind", "as printed", "corrected", "scale", "reduced")
     for row in rows:
+        # a part of a statement stands below it
         name = f"└ {row['id']}" if row["parent"] else row["id"]
         corrected = "" if row["corrected"] in (None, "none") else row["corrected"]
         reduced = "reduced" if row["reduction"] else ""
@@ -92,7 +92,7 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
 @claims.command()
 @click.argument("words", nargs=-1, required=True, metavar="ID")
 @results_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 def show(words: tuple[str, ...], results: Path | None, as_json: bool) -> None:
     """Show one row: what the paper says, the settings, what is expected, and what came out.
 
@@ -105,51 +105,44 @@ def show(words: tuple[str, ...], results: Path | None, as_json: bool) -> None:
         print_json(row)
         return
     screen = console()
-    screen.print(f"{claim.id}  {claim.paper}, {claim.place} ({claim.kind})\n", markup=False, style="bold")
-    screen.print(claim.statement, markup=False)
-    lines = {
-        "in the paper's words": claim.quotation,
-        "the paper's experiment": claim.experiment,
-        "released program": claim.released,
-        "note": claim.note,
-    }
-    lines["correction"] = claim.correction.statement if claim.correction else ""
+    tell = functools.partial(screen.print, markup=False)
+    tell(f"{claim.id}  {claim.paper}, {claim.place} ({claim.kind})\n", style="bold")
+    tell(claim.statement)
+    lines = {"in the paper's words": claim.quotation, "the paper's experiment": claim.experiment,
+             "released program": claim.released, "note": claim.note, "correction": row["correction"]}  # fmt: skip
     for name, text in lines.items():
         if text:
-            screen.print(f"\n{name}: {text}", markup=False)
-    screen.print("\nexpected:", markup=False)
-    for expectation in row["expectations"]:
-        origin = " (correction)" if expectation["of"] == "correction" else ""
-        screen.print(f"  {expectation['quantity']} in [{expectation['low']:g}, {expectation['high']:g}]{origin}: "
-                     f"{expectation['why']}", markup=False)  # fmt: skip
-    screen.print("\nscales:", markup=False)
+            tell(f"\n{name}: {text}")
+    tell("\nexpected:")
+    for expected in row["expectations"]:
+        origin = " (correction)" if expected["of"] == "correction" else ""
+        bounds = f"[{expected['low']:g}, {expected['high']:g}]"
+        tell(f"  {expected['quantity']} in {bounds}{origin}: {expected['why']}")
+    tell("\nscales:")
     for scale, setting in claim.settings.items():
         # words for the figure are no settings
         values = ", ".join(f"{name} {value}" for name, value in setting.values.items() if name not in WORDS)
         reduced = f" (reduced: {setting.reduction})" if setting.reduction else ""
         trained = f" (trained: {setting.training.told})" if setting.training else ""
-        screen.print(f"  {scale}: {values}{reduced}{trained}", markup=False)
+        tell(f"  {scale}: {values}{reduced}{trained}")
     scale_of = f" at {row['scale']} scale" if row["scale"] else ""
     badges = f" (as printed: {row['as_printed']}, corrected: {row['corrected']})" if row["as_printed"] else ""
-    screen.print(f"\nverdict{scale_of}: {row['verdict']}{badges}", markup=False, style="bold")
+    tell(f"\nverdict{scale_of}: {row['verdict']}{badges}", style="bold")
     for case in row["cases"]:
-        screen.print(f"  its part {case['id']}: {case['verdict']}", markup=False)
+        tell(f"  its part {case['id']}: {case['verdict']}")
     if row["parent"]:
-        screen.print(f"  a part of {row['parent']}", markup=False)
+        tell(f"  a part of {row['parent']}")
     if row["evidence"]:
-        screen.print(row["evidence"], markup=False)
+        tell(row["evidence"])
 
 
 @claims.command()
-@click.option("--results", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder of the results.")
-@click.option("--markdown", type=click.Path(path_type=Path), metavar="FILE", help="Write the ledger as Markdown.")
-@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write the ledger as an HTML page.")
-@click.option("--index", type=click.Path(path_type=Path), metavar="FILE", help="Write the verdicts as JSON.")
-@click.option(
-    "--pages",
-    is_flag=True,
-    help="Write a page for each row, a report for each paper, claims.json and an RO-Crate into DIR.",
-)
+@click.option("--results", type=FILE, required=True, metavar="DIR", help="Folder of the results.")
+@file_option("--markdown", "Write the ledger as Markdown.")
+@file_option("--html", "Write the ledger as an HTML page.")
+@file_option("--index", "Write the verdicts as JSON.")
+@click.option("--pages", is_flag=True,
+              help="Write pages about rows and papers, claims.json and an RO-Crate (metadata) into DIR.")  # fmt: skip
 @click.option("--figures", is_flag=True, help="Draw the figures in DIR again, from the points that are kept there.")
 def table(
     results: Path, markdown: Path | None, html: Path | None, index: Path | None, pages: bool, figures: bool
@@ -160,11 +153,11 @@ def table(
 
     found = _read(results)
     require_writable(markdown, html, index)
-    if markdown is not None:
-        markdown.write_text(ledger.write_markdown(found, folder=ledger.relative(results, markdown)), "utf-8")
-    if html is not None:
-        html.write_text(ledger.write_page(found, folder=ledger.relative(results, html)), "utf-8")
+    for path, write in ((markdown, ledger.write_markdown), (html, ledger.write_page)):
+        if path is not None:
+            path.write_text(write(found, folder=ledger.relative(results, path)), "utf-8")
     if index is not None:
+        # a line for each row, so that a change of one row changes one line of the file
         lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in ledger.write_index(found))
         index.write_text(f"[\n{lines}\n]\n", "utf-8")
     made = write_files(found, results) if pages else 0
@@ -172,12 +165,12 @@ def table(
         from sounding.reproduction import draw_figures
 
         made += draw_figures(found, results)
-    if markdown is None and html is None and index is None and not made:
-        say(ledger.write_markdown(found, folder=results.as_posix()), nl=False)
+    written = [str(path) for path in (markdown, html, index) if path is not None]
+    written += [f"{made} files in {results}"] if made else []
+    if written:
+        say(f"wrote {', '.join(written)}: {len(found)} rows", err=True)
     else:
-        written = ", ".join(str(path) for path in (markdown, html, index) if path is not None)
-        written = ", ".join(filter(None, (written, f"{made} files in {results}" if made else "")))
-        say(f"wrote {written}: {len(found)} rows", err=True)
+        say(ledger.write_markdown(found, folder=results.as_posix()), nl=False)
 
 
 def warn_of_seed(key: str) -> str:
@@ -208,22 +201,15 @@ def _known(results: Path | None) -> dict[str, dict[str, Any]]:
 
 def _row(claim: Claim, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """A row of the list; `reduction` is that of the scale whose verdict is shown, None where nothing is smaller."""
+    # rows that were not run have no scale and no verdicts
     found = known.get(claim.id, {"verdict": NOT_RUN, "scale": None, "evidence": ""})
-    scale = found["scale"]
-    setting = claim.settings.get(scale)
+    setting = claim.settings.get(found["scale"])
     training = setting.training if setting else None
     return {
-        "id": claim.id,
-        "paper": claim.paper,
-        "place": claim.place,
-        "kind": claim.kind,
-        "statement": claim.statement,
+        **fields_of(claim, "id paper place kind statement"),
         "quotation": claim.quotation or None,
         "parent": claim.parent or None,
-        "verdict": found["verdict"],
-        "as_printed": found.get("as_printed"),
-        "corrected": found.get("corrected"),
-        "scale": scale,
+        **{name: found.get(name) for name in ("verdict", "as_printed", "corrected", "scale")},
         "reduction": (setting.reduction or None) if setting else None,
         "training": training.told if training else None,
         "training_share": training.share if training else None,
@@ -233,32 +219,26 @@ def _row(claim: Claim, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def _details(claim: Claim, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """What `claims show` tells of a row beyond its line in the list."""
-    from dataclasses import asdict
-
     from sounding.claims.registry import cases_of
 
     cases = [_row(case, known) for case in cases_of(claim.id)]
-    checked = [("statement", e) for e in claim.expectations]
-    checked += [("correction", e) for e in (claim.correction.expectations if claim.correction else ())]
+    corrected = claim.correction.expectations if claim.correction else ()
     return {
         **fields_of(claim, "experiment released note"),
         "correction": claim.correction.statement if claim.correction else "",
         "cases": [{"id": case["id"], "verdict": case["verdict"]} for case in cases],
-        "expectations": [{"of": of, **asdict(expectation)} for of, expectation in checked],
+        "expectations": [{"of": "statement", **asdict(one)} for one in claim.expectations]
+        + [{"of": "correction", **asdict(one)} for one in corrected],
         "settings": {scale: asdict(setting) for scale, setting in claim.settings.items()},
     }
 
 
 def _choose(words: str) -> Claim:
-    """The row of that id or of that place in a paper.
-
-    Raises:
-        UsageError: there is none, or there are several.
-    """
+    """The row of that id or of that place in a paper."""
     from sounding.claims import find_claim
     from sounding.claims.search import search_claims
 
-    if " " not in words:
+    if " " not in words:  # an id, which must be exact
         return find_claim(words)
     found = search_claims(words)
     # a statement and its cases are asked for as one

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sounding.cli.options import file_option, json_beside, quiet_option
 from sounding.cli.output import console, despite_a_closed_pipe, new_table, print_json, require_writable, working
 from sounding.cli.subject import Wanted, in_mode, on_network, opened
 from sounding.errors import ExitCode
@@ -27,32 +28,21 @@ NEAR = 3  # lines in front of and behind the first that parts
 @click.argument("b")
 @on_network()
 @in_mode
-@click.option(
-    "--tolerance",
-    type=click.FloatRange(min=0),
-    help="Relative difference that counts as rounding [default: 3.5e-4 for float32].",
-)
-@click.option(
-    "--html", type=click.Path(path_type=Path), metavar="FILE", help="Write an interactive report as one HTML file."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout; the text goes to stderr.")
-@click.option("--quiet", "-q", is_flag=True, help="Print only the answer.")
+@click.option("--tolerance", type=click.FloatRange(min=0),
+              help="Relative difference that still counts as rounding [default: 3.5e-4 for float32].")  # fmt: skip
+@file_option("--html", "Write an interactive report as one HTML file.")
+@json_beside
+@quiet_option("Print only the answer.")
 @click.pass_context
 def compare(
-    ctx: click.Context,
-    a: str,
-    b: str,
-    wanted: Wanted,
-    mode: str,
-    tolerance: float | None,
-    html: Path | None,
-    as_json: bool,
-    quiet: bool,
-) -> None:
-    """Compare two networks layer by layer on one batch: before and after a port, a refactoring, a training.
+    ctx: click.Context, a: str, b: str, wanted: Wanted, mode: str, tolerance: float | None, html: Path | None,
+    as_json: bool, quiet: bool
+) -> None:  # fmt: skip
+    """Compare two networks layer by layer on one batch, and say where their outputs begin to differ.
 
-    A and B are networks as TARGET of `sounding check` is. Both are made from the same seed. Layers of one name belong
-    together; the others are matched in their order, if their outputs have one shape and their parameters one size.
+    Use it before and after a port, a refactoring or a training. A and B are written as TARGET of `sounding check` is,
+    and both are made from the same seed. Layers of the same name are compared with each other. Layers without such a
+    partner are matched in their order, if their outputs have the same shape and their parameters the same size.
 
     \b
     Exit codes: 0 equal, to the bit or to rounding; 1 the outputs of a layer differ; 2 wrong usage or a network
@@ -68,11 +58,9 @@ def compare(
             at.models[1],
             at.chosen.batch.given,
             at.chosen.batch.targets,
-            loss=at.loss,
             mode=mode,  # type: ignore[arg-type]  # the option has these choices
             tolerance=tolerance,
-            batch_axis=at.chosen.axis or None,
-            generator=at.generator,
+            **at.options,
         )
     result = replace(result, a=result.a.for_target(a), b=result.b.for_target(b))
     prose = console(stderr=as_json, quiet=quiet and as_json)
@@ -100,20 +88,16 @@ def make_table(result: Comparison) -> Table:
 
     pairs = result.pairs
     first = next((index for index, pair in enumerate(pairs) if pair.parted), len(pairs))
-    spread = {round(index * (len(pairs) - 1) / ROWS) for index in range(ROWS + 1)}
+    spread = {round(index * (len(pairs) - 1) / ROWS) for index in range(ROWS + 1)}  # evenly over the depth
+    columns = (("mean_square", write_number), ("participation_ratio", write_number),
+               ("gradient_log_norm", write_log_norm))  # fmt: skip
     table = new_table("output", ">difference", ">size", ">directions", ">gradient")
     for index, pair in enumerate(pairs):
         if index not in spread and abs(index - first) > NEAR:
             continue
         name = shorten(pair.a if pair.a == pair.b else f"{pair.a} = {pair.b}", 44)
-        cells = [
-            " → ".join(dict.fromkeys(map(write, pair.measures[measure]))) if measure in pair.measures else ""
-            for measure, write in (
-                ("mean_square", write_number),
-                ("participation_ratio", write_number),
-                ("gradient_log_norm", write_log_norm),
-            )
-        ]
+        # equal numbers are written once, and a measure that one of the two lacks is left out
+        cells = [" → ".join(dict.fromkeys(map(write, pair.measures.get(measure, ())))) for measure, write in columns]
         style = TERMINAL_BAD if index == first else TERMINAL_WARN if pair.parted else ""
         table.add_row(Text(name), Text(write_number(pair.difference), style=style), *cells)
     return table

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sounding.cli.options import json_option, quiet_option
 from sounding.cli.output import console, new_table, print_json, say
 from sounding.encoding import fields_of
 from sounding.errors import ExitCode, UsageError
@@ -20,17 +21,17 @@ if TYPE_CHECKING:
 ALL = "all"
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group()
 def data() -> None:
-    """Real data sets: the official files, compared with their published checksums.
+    """List, download and verify real data sets: the official files, compared with their published checksums.
 
-    They lie in $SOUNDING_DATA, or else in the user's cache (~/.cache/sounding/data). Every command that takes --data
-    fetches what it needs; these commands do it beforehand.
+    The files are kept in the folder that the variable SOUNDING_DATA names, or else in ~/.cache/sounding/data. Every
+    command that takes --data fetches what it needs; these commands fetch it beforehand.
     """
 
 
 @data.command(name="list")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 def list_(as_json: bool) -> None:
     """List the data sets, their size, licence, and whether they are on this machine.
 
@@ -39,6 +40,7 @@ def list_(as_json: bool) -> None:
     from sounding.data.catalogue import CATALOGUE
     from sounding.data.store import data_folder
 
+    # the sums of all files would take minutes to compute
     rows = [_describe(entry, _states(entry, sums=False)) for entry in CATALOGUE.values()]
     if as_json:
         print_json({"folder": str(data_folder()), "data_sets": rows})
@@ -58,12 +60,13 @@ def list_(as_json: bool) -> None:
 
 @data.command()
 @click.argument("names", nargs=-1)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-@click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
+@json_option
+@quiet_option()
 def get(names: tuple[str, ...], as_json: bool, quiet: bool) -> None:
-    """Download data sets by NAMES, or all of them with "all"; files that are here and intact are not fetched again.
+    """Download data sets by NAMES, or all of them with "all".
 
-    A broken download goes on where it stopped. A damaged file is kept as FILE.corrupt and fetched again.
+    Files that are here and intact are not fetched again. A broken download goes on where it stopped. A damaged file is
+    kept as FILE.corrupt and fetched again.
     """
     from sounding.data.store import data_folder, fetch_entry
 
@@ -81,20 +84,20 @@ def get(names: tuple[str, ...], as_json: bool, quiet: bool) -> None:
 
 @data.command()
 @click.argument("names", nargs=-1)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 @click.pass_context
 def verify(ctx: click.Context, names: tuple[str, ...], as_json: bool) -> None:
     """Compare every file with its published checksum; nothing is changed.
 
-    Without NAMES every data set is compared of which a file is here. The exit code is 1 if a file is damaged, or if one
-    that was asked for is missing.
+    Without NAMES every data set is compared that has a file on this machine. The exit code is 1 if a file is damaged,
+    or if a file of NAMES is missing.
     """
     from sounding.data.catalogue import CATALOGUE
     from sounding.data.store import data_folder
 
     entries = _choose(names, what="verify") if names else list(CATALOGUE.values())
     found = {entry.name: _states(entry, sums=True) for entry in entries}
-    if not names:
+    if not names:  # what was never fetched is not missing
         found = {name: states for name, states in found.items() if set(states.values()) != {"missing"}}
     good = all(state == "intact" for states in found.values() for state in states.values())
     if as_json:
@@ -117,7 +120,7 @@ def _choose(names: tuple[str, ...], *, what: str) -> list[Entry]:
         raise UsageError("expected the names of data sets, got none", hint=f"sounding data {what} mnist, or {ALL}")
     if ALL in names:
         return list(CATALOGUE.values())
-    return [find_entry(name) for name in dict.fromkeys(names)]
+    return [find_entry(name) for name in dict.fromkeys(names)]  # a name that is given twice counts once
 
 
 def _states(entry: Entry, *, sums: bool) -> dict[str, str]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.output import print_json, say, working
-from sounding.cli.presentation import draw, presented
+from sounding.cli.options import presented
+from sounding.cli.output import draw, print_json, say, working
 from sounding.cli.subject import Wanted, in_mode, on_network, opened
 from sounding.errors import ExitCode, UsageError
 
@@ -22,35 +22,24 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("target")
 @click.option("--to", type=click.IntRange(min=2), required=True, metavar="L", help="Largest depth to look at.")
-@click.option(
-    "--from",
-    "--start",
-    "start",
-    type=click.IntRange(min=1),
-    metavar="L",
-    help="Smallest depth to look at [default: a quarter of the largest].",
-)
+@click.option("--from", "--start", "start", type=click.IntRange(min=1), metavar="L",
+              help="Smallest depth to look at [default: a quarter of the largest].")  # fmt: skip
 @on_network(least=2, usual=32, without=("device",))
 @in_mode
 @presented
 @click.pass_context
 def depth(
-    ctx: click.Context,
-    target: str,
-    to: int,
-    start: int | None,
-    wanted: Wanted,
-    mode: Any,
-    as_json: bool,
-    plot: Path | None,
-) -> None:
-    """How deep could it go? Measure and predict a network at depths L, 2L, 4L, and say what grows with depth.
+    ctx: click.Context, target: str, to: int, start: int | None, wanted: Wanted, mode: Any, as_json: bool,
+    plot: Path | None
+) -> None:  # fmt: skip
+    """Say how deep a network could go: measure and predict it at depths L, 2L, 4L, and say what grows with depth.
 
-    TARGET is file.py:function with an argument `depth`, or mlp or transformer with options; any other TARGET of
-    `sounding check` is one network, whose repeated block is extended by theory, and depths count its blocks.
+    TARGET is file.py:function, where the function has an argument `depth`, or it is mlp or transformer with options.
+    Any other TARGET of `sounding check` is one network: theory repeats the block that it repeats, and depths count
+    these blocks.
 
     \b
-    Exit codes: 0 nothing grows or falls faster than depth (the parametrization transfers), 1 something does,
+    Exit codes: 0 nothing grows or falls faster than depth (settings transfer from depth to depth), 1 something does,
     2 wrong usage, 4 not known.
     """
     from sounding.reader.depth import depth as look
@@ -58,10 +47,9 @@ def depth(
     # made once, and not before the seed is set
     found = functools.cache(lambda: _choose(target, wanted))
 
-    def example() -> nn.Module:
-        subject = found()
-        made: nn.Module = subject(depth=start or max(1, to // 4)) if inspect.isfunction(subject) else subject
-        return made
+    def example() -> Any:
+        # the batch is chosen for the smallest network
+        return found()(depth=start or max(1, to // 4)) if inspect.isfunction(found()) else found()
 
     with working("loading", quiet=as_json) as tell, opened(wanted, example, tell=tell) as at:
         result = look(
@@ -70,11 +58,9 @@ def depth(
             at.chosen.batch.targets,
             to=to,
             start=start,
-            loss=at.loss,
             mode=mode,
-            batch_axis=at.chosen.axis or None,
-            generator=at.generator,
             progress=lambda at: tell(f"depth {at}"),
+            **at.options,
         )
     draw(plot, lambda pictures: pictures.depths(result, title=target))
     if as_json:
@@ -99,6 +85,7 @@ def _choose(target: str, wanted: Wanted) -> Any:
             return wanted.load(",".join([name, *kept, f"depth={depth}"]))
 
         return build
+    # a name of ours without the option `depth` is one network, as a class or a function without it is
     found: Any = None if is_spec(target) else load_object(target)
     if not callable(found) or not _takes_depth(found):
         return wanted.load(target)

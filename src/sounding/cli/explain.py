@@ -6,22 +6,24 @@ import re
 
 import click
 
+from sounding.cli.options import json_option
 from sounding.cli.output import print_json, say
 
 
 @click.command()
 @click.argument("kind", required=False)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 def explain(kind: str | None, as_json: bool) -> None:
     """Print what a KIND of finding means, where it was seen, what to do and when to ignore it.
 
+    A finding is something that `sounding check` or `sounding audit` reports about a network, such as rank_collapse.
     Without KIND all kinds are listed.
     """
     from sounding.probe.kinds import page_of, pages
 
     chosen = [page_of(kind)] if kind is not None else list(pages().values())
     if as_json:
-        print_json({"kinds": [vars(page) for page in chosen]})
+        print_json({"kinds": chosen})
     elif kind is None:
         width = max(len(page.kind) for page in chosen)
         say("\n".join(f"{page.kind:<{width}}  {page.title}" for page in chosen))

@@ -7,13 +7,14 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from sounding.cli.arguments import forms_of, needed_names, unasked, unequal
 from sounding.cli.target import calling, in_words
-from sounding.data import Batch, Dataset, load_batch, load_dataset
+from sounding.data import Batch, load_batch, load_dataset
 from sounding.data.batch import Request, describe_shape
 from sounding.data.catalogue import CATALOGUE
 from sounding.data.npz import load_npz
@@ -24,6 +25,9 @@ from sounding.models.hf_inputs import sample_inputs
 from sounding.probe.outputs import guess_axis
 from sounding.probe.state import materializable, preserve, set_mode, unwrap
 
+if TYPE_CHECKING:
+    from sounding.cli.subject import Wanted
+
 SEQUENCE = 16  # steps: enough for attention to differ between positions, cheap for any vocabulary
 # sizes to try, the first that a network accepts is taken: CIFAR's, MNIST's and the digits' first
 IMAGE_SIDES = (32, 28, 8, 16, 48, 64, 96, 128, 224)
@@ -33,31 +37,17 @@ CUBE_SIDES = (8, 16)
 
 @dataclass(frozen=True)
 class Choice:
-    """A batch that the network takes.
-
-    Args:
-        batch: the first batch.
-        inferred: whether we chose its shape, not the user.
-        axis: where the samples are; 1 for torch's own sequence modules with batch_first=False.
-        draw: makes another batch of the same kind.
-        endless: whether other batches have other samples; a file's few samples are all in the first.
-    """
+    """A batch that the network takes."""
 
     batch: Batch
-    inferred: bool
-    axis: int
-    draw: Callable[[], Batch]
-    endless: bool
+    inferred: bool  # whether its shape was chosen here, not by the user
+    axis: int  # where the samples are; 1 for torch's own sequence modules with batch_first=False
+    draw: Callable[[], Batch]  # makes another batch of the same kind
+    endless: bool  # whether other batches have other samples; a file's few samples are all in the first
 
 
 def choose_batch(
-    model: nn.Module,
-    *,
-    data: str | None,
-    shape: tuple[int, ...] | None,
-    batch_size: int | None,
-    generator: torch.Generator,
-    tell: Callable[[str], None] | None = None,
+    model: nn.Module, wanted: Wanted, generator: torch.Generator, tell: Callable[[str], None] | None = None
 ) -> Choice:
     """A batch for the model: as asked for, else the first candidate that passes through it.
 
@@ -65,25 +55,28 @@ def choose_batch(
     evaluation mode without gradients; modes and RNG state are as before. A data set of the catalogue is fetched where
     it is not there, with its progress told, and loaded once.
     """
+    data, shape = wanted.data, wanted.input_shape
     if data is None and shape is None and is_pretrained(model):
-        return _of_its_kind(model, batch_size, generator)
+        return _choose_by_kind(model, wanted.batch_size, generator)
     if data is not None and data.endswith(".npz"):
-        return choose_from_file(model, data, shape=shape, batch_size=batch_size, generator=generator)
+        return _choose_from_file(model, data, wanted, generator)
     given = data is not None and (shape is not None or data.startswith("tokens:"))
     candidates = [(data or _data_for(shape), shape)] if given or shape else list(_propose(model, data))
     axis = guess_axis(unwrap(model))
     refused: list[str] = []
     loaded = load_dataset(data, progress=_told(tell)) if data in CATALOGUE else None
     for source, candidate in candidates:
-        draw = functools.partial(_draw, model, loaded or source, candidate, batch_size, generator, axis)
+        asked: dict[str, Any] = {"batch_size": wanted.batch_size, "generator": generator, "shape": candidate}
+        draw = functools.partial(_draw, model, axis, functools.partial(load_batch, loaded or source, **asked))
         batch = draw()
         reason, values = _try(model, batch, axis)
         if reason is None:
             _require_pass(values, batch.inputs.shape[axis])
             if batch.classes is not None and not _has_classes(model, batch, axis):
-                draw = functools.partial(_without_targets, draw)
+                draw = functools.partial(draw, targets=False)
                 batch = replace(batch, targets=None)
             return Choice(batch, not (given or shape), axis, draw, endless=True)
+        # the first refusal is told: later candidates are less likely
         refused.append(f"inputs of {describe(batch, axis)}: {reason}")
     if given or shape:
         raise UsageError(f"the network does not take {refused[0]}", hint=_hint(model, data, refused[0]))
@@ -92,18 +85,14 @@ def choose_batch(
     raise UsageError(f"cannot tell the network's input shape{found}", hint=hint)
 
 
-def choose_from_file(
-    model: nn.Module, data: str, *, shape: tuple[int, ...] | None, batch_size: int | None, generator: torch.Generator
-) -> Choice:
-    """A batch of a file's samples: as many as asked for or usual, or else all there are, for networks that need all.
-
-    Arrays by the names of the network's arguments go to those; a network of one argument may take them as a mapping or
-    as a tuple.
-    """
-    axis = guess_axis(unwrap(model))
+def _choose_from_file(model: nn.Module, data: str, wanted: Wanted, generator: torch.Generator) -> Choice:
+    """A batch of a file's samples: as many as asked for or usual, or else all there are, for networks that need all."""
+    axis, batch_size = guess_axis(unwrap(model)), wanted.batch_size
     refused: list[str] = []
+    # a network of graphs needs every sample of the file, the nodes that its edges name
     for whole in (False, True) if batch_size is None else (False,):
-        draw = functools.partial(_draw_from_file, model, Request(data, batch_size, generator, shape), axis, whole)
+        load = functools.partial(load_npz, Request(data, batch_size, generator, wanted.input_shape), whole=whole)
+        draw = functools.partial(_draw, model, axis, load)
         first = draw()
         for form in forms_of(model, first):
             batch = replace(first, arguments=form)
@@ -116,17 +105,11 @@ def choose_from_file(
             _require_pass(values, batch.inputs.shape[axis])
             return Choice(batch, False, axis, functools.partial(_formed, model, draw, form), endless=False)
     if batch_size is not None:
-        every = _draw_from_file(model, Request(data, None, generator, shape), axis, True)
+        every = _draw(model, axis, lambda: load_npz(Request(data, None, generator, wanted.input_shape), whole=True))
         if any(_try(model, replace(every, arguments=form), axis, None)[0] is None for form in forms_of(model, every)):
-            count = every.inputs.shape[axis]
-            raise UsageError(
-                f"the network needs all {count} samples of {data} at once, got {batch_size}", hint="no --batch-size"
-            )
+            needed = f"the network needs all {every.inputs.shape[axis]} samples of {data} at once"
+            raise UsageError(f"{needed}, got {batch_size}", hint="no --batch-size")
     raise UsageError(f"the network does not take {refused[0]}", hint=_hint(model, data, refused[0]))
-
-
-def _draw_from_file(model: nn.Module, request: Request, axis: int, whole: bool) -> Batch:
-    return _turned(_to_model(model, load_npz(request, whole=whole)), axis)
 
 
 def _formed(model: nn.Module, draw: Callable[[], Batch], form: object) -> Batch:
@@ -135,7 +118,7 @@ def _formed(model: nn.Module, draw: Callable[[], Batch], form: object) -> Batch:
     return replace(batch, arguments=next(one for one in forms_of(model, batch) if type(one) is type(form)))
 
 
-def _of_its_kind(model: nn.Module, batch_size: int | None, generator: torch.Generator) -> Choice:
+def _choose_by_kind(model: nn.Module, batch_size: int | None, generator: torch.Generator) -> Choice:
     """A batch for a model of the transformers library: inputs and targets by its kind."""
 
     def draw() -> Batch:
@@ -169,33 +152,19 @@ def describe(batch: Batch, axis: int = 0) -> str:
     return "a single value" if not shape else f"{shape[0]} values" if len(shape) == 1 else "×".join(map(str, shape))
 
 
-def _draw(
-    model: nn.Module,
-    source: str | Dataset,
-    shape: tuple[int, ...] | None,
-    batch_size: int | None,
-    generator: torch.Generator,
-    axis: int,
-) -> Batch:
-    return _turned(_to_model(model, load_batch(source, batch_size=batch_size, generator=generator, shape=shape)), axis)
-
-
-def _turned(batch: Batch, axis: int) -> Batch:
-    """The batch with its samples along this axis."""
+def _draw(model: nn.Module, axis: int, load: Callable[[], Batch], *, targets: bool = True) -> Batch:
+    """A batch on the model's device, with its samples along this axis."""
+    batch = _to_model(model, load())
+    batch = batch if targets else replace(batch, targets=None)
     return replace(batch, inputs=batch.inputs.transpose(0, 1)) if axis else batch
 
 
 def _told(tell: Callable[[str], None] | None) -> Callable[[str, int, int | None], None] | None:
-    """Progress of a download in words."""
     if tell is None:
         return None
     return lambda name, done, total: tell(
         f"downloading {name}: {done / 1e6:.0f}{f' of {total / 1e6:.0f}' if total else ''} MB"
     )
-
-
-def _without_targets(draw: Callable[[], Batch]) -> Batch:
-    return replace(draw(), targets=None)
 
 
 def _data_for(shape: tuple[int, ...] | None) -> str:
@@ -216,7 +185,8 @@ def _propose(model: nn.Module, data: str | None) -> Iterator[tuple[str, tuple[in
                     yield f"tokens:{module.num_embeddings}", (SEQUENCE,)
                     yield f"tokens:{module.num_embeddings}", ()
             case nn.Conv2d():
-                yield from ((data or _image(module.in_channels), (module.in_channels, n, n)) for n in IMAGE_SIDES)
+                shapes = [(module.in_channels, side, side) for side in IMAGE_SIDES]
+                yield from ((data or _data_for(shape), shape) for shape in shapes)
             case nn.Conv1d():
                 yield from ((data or "gaussian", (module.in_channels, n)) for n in LINE_LENGTHS)
             case nn.Conv3d():
@@ -229,7 +199,8 @@ def _propose(model: nn.Module, data: str | None) -> Iterator[tuple[str, tuple[in
                 yield data or "gaussian", tuple(module.normalized_shape)
                 yield data or "gaussian", (SEQUENCE, *module.normalized_shape)
             case nn.BatchNorm2d():
-                yield from ((data or _image(module.num_features), (module.num_features, n, n)) for n in IMAGE_SIDES)
+                shapes = [(module.num_features, side, side) for side in IMAGE_SIDES]
+                yield from ((data or _data_for(shape), shape) for shape in shapes)
             case nn.BatchNorm1d():
                 yield data or _data_for((module.num_features,)), (module.num_features,)
             case nn.Linear():
@@ -241,14 +212,11 @@ def _propose(model: nn.Module, data: str | None) -> Iterator[tuple[str, tuple[in
     yield data or "digits", (64,)
 
 
-def _image(channels: int) -> str:
-    return "digits" if channels in (1, 3) else "gaussian"
-
-
 def _to_model(model: nn.Module, batch: Batch) -> Batch:
     """Inputs on the model's device and in its dtype; integers become floats where no embedding wants them."""
     weight = next((p for p in model.parameters() if p.is_floating_point()), None)
     dtype = weight.dtype if weight is not None else torch.get_default_dtype()
+    # a network without weights takes the batch where it is
     device = weight.device if weight is not None else batch.inputs.device
     targets = batch.targets
     tokens = any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in model.modules())
@@ -294,7 +262,7 @@ def _answer(model: nn.Module, batch: Batch, axis: int, count: int | None = 2) ->
     """What the model makes of a few samples in evaluation mode; it and the random states are as before afterwards."""
     tried = materializable(model)
     with calling("the network"), preserve(tried), torch.no_grad():
-        set_mode(tried, "eval", dropout=True)
+        set_mode(tried, "eval", dropout=True)  # batch norm of two samples would change its statistics
         if isinstance(batch.arguments, Mapping):
             return tried(**batch.arguments)
         if batch.arguments is not None:
@@ -306,6 +274,7 @@ def _answer(model: nn.Module, batch: Batch, axis: int, count: int | None = 2) ->
 def _has_classes(model: nn.Module, batch: Batch, axis: int) -> bool:
     """A network with fewer outputs than there are labels is measured without them."""
     output = _answer(model, batch, axis)
+    # labels beyond the outputs would be refused by the loss
     return isinstance(output, torch.Tensor) and output.ndim == 2 and output.shape[1] >= (batch.classes or 0)
 
 

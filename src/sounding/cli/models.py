@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import click
 
-from sounding.cli.output import console, print_json
+from sounding.cli.options import json_option
+from sounding.cli.output import print_json, say
 from sounding.errors import UsageError
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group()
 def models() -> None:
-    """Networks that have a name: give it where a command takes TARGET."""
+    """List networks that have a name, which can be given where a command takes TARGET."""
 
 
 @models.command(name="list")
-@click.option(
-    "--try", "attempt", is_flag=True, help="Build each network of the transformers library, which takes minutes."
-)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--try", "attempt", is_flag=True,
+              help="Build each network of the transformers library, which takes minutes.")  # fmt: skip
+@json_option
 def list_(attempt: bool, as_json: bool) -> None:
     """List the names, sorted by what the networks do.
 
@@ -30,7 +30,7 @@ def list_(attempt: bool, as_json: bool) -> None:
     try:
         found = hf_names()
     except UsageError as error:
-        found, missing = {}, str(error)
+        found, missing = {}, str(error)  # without the transformers library ours are listed all the same
     for name in [*found] if attempt else ():
         try:
             build_hf(f"hf:{name}")
@@ -40,12 +40,7 @@ def list_(attempt: bool, as_json: bool) -> None:
     if as_json:
         print_json({"ours": list(names()), "hf": there, "refused": refused, "missing": missing})
         return
-    screen = console()
-    screen.print(f"ours: {', '.join(names())}", markup=False, soft_wrap=True)
-    for task in sorted(set(there.values())):
-        told = ", ".join(f"hf:{name}" for name, own in there.items() if own == task)
-        screen.print(f"\n{task}: {told}", markup=False, soft_wrap=True)
-    for name, reason in refused.items():
-        screen.print(f"\nnot hf:{name}: {reason}", markup=False, soft_wrap=True)
-    if missing:
-        screen.print(f"\n{missing}", markup=False, soft_wrap=True)
+    by_task = {task: [f"hf:{name}" for name in there if there[name] == task] for task in sorted(set(there.values()))}
+    lines = [f"{kind}: {', '.join(known)}" for kind, known in {"ours": names(), **by_task}.items()]
+    lines += [f"not hf:{name}: {reason}" for name, reason in refused.items()]
+    say("\n\n".join(filter(None, [*lines, missing])))

@@ -17,7 +17,7 @@ def write_number(value: float) -> str:
         return "∞" if value > 0 else "-∞"
     if value == 0:
         return "0"
-    if 1e-3 <= abs(value) < 1e4:
+    if 1e-3 <= abs(value) < 1e4:  # where plain digits are no longer than an exponent
         return f"{value:#.3g}".rstrip(".") if abs(value) < 1000 else f"{value:.0f}"
     return f"{value:.1e}"
 
@@ -48,11 +48,11 @@ def write_log_norm(value: float) -> str:
         return "–"
     if math.isinf(value):
         return "0" if value < 0 else "∞"
-    decimal = value / math.log(10)
+    decimal = value / math.log(10)  # e^value may overflow, its decimal exponent does not
     if -2 <= decimal < 4:
         return f"{math.exp(value):#.2g}".rstrip(".")
     exponent = math.floor(decimal)
     mantissa = round(10 ** (decimal - exponent), 1)
-    if mantissa >= 10:
+    if mantissa >= 10:  # 9.96 rounds to 10.0
         mantissa, exponent = 1.0, exponent + 1
     return f"{mantissa}e{exponent:+03d}"

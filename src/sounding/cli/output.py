@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import json
 import os
@@ -11,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,26 +18,9 @@ from sounding.encoding import to_plain
 from sounding.errors import UsageError, clean
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from rich.console import Console
     from rich.table import Table
-
-
-def integer(value: Any) -> int:
-    """A whole number that a generator of torch takes; its range of 64 bits is told when it is left, not in the help."""
-    return click.IntRange(-(2**63), 2**63 - 1)(value)  # type: ignore[no-any-return]
-
-
-SEED = integer
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def with_options(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
-    """A decorator that gives a command several options, in the order in which its help shows them."""
-
-    def decorate(command: Command) -> Command:
-        return functools.reduce(lambda made, option: option(made), reversed(options), command)
-
-    return decorate
 
 
 def say(text: str, *, err: bool = False, nl: bool = True) -> None:
@@ -48,7 +30,30 @@ def say(text: str, *, err: bool = False, nl: bool = True) -> None:
 
 def print_json(value: Any) -> None:
     """One strict JSON object on stdout; everything but ASCII is escaped."""
-    click.echo(json.dumps(to_plain(value), indent=2, allow_nan=False))
+    click.echo(json.dumps(to_plain(value), indent=2, allow_nan=False))  # allow_nan=False: browsers and jq refuse NaN
+
+
+def draw(path: Path | None, make: Callable[[Any], Axes]) -> None:
+    """Make the picture with the module `sounding.cli.pictures` and write it, if one was asked for.
+
+    A command prints its result first: a disk that is full must not cost it.
+    """
+    if path is None:
+        return
+    from sounding.cli import pictures
+    from sounding.plot import save
+
+    save(make(pictures).figure, path)
+
+
+def present(result: Any, *, as_json: bool) -> None:
+    """A result as JSON or as a table."""
+    if as_json:
+        print_json(result.to_dict())
+        return
+    from sounding.cli.result import print_result  # not for --help, which needs no tables
+
+    print_result(result)
 
 
 def console(*, stderr: bool = False, quiet: bool = False) -> Console:
@@ -93,7 +98,15 @@ def despite_a_closed_pipe() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        close_stdout()
+
+
+def close_stdout() -> None:
+    """Print what is still buffered if that can be, and let it not fail once more when the process ends."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout once more when it ends
 
 
 @contextlib.contextmanager
@@ -119,30 +132,25 @@ def progress_over(what: str, *, quiet: bool = False) -> Iterator[Callable[[str, 
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
+        task = bar.add_task(what, total=None)  # the total is known with the first news
         yield lambda text, done, total: bar.update(task, description=text, completed=done, total=total)
 
 
 def require_writable(*paths: Path | None) -> None:
     """Find out before the work, not after it, that a result cannot be written; None stands for no file."""
-    for path in paths:
-        if path is not None:
-            _require_writable(path)
-
-
-def _require_writable(path: Path) -> None:
-    """UsageError unless a file can be written at this path."""
-    folder = path.parent
-    if path.is_dir():
-        raise UsageError(f"cannot write {path}: it is a folder", hint=f"{path / 'report.html'}")
-    if path.exists() and not path.is_file():
-        raise UsageError(f"cannot write {path}: it is no regular file", hint="another name")
-    if not folder.exists():
-        raise UsageError(f"cannot write {path}: there is no folder {folder}", hint=f"mkdir -p {folder}")
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}", hint="a folder of your own") from error
-    if path.exists() and not os.access(path, os.W_OK):
-        raise UsageError(f"cannot write {path}: the file is read-only", hint="another name")
+    for path in filter(None, paths):
+        folder = path.parent
+        if path.is_dir():
+            raise UsageError(f"cannot write {path}: it is a folder", hint=f"{path / 'report.html'}")
+        if path.exists() and not path.is_file():
+            raise UsageError(f"cannot write {path}: it is no regular file", hint="another name")
+        if not folder.exists():
+            raise UsageError(f"cannot write {path}: there is no folder {folder}", hint=f"mkdir -p {folder}")
+        try:
+            # permissions do not tell everything: a disk may be mounted read-only, or have no room
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror or error}", hint="a folder of your own") from error
+        if path.exists() and not os.access(path, os.W_OK):
+            raise UsageError(f"cannot write {path}: the file is read-only", hint="another name")

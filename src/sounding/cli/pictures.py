@@ -61,13 +61,13 @@ def kernel(activation: Any, result: Kernel) -> Axes:
     return axes
 
 
-def vanilla(activation: Any, *, weight_std: float, bias_std: float, depth: int = 50) -> Axes:
+def vanilla(activation: Any, *, weight_std: float, bias_std: float) -> Axes:
     """The correlation of two samples over depth, from three starts."""
     from sounding.theory.vanilla import trajectory
 
     lines = {}
     for start in (0.0, 0.5, 0.9):
-        path = trajectory(activation, weight_std=weight_std, bias_std=bias_std, depth=depth, correlation=start)
+        path = trajectory(activation, weight_std=weight_std, bias_std=bias_std, depth=50, correlation=start)
         series = path.series("mean_cosine")
         lines[f"from {start:g}"] = (series.layer, series.value)
     title = f"{activation}, σ_w {weight_std:g}, σ_b {bias_std:g}"
@@ -80,8 +80,8 @@ def edge(activation: Any, result: Critical) -> Axes:
 
     top = max(1.0, 1.25 * result.bias_std)
     biases = np.linspace(0.0, top, 9)
-    weights = [critical(activation, bias_std=float(bias)).weight_std for bias in biases]
-    values = [math.nan if weight is None else weight for weight in weights]
+    # None, where there is no edge, becomes NaN, which a line shows as a gap
+    values = np.array([critical(activation, bias_std=float(bias)).weight_std for bias in biases], dtype=float)
     axes = plot.plot_lines(
         {"χ₁ = 1": (biases, values)},
         xlabel="bias std σ_b",
@@ -93,11 +93,10 @@ def edge(activation: Any, result: Critical) -> Axes:
     return axes
 
 
-def profile(path: Profile, measure: str, *, title: str = "") -> Axes:
+def profile(path: Profile, measure: str, *, title: str) -> Axes:
     """One measure of a profile over depth."""
     axes = plot.plot_profile(path, measure)
-    if title:
-        axes.set_title(title, fontsize=10)
+    axes.set_title(title, fontsize=10)
     return axes
 
 
@@ -107,6 +106,7 @@ def bound(result: Bound) -> Axes:
         raise UsageError(f"{result.name} has no depth to draw it over", hint="leaving out --plot")
     (measure,) = result.profile.measures
     values = result.profile.series(measure).value
+    # a log axis where values span a factor of ten, and only then
     log = bool(np.all(values > 0)) and bool(values.max() > 10 * values.min())
     axes = plot.plot_profile(result.profile, measure, log=log)
     axes.set_title(f"{result.source} ({result.version})", fontsize=10)
@@ -126,7 +126,7 @@ def prescription(result: Prescription) -> Axes:
     )
 
 
-def depths(result: Depths, *, title: str = "") -> Axes:
+def depths(result: Depths, *, title: str) -> Axes:
     """What grows with depth and what does not: theory as lines with a 95% band, measurements as points."""
     axes = plot.new_axes()
     for name in dict.fromkeys(point.quantity for point in result.points):

@@ -7,10 +7,9 @@ from typing import Any
 
 import click
 
-from sounding.cli.output import print_json
+from sounding.cli.options import FILE, activated, batched, presented, whole
+from sounding.cli.output import draw, present, print_json
 from sounding.cli.predict_blocks import residual, transformer
-from sounding.cli.presentation import activated, batched, draw, present, presented, whole
-from sounding.cli.result import print_bound, print_bound_list, print_gram
 from sounding.errors import UsageError
 from sounding.limits import require_memory, require_time
 
@@ -20,7 +19,12 @@ LEAST_LAYER, FASTEST = 5e-5, 1e11  # seconds of a layer, and entries per second,
 
 @click.group()
 def predict() -> None:
-    """What theory says about a random network, without drawing a weight."""
+    """Say what theory expects of a random network, without drawing one.
+
+    A random network is one whose weights have just been drawn. The answers hold for wide networks. Keys such as
+    meanfield2019 and thesis2024 name the papers that they come from; `sounding claims list` shows what these papers
+    state.
+    """
 
 
 predict.add_command(residual)
@@ -33,11 +37,9 @@ predict.add_command(transformer)
 @click.option("--eps", type=float, default=0.0, help="Number that the norm adds to the variance.")
 @click.option("--scale", type=float, default=1.0, help="Scale γ of the norm, which gives γx + β to the activation.")
 @click.option("--shift", type=float, default=0.0, help="Shift β of the norm.")
-@click.option(
-    "--weight-std", "-w", type=float, default=1.0, metavar="W",
-    help="Weights have variance W²/fan-in; without --eps it changes nothing."
-)  # fmt: skip
-@click.option("--tolerance", type=float, default=1e-12, help="Error that the integrals may have.")
+@click.option("--weight-std", "-w", type=float, default=1.0, metavar="W",
+              help="Weights have variance W²/fan-in. Without --eps it changes nothing.")  # fmt: skip
+@click.option("--tolerance", type=float, default=1e-12, help="Largest error that the integrals may have.")
 @presented
 def batchnorm(activation: str, batch_size: float, as_json: bool, plot: Path | None, **options: float) -> None:
     """Say how signal and gradients travel through a random network with batch norm (meanfield2019).
@@ -107,62 +109,45 @@ def critical(activation: str, bias_std: float, as_json: bool, plot: Path | None)
 @predict.command(short_help="The Gram matrix of a whole batch over depth.")
 @activated
 @click.option("--depth", "-d", type=int, default=20, metavar="L", help="Number of layers.")
-@click.option(
-    "--batch-size", "-b", type=click.IntRange(min=2), metavar="B", help="Number of samples, with --correlation."
-)
+@click.option("--batch-size", "-b", type=click.IntRange(min=2), metavar="B",
+              help="Number of samples, with --correlation.")  # fmt: skip
 @click.option("--correlation", "-c", type=float, metavar="C", help="Correlation of every two input samples.")
-@click.option("--decaying", is_flag=True, help="Input samples k apart have correlation C^k instead.")
-@click.option(
-    "--gram",
-    "file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Gram matrix of the input samples, as .npy or .npz, instead of --correlation.",
-)
+@click.option("--decaying", is_flag=True, help="Input samples k places apart have correlation C^k instead.")
+@click.option("--gram", "file", type=FILE, metavar="FILE",
+              help="Gram matrix of the input samples, as .npy or .npz, instead of --correlation.")  # fmt: skip
 @click.option("--eps", type=float, default=0.0, help="Number that batch norm adds to the variance.")
 @click.option("--width", type=int, metavar="W", help="Also say how far a network of this width strays from theory.")
-@click.option(
-    "--method",
-    type=click.Choice(["auto", "quadrature", "sampled"]),
-    default="auto",
-    help="How expectations without a formula are found: quadrature (double integrals) or sampled (Monte Carlo); "
-    "auto takes integrals up to 300 of them, 75 with eps.",
-)
+@click.option("--method", type=click.Choice(["auto", "quadrature", "sampled"]), default="auto",
+              help="How means are found that have no formula: by quadrature (double integrals), or sampled (Monte "
+              "Carlo). auto takes up to 300 integrals, 75 with --eps, and samples where more are needed.")  # fmt: skip
 @click.option("--samples", type=int, default=200_000, help="Batches that each sampled layer draws.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the sampling.")
 @presented
 def gram(
-    activation: str,
-    depth: int,
-    batch_size: int | None,
-    correlation: float | None,
-    decaying: bool,
-    file: Path | None,
-    width: int | None,
-    seed: int,
-    as_json: bool,
-    plot: Path | None,
-    **options: Any,
-) -> None:
-    """Follow the Gram matrix of a batch, the products between its samples, through batch norm layers.
+    activation: str, depth: int, batch_size: int | None, correlation: float | None, decaying: bool, file: Path | None,
+    width: int | None, seed: int, as_json: bool, plot: Path | None, **options: Any
+) -> None:  # fmt: skip
+    """Follow the Gram matrix of a batch through batch norm layers (thesis2024, chapter 3).
 
-    The answer says where it ends and how fast (thesis2024, chapter 3). Give --batch-size and --correlation, or --gram.
+    The Gram matrix holds the inner products between the samples of a batch. The answer says where it ends, and how
+    fast it gets there. Give --batch-size and --correlation, or --gram.
     """
     import numpy as np
 
     from sounding import predict as theory
+    from sounding.cli.result import print_gram
     from sounding.cli.settings import input_gram
 
     start = input_gram(file, batch_size=batch_size, correlation=correlation, decaying=decaying)
     generator = np.random.default_rng(seed)
     told = f"{depth} layers of {len(start)} samples"
-    require_memory(8.0 * depth * len(start) ** 2, what=told)
+    require_memory(8.0 * depth * len(start) ** 2, what=told)  # 8 bytes for each entry of every layer's matrix
     require_time(depth * (LEAST_LAYER + len(start) ** 2 / FASTEST), what=told)
     result = theory.gram(activation, start, depth=depth, generator=generator, **options)
     data = result.to_dict()
     if width is not None:
         deviation = theory.gram_deviation(activation, batch_size=len(start), width=width, generator=generator)
-        known = ("activation", "batch_size")
+        known = ("activation", "batch_size")  # which the prediction has told already
         data["deviation"] = {key: value for key, value in deviation.to_dict().items() if key not in known}
     if as_json:
         print_json(data)
@@ -173,42 +158,32 @@ def gram(
 
 @predict.command(short_help="The theorems of the papers, evaluated.")
 @click.argument("name", required=False)
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Value of a parameter of the theorem; @FILE.npy for a matrix.",
-)
-@click.option(
-    "--version",
-    type=click.Choice(["corrected", "printed"]),
-    help="Whether the theorem is taken as the paper prints it or as corrected [default: corrected].",
-)
-@click.option("--activation", "-a", metavar="A", help="Take the theorem's kernel numbers from this activation.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE",
+              help="Value of a parameter of the theorem. @FILE.npy stands for a matrix.")  # fmt: skip
+@click.option("--version", type=click.Choice(["corrected", "printed"]),
+              help="Take the theorem as the paper prints it, or as corrected [default: corrected].")  # fmt: skip
+@click.option("--activation", "-a", metavar="A",
+              help="Compute the numbers that the theorem takes from an activation for this one.")  # fmt: skip
 @click.option("--norm", type=click.Choice(NORMS), default="none", help="Normalization beside --activation.")
 @presented
 def bounds(
-    name: str | None,
-    settings: tuple[str, ...],
-    version: str | None,
-    activation: str | None,
-    norm: str,
-    as_json: bool,
-    plot: Path | None,
-) -> None:
+    name: str | None, settings: tuple[str, ...], version: str | None, activation: str | None, norm: str, as_json: bool,
+    plot: Path | None
+) -> None:  # fmt: skip
     """List the theorems of the papers, or evaluate the theorem NAME for numbers of yours.
+
+    A theorem bounds a quantity from above or below, under assumptions that the answer lists.
 
     Example: sounding predict bounds rank2020-theorem2 --set width=64 --set regularity=0.5
     """
+    from sounding.cli.result import print_bound, print_bound_list
     from sounding.cli.settings import parse_settings
     from sounding.theory.bounds import THEOREMS, evaluate, kernel_numbers, parameters
 
     if name is None:
         if settings or version or activation or plot:
-            raise UsageError(
-                "expected the name of a theorem with these options, got none", hint="sounding predict bounds"
-            )
+            told = "expected the name of a theorem with these options, got none"
+            raise UsageError(told, hint="sounding predict bounds")
         if as_json:
             print_json({"bounds": {known: list(parameters(known)) for known in THEOREMS}})
         else:
@@ -218,13 +193,11 @@ def bounds(
     if version:
         arguments["version"] = version
     if activation:
+        # what --set says goes before what follows from the activation
         arguments = {**kernel_numbers(name, activation, norm=norm), **arguments}  # type: ignore[arg-type]
     bound = evaluate(name, **arguments)
     if as_json:
-        data = bound.to_dict()
-        if bound.profile is not None:
-            data["profile"] = bound.profile.to_dict()
-        print_json(data)
+        print_json(bound.to_dict() | ({} if bound.profile is None else {"profile": bound.profile}))
     else:
         print_bound(bound)
     draw(plot, lambda pictures: pictures.bound(bound))

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from sounding.cli.output import with_options
-from sounding.cli.presentation import activated, draw, present, presented
+from sounding.cli.options import activated, presented, with_options
+from sounding.cli.output import draw, present
 from sounding.errors import UsageError
 
 # the same words as in `sounding.theory.blocks`, which would load numpy for `--help`
@@ -21,54 +21,34 @@ def blocks(*, init: str, expansion: float, correlation: float) -> Callable[[Any]
     """The options that residual networks and transformers share, with their own defaults."""
     return with_options(
         click.option("--depth", "-d", type=int, required=True, metavar="L", help="Number of blocks."),
-        click.option(
-            "--placement",
-            type=click.Choice(PLACEMENTS),
-            default="pre",
-            help="Where the norm stands: pre is x + f(norm x), post is norm(x + f(x)), branch is x + norm(f(x)) as in "
-            "OLMo 2, deepnorm is post with a scaled skip connection, none is x + f(x).",
-        ),
-        click.option(
-            "--branch-scale",
-            type=float,
-            default=1.0,
-            help="Factor c in front of a branch, x + c·f(x), as in LayerScale and ReZero.",
-        ),
+        click.option("--placement", type=click.Choice(PLACEMENTS), default="pre",
+                     help="Where the norm stands, with x the input of a block and f its branch. pre: x + f(norm(x)). "
+                     "post: norm(x + f(x)). branch: x + norm(f(x)), as in OLMo 2. deepnorm: post with a scaled skip "
+                     "connection. none: x + f(x)."),
+        click.option("--branch-scale", type=float, default=1.0,
+                     help="Factor c in front of a branch, x + c·f(x), as in LayerScale and ReZero."),
         click.option("--init", type=click.Choice(INITS), default=init, help="Initialization of the weights."),
-        click.option(
-            "--gain",
-            "given",
-            multiple=True,
-            metavar="NAME=G",
-            help="Fan-in times variance of one weight matrix, for example down=0.1.",
-        ),
-        click.option(
-            "--width", type=click.IntRange(min=1), metavar="D", help="Features between blocks; needed with --init gpt2."
-        ),
-        click.option(
-            "--expansion", type=float, default=expansion, help="Hidden features of a block over those between blocks."
-        ),
-        click.option(
-            "--mean-square",
-            type=float,
-            help="Mean square of the input [default: 1; with --init gpt2 that of its embeddings].",
-        ),
-        click.option(
-            "--correlation", "-c", type=float, default=correlation, help="Correlation of two inputs or tokens."
-        ),
-    )
+        click.option("--gain", "given", multiple=True, metavar="NAME=G",
+                     help="Fan-in times variance of one weight matrix, for example down=0.1."),
+        click.option("--width", type=click.IntRange(min=1), metavar="D",
+                     help="Features between blocks. --init gpt2 needs it."),
+        click.option("--expansion", type=float, default=expansion,
+                     help="Hidden features of a block, as a multiple of the features between blocks."),
+        click.option("--mean-square", type=float,
+                     help="Mean square of the input [default: 1; with --init gpt2 that of its embeddings]."),
+        click.option("--correlation", "-c", type=float, default=correlation,
+                     help="Correlation of two inputs or tokens."),
+    )  # fmt: skip
 
 
 attended = with_options(
-    click.option(
-        "--tokens", "-n", type=int, required=True, metavar="N", help="Number of tokens, which all see each other."
-    ),
+    click.option("--tokens", "-n", type=int, required=True, metavar="N",
+                 help="Number of tokens, which all see each other."),
     click.option("--head-size", type=int, default=64, help="Features of one head."),
-    click.option(
-        "--score-scale", type=float, metavar="S", help="Factor of the attention scores [default: 1/√(head size)]."
-    ),
+    click.option("--score-scale", type=float, metavar="S",
+                 help="Factor of the attention scores [default: 1/√(head size)]."),
     click.option("--query-norm", is_flag=True, help="Normalize the queries and keys of each head (QK-norm)."),
-)
+)  # fmt: skip
 
 
 @click.command(short_help="Residual blocks: growth of stream and gradients.")
@@ -76,9 +56,10 @@ attended = with_options(
 @blocks(init="he", expansion=1.0, correlation=0.5)
 @presented
 def residual(given: tuple[str, ...], as_json: bool, plot: Path | None, **options: Any) -> None:
-    """Say how signal and gradients grow through residual blocks of a perceptron each, and how deep they train.
+    """Say how signal and gradients grow through residual blocks, and how deep such networks train.
 
-    The stream is what runs between the blocks, to which every block adds.
+    Each block is a perceptron with one hidden layer. The stream is what runs between the blocks, to which every block
+    adds.
     """
     from sounding import predict as theory
 
@@ -91,10 +72,10 @@ def residual(given: tuple[str, ...], as_json: bool, plot: Path | None, **options
 @attended
 @presented
 def transformer(given: tuple[str, ...], as_json: bool, plot: Path | None, **options: Any) -> None:
-    """Say how signal and gradients grow through transformer blocks, whether tokens become alike, and whether attention
-    collapses to one token.
+    """Say how signal and gradients grow through transformer blocks.
 
-    The stream is what runs between the blocks, to which every block adds.
+    The answer also says whether tokens become alike, and whether attention looks at few tokens only. The stream is what
+    runs between the blocks, to which every block adds.
     """
     from sounding import predict as theory
 

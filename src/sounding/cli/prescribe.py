@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.output import console, print_json, working
+from sounding.cli.options import activated, as_json, batched, presented, whole
+from sounding.cli.output import console, draw, new_table, print_json, working
 from sounding.cli.predict_blocks import attended, blocks, named_gains
-from sounding.cli.presentation import activated, as_json, batched, draw, presented, whole
 from sounding.look import TERMINAL_BAD
 
 if TYPE_CHECKING:
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
     from sounding.theory.prescribe import Prescription
 
-margin = click.option(
-    "--margin", type=float, default=3.0, help="Theory must allow this many times the depth; 1 leaves no reserve."
-)
+margin = click.option("--margin", type=float, default=3.0,
+                      help="Theory must allow this many times the depth. 1 leaves no reserve.")  # fmt: skip
 HOW_LARGE = "root mean square change of what enters the activation, in its standard deviations; the smallest is first"
 
 
@@ -32,7 +31,8 @@ class DefaultGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the default command in front of options."""
-        named = not args or args[0] in self.commands or args[0] in ("-h", "--help")
+        # the help of the group lists its commands, so --help alone is meant for it
+        named = not args or not args[0].startswith("-") or args[0] in ("-h", "--help")
         return super().parse_args(ctx, args if named else [self.default, *args])
 
 
@@ -40,7 +40,8 @@ class DefaultGroup(click.Group):
 def prescribe() -> None:
     """Say what must change for a network to train at a wanted depth.
 
-    Where no command is named, batchnorm is meant.
+    Theory says to which depth a random network trains. Where that is not deep enough, each answer is a change that
+    makes it so, the smallest first. Where no command is named, batchnorm is meant.
     """
 
 
@@ -49,21 +50,18 @@ def prescribe() -> None:
 @batched
 @click.option("--depth", "-d", type=int, required=True, metavar="L", help="Number of layers that should train.")
 @margin
-@click.option(
-    "--weight-std", "-w", type=float, default=1.0, metavar="W",
-    help="Weights have variance W²/fan-in; nn.Linear starts with 0.577."
-)  # fmt: skip
+@click.option("--weight-std", "-w", type=float, default=1.0, metavar="W",
+              help="Weights have variance W²/fan-in. nn.Linear starts with 0.577.")  # fmt: skip
 @presented
 def batchnorm(activation: str, batch_size: float, as_json: bool, plot: Path | None, **options: Any) -> None:
-    """Which eps, shift, scale, gains or weights make a batch norm network trainable by theory to depth L."""
+    """Say which eps, shift, scale, gains or weights make a batch norm network trainable to depth L, by theory.
+
+    Shift and scale are the β and γ of the norm. Gains are factors in front of the activations that fall from layer to
+    layer.
+    """
     from sounding.theory.prescribe import prescribe as solve
 
-    with working("searching the smallest change", quiet=as_json):
-        result = solve(activation, batch_size=whole(batch_size), **options)
-    if as_json:
-        print_json(result)
-    else:
-        print_prescription(result)
+    result = _show(lambda: solve(activation, batch_size=whole(batch_size), **options), print_prescription, as_json)
     draw(plot, lambda pictures: pictures.prescription(result))
 
 
@@ -72,11 +70,11 @@ def batchnorm(activation: str, batch_size: float, as_json: bool, plot: Path | No
 @blocks(init="he", expansion=1.0, correlation=0.5)
 @margin
 @as_json
-def residual(given: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Which branch scale, initialization or placement of the norm takes residual blocks to depth L."""
+def residual(activation: str, given: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Say which branch scale, initialization or placement of the norm makes residual blocks trainable to depth L."""
     from sounding.theory.prescribe_blocks import prescribe_residual
 
-    _show(prescribe_residual, given, options, as_json=as_json)
+    _show(lambda: prescribe_residual(activation, gain=named_gains(given), **options), click.echo, as_json)
 
 
 @prescribe.command(short_help="Transformer blocks: branch scale, initialization, norms, scores.")
@@ -85,26 +83,25 @@ def residual(given: tuple[str, ...], as_json: bool, **options: Any) -> None:
 @attended
 @margin
 @as_json
-def transformer(given: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Which branch scale, initialization, placement of the norm or scale of scores takes a transformer to depth L."""
+def transformer(activation: str, given: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Say which change makes a transformer trainable to depth L.
+
+    Changes are the branch scale, the initialization, the placement of the norm and the scale of the attention scores.
+    """
     from sounding.theory.prescribe_blocks import prescribe_transformer
 
-    _show(prescribe_transformer, given, options, as_json=as_json)
+    _show(lambda: prescribe_transformer(activation, gain=named_gains(given), **options), click.echo, as_json)
 
 
-def _show(solve: Callable[..., Any], given: tuple[str, ...], options: dict[str, Any], *, as_json: bool) -> None:
+def _show(solve: Callable[[], Any], show: Callable[[Any], None], as_json: bool) -> Any:
     with working("searching the smallest change", quiet=as_json):
-        result = solve(options.pop("activation"), gain=named_gains(given), **options)
-    if as_json:
-        print_json(result)
-    else:
-        click.echo(str(result))
+        result = solve()
+    (print_json if as_json else show)(result)
+    return result
 
 
 def print_prescription(result: Prescription) -> None:
     """What the network does now, the options as a table with their basis, what cannot help and why."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     screen = console()
@@ -115,23 +112,21 @@ def print_prescription(result: Prescription) -> None:
         screen.print(Text("Nothing searched reaches this depth.", style=f"bold {TERMINAL_BAD}"))
     else:
         bases = list(dict.fromkeys(option.rests_on for option in result.options))
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
-        table.add_column("change")
-        for heading in ("growth", "trainable depth", "how large", "basis"):
-            table.add_column(heading, justify="right", no_wrap=True)
+        table = new_table("change", ">growth", ">trainable depth", ">how large", ">basis")
+        table.columns[0].no_wrap = False
         for option in result.options:
             deep = "any" if math.isinf(option.trainable_depth) else f"{option.trainable_depth:.0f}"
             basis = Text(f"[{bases.index(option.rests_on) + 1}]")
             table.add_row(Text(option.change), f"×{option.growth:.5g}", deep, f"{option.size:.2f}", basis)
         screen.print(table)
+        # changes that rest on the same result of theory share its note
         notes = [(f"[{i}]", basis) for i, basis in enumerate(bases, start=1)]
         screen.print(_notes([*notes, ("how large", HOW_LARGE)]))
-    reasons: dict[str, list[str]] = {}
-    for failure in result.unreachable:
-        reasons.setdefault(failure.why, []).append(failure.kind)
-    if reasons:
+    if result.unreachable:
+        reasons = dict.fromkeys(failure.why for failure in result.unreachable)  # what fails alike is told once
+        kinds = {why: ", ".join(one.kind for one in result.unreachable if one.why == why) for why in reasons}
         screen.print()
-        screen.print(_notes([(f"not by {', '.join(kinds)}", why) for why, kinds in reasons.items()]))
+        screen.print(_notes([(f"not by {kinds[why]}", why) for why in reasons]))
 
 
 def _notes(pairs: list[tuple[str, str]]) -> Table:

@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import importlib.util
+import io
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sounding.cli.check import LEAST_REPEAT
+from sounding.cli.options import file_option, json_beside, quiet_option
 from sounding.cli.output import console, print_json, require_writable, working
 from sounding.cli.subject import Wanted, on_network, opened
-from sounding.cli.weights import require_weights_path, write_weights
 from sounding.errors import ExitCode, UsageError
+from sounding.files import place
 from sounding.limits import require_time
 
 if TYPE_CHECKING:
-    import torch
+    from torch import nn
 
     from sounding.repair.plan import Plan
     from sounding.repair.recommend import Recommendation
 
 AUTO = "auto"
-
-
-@dataclass(frozen=True)
-class Repaired:
-    """The plan of a network, and what was recommended if that was asked."""
-
-    plan: Plan
-    recommendation: Recommendation | None
-    about: dict[str, Any]
+TORCH_ENDINGS = (".pt", ".pth", ".bin")
+SAFETENSORS = ".safetensors"
 
 
 class ListsMethods(click.Command):
@@ -47,63 +44,30 @@ class ListsMethods(click.Command):
 
 @click.command(cls=ListsMethods)
 @click.argument("target")
-@click.option(
-    "--method",
-    "-m",
-    required=True,
-    metavar="NAME[,NAME…]|auto",
-    help="The cure; several are applied in their order; auto tries them on copies and takes the best.",
-)
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="METHOD.KEY=VALUE",
-    help="Option of a cure, such as tune_batchnorm.shift=2.",
-)
+@click.option("--method", "-m", required=True, metavar="NAME[,NAME…]|auto",
+              help="The cure. Several are applied in order. auto tries them on copies and takes the best.")  # fmt: skip
+@click.option("--set", "settings", multiple=True, metavar="METHOD.KEY=VALUE",
+              help="Option of a cure, such as tune_batchnorm.shift=2.")  # fmt: skip
 @click.option("--exclude", metavar="NAME[,NAME…]", help="Cures that auto does not try, such as raise_rank.")
-@click.option(
-    "--steps",
-    type=click.IntRange(min=0),
-    help="Steps of training on which auto compares the likeliest cures [default: 20].",
-)
+@click.option("--steps", type=click.IntRange(min=0), metavar="N",
+              help="Train for N steps to compare the cures that auto finds most likely [default: 20].")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Show what would change and what it would do; write no weights.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the repaired weights, as .pt or .safetensors."
-)
+@file_option("--out", "Write the repaired weights, as .pt or .safetensors.")
 @on_network(least=2)
-@click.option(
-    "--repeats", type=click.IntRange(min=1), default=1, help="Number of batches to check on, before and after."
-)
-@click.option(
-    "--html",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write a report of before and after as one HTML file.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout; the text goes to stderr.")
-@click.option("--quiet", "-q", is_flag=True, help="Print only the verdict.")
+@click.option("--repeats", type=click.IntRange(min=1), default=1,
+              help="Number of batches to check on, before the cure and after it.")  # fmt: skip
+@file_option("--html", "Write a report of before and after as one HTML file.")
+@json_beside
+@quiet_option("Print only the verdict.")
 @click.pass_context
 def repair(
-    ctx: click.Context,
-    target: str,
-    method: str,
-    settings: tuple[str, ...],
-    exclude: str | None,
-    steps: int | None,
-    dry_run: bool,
-    out: Path | None,
-    wanted: Wanted,
-    repeats: int,
-    html: Path | None,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+    ctx: click.Context, target: str, method: str, settings: tuple[str, ...], exclude: str | None, steps: int | None,
+    dry_run: bool, out: Path | None, wanted: Wanted, repeats: int, html: Path | None, as_json: bool, quiet: bool
+) -> None:  # fmt: skip
     """Mend a network: try a cure, show what it changes and whether it helps, write the weights.
 
-    TARGET is file.py:name or package.module:name, a torch.nn.Module or a callable without arguments that makes one.
-    The network is checked before and after on a batch that the cure has not seen, and what the cure makes worse is
-    told too. --dry-run writes nothing.
+    A cure is one of the methods that are listed below. TARGET is written as for `sounding check`. The network is
+    checked before and after on a batch that the cure has not seen, and what the cure makes worse is told too.
 
     \b
     Exit codes: 0 healthy after the repair, 1 a finding of high severity remains or was caused,
@@ -111,10 +75,8 @@ def repair(
     130 interrupted.
     """
     if dry_run and out is not None:
-        raise UsageError(
-            f"expected --out with weights to write, got --out {out} with --dry-run, which changes and writes none",
-            hint="one of the two",
-        )
+        told = f"expected --out or --dry-run, which writes no weights, got both (--out {out})"
+        raise UsageError(told, hint="one of the two")
     require_time(LEAST_REPEAT * repeats, what=f"{repeats} repeats")
     require_writable(html)
     if out is not None:
@@ -127,14 +89,14 @@ def repair(
         raise UsageError(f"--exclude and --steps belong to --method auto, got --method {method}", hint="--method auto")
     require_time(LEAST_REPEAT * (steps or 0), what=f"trials of {steps} steps")
     with working("loading", quiet=quiet) as tell:
-        repaired = _repair(target, method, wanted, options, search, repeats, tell)
-    plan = repaired.plan
+        plan, recommendation, about = _repair(target, method, wanted, options, search, repeats, tell)
     if not dry_run:
         plan.apply()
     files: dict[str, Path] = {}
     try:
         if out is not None:
-            files["Weights"] = write_weights(plan.model, out)
+            write_weights(plan.model, out)
+            files["Weights"] = out
         if html is not None:
             from sounding.report.repair import write_repair_html
 
@@ -142,8 +104,17 @@ def repair(
             files["Report"] = html
     finally:  # a disk that is full must not cost the result, which says what was written
         if as_json:
-            print_json(_to_json_object(repaired, target=target, written=files.get("Weights"), dry_run=dry_run))
-        _print(repaired, console(stderr=as_json, quiet=quiet and as_json), files=files, quiet=quiet)
+            print_json({
+                "target": target,
+                **plan.to_dict(),
+                "status": plan.evidence.after.verdict.status,
+                "healthy": plan.evidence.healthy,
+                "dry_run": dry_run,
+                "weights": str(out) if "Weights" in files else None,
+                "recommendation": recommendation,
+                "environment": about,
+            })  # fmt: skip
+        _print(plan, recommendation, console(stderr=as_json, quiet=quiet and as_json), files=files, quiet=quiet)
     ctx.exit(ExitCode.of(plan.evidence.after.verdict.status))
 
 
@@ -155,37 +126,32 @@ def parse_options(settings: tuple[str, ...], method: str) -> dict[str, dict[str,
     """
     from sounding.cli.settings import parse_value
 
-    words = {"true": True, "false": False, "none": None}
+    words = {"true": True, "false": False, "none": None}  # spelled in any case
     parsed: dict[str, dict[str, Any]] = {}
     for setting in settings:
         left, separator, text = setting.partition("=")
         name, dot, key = left.strip().partition(".")
-        if separator and not dot and "," not in method and method != AUTO:
+        if separator and not dot and "," not in method and method != AUTO:  # one method: it need not be named
             name, key = method, name
         key = key.replace("-", "_")
         if not separator or not key.isidentifier():
             raise UsageError(f"expected --set METHOD.KEY=VALUE, got {setting!r}", hint="--set tune_batchnorm.shift=2")
-        value = words.get(text.strip().lower(), ...)
-        parsed.setdefault(name.strip(), {})[key] = parse_value(text.strip()) if value is ... else value
+        text = text.strip()
+        parsed.setdefault(name.strip(), {})[key] = words[text.lower()] if text.lower() in words else parse_value(text)
     return parsed
 
 
 def _repair(
-    target: str,
-    method: str,
-    wanted: Wanted,
-    options: Any,
-    search: dict[str, Any],
-    repeats: int,
-    tell: Callable[[str], None],
-) -> Repaired:
-    """The network with the plan of its cure, which auto looks for among all."""
+    target: str, method: str, wanted: Wanted, options: Any, search: dict[str, Any], repeats: int,
+    tell: Callable[[str], None]
+) -> tuple[Plan, Recommendation | None, dict[str, Any]]:  # fmt: skip
+    """The plan of a network's cure, what was recommended if auto looked for it among all, and what it was tried on."""
     from sounding.repair.methods import choose_methods
     from sounding.repair.plan import plan as make_plan
     from sounding.repair.recommend import recommend
 
     if method != AUTO:
-        choose_methods(method, options)
+        choose_methods(method, options)  # refuses a name or an option that is wrong before the network is made
     with opened(wanted, lambda: wanted.load(target)) as at:
         (model,), chosen = at.models, at.chosen
         if chosen.axis:
@@ -194,12 +160,7 @@ def _repair(
                 hint="a module that transposes its input first",
             )
         batch = chosen.batch
-
-        def draw() -> tuple[Any, torch.Tensor | None]:
-            drawn = chosen.draw()
-            return drawn.given, drawn.targets
-
-        fresh = draw if chosen.endless else None
+        fresh = at.draw if chosen.endless else None  # a file has no samples that the cure has not seen
         evidence: dict[str, Any] = {"loss": at.loss, "repeats": repeats, "fresh": fresh, "generator": at.generator}
         recommendation = None
         methods: Any = method
@@ -224,38 +185,21 @@ def _repair(
             **evidence,
         )
         plan.evidence = plan.evidence.for_target(target)
-        return Repaired(plan, recommendation, {"target": target, "data": at.data, "seed": wanted.seed})
+        return plan, recommendation, {"target": target, "data": at.data, "seed": wanted.seed}
 
 
-def _to_json_object(repaired: Repaired, *, target: str, written: Path | None, dry_run: bool) -> dict[str, Any]:
-    plan = repaired.plan
-    recommended = repaired.recommendation
-    return {
-        "target": target,
-        **plan.to_dict(),
-        "status": plan.evidence.after.verdict.status,
-        "healthy": plan.evidence.healthy,
-        "dry_run": dry_run,
-        "weights": None if written is None else str(written),
-        "recommendation": None if recommended is None else recommended.to_dict(),
-        "environment": repaired.about,
-    }
-
-
-def _print(repaired: Repaired, prose: Any, *, files: dict[str, Path], quiet: bool) -> None:
-    """Print the plan with its evidence, in front of it what was recommended, behind it what was written."""
+def _print(
+    plan: Plan, recommendation: Recommendation | None, prose: Any, *, files: dict[str, Path], quiet: bool
+) -> None:
     from sounding.cli.table import write_verdict
 
-    plan = repaired.plan
     if quiet:
         prose.print(write_verdict(plan.evidence.after), soft_wrap=True)
         return
 
-    def say(text: str) -> None:
-        prose.print(text, markup=False, soft_wrap=True)
-
-    if repaired.recommendation is not None:
-        say(f"{repaired.recommendation}\n")
+    say = functools.partial(prose.print, markup=False, soft_wrap=True)
+    if recommendation is not None:
+        say(f"{recommendation}\n")
     say(str(plan))
     recipe = plan.recipe()
     if "Weights" in files:
@@ -267,3 +211,34 @@ def _print(repaired: Repaired, prose: Any, *, files: dict[str, Path], quiet: boo
         say(f"\nWeights files hold no new modules or settings. On a new network, before load_state_dict, run:\n{lines}")
     if "Report" in files:
         say(f"\nReport: {files['Report']}")
+
+
+def require_weights_path(path: Path) -> None:
+    """Find out before the work that a weights file cannot be written."""
+    if path.suffix not in (*TORCH_ENDINGS, SAFETENSORS):
+        told = f"expected a weights file ending in .pt or {SAFETENSORS}, got {str(path)!r}"
+        raise UsageError(told, hint=f"{path.with_suffix('.pt')}")
+    if path.suffix == SAFETENSORS and importlib.util.find_spec("safetensors") is None:
+        raise UsageError(
+            f"{path} needs the package 'safetensors', which is not installed",
+            hint=f"pip install safetensors, or {path.with_suffix('.pt')}, which torch loads with weights_only=True",
+        )
+    require_writable(path)
+
+
+def write_weights(model: nn.Module, path: Path) -> None:
+    """The state_dict of a model: `torch.load(path, weights_only=True)` or safetensors' `load_file` reads it."""
+    import torch
+
+    # values on the CPU, each tensor by itself: a view would drag its whole storage into the file
+    values = {name: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+              for name, value in model.state_dict().items()}  # fmt: skip
+    if path.suffix == SAFETENSORS:
+        # the library refuses tensors that are not contiguous
+        tensors = {name: value.contiguous() for name, value in values.items() if isinstance(value, torch.Tensor)}
+        data: bytes = importlib.import_module("safetensors.torch").save(tensors)
+    else:
+        buffer = io.BytesIO()
+        torch.save(values, buffer)
+        data = buffer.getvalue()
+    place(path, data)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sounding.cli.options import json_option, quiet_option
 from sounding.cli.output import console, print_json, progress_over, say
 from sounding.encoding import fields_of
 from sounding.errors import ExitCode, InterruptedRun, SoundingError, UsageError
@@ -23,46 +24,33 @@ MEASURE = "sounding.cli.reproduce:measure_row"
 
 @click.command()
 @click.argument("ids", nargs=-1, metavar="[ID]...")
-@click.option(
-    "--paper", "papers", multiple=True, metavar="KEY", help="Measure all rows of a paper: rank2020, orth2021, ..."
-)
+@click.option("--paper", "papers", multiple=True, metavar="KEY",
+              help="Measure all rows of a paper: rank2020, orth2021, ...")  # fmt: skip
 @click.option("--all", "everything", is_flag=True, help="Measure all rows.")
-@click.option(
-    "--scale",
-    default="quick",
-    help="How large the runs are: quick, standard or paper; a row without it takes its nearest.",
-)
+@click.option("--scale", default="quick",
+              help="How large the runs are: quick, standard or paper. A row without this scale takes the next smaller "
+              "one that it has.")  # fmt: skip
 @click.option("--device", default="cpu", help="Device: cpu, cuda or cuda:1.")
 @click.option("--out", type=click.Path(), default=OUT, metavar="DIR",
-              help="Folder of the results; a row with a result of these options is not measured again.")  # fmt: skip
-@click.option(
-    "--seed", "--random-seed", "seeds", multiple=True, metavar="S", help="Seed of the random numbers [default: 0]."
-)
+              help="Folder of the results. A row with a result of these options is not measured again.")  # fmt: skip
+@click.option("--seed", "--random-seed", "seeds", multiple=True, metavar="S",
+              help="Seed of the random numbers [default: 0].")  # fmt: skip
 @click.option("--jobs", type=int, default=1, metavar="J", help="Number of rows measured at a time, on the cpu.")
-@click.option("--cluster", metavar="C", help="Who works: local:4 or tcp://HOST:8786, as for sounding sweep.")
-@click.option("--force", is_flag=True, help="Measure again what has a result.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-@click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
+@click.option("--cluster", metavar="C", help="Which machines work: local:4 or tcp://HOST:8786, as in sounding sweep.")
+@click.option("--force", is_flag=True, help="Measure also the rows that have a result.")
+@json_option
+@quiet_option()
 def reproduce(
-    ids: tuple[str, ...],
-    papers: tuple[str, ...],
-    everything: bool,
-    scale: Scale,
-    device: str,
-    out: str,
-    seeds: tuple[str, ...],
-    jobs: int,
-    cluster: str | None,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-) -> int:
+    ids: tuple[str, ...], papers: tuple[str, ...], everything: bool, scale: Scale, device: str, out: str,
+    seeds: tuple[str, ...], jobs: int, cluster: str | None, force: bool, as_json: bool, quiet: bool
+) -> int:  # fmt: skip
     """Measure again what the papers state: figures, tables and theorems, by ID, by paper, or all of them.
 
-    A row is one statement of a paper; `sounding claims list` has the IDs.
+    One statement of a paper is called a row, and has an ID; `sounding claims list` shows them.
 
-    Each result is a folder DIR/ID/SCALE: result.json, numbers.csv, series.csv, figure.svg, figure.png, and
-    their SHA256SUMS. Interrupted, the finished ones stay, and the same command goes on with the rest.
+    Each result is a folder DIR/ID/SCALE with result.json, numbers.csv, series.csv, figure.svg, figure.png and
+    SHA256SUMS. If the command is interrupted, the results that are finished stay, and the same command goes on with the
+    rest.
 
     \b
     Exit codes: 0 all rows were measured, whatever their verdicts; 2 wrong usage; 3 a row failed (the others are kept);
@@ -134,7 +122,7 @@ def _run(
 
     by_id = {row.id: row for row in rows}
     workers = None if cluster else min(jobs, len(rows))
-    threads = max(1, (os.cpu_count() or 1) // workers) if workers else 1
+    threads = max(1, (os.cpu_count() or 1) // workers) if workers else 1  # workers share the cores
     resources = {"GPU": 1} if cluster and options["device"].startswith("cuda") else None
     options = {**options, "out": str(Path(options["out"]).resolve())}  # a worker may stand in another folder
     place = {name: options[name] for name in ("out", "device", "random_seed")}
@@ -187,7 +175,7 @@ def _object(result: Result, out: str, kept: Collection[str]) -> dict[str, Any]:
         "seed": result.paper,  # the name of "paper" up to version 0.1
         **fields_of(result.standing, "as_printed corrected"),
         **fields_of(result, "scale correction reduction numbers expectations device seconds"),
-        "kept": result.id in kept,
+        "kept": result.id in kept,  # whether the number is from an earlier run
         "folder": str(folder_of(Path(out), result.id, result.scale)),
     }
 
@@ -201,15 +189,11 @@ def _print(found: list[Result], out: str, kept: Collection[str]) -> None:
     for result in found:
         made = f"kept from {result.date}" if result.id in kept else f"{result.seconds:.1f} s"
         screen.print(f"{result.id}: {result.verdict} ({result.scale}, {made})", markup=False, style="bold")
-        screen.print(f"  {result.statement}", markup=False)
-        for text in describe_evidence(result):
-            screen.print(f"  {text}", markup=False)
-        if result.verdict == "holds with correction":
-            screen.print(f"  correction: {result.correction}", markup=False)
-        if result.reduction:
-            screen.print(f"  reduced: {result.reduction}", markup=False)
-        if cases := cases_of(result.id):
-            names = ", ".join(case.id for case in cases)
-            screen.print(f"  its parts are rows of their own, and it stands no better than they: {names}", markup=False)
+        told = [result.statement, *describe_evidence(result)]
+        told += [f"correction: {result.correction}"] if result.verdict == "holds with correction" else []
+        told += [f"reduced: {result.reduction}"] if result.reduction else []
+        if parts := ", ".join(case.id for case in cases_of(result.id)):
+            told.append(f"its parts are rows of their own, and it stands no better than they: {parts}")
+        screen.print("\n".join(f"  {text}" for text in told), markup=False)
     if found:
         screen.print(f"\n{write_totals(found)} Results in {out}.", markup=False, soft_wrap=True)

@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from rich.table import Table
+from rich.text import Text
+
 from sounding.cli.output import console, new_table
 from sounding.encoding import to_plain
 from sounding.look import TERMINAL_NOTE
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from sounding.theory.bounds import Bound
 
 LONG = 12  # characters of a number, entries of a list and layers of a trajectory that a table shows
@@ -73,10 +74,8 @@ BLOCKS = {
 
 def print_result(result: Any) -> None:
     """The first line of the result's own words, then every number under its JSON name."""
-    from rich.text import Text
-
     screen = console()
-    head, *_ = str(result).splitlines()
+    head, *_ = str(result).splitlines()  # the lines below say the same numbers as the table
     screen.print(Text(head, style="bold"))
     rows = [(name, write(value)) for name, value in flatten(to_plain(result.to_dict()))]
     numbers, texts = _plain_table(), _plain_table()
@@ -129,8 +128,6 @@ def write(value: Any) -> str:
 
 def print_gram(result: Any, data: dict[str, Any]) -> None:
     """A Gram prediction: its sentence, scalars, and the trajectory over depth in a few rows; matrices go to JSON."""
-    from rich.text import Text
-
     screen = console()
     for line in str(result).splitlines():
         screen.print(Text(line, style="bold" if not line.startswith(" ") else ""))
@@ -150,8 +147,6 @@ def print_gram(result: Any, data: dict[str, Any]) -> None:
 
 def print_bound(bound: Bound) -> None:
     """One theorem: the inequality, its numbers, each assumption with its mark."""
-    from rich.text import Text
-
     screen = console()
     sign = {"upper": "≤", "lower": "≥", "equal": "="}[bound.sense]
     screen.print(Text(f"{bound.quantity} {sign} {bound.value:.6g}", style="bold"))
@@ -164,9 +159,9 @@ def print_bound(bound: Bound) -> None:
         table.add_row("actual", Text(f"{bound.actual:.6g}, {'within' if bound.respected else 'outside'} the bound"))
     for key, value in bound.values.items():
         table.add_row(key.replace("_", " "), Text(write(value)))
-    table.add_row(
-        "applies", {True: "yes", False: "no", None: "if you can vouch for the open assumptions"}[bound.holds_for_input]
-    )
+    # None: an assumption is open that numbers cannot decide
+    applies = {True: "yes", False: "no", None: "if you can vouch for the open assumptions"}[bound.holds_for_input]
+    table.add_row("applies", applies)
     for assumption in bound.assumptions:
         mark = {True: "✓", False: "✗", None: "?"}[assumption.holds]
         table.add_row(f"  {mark}", Text(assumption.text + (f" ({assumption.detail})" if assumption.detail else "")))
@@ -175,14 +170,9 @@ def print_bound(bound: Bound) -> None:
 
 def print_bound_list() -> None:
     """Every theorem with its parameters and the first line of what it says."""
-    from rich.table import Table
-    from rich.text import Text
-
     from sounding.theory.bounds import THEOREMS, parameters
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("theorem", "parameters"):
-        table.add_column(heading)
+    table = Table("theorem", "parameters", box=None, pad_edge=False, header_style="bold")
     for name, theorem in THEOREMS.items():
         said = (theorem.__doc__ or "").strip().splitlines()[0]
         known = parameters(name)
@@ -193,8 +183,6 @@ def print_bound_list() -> None:
 
 
 def _plain_table() -> Table:
-    from rich.table import Table
-
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, style="dim")
     table.add_column()

@@ -21,7 +21,7 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
     parsed: dict[str, Any] = {}
     for setting in settings:
         key, separator, text = setting.partition("=")
-        key = key.strip().replace("-", "_")
+        key = key.strip().replace("-", "_")  # as options are written on a command line
         if not separator or not key.isidentifier():
             raise UsageError(f"expected --set KEY=VALUE, got {setting!r}", hint="--set width=64")
         if key in parsed:
@@ -52,16 +52,15 @@ def load_array(path: Path, *, key: str | None = None) -> Any:
         raise UsageError(f"expected a file of numbers, got {str(path)!r}, which does not exist")
     try:
         with path.open("rb") as stream:
-            require_arrays(stream, path)
-            loaded = np.load(stream, allow_pickle=False)
+            require_arrays(stream, path)  # numpy would allocate whatever the header says
+            loaded = np.load(stream, allow_pickle=False)  # a pickle could run code of its own
             if isinstance(loaded, np.ndarray):
                 return loaded
             names = list(loaded)
-            chosen = key if key in names else names[0] if len(names) == 1 else None
-            if chosen is None:
+            if key not in names and len(names) != 1:
                 held = f"one array{f' or one called {key!r}' if key else ''}"
                 raise UsageError(f"expected {str(path)!r} to hold {held}, got {names}")
-            return loaded[chosen]
+            return loaded[key if key in names else names[0]]
     except UsageError:
         raise
     except UNREADABLE as error:
@@ -80,6 +79,7 @@ def input_gram(file: Path | None, *, batch_size: int | None, correlation: float 
         raise UsageError("expected an input batch, got none", hint="--batch-size 8 --correlation 0.9, or --gram FILE")
     if not -1 <= correlation <= 1:
         raise UsageError(f"expected a correlation between -1 and 1, got {correlation:g}")
+    # the matrix and its copy of 8 bytes an entry
     require_memory(16 * batch_size**2, what=f"the Gram matrix of {batch_size} samples")
     return (decaying_gram if decaying else even_gram)(batch_size, correlation)
 

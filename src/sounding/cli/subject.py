@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.output import SEED, with_options
+from sounding.cli.options import SEED, with_options
 from sounding.errors import UsageError, require_device
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 in_mode = click.option(
     "--mode", type=click.Choice(["train", "eval", "keep"]), default="train",
-    help="Mode in which a network runs; keep leaves each module in its own.",
+    help="Mode in which a network runs. keep leaves each module in its own mode.",
 )  # fmt: skip
 
 
@@ -60,34 +60,26 @@ class Wanted:
 
 
 def on_network(*, least: int = 1, usual: int | None = None, without: Collection[str] = ()) -> Callable[[Any], Any]:
-    """A decorator that gives a command the options of `Wanted`, which it gets as one record.
+    """A decorator that gives a command the options of `Wanted`, but for some, which it gets as one record.
 
-    Args:
-        least: samples that a batch must have.
-        usual: samples of a batch where none are asked for; None for what the data say.
-        without: options that the command does not have.
+    A batch has at least `least` samples, and `usual` where none are asked for, or as many as the data say.
     """
-    size = "" if usual else " [default: 128, but 32 where digits are resized]"
+    size = "" if usual else " [default: 128, or 32 where digits are enlarged]"
     options = {
         "data": click.option(
             "--data", metavar="SOURCE",
             help="Source of the batch: digits, mnist, cifar-10, gaussian, tokens:VOCABULARY, …, or FILE.npz with "
-            "arrays inputs and targets, or with arrays named as the arguments of forward."
-        ),
+            "arrays inputs and targets, or with arrays named as the arguments of forward."),
         "input_shape": click.option(
-            "--input-shape", callback=parse_shape, metavar="SHAPE", help="Shape of one sample, such as 64 or 3,32,32."
-        ),
+            "--input-shape", callback=parse_shape, metavar="SHAPE", help="Shape of one sample, such as 64 or 3,32,32."),
         "batch_size": click.option(
             "--batch-size", type=click.IntRange(min=least), default=usual, metavar="N",
-            help=f"Samples in the batch{size}."
-        ),
+            help=f"Samples in the batch{size}."),
         "loss": click.option(
             "--loss", metavar="NAME",
-            help="Loss: cross_entropy, mse, random, or file.py:name [default: fits the targets]."
-        ),
+            help="Loss: cross_entropy, mse, random, or file.py:name [default: what fits the targets]."),
         "device": click.option(
-            "--device", metavar="NAME", help="Device: cpu, cuda, cuda:1, mps, ... [default: where the network is]."
-        ),
+            "--device", metavar="NAME", help="Device: cpu, cuda, cuda:1, mps, ... [default: where the network is]."),
         "seed": click.option("--seed", type=SEED, default=0, help="Seed of the weights and of the batch."),
     }  # fmt: skip
     kept = [field.name for field in fields(Wanted) if field.name not in without]
@@ -110,6 +102,17 @@ class Opened:
     chosen: Choice
     loss: str | Callable[..., torch.Tensor] | None
     generator: torch.Generator
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What every measurement of these networks is told beside them and their batch."""
+        # axis 0 is the usual place of the samples, which a measurement finds by itself
+        return {"loss": self.loss, "batch_axis": self.chosen.axis or None, "generator": self.generator}
+
+    def draw(self) -> tuple[Any, Any]:
+        """Inputs and targets of another batch."""
+        batch = self.chosen.draw()
+        return batch.given, batch.targets
 
     @property
     def data(self) -> str:
@@ -143,16 +146,10 @@ def opened(
             model = make()
             with calling(f"moving the network to {device}"):
                 models.append(model if device is None else model.to(device))
+        # the batch has a generator of its own: what the network drew for its weights does not change it
         loss, generator = choose_loss(wanted.loss), torch.Generator().manual_seed(wanted.seed)
-        chosen = choose_batch(
-            models[0],
-            data=wanted.data,
-            shape=wanted.input_shape,
-            batch_size=wanted.batch_size,
-            generator=generator,
-            tell=tell,
-        )
-        with contextlib.redirect_stdout(sys.stderr):
+        chosen = choose_batch(models[0], wanted, generator, tell)
+        with contextlib.redirect_stdout(sys.stderr):  # a network may print while it runs
             yield Opened(models, chosen, loss, generator)
 
 

@@ -47,41 +47,31 @@ def write_summary(name: str, report: Report, trial: Trial | None = None) -> str:
     if trial is not None:
         parts.append(_escape_markdown(trial.sentence))
     if verdict.findings:
-        rows = [
-            (
-                f"`{finding.kind}`",
-                finding.severity,
-                _escape_markdown(finding.parameter or finding.layer or ""),
-                _escape_markdown(finding.why),
-            )
-            for finding in verdict.findings
-        ]
+        rows, tries = [], []
+        for one in verdict.findings:
+            where, why = _escape_markdown(one.parameter or one.layer or ""), _escape_markdown(one.why)
+            rows.append((f"`{one.kind}`", one.severity, where, why))
+            if one.remedies:
+                tries.append(f"- `{one.kind}`: {_escape_markdown('; '.join(one.remedies))}")
         parts.append(_table(("finding", "severity", "where", "why"), rows))
-        tries = [
-            f"- `{one.kind}`: {_escape_markdown('; '.join(one.remedies))}" for one in verdict.findings if one.remedies
-        ]
         parts.append(_fold("What to try", "\n".join(tries)))
     reading = report.reading
     if reading.calls:
         groups, _ = group_calls(reading)
-        cells = [
-            (
-                group.place,
-                _escape_markdown(group.write_name(60)),
-                *(column.write(group.value(column.measure)) for column in COLUMNS),
-            )
-            for group in groups
-        ]
+        cells = [(group.place, _escape_markdown(group.write_name(60)),
+                  *(column.write(group.value(column.measure)) for column in COLUMNS)) for group in groups]  # fmt: skip
         parts.append(_fold("Layers", _table(("call", "module", *(column.heading for column in COLUMNS)), cells)))
     return "\n\n".join(parts) + "\n"
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    # GitHub shows rows as a table only below a line of dashes
     lines = [headings, ["---"] * len(headings), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _fold(title: str, body: str) -> str:
+    # the empty lines let Markdown inside of HTML be read as Markdown
     return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"
 
 

@@ -8,44 +8,44 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.output import print_json, progress_over, require_writable, say, with_options
+from sounding.cli.options import FILE, file_option, json_option, quiet_option, with_options
+from sounding.cli.output import print_json, progress_over, require_writable, say
+from sounding.encoding import fields_of
 from sounding.errors import ExitCode, UsageError
 from sounding.limits import in_time
 
 if TYPE_CHECKING:
     from sounding.sweeping import Progress, Spec, Status
 
-CLUSTER = "Who works: in-process, local:4 (Dask here), or the address of a Dask scheduler, tcp://HOST:8786."
 FOLDER = click.Path(path_type=Path, file_okay=False)
-FILE = click.Path(path_type=Path)
 
 
 @click.group()
 def sweep() -> None:
-    """Do a grid of runs on many processes or machines; every result is kept in a directory."""
+    """Do a grid of runs on many processes or machines.
+
+    A grid has a run for every combination of the values in a file SPEC.toml; `sounding sweep run --help` shows one.
+    Every result is kept in a folder, so that a sweep that was interrupted goes on where it stopped.
+    """
 
 
 engine = with_options(
-    click.option("--cluster", metavar="C", help=CLUSTER),
+    click.option("--cluster", metavar="C",
+                 help="Which machines work: in-process, local:4 (four processes of Dask here), or the address of a "
+                 "Dask scheduler, tcp://HOST:8786."),
     click.option("--jobs", type=int, metavar="N", help="Number of local processes [default: one for each core]."),
-)
-_as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-_spoken = with_options(_as_json, click.option("--quiet", "-q", is_flag=True, help="Show no progress."), engine)
+)  # fmt: skip
+_spoken = with_options(json_option, quiet_option(), engine)
 
 
 @sweep.command(short_help="Do a sweep, or what is left of it.")
 @click.argument("spec", type=FILE)
-@click.option(
-    "--out",
-    type=FOLDER,
-    required=True,
-    metavar="DIR",
-    help="Folder of the results; a task that has one is not run again.",
-)
+@click.option("--out", type=FOLDER, required=True, metavar="DIR",
+              help="Folder of the results. A task that has a result there is not run again.")  # fmt: skip
 @click.option("--limit", type=float, metavar="S", help="Seconds that a task may take.")
 @_spoken
 def run(spec: Path, out: Path, limit: float | None, **options: Any) -> int:
-    """Do the sweep that SPEC.toml describes.
+    """Do the sweep that SPEC.toml describes. A task is one run of the grid.
 
     \b
     verb = "predict batchnorm"     # or module:function
@@ -64,7 +64,7 @@ def run(spec: Path, out: Path, limit: float | None, **options: Any) -> int:
     return _run(found if limit is None else dataclasses.replace(found, limit=limit), out, **options)
 
 
-@sweep.command(short_help="Do what a sweep has left, failed tasks again.")
+@sweep.command(short_help="Do the tasks that a sweep has left, and those that failed again.")
 @click.argument("folder", type=FOLDER, metavar="DIR")
 @_spoken
 def resume(folder: Path, **options: Any) -> int:
@@ -76,9 +76,9 @@ def resume(folder: Path, **options: Any) -> int:
 
 @sweep.command(short_help="How far a sweep is.")
 @click.argument("folder", type=FOLDER, metavar="DIR")
-@_as_json
+@json_option
 def status(folder: Path, as_json: bool) -> None:
-    """Say how many tasks of a sweep are done, and which failed and why; also while it runs."""
+    """Say how many tasks of a sweep are done, and which failed and why. It can be asked while the sweep runs."""
     from sounding.sweeping import Store
 
     _tell(Store(folder).status(), folder, as_json=as_json)
@@ -86,11 +86,11 @@ def status(folder: Path, as_json: bool) -> None:
 
 @sweep.command(short_help="The table of a sweep, and its picture.")
 @click.argument("folder", type=FOLDER, metavar="DIR")
-@click.option("--csv", "csv_file", type=FILE, metavar="FILE", help="Write the table as CSV.  [default: to stdout]")
-@click.option("--parquet", type=FILE, metavar="FILE", help="Write the table as Parquet (extra `parquet`).")
-@click.option("--plot", type=FILE, metavar="FILE", help="Draw its picture: .svg, .png or .pdf.")
+@click.option("--csv", "csv_file", type=FILE, metavar="FILE", help="Write the table as CSV [default: to stdout].")
+@file_option("--parquet", "Write the table as Parquet (extra `parquet`).")
+@file_option("--plot", "Draw its picture: .svg, .png or .pdf.")
 @click.option("--x", metavar="AXIS", help="Horizontal axis of the picture [default: as the sweep says].")
-@click.option("--y", metavar="AXIS", help="Vertical axis; the picture is a heat map then.")
+@click.option("--y", metavar="AXIS", help="Vertical axis. With it the picture is a heat map.")
 @click.option("--curves", metavar="AXIS", help="Draw a curve for each value of this axis.")
 @click.option("--value", metavar="COLUMN", help="Column that is drawn.")
 def collect(folder: Path, csv_file: Path | None, parquet: Path | None, plot: Path | None, **picture: Any) -> None:
@@ -98,21 +98,19 @@ def collect(folder: Path, csv_file: Path | None, parquet: Path | None, plot: Pat
     from sounding.sweeping import Store
     from sounding.sweeping.table import read_table
 
-    require_writable(csv_file, parquet, plot)
+    require_writable(csv_file, parquet, plot)  # before the table is read, which may be long
     if any(picture.values()) and plot is None:
         raise UsageError("expected --plot FILE with the options of a picture, got none", hint="--plot picture.svg")
     store = Store(folder)
     spec = store.read_spec()
     table = read_table(store, spec)
     if table.missing:
-        say(
-            f"sounding: {table.missing} of {len(spec)} tasks have no result yet; sounding sweep resume {folder}",
-            err=True,
-        )
-    if csv_file is not None or (parquet is None and plot is None):
-        text = table.to_csv(csv_file)
-        if csv_file is None:
-            say(text, nl=False)
+        missing = f"{table.missing} of {len(spec)} tasks have no result yet"
+        say(f"sounding: {missing}; sounding sweep resume {folder}", err=True)
+    if csv_file is not None:
+        table.to_csv(csv_file)
+    elif parquet is None and plot is None:
+        say(table.to_csv(), nl=False)
     if parquet is not None:
         table.to_parquet(parquet)
     if plot is not None:
@@ -120,7 +118,7 @@ def collect(folder: Path, csv_file: Path | None, parquet: Path | None, plot: Pat
         from sounding.plot import save
         from sounding.sweeping.pictures import make_picture
 
-        line = spec.line_spec()
+        line = spec.line_spec()  # a small sweep of its own, drawn as the line of theory
         drawn = make_picture(spec, table, None if line is None else read_table(store, line), **picture)
         save(draw_picture(drawn, title=str(spec.picture.get("title", spec.verb))), plot)
 
@@ -142,13 +140,12 @@ def _run(spec: Spec, out: Path, *, cluster: str | None, jobs: int | None, quiet:
 
 
 def _tell(status: Status, folder: Path, *, as_json: bool) -> None:
-    """Print how far a sweep is, and why its first failures failed."""
     if as_json:
         failures = [{"options": options, "message": message} for options, message in status.failures]
-        fields = {"total": status.total, "done": status.done, "failed": status.failed, "failures": failures}
-        print_json({"folder": str(folder), **fields, "seconds_left": status.seconds_left})
+        told = {**fields_of(status, "total done failed"), "failures": failures, "seconds_left": status.seconds_left}
+        print_json({"folder": str(folder), **told})
         return
-    left = status.left - status.failed
+    left = status.left - status.failed  # failed tasks have no result either, and are told by themselves
     time_left = f", {in_time(status.seconds_left)} at the pace of the last run" if left and status.seconds_left else ""
     say(f"{folder}: {status.done} of {status.total} tasks done, {status.failed} failed, {left} left{time_left}")
     for options, message in status.failures:

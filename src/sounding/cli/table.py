@@ -9,7 +9,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
+from rich.table import Table
+from rich.text import Text
+
 from sounding.cli.numbers import write_log_norm, write_number, write_share
+from sounding.cli.output import new_table
 from sounding.look import TERMINAL_BAD, TERMINAL_GOOD, TERMINAL_NOTE, TERMINAL_WARN
 from sounding.probe.findings.collapse import share_outside
 from sounding.probe.inside.precision import HEADROOMS, find_headroom
@@ -18,8 +22,6 @@ from sounding.probe.reading import LayerCall, Reading, count_in_band
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-    from rich.table import Table
-    from rich.text import Text
 
     from sounding.probe.records import Finding, Report
 
@@ -51,19 +53,15 @@ def _write_headroom(bits: float) -> str:
 COLUMNS = (
     Column("mean_square", "size", "mean square of the outputs", write_number),
     Column("participation_ratio", "directions", "how many directions carry the batch", write_number),
-    Column(
-        "participation_ratio",
-        "spread",
-        "share of the signal outside the dominant direction",
-        lambda ratio: write_share(share_outside(ratio)),
-    ),
+    Column("participation_ratio", "spread", "share of the signal outside the dominant direction",
+           lambda ratio: write_share(share_outside(ratio))),
     Column("mean_cosine", "cosine", "mean cosine between samples", write_number, width=WIDE),
     Column("gradient_log_norm", "gradient", "norm of the loss's gradient at this output", write_log_norm),
     Column("branch_over_stream", "branch", "what a branch adds over its stream", write_number, width=WIDER),
     Column("headroom_float16", "float16", "bits left to float16's ends", _write_headroom, width=WIDER),
     Column("headroom_bfloat16", "bfloat16", "bits left to bfloat16's ends", _write_headroom, width=WIDEST),
     Column("headroom_float8", "float8", "bits left to the ends of float8 e4m3", _write_headroom, width=WIDEST),
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -94,6 +92,7 @@ class Group:
 
     def value(self, measure: str) -> float:
         """The median, NaN without a measured value; one non-finite call makes the group NaN or infinite."""
+        # NaN stands for not measured, which a median must not see
         values = [value for call in self.calls if not math.isnan(value := _value(call, measure))]
         return median(values) if values else math.nan
 
@@ -115,14 +114,11 @@ def group_calls(reading: Reading, *, rows: int = ROWS) -> tuple[list[Group], boo
     long transformer siblings make rows: the first block, those between, and the last, role by role.
     """
     calls: Sequence[LayerCall] = reading.calls
-    if len(calls) <= rows:
-        return [Group((call,)) for call in calls], False
-    layers = reading.weight_layers or calls
+    layers = calls if len(calls) <= rows else reading.weight_layers or calls
     told = len(layers) < len(calls)
     if len(layers) <= rows:
         return [Group((call,)) for call in layers], told
-    roles = find_roles(reading)
-    if roles:
+    if roles := find_roles(reading):
         return _group_by_role(reading, layers, roles), True
     inner = layers[1:-1]
     count = rows - 2
@@ -140,6 +136,7 @@ def _group_by_role(reading: Reading, layers: Sequence[LayerCall], roles: Mapping
     alone = [Group((call,)) for call in layers if call.depth not in roles]
     groups = []
     for role, calls in sorted(families.items(), key=lambda item: item[0].startswith("norm")):  # norms last
+        # they differ: one takes the input, one meets the head
         first, last = block_of(calls[0].name), block_of(calls[-1].name)
         parts = ([c for c in calls if block_of(c.name) == first],
                  [c for c in calls if block_of(c.name) not in (first, last)],
@@ -159,14 +156,12 @@ def shorten(name: str, width: int) -> str:
     """
     if len(name) <= width:
         return name
-    head = (width - 1) // 2
+    head = (width - 1) // 2  # one place is for the …
     return f"{name[:head]}…{name[len(name) - (width - 1 - head) :]}"
 
 
 def print_report(report: Report, console: Console, *, title: str = "", legend: bool = True) -> None:
     """The whole report: verdict, table, notes, findings, what was not measured."""
-    from rich.text import Text
-
     reading = report.reading
     findings = report.verdict.findings
     if title:
@@ -181,14 +176,11 @@ def print_report(report: Report, console: Console, *, title: str = "", legend: b
         console.print(make_table(reading, findings, width=console.width))
         if legend:
             console.print(Text(_legend(reading, console.width), style="dim"))
-        told = write_theory(report)
-        if told:
+        if told := write_theory(report):
             console.print(Text(told, style="dim"))
-        worst = name_worst(reading)
-        if worst:
+        if worst := name_worst(reading):
             console.print(Text("\nWorst layers", style="bold"))
-        for line in worst:
-            console.print(Text(f"  {line}"))
+            console.print(Text("\n".join(f"  {line}" for line in worst)))
     for index, finding in enumerate(findings, start=1):
         console.print()
         console.print(write_finding(finding, index))
@@ -210,8 +202,6 @@ def write_theory(report: Report) -> str:
 
 def write_verdict(report: Report) -> RenderableType:
     """The verdict's sentence with its mark."""
-    from rich.text import Text
-
     verdict = report.verdict
     color, mark = STATES[verdict.status]
     if verdict.healthy and verdict.findings:
@@ -222,27 +212,18 @@ def write_verdict(report: Report) -> RenderableType:
 
 def make_table(reading: Reading, findings: Sequence[Finding], *, width: int) -> Table:
     """Depth downwards, a measure per column; the last column points to the findings by number."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     groups, _ = group_calls(reading)
     shown = [Group((reading.input,)), *groups] if reading.input.values else groups
     columns = _columns(reading, width)
     cells = [[column.write(group.value(column.measure)) for column in columns] for group in shown]
     marks = [_mark(group, shown, findings) for group in shown]
+    # the widths of call, of finding, and of each number
     taken = [max(4, *(len(group.place) for group in shown)), max(7, *(len(mark) for mark in marks))]
-    taken += [
-        max(len(column.heading), *map(len, values))
-        for column, values in zip(columns, zip(*cells, strict=True), strict=True)
-    ]
-    room = max(width - sum(taken) - GAP * len(taken), 12)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False, padding=(0, GAP - 1, 0, 0))
-    table.add_column("call", justify="right", no_wrap=True)
-    table.add_column("module", no_wrap=True)
-    for column in columns:
-        table.add_column(column.heading, justify="right", no_wrap=True)
-    table.add_column("finding", no_wrap=True)
+    values_of = zip(columns, zip(*cells, strict=True), strict=True)
+    taken += [max(len(column.heading), *map(len, values)) for column, values in values_of]
+    room = max(width - sum(taken) - GAP * len(taken), 12)  # the names of modules get what the numbers leave
+    table = new_table(">call", "module", *(f">{column.heading}" for column in columns), "finding")
+    table.padding = (0, GAP - 1, 0, 0)
     for group, values, mark in zip(shown, cells, marks, strict=True):
         table.add_row(group.place, Text(group.write_name(room)), *values, mark)
     return table
@@ -258,8 +239,6 @@ def _columns(reading: Reading, width: int) -> list[Column]:
 
 def _mark(group: Group, shown: list[Group], findings: Sequence[Finding]) -> Text:
     """The numbers of the findings in this row."""
-    from rich.text import Text
-
     return Text(" ").join(
         Text(f"[{index}]", style=COLORS[finding.severity])
         for index, finding in enumerate(findings, start=1)
@@ -314,9 +293,6 @@ def name_worst(reading: Reading) -> list[str]:
 
 def write_finding(finding: Finding, index: int) -> RenderableType:
     """Severity, kind and place; why; the numbers; what to try."""
-    from rich.table import Table
-    from rich.text import Text
-
     where = finding.parameter or finding.layer
     place = "" if where is None else f" at {where}"
     if finding.depth is not None:
@@ -331,12 +307,9 @@ def write_finding(finding: Finding, index: int) -> RenderableType:
     body.add_column(no_wrap=True, style="dim", min_width=9)
     body.add_column()
     body.add_row("    why", Text(finding.why))
-    numbers = ", ".join(
-        f"{key.replace('_', ' ')} {value:.0f}"
-        if float(value).is_integer() and abs(value) < 1e6
-        else f"{key.replace('_', ' ')} {write_number(value)}"
-        for key, value in finding.evidence.items()
-    )
+    whole = {key: float(value).is_integer() and abs(value) < 1e6 for key, value in finding.evidence.items()}
+    numbers = ", ".join(f"{key.replace('_', ' ')} {f'{value:.0f}' if whole[key] else write_number(value)}"
+                        for key, value in finding.evidence.items())  # fmt: skip
     if numbers:
         body.add_row("    found", Text(numbers))
     for position, remedy in enumerate(finding.remedies):
@@ -348,8 +321,6 @@ def write_finding(finding: Finding, index: int) -> RenderableType:
 
 
 def _print_unmeasured(report: Report, console: Console, *, shown: int = 8) -> None:
-    from rich.text import Text
-
     if not report.unmeasured:
         return
     console.print()

@@ -69,9 +69,8 @@ def load_object(spec: str) -> Any:
         path = Path(spec.rstrip(":"))
         named = path / "model.py" if path.is_dir() else path
         hint = f"{named}:name" if not path.is_file() else _names_hint(_import_file(path), path)
-        raise UsageError(
-            f"expected {FORMS}, got {spec!r}", hint=hint if path.is_file() else _similar_model(spec) or hint
-        )
+        hint = hint if path.is_file() else _similar_model(spec) or hint
+        raise UsageError(f"expected {FORMS}, got {spec!r}", hint=hint)
     path = Path(address)
     module = _import_file(path) if path.suffix == ".py" or os.sep in address else _import_module(address)
     found: Any = module
@@ -113,7 +112,7 @@ def _import_file(path: Path) -> ModuleType:
         raise UsageError(f"no file {path}", hint=_similar_file(path))
     if not path.is_file():
         raise UsageError(f"expected a Python file, got the folder {path}", hint=f"{path}/model.py:name")
-    _make_importable(path.resolve().parent)
+    make_importable(path.resolve().parent)  # as Python does with the folder of a script
     # a file called torch.py or test.py must not replace the module of that name
     taken = path.stem in sys.modules or path.stem in sys.stdlib_module_names
     name = f"sounding_target_{path.stem}" if taken else path.stem
@@ -121,7 +120,7 @@ def _import_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise UsageError(f"expected a Python file (.py), got {path}")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[name] = module  # before it runs: dataclasses and pickles look it up there
     try:
         with calling(f"importing {path}"):
             spec.loader.exec_module(module)
@@ -132,7 +131,7 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _import_module(name: str) -> ModuleType:
-    _make_importable(Path.cwd())
+    make_importable(Path.cwd())
     try:
         with calling(f"importing {name}"):
             return importlib.import_module(name)
@@ -145,7 +144,8 @@ def _import_module(name: str) -> ModuleType:
         raise
 
 
-def _make_importable(folder: Path) -> None:
+def make_importable(folder: Path) -> None:
+    """Let modules of a folder, and of the current one, be imported, as those beside a script are."""
     for place in (str(Path.cwd()), str(folder)):
         if place not in sys.path:
             sys.path.insert(0, place)
@@ -170,19 +170,17 @@ def _names_hint(module: ModuleType, address: str | Path, wanted: str = "") -> st
     ordered = [*close, *(name for name in own if name not in close)]
     if not ordered:
         return "another file: this one defines nothing"
+    if wanted and len(ordered) == 1:
+        return f"{address}:{ordered[0]}"
     more = f" and {len(ordered) - NAMES_SHOWN} more" if len(ordered) > NAMES_SHOWN else ""
-    return f"{address}:{ordered[0]}" + (
-        f" (it has {', '.join(ordered[:NAMES_SHOWN])}{more})" if len(ordered) > 1 or not wanted else ""
-    )
+    return f"{address}:{ordered[0]} (it has {', '.join(ordered[:NAMES_SHOWN])}{more})"
 
 
 def _similar_file(path: Path) -> str | None:
-    try:
+    there: list[str] = []
+    with contextlib.suppress(OSError):  # a folder that may not be read
         there = [str(entry) for entry in path.parent.glob("*.py")]
-    except OSError:
-        return None
-    close = difflib.get_close_matches(str(path), there, n=1)
-    return close[0] if close else None
+    return next(iter(difflib.get_close_matches(str(path), there, n=1)), None)
 
 
 def _similar_model(spec: str) -> str | None:
@@ -202,12 +200,8 @@ def _arguments_hint(spec: str, found: Any) -> str | None:
         parameters = inspect.signature(found).parameters.values()
     except (TypeError, ValueError):
         return None
-    needed = [
-        parameter.name
-        for parameter in parameters
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
+    needed = [one.name for one in parameters
+              if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]  # fmt: skip
     if not needed:
         return None
     return f"a function without arguments that makes it ({spec.rpartition(':')[2]} needs {', '.join(needed)})"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -13,28 +14,32 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.output import SEED, console, print_json, require_writable, say
+from sounding.cli.options import SEED, file_option, json_option, quiet_option
+from sounding.cli.output import console, new_table, print_json, require_writable, say
 from sounding.cli.settings import parse_numbers
-from sounding.cli.training import curves_of, print_history
+from sounding.encoding import fields_of
 from sounding.errors import DataError, ExitCode, InterruptedRun, UsageError, require_device
 
 if TYPE_CHECKING:
-    from sounding.train import Grid, History, Recipe
+    from rich.table import Table
+
+    from sounding.train import Choices, Grid, History, Point, Recipe
     from sounding.train.journal import Progress
 
 FOLDER = Path("sounding-runs")
+# options of the network; the others are those of its training
 GRID_OPTIONS = ("depth", "width", "activation", "norm", "init", "eps", "shift", "scale", "residual", "gain_exponent")
+CURVES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
+ROWS = 16  # runs that the live table shows, the best first
+BARS = "▁▂▃▄▅▆▇█"
+CURVE = 24  # characters of a curve in a cell
 ONE_VALUE = ("depth", "width", "activation", "norm", "gain_exponent")
 
 
 @click.command()
 @click.option("--model", default="mlp", help="Network: mlp, alexnet, vgg19, resnet50 or transformer.")
-@click.option(
-    "--data",
-    "dataset",
-    default="digits",
-    help="Data set (sounding data list names them), or FILE.npz with arrays inputs and targets.",
-)
+@click.option("--data", "dataset", default="digits",
+              help="Data set (sounding data list names them), or FILE.npz with arrays inputs and targets.")  # fmt: skip
 @click.option("--depth", metavar="L", help="Number of hidden layers.")
 @click.option("--width", metavar="D", help="Number of units of a layer.")
 @click.option("--activation", metavar="A", help="Activation function: relu, tanh, ...")
@@ -47,9 +52,8 @@ ONE_VALUE = ("depth", "width", "activation", "norm", "gain_exponent")
 @click.option("--gain-exponent", metavar="K", help="Multiply by ℓ^(-K) in front of the activation of layer ℓ.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set any other option of the network.")
 @click.option("--lr", "--learning-rates", "rates", default="0.1", metavar="R,..", help="Learning rates.")
-@click.option(
-    "--seeds", default="1", metavar="N", help="How many seeds, or a list such as 3,5,8; the one seed 3 is written 3,"
-)
+@click.option("--seeds", default="1", metavar="N",
+              help="How many seeds, or a list such as 3,5,8. The seed 3 alone is written 3,")  # fmt: skip
 @click.option("--optimizer", default="sgd", help="Optimizer: sgd, momentum, adam or rmsprop.")
 @click.option("--momentum", type=float, default=0.9, help="Momentum, with --optimizer momentum.")
 @click.option("--loss", default="cross_entropy", help="Loss: cross_entropy or mse.")
@@ -57,48 +61,41 @@ ONE_VALUE = ("depth", "width", "activation", "norm", "gain_exponent")
 @click.option("--epochs", type=int, help="Passes over the data [default: 10 without --steps].")
 @click.option("--steps", type=int, help="Steps of the optimizer, instead of --epochs.")
 @click.option("--weight-decay", type=float, default=0.0, help="Weight decay.")
-@click.option(
-    "--clipping", type=float, metavar="λ", help="Adaptive gradient clipping, at λ times the norm of a unit's weights."
-)
-@click.option("--clipping-by", default="unit", help="What is clipped by itself: unit or parameter.")
+@click.option("--clipping", type=float, metavar="λ",
+              help="Clip gradients at λ times the norm of the weights that they belong to.")  # fmt: skip
+@click.option("--clipping-by", default="unit",
+              help="Whether each unit or each parameter is clipped: unit or parameter.")  # fmt: skip
 @click.option("--augment", is_flag=True, help="Crop and flip the images at random.")
-@click.option("--statistics", default="running", help="Statistics of batch norm at evaluation: running or batch.")
-@click.option("--evaluate", default="epoch", metavar="WHEN", help="When to evaluate: epoch, end, or steps: 0,10,100.")
+@click.option("--statistics", default="running",
+              help="Mean and variance of batch norm at evaluation: running or batch.")  # fmt: skip
+@click.option("--evaluate", default="epoch", metavar="WHEN",
+              help="When to evaluate: epoch, end, or steps such as 0,10,100.")  # fmt: skip
 @click.option("--evaluation-batch", type=int, metavar="N", help="Samples evaluated together [default: 1000].")
-@click.option(
-    "--train-metrics", default="evaluated", help="Numbers of the training part: evaluated, or seen in its batches."
-)
+@click.option("--train-metrics", default="evaluated",
+              help="Whether the training loss and accuracy are evaluated, or seen while the batches pass.")  # fmt: skip
 @click.option("--sampling", default="shuffle", help="How batches are drawn: shuffle, replacement or fixed.")
 @click.option("--betas", default="0.9,0.999", metavar="A,B", help="Decay of the two means, with --optimizer adam.")
 @click.option("--smoothing", type=float, default=0.99, help="Decay of the mean, with --optimizer rmsprop.")
 @click.option("--optimizer-eps", type=float, default=1e-8, help="Number added to the root in adam and rmsprop.")
 @click.option("--measure-at", metavar="S,..", help="Steps after which every run is measured over depth.")
-@click.option(
-    "--choose-by",
-    default="train_loss",
-    help="How the best rate is chosen: by train_loss, train_accuracy, test_loss or test_accuracy.",
-)
+@click.option("--choose-by", default="train_loss",
+              help="What chooses the best rate: train_loss, train_accuracy, test_loss or test_accuracy.")  # fmt: skip
 @click.option("--data-seed", type=SEED, default=0, help="Seed of the order of the samples.")
 @click.option("--own-orders", is_flag=True, help="Each seed sees the samples in an order of its own.")
 @click.option("--device", default="cpu", help="Device: cpu, cuda or cuda:1.")
-@click.option(
-    "--checkpoint",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="File of the checkpoint; by default one in sounding-runs/.",
-)
+@file_option("--checkpoint", "File of the checkpoint; by default one in sounding-runs/.")
 @click.option("--checkpoint-seconds", type=float, default=60.0, help="Seconds between checkpoints.")
 @click.option("--fresh", is_flag=True, help="Start anew although a checkpoint is there.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the history as JSON.")
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Write the curves as svg, png or pdf.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-@click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
+@file_option("--out", "Write the history as JSON.")
+@file_option("--plot", "Write the curves as svg, png or pdf.")
+@json_option
+@quiet_option()
 def train(model: str, dataset: str, **options: Any) -> int:
     """Train networks on real data: seeds times learning rates times initializations, as one program.
 
-    Options that take several values (--init he,haar --eps 1e-5,0.1 --lr 0.01,0.1) make a grid. All runs see the same
-    batches, or with --own-orders those of one seed do; one that diverges is recorded and disturbs no other. Ctrl-C
-    keeps a checkpoint, and the same command goes on from it.
+    Options that take several values, such as --init he,haar or --lr 0.01,0.1, make a grid: every combination is one
+    run. All runs see the same batches; with --own-orders only runs of the same seed do. A run that diverges is recorded
+    and does not disturb the others. Ctrl-C keeps a checkpoint, and the same command goes on from it.
 
     \b
     Example: sounding train --depth 50 --norm batch --init haar --data fashion-mnist --lr 0.01,0.1 --seeds 5
@@ -109,6 +106,8 @@ def train(model: str, dataset: str, **options: Any) -> int:
     from sounding.train.checkpoint import previous_of
 
     require_writable(options["out"], options["plot"])
+    if options["choose_by"] not in CURVES:  # found out before the training, not after it
+        raise UsageError(f"no curve {options['choose_by']!r} to choose by", hint=f"one of {', '.join(CURVES)}")
     recipe = _recipe(options)
     fixed, vary = _grid_options(model, options)
     device = require_device(options["device"])
@@ -116,38 +115,39 @@ def train(model: str, dataset: str, **options: Any) -> int:
     grid = _grid(model, data, options, fixed, vary)
     path = options["checkpoint"] or _default_checkpoint(model, dataset, options)
     if options["fresh"]:
-        for left in (path, previous_of(path)):
+        for left in (path, previous_of(path)):  # the one before would be taken up instead
             left.unlink(missing_ok=True)
     resumed = path.exists()
     if resumed:
         say(f"sounding: going on from {path} (--fresh starts anew)", err=True)
+    interrupted = False
     try:
         history = _run(grid, data, recipe, path, options)
     except InterruptedRun as stop:
         if stop.partial is None:
             raise
-        _report(stop.partial, recipe, path, options, interrupted=True)
-        return int(ExitCode.INTERRUPTED)
+        history, interrupted = stop.partial, True
     except DataError as error:
         # what was computed is worth more than the disk that does not take it
         if error.partial is not None and error.partial.curves:
             _report(error.partial, recipe, path, options, interrupted=False)
         raise
-    _report(history, recipe, path, options, interrupted=False)
-    return int(ExitCode.HEALTHY)
+    _report(history, recipe, path, options, interrupted=interrupted)
+    return int(ExitCode.INTERRUPTED if interrupted else ExitCode.HEALTHY)
 
 
 def _recipe(options: Mapping[str, Any]) -> Recipe:
-    """The recipe that the options describe, field by field."""
     from sounding.data import Augmentation
     from sounding.train import Recipe
 
     evaluate = options["evaluate"]
+    if evaluate not in ("epoch", "end"):
+        if not evaluate.replace(",", "").replace(" ", "").isdecimal():
+            raise UsageError(f"--evaluate takes epoch, end, or steps such as 0,10,100, got {evaluate!r}")
+        evaluate = tuple(parse_numbers("--evaluate", evaluate, kind=int))
     typed = {
         "augment": Augmentation() if options["augment"] else None,
-        "evaluate": evaluate
-        if evaluate in ("epoch", "end")
-        else tuple(parse_numbers("--evaluate", evaluate, kind=int)),
+        "evaluate": evaluate,
         "betas": tuple(parse_numbers("--betas", options["betas"], kind=float)),
         "eps": options["optimizer_eps"],  # --eps is the norm's
     }
@@ -195,6 +195,7 @@ def _grid(model: str, data: Any, options: Mapping[str, Any], fixed: dict[str, An
 
 def _default_checkpoint(model: str, dataset: str, options: Mapping[str, Any]) -> Path:
     """A name of its own for every set of options that changes the numbers."""
+    # options that only say what is shown, or where it is kept
     shown = ("out", "plot", "as_json", "quiet", "checkpoint", "checkpoint_seconds", "fresh", "choose_by")
     told = {name: value for name, value in options.items() if name not in shown}
     text = json.dumps([model, dataset, told], sort_keys=True, default=str)
@@ -206,7 +207,6 @@ def _default_checkpoint(model: str, dataset: str, options: Mapping[str, Any]) ->
 
 
 def _run(grid: Grid, data: Any, recipe: Recipe, path: Path, options: Mapping[str, Any]) -> History:
-    """Train the grid as the options say, with its progress on the terminal."""
     import torch
 
     from sounding.train import Checkpoint, train_together_
@@ -237,11 +237,10 @@ def _display(grid: Grid, *, quiet: bool) -> Iterator[Callable[[Progress], None] 
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    from sounding.cli.training import table_of_points
-
     bar = Bar(TextColumn("step"), BarColumn(), MofNCompleteColumn(), TextColumn("left"), TimeRemainingColumn())
     task = bar.add_task("train", total=None)
     rates = [{**entry, "learning_rate": rate} for entry, rate in zip(grid.settings, grid.learning_rates, strict=True)]
+    # stdout is for the result
     with Live(bar, console=console(stderr=True), transient=True, refresh_per_second=4) as live:
 
         def update(state: Progress) -> None:
@@ -253,7 +252,6 @@ def _display(grid: Grid, *, quiet: bool) -> Iterator[Callable[[Progress], None] 
 
 
 def _report(history: History, recipe: Recipe, path: Path, options: Mapping[str, Any], *, interrupted: bool) -> None:
-    """Print the history with the chosen rates, and write the files that were asked for."""
     from sounding.train import choose_rates
 
     groups = sorted({name for entry in history.settings for name in entry} - {"learning_rate", "seed"})
@@ -261,13 +259,9 @@ def _report(history: History, recipe: Recipe, path: Path, options: Mapping[str, 
     if history.curves:
         choices = choose_rates(history, ",".join(groups) if groups else [()] * history.runs, by=options["choose_by"])
     if options["as_json"]:
-        chosen = [] if choices is None else [
-            {"group": choice.group, "learning_rate": choice.learning_rate, "runs": choice.runs, "value": choice.value}
-            for choice in choices.choices
-        ]  # fmt: skip
-        rule = None if choices is None else choices.rule
-        fields = {"recipe": recipe.to_dict(), "rule": rule, "choices": chosen, "interrupted": interrupted}
-        print_json({**history.to_dict(), **fields, "checkpoint": str(path)})
+        chosen = [fields_of(choice, "group learning_rate runs value") for choice in choices.choices] if choices else []
+        told = {"recipe": recipe, "rule": getattr(choices, "rule", None), "choices": chosen, "interrupted": interrupted}
+        print_json({**history.to_dict(), **told, "checkpoint": str(path)})
     else:
         print_history(history, choices, names=groups)
     if interrupted:
@@ -279,3 +273,83 @@ def _report(history: History, recipe: Recipe, path: Path, options: Mapping[str, 
 
         axes = plot_lines(curves_of(history), xlabel="epoch", ylabel="training loss", log=True)
         save(axes.figure, options["plot"])
+
+
+def table_of_points(points: Sequence[Point], settings: Sequence[Mapping[str, Any]]) -> Table:
+    """The newest point of each run; of many runs those with the lowest training loss."""
+    table = _table(settings[0])
+    order = sorted(points, key=lambda point: (math.isnan(point.train_loss), point.train_loss))
+    for point in order[:ROWS]:
+        table.add_row(*_cells(point, settings[point.run]))
+    if len(points) > ROWS:
+        table.add_row(f"… and {len(points) - ROWS} more")
+    return table
+
+
+def print_history(history: History, choices: Choices | None, *, names: Sequence[str]) -> None:
+    """Every run's last numbers and its curve, and the best rate of each group."""
+    screen = console()
+    if not history.curves:
+        screen.print("nothing was evaluated yet")
+        return
+    table = _table(history.settings[0])
+    table.add_column("training loss over time", no_wrap=True)
+    for run in range(history.runs):
+        curve = [point.train_loss for point in history.curve(run)]
+        diverged = history.diverged[run]
+        drawn = draw_curve(curve) if diverged is None else f"diverged at step {diverged}"
+        table.add_row(*_cells(history.final(run), history.settings[run]), drawn)
+    screen.print(table)
+    if choices is None:
+        return
+    screen.print(f"\nbest learning rate ({choices.rule}):", markup=False)
+    for choice in choices.choices:
+        group = choice.group if isinstance(choice.group, tuple) else (choice.group,)
+        label = ", ".join(f"{name} {value}" for name, value in zip(names, group, strict=False)) or "all runs"
+        diverged = choice.learning_rate is None
+        best = "none, every run diverged" if diverged else f"{choice.learning_rate:g} ({choice.value:.4g})"
+        screen.print(f"  {label}: {best}", markup=False)
+
+
+def draw_curve(values: Sequence[float]) -> str:
+    """A curve in one line of text; gaps where a value is not finite.
+
+    >>> draw_curve([3.0, 2.0, 1.0, float("nan")])
+    '█▅▁ '
+    """
+    if len(values) > CURVE:
+        values = [values[round(i * (len(values) - 1) / (CURVE - 1))] for i in range(CURVE)]
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return "not finite"
+    low, span = min(finite), (max(finite) - min(finite)) or 1.0
+    steps = [round((value - low) / span * (len(BARS) - 1)) if math.isfinite(value) else -1 for value in values]
+    return "".join(BARS[step] if step >= 0 else " " for step in steps)
+
+
+def curves_of(history: History) -> dict[str, tuple[list[float], list[float]]]:
+    """Training loss over epochs by name of the run."""
+    found = {}
+    for run, settings in enumerate(history.settings):
+        name = ", ".join(f"{key.replace('learning_rate', 'rate')} {_word(value)}" for key, value in settings.items())
+        points = history.curve(run)
+        found[name] = [point.epoch for point in points], [point.train_loss for point in points]
+    return found
+
+
+def _table(settings: Mapping[str, Any]) -> Table:
+    names = [f">{name}".replace("learning_rate", "rate") for name in settings]
+    return new_table(*names, ">epoch", ">loss", ">accuracy", ">test loss", ">test acc.")
+
+
+def _cells(point: Point, settings: Mapping[str, Any]) -> list[str]:
+    numbers = [point.train_loss, point.train_accuracy, point.test_loss, point.test_accuracy]
+    words = [
+        "" if number is None else "–" if math.isnan(number) else f"{number:{form}}"
+        for number, form in zip(numbers, (".4g", ".1%", ".4g", ".1%"), strict=True)
+    ]
+    return [*(_word(value) for value in settings.values()), f"{point.epoch:.3g}", *words]
+
+
+def _word(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import io
 import itertools
 import json
@@ -37,9 +36,8 @@ def prepare(spec: Spec) -> Spec:
         spec = dataclasses.replace(spec, stack=tuple(name for name in spec.axes if name in STACKED))
     elif spec.stack:
         if spec.verb != "train":
-            raise UsageError(
-                f"only runs of train stack (train together in one process), got {spec.verb!r}", hint="no stack"
-            )
+            told = f"only runs of train stack (train together in one process), got {spec.verb!r}"
+            raise UsageError(told, hint="no stack")
         wrong = [name for name in spec.stack if name not in STACKED]
         if wrong:
             raise UsageError(f"runs that differ in {wrong[0]!r} do not stack", hint=f"of {', '.join(STACKED)}")
@@ -62,7 +60,9 @@ def run_verb(verb: str, options: Mapping[str, Any], stack: Sequence[str] = ()) -
     with tempfile.TemporaryDirectory() as scratch:
         words = ["--json", *_words(command, verb, options)]
         if verb == "train":
+            # two tasks of the same options must not share a checkpoint
             words = ["--checkpoint", str(Path(scratch) / "run"), *words]
+        # remarks of a task would come from many tasks at once
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()), _told(verb):
             code = command.main(words, prog_name=f"sounding {verb}", standalone_mode=False)
     if code == ExitCode.INTERRUPTED:
@@ -72,26 +72,20 @@ def run_verb(verb: str, options: Mapping[str, Any], stack: Sequence[str] = ()) -
 
 
 def _find(verb: str) -> click.Command:
-    """The command that a verb names."""
-    from sounding.cli import COMMANDS
+    from sounding.cli import load_command
 
     name, *rest = verb.split()
-    if name not in VERBS:
-        raise UsageError(
-            f"no verb {verb!r} that a sweep can run", hint=f"one of {', '.join(VERBS)}, or module:function"
-        )
-    module, _, attribute = COMMANDS[name][0].partition(":")
-    command: Any = getattr(importlib.import_module(module), attribute)
-    if isinstance(command, click.Group):
-        known = ", ".join(f"{name} {part}" for part in command.commands)
-        rest = rest or [getattr(command, "default", "")]
-        if len(rest) != 1 or rest[0] not in command.commands:
-            raise UsageError(f"no verb {verb!r} that a sweep can run", hint=f"one of {known}")
-        command = command.commands[rest[0]]
-    elif rest:
-        raise UsageError(f"no verb {verb!r} that a sweep can run", hint=name)
-    assert isinstance(command, click.Command)
-    return command
+    hint = f"one of {', '.join(VERBS)}, or module:function"
+    if name in VERBS:
+        command = load_command(name)
+        if not isinstance(command, click.Group) and not rest:
+            return command
+        below = command.commands if isinstance(command, click.Group) else {}
+        part = " ".join(rest) or getattr(command, "default", "")
+        if part in below:
+            return below[part]
+        hint = f"one of {', '.join(f'{name} {known}' for known in below)}" if below else name
+    raise UsageError(f"no verb {verb!r} that a sweep can run", hint=hint)
 
 
 @contextlib.contextmanager
@@ -125,7 +119,7 @@ def _words(command: click.Command, verb: str, options: Mapping[str, Any]) -> lis
             words += [f"{max(option.opts, key=len)}={part}" for part in several]
         else:
             words.append(f"{max(option.opts, key=len)}={','.join(several)}")
-    return [*words, *(["--", *last] if last else [])]
+    return [*words, *(["--", *last] if last else [])]  # behind -- an argument may begin with a dash
 
 
 def _runs(found: Mapping[str, Any], options: Mapping[str, Any], stack: Sequence[str]) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,7 +43,9 @@ def audit_zoo(
     if not pages:
         spec = Spec(VERB, {"name": _names(only)}, {"seed": 0, "versions": versions()},
                     limit=None if cluster == "in-process" else LIMIT)  # fmt: skip
-        _require_zoo(out)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if (held := set(os.listdir(out))) and not held & {"rows", "sweep"}:
+                raise UsageError(f"{out} holds something that is no audit", hint="another --out")
         store = Store(out / "sweep")
         if force:
             store.forget(spec.calls())
@@ -53,7 +56,7 @@ def audit_zoo(
 
             try:
                 run_sweep(spec, store.folder, cluster=cluster, jobs=jobs, progress=update)
-            finally:
+            finally:  # after Ctrl-C too: what was measured until then gets its rows
                 _keep_rows(spec.calls(), store, out / "rows")
         failed = {str(options["name"]): message for options, message in store.status().failures}
     rows = read_rows(out / "rows")
@@ -62,13 +65,6 @@ def audit_zoo(
     index = write_pages(rows, out, read_outcomes(out / "outcomes.toml"))
     _tell(rows, failed, index, **told)
     return int(ExitCode.NUMERICAL if failed else ExitCode.HEALTHY)
-
-
-def _require_zoo(out: Path) -> None:
-    """Refuse a folder that holds something else."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        if (held := set(os.listdir(out))) and not held & {"rows", "sweep"}:
-            raise UsageError(f"{out} holds something that is no audit", hint="another --out")
 
 
 def _keep_rows(calls: Iterable[Call], store: Store, folder: Path) -> None:
@@ -109,19 +105,19 @@ def audit_name(name: str, *, seed: int, versions: str) -> dict[str, Any]:
     try:
         report, _ = measure(Subject(target, make), Wanted(seed=seed), lambda text: None, theory=True)
     except UsageError as error:
-        if built:
+        if built:  # the check refused, not the library: that is a failure of the row
             raise
         return {"verdict": "not built", "reason": str(error), **said}
     model, before = built[0]
     theory = report.profile.settings.get("theory", {})
     inside, banded = count_in_band(report.profile)
     missing = unmeasured_weights(report, model)
-    counts = {level: sum(f.severity == level for f in report.verdict.findings) for level in ("high", "medium", "low")}
+    counts = Counter(finding.severity for finding in report.verdict.findings)
     return {
         "verdict": report.verdict.status,
         "model": type(model).__name__,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        **counts,
+        **{level: counts[level] for level in ("high", "medium", "low")},
         "weight_layers": len(report.profile.settings.get("weight_layers", ())),
         "predicted_layers": theory.get("predicted_layers", 0),
         "banded": banded,
@@ -152,10 +148,12 @@ def fingerprint(model: nn.Module) -> str:
     for module_name, module in model.named_modules():
         hooks = [len(getattr(module, kind)) for kind in sorted(vars(module)) if kind.endswith("_hooks")]
         total.update(f"{module_name} {module.training} {hooks} {sorted(vars(module))}".encode())
+    # a tensor under two names counts under both: a check could untie them
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     for name, tensor in tensors:
         told = f"{name} {tensor.dtype} {tuple(tensor.shape)} {tensor.requires_grad} {tensor.grad is None}"
         total.update(told.encode())
+        # as bytes, in which NaN equals itself and −0 differs from 0
         total.update(tensor.detach().reshape(-1).contiguous().view(torch.uint8).numpy().data)
     return total.hexdigest()
 
@@ -171,17 +169,14 @@ def _names(only: str | None) -> list[str]:
     by_plain = {name.replace("-", "_"): name for name in known}
     wrong = [name for name in asked if name not in by_plain]
     if wrong or not asked:
-        raise UsageError(
-            f"the transformers library has no architecture {wrong[0]!r} with a task" if wrong else "--only has no name",
-            hint="sounding models list",
-        )
+        none = f"the transformers library has no architecture {wrong[0]!r} with a task" if wrong else ""
+        raise UsageError(none or "--only has no name", hint="sounding models list")
     return list(dict.fromkeys(by_plain[name] for name in asked))
 
 
 def _tell(
     rows: Sequence[Mapping[str, Any]], failed: dict[str, str], index: Path, *, quiet: bool, as_json: bool
 ) -> None:
-    """Print a line for each architecture, the totals, and what failed."""
     from sounding.report.zoo import summarize
 
     if as_json:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sounding.errors import UsageError
+from sounding.limits import require_memory
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a source: `parameter` is what follows the colon of "name:parameter", or the file's path."""
+    """What is asked of a source."""
 
-    parameter: str
+    parameter: str  # what follows the colon of "name:parameter", or the file's path
     batch_size: int | None
     generator: torch.Generator | None
     shape: tuple[int, ...] | None
@@ -77,6 +78,30 @@ def reshape_samples(inputs: Tensor, shape: tuple[int, ...] | None, *, source: st
     return inputs.reshape(len(inputs), *shape)
 
 
+def fit_images(images: Tensor, shape: tuple[int, ...] | None, *, source: str) -> Tensor:
+    """(samples, channels, height, width) with another shape for each sample.
+
+    A shape of as many values is a reshape. (channels, height, width) is resized bilinearly; one channel is repeated,
+    several are averaged into one.
+    """
+    channels, height, width = images.shape[1:]
+    if shape is None or math.prod(shape) == channels * height * width:
+        return reshape_samples(images, shape, source=source)
+    if len(shape) != 3 or (shape[0] != channels and 1 not in (shape[0], channels)):
+        kind = f"{height}×{width} images" if channels == 1 else f"{describe_shape(images.shape[1:])} images"
+        raise UsageError(
+            f"{source} are {kind} and cannot become {describe_shape(shape)}, the shape given or read from the network",
+            hint=f"a shape of {channels * height * width} values (--input-shape {channels * height * width}), "
+            "or channels,height,width, or gaussian data for any shape",
+        )
+    require_memory(4 * len(images) * math.prod(shape), what=f"{len(images)} images of {describe_shape(shape)}")
+    if shape[0] == 1:
+        images = images.mean(dim=1, keepdim=True)
+    if shape[1:] != (height, width):
+        images = nn.functional.interpolate(images, size=shape[1:], mode="bilinear", align_corners=False)
+    return images if images.shape[1] == shape[0] else images.repeat(1, shape[0], 1, 1)
+
+
 def describe_shape(shape: Sequence[int]) -> str:
     """A sample's shape in words.
 
@@ -87,13 +112,11 @@ def describe_shape(shape: Sequence[int]) -> str:
 
 
 def require_finite(values: Tensor, *, what: str, masks: bool = False) -> None:
-    """NaN or infinity in the data is the data's fault, and is said before a network is accused of it.
-
-    With `masks`, −∞ is allowed: it is how a mask that is added to scores says "not this one".
-    """
+    """NaN or infinity in the data is the data's fault, and is said before a network is accused of it."""
     if not values.is_floating_point() or not values.numel():
         return
     flat = values.reshape(len(values) if values.dim() else 1, -1)
+    # −∞ is how a mask that is added to scores says "not this one"
     bad = ~(torch.isfinite(flat) | (flat.isneginf() & masks)).all(dim=1)
     if bad.any():
         first = int(bad.nonzero()[0])

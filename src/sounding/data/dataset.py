@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -72,6 +72,17 @@ class Dataset:
         )
 
 
+def split_after(count: int, inputs: Tensor, labels: Tensor, **known: Any) -> Dataset:
+    """A data set whose first samples are the training part and whose others are the test part."""
+    return Dataset(
+        train_inputs=inputs[:count],
+        train_labels=labels[:count],
+        test_inputs=inputs[count:],
+        test_labels=labels[count:],
+        **known,
+    )
+
+
 def normalize(dataset: Dataset, inputs: Tensor) -> Tensor:
     """(x − mean)/std by channel, in torch's default dtype; uint8 is scaled to [0, 1] first.
 
@@ -117,7 +128,7 @@ def batches(
     >>> sizes
     [100, 100, 100, 60]
     """
-    inputs = dataset.part(split)[0]
+    inputs, labels = dataset.part(split)
     if not 1 <= batch_size <= len(inputs):
         raise UsageError(
             f"batch size must be between 1 and {len(inputs)}, the samples of {dataset.name}, got {batch_size}"
@@ -129,25 +140,16 @@ def batches(
         )
     if augment is not None and len(dataset.shape) != 3:
         raise UsageError(f"expected images (channels, height, width) to augment, got samples of shape {dataset.shape}")
-    return _batches(dataset, batch_size, generator, split, augment, keep_last)
 
+    def walk() -> Iterator[tuple[Tensor, Tensor]]:  # a generator of its own: the checks above come with the call
+        count = len(inputs)
+        order = torch.randperm(count, generator=generator, device=dataset.device) if split == "train" else None
+        end = count if keep_last or split == "test" else count - count % batch_size
+        for start in range(0, end, batch_size):
+            chosen = slice(start, start + batch_size) if order is None else order[start : start + batch_size]
+            images = inputs[chosen]
+            if augment is not None:
+                images = augment_images(images, augment, generator=generator)
+            yield normalize(dataset, images), labels[chosen]
 
-def _batches(
-    dataset: Dataset,
-    batch_size: int,
-    generator: torch.Generator | None,
-    split: Split,
-    augment: Augmentation | None,
-    keep_last: bool,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of one pass, of arguments that were checked."""
-    inputs, labels = dataset.part(split)
-    count = len(inputs)
-    order = torch.randperm(count, generator=generator, device=dataset.device) if split == "train" else None
-    end = count if keep_last or split == "test" else count - count % batch_size
-    for start in range(0, end, batch_size):
-        chosen = slice(start, start + batch_size) if order is None else order[start : start + batch_size]
-        images = inputs[chosen]
-        if augment is not None:
-            images = augment_images(images, augment, generator=generator)
-        yield normalize(dataset, images), labels[chosen]
+    return walk()

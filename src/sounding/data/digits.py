@@ -6,14 +6,13 @@ import math
 
 import torch
 
-from sounding.data.batch import Batch, Request, draw
-from sounding.data.dataset import Dataset
-from sounding.data.resize import fit_images
+from sounding.data.batch import Batch, Request, draw, fit_images
+from sounding.data.dataset import Dataset, split_after
 from sounding.data.sources import DEFAULT_BATCH_SIZE
 
 SIDE = 8  # pixels
 INDEPENDENT = 32  # images of 8 by 8 pixels span 61 directions at most, and a batch should stay well below
-LARGEST = 16
+LARGEST = 16  # value of a pixel
 TRAINING = 1437  # of 1797: the test part has other writers
 LICENCE = "CC BY 4.0"
 CITATION = "Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998"
@@ -50,15 +49,12 @@ def make_digits() -> Dataset:
     from sklearn import datasets
 
     pixels, labels = datasets.load_digits(return_X_y=True)
-    images = torch.from_numpy(pixels / LARGEST).float().reshape(-1, 1, SIDE, SIDE)
-    targets = torch.from_numpy(labels).long()
     training = pixels[:TRAINING] / LARGEST
-    return Dataset(
+    return split_after(
+        TRAINING,
+        torch.from_numpy(pixels / LARGEST).float().reshape(-1, 1, SIDE, SIDE),
+        torch.from_numpy(labels).long(),
         name="digits",
-        train_inputs=images[:TRAINING],
-        train_labels=targets[:TRAINING],
-        test_inputs=images[TRAINING:],
-        test_labels=targets[TRAINING:],
         classes=10,
         mean=(float(training.mean()),),
         std=(float(training.std()),),

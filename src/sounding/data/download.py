@@ -93,7 +93,7 @@ def md5_of(path: Path) -> str:
 def _fetch(url: str, remote: Remote, part: Path, progress: Progress | None) -> None:
     """Bring `part` to the full length, or refuse; what has arrived stays."""
     offset = part.stat().st_size if part.exists() else 0
-    if offset > remote.most:
+    if offset > remote.most:  # what is there cannot be a part of the file
         part.unlink()
         offset = 0
     if offset == remote.size:
@@ -116,12 +116,12 @@ def _fetch(url: str, remote: Remote, part: Path, progress: Progress | None) -> N
             if remote.size is None:
                 return  # nothing behind what is there: the sum decides
             part.unlink()
-        gone = 400 <= error.code < 500 and error.code not in (408, 416, 429)
+        gone = 400 <= error.code < 500 and error.code not in (408, 416, 429)  # too slow, no such range, too often
         raise _Refused(f"answered {error.code} {error.reason}", final=gone) from error
     except urllib.error.URLError as error:
         raise _Refused(f"cannot be reached ({error.reason})", final=False) from error
     except (http.client.HTTPException, TimeoutError, ConnectionError) as error:
-        raise _broken(error) from error
+        raise _Refused(f"broke off ({type(error).__name__})", final=False) from error
     if total is not None and arrived < total:
         raise _Refused(f"broke off after {arrived} of {total} bytes", final=False)
 
@@ -155,22 +155,16 @@ def _receive(
 ) -> int:
     """Write what arrives behind what is there; returns how many bytes there are then."""
     arrived = start
-    while chunk := _read(response):
+    while True:
+        try:
+            chunk = response.read(CHUNK)
+        except (OSError, http.client.HTTPException) as error:  # of the network: of the disk it means something else
+            raise _Refused(f"broke off ({type(error).__name__})", final=False) from error
+        if not chunk:
+            return arrived
         arrived += len(chunk)
         if arrived > remote.most:
             raise _Refused(f"sends more than the {remote.most} bytes the file can have", final=True)
         stream.write(chunk)
         if progress is not None:
             progress(remote.name, arrived, total)
-    return arrived
-
-
-def _read(response: http.client.HTTPResponse) -> bytes:
-    try:
-        return response.read(CHUNK)
-    except (OSError, http.client.HTTPException) as error:  # of the network; the same of the disk means something else
-        raise _broken(error) from error
-
-
-def _broken(error: Exception) -> _Refused:
-    return _Refused(f"broke off ({type(error).__name__})", final=False)

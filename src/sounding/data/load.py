@@ -1,7 +1,9 @@
-"""`load_dataset`: any data set by name, in memory and on a device."""
+"""`load_dataset`: any data set by name, in memory and on a device; nothing here runs code from a file."""
 
 from __future__ import annotations
 
+import math
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,15 +15,16 @@ from sounding.data.catalogue import CATALOGUE, Entry, Stored, find_entry
 from sounding.data.dataset import Dataset
 from sounding.data.digits import SIDE, make_digits
 from sounding.data.download import Progress
-from sounding.data.formats import read_cifar, read_idx
 from sounding.data.npz import make_npz
 from sounding.data.sources import FILES, draw_from
 from sounding.data.store import read_files
 from sounding.data.synthetic import CLASSES_SHAPE, DEFAULT_CLASSES, NOISE_SHAPE, make_gaussian_classes, make_noise
-from sounding.errors import UsageError
+from sounding.errors import DataError, UsageError
 
 MADE: dict[str, Callable[[Request], Dataset]] = {"gaussian-classes": make_gaussian_classes, "noise": make_noise}
 MADE_SHAPES = {"gaussian-classes": CLASSES_SHAPE, "noise": NOISE_SHAPE}
+UNSIGNED_BYTE = 0x08  # IDX’s code of that type of numbers
+CIFAR_SHAPE = (3, 32, 32)
 
 
 def dataset_names() -> tuple[str, ...]:
@@ -96,22 +99,12 @@ def read_entry(
     entry: Entry, *, folder: Path | None = None, fetch: bool = True, progress: Progress | None = None
 ) -> Dataset:
     """A data set of the catalogue from its files, which are fetched where they are not there."""
-    contents = read_files(entry, entry.stored, folder=folder, fetch=fetch, progress=progress)
+    contents = read_files(entry, folder=folder, fetch=fetch, progress=progress)
     split = len(entry.train)
-    train_inputs, train_labels = _read_part(entry, entry.train, contents[:split], entry.samples[0])
-    test_inputs, test_labels = _read_part(entry, entry.test, contents[split:], entry.samples[1])
-    return Dataset(
-        name=entry.name,
-        train_inputs=train_inputs,
-        train_labels=train_labels,
-        test_inputs=test_inputs,
-        test_labels=test_labels,
-        classes=entry.classes,
-        mean=entry.mean,
-        std=entry.std,
-        licence=entry.licence,
-        citation=entry.citation,
-    )
+    train = _read_part(entry, entry.train, contents[:split], entry.samples[0])
+    test = _read_part(entry, entry.test, contents[split:], entry.samples[1])
+    known = {name: getattr(entry, name) for name in ("classes", "mean", "std", "licence", "citation")}
+    return Dataset(entry.name, *train, *test, **known)
 
 
 def draw_from_catalogue(request: Request) -> Batch:
@@ -127,9 +120,46 @@ def _read_part(
         images, labels = files
         pixels = read_idx(contents[0], (samples, *entry.shape[1:]), name=images.path)
         return pixels.unsqueeze(1), read_idx(contents[1], (samples,), name=labels.path).long()
-    label_bytes = files[0].size * len(files) // samples - 3 * 32 * 32
+    label_bytes = files[0].size * len(files) // samples - math.prod(CIFAR_SHAPE)  # the rest of a record is pixels
     parts = [
         read_cifar(content, label_bytes=label_bytes, classes=entry.classes, name=file.path)
         for file, content in zip(files, contents, strict=True)
     ]
     return torch.cat([pixels for pixels, _ in parts]), torch.cat([labels for _, labels in parts])
+
+
+def read_idx(content: bytes | bytearray, shape: tuple[int, ...], *, name: str) -> Tensor:
+    """A gzipped IDX file of unsigned bytes with the expected shape.
+
+    The header is two zero bytes, the type (8: unsigned byte), the number of axes, and every length as a big-endian
+    32-bit integer; the values follow. Not one byte more than expected is unpacked.
+    """
+    header = bytes([0, 0, UNSIGNED_BYTE, len(shape)]) + b"".join(size.to_bytes(4, "big") for size in shape)
+    expected = len(header) + math.prod(shape)
+    unpacker = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    try:
+        values = bytearray(unpacker.decompress(content, expected + 1))
+    except zlib.error as error:
+        raise DataError(f"{name} is no gzip file ({error})") from error
+    if values[: len(header)] != header:
+        raise DataError(f"expected {name} to begin as an IDX file of shape {shape}, got {bytes(values[:16]).hex()}")
+    if len(values) != expected:
+        size = "more" if len(values) > expected else str(len(values))
+        raise DataError(f"expected {expected} bytes in {name}, got {size}")
+    return torch.frombuffer(values, dtype=torch.uint8, offset=len(header)).reshape(shape)
+
+
+def read_cifar(content: bytearray, *, label_bytes: int, classes: int, name: str) -> tuple[Tensor, Tensor]:
+    """Images (samples, 3, 32, 32) and labels of a CIFAR binary file.
+
+    A record is the label bytes and 3072 bytes: the red, green and blue planes, row by row. Of CIFAR-100's two labels
+    the second, finer one is taken.
+    """
+    record = label_bytes + math.prod(CIFAR_SHAPE)
+    if not content or len(content) % record:
+        raise DataError(f"expected records of {record} bytes in {name}, got {len(content)} bytes")
+    records = torch.frombuffer(content, dtype=torch.uint8).reshape(-1, record)
+    labels = records[:, label_bytes - 1].long()
+    if int(labels.max()) >= classes:
+        raise DataError(f"expected labels below {classes} in {name}, got {int(labels.max())}")
+    return records[:, label_bytes:].reshape(-1, *CIFAR_SHAPE), labels

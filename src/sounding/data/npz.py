@@ -37,6 +37,8 @@ def load_npz(request: Request, *, whole: bool = False) -> Batch:
     targets = _to_tensor(arrays["targets"], what=f"'targets' of {path}") if "targets" in arrays else None
     held = {name: values for name, values in arrays.items() if name not in ARRAYS or name == "inputs"}
     found = {name: _read_argument(values, what=f"{name!r} of {path}") for name, values in held.items()}
+    several = found if len(found) > 1 or "inputs" not in found else None
+    told = found if targets is None else {**found, "targets": targets}
     first = "inputs" if "inputs" in found else next(iter(found))
     inputs = found[first]
     if inputs.ndim < 1 or inputs.numel() == 0:
@@ -44,18 +46,18 @@ def load_npz(request: Request, *, whole: bool = False) -> Batch:
                          hint="an array of at least one sample")  # fmt: skip
     sizes = {len(tensor) for name, tensor in found.items() if tensor.ndim and (first != "inputs" or name == first)}
     if targets is not None and (targets.ndim < 1 or len(targets) not in sizes):
-        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in [*found.items(), ("targets", targets)])
-        raise UsageError(f"{first!r} and 'targets' of {path} must be equally many, got the shapes {shapes}",
+        raise UsageError(f"{first!r} and 'targets' of {path} must be equally many, got the shapes {_shapes(told)}",
                          hint="a target for each sample")  # fmt: skip
-    for name, tensor in [*found.items(), *([("targets", targets)] if targets is not None else [])]:
+    for name, tensor in told.items():
         require_finite(tensor, what=f"{name!r} of {path}", masks=name not in ARRAYS)
-    several = found if len(found) > 1 or first != "inputs" else None
     if whole or (first != "inputs" and request.batch_size is None):
         return Batch(reshape_samples(inputs, request.shape, source=str(path)), targets, path.name, arguments=several)
-    if several is not None:
-        _require_equal(several, first, path, asked=first != "inputs")
-    chosen = draw(len(inputs), request, default=DEFAULT_BATCH_SIZE, source=str(path))
     count = len(inputs)
+    # with a batch size, every array must say which of its rows belong to a sample
+    if first != "inputs" and any(tensor.ndim < 1 or len(tensor) != count for tensor in found.values()):
+        raise UsageError(f"a batch size needs arrays of equally many samples, {path} has {_shapes(found)}",
+                         hint="no --batch-size")  # fmt: skip
+    chosen = draw(count, request, default=DEFAULT_BATCH_SIZE, source=str(path))
     inputs = reshape_samples(inputs[chosen], request.shape, source=str(path))
     if several is not None:
         several = {name: tensor[chosen] if tensor.ndim and len(tensor) == count else tensor
@@ -63,20 +65,15 @@ def load_npz(request: Request, *, whole: bool = False) -> Batch:
     return Batch(inputs, None if targets is None else targets[chosen], path.name, arguments=several)
 
 
+def _shapes(tensors: dict[str, Tensor]) -> str:
+    return ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+
+
 def _read_argument(values: np.ndarray[Any, Any], *, what: str) -> Tensor:
     if values.dtype == np.bool_:
         return torch.from_numpy(values)
     tensor = _to_tensor(values, what=what)
     return tensor.to(torch.get_default_dtype()) / 255 if values.dtype == np.uint8 else tensor
-
-
-def _require_equal(found: dict[str, Tensor], first: str, path: Path, *, asked: bool) -> None:
-    """With a batch size, every array must say which of its rows belong to a sample."""
-    if asked and any(tensor.ndim < 1 or len(tensor) != len(found[first]) for tensor in found.values()):
-        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in found.items())
-        raise UsageError(
-            f"a batch size needs arrays of equally many samples, {path} has {shapes}", hint="no --batch-size"
-        )
 
 
 def make_npz(request: Request) -> Dataset:
@@ -120,12 +117,8 @@ def _labelled(
     """Samples, uint8 kept as it is, and their labels, checked."""
     if targets not in arrays:
         raise UsageError(f"{path} must hold an array {targets!r} of labels to be a data set", hint=SAVE_HINT)
-    samples = arrays[inputs]
-    values = (
-        torch.from_numpy(samples.copy())
-        if samples.dtype == np.uint8
-        else _to_tensor(samples, what=f"{inputs!r} of {path}")
-    )
+    samples, what = arrays[inputs], f"{inputs!r} of {path}"
+    values = torch.from_numpy(samples.copy()) if samples.dtype == np.uint8 else _to_tensor(samples, what=what)
     labels = _to_tensor(arrays[targets], what=f"{targets!r} of {path}")
     if values.ndim < 1 or values.numel() == 0 or labels.shape != (len(values),):
         raise UsageError(
@@ -134,7 +127,7 @@ def _labelled(
         )
     if labels.is_floating_point() or int(labels.min()) < 0:
         raise UsageError(f"{targets!r} of {path} must be labels 0, 1, 2, …, got others")
-    require_finite(values, what=f"{inputs!r} of {path}")
+    require_finite(values, what=what)
     return reshape_samples(values, shape, source=str(path)), labels
 
 
@@ -170,12 +163,9 @@ def _select(archive: Any, path: Path, *, arguments: bool) -> dict[str, np.ndarra
         held = ", ".join(repr(key) for key in archive.files) or "nothing"
         raise UsageError(f"{path} must hold an array 'inputs', got {held}", hint=SAVE_HINT)
     read = {key: archive[key] for key in archive.files if key in ARRAYS or arguments}
-    # beside `inputs` there may be notes of the user's, which are no numbers
-    return {
-        key: values
-        for key, values in read.items()
-        if key in ARRAYS or "inputs" not in read or values.dtype.kind in "iubf"
-    }
+    if "inputs" in read:  # beside it there may be notes of the user's, which are no numbers
+        return {key: values for key, values in read.items() if key in ARRAYS or values.dtype.kind in "iubf"}
+    return read
 
 
 def _to_tensor(values: np.ndarray[Any, Any], *, what: str) -> Tensor:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from sounding.data.batch import Batch, Request, describe_shape, draw, reshape_samples
+from sounding.data.batch import Batch, Request, describe_shape, draw, fit_images, reshape_samples
 from sounding.data.catalogue import CATALOGUE
 from sounding.data.dataset import Dataset, normalize
-from sounding.data.resize import fit_images
 from sounding.errors import UsageError
 
 DEFAULT_BATCH_SIZE = 128  # samples: enough for ranks up to a hundred, and a check of a deep network takes seconds
 
-# name, or name:PARAMETER, → the function that makes the batch
+# name, or name:PARAMETER, → the function that makes the batch; imported when it is asked for
 SOURCES = {
     "digits": "sounding.data.digits:load_digits",
     "gaussian": "sounding.data.synthetic:draw_gaussian",
@@ -26,8 +25,8 @@ SOURCES = {
     **dict.fromkeys(CATALOGUE, "sounding.data.load:draw_from_catalogue"),
 }
 FILES = {".npz": "sounding.data.npz:load_npz"}
-NEEDED = {"tokens": "VOCABULARY"}
-OPTIONAL = {"gaussian-classes": "CLASSES", "noise": "CLASSES"}
+NEEDED = {"tokens": "VOCABULARY"}  # parameters
+OPTIONAL = {"gaussian-classes", "noise"}  # number of classes
 
 
 def names() -> tuple[str, ...]:
@@ -73,9 +72,7 @@ def load_batch(
     if isinstance(spec, Dataset):
         return draw_from(spec, Request("", batch_size, generator, wanted))
     address, parameter = find_source(spec)
-    module, _, function = address.partition(":")
-    batch = getattr(importlib.import_module(module), function)(Request(parameter, batch_size, generator, wanted))
-    assert isinstance(batch, Batch)
+    batch: Batch = pkgutil.resolve_name(address)(Request(parameter, batch_size, generator, wanted))
     return batch
 
 

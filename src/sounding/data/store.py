@@ -45,29 +45,23 @@ def file_state(file: Stored, folder: Path, *, sums: bool = True) -> State:
 
 
 def read_files(
-    entry: Entry,
-    files: tuple[Stored, ...],
-    *,
-    folder: Path | None = None,
-    fetch: bool = True,
-    progress: Progress | None = None,
+    entry: Entry, *, folder: Path | None = None, fetch: bool = True, progress: Progress | None = None
 ) -> list[bytearray]:
-    """The contents of stored files, every byte of them covered by its sum.
+    """The contents of a data set's stored files; what is missing or damaged is fetched first, or is an error.
 
-    The sum is taken of the very bytes returned, so a file that changes in between is never read. What is missing or
-    damaged is fetched first; with `fetch=False` that is an error.
+    The sum is taken of the very bytes returned, so a file that changes in between is never read.
     """
     home = (folder or data_folder()) / entry.name
-    contents = [_read_intact(file, home) for file in files]
+    contents = [_read_intact(file, home) for file in entry.stored]
     if None in contents and not fetch:
-        absent = [file for file, content in zip(files, contents, strict=True) if content is None]
+        absent = [file for file, content in zip(entry.stored, contents, strict=True) if content is None]
         states = ", ".join(f"{file.path} is {file_state(file, home)}" for file in absent)
         raise DataError(f"{entry.name} is not complete in {home}: {states}", hint=f"sounding data get {entry.name}")
     if None in contents:
         fetch_entry(entry, folder=folder, progress=progress)
-        contents = [_read_intact(file, home) for file in files]
+        contents = [_read_intact(file, home) for file in entry.stored]
     complete = [content for content in contents if content is not None]
-    if len(complete) < len(files):
+    if len(complete) < len(contents):
         raise DataError(f"{entry.name} in {home} was changed while it was read", hint="again")
     return complete
 
@@ -87,6 +81,7 @@ def fetch_entry(entry: Entry, *, folder: Path | None = None, progress: Progress 
     try:
         home.mkdir(parents=True, exist_ok=True)
         with locked(home / "files", wait=True):
+            # looked at again: another process may have fetched them while this one waited
             wanted = [file for file in entry.stored if file_state(file, home) != "intact"]
             damaged = [set_aside(home / file.path) for file in wanted if (home / file.path).is_file()]
             try:
@@ -119,12 +114,13 @@ def _read_intact(file: Stored, home: Path) -> bytearray | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise DataError(
-            f"cannot read {path}: {error.strerror or error}", hint="another folder in SOUNDING_DATA"
-        ) from error
-    if count != file.size or hashlib.md5(content, usedforsecurity=False).hexdigest() != file.md5:
-        return None
-    return content
+        hint = "another folder in SOUNDING_DATA"
+        raise DataError(f"cannot read {path}: {error.strerror or error}", hint=hint) from error
+    return content if count == file.size and _is_intact(content, file) else None
+
+
+def _is_intact(content: bytes | bytearray, file: Stored) -> bool:
+    return hashlib.md5(content, usedforsecurity=False).hexdigest() == file.md5
 
 
 def _fetch_archive(remote: Remote, wanted: list[Stored], home: Path, progress: Progress | None) -> None:
@@ -145,6 +141,7 @@ def unpack(archive: Path, wanted: list[Stored], folder: Path) -> None:
     sum. Each takes its name by rename when it is complete.
     """
     missing = {file.path: file for file in wanted}
+    hint = f"to remove {archive} and try again"
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
@@ -154,7 +151,7 @@ def unpack(archive: Path, wanted: list[Stored], folder: Path) -> None:
                 stream = tar.extractfile(member)
                 assert stream is not None
                 content = stream.read(file.size)
-                if hashlib.md5(content, usedforsecurity=False).hexdigest() != file.md5:
+                if not _is_intact(content, file):
                     continue
                 path = folder / file.path
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -163,7 +160,5 @@ def unpack(archive: Path, wanted: list[Stored], folder: Path) -> None:
                 if not missing:
                     return
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{archive} cannot be unpacked: {error}", hint=f"to remove {archive} and try again") from error
-    raise DataError(
-        f"{archive} does not hold {', '.join(missing)} as published", hint=f"to remove {archive} and try again"
-    )
+        raise DataError(f"{archive} cannot be unpacked: {error}", hint=hint) from error
+    raise DataError(f"{archive} does not hold {', '.join(missing)} as published", hint=hint)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
 
 from sounding.data.batch import Batch, Request, describe_shape
-from sounding.data.dataset import Dataset, normalize
+from sounding.data.dataset import Dataset, normalize, split_after
 from sounding.data.sources import DEFAULT_BATCH_SIZE
 from sounding.errors import UsageError
 from sounding.limits import require_memory
@@ -21,6 +20,8 @@ NOISE_SHAPE = (3, 32, 32)  # CIFAR's
 CLASSES_SHAPE = (64,)  # the digits'
 NOISE_MEAN = 0.5
 NOISE_STD = math.sqrt((256**2 - 1) / 12) / 255  # of the integers 0…255, all alike, divided by 255
+
+GENERATED = {"licence": "generated", "citation": "none"}
 
 
 def draw_gaussian(request: Request) -> Batch:
@@ -70,7 +71,9 @@ def make_gaussian_classes(request: Request, *, samples: tuple[int, int] = SAMPLE
     centres = torch.randn(classes, *shape, generator=generator) * (SEPARATION / math.sqrt(math.prod(shape)))
     labels = torch.randint(classes, (sum(samples),), generator=generator)
     inputs = centres[labels] + torch.randn(sum(samples), *shape, generator=generator)
-    return _split("gaussian-classes", inputs, labels, samples, classes, mean=0.0, std=1.0)
+    return split_after(
+        samples[0], inputs, labels, name="gaussian-classes", classes=classes, mean=(0.0,), std=(1.0,), **GENERATED
+    )
 
 
 def make_noise(request: Request, *, samples: tuple[int, int] = SAMPLES) -> Dataset:
@@ -84,25 +87,8 @@ def make_noise(request: Request, *, samples: tuple[int, int] = SAMPLES) -> Datas
     _require_room(sum(samples), shape)
     pixels = torch.randint(256, (sum(samples), *shape), dtype=torch.uint8, generator=request.generator)
     labels = torch.randint(classes, (sum(samples),), generator=request.generator)
-    return _split("noise", pixels, labels, samples, classes, mean=NOISE_MEAN, std=NOISE_STD)
-
-
-def _split(
-    name: str, inputs: Tensor, labels: Tensor, samples: tuple[int, int], classes: int, *, mean: float, std: float
-) -> Dataset:
-    """A data set whose first samples are the training part and whose others are the test part."""
-    train = samples[0]
-    return Dataset(
-        name=name,
-        train_inputs=inputs[:train],
-        train_labels=labels[:train],
-        test_inputs=inputs[train:],
-        test_labels=labels[train:],
-        classes=classes,
-        mean=(mean,),
-        std=(std,),
-        licence="generated",
-        citation="none",
+    return split_after(
+        samples[0], pixels, labels, name="noise", classes=classes, mean=(NOISE_MEAN,), std=(NOISE_STD,), **GENERATED
     )
 
 

@@ -59,6 +59,7 @@ class _Guard:
         headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope["headers"]}
         host = headers.get("host", "").lower()
         name = host[: host.index("]") + 1] if host.startswith("[") and "]" in host else host.partition(":")[0]
+        # a page elsewhere may send requests here under a name of its own
         if name not in HOSTS or scope["method"] not in ("GET", "HEAD"):
             text = "The explorer answers GET requests to 127.0.0.1 and localhost only.\n"
             await PlainTextResponse(text, status_code=403)(scope, receive, send)

@@ -60,8 +60,8 @@ def parse_formula(text: str) -> Callable[[Array], Array]:
     steps = _build(tree, 0)
 
     def function(x: Array) -> Array:
-        with np.errstate(all="ignore"):
-            return np.asarray(steps(x), dtype=np.float64) + np.zeros_like(x)
+        with np.errstate(all="ignore"):  # log(0) and 0/0 are no reason for a warning
+            return np.asarray(steps(x), dtype=np.float64) + np.zeros_like(x)  # a constant gets the shape of x
 
     function.__name__ = text.strip()
     return function
@@ -76,8 +76,13 @@ def _build(node: ast.AST, depth: int) -> Step:
             raise UsageError(f"expected numbers up to {LARGEST:g}, got {node.value!r}")
         number = float(node.value)
         return lambda x: number
+    if isinstance(node, ast.Name) and node.id == "x":
+        return lambda x: x
     if isinstance(node, ast.Name):
-        return _name(node.id)
+        if node.id not in NUMBERS:
+            raise UsageError(f"expected x, pi or e, got {node.id!r}", hint="x*tanh(x)")
+        known = NUMBERS[node.id]
+        return lambda x: known
     if isinstance(node, ast.UnaryOp) and type(node.op) in UNARY:
         act, inner = UNARY[type(node.op)], _build(node.operand, depth + 1)
         return lambda x: act(inner(x))
@@ -87,15 +92,6 @@ def _build(node: ast.AST, depth: int) -> Step:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
         return _call(node.func.id, [_build(one, depth + 1) for one in node.args])
     raise UsageError(f"expected numbers, x, + - * / ** and functions, got {ast.unparse(node)!r}", hint="x*sigmoid(x)")
-
-
-def _name(name: str) -> Step:
-    if name == "x":
-        return lambda x: x
-    if name not in NUMBERS:
-        raise UsageError(f"expected x, pi or e, got {name!r}", hint="x*tanh(x)")
-    number = NUMBERS[name]
-    return lambda x: number
 
 
 def _call(name: str, inner: list[Step]) -> Step:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from scipy.interpolate import PchipInterpolator
 from sounding import predict
 from sounding.encoding import fields_of
 from sounding.errors import UsageError
+from sounding.explore.parts import block_options, predicted_blocks, prescribed
 from sounding.explore.state import State
 from sounding.theory.kernel import kappa, normalized
 from sounding.theory.length import product_moment, second_moment
@@ -22,6 +23,7 @@ KNOTS = 9  # angles between 0 and 90 degrees at which a map is computed: at more
 POINTS = 41  # of a map, from correlation 0 to 1
 STEPS = 12  # of a cobweb: more are not told apart
 RUNS = 8  # of a simulation, so that its curve has an error
+LARGEST = 400_000  # layers × samples × width of one run: what eight of them do in a tenth of a second
 
 
 @dataclass(frozen=True)
@@ -53,29 +55,22 @@ class Panel:
     curves: tuple[Curve, ...] = ()
     axes: tuple[str, str] = ("", "")
     notes: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = field(default=())
+    rows: tuple[tuple[str, ...], ...] = ()
+    more: bool = False  # whether another answer to the same question says more
 
     def to_dict(self) -> dict[str, Any]:
         """JSON without NaN or infinity, which browsers refuse: null stands for what is not a number."""
-        numbers = [asdict(one) | {"value": _finite(one.value), "text": _text(one.value)} for one in self.numbers]
-        curves = [
-            asdict(one) | {name: list(map(_finite, getattr(one, name))) for name in ("x", "y", "error")}
-            for one in self.curves
-        ]
-        plain = {name: list(getattr(self, name)) for name in ("axes", "notes")}
-        rows = [list(row) for row in self.rows]
-        return {"python": self.python, "numbers": numbers, "curves": curves, **plain, "rows": rows}
+        plain = asdict(self)
+        for number in plain["numbers"]:
+            number |= {"value": _finite(number["value"]), "text": _text(number["value"])}
+        for curve in plain["curves"]:
+            curve |= {name: list(map(_finite, curve[name])) for name in ("x", "y", "error")}
+        return plain
 
 
 def predict_numbers(state: State) -> Panel:
     """The fixed point, the growth of gradients and the depth that trains."""
-    return {
-        "batchnorm": _batchnorm,
-        "plain": _plain,
-        "layernorm": _layernorm,
-        "residual": _blocks,
-        "transformer": _blocks,
-    }[state.network](state)
+    return {"batchnorm": _batchnorm, "plain": _plain, "layernorm": _layernorm}.get(state.network, _blocks)(state)
 
 
 def _batchnorm(state: State) -> Panel:
@@ -119,28 +114,15 @@ def _layernorm(state: State) -> Panel:
         _python(f"sounding.predict.kernel({state.activation_code}, 'pre-ln'"),
         (
             Number("correlation", found.fixed_point, "cosine of two samples deep inside"),
-            Number(
-                "slope there", found.slope_fixed_point, "the factor of a small difference per layer; below 1 it fades"
-            ),
+            Number("slope there", found.slope_fixed_point, "factor of a small difference per layer; below 1 it fades"),
             Number("slope at 1", found.slope_one, "above 1, equal samples move apart"),
         ),
         notes=() if found.attracting else ("The fixed point does not attract.",),
     )
 
 
-def _block_options(state: State) -> dict[str, Any]:
-    """What the prediction of blocks is asked with."""
-    names = "depth placement branch_scale correlation" + (" tokens" if state.network == "transformer" else "")
-    return fields_of(state, names)
-
-
-@functools.lru_cache(maxsize=64)
-def _block_prediction(state: State) -> Any:
-    return getattr(predict, state.network)(state.phi, **_block_options(state))
-
-
 def _blocks(state: State) -> Panel:
-    found = _block_prediction(state)
+    found, more = predicted_blocks(state).go_on()
     numbers = [
         Number("stream growth", found.stream_growth, "mean square of the stream at the end over that at the start"),
         Number("gradient ratio", found.gradient_ratio, "squared gradient at the first block over that at the last"),
@@ -150,15 +132,26 @@ def _blocks(state: State) -> Panel:
         numbers.append(Number("entropy", found.entropy[-1], "of the last attention's rows; 1 is uniform"))
     layers = list(range(len(found.gradient_log)))
     return Panel(
-        _python(f"sounding.predict.{state.network}({state.activation_code}", **_block_options(state)),
+        _block_python(state),
         tuple(numbers),
         (Curve("theory", layers, found.gradient_log),),
         ("block", "ln of the squared gradient"),
+        _follows(found, state) if more else (),
+        more=more,
     )
+
+
+def _block_python(state: State) -> str:
+    return _python(f"sounding.predict.{state.network}({state.activation_code}", **block_options(state))
+
+
+def _follows(found: Any, state: State) -> tuple[str, ...]:
+    return (f"These are the first {len(found.correlation) - 1} of {state.depth} blocks; the others follow.",)
 
 
 def _gradient_line(state: State, rate: float) -> tuple[Curve, ...]:
     layers = list(range(state.depth + 1))
+    # 0 at the last layer, where the gradient enters
     return (Curve("theory", layers, [rate * (state.depth - layer) for layer in layers]),)
 
 
@@ -166,9 +159,10 @@ def follow_correlation(state: State) -> Panel:
     """The correlation of two samples over depth, by theory and, where a chain can be drawn, by simulation."""
     axes = ("layer", "correlation of two samples")
     if state.network in ("residual", "transformer"):
-        found = _block_prediction(state)
-        python = predict_numbers(state).python + ".correlation"
-        return Panel(python, curves=(Curve("theory", range(len(found.correlation)), found.correlation),), axes=axes)
+        found, more = predicted_blocks(state).go_on()
+        theory = Curve("theory", range(len(found.correlation)), found.correlation)
+        python = _block_python(state) + ".correlation"
+        return Panel(python, curves=(theory,), axes=axes, notes=_follows(found, state) if more else (), more=more)
     path, value = [state.correlation], _correlation_map(state)
     for _ in range(state.depth):
         path.append(value(path[-1]))
@@ -177,7 +171,8 @@ def follow_correlation(state: State) -> Panel:
         note = "Chains without a norm are drawn for homogeneous activations without bias."
         return Panel(_map_python(state), curves=(theory,), axes=axes, notes=(note,))
     drawn, python = _simulate(state)
-    note = f"{RUNS} random networks of width {state.width}; the start is a batch with this correlation."
+    shown = f", {len(drawn.x) - 1} layers of them" if len(drawn.x) <= state.depth else ""
+    note = f"{RUNS} random networks of width {state.width}{shown}; the start is a batch with this correlation."
     return Panel(python, curves=(theory, drawn), axes=axes, notes=(note,))
 
 
@@ -185,10 +180,9 @@ def draw_map(state: State) -> Panel:
     """The correlation map with its cobweb."""
     axes = ("correlation before a layer", "correlation behind it")
     if state.network in ("residual", "transformer"):
-        path = list(_block_prediction(state).correlation)
-        steps = Curve("blocks", path[:-1], path[1:], dots=True)
-        python = predict_numbers(state).python + ".correlation"
-        return Panel(python, curves=(_diagonal(), steps), axes=axes)
+        found, more = predicted_blocks(state).go_on()
+        steps = Curve("blocks", found.correlation[:-1], found.correlation[1:], dots=True)
+        return Panel(_block_python(state) + ".correlation", curves=(_diagonal(), steps), axes=axes, more=more)
     value = _correlation_map(state)
     places = np.linspace(0.0, 1.0, POINTS)
     curve = Curve("map", places.tolist(), [value(float(place)) for place in places])
@@ -211,7 +205,7 @@ def _correlation_map(state: State) -> Callable[[float], float]:
     value = {"layernorm": _kernel_map, "plain": _plain_map, "batchnorm": _batch_map}[state.network](state)
     if isinstance(value, float):
         return lambda rho: value
-    nodes = np.linspace(0.0, math.pi / 2, KNOTS)
+    nodes = np.linspace(0.0, math.pi / 2, KNOTS)  # in the angle: the map of ReLU has a root at ρ = 1
     values = [value(math.cos(node)) for node in nodes]
     smooth = PchipInterpolator(nodes, values)
     return lambda rho: float(smooth(math.acos(min(max(rho, 0.0), 1.0))))
@@ -225,7 +219,7 @@ def _kernel_map(state: State) -> Callable[[float], float]:
 def _plain_map(state: State) -> Callable[[float], float]:
     phi, weight, bias = state.phi, state.weight_std**2, state.bias_std**2
     variance = predict.vanilla(phi, weight_std=state.weight_std, bias_std=state.bias_std).variance
-    variance = variance if 0 < variance < math.inf else 1.0
+    variance = variance if 0 < variance < math.inf else 1.0  # it may go to 0 or to infinity
     whole = weight * second_moment(phi, variance).value + bias
     return lambda rho: (weight * product_moment(phi, variance, rho).value + bias) / whole
 
@@ -236,17 +230,15 @@ def _batch_map(state: State) -> float | Callable[[float], float]:
     Batch norm takes away what the samples share and divides by the rest, (1 − ρ)q: without eps no ρ is left, and the
     map is flat. With it, the batch is that of independent samples with eps/((1 − ρ)q).
     """
-    scale, shift = state.scale, state.shift
-    found = predict.batchnorm(
-        state.phi, batch_size=state.batch_size, eps=state.eps, weight_std=state.weight_std, scale=scale, shift=shift
-    )
+    affine = fields_of(state, "scale shift")
+    found = predict.batchnorm(state.phi, **fields_of(state, "batch_size eps weight_std"), **affine)
     if state.eps == 0:
         return float(found.fixed_point.correlation)
     variance, size = found.fixed_point.variance * state.weight_std**2, min(state.batch_size, 8)
 
     def value(rho: float) -> float:
-        eps = state.eps / max((1 - rho) * variance, 1e-9)
-        mapped = predict.covariance_map(state.phi, np.eye(size), eps=eps, scale=scale, shift=shift).covariance
+        eps = state.eps / max((1 - rho) * variance, 1e-9)  # equal samples leave nothing to divide by
+        mapped = predict.covariance_map(state.phi, np.eye(size), eps=eps, **affine).covariance
         return float(mapped[0, 1] / mapped[0, 0])
 
     return value
@@ -257,29 +249,25 @@ def _simulate(state: State) -> tuple[Curve, str]:
 
     import sounding
 
-    depth, size = min(state.depth, 200), min(state.batch_size, 32)
+    size = min(state.batch_size, 32)
+    depth = min(state.depth, LARGEST // (size * state.width))
     generator = torch.Generator().manual_seed(0)
     common, own = torch.randn(state.width, generator=generator), torch.randn(size, state.width, generator=generator)
+    # two rows share this part of their variance
     start = state.correlation**0.5 * common + (1 - state.correlation) ** 0.5 * own
     norm = {"batchnorm": "batch", "plain": "none", "layernorm": "layer"}[state.network]
     options: dict[str, Any] = {"width": state.width, "batch_size": size, "depth": depth, "runs": RUNS, "norm": norm}
     if state.network == "batchnorm":
+        # γ stands in front of the activation, as a gain of a chain does
         options |= {"eps": state.eps, "gain": state.scale}
     found = sounding.simulate(
-        **options,
-        activation=state.phi,
-        measures=("mean_cosine",),
-        profile=True,
-        input=start,
-        generator=generator,
+        **options, activation=state.phi, measures=("mean_cosine",), profile=True, input=start, generator=generator
     )
     series = found.profile.series("mean_cosine")
-    python = (
-        f"sounding.simulate(activation={state.activation_code}, "
-        + ", ".join(f"{name}={value!r}" for name, value in options.items())
-        + ", measures=['mean_cosine'], profile=True, input=start)"
-    )
-    return Curve("simulation", series.layer.tolist(), series.value.tolist(), series.stderr.tolist(), True), python
+    python = _python(f"sounding.simulate(activation={state.activation_code}", **options)
+    python = python.removesuffix(")") + ", measures=['mean_cosine'], profile=True, input=start)"
+    x, y, error = (column.tolist() for column in (series.layer, series.value, series.stderr))
+    return Curve("simulation", x, y, error, dots=True), python
 
 
 def prescribe(state: State) -> Panel:
@@ -289,15 +277,17 @@ def prescribe(state: State) -> Panel:
     if state.depth < 2:
         raise UsageError("expected a depth of at least 2 for a prescription, got 1")
     options = fields_of(state, "batch_size depth weight_std")
-    found = predict.prescribe(state.phi, **options)
+    found, more = prescribed(state.phi, **options).go_on()
     rows = tuple((one.change, f"×{one.growth:.4g}", _text(one.trainable_depth)) for one in found.options[:6])
     head = ("change", "growth per layer", "depth that trains")
+    notes = [found.assumption[:1].upper() + found.assumption[1:] + "."] if rows else []
+    if more:
+        notes.append("The search goes on.")
     return Panel(
         _python(f"sounding.prescribe({state.activation_code}", **options),
         rows=(head, *rows) if rows else (),
-        notes=(found.assumption[:1].upper() + found.assumption[1:] + ".",)
-        if rows
-        else ("Nothing reaches this depth.",),
+        notes=tuple(notes or ["Nothing reaches this depth."]),
+        more=more,
     )
 
 

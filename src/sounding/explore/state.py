@@ -112,6 +112,6 @@ def _parse(name: str, text: str, kind: Callable[[str], Any]) -> Any:
         value = kind(text)
     except ValueError:
         raise UsageError(f"expected a number for {name}, got {text!r}") from None
-    if not math.isfinite(value) or not low <= value <= high:
+    if not math.isfinite(value) or not low <= value <= high:  # no comparison is true of NaN
         raise UsageError(f"expected {name} from {low:g} to {high:g}, got {text}")
     return value

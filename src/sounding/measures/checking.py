@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -163,16 +163,10 @@ class _Trial:
             raise _Broken(f"expected a tensor of a floating dtype, got {got}", given)
         return value
 
-    def expect_same(self, batch: Tensor, other: Tensor, what: str, *, tolerance: float = SAME) -> None:
-        left, right = self.value(self._input(batch)), self.value(other)
-        if left.shape != right.shape or not torch.allclose(
-            left.double(), right.double(), rtol=tolerance, atol=tolerance, equal_nan=True
-        ):
+    def expect_same(self, batch: Tensor, other: Tensor, what: str) -> None:
+        left, right = self.value(self._input(batch)).double(), self.value(other).double()
+        if left.shape != right.shape or not torch.allclose(left, right, rtol=SAME, atol=SAME, equal_nan=True):
             raise _Broken(f"{_show(left)} became {_show(right)} {what}", batch)
-
-    def inputs(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self.regular.items()
-        yield from self.degenerate.items()
 
     def check_purity(self) -> None:
         for batch in self.regular.values():
@@ -206,7 +200,7 @@ class _Trial:
                 raise _Broken(f"NaN on a {name} batch", batch)
 
     def check_bounds(self, bounds: Bounds | None) -> None:
-        for name, batch in self.inputs():
+        for name, batch in {**self.regular, **self.degenerate}.items():
             least, greatest = bounds(*batch.shape) if callable(bounds) else bounds or (-torch.inf, torch.inf)
             value = self.value(self._input(batch)).double()
             slack = SAME * max(1.0, abs(least) if abs(least) < torch.inf else 1.0)
@@ -231,7 +225,7 @@ class _Trial:
     def check_gradient(self) -> None:
         for name, batch in self.regular.items():
             if not torch.isfinite(self.value(self._input(batch))).all():
-                continue
+                continue  # ∞ has no slope
             direction = self._normal(*batch.shape)
             slope = (self._gradient(batch, name) * direction).sum()
             ahead, behind = (self.value(self._input(batch + sign * STEP * direction)) for sign in (1, -1))

@@ -18,16 +18,11 @@ class Scaled:
 
     The scale is a power of two, so that scaling rounds nothing. It is a constant to autograd: every measure here is
     either invariant under it or multiplies it back, so its derivative with respect to the scale vanishes.
-
-    Args:
-        matrix: (..., rows, columns), float64, finite; all zero where the input was zero or not finite.
-        scale: (...), the power of two with input = scale · matrix.
-        finite: (...), whether every entry of the input was finite.
     """
 
-    matrix: Tensor
-    scale: Tensor
-    finite: Tensor
+    matrix: Tensor  # (..., rows, columns), float64, finite; all zero where the input was zero or not finite
+    scale: Tensor  # (...), the power of two with input = scale · matrix
+    finite: Tensor  # (...), whether every entry of the input was finite
 
     def settle(self, value: Tensor) -> Tensor:
         """The value, NaN where the input held NaN or infinity."""
@@ -84,10 +79,8 @@ def _scale(matrix: Tensor) -> Scaled:
 
 
 def power_of_two_below(values: Tensor) -> Tensor:
-    """The largest powers of two that don't exceed the values (positive, float64).
-
-    x = m·2^e with m in [½, 1), so x/(2m) is 2^(e−1) without rounding; torch.ldexp may go through a float32 power.
-    """
+    """The largest powers of two that don't exceed the values (positive, float64)."""
+    # x = m·2^e with m in [½, 1), so x/(2m) is 2^(e−1) without rounding; torch.ldexp may go through a float32 power
     return values / (2 * torch.frexp(values).mantissa)
 
 

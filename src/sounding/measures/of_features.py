@@ -86,7 +86,6 @@ def numerical_rank(features: Tensor, *, tolerance: float | None = None) -> Tenso
     precision in which the features came.
 
     Args:
-        features: (..., samples, features).
         tolerance: relative to the largest singular value. By default max(samples, features) · eps of the dtype; for 16
             bits, where that can exceed 1, √min(samples, features) · eps, twice a bound on the rounding of the entries.
 
@@ -107,7 +106,6 @@ def soft_rank(features: Tensor, *, threshold: float = 0.5) -> Tensor:
     without gradient.
 
     Args:
-        features: (..., samples, features).
         threshold: above 0, in units of the mean square; an eigenvalue that meets it to 12 digits counts.
 
     >>> soft_rank(torch.tensor([[2.0, 0.0], [0.0, 0.1]]))
@@ -127,9 +125,6 @@ def participation_ratio(features: Tensor) -> Tensor:
     stable rank ‖H‖_F²/‖H‖₂² itself. Scale- and rotation-invariant, differentiable (from norms of the smaller Gram
     matrix, no eigenvectors), 1 for collinear samples, 0 for an all-zero batch (no direction carries anything).
 
-    Args:
-        features: (..., samples, features).
-
     >>> participation_ratio(torch.eye(3))
     tensor(3., dtype=torch.float64)
     """
@@ -146,7 +141,6 @@ def effective_rank(features: Tensor, *, of: str = "eigenvalues") -> Tensor:
     samples, 0 for an all-zero batch.
 
     Args:
-        features: (..., samples, features).
         of: "eigenvalues" or "singular_values".
 
     >>> effective_rank(torch.ones(2, 3))
@@ -167,9 +161,6 @@ def orthogonality_gap(features: Tensor) -> Tensor:
     is the inverse of the participation ratio. Scale- and rotation-invariant, differentiable. The papers leave V of a
     zero batch undefined; here it is the largest value, as for any batch that lost its directions.
 
-    Args:
-        features: (..., samples, features).
-
     >>> orthogonality_gap(torch.stack([torch.eye(2), torch.ones(2, 2)]))
     tensor([0.0000, 0.7071], dtype=torch.float64)
     """
@@ -184,15 +175,13 @@ def mean_cosine(features: Tensor) -> Tensor:
     samples point one way. Invariant under rotations and under scaling of every sample by itself, differentiable.
     Samples of length zero have no direction and are left out; 0 when fewer than two are left.
 
-    Args:
-        features: (..., samples, features).
-
     >>> mean_cosine(torch.tensor([[1.0, 0.0], [1.0, 1.0]]))
     tensor(0.7071, dtype=torch.float64)
     """
     scaled = scale_features(features)
     directions, present = _directions(scaled.matrix)
     count = present.sum(dim=-1).double()
+    # Σ over i ≠ j of ⟨u_i, u_j⟩ is ‖Σu_i‖² − Σ‖u_i‖²: no n × n matrix is needed
     resultant = directions.sum(dim=-2).square().sum(dim=-1)
     own = directions.square().sum(dim=(-2, -1))
     return scaled.settle(divide(resultant - own, count * (count - 1), otherwise=0.0).clamp(-1, 1))
@@ -229,9 +218,6 @@ def distinct_share(features: Tensor) -> Tensor:
     rows, where it is (1 − 1/n)(1 − mean_cosine). Scale- and rotation-invariant, differentiable, computed from the
     centred batch, so that shares of 1e-30 keep their digits; 0 for a zero batch and for a single sample.
 
-    Args:
-        features: (..., samples, features).
-
     >>> distinct_share(torch.tensor([[1.0, 1.0], [1.0, -1.0]]))
     tensor(0.5000, dtype=torch.float64)
     """
@@ -250,7 +236,6 @@ def condition_number(features: Tensor, *, tolerance: float | None = None) -> Ten
     the gradient at ∞ is reported as 0.
 
     Args:
-        features: (..., samples, features).
         tolerance: relative to the largest singular value, as in `numerical_rank`; 0 counts any positive value.
 
     >>> condition_number(torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
@@ -266,9 +251,6 @@ def log_norm(features: Tensor) -> Tensor:
     What is followed over depth for gradients (thesis2024 section 6.2 and figure 6.3): a slope in the layer is a factor
     per layer. Any real number; −∞ for zero, where the gradient is reported as 0. Rotation-invariant, differentiable,
     finite for entries from 1e-308 to 1e308.
-
-    Args:
-        features: (..., samples, features).
 
     >>> log_norm(torch.tensor([[3.0, 4.0]])).exp()
     tensor(5.0000, dtype=torch.float64)
@@ -289,7 +271,6 @@ def isotropy_distance(features: Tensor, *, normalized: bool = True) -> Tensor:
     differentiable.
 
     Args:
-        features: (..., samples, features).
         normalized: divide by ‖H‖_F first, which is the seed's scale and makes it scale-invariant; False takes the
             features as they are.
 
@@ -300,28 +281,23 @@ def isotropy_distance(features: Tensor, *, normalized: bool = True) -> Tensor:
     singular = torch.linalg.svdvals(scaled.matrix)
     if not normalized:
         singular = singular * scaled.scale[..., None]
-    return scaled.settle(
-        of_spectrum.amplitude_distance(singular, samples=features.shape[-2], normalized=normalized),
-    )
+    return scaled.settle(of_spectrum.amplitude_distance(singular, samples=features.shape[-2], normalized=normalized))
 
 
 def _resolved_amplitudes(features: Tensor, tolerance: float | None) -> tuple[Tensor, Scaled, float]:
     """Scaled singular values and the share of the largest that counts as zero."""
     scaled = scale_features(features)
     if tolerance is None:
-        samples, width = features.shape[-2:]
-        size = max(samples, width) if torch.finfo(features.dtype).bits > 16 else min(samples, width)
+        # torch's and numpy's rule; in 16 bits max · eps could exceed 1, and `resolution` takes a root
+        size = (max if torch.finfo(features.dtype).bits > 16 else min)(features.shape[-2:])
         tolerance = of_spectrum.resolution(size, dtype=features.dtype)
     return torch.linalg.svdvals(scaled.matrix), scaled, tolerance
 
 
 def _directions(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Every row at length 1, zero rows left zero; and which rows have a length.
-
-    Each row is scaled by a power of two of its own first: a sample 1e200 times shorter than its neighbour still has a
-    direction.
-    """
+    """Every row at length 1, zero rows left zero; and which rows have a length."""
     with torch.no_grad():
+        # by powers of two of their own first: a sample 1e200 times shorter than its neighbour still has a direction
         largest = rows.abs().amax(dim=-1, keepdim=True)
         present = largest > 0
         scale = power_of_two_below(torch.where(present, largest, 1.0))

@@ -136,7 +136,7 @@ def isometry_gap(gram: Tensor, *, tolerance: float | None = None) -> Tensor:
     tensor([0., inf], dtype=torch.float64)
     """
     scaled, share = _with_tolerance(gram, tolerance)
-    with torch.no_grad():
+    with torch.no_grad():  # the largest entry is between 1 and 2: no scale is needed
         skew = (scaled.matrix - scaled.matrix.mT).abs().amax(dim=(-2, -1))
     if bool((skew > ASYMMETRY).any()):
         raise UsageError(
@@ -153,16 +153,13 @@ def ratio_of(small: Tensor) -> Tensor:
 
 
 def gap_of(small: Tensor, *, samples: int) -> Tensor:
-    """The orthogonality gap from either Gram matrix S of size k ≤ n: V² = ‖S/tr S − I/k‖² + 1/k − 1/n.
-
-    The n × n matrix has n − k more eigenvalues, all zero. Written as a norm of a difference, not as √(‖S‖²/tr² − 1/n),
-    which loses half the digits near an orthogonal batch.
-    """
+    """The orthogonality gap from either Gram matrix S of size k ≤ n: V² = ‖S/tr S − I/k‖² + 1/k − 1/n."""
     size = small.shape[-1]
     trace = _trace(small)
     shares = divide(small, trace[..., None, None], otherwise=0.0)
+    # a norm of a difference: √(‖S‖²/tr² − 1/n) would lose half the digits near an orthogonal batch
     deviation = shares - torch.eye(size, dtype=small.dtype, device=small.device) / size
-    squared = deviation.square().sum(dim=(-2, -1)) + (1 / size - 1 / samples)
+    squared = deviation.square().sum(dim=(-2, -1)) + (1 / size - 1 / samples)  # n − k more eigenvalues are zero
     most = (1 - 1 / samples) ** 0.5
     return torch.where(trace > 0, of_spectrum.roots(squared).clamp(max=most), most)
 

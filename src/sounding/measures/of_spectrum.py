@@ -17,11 +17,9 @@ TIE = 1e-12  # a threshold met up to rounding is met
 
 
 def resolution(count: int, *, dtype: torch.dtype = torch.float64) -> float:
-    """Eigenvalues of a computed Gram matrix below this share of the largest are rounding: count · eps of its dtype.
-
-    In 16 bits that can exceed every eigenvalue; there it is √count · eps, twice a bound on the rounding of the entries.
-    """
+    """Eigenvalues of a computed Gram matrix below this share of the largest are rounding: count · eps of its dtype."""
     information = torch.finfo(dtype)
+    # in 16 bits that can exceed every eigenvalue: there √count · eps, twice a bound on the rounding of the entries
     return min((count if information.bits > 16 else count**0.5) * float(information.eps), 0.5)
 
 
@@ -64,7 +62,7 @@ def orthogonality_gap(eigenvalues: Tensor, *, samples: int | None = None) -> Ten
     """√(Σ(λ/Σλ − 1/n)²) over all n eigenvalues of the Gram matrix, orth2021 eq. (2)."""
     count, n = _counts(eigenvalues, samples)
     shares = _shares(eigenvalues)
-    missing = (n - count) / n**2
+    missing = (n - count) / n**2  # of the zeros that were left out, (0 − 1/n)² each
     squared = (shares - 1 / n).square().sum(dim=-1) + missing
     most = (1 - 1 / n) ** 0.5
     gap = torch.where(eigenvalues.sum(dim=-1) > 0, roots(squared).clamp(max=most), most)
@@ -82,6 +80,7 @@ def isometry_gap(eigenvalues: Tensor, *, samples: int | None = None, tolerance: 
     safe = torch.where(full[..., None], eigenvalues, 1.0)
     ratio = safe / safe.mean(dim=-1, keepdim=True)
     excess = ratio - 1
+    # log1p keeps the digits of a small δ; the clamp keeps the gradient of the branch that is not taken finite
     logarithm = torch.where(excess > -0.5, torch.log1p(excess.clamp(min=-0.75)), ratio.log())
     gap = (excess - logarithm).mean(dim=-1).clamp(min=0)
     return _settle(eigenvalues, torch.where(full, gap, torch.inf))
@@ -116,7 +115,7 @@ def amplitude_distance(singular: Tensor, *, samples: int, normalized: bool) -> T
     if normalized:
         norm = torch.linalg.vector_norm(singular, dim=-1, keepdim=True)
         singular = divide(singular, norm, otherwise=0.0)
-    missing = (samples - singular.shape[-1]) / samples
+    missing = (samples - singular.shape[-1]) / samples  # of the zeros that were left out, (0 − n^{-1/2})² each
     squared = (singular - samples**-0.5).square().sum(dim=-1) + missing
     return roots(squared)
 
@@ -130,6 +129,7 @@ def check_threshold(threshold: float) -> None:
 def roots(values: Tensor) -> Tensor:
     """Square roots with gradient 0, not ∞, at zero."""
     positive = values > 0
+    # twice `where`: the gradient of the branch that is not taken is multiplied by 0, and 0 · ∞ is NaN
     return torch.where(positive, torch.where(positive, values, 1.0).sqrt(), 0.0)
 
 

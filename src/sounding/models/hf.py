@@ -16,6 +16,7 @@ from torch import nn
 
 from sounding.errors import UsageError
 from sounding.models.hf_inputs import SENSES, TOKENS, sample_inputs
+from sounding.models.registry import split_options
 
 PREFIX = "hf:"
 INSTALL = "pip install 'sounding[hf]'"
@@ -147,12 +148,10 @@ def describe_hf(model: nn.Module, spec: str = "") -> str | None:
         return None
     config: Any = model.config
     text = config.get_text_config()
-    said = [
-        f"{word} {value}"
-        for word in ("layers", "hidden", "heads", "vocab", "image")
-        for value in [next((getattr(text, f) for f in WORDS[word] if isinstance(getattr(text, f, None), int)), None)]
-        if value is not None
-    ]
+    said = []
+    for word in ("layers", "hidden", "heads", "vocab", "image"):
+        values = (getattr(text, field, None) for field in WORDS[word])
+        said += [f"{word} {value}" for value in values if isinstance(value, int)][:1]
     count = sum(parameter.numel() for parameter in model.parameters())
     told = f"{type(model).__name__}, {count / 1e6:.3g} million parameters" + (f" ({', '.join(said)})" if said else "")
     if not is_hf(spec):
@@ -188,7 +187,7 @@ def _tables() -> dict[str, Mapping[str, Any]]:
 
 def _parse(spec: str) -> tuple[str, str, str, dict[str, Any]]:
     """The name as the library writes it, the task, the size, and the options."""
-    first, *words = spec.removeprefix(PREFIX).split(",")
+    first = spec.removeprefix(PREFIX).partition(",")[0]
     tables = _tables()
     known = {_underscored(name): name for names in tables.values() for name in names}
     if _underscored(first) not in known:
@@ -196,16 +195,8 @@ def _parse(spec: str) -> tuple[str, str, str, dict[str, Any]]:
         hint = f"{PREFIX}{known[close[0]]}" if close else "sounding models list"
         raise UsageError(f"the transformers library has no architecture {first!r}", hint=hint)
     name = known[_underscored(first)]
-    given: dict[str, Any] = {}
-    for word in words:
-        option, equals, text = (part.strip() for part in word.partition("="))
-        if not equals or not option or not text:
-            raise UsageError(
-                f"expected option=value after {PREFIX}{name}, got {word!r}", hint=f"{PREFIX}{name},layers=8"
-            )
-        if option in given:
-            raise UsageError(f"option {option!r} is given twice in {spec!r}")
-        given[option] = text if option in ("size", "task") else _value(text)
+    told = split_options(spec, after=f"{PREFIX}{name}", example=f"{PREFIX}{name},layers=8")
+    given = {option: text if option in ("size", "task") else _value(text) for option, text in told}
     size, own = given.pop("size", "quick"), [task for task in TASKS if name in tables[task]]
     if size not in ("quick", "default"):
         raise UsageError(f"expected size=quick or size=default, got size={size}")
@@ -340,13 +331,8 @@ def _fields(
     found |= {option: value for option, value in given.items() if option in own}
     vocab = found.get("vocab_size") or (given.get("vocab", words.get("vocab")) if quick else None)
     for field, value in own.items():  # the ends and the padding of a sentence must be words of the smaller vocabulary
-        if (
-            vocab
-            and field.endswith(("token_id", "token_index"))
-            and isinstance(value, int)
-            and value >= vocab
-            and field not in given
-        ):
+        token = field.endswith(("token_id", "token_index")) and isinstance(value, int)
+        if vocab and token and value >= vocab and field not in given:
             found[field] = value % vocab
     classes = given.get("classes", given.get("num_labels", words.get("classes")))
     if classes is not None:

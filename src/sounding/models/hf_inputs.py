@@ -75,7 +75,8 @@ def sample_inputs(model: nn.Module, *, batch_size: int | None, generator: torch.
         fewer = max(2, 4 * TOKENS * count // arguments[main].shape[1])
         if batch_size is None and fewer < count:  # features of a sound are hundreds of positions
             count, arguments = fewer, {key: value[:fewer] for key, value in arguments.items()}
-        targets = _text_targets(kind, arguments[main][:, -TOKENS:])
+        if any(word in kind for word in ("CausalLM", "LMHead", "ConditionalGeneration")):
+            targets = _following(arguments[main][:, -TOKENS:])
         # XLM and Flaubert are masked unless their config says otherwise
         if "MaskedLM" in kind or ("LMHead" in kind and getattr(config, "causal", True) is False):
             arguments[main], targets = _mask(arguments[main], config, generator)
@@ -92,8 +93,7 @@ def sample_inputs(model: nn.Module, *, batch_size: int | None, generator: torch.
     first = next(forms)
     if getattr(model.config, "is_encoder_decoder", False) and "Classification" not in kind:
         decoder = {"decoder_input_ids": _tokens(count, int(config.vocab_size), generator)}
-        following = functional.pad(decoder["decoder_input_ids"][:, 1:], (0, 1), value=IGNORED)
-        targets = following if "Generation" in kind or "LM" in kind else None
+        targets = _following(decoder["decoder_input_ids"]) if "Generation" in kind or "LM" in kind else None
     if targets is None and "Classification" in kind and classes > 1:
         targets = torch.randint(classes, (count,), generator=generator)
     arguments = _known(model, first) | decoder
@@ -117,11 +117,7 @@ def sample_inputs(model: nn.Module, *, batch_size: int | None, generator: torch.
 def _further(
     config: Any, count: int, arguments: Arguments, generator: torch.Generator
 ) -> Iterator[tuple[tuple[str, ...], Callable[[], tuple[Tensor, ...]]]]:
-    """What some architectures take beside their main input: the arguments' names, and a function that draws them.
-
-    These are boxes of the words on a page, shapes and sounds of characters, paths in a web page, names that the text
-    mentions, the position that attends to all others, what a decoder attends to, an image.
-    """
+    """What some architectures take beside their main input: the arguments' names, and a function that draws them."""
     length = next(iter(arguments.values())).shape[1] if "input_ids" in arguments else 0
 
     def size(field: str) -> int:
@@ -134,26 +130,24 @@ def _further(
         return torch.randn(count, TOKENS, width, generator=generator)
 
     width = size("hidden_size")
-    yield ("bbox",), lambda: (draw(1000, length, 2, 2).sort(2).values.flatten(2),)
-    yield (
+    yield ("bbox",), lambda: (draw(1000, length, 2, 2).sort(2).values.flatten(2),)  # of the words on a page
+    yield (  # of characters
         ("input_shape_ids", "input_pronunciation_ids"),
         lambda: (draw(size("shape_vocab_size"), length), draw(size("pronunciation_vocab_size"), length)),
     )
-    yield (
+    yield (  # paths in a web page
         ("xpath_tags_seq", "xpath_subs_seq"),
         lambda: (
             draw(size("max_xpath_tag_unit_embeddings"), length, size("max_depth")),
             draw(size("max_xpath_subs_unit_embeddings"), length, size("max_depth")),
         ),
     )
-    yield (
+    yield (  # names that the text mentions
         ("entity_ids", "entity_position_ids"),
         lambda: (draw(size("entity_vocab_size"), ENTITIES), draw(TOKENS, ENTITIES, 2)),
     )
-    yield (
-        ("global_attention_mask",),
-        lambda: (functional.one_hot(torch.zeros(count, dtype=torch.long), length),),
-    )
+    # the first position attends to all others
+    yield ("global_attention_mask",), lambda: (functional.one_hot(torch.zeros(count, dtype=torch.long), length),)
     yield ("encoder_hidden_states",), lambda: (noise(int(getattr(config, "cross_attention_hidden_size", 0) or width)),)
     yield ("cross_attention_states",), lambda: (noise(width),)
     if "input_ids" in arguments:
@@ -212,10 +206,7 @@ def _maker(model: nn.Module, sense: str) -> Any:
 
 
 def _beside_text(model: nn.Module, sense: str, arguments: Arguments, generator: torch.Generator) -> Arguments | None:
-    """The arguments with an image or a sound in front of each text, or None where the model takes none that we make.
-
-    Marks for the features stand in front of the text, as many as the model makes of one sample.
-    """
+    """The arguments with an image or a sound in front of each text, or None where the model takes none that we make."""
     config: Any = model.config
     ends = ("_token_id", "_token_index")
     mark = next((m for end in ends if (m := getattr(config, sense + end, None)) is not None), None)
@@ -231,7 +222,7 @@ def _beside_text(model: nn.Module, sense: str, arguments: Arguments, generator: 
         if length:
             tokens = arguments["input_ids"]
             text = torch.where(tokens == mark, (mark + 1) % int(tokens.max()), tokens)
-            marks = tokens.new_full((count, length), mark)
+            marks = tokens.new_full((count, length), mark)  # as many as the model makes features of one sample
             both = _known(model, {**arguments, **extra, "input_ids": torch.cat([marks, text], 1)})
             decoder = {"decoder_input_ids": tokens} if getattr(config, "is_encoder_decoder", False) else {}
             if _says(model, both | decoder) is not None:
@@ -305,10 +296,9 @@ def _mask(tokens: Tensor, config: Any, generator: torch.Generator) -> tuple[Tens
     return text.masked_fill(hidden, mark), text.masked_fill(~hidden, IGNORED)[:, -TOKENS:]
 
 
-def _text_targets(kind: str, tokens: Tensor) -> Tensor | None:
-    if "CausalLM" in kind or "LMHead" in kind or "ConditionalGeneration" in kind:
-        return functional.pad(tokens[:, 1:], (0, 1), value=IGNORED)
-    return None
+def _following(tokens: Tensor) -> Tensor:
+    """The next token of each, and none behind the last."""
+    return functional.pad(tokens[:, 1:], (0, 1), value=IGNORED)
 
 
 def _image_shape(config: Any) -> tuple[int, int, int]:

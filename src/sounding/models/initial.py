@@ -129,6 +129,6 @@ def require_sizes(**sizes: int) -> None:
             raise UsageError(f"{name} must be at least 1, got {size}")
     width, depth = sizes.get("width", 1), sizes.get("depth", 2)
     ends = sum(sizes.get(name, 0) for name in ("in_features", "out_features", "classes", "vocabulary"))
-    values = (depth - 1) * width**2 + ends * width
+    values = (depth - 1) * width**2 + ends * width  # at the least: a hidden matrix per layer, and the two ends
     told = ", ".join(f"{name.replace('_', ' ')} {size}" for name, size in sizes.items())
     require_memory(4 * values + LAYER_BYTES * depth, what=f"a network with {told}")

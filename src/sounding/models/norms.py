@@ -55,7 +55,7 @@ class UncentredBatchNorm(_BatchNorm):
         if self.training or self.running_var is None:
             square = input.square().mean(dim=axes)
             if self.training and self.running_var is not None:
-                self._remember(square.detach())
+                self._remember(square.detach(), self.running_var)
         else:
             square = self.running_var
         factor = torch.rsqrt(square + self.eps)
@@ -66,14 +66,13 @@ class UncentredBatchNorm(_BatchNorm):
         return output if self.bias is None else output + self.bias.view(view)
 
     @torch.no_grad()
-    def _remember(self, square: Tensor) -> None:
-        assert self.running_var is not None
+    def _remember(self, square: Tensor, running: Tensor) -> None:
         momentum = self.momentum
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-            if momentum is None:
+            if momentum is None:  # torch's word for the plain mean over all batches
                 momentum = 1 / float(self.num_batches_tracked)
-        self.running_var.lerp_(square.to(self.running_var.dtype), 0.0 if momentum is None else momentum)
+        running.lerp_(square.to(running.dtype), 0.0 if momentum is None else momentum)
 
 
 def make_norm(kind: Norm, width: int, *, images: bool, options: NormOptions) -> nn.Module | None:
@@ -81,11 +80,11 @@ def make_norm(kind: Norm, width: int, *, images: bool, options: NormOptions) -> 
 
     None for "none". Layer and RMS norm are over the last axis and not for images.
     """
-    require_norm(kind, images=images, options=options)
+    _require_norm(kind, images=images, options=options)
     if kind == "none":
         return None
     eps, affine, centring = options.get("eps", 1e-5), options.get("affine", True), options.get("centring", True)
-    norm: nn.Module
+    norm: nn.BatchNorm1d | nn.BatchNorm2d | UncentredBatchNorm | nn.LayerNorm | nn.RMSNorm
     if kind == "batch":
         centred = nn.BatchNorm2d if images else nn.BatchNorm1d
         norm = (centred if centring else UncentredBatchNorm)(
@@ -100,11 +99,13 @@ def make_norm(kind: Norm, width: int, *, images: bool, options: NormOptions) -> 
     else:
         norm = nn.RMSNorm(width, eps=eps, elementwise_affine=affine)
     if affine:
-        _start_(norm, options)
+        nn.init.constant_(norm.weight, options.get("scale", 1.0))
+        if isinstance(bias := getattr(norm, "bias", None), Tensor):  # RMS norm has none
+            nn.init.constant_(bias, options.get("shift", 0.0))
     return norm
 
 
-def require_norm(kind: str, *, images: bool, options: NormOptions) -> None:
+def _require_norm(kind: str, *, images: bool, options: NormOptions) -> None:
     """Refuse a kind that is not known, and options that the kind cannot honour."""
     known = ("none", "batch") if images else NORMS
     if kind not in known:
@@ -125,11 +126,3 @@ def require_norm(kind: str, *, images: bool, options: NormOptions) -> None:
         raise UsageError(f"eps must not be negative, got {options['eps']}")
     if not 0 <= options.get("momentum", 0.1) <= 1:
         raise UsageError(f"momentum must be between 0 and 1, got {options['momentum']}")
-
-
-def _start_(norm: nn.Module, options: NormOptions) -> None:
-    weight, bias = norm.weight, getattr(norm, "bias", None)
-    assert isinstance(weight, Tensor)
-    nn.init.constant_(weight, options.get("scale", 1.0))
-    if isinstance(bias, Tensor):
-        nn.init.constant_(bias, options.get("shift", 0.0))

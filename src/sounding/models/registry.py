@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 import math
+import pkgutil
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,25 +21,16 @@ from sounding.models.norms import NormOptions
 
 @dataclass(frozen=True)
 class Model:
-    """A network of the registry.
+    """A network of the registry."""
 
-    Args:
-        address: of its class, "module:name".
-        takes: what its first argument is made of: the number of values, of channels, or the whole shape.
-        shape: of a sample, where none is given.
-        defaults: options that the class itself has no default for.
-    """
-
-    address: str
-    takes: Literal["values", "channels", "shape"]
-    shape: tuple[int, ...]
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    address: str  # of its class, "module:name"
+    takes: Literal["values", "channels", "shape"]  # what the class's first argument is
+    shape: tuple[int, ...]  # of a sample, where none is given
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of options for which the class has none
 
     def load(self) -> type[nn.Module]:
         """The class."""
-        module, _, name = self.address.partition(":")
-        found = getattr(importlib.import_module(module), name)
-        assert isinstance(found, type)
+        found: type[nn.Module] = pkgutil.resolve_name(self.address)
         return found
 
 
@@ -91,8 +82,7 @@ def build(
     model = find_model(name)
     known = option_types(name)
     for option in options:
-        if option not in known:
-            raise UsageError(f"{name} has no option {option!r}", hint=_closest(option, known))
+        _require_option(name, option, known)
     if shape is None:
         shape = TOKENS_SHAPE if options.get("vocabulary") is not None else model.shape
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -121,26 +111,31 @@ def build_from_spec(spec: str, *, shape: Sequence[int] | None = None, classes: i
       (readout): Linear(in_features=3, out_features=10, bias=True)
     )
     """
-    name, *words = spec.split(",")
-    find_model(name)
+    name = spec.partition(",")[0]
     given: dict[str, Any] = {}
     hints = option_types(name) | {"shape": tuple[int, ...], "classes": int}
     example = "norm=none" if name in ("vgg19", "resnet50") else "depth=20"
-    for word in words:
-        option, equals, text = word.partition("=")
-        if not equals or not option.strip() or not text.strip():
-            raise UsageError(f"expected option=value after {name!r}, got {word!r}", hint=f"{name},{example}")
-        option = option.strip()
-        if option not in hints:
-            raise UsageError(f"{name} has no option {option!r}", hint=_closest(option, hints))
-        if option in given:
-            raise UsageError(f"option {option!r} is given twice in {spec!r}")
-        given[option] = _parse(text.strip(), hints[option], option)
-    if shape is not None and ("vocabulary" not in given or len(shape) == 1):
+    for option, text in split_options(spec, after=repr(name), example=f"{name},{example}"):
+        _require_option(name, option, hints)
+        given[option] = _parse(text, hints[option], option)
+    if shape is not None and ("vocabulary" not in given or len(shape) == 1):  # tokens have one axis
         given.setdefault("shape", tuple(shape))
     if classes is not None:
         given.setdefault("classes", classes)
     return build(name, **given)
+
+
+def split_options(spec: str, *, after: str, example: str) -> Iterator[tuple[str, str]]:
+    """Each option and its text behind the name in `name,option=value,…`; refuses other words, and an option twice."""
+    seen = set()
+    for word in spec.split(",")[1:]:
+        option, equals, text = (part.strip() for part in word.partition("="))
+        if not equals or not option or not text:
+            raise UsageError(f"expected option=value after {after}, got {word!r}", hint=example)
+        if option in seen:
+            raise UsageError(f"option {option!r} is given twice in {spec!r}")
+        seen.add(option)
+        yield option, text
 
 
 def is_spec(text: str) -> bool:
@@ -179,18 +174,14 @@ def parse_option(name: str, option: str, text: str) -> Any:
     50
     """
     hints = option_types(name)
-    if option not in hints:
-        raise UsageError(f"{name} has no option {option!r}", hint=_closest(option, hints))
+    _require_option(name, option, hints)
     return _parse(text, hints[option], option)
 
 
 def _parse(text: str, hint: Any, option: str) -> Any:
     """A value of the type that the option has."""
-    kinds = (
-        typing.get_args(hint)
-        if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
-        else (hint,)
-    )
+    union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+    kinds = typing.get_args(hint) if union else (hint,)
     if type(None) in kinds and text.lower() == "none":
         return None
     try:
@@ -208,6 +199,8 @@ def _parse(text: str, hint: Any, option: str) -> Any:
         raise UsageError(f"expected {expected} for {option!r}, got {text!r}") from error
 
 
-def _closest(option: str, known: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(option, known, n=1)
-    return f"{close[0]}=…" if close else f"one of {', '.join(known)}"
+def _require_option(name: str, option: str, known: Mapping[str, Any]) -> None:
+    if option not in known:
+        close = difflib.get_close_matches(option, known, n=1)
+        hint = f"{close[0]}=…" if close else f"one of {', '.join(known)}"
+        raise UsageError(f"{name} has no option {option!r}", hint=hint)

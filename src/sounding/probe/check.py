@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ from sounding.probe.state import (
 from sounding.probe.watch import Watched
 from sounding.profile import Profile
 from sounding.start.loss import StartLoss, average, measure_loss
+from sounding.start.loss_operations import watch_loss
 
 
 def check(
@@ -202,7 +204,8 @@ class _Checked(Watched):
 
     def __init__(self, root: nn.Module, *, resting: bool, plain_inputs: bool = False, **options: Any) -> None:
         super().__init__(root, **options)
-        self._options, self._resting, self._plain_inputs, self._rest = options, resting, plain_inputs, DropoutAtRest()
+        self._options, self._resting, self._plain_inputs = options, resting, plain_inputs
+        self._rest = DropoutAtRest(self._last_name)
         self._root = root
         self._tap: GuestTap = GuestTap(self._tap.known, seeding=True)
         self._last_batch: Batch | None = None
@@ -213,7 +216,7 @@ class _Checked(Watched):
         self.needs_foresight = False
         self._reading: Reading | None = None
         self._beside: tuple[Finding, ...] = ()
-        self._influence: list[Finding] = []
+        self._influence, self._told_by_loss = list[Finding](), tuple[Finding, ...]()
         self._unreached, self._copied = 0.0, False  # what share of an input reaches nothing; whether it is its target
 
     def run(
@@ -248,7 +251,7 @@ class _Checked(Watched):
         arguments, keywords, leaves = batch.prepare(plain=self._plain_inputs)
         tap, source = self._tap, generator if generator is not None else torch.default_generator
         tap.seeds, tap.seeding = [], not self._plain_inputs
-        inside = tap.guest = self._listen_inside()
+        inside = tap.guest = self._listen_inside(batch)
         with self, self._rest if self._resting else nullcontext():
             with inside or nullcontext():
                 output = run_model(self._root, arguments, keywords, batch)
@@ -258,7 +261,8 @@ class _Checked(Watched):
             self._last_batch, self._last_state = batch, (source.device, source.get_state())
             self._in_loss = True
             targets = implied_targets(output, batch.targets, loss=loss, inputs=batch.tensors(), root=self._root)
-            scalar = evaluate_loss(output, targets, loss=loss, generator=generator)
+            evaluate = partial(evaluate_loss, output, targets, loss=loss, generator=generator)
+            scalar, self._told_by_loss = watch_loss(batch.size(tap.known.axis) if inside else None, evaluate)
             self._in_loss = False
             self._copied = influence.is_copied(output, batch, batch.targets, loss)
             name = loss_name(loss, targets)
@@ -279,12 +283,18 @@ class _Checked(Watched):
                 found = influence.find_influence(self._root, batch, axis=self._tap.known.axis)
             self._influence = influence.judge_influence(found, batch, causal="CausalLM" in type(self._root).__name__)
 
-    def _listen_inside(self) -> Inside | None:
+    def _last_name(self) -> str:
+        """The module call that ended last in the running pass."""
+        calls = self._tap.passes[-1].calls if self._tap.passes else ()
+        return calls[-1].name if calls else ""
+
+    def _listen_inside(self, batch: Batch) -> Inside | None:
         """A guest for one pass; none where processes share the model, or where the model failed with one."""
         if self.shards is not None or self._plain_inputs:
             return None
         parameters, buffers = all_tensors(all_modules(self._root))
-        return Inside([*parameters, *buffers], self._tap.passes, axis=self._tap.known.axis)
+        tokens = {tuple(one.shape) for one in batch.tensors() if not one.is_floating_point() and one.dim() > 1}
+        return Inside([*parameters, *buffers], self._tap.passes, axis=self._tap.known.axis, tokens=tokens)
 
     def predict(
         self, report: Report, *, loss: str | Loss | None, mode: Mode, batch_axis: int | None, rows: bool, hurry: bool
@@ -375,15 +385,19 @@ class _Checked(Watched):
             settings = {**settings, "start": loss.to_dict()}
         reading = self._collect(settings)
         given = (self._root, self._tap.passes, reading, loss)
-        start = judge_start(*given, dropped=self._rest.most) if self.shards is None else ()
+        start = judge_start(*given, dropped=(self._rest.most, self._rest.place)) if self.shards is None else ()
         rows, inside, gaps = look_inside(self._insides, source=self._source)
         profile = reading.profile()
         profile = replace(profile, rows=profile.rows + rows)
         if self.shards is not None:
             gaps += (Unmeasured(NETWORK, WHOLE_ONLY),)
         self._reading = reading
-        seen = [one for one in self._influence if one.kind not in {finding.kind for finding in inside}]
-        reach = (*influence.judge_reach(self._unreached), *influence.judge_copy(self._copied))
+        if any("saturated_fraction" in call.values for call in reading.calls):
+            inside = tuple(one for one in inside if one.kind != "saturation")  # modules are measured themselves
+        known = {finding.kind for finding in (*start, *inside)}
+        seen = [one for one in (*self._influence, *self._told_by_loss) if one.kind not in known]
+        unread = max((one.unread for _, one in self._insides), default=0.0)
+        reach = (*influence.judge_reach(self._unreached, unread), *influence.judge_copy(self._copied))
         self._beside = (*start, *inside, *seen, *reach)
         self.needs_foresight = needs_foresight(reading)
         verdict = judge_reading(reading, beside=self._beside)

@@ -4,7 +4,8 @@ that reach nothing.
 Two forward passes of three samples tell. In the second one the first sample has other entries from its middle on, the
 second one has others up to its middle, and the third stays as it is: its signal may not change at all. A batch norm
 mixes samples by design; in these passes each sample is normalized by its own statistics in its place. Where samples
-do meet, three more passes tell whether a sample or the others have the greater say in what it gives.
+do meet, five more passes tell whether a sample or the others have the greater say in what it gives, and whether their
+order has one.
 """
 
 from __future__ import annotations
@@ -43,9 +44,12 @@ class Influence:
         samples: whether the third sample changes with the others, and `call` the first call in which it does.
         alike: whether the outputs of all samples are the same.
         steps: whether it is a recurrent layer or an attention where they meet, which takes samples for steps.
-        foreign: how much the others change what a sample gives, over how much it does so itself.
+        foreign: how much the others change what a sample gives, over how much it does so itself; or, if that is more,
+            twice what a single other one does.
+        ordered: whether what a sample gives changes with the order of the others.
         future: whether outputs change with the tokens behind them.
         past: whether outputs change with the tokens before them.
+        leak: the first call of which they do.
     """
 
     samples: bool
@@ -53,8 +57,10 @@ class Influence:
     alike: bool = False
     steps: bool = False
     foreign: float = 0.0
+    ordered: bool = False
     future: bool = False
     past: bool = True
+    leak: str | None = None
 
 
 class _Alone(DropoutAtRest):
@@ -76,19 +82,24 @@ class _Alone(DropoutAtRest):
 
 
 class _Sketch(Tap):
-    """A tap that keeps a part of the last sample's signal at every call, and of what the model returns."""
+    """A tap that keeps a part of the last sample's signal at every call, of the first half of the first one's, and of
+    what the model returns."""
 
-    def __init__(self, *given: Any, size: int) -> None:
+    def __init__(self, *given: Any, size: int, steps: int) -> None:
         super().__init__(*given)
-        self.size = size
+        self.size, self.steps = size, steps  # the number of samples, and the axis of the positions
         self.kept: dict[str, Tensor] = {}
         self.read: dict[str, Tensor] = {}  # of recurrent layers and attentions, what they are given
+        self.early: dict[str, Tensor] = {}
         self.answer: Tensor | None = None
 
     def measure(self, one: Pass, call: OpenCall, args: Any, output: Any, tensor: Tensor) -> None:
         """Keep some entries of the last sample."""
         call.features = 1  # so that a call that only passes this on is left out
         self._keep(self.kept, call.name, tensor)
+        if tensor.dim() == 3 and tensor.shape[0] == self.size and tensor.is_floating_point():
+            half = tensor.detach().movedim(self.steps, 1)[0, : tensor.shape[self.steps] // 2].flatten()
+            self.early[call.name] = half[:: max(len(half) // ENTRIES, 1)].float().clone()
         if isinstance(call.spec.module, nn.RNNBase | nn.MultiheadAttention) and args:
             self._keep(self.read, call.name, args[0])
 
@@ -103,28 +114,34 @@ class _Sketch(Tap):
         """Keep some outputs of every sample and position."""
         answer = answer_tensor(output)
         if answer is not None and answer.is_floating_point() and answer.dim() > 1:
-            self.answer = answer.detach()[..., :: max(answer.shape[-1] // LOGITS, 1)].float().clone()
+            rows = answer.detach().movedim(self.steps, 1) if answer.dim() == 3 else answer.detach()
+            self.answer = rows[..., :: max(rows.shape[-1] // LOGITS, 1)].float().clone()
 
 
 def find_influence(root: nn.Module, batch: Batch, *, axis: int) -> Influence | None:
     """What changes with what; None where the model takes no three samples, or is random itself."""
     taken, few = _first(batch, SAMPLES, axis)
-    lead = _lead(few, _followed(batch))
-    changed = _change_halves(few, axis, lead)
+    followed = _followed(batch)
+    lead, steps = _lead(few, followed), 1 if followed is None else followed[1]
+    changed = _change_halves(few, axis, lead, steps, ordered=followed is not None)
     if taken < 2 or changed is None:
         return None
     state = torch.get_rng_state()
     try:
-        before, after = (_run(root, one, axis, taken, state) for one in (few, changed))
-        found = _compare(before, after, lead)
-        if (found.samples or found.future) and _compare(before, _run(root, few, axis, taken, state), None).samples:
+        before, after = (_run(root, one, axis, taken, state, steps) for one in (few, changed))
+        known = lead is not None and (followed is not None or not lead.is_floating_point())
+        found = _compare(before, after, lead.movedim(steps, 1) if known and lead is not None else None)
+        if (found.samples or found.future) and _compare(
+            before, _run(root, few, axis, taken, state, steps), None
+        ).samples:
             return None  # the model itself is random
         if found.samples:
             taken, more = _first(batch, CROWD, axis)
-            others = _copied(more, axis, taken, slice(0, -1), slice(-1, None))
-            itself = _copied(more, axis, taken, slice(-1, None), slice(0, 1))
-            runs = [_run(root, one, axis, taken, state) for one in (more, others, itself)]
-            found = replace(found, foreign=_weigh(*runs))
+            last, first = slice(-1, None), slice(0, 1)
+            changes = ((slice(0, -1), last), (last, first), (first, last), (slice(0, 2), [1, 0]))
+            changed_batches = [_copied(more, axis, taken, *change) for change in changes]
+            answers = [_last_answer(_run(root, one, axis, taken, state)) for one in (more, *changed_batches)]
+            found = _weigh(found, answers)
     except Exception:
         return None  # a graph that needs all its nodes, a size that is built in: nothing is said
     return found
@@ -138,15 +155,20 @@ def _first(batch: Batch, most: int, axis: int) -> tuple[int, Batch]:
     return taken, Batch(arguments, keywords, None)
 
 
-def _weigh(before: _Sketch, others: _Sketch, itself: _Sketch) -> float:
-    """How much the output of the last sample changes with the others, over how much with itself; 0 where the outputs
-    are no row for each sample, or compare samples with each other."""
-    answers = [one.answer for one in (before, others, itself)]
-    known = [one[-1] for one in answers if one is not None and one.shape[:1] == (before.size,)]
-    if len(known) < 3 or known[0].shape == (before.size,):
-        return 0.0
-    own = float((known[0] - known[2]).norm())
-    return float((known[0] - known[1]).norm()) / own if own else math.inf
+def _last_answer(seen: _Sketch) -> Tensor | None:
+    """The output for the last sample; None where the outputs are no row for each sample, or compare samples."""
+    known = seen.answer is not None and seen.answer.shape[:1] == (seen.size,) != seen.answer.shape[1:]
+    return seen.answer[-1] if known and seen.answer is not None else None
+
+
+def _weigh(found: Influence, answers: Sequence[Tensor | None]) -> Influence:
+    """How much the last sample's output changes with all others, with itself, with one other, and with their order."""
+    known = [one for one in answers if one is not None]
+    if len(known) < len(answers):
+        return found
+    others, itself, single, order = (float((known[0] - one).norm()) for one in known[1:])
+    foreign = max(others, 2 * single) / itself if itself else math.inf
+    return replace(found, foreign=foreign, ordered=order > 0 and _differ(known[0], known[4]))
 
 
 def _compare(before: _Sketch, after: _Sketch, tokens: Tensor | None) -> Influence:
@@ -158,37 +180,41 @@ def _compare(before: _Sketch, after: _Sketch, tokens: Tensor | None) -> Influenc
     one, other, size = before.answer, after.answer, before.size
     if one is None or other is None or one.shape != other.shape or one.shape[0] != size or before.known.axis != 0:
         return found
-    samples = found.samples or _differ(one[-1], other[-1])
-    found = replace(found, samples=samples, alike=not any(_differ(one[0], row) for row in one[1:]))
-    if samples or tokens is None or tokens.is_floating_point() or one.shape[:2] != tokens.shape or one.dim() != 3:
+    reaches = _differ(one[-1], other[-1])
+    alike = not any(_differ(one[0], row) for row in one[1:])
+    found = replace(found, samples=found.samples or reaches, alike=alike)
+    # experts that take tokens of several samples at once mix what they compute, and not what comes out
+    if reaches or tokens is None or one.shape[:2] != tokens.shape[:2] or one.dim() != 3:
         return found
     middle = tokens.shape[1] // 2
     future = _differ(one[0, :middle], other[0, :middle])
+    ahead = [name for name in before.early if name in after.early and _differ(before.early[name], after.early[name])]
     past = size < SAMPLES or _differ(one[1, middle:], other[1, middle:])
-    return replace(found, future=future, past=past)
+    return replace(found, future=future, past=past, leak=ahead[0] if future and ahead else None)
 
 
-def _lead(batch: Batch, followed: int | None) -> Tensor | None:
+def _lead(batch: Batch, followed: tuple[int, int] | None) -> Tensor | None:
     """The tensor whose halves are changed: the tokens that the targets follow, which a decoder takes beside what it
     translates, else the one that speaks for the samples."""
     tensors = list(batch.tensors())
-    return leading_tensor(tensors) if followed is None else tensors[followed]
+    return leading_tensor(tensors) if followed is None else tensors[followed[0]]
 
 
-def _change_halves(batch: Batch, axis: int, lead: Tensor | None) -> Batch | None:
-    """The batch with entries of its last sample in the others, of whole tokens in one half of each alone; None where
-    that changes nothing."""
+def _change_halves(batch: Batch, axis: int, lead: Tensor | None, steps: int, *, ordered: bool) -> Batch | None:
+    """The batch with entries of its last sample in the others, of tokens and of series that are continued in one half
+    of each alone; None where that changes nothing."""
     size = batch.size(axis) or 0
     if lead is None or lead.layout is not torch.strided or lead.dim() < 2 or axis >= lead.dim():
         return None
     rows = lead.detach().clone().movedim(axis, 0)
-    if lead.is_floating_point() or rows.dim() != 2 or rows.shape[1] < SEQUENCE:
+    if not (ordered and axis == 0) and (lead.is_floating_point() or rows.dim() != 2 or rows.shape[1] < SEQUENCE):
         changed = _copied(batch, axis, size, slice(0, -1), slice(-1, None))
         same = all(torch.equal(one, other) for one, other in zip(batch.tensors(), changed.tensors(), strict=True))
         return None if same else changed
-    middle = rows.shape[1] // 2
-    rows[0, middle:] = rows[-1, middle:]
-    rows[1:-1, :middle] = rows[-1, :middle]
+    order = rows.movedim(steps, 1)  # a view, through which the rows change
+    middle = order.shape[1] // 2
+    order[0, middle:] = order[-1, middle:]
+    order[1:-1, :middle] = order[-1, :middle]
     new = rows.movedim(0, axis).contiguous()
     if torch.equal(new, lead):
         return None
@@ -201,7 +227,7 @@ def _change_halves(batch: Batch, axis: int, lead: Tensor | None) -> Batch | None
     return _mapped(batch, lambda value: swapped[id(value)])
 
 
-def _copied(batch: Batch, axis: int, size: int, into: slice, source: slice) -> Batch:
+def _copied(batch: Batch, axis: int, size: int, into: slice, source: slice | list[int]) -> Batch:
     """The batch with some of its samples in the place of others, in every tensor that holds a row for each."""
 
     def change(value: Tensor) -> Tensor:
@@ -227,9 +253,9 @@ def _mapped(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
     return Batch(swap(batch.arguments), swap(dict(batch.keywords)), None)
 
 
-def _run(root: nn.Module, batch: Batch, axis: int, size: int, state: Tensor) -> _Sketch:
+def _run(root: nn.Module, batch: Batch, axis: int, size: int, state: Tensor, steps: int = 1) -> _Sketch:
     arguments, keywords, _ = batch.prepare(plain=True)
-    tap = _Sketch(survey_model(root, batch_axis=axis), size=size)
+    tap = _Sketch(survey_model(root, batch_axis=axis), size=size, steps=steps)
     torch.set_rng_state(state)
     with plain_execution(), tap, _Alone():
         root(*arguments, **keywords)
@@ -248,14 +274,16 @@ def judge_influence(found: Influence | None, batch: Batch, *, causal: bool) -> l
     """Findings about samples that meet and about targets that can be seen; `causal` says that a model claims so."""
     if found is None:
         return []
+    told: list[Finding] = []
     if found.samples:
-        harmful = found.alike or found.steps or found.foreign >= 1
+        harmful = found.ordered or found.alike or found.steps or found.foreign >= 1
         severity: Severity = "medium" if harmful else "low"
         same = " All samples get the same output." if found.alike else ""
+        same += " It changes with their order, too." if found.ordered else ""
         if harmful and not found.alike and found.foreign >= 1:
-            same = " They have more say in it than the sample itself."
+            same += " They have as much say in it as the sample itself."
         where = f"from {found.call!r} on" if found.call else "in what the network returns"
-        return [_finding(
+        told = [_finding(
             "mixed_samples", severity, found.call,
             f"The samples of the batch are not independent: what one of them gives changes {where} when the others "
             f"change.{same} A sum, a mean or an attention runs over the axis of the samples, or a layer takes this "
@@ -264,17 +292,17 @@ def judge_influence(found: Influence | None, batch: Batch, *, causal: bool) -> l
              "nothing, if it is meant: a contrastive loss, a graph, a memory bank"),
             "samples that do not know of each other", "samples that change with others",
         )]  # fmt: skip
-    if not found.future:
-        return []
     backwards = not found.past
-    if not (backwards or causal or _followed(batch) is not None):
-        return []
+    if not found.future or not (backwards or causal or _followed(batch) is not None):
+        return told
     seen = "on later tokens and none before" if backwards else "on later tokens"
-    return [_finding(
-        "target_leak", "medium", None,
-        f"Outputs depend on the future, {seen}, and the target at each position is the next token: no causal mask "
-        "hides the answer, and the network learns to copy it.",
-        ("mask attention above its diagonal: a position sees itself and what came before (is_causal=True)",),
+    where = f", from {found.leak!r} on" if found.leak else ""
+    return [*told, _finding(
+        "target_leak", "medium", found.leak,
+        f"Outputs depend on the future, {seen}{where}, and the target at each position is what comes next: nothing "
+        "hides the answer (a causal mask, padding in front), and the network learns to copy it.",
+        ("mask attention above its diagonal: a position sees itself and what came before (is_causal=True)",
+         "pad convolutions over time in front only"),
         "outputs that depend on earlier tokens alone", "outputs that depend on later tokens",
     )]  # fmt: skip
 
@@ -314,17 +342,20 @@ def judge_copy(copied: bool) -> list[Finding]:
     )]  # fmt: skip
 
 
-def _followed(batch: Batch) -> int | None:
-    """The number of the input tensor whose tokens, one place on, are the targets that the user gave."""
+def _followed(batch: Batch) -> tuple[int, int] | None:
+    """The number of the input tensor that the user's targets continue by one place, and the axis of the places: tokens,
+    or a series of numbers with its channels before or behind the steps."""
     targets = batch.targets
     for number, tokens in enumerate(batch.tensors()):
-        if not isinstance(targets, Tensor) or targets.shape != tokens.shape or tokens.is_floating_point():
+        if not isinstance(targets, Tensor) or targets.shape != tokens.shape or tokens.dim() < 2:
             continue
-        given = targets[:, :-1].to(tokens.device)
-        kept = given >= 0  # torch marks positions without a target by −100
-        same = (given == tokens[:, 1:])[kept]
-        if bool(kept.any()) and float(same.float().mean()) >= MATCH:
-            return number
+        series = tokens.is_floating_point() and tokens.dim() == 3
+        for axis in (1, 2) if series else () if tokens.is_floating_point() else (1,):
+            given = targets.movedim(axis, 1)[:, :-1].to(tokens.device)
+            kept = torch.ones_like(given, dtype=torch.bool) if series else given >= 0  # torch marks no target by −100
+            same = (given == tokens.movedim(axis, 1)[:, 1:])[kept]
+            if tokens.shape[axis] >= SEQUENCE and bool(kept.any()) and float(same.float().mean()) >= MATCH:
+                return number, axis
     return None
 
 
@@ -338,15 +369,16 @@ def share_unreached(gradients: Sequence[Tensor | None]) -> float:
     return max(share if share < 1 else 0.0 for share in shares)  # without any gradient other findings speak
 
 
-def judge_reach(share: float) -> list[Finding]:
-    """A finding where most of an input changes nothing."""
+def judge_reach(entries: float, tokens: float) -> list[Finding]:
+    """A finding where most of an input changes nothing: the share of its entries, or of its different tokens."""
+    share, parts = max((entries, "entries"), (tokens, "tokens"))
     if share < MANY:
         return []
     return [_finding(
         "unused_input", "medium" if share > MOST else "low", "input",
-        f"The loss does not depend on {share:.0%} of the entries of the input, whatever the sample: steps, pixels or "
+        f"The loss does not depend on {share:.0%} of the {parts} of the input, whatever the sample: steps, pixels or "
         "features are cut off before they reach it.",
-        ("look for an index that takes the wrong step, a slice, and a mask that hides too much",),
+        ("look for an index that takes the wrong step, a slice, and a mask that hides too much or is turned around",),
         "a loss that depends on all of the input", f"{share:.0%} of it reach nothing", {"share": share},
     )]  # fmt: skip
 

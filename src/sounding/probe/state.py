@@ -114,10 +114,14 @@ def plain_execution() -> Iterator[None]:
 class DropoutAtRest(TorchFunctionMode):
     """Inside, dropout that a forward method calls as a function does nothing, nor does that of fused attention.
 
-    `most` is the largest share that would have been dropped.
+    `most` is the largest share that would have been dropped, `place` the module before it, which `where` tells.
     """
 
-    most = 0.0
+    most, place = 0.0, ""
+
+    def __init__(self, where: Callable[[], str] | None = None) -> None:
+        super().__init__()
+        self._where = where
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -125,7 +129,9 @@ class DropoutAtRest(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func in FUNCTIONAL_DROPOUT:
             if kwargs.get("training", args[2] if len(args) > 2 else True):
-                self.most = max(self.most, kwargs.get("p", args[1] if len(args) > 1 else 0.5))
+                share = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
+                if share > self.most:
+                    self.most, self.place = share, self._where() if self._where is not None else ""
             kwargs["training"], args = False, (*args[:2], *args[3:])
         elif func is nn.functional.scaled_dot_product_attention:
             kwargs["dropout_p"], args = 0.0, (*args[:4], *((0.0,) if len(args) > 4 else ()), *args[5:])

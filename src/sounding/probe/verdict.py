@@ -163,7 +163,7 @@ def _phrase(finding: Finding, depth: int) -> str:
             return "the batch is too small"
         case "dead_units" if "dead_fraction" in evidence:
             return f"{evidence['dead_fraction']:.0%} of the units of {where} are dead"
-        case "saturation":
+        case "saturation" if "saturated_fraction" in evidence:
             share, layers = f"{evidence['saturated_fraction']:.0%}", evidence["layers"]
             if layers > 1:
                 return f"the units of {layers:.0f} layers are saturated, {share} of them at {where}"

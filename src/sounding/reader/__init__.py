@@ -4,6 +4,7 @@
 - `values`: what the trace knows of a tensor: a constant, a measured value, a node, a function of one node.
 - `trace`: one pass of the model, every operation seen, each turned into a rule or named as not covered.
 - `linear`, `pointwise`, `shapes`, `softmax`: the operations, family by family.
+- `recognize`: norms, rotations and activations, known by their numbers.
 - `laws`: the law of a weight's entries, with tests of how sure it is.
 - `redraw`: weights drawn anew from their laws, and the band that measuring them gives.
 - `extend`, `depth`: a deeper network by theory, and what grows with depth.

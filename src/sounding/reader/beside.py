@@ -22,7 +22,7 @@ from sounding.profile import Profile, Row
 from sounding.reader.blame import find_cause
 from sounding.reader.disagreement import find_disagreement
 from sounding.reader.module import Blueprint, read_batch
-from sounding.reader.prediction import Prediction, estimate_seconds, predict, start_of
+from sounding.reader.prediction import estimate_seconds, predict, start_of
 from sounding.reader.sound import FOLLOWED, compare_with_sound, tell_kept
 from sounding.theory.batchnorm import DEPTH_SCALES, depth_scale
 from sounding.theory.signal import Elementwise, Flatten, Given, Linear, Scale, Signal, propagate
@@ -54,16 +54,20 @@ def lay_beside(
     `rows=False` that alone.
     """
     told: dict[str, Any] = {"applied": False}
+
+    def with_told(*beside: Row) -> Profile:
+        return replace(profile, rows=(*profile.rows, *beside), settings={**profile.settings, "theory": told})
+
     try:
         blueprint = read_batch(model, batch, loss=loss, mode=mode, batch_axis=batch_axis, generator=generator)
         if foresight and (shares := foresee_shares(blueprint)):
             told["uncorrelated_shares"] = shares
         if not rows:
-            return replace(profile, settings={**profile.settings, "theory": told}), ()
+            return with_told(), ()
         seconds = estimate_seconds(blueprint)
         if hurry and seconds > PATIENCE:
             told["reading"] = f"theory was left out, it would take about {seconds:.0f} s; theory=True asks for it"
-            return replace(profile, settings={**profile.settings, "theory": told}), ()
+            return with_told(), ()
         prediction = predict(blueprint)
         training = mode == "train" or (mode == "keep" and model.training)
         findings = (
@@ -73,7 +77,7 @@ def lay_beside(
     except (SoundingError, RuntimeError, ValueError, ArithmeticError) as error:
         # What a stranger's module does under a trace must not cost the user the measurement.
         told["reading"] = f"the module could not be read: {error}"
-        return replace(profile, settings={**profile.settings, "theory": told}), ()
+        return with_told(), ()
     layers, predicted = blueprint.weight_layers
     told |= {"weight_layers": layers, "predicted_layers": predicted, "samples": prediction.samples}
     told["measured_instead"] = list(blueprint.description.notes)
@@ -85,19 +89,13 @@ def lay_beside(
         told["kept"], told["kept_soundly"] = map(asdict, kept)
         told["kept_words"] = tell_kept(*kept, layers)
     told["note"] = f"the module's own description, rule by rule: {predicted} of {layers} weight layers are predicted"
-    beside = _rows_beside(profile, prediction)
-    beside += _growth_rows(profile, beside)
-    return replace(profile, rows=(*profile.rows, *beside), settings={**profile.settings, "theory": told}), findings
-
-
-def _rows_beside(profile: Profile, prediction: Prediction) -> list[Row]:
-    """A row of theory for every measured row that the description reaches."""
-    layers = {(row.name, row.measure): row.layer for row in profile.rows}
-    return [
-        Row(layers[item.name, item.measure], item.name, item.measure, item.value, item.stderr, SOURCE)
+    places = {(row.name, row.measure): row.layer for row in profile.rows}
+    beside = [
+        Row(places[item.name, item.measure], item.name, item.measure, item.value, item.stderr, SOURCE)
         for item in prediction.rows
-        if (item.name, item.measure) in layers
+        if (item.name, item.measure) in places
     ]
+    return with_told(*beside, *_growth_rows(profile, beside)), findings
 
 
 def _growth_rows(profile: Profile, beside: Sequence[Row]) -> list[Row]:
@@ -116,15 +114,15 @@ def _growth_rows(profile: Profile, beside: Sequence[Row]) -> list[Row]:
         return []
     known = [gradients[call.depth].stderr or 0.0 for call in layers]
     error = math.hypot(known[0], known[-1]) / (len(known) - 1)
-    last = max(row.layer for row in profile.rows)
-    rows = [
-        Row(last, NETWORK, "gradient_growth", growth.growth, 2 * growth.growth * error, SOURCE),
-        Row(last, NETWORK, "gradient_log_rate", growth.log_rate, error, SOURCE),
+    # the factor is e^(2 rate) for squared gradients, so its relative error is twice that of the rate
+    found: list[tuple[str, float, float | None]] = [
+        ("gradient_growth", growth.growth, 2 * growth.growth * error),
+        ("gradient_log_rate", growth.log_rate, error),
     ]
+    last = max(row.layer for row in profile.rows)
     if abs(growth.log_rate) > 2 * error:
-        depth = DEPTH_SCALES * depth_scale(growth.growth)
-        rows.append(Row(last, NETWORK, "trainable_depth", depth, None, SOURCE))
-    return rows
+        found.append(("trainable_depth", DEPTH_SCALES * depth_scale(growth.growth), None))
+    return [Row(last, NETWORK, measure, value, stderr, SOURCE) for measure, value, stderr in found]
 
 
 def foresee_shares(blueprint: Blueprint) -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from itertools import islice
 from statistics import median
@@ -14,6 +14,7 @@ from sounding.probe.records import Finding
 from sounding.probe.thresholds import THRESHOLDS
 from sounding.profile import Profile
 from sounding.reader.changes import Change, propose_changes
+from sounding.reader.disagreement import depths_of
 from sounding.reader.module import Blueprint
 from sounding.reader.prediction import Prediction, estimate_seconds, start_of
 from sounding.theory.signal import (
@@ -46,19 +47,16 @@ class Illness:
 
     The first layers, whose inputs come in units of their own, and the last, which may start as small as one likes, are
     left out, and so are queries and keys, whose gradients are small wherever attention is even.
-
-    Args:
-        gradient: depth scales that the squared gradients of the weight layers span, over 16.
-        signal: depth scales by which the largest layer or stream exceeds the usual layer, over 16. Layers that are
-            smaller than usual harm only gradients: the end of a branch may start as small as one likes.
-        collapse: ln of the share in which samples differ at the end, over ln 10⁻⁴; what the input lacks is not counted.
-        scores: standard deviation of attention scores over 2√(2 ln T): from 1/2 on one of T keys takes all of the
-            weight (the freezing of the random energy model).
     """
 
-    gradient: float
+    gradient: float  # depth scales that the squared gradients of the weight layers span, over 16
+    # depth scales by which the largest layer or stream exceeds the usual layer, over 16. Layers that are smaller than
+    # usual harm only gradients: the end of a branch may start as small as one likes
     signal: float
+    # ln of the share in which samples differ at the end, over ln 10⁻⁴; what the input lacks is not counted
     collapse: float
+    # standard deviation of attention scores over 2√(2 ln T): from 1/2 on one of T keys takes all of the weight (the
+    # freezing of the random energy model)
     scores: float
 
     @property
@@ -88,14 +86,14 @@ PARTS = tuple(one.name for one in fields(Illness))
 def measure_illness(description: Description, found: Propagation) -> Illness:
     """How ill a prediction is."""
     asking, ends = _asking(description), _ends(description)
-    gradients, squares, streams = [], [], []
-    last: float | None = None
+    gradients, squares, streams = list[float](), list[float](), list[float]()
     first: float | None = None
+    last: float | None = None
     for index, node in enumerate(description.nodes):
         signal, gradient = found.forward[index], found.backward[index]
         if signal is None:
             continue
-        size = _log(float(np.trace(signal.sample_gram)) / len(signal.sample_gram))
+        size = float(np.trace(signal.sample_gram)) / len(signal.sample_gram)
         if isinstance(node.rule, Given) and not node.rule.constant and first is None:
             first = _distinct(signal)
         if isinstance(node.rule, Add):
@@ -107,14 +105,17 @@ def measure_illness(description: Description, found: Propagation) -> Illness:
             continue
         squares.append(size)
         if index not in asking and gradient is not None:
-            gradients.append(_log(gradient.total))
+            gradients.append(gradient.total)
     line = THRESHOLDS.depth_scales
     scores = 0.0
     for index, one in found.attention.items():
         keys = description.nodes[description.nodes[index].inputs[1]].points.positions
         scores = max(scores, one.score_std / (2 * math.sqrt(2 * math.log(max(keys, 2)))))
     lost = math.log(last / min(first or 1.0, 1.0)) / math.log(DISTINCT) if last else 0.0
-    return Illness(_span(gradients) / line, _excess(squares, streams) / line, max(lost, 0.0), scores)
+    spanned, layers, largest = _logs(gradients), _logs(squares), _logs([*squares, *streams])
+    span = max(spanned) - min(spanned) if spanned else 0.0
+    excess = max(largest) - median(layers) if layers else 0.0
+    return Illness(span / line, excess / line, max(lost, 0.0), scores)
 
 
 def find_cause(profile: Profile, blueprint: Blueprint, prediction: Prediction) -> tuple[Finding, ...]:
@@ -128,7 +129,6 @@ def find_cause(profile: Profile, blueprint: Blueprint, prediction: Prediction) -
     if found is None:
         return ()
     change, before, after = found
-    depths = {row.name: row.layer for row in profile.rows if row.source == "check"}
     cured = max(PARTS, key=lambda part: before.left([part]) - after.left([part]))
     still = max(PARTS, key=lambda part: after.left([part]))
     text = f"{change.text[0].upper()}{change.text[1:]}"
@@ -138,7 +138,7 @@ def find_cause(profile: Profile, blueprint: Blueprint, prediction: Prediction) -
             "cause",
             "medium" if before.worst >= 1 else "low",
             change.layer or None,
-            depths.get(change.layer),
+            depths_of(profile).get(change.layer),
             {"before": before.worst, "after": after.worst} if math.isfinite(before.worst) else {"after": after.worst},
             f"By theory {before.tell(cured)}. {text}; {change.cure}, the network {outcome}.",
             "meanfield2019",
@@ -175,8 +175,8 @@ def blame(blueprint: Blueprint) -> tuple[Change, Illness, Illness] | None:
 
 
 def _line(change: Change) -> float:
-    """How ill a prediction must be to blame a change; what enters comes in units of its own, and these are no fault."""
-    return HEALTHY if change.kind == "embedding" else ILL[change.size]
+    """How ill a prediction must be to blame a change; inputs come in units of their own, and these are no fault."""
+    return HEALTHY if change.kind == "input" else ILL[change.size]
 
 
 def _predict(description: Description, given: Mapping[int, Signal], gradients: Mapping[int, Signal]) -> Illness:
@@ -215,16 +215,6 @@ def _distinct(signal: Signal) -> float:
     return 1.0 if samples < 2 or not trace > 0 else max(1 - float(gram.sum()) / (samples * trace), 1e-15)
 
 
-def _log(value: float) -> float:
-    return math.log(value) if value > 0 and math.isfinite(value) else math.nan if value == 0 else math.inf
-
-
-def _span(values: list[float]) -> float:
-    known = [value for value in values if not math.isnan(value)]
-    return max(known) - min(known) if known else 0.0
-
-
-def _excess(layers: list[float], streams: list[float]) -> float:
-    """How far the largest layer or stream lies above the median layer, in logarithms."""
-    known = [value for value in layers if not math.isnan(value)]
-    return max([*known, *(value for value in streams if not math.isnan(value))]) - median(known) if known else 0.0
+def _logs(values: Sequence[float]) -> list[float]:
+    """Logarithms of all that is not zero, infinite where there is none: zeros are a practice, overflows are not."""
+    return [math.log(one) if one > 0 and math.isfinite(one) else math.inf for one in values if one != 0]

@@ -33,58 +33,40 @@ ODD = 4.0  # a variance this many times that of its siblings, or less than its i
 LARGE = 4.0  # a bias whose mean square is this many times the mean square of what it is added to dominates
 LOUD = 64.0  # an input whose mean square is this far from 1, in either direction, is worth scaling
 NORM = Normalize("layer", 1e-5)
+Weight = tuple[int, Node, Linear | Convolution]  # the number of a node, the node and its rule
 
 
 @dataclass(frozen=True)
 class Change:
-    """A description with one thing changed.
+    """A description with one thing changed."""
 
-    Args:
-        size: 1 for one layer, 2 for one kind of layer, 3 for the whole network.
-        kind: of the fault that it mends.
-        layer: the name of the layer or block, "" for the whole network.
-        text: what is odd, a clause.
-        cure: what was changed, "with …".
-        description: the changed one.
-        odds: how odd it is, ln of a factor.
-        inserted: the numbers, before, of the nodes in front of which a node was put in.
-    """
-
-    size: int
-    kind: str
-    layer: str
-    text: str
-    cure: str
-    description: Description = field(repr=False)
-    odds: float = 0.0
-    inserted: tuple[int, ...] = ()
+    size: int  # 1 for one layer, 2 for one kind of layer, 3 for the whole network
+    kind: str  # of the fault that it mends
+    layer: str  # the name of the layer or block, "" for the whole network
+    text: str  # what is odd, a clause
+    cure: str  # what was changed, "with …"
+    description: Description = field(repr=False)  # the changed one
+    odds: float = 0.0  # how odd it is, ln of a factor
+    inserted: tuple[int, ...] = ()  # the numbers, before, of the nodes in front of which a node was put in
 
     def place(self, index: int) -> int:
         """The number that a node has after the change."""
         return index + sum(at <= index for at in self.inserted)
 
 
-def propose_changes(description: Description, given: Mapping[int, Signal]) -> Iterator[Change]:
+def propose_changes(description: Description, given: Mapping[int, Signal]) -> list[Change]:
     """Changes worth trying, the smallest first, the oddest of a size first; a layer alone only where it differs."""
-    yield from sorted(_proposals(description, given), key=lambda change: (change.size, -change.odds))
+    by_rules = (_gains, _roles, _biases, _scores, _branches, _missing)
+    by_place = (_norms_everywhere, _post_norms)
+    proposed = [change for propose in by_rules for change in propose(description)]
+    proposed += _loud_inputs(description, given)
+    proposed += [change for propose in by_place for change in propose(description)]
+    return sorted(proposed, key=lambda change: (change.size, -change.odds))
 
 
-def _proposals(description: Description, given: Mapping[int, Signal]) -> Iterator[Change]:
-    yield from _gains(description)
-    yield from _roles(description)
-    yield from _biases(description)
-    yield from _scores(description)
-    yield from _branches(description)
-    yield from _missing(description)
-    yield from _loud_inputs(description, given)
-    yield from _norms_everywhere(description)
-    yield from _post_norms(description)
-
-
-def _weights(description: Description) -> list[tuple[int, Node, Linear | Convolution]]:
-    return [
-        (i, node, node.rule) for i, node in enumerate(description.nodes) if isinstance(node.rule, Linear | Convolution)
-    ]
+def _weights(description: Description) -> list[Weight]:
+    nodes = enumerate(description.nodes)
+    return [(index, node, node.rule) for index, node in nodes if isinstance(node.rule, Linear | Convolution)]
 
 
 def fan_in(rule: Linear | Convolution) -> int:
@@ -114,41 +96,37 @@ def role(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
 
-def _siblings(
-    weights: Sequence[tuple[int, Node, Linear | Convolution]],
-) -> Iterator[tuple[int, Node, Linear | Convolution, float]]:
-    """Every weight node with the median gain of those in the same role, or of all where it has fewer than two."""
-    every = [gain(rule) for _, _, rule in weights]
-    groups: dict[tuple[str, int, bool], list[float]] = {}
-    for _, node, rule in weights:
-        groups.setdefault(_kin(node, rule), []).append(gain(rule))
-    for index, node, rule in weights:
-        group = groups[_kin(node, rule)]
-        yield index, node, rule, median(group if len(group) > 2 else every)
-
-
 def _kin(node: Node, rule: Linear | Convolution) -> tuple[str, int, bool]:
     """What siblings share: their names without numbers, their units, and whether they are grouped convolutions."""
     return role(node.weight), node.features, isinstance(rule, Convolution) and rule.groups > 1
 
 
+def _groups(weights: Sequence[Weight]) -> dict[tuple[str, int, bool], list[Weight]]:
+    groups: dict[tuple[str, int, bool], list[Weight]] = {}
+    for index, node, rule in weights:
+        groups.setdefault(_kin(node, rule), []).append((index, node, rule))
+    return groups
+
+
+def _usual(weights: Sequence[Weight]) -> float:
+    return median([gain(rule) for *_, rule in weights]) if weights else 0.0
+
+
 def _gains(description: Description) -> Iterator[Change]:
     """Changes that give odd weights their siblings’ variance, or all weights a common law."""
     weights = _weights(description)
-    for index, node, rule, usual in _siblings(weights):
+    groups = _groups(weights)
+    for index, node, rule in weights:
+        group = groups[_kin(node, rule)]
+        usual = _usual(group if len(group) > 2 else weights)  # of two, neither is the odd one
         ratio = gain(rule) / usual if usual > 0 else 1.0
         if gain(rule) > 0 and not 1 / ODD <= ratio <= ODD:
-            yield Change(
-                1,
-                "gain",
-                layer_of(node),
-                f"the variance of {layer_of(node)!r} is {ratio:.3g} times that of its siblings",
-                f"with its siblings' variance {usual / fan_in(rule):.3g}",
-                description.replace(index, rule=with_gain(rule, usual)),
-                abs(math.log(ratio)),
-            )
+            text = f"the variance of {layer_of(node)!r} is {ratio:.3g} times that of its siblings"
+            cure = f"with its siblings' variance {usual / fan_in(rule):.3g}"
+            changed = description.replace(index, rule=with_gain(rule, usual))
+            yield Change(1, "gain", layer_of(node), text, cure, changed, abs(math.log(ratio)))
     yield from _mixers(description)
-    usual = median([gain(rule) for _, _, rule in weights]) if weights else 0.0
+    usual = _usual(weights)
     for name, value in (("1/fan_in (LeCun, near Xavier)", 1.0), ("2/fan_in (He)", 2.0)):
         if usual > 0 and not 0.8 < usual / value < 1.25:
             changed = description
@@ -169,20 +147,16 @@ def _mixers(description: Description) -> Iterator[Change]:
         usual = median([size for _, _, size in group])
         for index, node, size in group if len(group) > 2 else ():
             if size > 0 and usual > 0 and not 1 / ODD <= size / usual <= ODD and isinstance(node.rule, Mix):
-                name = layer_of(node)
-                changed = description.replace(index, rule=Mix(node.rule.matrix * math.sqrt(usual / size)))
-                text = f"the variance of {name!r} is {size / usual:.3g} times that of its siblings"
-                odds = abs(math.log(size / usual))
-                yield Change(1, "gain", name, text, "with its siblings' variance", changed, odds)
+                name, ratio = layer_of(node), size / usual
+                changed = description.replace(index, rule=Mix(node.rule.matrix / math.sqrt(ratio)))
+                text = f"the variance of {name!r} is {ratio:.3g} times that of its siblings"
+                yield Change(1, "gain", name, text, "with its siblings' variance", changed, abs(math.log(ratio)))
 
 
 def _roles(description: Description) -> Iterator[Change]:
     """Every layer in one role, where their variance differs from that of the others: often fan-out for fan-in."""
-    groups: dict[tuple[str, int, bool], list[tuple[int, Node, Linear | Convolution]]] = {}
-    for index, node, rule in _weights(description):
-        if gain(rule) > 0:
-            groups.setdefault(_kin(node, rule), []).append((index, node, rule))
-    usual = {key: median([gain(rule) for _, _, rule in group]) for key, group in groups.items()}
+    groups = _groups([one for one in _weights(description) if gain(one[2]) > 0])
+    usual = {key: _usual(group) for key, group in groups.items()}
     for key, group in groups.items():
         others = [usual[other] for other in groups if other != key and len(groups[other]) > 1]
         ratio = usual[key] / median(others) if others and len(group) > 1 else 1.0
@@ -259,16 +233,15 @@ def _residuals(description: Description) -> list[tuple[int, int]]:
     """Sums of a stream and a branch: their number, and which input is the branch."""
     found = []
     for index, node in enumerate(description.nodes):
-        if isinstance(node.rule, Add) and len(node.inputs) == 2:
-            one, other = node.inputs
-            if one != other and _reaches(description, one, other):
-                found.append((index, 1))
-            elif one != other and _reaches(description, other, one):
-                found.append((index, 0))
+        if isinstance(node.rule, Add) and len(node.inputs) == 2 and len(set(node.inputs)) == 2:
+            one, other = sorted(node.inputs)  # only the later of the two can come from the other
+            if leads_to(description, one, other):
+                found.append((index, node.inputs.index(other)))
     return found
 
 
-def _reaches(description: Description, first: int, last: int) -> bool:
+def leads_to(description: Description, first: int, last: int) -> bool:
+    """Whether the value of one node goes into another, at whatever distance."""
     reached = {first}
     for index in range(first + 1, last + 1):
         if reached.intersection(description.nodes[index].inputs):
@@ -339,12 +312,10 @@ def _put_in(description: Description, at: int, readers: Sequence[int], rule: Rul
     def moved(index: int) -> int:
         return index + (index >= place)
 
-    nodes = [
-        dataclasses.replace(
-            node, inputs=tuple(place if i in readers and one == at else moved(one) for one in node.inputs)
-        )
-        for i, node in enumerate(description.nodes)
-    ]
+    nodes = []
+    for index, node in enumerate(description.nodes):
+        inputs = tuple(place if index in readers and one == at else moved(one) for one in node.inputs)
+        nodes.append(dataclasses.replace(node, inputs=inputs))
     nodes.insert(place, new)
     outputs = tuple(moved(one) for one in description.outputs)
     return dataclasses.replace(description, nodes=tuple(nodes), outputs=outputs), place
@@ -359,15 +330,13 @@ def _missing(description: Description) -> Iterator[Change]:
             groups.setdefault(f"{role(node.weight)} {node.features}", []).append(index)
     missing: dict[int, tuple[int, Normalize]] = {}  # where a norm should stand, in front of which weight
     for group in groups.values():
-        normed = {i: _source(description, i) for i in group}
+        normed = {i: source(description, i, (Scale, Elementwise)) for i in group}
         usual = [rule for rule in (nodes[at].rule for at in normed.values()) if isinstance(rule, Normalize)]
         for index in group if 2 * len(usual) > len(group) else ():
             if not isinstance(nodes[normed[index]].rule, Normalize | Given):
                 missing.setdefault(normed[index], (index, usual[0]))
     for at, (index, norm) in missing.items():
-        # the skip of a residual block goes around its norm
-        readers = [i for i, node in enumerate(nodes) if at in node.inputs and not isinstance(node.rule, Add)]
-        changed, place = _put_in(description, at, readers, norm)
+        changed, place = _put_in(description, at, _branches_from(description, at), norm)
         name = layer_of(nodes[index])
         text = f"no norm stands in front of {name!r}, as it does in the other blocks"
         yield Change(1, "norm", name, text, "with such a norm put in", changed, inserted=(place,))
@@ -375,7 +344,7 @@ def _missing(description: Description) -> Iterator[Change]:
         scales = {i: _scale_behind(description, i) for i in group}
         known = [one for one in scales.values() if one is not None]
         for index in group if 2 * len(known) > len(group) else ():
-            readers = [i for i, node in enumerate(nodes) if index in node.inputs]
+            readers = _readers(description, index)
             if scales[index] is None and readers:
                 changed, place = _put_in(description, index, readers, known[0])
                 name = layer_of(nodes[index])
@@ -383,29 +352,39 @@ def _missing(description: Description) -> Iterator[Change]:
                 yield Change(1, "layerscale", name, text, "with such a scale put in", changed, inserted=(place,))
 
 
-def _source(description: Description, index: int) -> int:
-    """The node that feeds a weight layer, activations and scales passed over: a norm, another weight, a sum."""
+def source(description: Description, index: int, passed: tuple[type[Rule], ...]) -> int:
+    """The node that feeds another, rules of these kinds passed over."""
     at = description.nodes[index].inputs[0]
-    while isinstance(description.nodes[at].rule, Scale | Elementwise) and len(description.nodes[at].inputs) == 1:
+    while isinstance(description.nodes[at].rule, passed):
         at = description.nodes[at].inputs[0]
     return at
 
 
+def _readers(description: Description, at: int) -> list[int]:
+    return [index for index, node in enumerate(description.nodes) if at in node.inputs]
+
+
+def _branches_from(description: Description, at: int) -> list[int]:
+    """The readers of a node but for sums: the skip of a residual block goes around its norm."""
+    return [index for index in _readers(description, at) if not isinstance(description.nodes[index].rule, Add)]
+
+
 def _scale_behind(description: Description, index: int) -> Scale | None:
-    readers = [node.rule for node in description.nodes if index in node.inputs]
-    return readers[0] if len(readers) == 1 and isinstance(readers[0], Scale) else None
+    rules = [description.nodes[one].rule for one in _readers(description, index)]
+    return rules[0] if len(rules) == 1 and isinstance(rules[0], Scale) else None
 
 
 def _loud_inputs(description: Description, given: Mapping[int, Signal]) -> Iterator[Change]:
     for index, signal in given.items():
         node = description.nodes[index]
         square = float(np.trace(signal.sample_gram)) / len(signal.sample_gram)
-        readers = [i for i, one in enumerate(description.nodes) if index in one.inputs]
+        readers = _readers(description, index)
         if isinstance(node.rule, Given) and readers and square > 0 and not 1 / LOUD < square < LOUD:
             name = _reader(description, index)
             changed, place = _put_in(description, index, readers, Scale(Law(0.0, square**-0.5, "constant")))
-            text = f"what enters in front of {name!r} (an embedding or input) has the mean square {square:.3g}"
-            yield Change(1, "embedding", name, text, "with 1", changed, abs(math.log(square)), (place,))
+            kind, what = ("embedding", "an embedding or bias") if node.rule.own else ("input", "an input")
+            text = f"what enters in front of {name!r} ({what}) has the mean square {square:.3g}"
+            yield Change(1, kind, name, text, "with the mean square 1", changed, abs(math.log(square)), (place,))
 
 
 def _norms_everywhere(description: Description) -> Iterator[Change]:
@@ -416,13 +395,10 @@ def _norms_everywhere(description: Description) -> Iterator[Change]:
     changed = description
     inserted: list[int] = []
     places = {description.nodes[index].inputs[1 - branch] for index, branch in sums}
-    # the skip of a residual block goes around its norm; a network without blocks has no sums to go around
-    targets = [
-        (at, [i for i, node in enumerate(description.nodes) if at in node.inputs and not isinstance(node.rule, Add)])
-        for at in sorted(places or {at for at, _, _ in _weights(description)[:-1]})
-    ]
-    for at, readers in targets:
+    for at in sorted(places or {at for at, _, _ in _weights(description)[:-1]}):
+        readers = _branches_from(description, at)
         if readers:
+            # each norm that was put in has moved the nodes behind it on by one
             moved = [one + sum(p <= one for p in inserted) for one in (at, *readers)]
             changed, _ = _put_in(changed, moved[0], moved[1:], NORM)
             inserted.append(min(readers))

@@ -38,50 +38,33 @@ COLLAPSED = 1e-6  # of 1 − cosine, where float32 passes see their rounding
 
 @dataclass(frozen=True)
 class Point:
-    """One quantity at one depth: logarithms, None where it was not measured or not predicted.
+    """One quantity at one depth: logarithms, None where it was not measured or not predicted."""
 
-    Args:
-        depth: in the unit of the factory's argument, or in blocks.
-        quantity: one of QUANTITIES.
-        measured: ln of the quantity of the network itself.
-        predicted: ln of what theory expects.
-        stderr: the standard deviation of the logarithm over seeds.
-        unsure: how far the prediction moves when every law moves by its own standard error.
-    """
-
-    depth: int
-    quantity: str
-    measured: float | None
-    predicted: float | None
-    stderr: float
-    unsure: float = 0.0
+    depth: int  # in the unit of the factory's argument, or in blocks
+    quantity: str  # one of QUANTITIES
+    measured: float | None  # ln of the quantity of the network itself
+    predicted: float | None  # ln of what theory expects
+    stderr: float  # the standard deviation of the logarithm over seeds
+    unsure: float = 0.0  # how far the prediction moves when every law moves by its own standard error
 
 
 @dataclass(frozen=True)
 class Trend:
-    """What a quantity does over the last doubling: it goes as depth^power.
+    """What a quantity does over the last doubling: it goes as depth^power."""
 
-    Args:
-        quantity: one of QUANTITIES.
-        power: of the depth; infinite where the quantity left its range.
-        stderr: its standard deviation: over seeds where it is measured, by how well laws are known where predicted.
-        source: "predicted", or "measured" where theory has no value.
-        bounded: whether the power is at most 1.25 in size; None where 1.25 lies within two standard deviations of it.
-    """
-
-    quantity: str
-    power: float
-    stderr: float
-    source: str
+    quantity: str  # one of QUANTITIES
+    power: float  # of the depth; infinite where the quantity left its range
+    stderr: float  # its standard deviation: over seeds where it is measured, by how well laws are known where predicted
+    source: str  # "predicted", or "measured" where theory has no value
+    # whether the power is at most 1.25 in size; None where 1.25 lies within two standard deviations of it
     bounded: bool | None
 
     def __str__(self) -> str:
         """One line for people."""
-        how = (
-            "is lost or overflows" if math.isinf(self.power) else f"goes as depth^{self.power:.2f} ± {self.stderr:.2f}"
-        )
+        power = f"depth^{self.power:.2f} ± {self.stderr:.2f}"
+        how = "is lost or overflows" if math.isinf(self.power) else f"goes as {power}"
         if self.bounded and abs(self.power) <= STEADY:
-            how = f"is steady (depth^{self.power:.2f} ± {self.stderr:.2f})"
+            how = f"is steady ({power})"
         return f"{QUANTITIES[self.quantity]}: {how}, {self.source}"
 
 
@@ -172,27 +155,26 @@ def depth(
 
     points: list[Point] = []
     notes: dict[str, None] = {}
+    first = 0  # the blocks of a network that is given, which is measured at that depth alone
     if isinstance(target, nn.Module):
         profile, blueprint = look(target)
         blocks = find_blocks(blueprint.description)
         first = blocks.count if blocks is not None else len(blueprint.description.nodes)
-        depths = _doublings(first if start is None else max(start, first), to)
-        for at in depths:
-            if progress is not None:
-                progress(at)
-            points += _points(at, extend(blueprint, at), profile if at == first else None, notes, own=first)
-        unit = "blocks"
+        depths, unit = _doublings(first if start is None else max(start, first), to), "blocks"
     else:
         depths, unit = _doublings(max(1, to // 4) if start is None else start, to), "layers"
-        for at in depths:
-            if progress is not None:
-                progress(at)
-            with torch.random.fork_rng(devices=[]):
-                model = target(depth=at)
-            if not isinstance(model, nn.Module):
-                raise UsageError(f"expected a function that makes a torch.nn.Module, got {type(model).__name__}")
-            profile, blueprint = look(model)
-            points += _points(at, blueprint, profile, notes, own=at)
+    for at in depths:
+        if progress is not None:
+            progress(at)
+        if first:
+            points += _points(at, extend(blueprint, at), profile if at == first else None, notes, own=first)
+            continue
+        with torch.random.fork_rng(devices=[]):
+            model = target(depth=at)
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"expected a function that makes a torch.nn.Module, got {type(model).__name__}")
+        profile, blueprint = look(model)
+        points += _points(at, blueprint, profile, notes, own=at)
     trends = tuple(trend for name in QUANTITIES if (trend := _trend(name, points, depths[-2:])) is not None)
     return Depths(unit, depths, tuple(points), trends, tuple(notes))
 
@@ -232,9 +214,8 @@ def _points(at: int, blueprint: Blueprint, profile: Profile | None, notes: dict[
         found.append(replace(one, unsure=moved if math.isfinite(moved) else 0.0))
         gap = 0.0 if one.measured is None or one.predicted is None else abs(one.measured - one.predicted)
         if math.isfinite(gap) and gap > FAR * math.hypot(one.stderr, moved) > 0:
-            notes[f"measured {one.quantity} at depth {at} is off its prediction by a factor of {math.exp(gap):.3g}"] = (
-                None
-            )
+            factor = f"{math.exp(gap):.3g}"
+            notes[f"measured {one.quantity} at depth {at} is off its prediction by a factor of {factor}"] = None
     return found
 
 
@@ -269,8 +250,10 @@ def _stream(
         return []
     before, after = (measures(one, 1, finite_width=False, spectrum=False) for one in signals if one is not None)
     seen = [measured.get((nodes[index].name, "mean_square")) for index in (first, last)]
+    expected = _log_ratio(after["mean_square"], before["mean_square"])
+    # both scatter with what stands before the first block: only what comes in between counts
     sd = WIDER * math.sqrt(max(prediction.spread.size[last] ** 2 - prediction.spread.size[first] ** 2, 0.0))
-    found = [Point(at, "stream", _log(seen[1], seen[0]), _log(after["mean_square"], before["mean_square"]), sd)]
+    found = [Point(at, "stream", _log_ratio(seen[1], seen[0]), expected, sd)]
     if "token_cosine" in after:
         found.append(Point(at, "tokens", None, _away(after["token_cosine"]), 0.0))
     return found
@@ -302,7 +285,7 @@ def _gradient(at: int, prediction: Prediction, measured: dict[tuple[str, str], f
     return [Point(at, "gradient", whole, rows[0].value - rows[-1].value, rows[0].stderr)]
 
 
-def _log(value: float | None, over: float | None) -> float | None:
+def _log_ratio(value: float | None, over: float | None) -> float | None:
     if value is None or over is None:
         return None
     return math.log(value / over) if value > 0 and over > 0 and math.isfinite(value / over) else math.inf

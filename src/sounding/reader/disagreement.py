@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sounding.probe.calls import named_parameters
 from sounding.probe.records import Finding, Severity
 from sounding.profile import Profile
-from sounding.reader.changes import layer_of
+from sounding.reader.changes import layer_of, leads_to
 from sounding.reader.module import Blueprint
 from sounding.reader.prediction import Expected, Prediction, predict
 from sounding.theory.signal import Node, Normalize
@@ -41,29 +41,20 @@ class Departure:
     expected: float
     deviations: float
 
+    @property
+    def matters(self) -> bool:
+        """Whether the two differ by more than a tenth of the larger."""
+        return abs(self.measured - self.expected) > LEAST * max(abs(self.measured), abs(self.expected))
+
 
 @dataclass(frozen=True)
 class Cause:
-    """What no random network of the description has, and the layer that has it.
+    """What no random network of the description has, and the layer that has it."""
 
-    Args:
-        kind: "clone", "reused", "low_rank", "structured", "silent_units", "running", "cut" or "half".
-        departure: the layer, and what of it was expected and came.
-        text: the end of a sentence that starts with the layer.
-        remedy: what to try.
-        severity: of the finding, where the signal or the gradient leaves its band as well.
-    """
-
-    kind: str
-    departure: Departure
-    text: str
-    remedy: str
-    severity: Severity = "medium"
-
-
-def _matters(item: Departure) -> bool:
-    """Whether a measurement differs from what was expected by more than a tenth of either."""
-    return abs(item.measured - item.expected) > LEAST * max(abs(item.measured), abs(item.expected))
+    departure: Departure  # the layer, and what of it was expected and came
+    text: str  # the end of a sentence that starts with the layer
+    remedy: str  # what to try
+    severity: Severity = "medium"  # of the finding, where the signal or the gradient leaves its band as well
 
 
 def find_disagreement(
@@ -83,33 +74,42 @@ def find_disagreement(
         prediction: what theory expects of it.
         training: whether the pass was one of training, in which a batch norm should use the batch.
     """
-    running = _first_running(blueprint) if training else ""
+    meant, running = _with_batch_statistics(blueprint) if training else (blueprint, "")
     if running:
-        prediction = predict(_with_batch_statistics(blueprint))
-    departures = list(find_departures(profile, prediction))
-    parameters = dict(named_parameters(model))
+        prediction = predict(meant)
+    departures = find_departures(profile, prediction)
+    parameters, depths = dict(named_parameters(model)), depths_of(profile)
     cause = (
         _of_running(departures, running)
-        or _of_cut(profile, blueprint)
+        or _of_cut(depths, blueprint)
         or _of_zeros(departures, parameters)
-        or next(_of_weights(profile, blueprint, parameters), None)
+        or next(_of_weights(depths, blueprint, parameters), None)
     )
     if cause is not None:
         at = cause.departure.depth
         reached = (item for item in departures if item.measure in GRADIENTS or item.depth >= at)
         return (_explained(cause, next((item for item in reached if item.deviations >= BAND), None)),)
-    first = next((item for item in departures if item.deviations >= ALONE and _matters(item)), None)
-    return () if first is None else (_unexplained(first),)
+    first = next((item for item in departures if item.deviations >= ALONE and item.matters), None)
+    if first is None:
+        return ()
+    told = f"{_sentence(first)} No cause shows in the weights: the network or its description is not what it seems."
+    remedy = "print(sounding.read(model, inputs)) shows what theory takes the network for"
+    return (_finding(first, "low", told, remedy),)
 
 
-def find_departures(profile: Profile, prediction: Prediction) -> Iterator[Departure]:
+def depths_of(profile: Profile) -> dict[str, int]:
+    """The place in execution order of every measured call."""
+    return {row.name: row.layer for row in profile.rows if row.source == "check"}
+
+
+def find_departures(profile: Profile, prediction: Prediction) -> list[Departure]:
     """Every predicted row with its measurement: forward ones in execution order, then gradients from the output back.
 
     A gradient that theory predicts and that was not measured, although others were, is one of exactly zero; but not
     where the layer's own weights got one, as behind an output that is changed in place.
     """
     measured = {(row.name, row.measure): row for row in profile.rows if row.source == "check"}
-    depths = {row.name: row.layer for row in profile.rows if row.source == "check"}
+    depths = depths_of(profile)
     gradients = any(row.measure == "gradient_log_norm" and math.isfinite(row.value) for row in measured.values())
     weights = [row for row in measured.values() if row.measure == "weight_gradient_log_norm"]
     trained = {row.name.rpartition(".")[0] for row in weights if math.isfinite(row.value)}
@@ -117,24 +117,16 @@ def find_departures(profile: Profile, prediction: Prediction) -> Iterator[Depart
     for row in prediction.rows:
         if row.name not in depths or not row.stderr > 0:
             continue
-        is_gradient = row.measure in GRADIENTS
         seen = measured.get((row.name, row.measure))
         if seen is None and (row.measure != "gradient_log_norm" or not gradients or row.name in trained):
             continue
         value = seen.value if seen is not None else -math.inf
-        if math.isnan(value) or not (is_gradient or row.measure in FORWARD):
-            continue
-        away = _away(row, value)
-        depth = depths[row.name]
-        found.append(
-            (
-                is_gradient,
-                -depth if is_gradient else depth,
-                Departure(row.name, row.measure, depth, value, row.value, away),
-            )
-        )
-    found.sort(key=lambda item: item[:2])
-    return (item for _, _, item in found)
+        if not math.isnan(value) and row.measure in (*FORWARD, *GRADIENTS):
+            away = _away(row, value)
+            found.append(Departure(row.name, row.measure, depths[row.name], value, row.value, away))
+    forward = [one for one in found if one.measure in FORWARD]
+    backward = [one for one in found if one.measure in GRADIENTS]
+    return sorted(forward, key=lambda one: one.depth) + sorted(backward, key=lambda one: -one.depth)
 
 
 def _away(row: Expected, value: float) -> float:
@@ -149,14 +141,12 @@ def _away(row: Expected, value: float) -> float:
     return abs(math.log(value / row.value)) / math.sqrt(math.log1p((row.stderr / row.value) ** 2))
 
 
-def _of_cut(profile: Profile, blueprint: Blueprint) -> Cause | None:
+def _of_cut(depths: Mapping[str, int], blueprint: Blueprint) -> Cause | None:
     """The first layer whose input was made with trainable weights and carries no gradient back to them."""
-    depths = {row.name: row.layer for row in profile.rows if row.source == "check"}
     name = next((name for name in blueprint.cuts if name in depths), None)
     if name is None:
         return None
     return Cause(
-        "cut",
         Departure(name, "carried", depths[name], 0.0, 1.0, CERTAIN),
         "takes a signal through which no gradient goes back: the gradient is cut in front of it",
         "look for detach(), no_grad() or .data in front of it; nothing, where the gradient is stopped on purpose",
@@ -169,8 +159,7 @@ def _of_running(departures: Sequence[Departure], layer: str) -> Cause | None:
     if not layer or out is None:
         return None
     at = next((item for item in departures if item.name == layer), out)
-    return Cause(
-        "running",
+    return Cause(  # what the norm does shows at itself, or first behind it
         at if at.deviations >= BAND else replace(out, name=layer),
         "normalizes by running statistics in a training pass, not by the batch's own",
         "put this batch norm into training mode, or let its running statistics see data first",
@@ -187,14 +176,12 @@ def _of_zeros(departures: Sequence[Departure], parameters: Mapping[str, Tensor])
         if ended and half:
             sinks = item.measured in (0.0, -math.inf)
             return Cause(
-                "half",
                 item,
                 f"leaves the range of float16: its {'values sink to zero' if sinks else 'values overflow'}",
                 "keep this layer in float32 or bfloat16, or scale the loss (torch.amp.GradScaler)",
             )
         if item.measure == "gradient_log_norm" and item.measured == -math.inf:
             return Cause(
-                "cut",
                 item,
                 "gets a gradient of exactly zero, or none, though its signal passes on: the gradient is cut behind it",
                 "look for detach(), no_grad(), .data, a constant scale of zero or a backward of your own behind it",
@@ -202,9 +189,8 @@ def _of_zeros(departures: Sequence[Departure], parameters: Mapping[str, Tensor])
     return None
 
 
-def _of_weights(profile: Profile, blueprint: Blueprint, parameters: Mapping[str, Tensor]) -> Iterator[Cause]:
+def _of_weights(depths: Mapping[str, int], blueprint: Blueprint, parameters: Mapping[str, Tensor]) -> Iterator[Cause]:
     """Weights that are used twice in a row, equal to an earlier one, or without the directions of random ones."""
-    depths = {row.name: row.layer for row in profile.rows if row.source == "check"}
     nodes = blueprint.description.nodes
     seen: dict[str, int] = {}
     kinds: dict[tuple[torch.Size, float], list[tuple[str, Tensor]]] = {}
@@ -214,11 +200,11 @@ def _of_weights(profile: Profile, blueprint: Blueprint, parameters: Mapping[str,
             continue
         alike = Departure(name, "cosine", depths[name], 1.0, 0.0, math.sqrt(weight.numel()))
         if node.weight in seen:
-            if _leads_to(blueprint, seen[node.weight], index):
+            if leads_to(blueprint.description, seen[node.weight], index):
                 earlier = _called(nodes, seen[node.weight])
                 text = f"multiplies by {node.weight!r} again, which {earlier!r} has used already"
                 remedy = "nothing, where the weights are shared on purpose; else give this layer its own"
-                yield Cause("reused", alike, text, remedy, "low")
+                yield Cause(alike, text, remedy, "low")
             continue
         seen[node.weight] = index
         weight = weight.detach()
@@ -228,10 +214,9 @@ def _of_weights(profile: Profile, blueprint: Blueprint, parameters: Mapping[str,
         if twin is not None and bool(weight.std() > 0):
             text = f"has a weight that is an exact copy of that of {twin!r}"
             remedy = "draw the weights of every layer anew (copy.deepcopy and nn.TransformerEncoder copy them)"
-            yield Cause("clone", alike, text, remedy)
+            yield Cause(alike, text, remedy)
             continue
-        cause = _of_spectrum(name, depths[name], weight)
-        if cause is not None:
+        if (cause := _of_spectrum(name, depths[name], weight)) is not None:
             yield cause
 
 
@@ -239,15 +224,6 @@ def _called(nodes: Sequence[Node], index: int) -> str:
     """The name of a weight's node, or of what reads it (the sum with its bias), or of its module."""
     readers = (node.name for node in nodes if index in node.inputs and not node.weight)
     return nodes[index].name or next(readers, "") or layer_of(nodes[index])
-
-
-def _leads_to(blueprint: Blueprint, first: int, last: int) -> bool:
-    """Whether the value of one node goes into another, at whatever distance."""
-    reached = {first}
-    for index in range(first + 1, last + 1):
-        if reached.intersection(blueprint.description.nodes[index].inputs):
-            reached.add(index)
-    return last in reached
 
 
 def _of_spectrum(name: str, depth: int, weight: Tensor) -> Cause | None:
@@ -272,7 +248,7 @@ def _of_spectrum(name: str, depth: int, weight: Tensor) -> Cause | None:
         live = Departure(name, "live", depth, float(rows * columns - units * columns - inputs * (rows - units)),
                          float(rows * columns), CERTAIN)  # fmt: skip
         remedy = "look for a mask or a pruning that hides what this layer should see"
-        return Cause("silent_units", live, f"has weights of exactly zero for {what}", remedy)
+        return Cause(live, f"has weights of exactly zero for {what}", remedy)
     small = matrix if rows <= columns else matrix.T
     gram = small @ small.T
     kurtosis = float(square.square().mean()) / (trace / matrix.numel()) ** 2
@@ -285,23 +261,20 @@ def _of_spectrum(name: str, depth: int, weight: Tensor) -> Cause | None:
     rank = int(torch.linalg.matrix_rank(raw, rtol=1e-5))  # weights are float32
     if rank < 0.9 * len(gram):
         text = f"has a weight of rank {rank}, where {len(gram)} is possible"
-        return Cause("low_rank", departure, text, "draw a weight of full rank", "low")
+        return Cause(departure, text, "draw a weight of full rank", "low")
     text = "has a weight whose singular values are not those of independent entries, as trained weights have"
     remedy = "nothing, where the weights are trained: the theory is one of random starts"
-    return Cause("structured", departure, text, remedy, "low")
+    return Cause(departure, text, remedy, "low")
 
 
-def _first_running(blueprint: Blueprint) -> str:
-    rules = ((node.rule, node.name) for node in blueprint.description.nodes if node.name)
-    return next((name for rule, name in rules if isinstance(rule, Normalize) and rule.running is not None), "")
-
-
-def _with_batch_statistics(blueprint: Blueprint) -> Blueprint:
-    description = blueprint.description
+def _with_batch_statistics(blueprint: Blueprint) -> tuple[Blueprint, str]:
+    """The blueprint with batch norms that use the batch, and the name of the first one that did not."""
+    description, first = blueprint.description, ""
     for index, node in enumerate(description.nodes):
         if isinstance(node.rule, Normalize) and node.rule.running is not None:
             description = description.replace(index, rule=replace(node.rule, running=None))
-    return replace(blueprint, description=description)
+            first = first or node.name
+    return replace(blueprint, description=description), first
 
 
 def _explained(cause: Cause, out: Departure | None) -> Finding:
@@ -312,11 +285,6 @@ def _explained(cause: Cause, out: Departure | None) -> Finding:
     elif (out.name, out.measure) != (at.name, at.measure):
         told += f" {_sentence(out)}"
     return _finding(at, "low" if out is None else cause.severity, told, cause.remedy)
-
-
-def _unexplained(out: Departure) -> Finding:
-    told = f"{_sentence(out)} No cause shows in the weights: the network or its description is not what it seems."
-    return _finding(out, "low", told, "print(sounding.read(model, inputs)) shows what theory takes the network for")
 
 
 def _finding(at: Departure, severity: Severity, why: str, remedy: str) -> Finding:

@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -58,28 +59,17 @@ def find_blocks(description: Description) -> Blocks | None:
 def _alike(nodes: Sequence[Node], index: int, period: int, start: int) -> bool:
     """Whether a node and the one a period later do the same with inputs that stand alike."""
     first, second = nodes[index], nodes[index + period]
-    if isinstance(first.rule, Given) or type(first.rule) is not type(second.rule):
+    if isinstance(first.rule, Given) or _signature(first) != _signature(second):
         return False
-    if isinstance(first.rule, Elementwise) and first.rule.activation != second.rule.activation:  # type: ignore[attr-defined]
-        return False
-    same = (first.points, first.features, NUMBER.sub("", first.name), NUMBER.sub("", first.weight), _kind(first))
-    if same != (
-        second.points,
-        second.features,
-        NUMBER.sub("", second.name),
-        NUMBER.sub("", second.weight),
-        _kind(second),
-    ):
-        return False
-    pairs = zip(first.inputs, second.inputs, strict=False)
-    return len(first.inputs) == len(second.inputs) and all(
-        later - earlier == period or (later == earlier < start) for earlier, later in pairs
-    )
+    pairs = zip(first.inputs, second.inputs, strict=True)
+    return all(later - earlier == period or (later == earlier < start) for earlier, later in pairs)
 
 
-def _kind(node: Node) -> str:
-    """The label without the numbers inside names, as in "scale by blocks.0.norm.weight"; sizes stay."""
-    return re.sub(r"\S*\.\S*", "", node.label)
+def _signature(node: Node) -> tuple[object, ...]:
+    """What equal nodes share; of a label names are left out ("scale by blocks.0.norm.weight"), and sizes stay."""
+    activation = node.rule.activation if isinstance(node.rule, Elementwise) else None
+    names = NUMBER.sub("", node.name), NUMBER.sub("", node.weight), re.sub(r"\S*\.\S*", "", node.label)
+    return type(node.rule), activation, node.points, node.features, len(node.inputs), *names
 
 
 def extend(blueprint: Blueprint, blocks: int) -> Blueprint:
@@ -108,29 +98,18 @@ def extend(blueprint: Blueprint, blocks: int) -> Blueprint:
     def moved(index: int) -> int:
         return index + shift if index >= last else index
 
-    copies = [
-        dataclasses.replace(
-            node := description.nodes[at],
-            rule=_typical(
-                [description.nodes[one].rule for one in range(found.start + at - last, found.stop, found.period)]
-            ),
-            inputs=tuple(
-                item if item < found.start and _shared(description, at, item, found) else item + number * found.period
-                for item in node.inputs
-            ),
-            name=_counted(node.name, steps, number),
-            weight=_counted(node.weight, steps, number),
+    copies = []
+    for number, at in product(range(1, more + 1), range(last, found.stop)):
+        node, earlier = description.nodes[at], description.nodes[at - found.period]
+        # what every block takes from before the run, as a mask or an encoder's output, the new ones take as well
+        inputs = tuple(
+            item if item < found.start and item in earlier.inputs else item + number * found.period
+            for item in node.inputs
         )
-        for number in range(1, more + 1)
-        for at in range(last, found.stop)
-    ]
+        rules = [one.rule for one in description.nodes[found.start + at - last : found.stop : found.period]]
+        copies.append(dataclasses.replace(_counted_node(node, steps, number), rule=_typical(rules), inputs=inputs))
     behind = [
-        dataclasses.replace(
-            node,
-            inputs=tuple(map(moved, node.inputs)),
-            name=_counted(node.name, steps, more),
-            weight=_counted(node.weight, steps, more),
-        )
+        dataclasses.replace(_counted_node(node, steps, more), inputs=tuple(map(moved, node.inputs)))
         for node in description.nodes[found.stop :]
     ]
     nodes = (*description.nodes[: found.stop], *copies, *behind)
@@ -157,17 +136,10 @@ def _aliases(aliases: Mapping[str, int], found: Blocks, steps: dict[str, int], m
     return known
 
 
-def _shared(description: Description, at: int, item: int, found: Blocks) -> bool:
-    """Whether an input from before the run is one that every block takes, as a mask or an encoder's output."""
-    return item in description.nodes[at - found.period].inputs
-
-
 def _typical(rules: Sequence[Rule]) -> Rule:
     """The last rule with the median of each law over all."""
-    changes = {
-        field.name: _median([getattr(rule, field.name) for rule in rules]) for field in dataclasses.fields(rules[-1])
-    }
-    return dataclasses.replace(rules[-1], **changes)
+    names = [field.name for field in dataclasses.fields(rules[-1])]
+    return dataclasses.replace(rules[-1], **{name: _median([getattr(rule, name) for rule in rules]) for name in names})
 
 
 def _median(values: Sequence[Any]) -> Any:
@@ -190,6 +162,12 @@ def _steps(nodes: Sequence[Node], found: Blocks) -> dict[str, int]:
                     steps["".join(second[:place])] = int(second[place]) - int(first[place])
                     break
     return steps
+
+
+def _counted_node(node: Node, steps: dict[str, int], blocks: int) -> Node:
+    return dataclasses.replace(
+        node, name=_counted(node.name, steps, blocks), weight=_counted(node.weight, steps, blocks)
+    )
 
 
 def _counted(name: str, steps: dict[str, int], blocks: int) -> str:

@@ -8,13 +8,21 @@ sample atom and a position atom, the second of two feature atoms. A view that cu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any, Literal, NamedTuple
 
 from sounding.theory.signal.description import Points
 
 Role = Literal["sample", "position", "feature"]
+ROLES: tuple[Role, ...] = ("sample", "position", "feature")  # in canonical order
 Key = tuple[int, ...]
+
+# torch's operations that only move numbers
+VIEWS = ("view", "_unsafe_view", "reshape", "_reshape_alias")
+TURNS = ("permute", "transpose", "t", "unsqueeze", "squeeze")
+COPIES = ("clone", "_to_copy", "detach", "alias", "contiguous")
+MOVES = frozenset([*VIEWS, *TURNS, *COPIES])
 
 
 class Atom(NamedTuple):
@@ -36,7 +44,7 @@ class Layout(tuple[Axis, ...]):
     @property
     def shape(self) -> tuple[int, ...]:
         """The sizes of the axes."""
-        return tuple(size_of(axis) for axis in self)
+        return tuple(math.prod(atom.size for atom in axis) for axis in self)
 
     @property
     def atoms(self) -> list[Atom]:
@@ -61,22 +69,11 @@ class Layout(tuple[Axis, ...]):
         """The roles that occur on one axis; empty for an axis of size 1 that holds nothing."""
         return {atom.role for atom in self[axis]}
 
-    def canonical(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """How to bring a tensor of this layout to (samples, positions, features): one size per atom, then an order."""
-        atoms = self.atoms
-        wanted = [*self.of("sample"), *self.of("position"), *self.of("feature")]
-        return tuple(atom.size for atom in atoms), tuple(atoms.index(atom) for atom in wanted)
-
     def with_axis(self, index: int, axis: Axis) -> Layout:
         """A layout with other atoms on one axis."""
         axes = list(self)
         axes[index] = axis
         return Layout(axes)
-
-
-def size_of(axis: Axis) -> int:
-    """The number of entries along an axis."""
-    return math.prod(atom.size for atom in axis)
 
 
 class Keys:
@@ -110,6 +107,7 @@ def reshape(layout: Layout, shape: Sequence[int]) -> Layout | None:
                 axis.append(atom)
                 left //= atom.size
             elif atom.size % left == 0:
+                # the atom splits in two; the longer keys sort both parts to where the whole one stood
                 axis.append(Atom(atom.role, (*atom.key, 0), left))
                 waiting.append(Atom(atom.role, (*atom.key, 1), atom.size // left))
                 left = 1
@@ -119,40 +117,45 @@ def reshape(layout: Layout, shape: Sequence[int]) -> Layout | None:
     return Layout(axes) if not waiting else None
 
 
-def permute(layout: Layout, order: Sequence[int]) -> Layout:
-    """The layout after a transposition of axes."""
-    return Layout(layout[index] for index in order)
+def moved(name: str, layout: Layout, args: tuple[Any, ...], shape: tuple[int, ...]) -> Layout | None:
+    """The layout after an operation that only moves numbers to other axes, None where it cuts across atoms."""
+    count = len(layout)
+    if name in VIEWS:
+        return reshape(layout, shape)
+    if name == "permute":
+        return Layout(layout[axis % count] for axis in args[1])
+    if name in ("transpose", "t"):
+        axes = list(layout)
+        first, second = (args[1], args[2]) if len(args) > 2 else (0, -1)
+        axes[first], axes[second] = axes[second], axes[first]
+        return Layout(axes)
+    if name == "unsqueeze":
+        axes = list(layout)
+        axes.insert(args[1] % (count + 1), ())
+        return Layout(axes)
+    if name == "squeeze":
+        given = args[1] if len(args) > 1 else range(count)
+        chosen = {axis % count for axis in (given if isinstance(given, list | tuple | range) else [given])}
+        return Layout(axis for at, axis in enumerate(layout) if at not in chosen or layout.shape[at] != 1)
+    return layout if layout.shape == shape else None
 
 
 def same_roles(first: Layout, second: Layout) -> bool:
     """Whether two tensors of one shape mean the same axis by axis, and order their positions alike."""
-    if first.shape != second.shape:
+    if first.shape != second.shape or [_runs(axis) for axis in first] != [_runs(axis) for axis in second]:
         return False
-    for one, other in zip(first, second, strict=True):
-        if [atom.role for atom in _merged(one)] != [atom.role for atom in _merged(other)]:
-            return False
-    return list(_ranks(first)) == list(_ranks(second)) or (_contiguous(first) and _contiguous(second))
+    return _ranks(first) == _ranks(second) or (_contiguous(first) and _contiguous(second))
 
 
-def _merged(axis: Axis) -> Iterator[Atom]:
-    """The atoms of an axis, neighbours of one role joined."""
-    last: Atom | None = None
-    for atom in axis:
-        if atom.size == 1:
-            continue
-        if last is not None and last.role == atom.role:
-            last = Atom(last.role, last.key, last.size * atom.size)
-        else:
-            if last is not None:
-                yield last
-            last = atom
-    if last is not None:
-        yield last
+def _runs(axis: Axis) -> list[Role]:
+    """The roles along an axis, neighbours of one role joined: how an axis was split before does not matter."""
+    return [role for role, _ in groupby(atom.role for atom in axis if atom.size != 1)]
 
 
-def _ranks(layout: Layout) -> Iterator[tuple[int, int]]:
+def _ranks(layout: Layout) -> list[tuple[int, int]]:
+    """For each position atom in memory its canonical place, and its size."""
     ordered = layout.of("position")
-    return ((ordered.index(atom), atom.size) for atom in layout.atoms if atom.role == "position" and atom.size != 1)
+    return [(ordered.index(atom), atom.size) for atom in layout.atoms if atom.role == "position" and atom.size != 1]
 
 
 def _contiguous(layout: Layout) -> bool:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from sounding.reader.laws import law_of, survey_law
+from sounding.reader.laws import survey_law
 from sounding.reader.layout import Layout
+from sounding.reader.softmax import attend, score
 from sounding.reader.trace import NotCovered, Trace, handles
-from sounding.reader.values import Constant, Function, Measured, Padded, Scores, Traced, Value
+from sounding.reader.values import Constant, Function, Measured, Padded, Scores, Traced, Value, each
 from sounding.theory.signal.description import (
     ONE,
     ZERO,
@@ -27,29 +29,30 @@ from sounding.theory.signal.description import (
 )
 
 
-@handles("mm")
+@handles("mm", "addmm")
 def matrix_product(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
-    """A signal times a constant matrix."""
-    return _product(trace, args[0], args[1], None)
-
-
-@handles("addmm")
-def shifted_product(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
-    """A signal times a constant matrix, plus a bias."""
+    """A signal times a constant matrix, and perhaps a bias in front of both."""
     if kwargs.get("beta", 1) != 1 or kwargs.get("alpha", 1) != 1:
         raise NotCovered("a matrix product with factors of its own")
-    bias = trace.of(args[0])
-    if not isinstance(bias, Constant):
+    *before, left, right = args
+    bias = trace.of(before[0]) if before else None
+    if not isinstance(bias, Constant | None):
         raise NotCovered("a matrix product whose bias is no constant")
-    return _product(trace, args[1], args[2], bias)
+    first, second = trace.of(left), trace.of(right)
+    if isinstance(second, Constant) and not isinstance(first, Constant):
+        return _apply(trace, trace.settle(first), second, second.tensor, bias)
+    if isinstance(first, Constant) and not isinstance(second, Constant) and bias is None:
+        value = trace.settle(second, features=0)  # A x is (xᵀ Aᵀ)ᵀ
+        turned = Traced(value.node, Layout(value.layout[::-1]))
+        made = _apply(trace, turned, first, first.tensor.T, None)
+        return Traced(made.node, Layout(made.layout[::-1]))
+    raise NotCovered("the product of two signals")
 
 
 @handles("bmm", "baddbmm")
 def batched_product(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
     """A batch of matrix products: a linear map in disguise, or a half of attention."""
-    from sounding.reader.softmax import attend, score
-
-    *before, left, right = args[:3] if trace.func._overloadpacket.__name__ == "baddbmm" else args[:2]
+    *before, left, right = args[: 3 if trace.name == "baddbmm" else 2]
     first, second = trace.of(left), trace.of(right)
     if isinstance(first, Scores):
         return attend(trace, first, second, out)
@@ -61,27 +64,11 @@ def batched_product(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any],
     if isinstance(first, Constant | Measured) or isinstance(second, Constant | Measured):
         raise NotCovered("a product with one matrix per sample")
     scores = score(trace, trace.settle(first), trace.settle(second))
-    if before:
-        from dataclasses import replace
-
-        beta, alpha = float(kwargs.get("beta", 1)), float(kwargs.get("alpha", 1))
-        mask = before[0].detach() * beta if beta else None
-        if mask is not None and not bool(mask.any()):
-            mask = None
-        return replace(scores, factor=alpha, mask=mask)
-    return scores
-
-
-def _product(trace: Trace, left: Tensor, right: Tensor, bias: Constant | None) -> Value | None:
-    first, second = trace.of(left), trace.of(right)
-    if isinstance(second, Constant) and not isinstance(first, Constant):
-        return _apply(trace, trace.settle(first), second, second.tensor, bias)
-    if isinstance(first, Constant) and not isinstance(second, Constant) and bias is None:
-        value = trace.settle(second, features=0)
-        turned = Traced(value.node, Layout(value.layout[::-1]))
-        made = _apply(trace, turned, first, first.tensor.T, None)
-        return Traced(made.node, Layout(made.layout[::-1]))
-    raise NotCovered("the product of two signals")
+    if not before:
+        return scores
+    beta, factor = float(kwargs.get("beta", 1)), float(kwargs.get("alpha", 1))
+    # beside beta = 0 the tensor holds whatever lay in memory, NaN included
+    return replace(scores, factor=factor, mask=before[0].detach() * beta if beta and before[0].any() else None)
 
 
 def _apply(trace: Trace, value: Traced, constant: Constant, matrix: Tensor, bias: Constant | None) -> Traced:
@@ -97,7 +84,7 @@ def _apply(trace: Trace, value: Traced, constant: Constant, matrix: Tensor, bias
     layout = value.layout.with_axis(
         len(value.layout) - 1, (trace.keys.atom("feature", fan_out),) if fan_out > 1 else ()
     )
-    rule = Linear(fan_in, fan_out, survey_law(matrix).law, law_of(bias.tensor if bias else None, ZERO))
+    rule = Linear(fan_in, fan_out, survey_law(matrix), ZERO if bias is None else survey_law(bias.tensor))
     inputs: tuple[Traced, ...] = (value,)
     label = f"linear {fan_in} → {fan_out}"
     if constant.parameter in trace.embedded:
@@ -174,8 +161,8 @@ def convolve(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: T
     if value.layout.points.grid != sizes or trace.drafts[value.node].points.grid != sizes:
         whole = [*value.layout[:2], *((trace.keys.atom("position", size),) for size in sizes)]
         value = trace.add(Regrid(sizes), (value,), Layout(whole), label="grid")
-    layout = Layout([value.layout[0], (trace.keys.atom("feature", out.shape[1]),)])
-    layout = Layout([*layout, *((trace.keys.atom("position", size),) for size in out.shape[2:])])
+    made = [(trace.keys.atom("position" if axis > 1 else "feature", out.shape[axis]),) for axis in (1, *axes)]
+    layout = Layout([value.layout[0], *made])
     if transposed and (any(extra) or any(map(any, zeros))):
         raise NotCovered("a transposed convolution with padding of its output or of its own kind")
     spatial = len(axes)
@@ -183,12 +170,12 @@ def convolve(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: T
         int(x.shape[1]),
         int(out.shape[1]),
         tuple(weight.shape[2:]),
-        _each(stride, spatial),
-        tuple((p + before, p + behind) for p, (before, behind) in zip(_each(padding, spatial), zeros, strict=True)),
-        _each(dilation, spatial),
+        each(stride, spatial),
+        tuple((p + before, p + behind) for p, (before, behind) in zip(each(padding, spatial), zeros, strict=True)),
+        each(dilation, spatial),
         int(groups),
-        survey_law(kernel.tensor).law,
-        law_of(None if bias is None else trace.of(bias).tensor, ZERO),  # type: ignore[union-attr]
+        survey_law(kernel.tensor),
+        _law(trace, bias, ZERO),
         bool(transposed),
     )
     size = "×".join(map(str, rule.kernel))
@@ -221,14 +208,14 @@ def layer_norm(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out:
     value = trace.settle(trace.of(x))
     over = range(x.dim() - len(shape), x.dim())
     roles = set().union(*(value.layout.roles(axis) for axis in over))
+    kind: Literal["layer", "group"]
     if roles == {"feature"}:
         kind = "layer"
     elif roles == {"feature", "position"} and all(not value.layout.roles(a) - {"sample"} for a in range(over.start)):
         kind = "group"
     else:
         raise NotCovered("a layer norm over samples or over positions alone")
-    rule = Normalize(kind, float(eps), _law(trace, weight, ONE), _law(trace, bias, ZERO))  # type: ignore[arg-type]
-    return [trace.add(rule, (value,), value.layout, label="layer norm", weight=_name(trace, weight))]
+    return _normalized(trace, value, weight, Normalize(kind, float(eps), shift=_law(trace, bias, ZERO)), "layer norm")
 
 
 @handles("_fused_rms_norm")
@@ -240,8 +227,7 @@ def rms_norm(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: A
     if any(value.layout.roles(axis) - {"feature"} for axis in over):
         raise NotCovered("an RMS norm over more than the features")
     small = float(eps) if eps is not None else torch.finfo(x.dtype).eps
-    rule = Normalize("rms", small, _law(trace, weight, ONE))
-    return [trace.add(rule, (value,), value.layout, label="RMS norm", weight=_name(trace, weight))]
+    return _normalized(trace, value, weight, Normalize("rms", small), "RMS norm")
 
 
 @handles("native_group_norm")
@@ -249,16 +235,14 @@ def group_norm(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out:
     """Group norm over groups of channels and all positions."""
     x, weight, bias, _, _, _, groups, eps = args[:8]
     value = trace.settle(trace.of(x), features=1)
-    rule = Normalize("group", float(eps), _law(trace, weight, ONE), _law(trace, bias, ZERO), int(groups))
-    label = "group norm" if groups > 1 else "group norm of one group"
-    return [trace.add(rule, (value,), value.layout, label=label, weight=_name(trace, weight))]
+    rule = Normalize("group", float(eps), shift=_law(trace, bias, ZERO), groups=int(groups))
+    return _normalized(trace, value, weight, rule, "group norm" if groups > 1 else "group norm of one group")
 
 
 @handles("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm")
 def batch_norm(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Value]:
     """Batch norm with the statistics of the batch, or with running ones."""
-    name = trace.func._overloadpacket.__name__
-    if name.endswith("no_training"):
+    if trace.name.endswith("no_training"):
         (x, weight, bias, mean, variance, _, eps), training = args[:7], False
     elif len([item for item in args[3:5] if isinstance(item, Tensor)]) == 2 or args[3] is None:
         x, weight, bias, mean, variance, training, _, eps = args[:8]
@@ -267,12 +251,17 @@ def batch_norm(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out:
     value = trace.settle(trace.of(x), features=1)
     if value.layout.roles(1) - {"feature"}:
         raise NotCovered("a batch norm whose channels are not the features")
-    running = None
-    if not training:
-        running = (_law(trace, mean, ZERO), _law(trace, variance, ONE))
-    rule = Normalize("batch", float(eps), _law(trace, weight, ONE), _law(trace, bias, ZERO), running=running)
-    label = "batch norm" if training else "batch norm with running statistics"
-    return [trace.add(rule, (value,), value.layout, label=label, weight=_name(trace, weight))]
+    running = None if training else (_law(trace, mean, ZERO), _law(trace, variance, ONE))
+    rule = Normalize("batch", float(eps), shift=_law(trace, bias, ZERO), running=running)
+    return _normalized(trace, value, weight, rule, "batch norm" if training else "batch norm with running statistics")
+
+
+def _normalized(trace: Trace, value: Traced, weight: Any, rule: Normalize, label: str) -> list[Value]:
+    """The node of a norm with this weight."""
+    rule = replace(rule, scale=_law(trace, weight, ONE))
+    constant = trace.of(weight) if isinstance(weight, Tensor) else None
+    name = constant.parameter if isinstance(constant, Constant) else ""
+    return [trace.add(rule, (value,), value.layout, label=label, weight=name)]
 
 
 def _law(trace: Trace, item: Any, default: Law) -> Law:
@@ -280,14 +269,4 @@ def _law(trace: Trace, item: Any, default: Law) -> Law:
         return default
     value = trace.of(item)
     tensor = value.tensor if isinstance(value, Constant | Measured | Function) else item
-    return survey_law(tensor).law
-
-
-def _name(trace: Trace, item: Any) -> str:
-    value = trace.of(item) if isinstance(item, Tensor) else None
-    return value.parameter if isinstance(value, Constant) else ""
-
-
-def _each(sizes: Any, count: int) -> tuple[int, ...]:
-    found = tuple(int(size) for size in sizes)
-    return found * count if len(found) == 1 else found
+    return survey_law(tensor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from sounding.probe.batches import Batch, make_batch
 from sounding.probe.calls import Spec, named_parameters, survey
 from sounding.probe.hooks import Hooks
 from sounding.probe.losses import Loss, evaluate_loss, implied_targets
-from sounding.probe.outputs import answer_tensor, main_tensor
+from sounding.probe.outputs import answer_tensor, guess_axis, main_tensor, tensors_in
 from sounding.probe.state import (
     DropoutAtRest,
     Mode,
@@ -27,8 +27,9 @@ from sounding.probe.state import (
     untouched,
     unwrap,
 )
-from sounding.reader import linear, pointwise, recognize, shapes, softmax  # noqa: F401 - importing registers their rules
+from sounding.reader import linear, pointwise, shapes, softmax  # noqa: F401 - importing registers their rules
 from sounding.reader.followed import plan_of, thinned
+from sounding.reader.page import render
 from sounding.reader.trace import NotCovered, Trace
 from sounding.reader.values import Function, Measured, Traced, Value, to_canonical
 from sounding.theory.signal.description import Add, Attention, Convolution, Description, Given, Linear, Node, Tied
@@ -58,9 +59,8 @@ class Blueprint:
     shared: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
-        from sounding.reader.page import render
-
-        return render(self)
+        """The page that a person can check: one line a node, with its rule, its inputs and the laws of its weights."""
+        return render(self.description, self.weight_layers)
 
 
 def read(
@@ -107,8 +107,6 @@ def read_batch(
     generator: torch.Generator | None,
 ) -> Blueprint:
     """The description of a module on a batch that has been checked already; who calls it puts the module back."""
-    from sounding.probe.outputs import guess_axis
-
     axis = guess_axis(root) if batch_axis is None else batch_axis
     size = batch.size(axis)
     if size is None:
@@ -137,7 +135,7 @@ class _Reader:
         self._counts: dict[str, int] = {}
         self._last: tuple[Tensor, int] | None = None
         self._weighing: list[int | None] = []
-        self.aliases: dict[str, int] = {}
+        self._aliases: dict[str, int] = {}
 
     def run(self, batch: Batch, *, plain: bool = False) -> Any:
         """The model’s output on the batch, while the trace listens to every operation."""
@@ -148,7 +146,7 @@ class _Reader:
             for spec in self._specs:
                 handles.append(spec.module.register_forward_pre_hook(self._enter(spec)))
                 hooks.on_call(spec.module, self._leave(spec))
-                hooks.on_forward(spec.module, self._past(spec))
+                hooks.on_forward(spec.module, self._leave(spec))
             for tensor in Batch(arguments, keywords, None).tensors():
                 self._trace.put(tensor, Measured(tensor, layout=self._trace.input_layout(tensor)))
             with plain_execution(), DropoutAtRest(), self._trace:
@@ -173,7 +171,7 @@ class _Reader:
         value = self._trace.value(tensor)
         if tensor.requires_grad or not isinstance(value, Traced | Function):
             return False
-        asked, seen = [value.node if isinstance(value, Traced) else value.base.node], set[int]()
+        asked, seen = [*self._trace.nodes_of(value)], set[int]()
         while asked:
             draft = self._trace.drafts[at := asked.pop()]
             if draft.weight in self._trainable:
@@ -183,19 +181,11 @@ class _Reader:
         return False
 
     def _leave(self, spec: Spec) -> Any:
-        def leave(_module: nn.Module, _args: Any, output: Any) -> None:
+        def leave(*seen: Any) -> None:  # a hook sees (module, arguments, output), a call of forward the last two
             with _disable_current_modes():
-                self._name(spec, main_tensor(output))
+                self._name(spec, main_tensor(seen[-1]))
 
         return leave
-
-    def _past(self, spec: Spec) -> Any:
-        leave = self._leave(spec)
-
-        def past(_args: Any, output: Any) -> None:
-            leave(spec.module, _args, output)
-
-        return past
 
     def _name(self, spec: Spec, tensor: Tensor | None) -> None:
         """Give the node behind what a module returned the name under which a check measures it."""
@@ -204,7 +194,7 @@ class _Reader:
             return
         last = self._last
         if not spec.leaf and last is not None and last[0] is tensor and last[1] == tensor._version:
-            return
+            return  # a container returns what its last part returned, which has that part's name
         self._last = (tensor, tensor._version)
         count = self._counts[spec.name] = self._counts.get(spec.name, 0) + 1
         name = spec.name if count == 1 else f"{spec.name}#{count}"
@@ -213,47 +203,46 @@ class _Reader:
             self._weighing.append(node)
         if node is None:
             return
-        if self._trace.drafts[node].name:
-            self.aliases[name] = node
+        draft = self._trace.drafts[node]
+        if draft.name:
+            self._aliases[name] = node
         else:
-            self._trace.drafts[node].name = name
+            draft.name = name
 
     def _node(self, value: Value, tensor: Tensor) -> int | None:
         try:
-            if isinstance(value, Traced):
-                return value.node
-            if isinstance(value, Function) and (value.apply is not None or value.factor is not None):
-                settled = self._trace.settle(value)
-                self._trace.put(tensor, settled)
-                return settled.node
+            settled = self._trace.ready(value)
         except NotCovered:
-            pass
-        return None
+            return None
+        if settled is not None and settled != value:
+            self._trace.put(tensor, settled)
+        return None if settled is None else settled.node
 
     def blueprint(self, output: Any, batch: Batch, loss: Any, generator: Any) -> Blueprint:
-        """The description of the pass, cut down to what leads to a named node or to the output."""
+        """The description of the pass, cut down to what leads to a named node or to an output that the loss sees."""
         answer = answer_tensor(output)
-        outputs, gradients = {}, {}
-        if answer is not None:
-            value = self._trace.value(answer)
-            node = self._node(value, answer)
-            if node is not None:
-                targets = implied_targets(output, batch.targets, loss=loss, inputs=batch.tensors(), root=self._root)
-                gradient = _gradient_at(output, answer, targets, loss, generator)
-                final = self._trace.value(answer)
-                if gradient is not None and isinstance(final, Traced):
-                    outputs[node] = True
-                    gradients[node] = to_canonical(gradient, final.layout)
-                    gradients |= self._resumed(answer, gradient)
+        returned = dict.fromkeys([answer, *(tensor for _, tensor in tensors_in(output))])  # the answer first
+        known = [one for one in returned if one is not None and one.is_floating_point() and one.dim() > 0]
+        placed = [(one, node) for one in known if (node := self._node(self._trace.value(one), one)) is not None]
+        gradients: dict[int, Tensor] = {}
+        outputs: list[int] = []
+        if placed and placed[0][0] is answer:
+            targets = implied_targets(output, batch.targets, loss=loss, inputs=batch.tensors(), root=self._root)
+            seen = _gradients_at(output, [one for one, _ in placed], targets, loss, generator)
+            for one, gradient in seen:
+                final = self._trace.value(one)
+                if isinstance(final, Traced):
+                    gradients.setdefault(final.node, to_canonical(gradient, final.layout))
+            outputs = list(gradients)
+            gradients |= self._resumed(seen)
         shared = frozenset(name for name, count in self._trace.uses.items() if count > 1)
-        found = _cut_down(self._trace, list(outputs), gradients, self.aliases, self._weighing)
+        found = _cut_down(self._trace, outputs, gradients, self._aliases, self._weighing)
         return dataclasses.replace(found, cuts=tuple(dict.fromkeys(self._cuts)), shared=shared)
 
-    def _resumed(self, answer: Tensor, gradient: Tensor) -> dict[int, Tensor]:
+    def _resumed(self, returned: Sequence[tuple[Tensor, Tensor]]) -> dict[int, Tensor]:
         """The measured gradients in front of tied heads and of parts that no rule covers, from which theory goes on."""
         drafts = self._trace.drafts
-        wanted: set[int] = set()
-        seen: set[int] = set()
+        wanted, seen = set[int](), set[int]()
         waiting = [at for draft in drafts if isinstance(draft.rule, Given) for at in draft.inputs]
         waiting += [draft.inputs[0] for draft in drafts if isinstance(draft.rule, Tied)]
         while waiting:
@@ -268,54 +257,58 @@ class _Reader:
                 waiting += drafts[at].inputs
         # a tensor that was written over has the gradient of what it is now
         values = {value: self._trace.tensor_of(value) for value in self._trace.held if value.node in wanted}
-        found = {at: one for at, one in values.items() if one is not None and one.requires_grad and one is not answer}
-        if not found or not answer.requires_grad:
+        ends = {id(one) for one, _ in returned}
+        found = {at: one for at, one in values.items() if one is not None and one.requires_grad and id(one) not in ends}
+        asked = [(one, gradient) for one, gradient in returned if one.requires_grad]
+        if not found or not asked:
             return {}
         try:
-            reached = torch.autograd.grad(answer, list(found.values()), gradient, retain_graph=True, allow_unused=True)
+            reached = torch.autograd.grad(
+                [one for one, _ in asked], list(found.values()), [gradient for _, gradient in asked],
+                retain_graph=True, allow_unused=True,
+            )  # fmt: skip
         except RuntimeError:  # a value that was changed in place has no gradient to ask for
             return {}
         whole: dict[int, Tensor] = {}
         for value, one in zip(found, reached, strict=True):
-            if one is not None and value.node not in whole:
+            if one is not None and value.node not in whole:  # a node's views have the same gradient
                 whole[value.node] = to_canonical(one.detach(), value.layout)
         return whole
 
 
-def _gradient_at(output: Any, answer: Tensor, targets: Any, loss: Any, generator: Any) -> Tensor | None:
-    """The gradient of the loss with respect to what the model answers."""
-    leaf = answer.detach().clone().requires_grad_()
-    replaced = _with_answer(output, answer, leaf)
+def _gradients_at(
+    output: Any, returned: Sequence[Tensor], targets: Any, loss: Any, generator: Any
+) -> list[tuple[Tensor, Tensor]]:
+    """The tensors that a model returns and the loss sees, each with its gradient."""
+    leaves = [one.detach().clone().requires_grad_() for one in returned]
+    replaced = _with_leaves(output, {id(one): leaf for one, leaf in zip(returned, leaves, strict=True)})
     scalar = evaluate_loss(replaced, targets, loss=loss, generator=generator)
     if not scalar.requires_grad:
-        return None
-    (gradient,) = torch.autograd.grad(scalar, leaf, allow_unused=True)
-    return None if gradient is None else gradient.detach()
+        return []
+    found = torch.autograd.grad(scalar, leaves, allow_unused=True)
+    return [(one, gradient.detach()) for one, gradient in zip(returned, found, strict=True) if gradient is not None]
 
 
-def _with_answer(output: Any, answer: Tensor, leaf: Tensor) -> Any:
-    """The output with another tensor in the place of its answer."""
-    if output is answer:
-        return leaf
+def _with_leaves(output: Any, leaves: Mapping[int, Tensor]) -> Any:
+    """The output with leaves in the place of its tensors, by their identity."""
+    if isinstance(output, Tensor):
+        return leaves.get(id(output), output)
     if isinstance(output, Mapping):
-        changed = {key: leaf if item is answer else item for key, item in output.items()}
+        changed = {key: _with_leaves(item, leaves) for key, item in output.items()}
         return type(output)(**changed) if type(output) is not dict else changed
     if dataclasses.is_dataclass(output) and not isinstance(output, type):
-        names = [f.name for f in dataclasses.fields(output) if getattr(output, f.name, None) is answer]
-        return dataclasses.replace(output, **dict.fromkeys(names, leaf))
+        fields = {f.name: _with_leaves(getattr(output, f.name), leaves) for f in dataclasses.fields(output) if f.init}
+        return dataclasses.replace(output, **fields)
     if isinstance(output, tuple | list):
-        items = [leaf if item is answer else item for item in output]
+        items = [_with_leaves(item, leaves) for item in output]
         return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
-    return leaf
+    return output
 
 
 def _cut_down(
-    trace: Trace,
-    outputs: list[int],
-    gradients: Mapping[int, Tensor],
-    aliases: Mapping[str, int],
+    trace: Trace, outputs: list[int], gradients: Mapping[int, Tensor], aliases: Mapping[str, int],
     weighing: list[int | None],
-) -> Blueprint:
+) -> Blueprint:  # fmt: skip
     """The blueprint of the nodes that outputs and named modules depend on, numbered anew."""
     drafts = trace.drafts
     wanted: set[int] = {index for index, draft in enumerate(drafts) if draft.name} | set(outputs)
@@ -324,18 +317,10 @@ def _cut_down(
             wanted.update(drafts[index].inputs)
     order = sorted(wanted)
     place = {old: new for new, old in enumerate(order)}
-    nodes = [
-        Node(
-            drafts[old].rule,
-            tuple(place[item] for item in drafts[old].inputs),
-            drafts[old].points,
-            drafts[old].features,
-            drafts[old].name,
-            drafts[old].weight,
-            drafts[old].label,
-        )
-        for old in order
-    ]
+    nodes = []
+    for draft in (drafts[old] for old in order):
+        inputs = tuple(place[item] for item in draft.inputs)
+        nodes.append(Node(draft.rule, inputs, draft.points, draft.features, draft.name, draft.weight, draft.label))
     given = {place[old]: array for old in order if (array := drafts[old].features_array) is not None}
     values = {
         place[value.node]: (value, tensor)
@@ -343,12 +328,10 @@ def _cut_down(
         if value.node in place and (tensor := trace.tensor_of(value)) is not None
     }
     beyond = _leave_out(nodes, given, values)
-    notes = tuple(
-        dict.fromkeys(node.rule.reason for node in nodes if isinstance(node.rule, Given) and node.rule.reason)
-    )
+    reasons = [node.rule.reason for node in nodes if isinstance(node.rule, Given) and node.rule.reason]
     reached = [at is not None and not isinstance(nodes[place[at]].rule, Given) for at in weighing]
     return Blueprint(
-        Description(tuple(nodes), tuple(place[old] for old in outputs), notes),
+        Description(tuple(nodes), tuple(place[old] for old in outputs), tuple(dict.fromkeys(reasons))),
         given,
         {place[old]: gradient for old, gradient in gradients.items() if old in place and place[old] not in beyond},
         {name: place[old] for name, old in aliases.items() if old in place},

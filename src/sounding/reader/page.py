@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from sounding.theory.signal.description import Convolution, Given, Law, Linear, Node, Normalize, Scale
-
-if TYPE_CHECKING:
-    from sounding.reader.module import Blueprint
+from sounding.theory.signal.description import Convolution, Description, Given, Law, Linear, Normalize, Rule, Scale
 
 
-def render(blueprint: Blueprint) -> str:
+def render(description: Description, weight_layers: tuple[int, int]) -> str:
     """The description as text."""
-    nodes = blueprint.description.nodes
-    width = max((len(node.label) for node in nodes), default=0)
-    lines = [
-        f"{index:4d}  {node.label:<{width}}  {_inputs(node):<12}  {_shape(node):<18}  {_laws(node)}".rstrip()
-        + (f"  [{node.name}]" if node.name else "")
-        for index, node in enumerate(nodes)
-    ]
-    layers, predicted = blueprint.weight_layers
+    lines, width = [], max((len(node.label) for node in description.nodes), default=0)
+    for index, node in enumerate(description.nodes):
+        inputs = "of " + ", ".join(map(str, node.inputs)) if node.inputs else ""
+        grid = f"×({'×'.join(map(str, node.points.grid))})" if node.points.grid else ""
+        shape = f"{node.points.samples}{grid} of {node.features}"
+        line = f"{index:4d}  {node.label:<{width}}  {inputs:<12}  {shape:<18}  {_laws(node.rule)}".rstrip()
+        lines.append(line + (f"  [{node.name}]" if node.name else ""))
+    layers, predicted = weight_layers
     lines.append(f"{predicted} of {layers} weight layers have a rule.")
-    lines += [f"Measured instead of predicted: {note}." for note in blueprint.description.notes]
+    lines += [f"Measured instead of predicted: {note}." for note in description.notes]
     return "\n".join(lines)
 
 
-def _inputs(node: Node) -> str:
-    return "of " + ", ".join(map(str, node.inputs)) if node.inputs else ""
-
-
-def _shape(node: Node) -> str:
-    grid = "×".join(map(str, node.points.grid))
-    return f"{node.points.samples}" + (f"×({grid})" if grid else "") + f" of {node.features}"
-
-
-def _laws(node: Node) -> str:
+def _laws(rule: Rule) -> str:
     """The laws and numbers of a rule in words."""
-    rule = node.rule
     match rule:
         case Linear() | Convolution():
             words = f"weights {_law(rule.weight)}"

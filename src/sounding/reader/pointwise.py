@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from sounding.reader.laws import survey_law
-from sounding.reader.layout import Layout
+from sounding.reader.layout import Layout, same_roles
+from sounding.reader.recognize import recognize
+from sounding.reader.softmax import on_scores
 from sounding.reader.trace import NotCovered, Trace, handles
-from sounding.reader.values import Constant, Function, Measured, Scores, Traced, Value, scalar
-from sounding.theory.signal.description import ONE, Add, Law, Multiply, Scale, Take
+from sounding.reader.values import Constant, Function, Measured, Scores, Traced, Value, scalar, times
+from sounding.theory.signal.description import ONE, Add, Multiply, Scale, Take
 
 SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "^"}
 
@@ -21,8 +23,8 @@ SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "^"}
 @handles("pointwise")
 def pointwise(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Value | None:
     """A function of each number of one value alone, kept as a function until somebody uses it."""
-    if isinstance(out, Tensor) and any(isinstance(trace.of(a), Scores) for a in args if isinstance(a, Tensor)):
-        return _on_scores(trace, args, kwargs)
+    if isinstance(out, Tensor) and _has_scores(trace, args):
+        return on_scores(trace, args)
     parts: list[Function | float | Any] = []
     base: Traced | None = None
     for item in args:
@@ -31,28 +33,26 @@ def pointwise(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: 
         if value is None or (isinstance(value, Constant) and number is not None):
             parts.append(item if number is None or isinstance(item, bool) else number)
             continue
-        function = _as_function(trace, value, item)
-        if function is None or (base is not None and function.base != base):
+        if isinstance(value, Traced):
+            value = Function(value, item, value.layout, lambda x: x, 1.0, "x")
+        if not isinstance(value, Function) or (base is not None and value.base != base):
             return None
-        base = function.base
-        parts.append(function)
+        base = value.base
+        parts.append(value)
     if base is None or not isinstance(out, Tensor) or out.shape != base.layout.shape:
         return None
     functions = [part for part in parts if isinstance(part, Function)]
     operation = _out_of_place(trace.func)
     plain = {key: item for key, item in kwargs.items() if not isinstance(item, Tensor)}
-    label = _label(trace.func._overloadpacket.__name__.removesuffix("_"), parts, plain)
+    label = _label(trace.name, parts, plain)
     # each once: a loop that divides a value by a sum of itself would double them at every turn
-    numbers = tuple(
-        dict.fromkeys(
-            [*(n for part in functions for n in part.numbers), *(part for part in parts if isinstance(part, float))]
-        )
-    )
-    apply = None
-    if all(part.apply is not None for part in functions):
-        apply = _composed(operation, tuple(parts), plain)
-    function = Function(base, out, base.layout, apply, _factor(trace, parts), label, numbers)
-    return function if apply is not None else trace.recognized(function)
+    inherited = [n for part in functions for n in part.numbers]
+    numbers = tuple(dict.fromkeys([*inherited, *(part for part in parts if isinstance(part, float))]))
+    known = all(part.apply is not None for part in functions)
+    apply = _composed(operation, tuple(parts), plain) if known else None
+    # with a keyword (rounding_mode) a quotient is no multiple of the value
+    function = Function(base, out, base.layout, apply, None if plain else _factor(trace, parts), label, numbers)
+    return function if apply is not None else recognize(trace, function) or function
 
 
 @handles("_prelu_kernel")
@@ -72,22 +72,20 @@ def add(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
         return pointwise(trace, args, kwargs, out)
     first, second = trace.of(args[0]), trace.of(args[1])
     weight = float(kwargs.get("alpha", 1.0))
-    name = trace.func._overloadpacket.__name__.removesuffix("_")
-    signs = (1.0, weight) if name == "add" else (1.0, -weight) if name == "sub" else (-weight, 1.0)
-    if isinstance(first, Scores) or isinstance(second, Scores):
-        return _on_scores(trace, args, kwargs)
-    if isinstance(first, Constant) or isinstance(second, Constant):
-        constant, other, flip = (second, first, False) if isinstance(second, Constant) else (first, second, True)
-        order = signs[::-1] if flip else signs
-        if isinstance(constant, Constant):
-            return _add_constant(trace, other, constant, order, out)
+    signs = {"add": (1.0, weight), "sub": (1.0, -weight), "rsub": (-weight, 1.0)}[trace.name]
+    if _has_scores(trace, args):
+        return on_scores(trace, args)
+    if isinstance(second, Constant):
+        return _add_constant(trace, first, second, signs, out)
+    if isinstance(first, Constant):
+        return _add_constant(trace, second, first, signs[::-1], out)
     if _one_base(first, second):
         return pointwise(trace, args, kwargs, out)
     left, right = _participants(trace, (first, second), (args[0], args[1]), out)
-    if not trace.matched(left, right):
+    if not same_roles(left.layout, right.layout):
         raise NotCovered("the two terms of a sum do not mean the same by their axes")
     if left.node == right.node:
-        return trace.add(Scale(_exactly(sum(signs))), (left,), left.layout, label="sum with itself")
+        return trace.add(times(sum(signs)), (left,), left.layout, label="sum with itself")
     if not trace.independent(left, right):
         raise NotCovered("the terms of a sum are not independent")
     return trace.add(Add(signs), (left, right), left.layout, label="sum")
@@ -99,26 +97,26 @@ def multiply(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: T
     if any(scalar(item) is not None for item in args[:2]):
         return pointwise(trace, args, kwargs, out)
     first, second = trace.of(args[0]), trace.of(args[1])
-    if isinstance(first, Scores) or isinstance(second, Scores):
-        return _on_scores(trace, args, kwargs)
-    divides = trace.func._overloadpacket.__name__.removesuffix("_") == "div"
+    if _has_scores(trace, args):
+        return on_scores(trace, args)
+    divides = trace.name == "div"
     if isinstance(second, Constant) or (isinstance(first, Constant) and not divides):
         constant, other = (second, first) if isinstance(second, Constant) else (first, second)
         assert isinstance(constant, Constant)
-        value = _ready(trace, other)
+        value = trace.ready(other)
         if value is None or tuple(out.shape) != value.layout.shape:
             return None
         tensor = constant.tensor.reciprocal() if divides else constant.tensor
         if not _per_feature(value.layout, tensor):
             return None
         label = f"scale by {constant.parameter or 'constants'}"
-        return trace.add(Scale(survey_law(tensor).law), (value,), value.layout, label=label)
+        return trace.add(Scale(survey_law(tensor)), (value,), value.layout, label=label)
     if _one_base(first, second):
         return pointwise(trace, args, kwargs, out)
     if divides:
         return None
     left, right = _participants(trace, (first, second), (args[0], args[1]), out)
-    if not trace.matched(left, right) or not trace.independent(left, right):
+    if not same_roles(left.layout, right.layout) or not trace.independent(left, right):
         raise NotCovered("the factors of a product are not independent")
     return trace.add(Multiply(), (left, right), left.layout, label="product")
 
@@ -126,37 +124,16 @@ def multiply(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: T
 @handles("masked_fill", "where", "_softmax", "_safe_softmax")
 def scores_only(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
     """Masks and the softmax, of which rules exist inside attention only."""
-    if any(isinstance(trace.of(item), Scores) for item in args if isinstance(item, Tensor)):
-        return _on_scores(trace, args, kwargs)
-    return None
+    return on_scores(trace, args) if _has_scores(trace, args) else None
 
 
-def _on_scores(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-    from sounding.reader.softmax import on_scores
-
-    return on_scores(trace, args, kwargs)
-
-
-def _as_function(trace: Trace, value: Value, item: Tensor) -> Function | None:
-    if isinstance(value, Function):
-        return value
-    if isinstance(value, Traced):
-        return Function(value, item, value.layout, lambda x: x, 1.0, "x")
-    return None
+def _has_scores(trace: Trace, args: tuple[Any, ...]) -> bool:
+    return any(isinstance(trace.of(item), Scores) for item in args if isinstance(item, Tensor))
 
 
 def _one_base(first: Value, second: Value) -> bool:
     bases = [value.base if isinstance(value, Function) else value for value in (first, second)]
     return isinstance(bases[0], Traced) and bases[0] == bases[1]
-
-
-def _ready(trace: Trace, value: Value) -> Traced | None:
-    """The node behind a value that can become one, None for a function that may yet be recognized."""
-    if isinstance(value, Traced):
-        return value
-    if isinstance(value, Function) and (value.apply is not None or value.factor is not None):
-        return trace.settle(value)
-    return None
 
 
 def _participants(
@@ -198,18 +175,16 @@ def _add_constant(
     trace: Trace, other: Value, constant: Constant, signs: tuple[float, float], out: Tensor
 ) -> Value | None:
     """A value plus a constant: a shift of features, or a sum with a measured signal where positions differ."""
-    value = _ready(trace, other)
-    if isinstance(other, Measured) and not other.reason:
-        value = trace.settle(other)
+    value = trace.settle(other) if isinstance(other, Measured) and not other.reason else trace.ready(other)
     if value is None:
         return None
     value = broadcast(trace, value, tuple(out.shape))
     if signs[0] != 1.0:
-        value = trace.add(Scale(_exactly(signs[0])), (value,), value.layout, label=f"{signs[0]:g} times")
+        value = trace.add(times(signs[0]), (value,), value.layout, label=f"{signs[0]:g} times")
     tensor = constant.tensor * signs[1]
     label = f"shift by {constant.parameter or 'constants'}"
     if _per_feature(value.layout, tensor):
-        return trace.add(Scale(ONE, survey_law(tensor).law), (value,), value.layout, label=label)
+        return trace.add(Scale(ONE, survey_law(tensor)), (value,), value.layout, label=label)
     given = trace.measure(Constant(tensor.expand(out.shape)), value.layout)
     return trace.add(Add((1.0, 1.0)), (value, given), value.layout, label=label)
 
@@ -220,26 +195,19 @@ def _per_feature(layout: Layout, tensor: Tensor) -> bool:
     return all(size == 1 or not layout.roles(axis) - {"feature"} for axis, size in enumerate(sizes))
 
 
-def _exactly(number: float) -> Any:
-    return Law(0.0, number, "constant")
-
-
 def _factor(trace: Trace, parts: list[Any]) -> float | None:
     """c where the function is x ↦ c·x."""
-    name = trace.func._overloadpacket.__name__.removesuffix("_")
     functions = [part for part in parts if isinstance(part, Function)]
     if len(functions) != 1 or functions[0].factor is None:
         return None
     factor = functions[0].factor
-    if name == "neg":
-        return -factor
-    if name in ("mul", "div") and len(parts) >= 2:
-        first, second = parts[0], parts[1]
-        if name == "mul":
-            number = second if isinstance(first, Function) else first
-            return factor * number if isinstance(number, float) else None
-        if isinstance(first, Function) and isinstance(second, float) and second:
-            return factor / second
+    match trace.name, parts:
+        case "neg", _:
+            return -factor
+        case ("mul", [Function(), float(number), *_]) | ("mul", [float(number), Function(), *_]):
+            return factor * number
+        case "div", [Function(), float(number), *_] if number:
+            return factor / number
     return None
 
 
@@ -248,15 +216,15 @@ def _label(name: str, parts: list[Any], plain: dict[str, Any]) -> str:
         part.label if isinstance(part, Function) else f"{part:g}" if isinstance(part, float) else str(part)
         for part in parts
     ]
-    if name in SIGNS and len(words) == 2:
+    if name in SIGNS and len(words) == 2 and not plain:  # activations are kept by their labels
         return f"({words[0]}{SIGNS[name]}{words[1]})"
     words += [f"{key}={item}" for key, item in plain.items()]
     return f"{name}({', '.join(words)})"
 
 
 def _out_of_place(func: Any) -> Any:
-    packet = func._overloadpacket
-    name = packet.__name__
+    """The operation that returns what this one writes over its argument."""
+    name = func._overloadpacket.__name__
     if not name.endswith("_"):
         return func
     plain = getattr(torch.ops.aten, name.removesuffix("_"), None)

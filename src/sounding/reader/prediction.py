@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sounding.reader.followed import plan_of, thinned
 from sounding.reader.module import Blueprint
-from sounding.theory.signal import Description, Given, Propagation, Signal, propagate
+from sounding.theory.signal import Description, Given, Points, Propagation, Signal, propagate
 from sounding.theory.signal.description import Array, Attention
 from sounding.theory.signal.measures import participation, spread_of_spectrum
 from sounding.theory.signal.spread import Spread, spread
@@ -54,21 +54,13 @@ class Expected:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What theory expects of a network.
+    """What theory expects of a network."""
 
-    Args:
-        rows: measures of calls and of weights.
-        propagation: the signals behind them.
-        spread: the scatter over seeds at every node.
-        samples: how many samples of the batch were followed.
-        notes: what was left out and why.
-    """
-
-    rows: tuple[Expected, ...]
-    propagation: Propagation
-    spread: Spread
-    samples: int
-    notes: tuple[str, ...]
+    rows: tuple[Expected, ...]  # measures of calls and of weights
+    propagation: Propagation  # the signals behind them
+    spread: Spread  # the scatter over seeds at every node
+    samples: int  # how many samples of the batch were followed
+    notes: tuple[str, ...]  # what was left out and why
 
 
 def predict(blueprint: Blueprint, *, generator: np.random.Generator | None = None) -> Prediction:
@@ -97,11 +89,10 @@ def start_of(
     description = _with_masks_of(description, kept)
 
     def signals(arrays: Mapping[int, Tensor], *, gradient: bool = False) -> dict[int, Signal]:
-        steps = {at: spacing[at] for at in arrays}
         return {
-            at: _signal(arrays[at], description, at, kept, step, gradient=gradient)
-            for at, step in steps.items()
-            if step is not None
+            at: _signal(array, description.nodes[at].points, kept, step, gradient=gradient)
+            for at, array in arrays.items()
+            if (step := spacing[at]) is not None
         }
 
     return description, signals(blueprint.given), signals(blueprint.gradients, gradient=True)
@@ -109,17 +100,15 @@ def start_of(
 
 def _with_masks_of(description: Description, kept: NDArray[np.int64]) -> Description:
     """The description with the masks of attention that differ between samples cut down to the samples kept."""
-    nodes = list(description.nodes)
-    for at, node in enumerate(nodes):
-        rule, windows = node.rule, 1
+    for at, node in enumerate(description.nodes):
+        rule = node.rule
         if isinstance(rule, Attention) and rule.mask is not None and rule.mask.ndim == 3:
-            windows = len(rule.windows or (1,))
-            if len(rule.mask) % windows == 0 and len(rule.mask) > windows and len(kept) * windows < len(rule.mask):
+            windows, masks = len(rule.windows or (1,)), len(rule.mask)
+            if masks % windows == 0 and masks > windows and len(kept) * windows < masks:
                 each = rule.mask.reshape(-1, windows, *rule.mask.shape[1:])[kept]
-                nodes[at] = dataclasses.replace(
-                    node, rule=dataclasses.replace(rule, mask=each.reshape(-1, *each.shape[2:]))
-                )
-    return dataclasses.replace(description, nodes=tuple(nodes))
+                shorter = dataclasses.replace(rule, mask=each.reshape(-1, *each.shape[2:]))
+                description = description.replace(at, rule=shorter)
+    return description
 
 
 def _typical(blueprint: Blueprint, count: int) -> NDArray[np.int64]:
@@ -187,16 +176,9 @@ def estimate_seconds(blueprint: Blueprint, *, most: int | None = None) -> float:
 
 
 def _signal(
-    array: Tensor,
-    description: Description,
-    at: int,
-    kept: NDArray[np.int64],
-    spacing: tuple[int, ...],
-    *,
-    gradient: bool = False,
+    array: Tensor, points: Points, kept: NDArray[np.int64], spacing: tuple[int, ...], *, gradient: bool
 ) -> Signal:
     """What was measured of a tensor as a signal; a gradient over some samples is scaled to the whole batch."""
-    points = description.nodes[at].points
     values = array.detach()[kept].double().cpu().numpy()
     found = Signal.of_features(values, points=points, spacing=spacing, reduce="sum" if gradient else "mean")
     if not gradient or len(kept) == len(array) or not found.total > 0:
@@ -228,12 +210,7 @@ def _with_mean_pairs(gradient: Signal, array: Tensor) -> Signal:
 
 
 def _rows(
-    blueprint: Blueprint,
-    description: Description,
-    found: Propagation,
-    scatter: Spread,
-    *,
-    whole: int,
+    blueprint: Blueprint, description: Description, found: Propagation, scatter: Spread, *, whole: int
 ) -> Iterator[Expected]:
     """The rows of a profile that theory predicts."""
     samples = max(node.points.samples for node in description.nodes)

@@ -1,4 +1,4 @@
-"""Norms and rotations that were written out operation by operation, recognized by their numbers.
+"""Norms, rotations and activations that were written out operation by operation, recognized by their numbers.
 
 A norm written as `x * rsqrt(mean(x²) + eps)` is five operations. Instead of the pattern, which every library writes in
 its own way, the result is compared with what a norm of the same input would give.
@@ -6,18 +6,24 @@ its own way, the result is compared with what a norm of the same input would giv
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sounding.reader.trace import Trace
-from sounding.reader.values import Function, Traced, Value
-from sounding.theory.signal.description import Law, Normalize, Rotate, Scale
+from sounding.activations import Activation, resolve
+from sounding.reader.values import Function, Traced, Value, times
+from sounding.theory.signal.description import Normalize, Rotate
+
+if TYPE_CHECKING:
+    from sounding.reader.trace import Trace
 
 # how far two computations of one formula may differ, by the type of the numbers
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
+# Activations with closed forms or analytic derivatives, which a function that agrees with them is taken for.
+NAMES = ("relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid", "softplus", "elu", "selu", "erf", "hardtanh", "exp")
 LARGEST_EPS = 0.1  # a larger number in a norm’s code is a scale; libraries use 1e-12 to 1e-3
 
 
@@ -40,6 +46,7 @@ def _as_norm(trace: Trace, function: Function, x: Tensor, y: Tensor, close: floa
     features = [axis for axis in range(len(layout)) if layout.roles(axis) == {"feature"}]
     if not features:
         return None
+    # the largest first: without an eps a norm of large values fits as well
     small = sorted({n for n in function.numbers if 0 <= n <= LARGEST_EPS} | {0.0}, reverse=True)
     for axes in dict.fromkeys((tuple(features), (features[-1],))):
         for kind, centred in (("rms", x), ("layer", x - x.mean(axes, keepdim=True))):
@@ -52,8 +59,7 @@ def _as_norm(trace: Trace, function: Function, x: Tensor, y: Tensor, close: floa
                     node = trace.add(rule, (function.base,), layout, label=label)
                     if abs(factor - 1) <= close:
                         return node
-                    scale = Scale(Law(0.0, factor, "constant"))
-                    return trace.add(scale, (node,), layout, label=f"{factor:.4g} times")
+                    return trace.add(times(factor), (node,), layout, label=f"{factor:.4g} times")
     return None
 
 
@@ -72,20 +78,15 @@ def _as_rotation(trace: Trace, base: Traced, x: Tensor, y: Tensor, close: float)
         return None
     width = int(changed[-1]) + 1
     for rotated in dict.fromkeys((first.shape[-1], width + width % 2)):
-        for one, other in _pairings(rotated):
+        index = torch.arange(rotated)
+        halves, neighbours = (index[: rotated // 2], index[rotated // 2 :]), (index[::2], index[1::2])
+        for one, other in (halves, neighbours):  # which features are turned together
             angles = _angles(first, second, one, other, close)
             if angles is not None:
                 whole = np.zeros((len(first), first.shape[-1] // 2))
                 whole[:, : rotated // 2] = angles
                 return trace.add(Rotate(whole), (base,), layout, label="rotary embedding")
     return None
-
-
-def _pairings(width: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Which features are turned together: first and second half, or neighbours."""
-    index = torch.arange(width)
-    yield index[: width // 2], index[width // 2 :]
-    yield index[::2], index[1::2]
 
 
 def _angles(x: Tensor, y: Tensor, one: Tensor, other: Tensor, close: float) -> np.ndarray | None:
@@ -99,3 +100,23 @@ def _angles(x: Tensor, y: Tensor, one: Tensor, other: Tensor, close: float) -> n
     if np.abs(before * turn[:, None] - after).max() > close * np.abs(after).max():
         return None
     return np.asarray(np.angle(turn))
+
+
+def as_activation(function: Callable[[Tensor], Tensor], label: str) -> Activation:
+    """The activation that a function of numbers is, under its own name if theory knows it, else under `label`."""
+
+    def named(x: Tensor) -> Tensor:
+        return function(x)
+
+    named.__name__ = label
+    return _by_name(function) or resolve(named)
+
+
+def _by_name(function: Callable[[Tensor], Tensor]) -> Activation | None:
+    """The named activation that a function of numbers agrees with: libraries write one GELU in six ways."""
+    x = torch.linspace(-8, 8, 321, dtype=torch.float64)
+    y = function(x).numpy()
+    slope = -float(y[0]) / 8.0  # what a leaky ReLU has below zero
+    names = [*NAMES, f"leaky_relu:{slope:.10g}"] if np.isfinite(slope) and slope else NAMES
+    known = (resolve(name) for name in names)
+    return next((one for one in known if np.allclose(one(x.numpy()), y, rtol=1e-7, atol=1e-9)), None)

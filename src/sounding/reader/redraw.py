@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sounding.probe.calls import named_parameters
 from sounding.profile import Profile, Row
-from sounding.reader.laws import SURE, survey_law
+from sounding.reader.laws import is_chance, survey_law
 from sounding.theory.signal.description import Law
 
 SOURCE = "redraw"
@@ -30,12 +30,13 @@ def survey_weights(root: nn.Module) -> dict[str, Law]:
     for name, weight in named_parameters(root):
         if not weight.requires_grad or not weight.is_floating_point():
             continue
-        found = survey_law(weight, entries=weight.detach()[weight.detach() != 0])
-        law = found.law
-        if found.mean_error < SURE:  # the mean of a few entries, as a bias has, is chance: other draws have another
+        entries = weight.detach()[weight.detach() != 0]
+        law = survey_law(weight, entries=entries)
+        if law.shape == "constant" or not math.isfinite(law.variance):
+            continue
+        if is_chance(law.mean, law.variance, entries.numel()):  # as of a bias: other draws have another mean
             law = replace(law, mean=0.0, variance=law.second_moment)
-        if law.shape != "constant" and math.isfinite(law.variance):
-            laws[name] = law
+        laws[name] = law
     return laws
 
 
@@ -62,10 +63,9 @@ def draw(weight: Tensor, law: Law, *, generator: torch.Generator) -> Tensor:
         unit = torch.randn(shape, dtype=torch.float64, generator=generator)
     else:
         even = 2 * torch.rand(shape, dtype=torch.float64, generator=generator) - 1
-        if law.shape == "uniform":
-            unit = math.sqrt(3) * even
-        else:
-            unit = math.sqrt(2 / LEFT) * torch.erfinv(math.erf(CUT / math.sqrt(2)) * even)
+        # a uniform law of variance 1 ends at √3; a truncated one is the Gaussian quantile of what lies between the cuts
+        cut = math.erf(CUT / math.sqrt(2))
+        unit = math.sqrt(3) * even if law.shape == "uniform" else math.sqrt(2 / LEFT) * torch.erfinv(cut * even)
     return kept * (law.mean + scale * unit)
 
 
@@ -73,7 +73,7 @@ def _orthogonal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
     """A matrix from the Haar law whose rows or columns, whichever are fewer, are orthonormal."""
     noise = torch.randn(max(rows, columns), min(rows, columns), dtype=torch.float64, generator=generator)
     frame, corner = torch.linalg.qr(noise)
-    turned: Tensor = frame * corner.diagonal().sign()
+    turned: Tensor = frame * corner.diagonal().sign()  # without these signs the law is that of the routine, not Haar's
     return turned if rows >= columns else turned.T
 
 
@@ -85,17 +85,13 @@ def with_bands(profile: Profile, drawn: Sequence[Profile]) -> Profile:
     """
     found = _moments(drawn)
     rows = [
-        row._replace(stderr=found[key][1]) if row.source == "theory" and (key := _key(row)) in found else row
+        row._replace(stderr=found[row[:3]][1]) if row.source == "theory" and row[:3] in found else row
         for row in profile.rows
     ]
-    measured = {_key(row) for row in profile.rows if row.source != "theory"}
-    wanted = measured - {_key(row) for row in profile.rows if row.source == "theory"}
+    measured = {row[:3] for row in profile.rows if row.source != "theory"}  # by layer, name and measure
+    wanted = measured - {row[:3] for row in profile.rows if row.source == "theory"}
     rows += [Row(*key, *moments, SOURCE) for key, moments in found.items() if key in wanted]
     return Profile(tuple(rows), {**profile.settings, SOURCE: {"draws": len(drawn)}})
-
-
-def _key(row: Row) -> tuple[int, str, str]:
-    return row.layer, row.name, row.measure
 
 
 def _moments(drawn: Sequence[Profile]) -> dict[tuple[int, str, str], tuple[float, float]]:
@@ -103,7 +99,7 @@ def _moments(drawn: Sequence[Profile]) -> dict[tuple[int, str, str], tuple[float
     values: dict[tuple[int, str, str], list[float]] = {}
     for one in drawn:
         for row in one.rows:
-            values.setdefault(_key(row), []).append(row.value)
+            values.setdefault(row[:3], []).append(row.value)
     found = {}
     for key, each in values.items():
         if len(each) == len(drawn) > 1 and all(map(math.isfinite, each)) and (sd := float(np.std(each, ddof=1))) > 0:

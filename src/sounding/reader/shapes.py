@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sounding.reader.layout import Atom, Axis, Layout, permute, reshape, same_roles
+from sounding.reader.layout import COPIES, TURNS, VIEWS, Atom, Axis, Layout, moved, same_roles
 from sounding.reader.trace import NotCovered, Trace, handles
-from sounding.reader.values import Constant, Function, Measured, Scores, Traced, Value
+from sounding.reader.values import Constant, Function, Measured, Scores, Traced, Value, each
 from sounding.theory.signal.description import Join, Mix, Part, Pool, Take
 
 
@@ -19,16 +20,16 @@ def _subject(trace: Trace, item: Any) -> Value:
     """What a view looks at: a node, or scores, or a function that nothing is known of yet."""
     value = trace.of(item)
     if isinstance(value, Function):
-        if value.apply is None and value.factor is None:
+        if not value.known:
             raise NotCovered(value.label)
         return trace.settle(value)
     return value
 
 
-@handles("clone", "_to_copy", "detach", "alias", "contiguous", "lift_fresh", "_conj", "copy")
+@handles(*COPIES, "lift_fresh", "_conj", "copy")
 def unchanged(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Value | None:
     """A copy of a value is that value."""
-    item = args[1] if trace.func._overloadpacket.__name__ == "copy_" else args[0]
+    item = args[1] if trace.name == "copy" else args[0]
     return trace.of(item) if item.shape == out.shape else None
 
 
@@ -41,45 +42,15 @@ def restrided(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: 
     return value if same and isinstance(value, Traced) and value.layout.shape == tuple(out.shape) else None
 
 
-MOVES = frozenset(
-    {"view", "_unsafe_view", "reshape", "_reshape_alias", "permute", "transpose", "t", "unsqueeze", "squeeze"}
-    | {"clone", "_to_copy", "detach", "alias", "contiguous"}
-)
-
-
-def moved(name: str, layout: Layout, args: tuple[Any, ...], shape: tuple[int, ...]) -> Layout | None:
-    """The layout after an operation that only moves numbers to other axes, None where it cuts across atoms."""
-    count = len(layout)
-    if name in ("view", "_unsafe_view", "reshape", "_reshape_alias"):
-        return reshape(layout, shape)
-    if name == "permute":
-        return permute(layout, [axis % count for axis in args[1]])
-    if name in ("transpose", "t"):
-        order = list(range(count))
-        first, second = (args[1] % count, args[2] % count) if len(args) > 2 else (0, count - 1)
-        order[first], order[second] = second, first
-        return permute(layout, order)
-    if name == "unsqueeze":
-        axes = list(layout)
-        axes.insert(args[1] % (count + 1), ())
-        return Layout(axes)
-    if name == "squeeze":
-        given = args[1] if len(args) > 1 else range(count)
-        chosen = {axis % count for axis in (given if isinstance(given, list | tuple | range) else [given])}
-        return Layout(axis for at, axis in enumerate(layout) if at not in chosen or layout.shape[at] != 1)
-    return layout if layout.shape == shape else None
-
-
-@handles("view", "_unsafe_view", "reshape", "_reshape_alias", "permute", "transpose", "t", "unsqueeze", "squeeze")
+@handles(*VIEWS, *TURNS)
 def move(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
     """Another shape of the same numbers, or axes in another order."""
     value = _subject(trace, args[0])
-    name = trace.func._overloadpacket.__name__.removesuffix("_")
+    if isinstance(value, Scores) and trace.name in ("permute", "transpose", "t"):
+        raise NotCovered("products of queries and keys are transposed")
     if not isinstance(value, Traced):
-        if isinstance(value, Scores) and name in ("permute", "transpose", "t"):
-            raise NotCovered("products of queries and keys are transposed")
         return value if isinstance(value, Scores) else None
-    layout = moved(name, value.layout, args, tuple(out.shape))
+    layout = moved(trace.name, value.layout, args, tuple(out.shape))
     if layout is None:
         raise NotCovered(f"a view as {tuple(out.shape)} cuts across samples, positions and features")
     return Traced(value.node, layout)
@@ -110,8 +81,7 @@ def cut(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
         return None
     axis = args[1] % len(value.layout) if len(args) > 1 else 0
     size = value.layout.shape[axis]
-    name = trace.func._overloadpacket.__name__
-    if name == "select":
+    if trace.name == "select":
         start = args[2] % size
         return _part(trace, value, axis, start, start + 1, 1, drop=True)
     bounds = [*args[2:], None, None, None]
@@ -125,16 +95,14 @@ def pieces(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     value = _subject(trace, args[0])
     if not isinstance(value, Traced):
         return None
-    name = trace.func._overloadpacket.__name__
-    axis = args[1] if name == "unbind" and len(args) > 1 else args[2] if len(args) > 2 else kwargs.get("dim", 0)
+    single = trace.name == "unbind"  # whose parts lose the axis, and whose arguments know no sizes
+    axis = args[1] if single and len(args) > 1 else args[2] if len(args) > 2 else kwargs.get("dim", 0)
     axis %= len(value.layout)
-    found: list[Value] = []
-    start = 0
-    for item in out:
-        length = 1 if name == "unbind" else item.shape[axis]
-        found.append(_part(trace, value, axis, start, start + length, 1, drop=name == "unbind"))
-        start += length
-    return found
+    lengths = [1 if single else item.shape[axis] for item in out]
+    ends = list(accumulate(lengths))
+    return [
+        _part(trace, value, axis, end - length, end, 1, drop=single) for length, end in zip(lengths, ends, strict=True)
+    ]
 
 
 def _part(trace: Trace, value: Traced, axis: int, start: int, stop: int, step: int, *, drop: bool) -> Traced:
@@ -144,15 +112,14 @@ def _part(trace: Trace, value: Traced, axis: int, start: int, stop: int, step: i
     if length == layout.shape[axis]:
         return value
     roles = layout.roles(axis)
-    if "sample" in roles or len(roles) != 1 or length == 0:
-        raise NotCovered(
-            "some of the samples are left out" if "sample" in roles else "an axis is cut across its meaning"
-        )
-    role = roles.copy().pop()
-    key = (*atoms[0].key, 2 + start)
+    if "sample" in roles:
+        raise NotCovered("some of the samples are left out")
+    if len(roles) != 1 or length == 0:
+        raise NotCovered("an axis is cut across its meaning")
+    (role,) = roles
+    key = (*atoms[0].key, 2 + start)  # behind 0 and 1, which the halves of a split atom have
     left: Axis = (Atom(role, key, length),) if length > 1 else ()
-    axes = [*layout[:axis], *([] if drop else [left]), *layout[axis + 1 :]]
-    small = Layout(axes)
+    small = Layout([*layout[:axis], *([] if drop else [left]), *layout[axis + 1 :]])
     draft = trace.drafts[value.node]
     if role == "feature":
         sources = frozenset((source, key, length) for source in draft.sources)
@@ -203,15 +170,13 @@ def join(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tenso
     if whole_of is not None and whole_of.layout.shape == tuple(out.shape):
         # halves of one value turned and joined again, as rotary embeddings do on the way to a rotation
         return Function(whole_of, out, label="its parts joined in another way")
-    known = next(
-        (_subject(trace, item) for item, value in zip(items, found, strict=True) if isinstance(value, Traced)), None
-    )
-    if not isinstance(known, Traced):
+    known = next((value for value in found if isinstance(value, Traced)), None)
+    if known is None:
         raise NotCovered("joined values of which none is a node")
     roles = known.layout.roles(axis)
     if roles not in ({"feature"}, {"position"}):
         raise NotCovered("values are joined along samples")
-    role = roles.copy().pop()
+    (role,) = roles
     parts: list[Traced] = []
     for item, value in zip(items, found, strict=True):
         if isinstance(value, Constant | Measured):
@@ -224,10 +189,8 @@ def join(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tenso
             assert isinstance(settled, Traced)
             parts.append(settled)
     whole = known.layout.with_axis(axis, (trace.keys.atom(role, out.shape[axis]),))
-    for part in parts:
-        compared = part.layout.with_axis(axis, whole[axis])
-        if not same_roles(compared, whole):
-            raise NotCovered("joined values do not mean the same by their axes")
+    if not all(same_roles(part.layout.with_axis(axis, whole[axis]), whole) for part in parts):
+        raise NotCovered("joined values do not mean the same by their axes")
     if role == "position" and known.layout.of("position") != list(known.layout[axis]):
         raise NotCovered("positions of a grid are joined along one axis")
     if role == "feature":
@@ -254,7 +217,7 @@ def _parent(trace: Trace, values: list[Value]) -> Traced | None:
 def average(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Value | None:
     """A mean or sum over all positions."""
     value = trace.of(args[0])
-    if isinstance(value, Function) and value.apply is None and value.factor is None:
+    if isinstance(value, Function) and not value.known:
         return None
     layout = value.base.layout if isinstance(value, Function) else value.layout if isinstance(value, Traced) else None
     if layout is None:
@@ -268,7 +231,7 @@ def average(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Te
     grid = layout.of("position")
     gone = [atom for axis in chosen for atom in layout[axis]]
     count = math.prod(atom.size for atom in gone)
-    weight = 1.0 if trace.func._overloadpacket.__name__ == "sum" else 1.0 / count
+    weight = 1.0 if trace.name == "sum" else 1.0 / count
     keep = bool(args[2]) if len(args) > 2 else bool(kwargs.get("keepdim", False))
     axes = [() if place in chosen else axis for place, axis in enumerate(layout)]
     small = Layout(axis for place, axis in enumerate(axes) if keep or place not in chosen)
@@ -280,8 +243,7 @@ def average(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Te
     order = [grid.index(a) for a in grid if a not in gone] + [grid.index(a) for a in gone]
     rows = numbers.transpose(order).reshape(-1, count) if grid else numbers.reshape(1, 1)
     matrix = np.zeros((len(rows), numbers.size))
-    for row, columns in enumerate(rows):
-        matrix[row, columns] = weight
+    np.put_along_axis(matrix, rows, weight, axis=1)
     return trace.add(Mix(matrix), (node,), small, label="mean over positions" if weight != 1 else "sum over positions")
 
 
@@ -294,25 +256,18 @@ def pool(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tenso
     if not isinstance(value, Traced):
         return None
     spatial = out.dim() - 2
-    sizes = value.layout.shape[2:]
-    counted = True
-    if "adaptive" in trace.func._overloadpacket.__name__:
-        if any(size % wanted for size, wanted in zip(sizes, out.shape[2:], strict=True)):
+    given = trace.arguments(args, kwargs)
+    if "adaptive" in trace.name:
+        sizes = list(zip(value.layout.shape[2:], out.shape[2:], strict=True))
+        if any(size % wanted for size, wanted in sizes):
             raise NotCovered("adaptive pooling with windows of different sizes")
-        kernel = tuple(size // wanted for size, wanted in zip(sizes, out.shape[2:], strict=True))
-        stride, padding = kernel, (0,) * spatial
-    else:
-        kernel = _each(args[1], spatial)
-        stride = _each(args[2], spatial) if len(args) > 2 and args[2] else kernel
-        padding = _each(args[3], spatial) if len(args) > 3 else (0,) * spatial
-        if len(args) > 4 and args[4]:
-            raise NotCovered("average pooling that rounds its size up")
-        counted = bool(args[5]) if len(args) > 5 else True
+        given = {"kernel_size": [size // wanted for size, wanted in sizes]}
+    kernel, padding = each(given["kernel_size"], spatial), each(given.get("padding", 0), spatial)
+    stride = each(given.get("stride") or kernel, spatial)
+    if given.get("ceil_mode"):
+        raise NotCovered("average pooling that rounds its size up")
+    if given.get("divisor_override"):
+        raise NotCovered("average pooling with a divisor of its own")
     layout = Layout([*value.layout[:2], *(trace.keys.axis("position", size) for size in out.shape[2:])])
-    rule = Pool(kernel, stride, tuple((p, p) for p in padding), counted)
+    rule = Pool(kernel, stride, tuple((p, p) for p in padding), bool(given.get("count_include_pad", True)))
     return trace.add(rule, (value,), layout, label="average pooling")
-
-
-def _each(sizes: Any, count: int) -> tuple[int, ...]:
-    found = tuple(int(size) for size in (sizes if isinstance(sizes, list | tuple) else [sizes]))
-    return found * count if len(found) == 1 else found

@@ -28,8 +28,7 @@ SAME = 1e-5  # of sums of single precision that differ only by rounding
 )
 def fused(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Value]:
     """A fused kernel: queries, keys and values of shape (samples, heads, positions, size)."""
-    names = [argument.name for argument in trace.func._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
+    given = trace.arguments(args, kwargs)
     queries, keys, values = (trace.settle(trace.of(given[name])) for name in ("query", "key", "value"))
     mask = given.get("attn_mask", given.get("attn_bias"))
     factor = given.get("scale")
@@ -48,9 +47,9 @@ def score(trace: Trace, left: Traced, right: Traced) -> Scores:
     return Scores(left, keys)
 
 
-def on_scores(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
+def on_scores(trace: Trace, args: tuple[Any, ...]) -> Value:
     """What an operation does to scores: a factor, a mask, the softmax."""
-    name = trace.func._overloadpacket.__name__.removesuffix("_")
+    name = trace.name
     values = [trace.of(item) if isinstance(item, Tensor) else None for item in args]
     place = next(index for index, value in enumerate(values) if isinstance(value, Scores))
     scores = values[place]
@@ -71,13 +70,11 @@ def on_scores(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Va
         sign = 1.0 if name == "add" else -1.0
         return replace(scores, mask=_plus(scores.mask, sign * other.detach().float()))
     if name == "masked_fill":
-        hidden = args[1].detach()
-        return replace(scores, mask=_plus(scores.mask, _hide(hidden, scalar(args[2]) or 0.0)))
+        return replace(scores, mask=_plus(scores.mask, _hide(args[1].detach(), scalar(args[2]) or 0.0)))
     if name == "where" and place in (1, 2):
-        shown = args[0].detach()
-        hidden = ~shown if place == 1 else shown
+        hidden = ~args[0].detach() if place == 1 else args[0].detach()
         filled = scalar(args[3 - place])
-        return replace(scores, mask=_plus(scores.mask, _hide(hidden, filled if filled is not None else -np.inf)))
+        return replace(scores, mask=_plus(scores.mask, _hide(hidden, -np.inf if filled is None else filled)))
     raise NotCovered(f"scores of attention go through {name!r}")
 
 
@@ -93,22 +90,19 @@ def attend(trace: Trace, scores: Scores, values: Value, out: Tensor, *, causal: 
             raise NotCovered("attention whose rows are not positions")
     heads = _heads(queries)
     head_size = queries.layout.shape[-1]
-    factor, angles, norm = scores.factor, None, None
-    queries, turned, norm, by = _unwrap(trace, queries)
+    queries, angles, norm, by = _unwrap(trace, queries)
     keys, also, other, too = _unwrap(trace, keys)
-    if (turned is None) != (also is None) or (norm is None) != (other is None):
+    if (angles is None) != (also is None) or (norm is None) != (other is None):
         raise NotCovered("queries and keys are rotated or normalized differently")
-    angles = turned if turned is not None else None
     windows = {_windows(item.layout) for item in (queries, keys, value)}
     if len(windows) > 1:
         raise NotCovered("queries and keys of different windows")
     within = windows.pop()
     mask, own = _mask(scores.mask, trace.batch_size, len(within or (1,)), queries.layout.shape[-2], heads)
     key_heads = _heads(keys, distinct=True)
-    rule = Attention(heads, key_heads, head_size, factor * by * too, causal, mask, angles, norm, own, within)
+    rule = Attention(heads, key_heads, head_size, scores.factor * by * too, causal, mask, angles, norm, own, within)
     label = f"attention, {heads} heads of {head_size}" + (f" in {len(within)} windows" if within else "")
-    sources = frozenset().union(*(trace.drafts[item.node].sources for item in (queries, keys, value)))
-    return trace.add(rule, (queries, keys, value), layout, label=label, sources=sources)
+    return trace.add(rule, (queries, keys, value), layout, label=label)
 
 
 def _unwrap(trace: Trace, value: Traced) -> tuple[Traced, Any, Normalize | None, float]:
@@ -122,7 +116,7 @@ def _unwrap(trace: Trace, value: Traced) -> tuple[Traced, Any, Normalize | None,
         elif isinstance(rule, Normalize) and rule.kind in ("rms", "layer") and norm is None:
             norm = rule
         elif isinstance(rule, Scale) and rule.factor.shape == "constant" and rule.shift.second_moment == 0:
-            if norm is not None:
+            if norm is not None:  # in front of a norm a factor has no effect, and none of it may be kept
                 break
             factor *= rule.factor.mean
         else:
@@ -133,12 +127,8 @@ def _unwrap(trace: Trace, value: Traced) -> tuple[Traced, Any, Normalize | None,
 
 def _heads(value: Traced, *, distinct: bool = False) -> int:
     """How many heads a value has: its features outside the last axis; repeated ones once if `distinct`."""
-    count = 1
-    for axis in value.layout[:-1]:
-        for atom in axis:
-            if atom.role == "feature" and not (distinct and atom.key[0] < 0):
-                count *= atom.size
-    return count
+    outside = [atom for axis in value.layout[:-1] for atom in axis if atom.role == "feature"]
+    return math.prod(atom.size for atom in outside if not (distinct and atom.key[0] < 0))
 
 
 def _windows(layout: Layout) -> tuple[tuple[int, ...], ...] | None:
@@ -163,7 +153,7 @@ def _mask(mask: Tensor | None, samples: int, windows: int, rows: int, heads: int
         return None, None
     if mask.dtype == torch.bool:
         mask = _hide(~mask, -np.inf)
-    shown = mask.double()
+    shown = mask.double()  # below: (samples and windows, heads, queries, keys), one of each where all agree
     if shown.shape[-2] == 1:
         shown = shown.expand(*shown.shape[:-2], rows, shown.shape[-1])
     if shown.dim() == 3 and shown.shape[0] == samples * windows * heads:

@@ -13,7 +13,7 @@ import numpy as np
 from sounding.activations.activation import Activation
 from sounding.probe.reading import Reading
 from sounding.probe.thresholds import THRESHOLDS
-from sounding.reader.changes import gain, scale_branches, with_gain
+from sounding.reader.changes import gain, scale_branches, source, with_gain
 from sounding.reader.module import Blueprint
 from sounding.reader.prediction import start_of
 from sounding.theory.critical import critical
@@ -48,16 +48,12 @@ PASSED = (Pool, Flatten, Regrid, Take, Part, Rotate, Scale, Mix)
 
 @dataclass(frozen=True)
 class Kept:
-    """What one start keeps.
+    """What one start keeps."""
 
-    Args:
-        gradient: the norm of the gradient at the first weight layer over that at the last; with ways around layers the
-            largest of the first quarter of them over the largest of the last.
-        apart: one minus the mean cosine between samples behind the last weight layer, 1 for unrelated ones.
-    """
-
+    # the norm of the gradient at the first weight layer over that at the last; with ways around layers the largest of
+    # the first quarter of them over the largest of the last
     gradient: float
-    apart: float
+    apart: float  # one minus the mean cosine between samples behind the last weight layer, 1 for unrelated ones
 
     @property
     def scales(self) -> float:
@@ -77,7 +73,8 @@ def draw_soundly(description: Description) -> Description:
     for index, node in enumerate(description.nodes):
         rule = node.rule
         if isinstance(rule, Linear | Convolution):
-            wanted = _critical_gain(_read_by(description, node.inputs[0]))
+            read_by = description.nodes[source(description, index, PASSED)].rule
+            wanted = _critical_gain(read_by.activation if isinstance(read_by, Elementwise) else None)
             drawn = with_gain(rule, wanted) if gain(rule) > 0 else rule
             description = description.replace(index, rule=dataclasses.replace(drawn, bias=ZERO))
         elif isinstance(rule, Normalize):
@@ -85,14 +82,6 @@ def draw_soundly(description: Description) -> Description:
         elif isinstance(rule, Attention) and rule.query_norm is None:
             description = description.replace(index, rule=dataclasses.replace(rule, scale=rule.head_size**-0.5))
     return description
-
-
-def _read_by(description: Description, at: int) -> Activation | None:
-    """The activation whose values a node passes on, None where it is something else."""
-    node = description.nodes[at]
-    while isinstance(node.rule, PASSED):
-        node = description.nodes[node.inputs[0]]
-    return node.rule.activation if isinstance(node.rule, Elementwise) else None
 
 
 @functools.lru_cache(maxsize=64)
@@ -104,7 +93,8 @@ def _critical_gain(activation: Activation | None) -> float:
     edge = critical(activation)
     if edge.weight_std is not None and "grow" not in edge.note:
         return edge.weight_std**2
-    return 1 / squared_slope(activation, 1.0).value
+    slope = squared_slope(activation, 1.0).value
+    return 1 / slope if slope else 1.0  # no gain wakes an activation that is flat everywhere
 
 
 def compare_with_sound(reading: Reading, blueprint: Blueprint) -> tuple[Kept, Kept] | None:
@@ -116,10 +106,9 @@ def compare_with_sound(reading: Reading, blueprint: Blueprint) -> tuple[Kept, Ke
     if cut or len(layers) < 2 or any(call.name not in names for call in layers):
         return None
     description, given, gradients = start_of(blueprint, most=FOLLOWED)
-    with np.errstate(all="ignore"):
-        found = propagate(
-            draw_soundly(description), given=given, gradients=gradients, draws=8, generator=np.random.default_rng(0)
-        )
+    description, generator = draw_soundly(description), np.random.default_rng(0)
+    with np.errstate(all="ignore"):  # what a layer lost altogether ends as NaN, and is left out below
+        found = propagate(description, given=given, gradients=gradients, draws=8, generator=generator)
     nodes = [names[call.name] for call in layers]
     totals = [0.0 if (one := found.backward[at]) is None else one.total for at in nodes]
     behind = found.forward[nodes[-1]]

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from sounding.activations import Activation
 from sounding.errors import SoundingError
-from sounding.reader.functions import as_activation
-from sounding.reader.layout import Atom, Keys, Layout, reshape, same_roles
+from sounding.reader.layout import MOVES, Atom, Keys, Layout, moved, reshape
+from sounding.reader.recognize import as_activation, recognize
 from sounding.reader.values import (
     Constant,
     Draft,
@@ -27,28 +27,19 @@ from sounding.reader.values import (
     constant_of,
     place_of,
     tensors_of,
+    times,
     to_canonical,
     written,
 )
-from sounding.theory.signal.description import Elementwise, Flatten, Given, Join, Law, Normalize, Rule, Scale
+from sounding.theory.signal.description import Elementwise, Flatten, Given, Join, Normalize, Rule, Scale
 
 Handler = Callable[["Trace", tuple[Any, ...], dict[str, Any], Any], Any]
 HANDLERS: dict[str, Handler] = {}
 Reader = TypeVar("Reader", bound=Handler)
 # Where theory may start: on measured values these operations make nodes, all others only more measured values.
 STARTERS = frozenset(
-    {
-        "mm",
-        "addmm",
-        "bmm",
-        "convolution",
-        "native_layer_norm",
-        "native_batch_norm",
-        "_native_batch_norm_legit",
-        "native_group_norm",
-        "cudnn_batch_norm",
-        "_fused_rms_norm",
-    }
+    {"mm", "addmm", "bmm", "convolution", "native_layer_norm", "native_group_norm", "_fused_rms_norm"}
+    | {"native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm"}
 )
 
 
@@ -56,8 +47,7 @@ def handles(*names: str) -> Callable[[Reader], Reader]:
     """Register a function as the reader of these operations."""
 
     def register(handler: Reader) -> Reader:
-        for name in names:
-            HANDLERS[name] = handler
+        HANDLERS.update(dict.fromkeys(names, handler))
         return handler
 
     return register
@@ -109,13 +99,9 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         self._values[place] = value
         if isinstance(value, Traced):
-            self._hold(value, tensor)
+            self.held.setdefault(value, (tensor, tensor._version))
         self._places.setdefault(place[0], set()).add(place)
         self._kept.append(tensor)
-
-    def _hold(self, value: Traced, tensor: Tensor) -> None:
-        """Keep the tensor of a node's value."""
-        self.held.setdefault(value, (tensor, tensor._version))
 
     def tensor_of(self, value: Traced) -> Tensor | None:
         """The tensor of a node's value, None where it was written over."""
@@ -141,11 +127,11 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = [(item, self.value(item)) for item in tensors_of((args, kwargs))]
         out = func(*args, **kwargs)
         if func._schema.is_mutable:
-            for argument, item in zip(func._schema.arguments, args, strict=False):
-                if argument.alias_info is not None and argument.alias_info.is_write and isinstance(item, Tensor):
-                    self.forget(item)
+            changed = written(func, args)
+            for item in changed:
+                self.forget(item)
             for item, value in known:  # what only shares the call keeps its meaning
-                if place_of(item) not in self._values and not written(func, args, item):
+                if place_of(item) not in self._values and all(item is not one for one in changed):
                     self.put(item, value)
         lookup = {id(item): value for item, value in known}
         values = self._understand(func, args, kwargs, out, lookup)
@@ -159,8 +145,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """What the outputs of an operation are, by the rule that covers it; without one they are measured."""
         outputs = list(tensors_of(out))
         values = list(known.values())
-        name = func._overloadpacket.__name__.removesuffix("_")
         self.func, self._known = func, known
+        name = self.name
         if all(isinstance(value, Constant) for value in values):
             return [(item, constant_of(func, item, values)) for item in outputs]
         self.uses.update({value.parameter for value in values if isinstance(value, Constant) and value.parameter})
@@ -181,7 +167,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if found is not None:
             paired = found if isinstance(found, list) else [found]
             return list(zip(outputs, paired, strict=False))
-        same = self._unchanged(values, args, kwargs, outputs)
+        same = self._unchanged((args, kwargs), outputs)
         if same is not None:
             return [(outputs[0], same)]
         if name in STARTERS:
@@ -191,8 +177,6 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _followed(self, name: str, args: tuple[Any, ...], outputs: list[Tensor]) -> Layout | None:
         """The axes of what an operation made of measured values alone."""
-        from sounding.reader.shapes import MOVES, moved
-
         known = [(item, value) for item in tensors_of(args) if isinstance(value := self._known.get(id(item)), Measured)]
         if len(outputs) != 1 or not known or known[0][1].layout is None:
             return None
@@ -204,11 +188,9 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         same = all(tuple(one.shape) == shape for one, _ in known)
         return layout if same and torch.Tag.pointwise in self.func.tags and tuple(item.shape) == shape else None
 
-    def _unchanged(self, values: Any, args: Any, kwargs: Any, outputs: list[Tensor]) -> Value | None:
+    def _unchanged(self, arguments: Any, outputs: list[Tensor]) -> Value | None:
         """The value that an operation returned as it was (dropout at rest, a cache that was empty)."""
-        if len(outputs) == 0:
-            return None
-        for item in tensors_of((args, kwargs)):
+        for item in tensors_of(arguments) if outputs else ():
             value = self._known.get(id(item))
             if not isinstance(value, Traced | Function) or item is outputs[0] or item.dtype != outputs[0].dtype:
                 continue
@@ -218,25 +200,30 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _function_or_measured(self, item: Tensor, values: list[Value], reason: str, plain: tuple[float, ...]) -> Value:
         """A function of one node where only constants came in besides, else a value to be measured."""
-        bases = {value.base if isinstance(value, Function) else value for value in values if _depends(value)}
+        bases = {one.base if isinstance(one, Function) else one for one in values if not isinstance(one, Constant)}
         if len(bases) == 1 and isinstance(base := bases.pop(), Traced) and item.is_floating_point():
             inherited = [n for value in values if isinstance(value, Function) for n in value.numbers]
             numbers = tuple(dict.fromkeys([*plain, *inherited]))
             layout = base.layout if tuple(item.shape) == base.layout.shape else None
-            return self.recognized(Function(base, item, layout, numbers=numbers, label=reason + self.place_words()))
+            function = Function(base, item, layout, numbers=numbers, label=reason + self.place_words())
+            return recognize(self, function) or function
         return self._unpredicted(item, values, reason)
-
-    def recognized(self, function: Function) -> Value:
-        """A function of one node as a norm or a rotation, where its numbers say that it is one."""
-        from sounding.reader.recognize import recognize
-
-        return recognize(self, function) or function
 
     def _unpredicted(self, item: Tensor, values: list[Value], reason: str = "") -> Measured:
         reasons = [reason + self.place_words()] if reason else []
         reasons += [value.reason for value in values if isinstance(value, Measured) and value.reason]
         depends = frozenset().union(*(self.nodes_of(value) for value in values))
-        return Measured(item, reasons[0] if reasons else "", depends)
+        own = any(value.parameter if isinstance(value, Constant) else getattr(value, "own", False) for value in values)
+        return Measured(item, reasons[0] if reasons else "", depends, own=bool(own))
+
+    @property
+    def name(self) -> str:
+        """The name of the operation at hand, the same in place and out of place."""
+        return str(self.func._overloadpacket.__name__.removesuffix("_"))
+
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of the operation at hand by their names, without those that were left out."""
+        return dict(zip((one.name for one in self.func._schema.arguments), args, strict=False)) | kwargs
 
     def place_words(self) -> str:
         return f" in {self.where!r}" if self.where else ""
@@ -282,17 +269,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self.joined(tuple(self._of_part(rule, part, label) for part in parts), layout, weight=weight)
         if sources is None:
             sources = frozenset().union(*(self.drafts[item.node].sources for item in inputs))
-        self.drafts.append(
-            Draft(
-                rule,
-                tuple(item.node for item in inputs),
-                layout.points,
-                layout.features,
-                sources,
-                label=label,
-                weight=weight,
-            )
-        )
+        nodes = tuple(item.node for item in inputs)
+        self.drafts.append(Draft(rule, nodes, layout.points, layout.features, sources, label=label, weight=weight))
         return Traced(len(self.drafts) - 1, layout)
 
     def joined(self, parts: tuple[int, ...], layout: Layout, *, weight: str = "") -> Traced:
@@ -318,6 +296,11 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """A new node whose randomness is its own: a random map, or a measured value."""
         return self.add(rule, inputs, layout, label=label, weight=weight, sources=frozenset({len(self.drafts)}))
 
+    def ready(self, value: Value) -> Traced | None:
+        """The node behind a value that can become one, None for a function that may yet be recognized."""
+        can = isinstance(value, Traced) or (isinstance(value, Function) and value.known)
+        return self.settle(value) if can else None
+
     def settle(self, value: Value, *, features: int | None = None) -> Traced:
         """The node behind a value; `features` is the axis that holds them in a measured tensor, the last where None."""
         if isinstance(value, Traced):
@@ -327,31 +310,29 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if key not in self._settled:
             self._settled[key] = (value, self._settle(value, features))
             if isinstance(value, Function) and value.layout is not None:
-                self._hold(self._settled[key][1], value.tensor)
+                self.held.setdefault(self._settled[key][1], (value.tensor, value.tensor._version))
         return self._settled[key][1]
 
     def _settle(self, value: Value, features: int | None) -> Traced:
         """The node of a value: a function becomes a rule, what was computed from inputs alone is measured."""
         match value:
             case Function() if value.layout is not None and value.factor is not None:
-                return self.add(
-                    Scale(Law(0.0, value.factor, "constant")), (value.base,), value.layout, label=value.label
-                )
+                return self.add(times(value.factor), (value.base,), value.layout, label=value.label)
             case Function() if value.layout is not None and value.apply is not None:
                 activation = self.activation(value)
                 return self.add(Elementwise(activation), (value.base,), value.layout, label=activation.name)
             case Measured() | Constant():
                 tensor = value.tensor
-                # views of one tensor are one measured value
+                # views of one tensor are one measured value, where all of them have the features at their end
                 place = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.numel(), tensor.dtype)
-                last = features is None or features % tensor.dim() == tensor.dim() - 1
-                seen = self._measured.get(place) if tensor.is_contiguous() and last else None
+                plain = tensor.is_contiguous() and (features is None or features % tensor.dim() == tensor.dim() - 1)
+                seen = self._measured.get(place) if plain else None
                 view = reshape(seen.layout, tensor.shape) if seen is not None else None
                 if seen is not None and view is not None and view.roles(tensor.dim() - 1) <= {"feature"}:
                     return Traced(seen.node, view)
                 followed = value.layout if isinstance(value, Measured) else None
                 node = self.measure(value, self.guess_layout(tensor, features=features, followed=followed))
-                if tensor.is_contiguous() and last:
+                if plain:
                     self._measured[place] = node
                 return node
             case Function():
@@ -364,14 +345,13 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """A node whose Gram matrix is measured."""
         tensor = value.tensor.detach()
         constant = isinstance(value, Constant)
-        reason = value.reason if isinstance(value, Measured) else ""
+        reason, own = (value.reason, value.own) if isinstance(value, Measured) else ("", True)
         if not tensor.is_floating_point():
             raise NotCovered("whole numbers are used as a signal")
         inputs = tuple(sorted(value.depends)) if isinstance(value, Measured) else ()
-        node = self.fresh(Given(reason, constant), (), layout, label="constant" if constant else "measured")
+        node = self.fresh(Given(reason, constant, own), (), layout, label="constant" if constant else "measured")
         draft = self.drafts[node.node]
-        draft.inputs = inputs
-        draft.features_array = to_canonical(tensor, layout)
+        draft.inputs, draft.features_array = inputs, to_canonical(tensor, layout)
         return node
 
     def input_layout(self, tensor: Tensor) -> Layout | None:
@@ -401,9 +381,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             elif axis == sample:
                 rest, odd = divmod(size, self.batch_size)
                 if odd:
-                    raise NotCovered(
-                        f"a tensor of shape {tuple(tensor.shape)} has no axis of {self.batch_size} samples"
-                    )
+                    shape = tuple(tensor.shape)
+                    raise NotCovered(f"a tensor of shape {shape} has no axis of {self.batch_size} samples")
                 axes[axis] = (self.keys.atom("sample", self.batch_size), *self.keys.axis("position", rest))
             else:
                 axes[axis] = self.keys.axis("position", size)
@@ -430,10 +409,6 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         flat = layout.with_axis(axis, (self.keys.atom("feature", layout.shape[axis]),))
         return self.add(Flatten(), (value,), flat, label="flatten")
 
-    def matched(self, first: Traced, second: Traced) -> bool:
-        """Whether two values mean the same axis by axis."""
-        return same_roles(first.layout, second.layout)
-
     def is_foreign(self, node: Traced, value: Value) -> bool:
         """Whether a node owes its randomness to no map that a value was computed from."""
         behind = frozenset().union(*(self.drafts[at].sources for at in self.nodes_of(value)))
@@ -443,8 +418,3 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether no two of the values owe their randomness to the same map."""
         sources = [self.drafts[value.node].sources for value in values]
         return sum(map(len, sources)) == len(frozenset().union(*sources))
-
-
-def _depends(value: Value) -> bool:
-    """Whether a value depends on the inputs."""
-    return not isinstance(value, Constant)

@@ -8,39 +8,30 @@ from typing import Any
 
 from torch import Tensor
 
-from sounding.reader.layout import Layout
-from sounding.theory.signal.description import Points, Rule
+from sounding.reader.layout import ROLES, Layout
+from sounding.theory.signal.description import Law, Points, Rule, Scale
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A tensor that does not depend on the inputs: a parameter, a buffer, a table of positions, a mask.
+    """A tensor that does not depend on the inputs: a parameter, a buffer, a table of positions, a mask."""
 
-    Args:
-        tensor: its value.
-        parameter: the name of the parameter it is, or is a transposition of; "" for anything else.
-    """
-
-    tensor: Tensor
-    parameter: str = ""
+    tensor: Tensor  # its value
+    parameter: str = ""  # the name of the parameter it is, or is a transposition of; "" for anything else
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A tensor whose Gram matrix is measured where it is needed: an input, or what no rule covers.
+    """A tensor whose Gram matrix is measured where it is needed: an input, or what no rule covers."""
 
-    Args:
-        tensor: its value.
-        reason: why it is not predicted; "" for an input and what is computed from inputs alone.
-        depends: the nodes it was computed from; their gradients are not predicted through it.
-        layout: which axes hold the samples, every other one called positions, as far as views and functions of single
-            numbers let it be followed; which axis holds the features is known only when a layer takes them.
-    """
-
-    tensor: Tensor
-    reason: str = ""
+    tensor: Tensor  # its value
+    reason: str = ""  # why it is not predicted; "" for an input and what is computed from inputs alone
+    # the nodes it was computed from; their gradients are not predicted through it
     depends: frozenset[int] = frozenset()
+    # which axes hold the samples, every other one called positions, as far as views and functions of single numbers let
+    # it be followed; which axis holds the features is known only when a layer takes them
     layout: Layout | None = None
+    own: bool = False  # whether parameters of the module took part, as in an embedding
 
 
 @dataclass(frozen=True)
@@ -53,25 +44,20 @@ class Traced:
 
 @dataclass(frozen=True)
 class Function:
-    """A tensor computed from the value of one node and constants alone, not yet a node of its own.
+    """A tensor computed from the value of one node and constants alone, not yet a node of its own."""
 
-    Args:
-        base: the node's value it is computed from.
-        tensor: its value.
-        layout: the meaning of its axes, None where it is not known.
-        apply: the function, if it acts on each number alone.
-        factor: c, if the function is x ↦ c·x.
-        label: what a person would call it.
-        numbers: the plain numbers that went into it, among which the eps of a norm is found.
-    """
+    base: Traced  # the node's value it is computed from
+    tensor: Tensor  # its value
+    layout: Layout | None = None  # the meaning of its axes, None where it is not known
+    apply: Callable[[Tensor], Tensor] | None = None  # the function, if it acts on each number alone
+    factor: float | None = None  # c, if the function is x ↦ c·x
+    label: str = ""  # what a person would call it
+    numbers: tuple[float, ...] = ()  # the plain numbers that went into it, among which the eps of a norm is found
 
-    base: Traced
-    tensor: Tensor
-    layout: Layout | None = None
-    apply: Callable[[Tensor], Tensor] | None = None
-    factor: float | None = None
-    label: str = ""
-    numbers: tuple[float, ...] = ()
+    @property
+    def known(self) -> bool:
+        """Whether it acts on each number alone, so that it can become a node."""
+        return self.apply is not None or self.factor is not None
 
 
 @dataclass(frozen=True)
@@ -83,21 +69,13 @@ class Padded(Function):
 
 @dataclass(frozen=True)
 class Scores:
-    """Products of queries and keys on their way to a softmax.
+    """Products of queries and keys on their way to a softmax."""
 
-    Args:
-        queries: their value, with layout (sample and heads, positions, size of a head).
-        keys: the keys' value, its last two axes as those of the queries.
-        factor: what the products were multiplied by.
-        mask: what was added to them, None for nothing.
-        normalized: whether the softmax has been taken.
-    """
-
-    queries: Traced
-    keys: Traced
-    factor: float = 1.0
-    mask: Tensor | None = None
-    normalized: bool = False
+    queries: Traced  # their value, with layout (sample and heads, positions, size of a head)
+    keys: Traced  # the keys' value, its last two axes as those of the queries
+    factor: float = 1.0  # what the products were multiplied by
+    mask: Tensor | None = None  # what was added to them, None for nothing
+    normalized: bool = False  # whether the softmax has been taken
 
 
 Value = Constant | Measured | Traced | Function | Scores
@@ -110,28 +88,18 @@ VIEWS = frozenset(
 
 @dataclass
 class Draft:
-    """A node while it is being written.
+    """A node while it is being written."""
 
-    Args:
-        rule: what makes the value.
-        inputs: the nodes it is made from.
-        points: where it lives.
-        features: of each point.
-        sources: which random maps its randomness comes from; sums and products need inputs that share none.
-        label: what a person reads.
-        weight: the name of its weight parameter.
-        name: the call under which a check measures it.
-        features_array: for a measured node, its value as (samples, positions, features).
-    """
-
-    rule: Rule
-    inputs: tuple[int, ...]
-    points: Points
-    features: int
+    rule: Rule  # what makes the value
+    inputs: tuple[int, ...]  # the nodes it is made from
+    points: Points  # where it lives
+    features: int  # of each point
+    # which random maps its randomness comes from; sums and products need inputs that share none
     sources: frozenset[object]
-    label: str = ""
-    weight: str = ""
-    name: str = ""
+    label: str = ""  # what a person reads
+    weight: str = ""  # the name of its weight parameter
+    name: str = ""  # the call under which a check measures it
+    # for a measured node, its value as (samples, positions, features)
     features_array: Tensor | None = field(default=None, repr=False)
 
 
@@ -151,12 +119,11 @@ def place_of(tensor: Tensor) -> Place | None:
         return None
 
 
-def written(func: Any, args: tuple[Any, ...], item: Tensor) -> bool:
-    """Whether an operation writes to one of its arguments."""
-    return any(
-        argument.alias_info is not None and argument.alias_info.is_write and other is item
-        for argument, other in zip(func._schema.arguments, args, strict=False)
-    )
+def written(func: Any, args: tuple[Any, ...]) -> list[Tensor]:
+    """The arguments that an operation writes to."""
+    pairs = zip(func._schema.arguments, args, strict=False)
+    writes = [item for argument, item in pairs if argument.alias_info is not None and argument.alias_info.is_write]
+    return [item for item in writes if isinstance(item, Tensor)]
 
 
 def tensors_of(value: Any) -> list[Tensor]:
@@ -172,9 +139,21 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 def to_canonical(tensor: Tensor, layout: Layout) -> Tensor:
     """A tensor as (samples, positions, features)."""
-    sizes, order = layout.canonical()
-    points = layout.points
-    return tensor.reshape(sizes).permute(order).reshape(points.samples, points.positions, layout.features)
+    atoms, points = layout.atoms, layout.points
+    order = [atoms.index(atom) for role in ROLES for atom in layout.of(role)]
+    split = tensor.reshape([atom.size for atom in atoms])  # one axis for each atom
+    return split.permute(order).reshape(points.samples, points.positions, layout.features)
+
+
+def times(number: float) -> Scale:
+    """The rule of a product with one number."""
+    return Scale(Law(0.0, number, "constant"))
+
+
+def each(sizes: Any, count: int) -> tuple[int, ...]:
+    """One size for each of so many axes of a grid; torch takes one number for all of them."""
+    found = tuple(int(size) for size in (sizes if isinstance(sizes, list | tuple) else [sizes]))
+    return found * count if len(found) == 1 else found
 
 
 def scalar(item: Any) -> float | None:

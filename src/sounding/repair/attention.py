@@ -13,7 +13,7 @@ from torch.nn import functional
 from sounding.errors import UsageError
 from sounding.probe.state import unwrap
 from sounding.repair.changes import Change, Changes, Untouched
-from sounding.repair.layers import NameFilter, left_out, weight_of
+from sounding.repair.layers import NameFilter, left_out, weight_of, width_of
 from sounding.repair.snapshot import all_or_nothing
 
 QUERY_KEY = re.compile(r"^(q|k|query|key|to_q|to_k|wq|wk)(_?proj|_lin)?$", re.IGNORECASE)
@@ -53,10 +53,8 @@ def qk_norm_(
             parts = _parts(module)
             if not parts and not isinstance(module, nn.MultiheadAttention):
                 continue
-            if left_out(name, module, include, exclude):
-                untouched.append(Untouched(name, "left out by the name filter"))
-                continue
-            why = _normalize(module, parts, heads, getattr(root, "config", None))
+            filtered = left_out(name, module, include, exclude)
+            why = filtered or _normalize(module, parts, heads, getattr(root, "config", None))
             if why:
                 untouched.append(Untouched(name, why))
             else:
@@ -89,11 +87,12 @@ class NormalizedAttention(nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """Attention as in the base class."""
         alone = query.dim() == 2
+        # (samples, tokens, features) whatever the layout was
         given = [item.unsqueeze(0) if alone else item if self.batch_first else item.transpose(0, 1)
                  for item in (query, key, value)]  # fmt: skip
         weights: Any = (
             self.in_proj_weight.chunk(3)
-            if self.in_proj_weight is not None
+            if self.in_proj_weight is not None  # None where keys or values have a width of their own
             else (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         )
         biases: Any = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
@@ -102,14 +101,16 @@ class NormalizedAttention(nn.MultiheadAttention):
             for pair in zip(given, weights, biases, strict=True)
         )
         q, k = _unit(q, self.query_scale), _unit(k, self.key_scale)
+        # as without the norm; the scales may learn another temperature
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-        for mask, shape in ((attn_mask, None), (key_padding_mask, (len(k), 1, 1, k.shape[2]))):
+        if attn_mask is not None and attn_mask.dim() == 3:  # one for each head of each sample
+            attn_mask = attn_mask.view(-1, self.num_heads, *attn_mask.shape[1:])
+        if key_padding_mask is not None:
+            key_padding_mask = key_padding_mask.view(len(k), 1, 1, k.shape[2])
+        for mask in (attn_mask, key_padding_mask):
             if mask is not None:
-                mask = mask.view(shape) if shape else mask.view(-1, self.num_heads, *mask.shape[1:]) if (
-                    mask.dim() == 3
-                ) else mask  # fmt: skip
                 scores = scores.masked_fill(mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-        if is_causal and attn_mask is None:
+        if is_causal and attn_mask is None:  # with a mask the flag is only a hint, as in the base class
             later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
             scores = scores.masked_fill(later, -math.inf)
         shares = functional.dropout(scores.softmax(-1), self.dropout, self.training)
@@ -126,7 +127,7 @@ def normalize_output(module: nn.Module, _arguments: Any, output: Tensor) -> Tens
     scales: Any = [getattr(module, name) for name in ("query_scale", "key_scale") if hasattr(module, name)]
     if len(scales) == 1:
         return _unit(_by_heads(output, len(scales[0])), scales[0]).flatten(-2)
-    *both, values = output.chunk(3, -1)
+    *both, values = output.chunk(3, -1)  # values are no part of the scores
     named = zip(both, scales, strict=True)
     return torch.cat([*(_unit(_by_heads(x, len(s)), s).flatten(-2) for x, s in named), values], -1)
 
@@ -153,10 +154,10 @@ def _normalize(module: nn.Module, parts: dict[str, nn.Module], heads: int | None
     """Normalize one attention; why it cannot be done, "" where it was."""
     if isinstance(module, nn.MultiheadAttention):
         if type(module) is not nn.MultiheadAttention:
-            return f"{type(module).__name__} is a class of its own"
+            return f"{type(module).__name__} is a class of its own"  # its forward method would be lost
         if module.bias_k is not None or module.add_zero_attn:
-            return "it adds keys of its own (add_bias_kv or add_zero_attn)"
-        module.__class__ = NormalizedAttention
+            return "it adds keys of its own (add_bias_kv or add_zero_attn)"  # which no projection gives out
+        module.__class__ = NormalizedAttention  # in place: parameters keep their names, and parents their child
         size, like = module.embed_dim // module.num_heads, module.out_proj.weight
         for name in ("query_scale", "key_scale"):
             module.register_parameter(name, nn.Parameter(like.new_ones(size)))
@@ -168,11 +169,11 @@ def _normalize(module: nn.Module, parts: dict[str, nn.Module], heads: int | None
     if any("norm" in name.lower() and name.lower().startswith(("q", "k")) for name, _ in module.named_children()):
         return "it has norms of its own for queries and keys"
     first = next(iter(parts.values()))
-    width = _outputs(first) // (3 if "fused" in parts else 1)
+    width = width_of(first) // (3 if "fused" in parts else 1)
     known = [int(v) for n in SIZES for at in (module, config) if isinstance(v := getattr(at, n, None), int) and v > 0]
     counts = [int(v) for n in HEADS for at in (module, config) if isinstance(v := getattr(at, n, None), int) and v > 0]
     size = width // heads if heads else known[0] if known else width // counts[0] if counts else 0
-    if not size or any(_outputs(part) % size for part in parts.values()):
+    if not size or any(width_of(part) % size for part in parts.values()):
         return f"the number of its heads is not known ({width} features)"
     for name, part in parts.items():
         for scale in ("query_scale", "key_scale") if name == "fused" else (f"{name}_scale",):
@@ -183,9 +184,3 @@ def _normalize(module: nn.Module, parts: dict[str, nn.Module], heads: int | None
 
 def _as_it_is(_module: nn.Module, _arguments: Any, output: Any) -> Any:
     return output
-
-
-def _outputs(layer: nn.Module) -> int:
-    """How many features a linear layer gives out; GPT-2's holds its weight transposed."""
-    found = getattr(layer, "out_features", None) or getattr(layer, "nf", None)
-    return int(found) if isinstance(found, int) else len(weight_of(layer))

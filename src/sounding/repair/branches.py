@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,13 +112,8 @@ class _Graph:
 
     def __init__(self, names: dict[int, str], roots: list[Any]) -> None:
         self._names = names
-        self._order: dict[Any, int] = {}
-        waiting = deque(roots)
-        while waiting:
-            node = waiting.popleft()
-            if node not in self._order:
-                self._order[node] = -1 if node.name() == LEAF else int(node._sequence_nr())
-                waiting.extend(_operands(node))
+        # leaves have no number, and were there before all else
+        self._order = {node: -1 if node.name() == LEAF else int(node._sequence_nr()) for node in _go_back(roots)}
 
     def sums(self) -> Iterator[Any]:
         """Sums of two terms, in the order in which they ran."""
@@ -128,8 +123,10 @@ class _Graph:
     def branch_at(self, node: Any) -> Branch | None:
         """The branch of a sum, None where it has none."""
         one, other = _operands(node)
+        # x + x and the bias of a layer are no branch
         if one is other or self._parameter(one) is not None or self._parameter(other) is not None:
             return None
+        # what is computed from the other ran after it
         late, early = (one, other) if self._order[one] > self._order[other] else (other, one)
         reached = self._region(late, {early})
         if early in reached:
@@ -139,15 +136,11 @@ class _Graph:
     def _region(self, start: Any, stops: set[Any]) -> set[Any]:
         """What a node was computed from, as far back as the first of the stops ran; stops are part of it."""
         first = min(self._order[node] for node in stops)
-        found, waiting = set(), deque([start])
-        while waiting:
-            node = waiting.popleft()
-            if node in found or (self._order[node] < first and node not in stops and node.name() != LEAF):
-                continue
-            found.add(node)
-            if node not in stops:
-                waiting.extend(_operands(node))
-        return found
+
+        def is_inside(node: Any) -> bool:
+            return self._order[node] >= first or node in stops or node.name() == LEAF
+
+        return set(_go_back([start], is_inside, stops))
 
     def _with_projection(self, one: Any, other: Any) -> Branch | None:
         """The branch of a block whose shortcut has a single weight; both come from one node that is no parameter."""
@@ -155,10 +148,10 @@ class _Graph:
         shared = [n for n in self._region(one, {min(whole, key=self._order.__getitem__)}) & whole if n.name() != LEAF]
         if not shared:
             return None
-        source = max(shared, key=self._order.__getitem__)
+        source = max(shared, key=self._order.__getitem__)  # the latest node that both ways come from
         ways = [(start, self._region(start, {source}) - {source}) for start in (one, other)]
         counts = [len(self._matrices(way)) for _, way in ways]
-        if min(counts) == 1 and max(counts) > 1:
+        if min(counts) == 1 and max(counts) > 1:  # the single one is the projection of the shortcut
             return self._describe(*ways[counts.index(max(counts))])
         return None
 
@@ -168,7 +161,7 @@ class _Graph:
         self._walk(start, region, way)
         if not way.writers:
             return None
-        layers = {name.rpartition(".")[0] for name in way.writers}
+        layers = {name.rpartition(".")[0] for name in way.writers}  # whose biases are added to what they write
         biases = [name for name in way.behind if name.rpartition(".")[0] in layers]
         inner = [name for name in self._matrices(region) if name not in way.writers]
         return Branch(
@@ -176,6 +169,7 @@ class _Graph:
             tuple(name for name in way.behind if name not in biases),
             tuple(inner),
             tuple(name for name in inner if name in way.values and name not in way.weighting),
+            # Rsqrt is the mark of an RMS norm written out
             any("Norm" in node.name() or "Rsqrt" in node.name() for node in region),
         )
 
@@ -185,13 +179,13 @@ class _Graph:
             return False
         way.seen.add(node)
         if any(word in node.name() for word in BOUNDED):
-            way.weighting.update(self._matrices(self._region_within(node, region)))
+            way.weighting.update(self._matrices(_go_back([node], region.__contains__)))
             return False
         operands = _operands(node)
         if "ScaledDotProduct" in node.name():
             for operand in operands[:2]:
-                way.weighting.update(self._matrices(self._region_within(operand, region)))
-            operands = operands[2:3]
+                way.weighting.update(self._matrices(_go_back([operand], region.__contains__)))
+            operands = operands[2:3]  # the values; queries and keys only weight them
         own = [parameter for operand in operands if (parameter := self._parameter(operand)) is not None]
         names = [self._names[id(parameter)] for parameter in own]
         matrix = any(parameter.dim() > 1 for parameter in own)
@@ -206,16 +200,7 @@ class _Graph:
                 break  # one factor is enough: a product scaled by both would be scaled twice
         return met
 
-    def _region_within(self, start: Any, region: set[Any]) -> set[Any]:
-        found, waiting = set(), deque([start])
-        while waiting:
-            node = waiting.popleft()
-            if node in region and node not in found:
-                found.add(node)
-                waiting.extend(_operands(node))
-        return found
-
-    def _matrices(self, region: set[Any]) -> list[str]:
+    def _matrices(self, region: Iterable[Any]) -> list[str]:
         """The names of the matrices in a region, in the order in which they are used."""
         found: dict[str, None] = {}
         for node in sorted(region, key=self._order.__getitem__):
@@ -238,3 +223,18 @@ class _Graph:
 
 def _operands(node: Any) -> list[Any]:
     return [operand for operand, _ in node.next_functions if operand is not None]
+
+
+def _go_back(
+    starts: Iterable[Any], is_inside: Callable[[Any], bool] = lambda _: True, stops: Container[Any] = ()
+) -> dict[Any, None]:
+    """The nodes inside that some nodes were computed from, these among them; none is looked for behind a stop."""
+    found: dict[Any, None] = {}
+    waiting = deque(starts)
+    while waiting:
+        node = waiting.popleft()
+        if node not in found and is_inside(node):
+            found[node] = None
+            if node not in stops:
+                waiting.extend(_operands(node))
+    return found

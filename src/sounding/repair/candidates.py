@@ -14,6 +14,7 @@ from sounding.probe.records import Finding
 from sounding.probe.units import is_activation, name_activation
 from sounding.repair.branches import find_branches
 from sounding.repair.layers import BATCH_NORMS
+from sounding.repair.mend import MENDS
 from sounding.repair.methods import METHODS
 from sounding.repair.normalization import NORMS
 from sounding.repair.orthogonalize import HOMOGENEOUS
@@ -22,14 +23,6 @@ from sounding.repair.snapshot import take_snapshot, undisturbed
 
 Candidate = tuple[tuple[str, ...], dict[str, dict[str, Any]]]
 RELU_GAIN = 2**0.5  # He: half of the units are 0, so the others carry twice the mean square
-# which cure mends which finding of the audit
-MENDS: dict[str, tuple[str, ...]] = {
-    "redraw": ("parameter_not_finite", "never_written", "constant_weight", "odd_scale", "fans_exchanged"),
-    "unclone": ("cloned_weights",),
-    "zero_biases": ("large_bias", "parameter_not_finite", "never_written"),
-    "reset_norms": ("norm_weight", "large_bias", "parameter_not_finite", "never_written"),
-    "scale_embeddings": ("odd_scale",),
-}
 # what branches that add up do: to the gradients, or to the outputs
 ADDED_UP = {"gradient_explosion", "gradient_vanishing", "rank_collapse", "huge_signal", "start_loss", "non_finite"}
 
@@ -53,14 +46,12 @@ def list_candidates(model: nn.Module, inputs: Inputs, findings: Sequence[Finding
     was added needs the tuning of any other.
     """
     mends = _mends(model, findings)
-    found: list[Candidate] = [((), {}), *(((name,), {}) for name in mends)]
-    if len(mends) > 1:
-        found.append((tuple(mends), {}))
+    found = ["", *mends, *(["+".join(mends)] if len(mends) > 1 else [])]
     kinds = {finding.kind for finding in findings}
     if "entropy_collapse" in kinds:
-        found.append((("qk_norm",), {}))
+        found.append("qk_norm")
     if kinds & ADDED_UP and _is_residual(model, inputs):
-        found += [(("scale_branches",), {}), (("zero_residual",), {})]
+        found += ["scale_branches", "zero_residual"]
     with undisturbed(model):
         order = [module for _, module in call_order(model, inputs)]
     batch_normed = any(isinstance(module, BATCH_NORMS) for module in order)
@@ -68,29 +59,24 @@ def list_candidates(model: nn.Module, inputs: Inputs, findings: Sequence[Finding
     shapable = any(is_activation(module) and not isinstance(module, HOMOGENEOUS) for module in order)
     rectified = any(isinstance(module, HOMOGENEOUS) for module in order)
     known = {name_activation(module) for module in order} - {None}
-    gain: dict[str, dict[str, Any]] = {"haar": {"gain": RELU_GAIN}} if rectified and not normed else {}
     if batch_normed:
-        found += [(("tune_batchnorm",), {}), (("haar", "tune_batchnorm"), {})]
-    found.append((("haar",), gain))
+        found += ["tune_batchnorm", "haar+tune_batchnorm"]
+    found.append("haar")
     if shapable:
-        found += [(("shape_activations",), {}), (("haar", "shape_activations"), {})]
+        found += ["shape_activations", "haar+shape_activations"]
+    deep = sum(multiplies(module) for module in order) > 1  # a network without a hidden layer has no rank to raise
+    raising = ["raise_rank"] if deep else []
     if not normed:
-        found += [
-            (("he",), {}) if rectified else (("xavier",), {}),
-            (("lsuv",), {}),
-            (("orthogonalize",), {}),
-            (("raise_rank",), {}),
-            (("add_batchnorm",), {}),
-        ]
-        if len(known) == 1:
-            found += [(("add_batchnorm", "tune_batchnorm"), {}), (("add_batchnorm", "haar", "tune_batchnorm"), {})]
+        found += ["he" if rectified else "xavier", "lsuv", "orthogonalize", *raising, "add_batchnorm"]
+        if len(known) == 1:  # theory tunes the norm for the one activation behind it
+            found += ["add_batchnorm+tune_batchnorm", "add_batchnorm+haar+tune_batchnorm"]
         if shapable:
-            found.append((("add_batchnorm", "haar", "shape_activations"), {}))
+            found.append("add_batchnorm+haar+shape_activations")
     elif not batch_normed:
-        found += [(("raise_rank",), {}), (("orthogonalize",), {})]
-    if sum(multiplies(module) for module in order) < 2:
-        found = [candidate for candidate in found if "raise_rank" not in candidate[0]]
-    return found
+        found += [*raising, "orthogonalize"]
+    # a norm undoes any gain
+    gain: dict[str, dict[str, Any]] = {"haar": {"gain": RELU_GAIN}} if rectified and not normed else {}
+    return [(tuple(name.split("+")) if name else (), gain if name == "haar" else {}) for name in found]
 
 
 def _mends(model: nn.Module, findings: Sequence[Finding]) -> list[str]:
@@ -102,6 +88,7 @@ def _mends(model: nn.Module, findings: Sequence[Finding]) -> list[str]:
             continue
         snapshot = take_snapshot(model)
         try:
+            # no mending cure looks at the inputs
             METHODS[name].run(model, (), options={}, generator=torch.Generator().manual_seed(0))
             found.append(name)
         except UsageError:

@@ -18,7 +18,8 @@ def clip_adaptively(gradient: Tensor, weight: Tensor, axes: Sequence[int], *, cl
         found: Tensor = torch.linalg.vector_norm(tensor, dim=tuple(axes), keepdim=True) if axes else tensor.abs()
         return found
 
-    limit = clipping * norm(weight).clamp_min(floor)
+    limit = clipping * norm(weight).clamp_min(floor)  # weights that start at zero could never move
+    # 1e-30 stands for the norm of a gradient of zero
     return gradient * (limit / norm(gradient).clamp_min(1e-30)).clamp_max(1.0)
 
 
@@ -83,7 +84,7 @@ class AdaptiveClipping(torch.optim.Optimizer):
         return getattr(self.optimizer, name)
 
     def __getstate__(self) -> dict[str, Any]:
-        return dict(self.__dict__)
+        return dict(self.__dict__)  # not the wrapped one’s, to which `__getattr__` would lead
 
     def __repr__(self) -> str:
         return f"AdaptiveClipping({self.optimizer!r}, clipping={self.clipping:g}, floor={self.floor:g})"

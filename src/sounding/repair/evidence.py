@@ -182,12 +182,13 @@ def examine(
         report = check(model, inputs, targets, loss=loss, repeats=count, generator=generator)
     finally:
         if generator is not None and state is not None:
-            generator.set_state(state)
+            generator.set_state(state)  # the model before and after meet the same random direction
     return State(report, take_vitals(report, model, batches[0][0]))
 
 
 def compare(before: State, after: State) -> Evidence:
     """What a repair did to a model."""
+    # reversed: of several of a kind the first stays
     old = {finding.kind: finding for finding in reversed(before.report.verdict.findings)}
     new = {finding.kind: finding for finding in reversed(after.report.verdict.findings)}
 
@@ -201,11 +202,7 @@ def compare(before: State, after: State) -> Evidence:
         vitals_after=after.vitals,
         cured=tuple(finding for kind, finding in old.items() if worse(finding, new.get(kind))),
         caused=tuple(finding for kind, finding in new.items() if worse(finding, old.get(kind))),
-        remaining=tuple(
-            finding
-            for kind, finding in new.items()
-            if kind in old and SEVERITIES[finding.severity] >= SEVERITIES[old[kind].severity]
-        ),
+        remaining=tuple(finding for kind, finding in new.items() if not worse(finding, old.get(kind))),
     )
 
 
@@ -215,9 +212,10 @@ def take_vitals(report: Report, model: nn.Module, inputs: Any) -> Vitals:
     depth = len(reading.weight_layers)
     growth = reading.network.get("gradient_growth", Estimate(math.nan))
     low, high = report.profile.settings.get("growth_interval") or growth.interval()
+    # shrinking is as bad as growing
     rate = abs(math.log(growth.value)) if 0 < growth.value < math.inf else math.inf if growth.value > 0 else math.nan
     ratio, cosine, spread = _look_inside(model, inputs)
-    ends = sorted((_reach(low), _reach(high)))
+    ends = sorted((_reach(low), _reach(high)))  # both ends of an interval that holds 1 have a finite reach
     return Vitals(
         depth=depth,
         growth=growth,
@@ -254,7 +252,7 @@ def _look_inside(model: nn.Module, inputs: Any) -> tuple[Estimate, Estimate, flo
         with hooked(handles):
             call_model(model, call)
     centred = [
-        isinstance(following, BATCH_NORMS)
+        isinstance(following, BATCH_NORMS)  # whether the norm takes the mean away
         for module, following in zip(order, [*order[1:], None], strict=True)
         if id(module) in layers
     ]
@@ -271,6 +269,7 @@ def _gram(features: Any) -> Tensor | None:
     if not isinstance(features, Tensor) or features.dim() < 2 or not bool(torch.isfinite(features).all()):
         return None
     rows = features[:SAMPLES].flatten(1).double()
+    # squares of large entries would overflow
     rows = rows / rows.abs().amax().clamp_min(torch.finfo(torch.float64).tiny)
     return rows @ rows.T
 
@@ -282,7 +281,7 @@ def _share(gram: Tensor, *, alone: bool) -> float:
     H, ‖C‖²/‖H‖², unless a batch norm follows, which takes the mean away before it does harm (`alone`).
     """
     mean = gram.mean(0, keepdim=True)
-    centred = gram - mean - mean.T + gram.mean()
+    centred = gram - mean - mean.T + gram.mean()  # the inner products of the rows less their mean
     size, whole = float(centred.trace()), float(gram.trace())
     if size <= 0 or whole <= 0:
         return 0.0
@@ -297,7 +296,7 @@ def jackknife(gram: Tensor, measure: Callable[[Tensor], Tensor]) -> Estimate:
     """
     value = float(measure(gram))
     groups = min(GROUPS, len(gram))
-    if groups < 3:
+    if groups < 3:  # two groups would tell nothing of the scatter
         return Estimate(value)
     member = torch.arange(len(gram)) % groups
     left = [gram[member != group][:, member != group] for group in range(groups)]

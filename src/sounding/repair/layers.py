@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -20,6 +21,8 @@ WEIGHT_LAYERS = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 NameFilter = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
+FROZEN = "it is frozen (requires_grad is False)"
+T = TypeVar("T")
 
 
 def matches(name: str, module: nn.Module, pattern: NameFilter) -> bool:
@@ -28,13 +31,23 @@ def matches(name: str, module: nn.Module, pattern: NameFilter) -> bool:
         return False
     if callable(pattern):
         return bool(pattern(name, module))
-    globs = [pattern] if isinstance(pattern, str) else list(pattern)
+    globs = [pattern] if isinstance(pattern, str) else list(pattern)  # a string is a sequence of letters otherwise
     return any(fnmatch.fnmatchcase(name, glob) for glob in globs)
 
 
-def left_out(name: str, module: nn.Module, include: NameFilter, exclude: NameFilter) -> bool:
-    """Whether the filters of a cure leave a module alone: it is not included, or it is excluded."""
-    return (include is not None and not matches(name, module, include)) or matches(name, module, exclude)
+def left_out(name: str, module: nn.Module, include: NameFilter, exclude: NameFilter) -> str | None:
+    """Why the filters of a cure leave a module alone, None where they take it."""
+    taken = include is None or matches(name, module, include)
+    return None if taken and not matches(name, module, exclude) else "left out by the name filter"
+
+
+def sort_out(
+    named: Iterable[tuple[str, T]], why: Callable[[str, T], str | None]
+) -> tuple[list[tuple[str, T]], list[Untouched]]:
+    """What a cure may change, where `why` gives no reason against it, and the others with theirs."""
+    found = [(name, one, why(name, one)) for name, one in named]
+    chosen = [(name, one) for name, one, reason in found if reason is None]
+    return chosen, [Untouched(name, reason) for name, _, reason in found if reason is not None]
 
 
 def named_leaves(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -44,7 +57,7 @@ def named_leaves(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def why_not(module: nn.Module) -> str | None:
     """The reason a weight layer's weight cannot be set, or None."""
-    if parametrize.is_parametrized(module, "weight"):
+    if parametrize.is_parametrized(module, "weight"):  # first: to read its weight would compute it
         return "its weight is computed by a parametrization; remove it first (torch.nn.utils.parametrize)"
     weight = getattr(module, "weight", None)
     if not isinstance(weight, torch.Tensor):
@@ -56,7 +69,7 @@ def why_not(module: nn.Module) -> str | None:
     if not weight.dtype.is_floating_point:
         return f"its weight is {weight.dtype}, not floating point"
     if not weight.requires_grad:
-        return "it is frozen (requires_grad is False)"
+        return FROZEN
     if weight.is_meta:
         return "it is on the meta device and has no values"
     return None
@@ -77,30 +90,29 @@ def select_layers(
         include: only layers that match (glob such as "features.*", several, or a predicate of name and module).
         exclude: never these.
     """
-    chosen: list[tuple[str, nn.Module]] = []
-    untouched: list[Untouched] = []
     seen: dict[int, str] = {}
-    candidates = [(name, module) for name, module in named_leaves(model) if isinstance(module, kinds)]
-    for name, module in named_leaves(model):
-        if "quantized" in type(module).__module__ and callable(getattr(module, "weight", None)):
-            untouched.append(Untouched(name, "its weights are quantized"))
-    for name, module in candidates:
+
+    def reason(name: str, module: nn.Module) -> str | None:
         if include is not None and not matches(name, module, include):
-            untouched.append(Untouched(name, "not included by the name filter"))
-            continue
+            return "not included by the name filter"
         if matches(name, module, exclude):
-            untouched.append(Untouched(name, "excluded by the name filter"))
-            continue
-        if set(kinds) & set(WEIGHT_LAYERS):
-            reason = why_not(module)
-            weight = getattr(module, "weight", None)
-            if reason is None and id(weight) in seen:
-                reason = f"its weight is tied to {seen[id(weight)]}"
-            if reason is not None:
-                untouched.append(Untouched(name, reason))
-                continue
+            return "excluded by the name filter"
+        if not set(kinds) & set(WEIGHT_LAYERS):
+            return None
+        weight = getattr(module, "weight", None)
+        why = why_not(module) or (f"its weight is tied to {seen[id(weight)]}" if id(weight) in seen else None)
+        if why is None:
             seen[id(weight)] = name
-        chosen.append((name, module))
+        return why
+
+    leaves = named_leaves(model)
+    untouched = [
+        Untouched(name, "its weights are quantized")
+        for name, module in leaves
+        if "quantized" in type(module).__module__ and callable(getattr(module, "weight", None))
+    ]
+    chosen, others = sort_out([one for one in leaves if isinstance(one[1], kinds)], reason)
+    untouched += others
     if not chosen:
         wanted = " or ".join(sorted({kind.__name__ for kind in kinds}))
         why = "; ".join(f"{u.name}: {u.reason}" for u in untouched[:3])
@@ -130,6 +142,17 @@ def weight_of(module: nn.Module) -> torch.Tensor:
     return weight
 
 
+def width_of(module: nn.Module) -> int:
+    """How many features a layer gives out."""
+    for name in ("out_features", "out_channels", "num_features", "num_channels", "nf", "embed_dim"):
+        found = getattr(module, name, None)  # `nf` is GPT-2's, whose weight lies transposed
+        if isinstance(found, int):
+            return found
+    shape = getattr(module, "normalized_shape", None)
+    return int(shape[0]) if shape else len(weight_of(module))
+
+
 def rms(tensor: torch.Tensor) -> float:
     """Root mean square, in float64."""
+    # squares of half precision overflow
     return float(tensor.detach().double().square().mean().sqrt()) if tensor.numel() else 0.0

@@ -17,14 +17,21 @@ from sounding.probe.records import FindingKind
 from sounding.probe.state import unwrap
 from sounding.reader.redraw import draw
 from sounding.repair.changes import Change, Changes, Untouched
-from sounding.repair.layers import NameFilter, left_out, rms
+from sounding.repair.layers import FROZEN, NameFilter, left_out, rms, sort_out
 from sounding.repair.snapshot import all_or_nothing
 from sounding.start.findings import find_all, find_copies
 from sounding.start.laws import configured_scale, known_laws, name_law
 from sounding.start.parameters import WEIGHTS, Parameter, Start, take_stock
 from sounding.theory.signal.description import Law
 
-BROKEN: tuple[FindingKind, ...] = ("parameter_not_finite", "never_written")
+# which findings of the audit each cure mends
+MENDS: dict[str, tuple[FindingKind, ...]] = {
+    "redraw": ("parameter_not_finite", "never_written", "constant_weight", "odd_scale", "fans_exchanged"),
+    "unclone": ("cloned_weights",),
+    "zero_biases": ("large_bias", "parameter_not_finite", "never_written"),
+    "reset_norms": ("norm_weight", "large_bias", "parameter_not_finite", "never_written"),
+    "scale_embeddings": ("odd_scale",),
+}
 Mend = Callable[[nn.Module, Parameter, Start], str]
 
 
@@ -55,8 +62,7 @@ def redraw_(
         one.tensor.copy_(draw(_filled(model, one), law, generator=source))
         return f"rms {rms(one.tensor):.3g}, {origin}"
 
-    named: tuple[FindingKind, ...] = (*BROKEN, "constant_weight", "odd_scale", "fans_exchanged")
-    return _mend("redraw", model, (*WEIGHTS, "vector"), named, mend, include, exclude)
+    return _mend("redraw", model, (*WEIGHTS, "vector"), mend, include, exclude)
 
 
 def unclone_(
@@ -99,7 +105,7 @@ def zero_biases_(model: nn.Module, *, include: NameFilter = None, exclude: NameF
         one.tensor.zero_()
         return "0"
 
-    return _mend("zero_biases", model, ("bias",), (*BROKEN, "large_bias"), mend, include, exclude)
+    return _mend("zero_biases", model, ("bias",), mend, include, exclude)
 
 
 def reset_norms_(model: nn.Module, *, include: NameFilter = None, exclude: NameFilter = None) -> Changes:
@@ -116,15 +122,7 @@ def reset_norms_(model: nn.Module, *, include: NameFilter = None, exclude: NameF
         one.tensor.fill_(value)
         return f"{value:g}"
 
-    return _mend(
-        "reset_norms",
-        model,
-        ("norm weight", "norm bias"),
-        (*BROKEN, "norm_weight", "large_bias"),
-        mend,
-        include,
-        exclude,
-    )
+    return _mend("reset_norms", model, ("norm weight", "norm bias"), mend, include, exclude)
 
 
 def scale_embeddings_(
@@ -149,7 +147,7 @@ def scale_embeddings_(
         one.tensor.mul_(usual / one.scale)
         return f"rms {usual:.3g}"
 
-    return _mend("scale_embeddings", model, ("embedding",), ("odd_scale",), mend, include, exclude)
+    return _mend("scale_embeddings", model, ("embedding",), mend, include, exclude)
 
 
 def law_for(one: Parameter, start: Start) -> tuple[Law, str]:
@@ -160,7 +158,7 @@ def law_for(one: Parameter, start: Start) -> tuple[Law, str]:
         if other.finite and not other.constant and other.tensor.shape == one.tensor.shape
     ]
     if siblings and one.kind != "vector":
-        middle = median_low([other.scale for other in siblings])
+        middle = median_low([other.scale for other in siblings])  # a value that one of them has
         model = next(other for other in siblings if other.scale == middle)
         if not (one.finite and one.fits(middle)):  # siblings with the very same scale share the fault
             law = model.law if model.law.shape != "other" else Law(model.law.second_moment)
@@ -173,10 +171,11 @@ def law_for(one: Parameter, start: Start) -> tuple[Law, str]:
     )
     asked = configured_scale(start.config)
     if one.kind == "vector":
-        return Law(0.02**2), "0.02"
+        return Law(0.02**2), "0.02"  # a vector has no fan to scale by; as transformers draw theirs
     if one.kind == "embedding":
         return Law(_usual_embedding(one, start) ** 2), "the usual law of an embedding"
     usual = names.most_common(1)[0][0] if names else "the configuration's" if asked else "PyTorch's default"
+    # as the initializers of that name draw
     shape = "uniform" if usual in ("PyTorch's default", "Xavier") else "gaussian"
     return Law(laws[usual] ** 2, shape=shape), usual
 
@@ -188,17 +187,11 @@ def _usual_embedding(one: Parameter, start: Start) -> float:
     laws = known_laws(one, start)
     if one.head or not one.finite or one.scale == 0:
         return laws["1/√width"]
-    return min(laws.values(), key=lambda scale: abs(math.log(one.scale / scale)))
+    return min(laws.values(), key=lambda scale: abs(math.log(one.scale / scale)))  # scales are compared as ratios
 
 
 def _mend(
-    method: str,
-    model: nn.Module,
-    kinds: tuple[str, ...],
-    named: tuple[FindingKind, ...],
-    mend: Mend,
-    include: NameFilter,
-    exclude: NameFilter,
+    method: str, model: nn.Module, kinds: tuple[str, ...], mend: Mend, include: NameFilter, exclude: NameFilter
 ) -> Changes:
     """Mend the parameters that a filter takes or else those that the audit names, until it names no more."""
     root = unwrap(model)
@@ -206,9 +199,9 @@ def _mend(
     changed: dict[str, Change] = {}
     untouched: dict[str, Untouched] = {}
     with all_or_nothing(model), torch.no_grad():
-        while True:
+        while True:  # what is mended may let the audit see what it hid
             start = take_stock(root)
-            told = {finding.parameter for finding in find_all(start) if finding.kind in named}
+            told = {finding.parameter for finding in find_all(start) if finding.kind in MENDS[method]}
             wanted = [
                 one for one in start.parameters
                 if one.kind in kinds and one.name not in changed and (include is not None or one.name in told)
@@ -236,18 +229,17 @@ def _allowed(
 ) -> tuple[list[Parameter], list[Untouched]]:
     """The parameters whose values may be set, and the others with the reason."""
     modules, held = dict(root.named_modules()), dict(root.named_parameters())
-    chosen, untouched = [], []
-    for one in wanted:
-        module = modules.get(one.layer, root)
-        if left_out(one.layer, module, include, exclude):
-            untouched.append(Untouched(one.name, "left out by the name filter"))
-        elif one.name not in held or one.layer not in modules:
-            untouched.append(Untouched(one.name, "it is computed by a parametrization, or held by a wrapper"))
-        elif not held[one.name].requires_grad:
-            untouched.append(Untouched(one.name, "it is frozen (requires_grad is False)"))
-        else:
-            chosen.append(one)
-    return chosen, untouched
+
+    def why(name: str, one: Parameter) -> str | None:
+        filtered = left_out(one.layer, modules.get(one.layer, root), include, exclude)
+        if filtered is not None:
+            return filtered
+        if name not in held or one.layer not in modules:
+            return "it is computed by a parametrization, or held by a wrapper"
+        return None if held[name].requires_grad else FROZEN
+
+    chosen, untouched = sort_out([(one.name, one) for one in wanted], why)
+    return [one for _, one in chosen], untouched
 
 
 def _filled(model: nn.Module, one: Parameter) -> Tensor:

@@ -13,11 +13,10 @@ from torch import nn
 
 from sounding.errors import UsageError
 from sounding.repair.attention import qk_norm_
-from sounding.repair.baselines import he_, lsuv_, xavier_
 from sounding.repair.changes import Changes
+from sounding.repair.initializers import haar_, he_, lsuv_, xavier_
 from sounding.repair.mend import redraw_, reset_norms_, scale_embeddings_, unclone_, zero_biases_
 from sounding.repair.normalization import add_batchnorm_, batch_statistics_, break_batchnorm_, swap_normalization_
-from sounding.repair.orthogonal import haar_
 from sounding.repair.orthogonalize import orthogonalize_
 from sounding.repair.passes import Inputs
 from sounding.repair.rank import raise_rank_
@@ -26,6 +25,7 @@ from sounding.repair.shaping import shape_activations_
 from sounding.repair.tune import tune_batchnorm_
 
 REDRAWS = "every weight is drawn anew: what was learned is lost"
+LOOK, PASS, QR = "one look at the parameters", "one forward pass", "one QR decomposition a layer"
 NAMELESS = "model", "inputs", "generator", "progress"
 
 
@@ -34,29 +34,36 @@ class Method:
     """One cure.
 
     Args:
-        name: the function's name without its underscore.
-        function: changes a model in place and returns what it did.
+        function: changes a model in place and returns what it did; where it looks at a batch, it has an argument
+            `inputs`.
         purpose: the illness it is for.
         cost: in words, in units of passes through the model.
         side_effects: what else it does.
-        needs_inputs: whether it looks at a batch.
         outside: what it changes that a state_dict does not hold, "" when nothing.
-        control: whether it is meant to harm.
+        alias: its name where that is not the function's.
     """
 
-    name: str
     function: Callable[..., Changes]
     purpose: str
     cost: str
     side_effects: str
-    needs_inputs: bool = False
     outside: str = ""
-    control: bool = False
+    alias: str = ""
+
+    @property
+    def name(self) -> str:
+        """What a plan and the command line call it: the function's name without its underscore."""
+        return self.alias or self.function.__name__.removesuffix("_")
+
+    @property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """All arguments of the function."""
+        return inspect.signature(self.function).parameters
 
     @property
     def options(self) -> tuple[str, ...]:
         """The keyword arguments one may set."""
-        return tuple(name for name in inspect.signature(self.function).parameters if name not in NAMELESS)
+        return tuple(name for name in self.parameters if name not in NAMELESS)
 
     def run(
         self,
@@ -68,55 +75,45 @@ class Method:
         progress: Callable[[str, int, float], None] | None = None,
     ) -> Changes:
         """Change the model in place."""
-        known = inspect.signature(self.function).parameters
-        arguments = dict(options)
-        if "generator" in known:
-            arguments["generator"] = generator
-        if "progress" in known:
-            arguments["progress"] = progress
-        return self.function(model, inputs, **arguments) if self.needs_inputs else self.function(model, **arguments)
+        offered = {"inputs": inputs, "generator": generator, "progress": progress}
+        taken = {name: value for name, value in offered.items() if name in self.parameters}
+        return self.function(model, **taken, **options)
 
 
 METHODS = {
     method.name: method
     for method in (
         Method(
-            "redraw",
             redraw_,
             "weights that the audit names: drawn anew by the law of their siblings or of their kind",
-            "one look at the parameters",
+            LOOK,
             "what the named weights have learned is lost",
         ),
         Method(
-            "unclone",
             unclone_,
             "layers that start as copies of one another: drawn anew, each by its own law",
-            "one look at the parameters",
+            LOOK,
             "what the copies have learned is lost",
         ),
         Method(
-            "zero_biases",
             zero_biases_,
             "biases that drown the signal: set to zero",
-            "one look at the parameters",
+            LOOK,
             "what a bias encodes (class frequencies, gates) is lost",
         ),
         Method(
-            "reset_norms",
             reset_norms_,
             "norms whose scale is not one: scales to one, shifts to zero",
-            "one look at the parameters",
+            LOOK,
             "what the norms have learned is lost",
         ),
         Method(
-            "scale_embeddings",
             scale_embeddings_,
             "embeddings, tied to the output or not, of an odd scale: multiplied to the usual one",
-            "one look at the parameters",
+            LOOK,
             "none",
         ),
         Method(
-            "batch_statistics",
             batch_statistics_,
             "batch norms that stay in evaluation mode: statistics of the batch again",
             "none",
@@ -124,7 +121,6 @@ METHODS = {
             outside="running statistics, which are gone",
         ),
         Method(
-            "qk_norm",
             qk_norm_,
             "attention scores that are too large: queries and keys normalized head by head",
             "every later pass is slower by the normalization",
@@ -132,64 +128,46 @@ METHODS = {
             outside="the norms of queries and keys",
         ),
         Method(
-            "haar",
             haar_,
             "gradients that grow or shrink: orthogonal weights keep every length (thesis2024, chapter 6)",
-            "one QR decomposition a layer",
+            QR,
             REDRAWS,
         ),
+        Method(haar_, "the same as haar, under the name of the initializer", QR, REDRAWS, alias="orthogonal_init"),
         Method(
-            "orthogonal_init",
-            haar_,
-            "the same as haar, under the name of the initializer",
-            "one QR decomposition a layer",
-            REDRAWS,
-        ),
-        Method(
-            "orthogonalize",
             orthogonalize_,
             "rank collapse: each weight from the singular vectors of what reaches it (orth2021)",
             "one forward pass and one eigendecomposition a layer",
             f"{REDRAWS}; under ReLU gradients may grow with depth",
-            needs_inputs=True,
         ),
         Method(
-            "raise_rank",
             raise_rank_,
             "rank collapse: unsupervised pre-training of the participation ratio (rank2020)",
             "about 1000 forward and backward passes of 64 samples",
             "weights move away from their initialization, and the scale of the signal with them",
-            needs_inputs=True,
         ),
         Method(
-            "shape_activations",
             shape_activations_,
             "gradient explosion under batch norm: activations that become linear with depth (thesis2024, 6.4)",
-            "one forward pass",
+            PASS,
             "deep layers are nearly linear at the start",
-            needs_inputs=True,
             outside="gains in front of the activations",
         ),
         Method(
-            "tune_batchnorm",
             tune_batchnorm_,
             "gradient explosion under batch norm: eps, scale and shift chosen by theory (meanfield2019)",
             "one forward pass and some seconds of theory",
             "scale and shift of every batch norm are set; weights before them are rescaled when eps is",
-            needs_inputs=True,
             outside="eps of the batch norms",
         ),
         Method(
-            "add_batchnorm",
             add_batchnorm_,
             "rank collapse: normalization between linear map and activation (rank2020)",
             "one forward pass; every later pass is slower by the normalization",
             "the model's structure changes; samples of a batch depend on each other in training mode",
-            needs_inputs=True,
             outside="normalization layers",
         ),
         Method(
-            "swap_normalization",
             swap_normalization_,
             "another kind of normalization: batch, layer, rms or none",
             "none",
@@ -197,40 +175,30 @@ METHODS = {
             outside="the kind of the normalization layers",
         ),
         Method(
-            "break_batchnorm",
             break_batchnorm_,
             "a control: one-sided weights that break what batch norm does (rank2020, section 4)",
             "none",
             REDRAWS,
-            control=True,
         ),
+        Method(xavier_, "a baseline: variance 2/(fan_in + fan_out) (Glorot and Bengio 2010)", "none", REDRAWS),
+        Method(he_, "a baseline: variance 2/fan_in, for ReLU (He et al. 2015)", "none", REDRAWS),
         Method(
-            "xavier", xavier_, "a baseline: variance 2/(fan_in + fan_out) (Glorot and Bengio 2010)", "none", REDRAWS
-        ),
-        Method("he", he_, "a baseline: variance 2/fan_in, for ReLU (He et al. 2015)", "none", REDRAWS),
-        Method(
-            "lsuv",
             lsuv_,
             "a baseline: orthogonal weights rescaled to unit variance (Mishkin and Matas 2016)",
-            "one forward pass",
+            PASS,
             REDRAWS,
-            needs_inputs=True,
         ),
         Method(
-            "zero_residual",
             zero_residual_,
             "residual networks whose signal grows with depth: branches that start at zero",
-            "one forward pass",
+            PASS,
             "the last weight of each branch is lost",
-            needs_inputs=True,
         ),
         Method(
-            "scale_branches",
             scale_branches_,
             "residual networks whose signal grows with depth: 1/√(2L), DeepNorm, LayerScale or CompleteP (rule=…)",
-            "one forward pass",
+            PASS,
             "branches are smaller at the start",
-            needs_inputs=True,
             outside="factors behind the branches, except by the rule sqrt",
         ),
     )
@@ -251,6 +219,7 @@ def choose_methods(
     ['haar', 'shape_activations']
     """
     names = method.replace("+", ",").split(",") if isinstance(method, str) else list(method)
+    # the functions end in one, as torch’s that work in place
     names = [str(name).strip().removesuffix("_") for name in names]
     if not all(names):
         raise UsageError(f"expected the name of a method, got {method!r}", hint=f"one of {', '.join(METHODS)}")
@@ -271,10 +240,10 @@ def choose_methods(
             )
     chosen = [(METHODS[name], given.get(name, {})) for name in names]
     for one, values in chosen:
-        missing = [
-            parameter.name
-            for parameter in inspect.signature(one.function).parameters.values()
-            if parameter.default is parameter.empty and parameter.name not in (*NAMELESS, *values)
+        missing = [  # arguments without a default, such as `kind` of a swap
+            name
+            for name, parameter in one.parameters.items()
+            if parameter.default is parameter.empty and name not in (*NAMELESS, *values)
         ]
         if missing:
             raise UsageError(f"{one.name} needs the option {missing[0]!r}", hint=f"{one.name}.{missing[0]}=...")

@@ -47,7 +47,7 @@ class FeatureBatchNorm(nn.BatchNorm1d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize each feature over samples and tokens."""
-        flat: Tensor = super().forward(input.flatten(0, -2))
+        flat: Tensor = super().forward(input.flatten(0, -2))  # to the base class a token is a sample
         return flat.view_as(input)
 
 
@@ -106,6 +106,7 @@ def make_norm(kind: Kind, width: int, *, axis: Axis, dimensions: int) -> nn.Modu
         return batch.get(dimensions, nn.BatchNorm1d)(width)
     if dimensions == 2:
         return nn.LayerNorm(width) if kind == "layer" else nn.RMSNorm(width, eps=EPS)
+    # one group: all channels and positions of a sample
     return nn.GroupNorm(1, width) if kind == "layer" else ChannelRMSNorm(width)
 
 
@@ -115,5 +116,5 @@ def put_norm_after_(layer: nn.Module, norm: nn.Module) -> None:
     if wrapped is None:
         raise UsageError(f"expected a plain Linear or convolution layer, got {type(layer).__name__}")
     weight = weight_of(layer)
-    layer.__class__ = wrapped
+    layer.__class__ = wrapped  # in place, so that whoever holds the layer has the norm too
     layer.norm = norm.to(device=weight.device, dtype=weight.dtype)

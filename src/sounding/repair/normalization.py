@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,15 +10,17 @@ from torch import Tensor, nn
 from sounding.errors import UsageError
 from sounding.probe.state import unwrap
 from sounding.repair.changes import Change, Changes, Untouched
+from sounding.repair.initializers import set_weights
 from sounding.repair.layers import (
     BATCH_NORMS,
     CONVOLUTIONS,
     NameFilter,
     fan_in,
     left_out,
-    rms,
     select_layers,
+    sort_out,
     weight_of,
+    width_of,
 )
 from sounding.repair.norm_layers import (
     NORMALIZED,
@@ -31,7 +32,7 @@ from sounding.repair.norm_layers import (
     make_norm,
     put_norm_after_,
 )
-from sounding.repair.passes import Inputs, call_model, check_inputs, hooked
+from sounding.repair.passes import Inputs, call_flow, check_inputs
 from sounding.repair.snapshot import all_or_nothing, on_copy, undisturbed
 
 CHANNEL_NORMS = (*BATCH_NORMS, nn.GroupNorm, ChannelRMSNorm)
@@ -66,20 +67,26 @@ def add_batchnorm_(
             "add_batchnorm adds a normalization, got kind 'none'", hint="swap_normalization(model, kind='none')"
         )
     layers, untouched = select_layers(model, (nn.Linear, *CONVOLUTIONS), include=include, exclude=exclude)
-    shapes, normed, order = _observe(model, inputs)
+    modules = list(model.modules())
+    given, taken = call_flow(
+        model,
+        inputs,
+        [module for module in modules if isinstance(module, (nn.Linear, *CONVOLUTIONS))],
+        [module for module in modules if isinstance(module, NORMS)],
+    )
+    axes = {id(module): len(shape) for module, shape in reversed(given)}  # of its first call
+    normed = {id(giver) for _, giver in taken}
+    last = None if include is not None or not given else given[-1][0]
+    chosen, others = sort_out(layers, lambda _, layer: _why_no_norm(layer, axes, normed, last))
     changed = []
     with all_or_nothing(model):
-        for name, layer in layers:
-            reason = _why_no_norm(name, layer, shapes, normed, order, explicit=include is not None)
-            if reason is not None:
-                untouched.append(Untouched(name, reason))
-                continue
-            dimensions = shapes[id(layer)]
+        for name, layer in chosen:
+            dimensions = axes[id(layer)]
             axis: Axis = "last" if isinstance(layer, nn.Linear) else "channel"
             norm = make_norm(kind, weight_of(layer).shape[0], axis=axis, dimensions=dimensions)
             put_norm_after_(layer, norm)
             changed.append(Change(name, "output", "not normalized", f"{type(norm).__name__}"))
-    return Changes("add_batchnorm", tuple(changed), tuple(untouched))
+    return Changes("add_batchnorm", tuple(changed), (*untouched, *others))
 
 
 add_batchnorm = on_copy(add_batchnorm_)
@@ -98,22 +105,20 @@ def swap_normalization_(
     changed: list[Change] = []
     untouched: list[Untouched] = []
     with all_or_nothing(model):
+        # a list, since children are replaced on the way
         for parent_name, parent in list(unwrap(model).named_modules()):
             for child_name, child in list(parent.named_children()):
                 name = f"{parent_name}.{child_name}" if parent_name else child_name
                 if not isinstance(child, NORMS):
                     continue
-                if left_out(name, child, include, exclude):
-                    untouched.append(Untouched(name, "left out by the name filter"))
-                    continue
-                swapped = _swapped(child, kind)
+                old, filtered = type(child).__name__, left_out(name, child, include, exclude)
+                swapped = None if filtered else _swapped(child, kind)
                 if swapped is None:
-                    untouched.append(
-                        Untouched(name, f"it is {type(child).__name__} already, or normalizes several axes")
-                    )
+                    why = filtered or f"it is {old} already, or normalizes several axes"
+                    untouched.append(Untouched(name, why))
                     continue
                 setattr(parent, child_name, swapped)
-                changed.append(Change(name, "module", type(child).__name__, type(swapped).__name__))
+                changed.append(Change(name, "module", old, type(swapped).__name__))
     if not changed and not untouched:
         raise UsageError(
             f"expected a model with normalization layers, got {type(model).__name__} with none",
@@ -143,22 +148,17 @@ def batch_statistics_(model: nn.Module, *, include: NameFilter = None, exclude: 
             for name, module in root.named_modules()
             if _is_frozen(module) or (isinstance(module, BATCH_NORMS) and not module.training)
         ]
+    chosen, untouched = sort_out(still, lambda name, module: left_out(name, module, include, exclude))
     changed: list[Change] = []
-    untouched: list[Untouched] = []
     with all_or_nothing(model), torch.no_grad():
-        for name, module in still:
-            if left_out(name, module, include, exclude):
-                untouched.append(Untouched(name, "left out by the name filter"))
-                continue
-            if _is_frozen(module):
+        for name, module in chosen:
+            norm = _thawed(module) if _is_frozen(module) else module
+            if norm is not module:
                 parent, _, key = name.rpartition(".")
-                norm: nn.Module = _thawed(module)
                 setattr(root.get_submodule(parent), key, norm)
-            else:
-                norm = module
-            norm.track_running_stats = False  # type: ignore[assignment]
+            norm.track_running_stats = False
             for buffer in ("running_mean", "running_var", "num_batches_tracked"):
-                setattr(norm, buffer, None)
+                setattr(norm, buffer, None)  # without them evaluation takes the batch’s own, too
             changed.append(Change(name, "statistics", "running", "of the batch"))
     if not changed:
         raise UsageError(
@@ -203,63 +203,29 @@ def break_batchnorm_(
         include, exclude: name filters.
         generator: source of randomness.
     """
-    layers, untouched = select_layers(model, include=include, exclude=exclude)
-    changed = []
-    with all_or_nothing(model), torch.no_grad():
-        for name, layer in layers:
-            weight = weight_of(layer)
-            top = 2 / math.sqrt(fan_in(layer)) if bound is None else bound
-            before = rms(weight)
-            device = generator.device if generator is not None else weight.device
-            weight.copy_(top * torch.rand(weight.shape, generator=generator, device=device))
-            changed.append(Change(name, "weight", f"rms {before:.3g}", f"uniform on [0, {top:.3g}]"))
-    return Changes("break_batchnorm", tuple(changed), tuple(untouched))
+
+    def fill(layer: nn.Module, _name: str, _index: int) -> str:
+        weight = weight_of(layer)
+        top = 2 / math.sqrt(fan_in(layer)) if bound is None else bound
+        device = generator.device if generator is not None else weight.device
+        weight.copy_(top * torch.rand(weight.shape, generator=generator, device=device))
+        return f"uniform on [0, {top:.3g}]"
+
+    return set_weights("break_batchnorm", model, fill, include=include, exclude=exclude)
 
 
-def _observe(model: nn.Module, inputs: Inputs) -> tuple[dict[int, int], set[int], list[int]]:
-    """One pass: each layer's number of output dimensions, the layers that a norm follows, the order of layers."""
-    shapes: dict[int, int] = {}
-    order: list[int] = []
-    outputs: dict[int, int] = {}
-    normed: set[int] = set()
-
-    def after(module: nn.Module, _: tuple[Any, ...], output: Any) -> None:
-        if isinstance(output, Tensor):
-            shapes.setdefault(id(module), output.dim())
-            order.append(id(module))
-            outputs[id(output)] = id(module)
-            kept.append(output)
-
-    def before(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        if arguments and id(arguments[0]) in outputs:
-            normed.add(outputs[id(arguments[0])])
-
-    kept: list[Tensor] = []  # holds the outputs, so that an id is never reused within the pass
-    handles = []
-    for module in model.modules():
-        if isinstance(module, (nn.Linear, *CONVOLUTIONS)):
-            handles.append(module.register_forward_hook(after))
-        elif isinstance(module, NORMS):
-            handles.append(module.register_forward_pre_hook(before))
-    with hooked(handles), undisturbed(model), torch.no_grad():
-        call_model(model, inputs)
-    return shapes, normed, order
-
-
-def _why_no_norm(
-    name: str, layer: nn.Module, shapes: dict[int, int], normed: set[int], order: list[int], *, explicit: bool
-) -> str | None:
+def _why_no_norm(layer: nn.Module, axes: dict[int, int], normed: set[int], last: nn.Module | None) -> str | None:
     """Why a layer gets no norm behind it, None where it gets one."""
-    if id(layer) not in shapes:
+    if id(layer) not in axes:
         return "the forward pass did not call it"
     if id(layer) in normed or isinstance(layer, tuple(NORMALIZED.values())):
         return "a norm follows it already"
-    if id(layer) == order[-1] and not explicit:
+    if layer is last:
         return "it is the last layer to run: its output is the network's"
     if type(layer) not in NORMALIZED:
         return f"{type(layer).__name__} is a layer type of its own"
-    if isinstance(layer, nn.Linear) and shapes[id(layer)] < 2:
-        return "its output is a single sample"
+    if isinstance(layer, nn.Linear) and axes[id(layer)] < 2:
+        return "its output is a single sample"  # of which batch norm has no variance
     return None
 
 
@@ -268,7 +234,7 @@ def _swapped(norm: nn.Module, kind: Kind) -> nn.Module | None:
     if isinstance(norm, nn.LayerNorm | nn.RMSNorm) and len(norm.normalized_shape) != 1:
         return None
     weight = getattr(norm, "weight", None)
-    width = _width(norm)
+    width = width_of(norm)
     axis: Axis = "last" if isinstance(norm, LAST_AXIS_NORMS) else "channel"
     if axis == "channel" and kind == "batch":
         # a GroupNorm does not know how many axes its tensors have
@@ -285,14 +251,3 @@ def _swapped(norm: nn.Module, kind: Kind) -> nn.Module | None:
                 new.copy_(old)
     made.train(norm.training)
     return made.to(weight) if isinstance(weight, Tensor) else made
-
-
-def _width(norm: nn.Module) -> int:
-    if isinstance(norm, nn.LayerNorm | nn.RMSNorm):
-        return int(norm.normalized_shape[0])
-    if isinstance(norm, nn.GroupNorm):
-        return norm.num_channels
-    if isinstance(norm, ChannelRMSNorm):
-        return len(norm.weight)
-    assert isinstance(norm, nn.modules.batchnorm._NormBase)
-    return norm.num_features

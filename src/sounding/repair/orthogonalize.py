@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from sounding.errors import NumericalError, UsageError
 from sounding.probe.state import unwrap
-from sounding.repair.changes import Change, Changes, Untouched
-from sounding.repair.layers import CONVOLUTIONS, TRANSPOSED, NameFilter, rms, select_layers, weight_of
-from sounding.repair.orthogonal import haar_frame
-from sounding.repair.passes import Inputs, call_model, call_order, check_inputs, hooked
-from sounding.repair.snapshot import all_or_nothing, undisturbed
+from sounding.repair.changes import Changes, Untouched
+from sounding.repair.initializers import haar_frame, set_as_reached
+from sounding.repair.layers import CONVOLUTIONS, TRANSPOSED, NameFilter, rms, weight_of
+from sounding.repair.passes import Inputs, call_order, check_inputs
+from sounding.repair.snapshot import undisturbed
 
 # Singular values that few samples know badly are drawn towards the median, by this times inputs over samples. Of 12
 # ReLU layers with as many samples as inputs, 64, fresh samples come out 107 times too large at 0, 9.5 times at 2 and
@@ -77,33 +77,27 @@ def orthogonalize_(
         raise UsageError(f"unknown frame {frame!r}", hint="haar or slice")
     if not 0 < floor < 1:
         raise UsageError(f"floor must lie between 0 and 1, got {floor}")
-    layers, untouched = select_layers(model, (nn.Linear, *CONVOLUTIONS), include=include, exclude=exclude)
-    untouched += [
+    left = [
         Untouched(name, "transposed convolutions have no patch matrix")
         for name, module in unwrap(model).named_modules()
         if isinstance(module, TRANSPOSED)
     ]
-    names = {id(module): name for name, module in layers}
-    changed: dict[str, Change] = {}
+    with undisturbed(model):
+        order = call_order(model, inputs)
+    # layer → the positively homogeneous activation that runs right after it, whose output is what is scaled
+    followed = {
+        name: following for (name, _), (_, following) in itertools.pairwise(order) if isinstance(following, HOMOGENEOUS)
+    }
 
-    with all_or_nothing(model), undisturbed(model), torch.no_grad():
-        followed = _followed_by_relu(call_order(model, inputs))
+    def fill(layer: nn.Module, x: Tensor, name: str) -> None:
+        _fill(layer, _sample_matrices(layer, x, rows, generator), name, exponent, floor, frame, generator)
+        output = type(layer).forward(layer, x)
+        size = rms(followed[name](output.clone()) if name in followed else output)
+        if not math.isfinite(size) or size == 0:
+            raise NumericalError(f"layer {name!r} gives no finite signal to scale (root mean square {size})")
+        weight_of(layer).mul_(gain / size)
 
-        def set_weight(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-            name = names[id(module)]
-            if name in changed:
-                return
-            groups = _sample_matrices(module, arguments[0], rows, generator)
-            before = rms(weight_of(module))
-            _fill(module, groups, name, exponent, floor, frame, generator)
-            _set_scale(module, arguments[0], gain, followed.get(name), name)
-            changed[name] = Change(name, "weight", f"rms {before:.3g}", f"rms {rms(weight_of(module)):.3g}")
-
-        with hooked([module.register_forward_pre_hook(set_weight) for _, module in layers]):
-            call_model(model, inputs)
-
-    untouched += [Untouched(name, "the forward pass did not call it") for name, _ in layers if name not in changed]
-    return Changes("orthogonalize", tuple(changed.values()), tuple(untouched))
+    return set_as_reached("orthogonalize", model, inputs, fill, include=include, exclude=exclude, left=left)
 
 
 def _sample_matrices(module: nn.Module, x: Tensor, rows: int, generator: torch.Generator | None) -> list[Tensor]:
@@ -112,7 +106,7 @@ def _sample_matrices(module: nn.Module, x: Tensor, rows: int, generator: torch.G
         return [_thin(x.reshape(-1, x.shape[-1]), rows, generator)]
     assert isinstance(module, CONVOLUTIONS)
     spatial = len(module.kernel_size)
-    padded = x if x.dim() == spatial + 2 else x.unsqueeze(0)
+    padded = x if x.dim() == spatial + 2 else x.unsqueeze(0)  # a sample without an axis of samples
     if isinstance(module.padding, str) or module.padding_mode != "zeros":
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         padded = nn.functional.pad(padded, module._reversed_padding_repeated_twice, mode=mode)
@@ -164,9 +158,9 @@ def _fill(
             )
         if not bool(torch.isfinite(features).all()):
             raise NumericalError(f"the signal that reaches layer {name!r} is not finite", hint="a smaller gain")
-        wide = features.double()
+        wide = features.double()  # the products square the condition of the features
         squares, directions = torch.linalg.eigh(wide.T @ wide)
-        squares = squares.clamp_min(0)
+        squares = squares.clamp_min(0)  # rounding gives small negative ones
         sigma = (squares + SHRINKAGE * inputs / samples * squares.median()).sqrt()
         if float(sigma[-1]) == 0:
             raise NumericalError(f"no signal reaches layer {name!r}: all its inputs are zero")
@@ -177,7 +171,7 @@ def _fill(
                     f"layer {name!r} has {out} outputs, so a slice needs at least {out} samples, got {samples}",
                     hint=f"a batch of {out} or more, or frame='haar'",
                 )
-            inner = wide[:out] @ directions / sigma
+            inner = wide[:out] @ directions / sigma  # rows of P = X Q Σ⁻¹
         else:
             inner = haar_frame(out, inputs, generator=generator).to(wide.device)
         parts.append((inner * sigma**exponent) @ directions.T)
@@ -185,19 +179,3 @@ def _fill(
     bias = getattr(module, "bias", None)
     if isinstance(bias, Tensor):
         bias.zero_()
-
-
-def _set_scale(module: nn.Module, x: Tensor, gain: float, activation: nn.Module | None, name: str) -> None:
-    """Scale the weight so that the signal leaves with root mean square `gain`."""
-    output = type(module).forward(module, x)
-    size = rms(activation(output.clone()) if activation is not None else output)
-    if not math.isfinite(size) or size == 0:
-        raise NumericalError(f"layer {name!r} gives no finite signal to scale (root mean square {size})")
-    weight_of(module).mul_(gain / size)
-
-
-def _followed_by_relu(order: list[tuple[str, nn.Module]]) -> dict[str, nn.Module]:
-    """Layer name → the positively homogeneous activation that runs right after it."""
-    return {
-        name: following for (name, _), (_, following) in itertools.pairwise(order) if isinstance(following, HOMOGENEOUS)
-    }

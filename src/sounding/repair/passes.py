@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from sounding.errors import SoundingError, TargetError, UsageError
 from sounding.probe.batches import check_finite
 from sounding.probe.state import unwrap
 from sounding.repair.layers import WEIGHT_LAYERS
+from sounding.repair.snapshot import undisturbed
 
 Inputs = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
 
@@ -69,6 +70,34 @@ def hooked(handles: list[torch.utils.hooks.RemovableHandle]) -> Iterator[None]:
             handle.remove()
 
 
+def call_flow(
+    model: nn.Module, inputs: Inputs, givers: Iterable[nn.Module], takers: Iterable[nn.Module]
+) -> tuple[list[tuple[nn.Module, torch.Size]], list[tuple[nn.Module, nn.Module | None]]]:
+    """One pass in training mode: each call of a giver with the shape of what it gave, and each call of a
+    taker with the giver whose very output it took, if any.
+    """
+    given: list[tuple[nn.Module, torch.Size]] = []
+    taken: list[tuple[nn.Module, nn.Module | None]] = []
+    outputs: dict[int, nn.Module] = {}
+    kept: list[Tensor] = []  # holds the outputs, so that an id is never reused within the pass
+
+    def before(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        if len(arguments) == 1 and isinstance(arguments[0], Tensor) and arguments[0].is_floating_point():
+            taken.append((module, outputs.get(id(arguments[0]))))
+
+    def after(module: nn.Module, _: tuple[Any, ...], output: Any) -> None:
+        if isinstance(output, Tensor):
+            given.append((module, output.shape))
+            outputs[id(output)] = module
+            kept.append(output)
+
+    handles = [module.register_forward_pre_hook(before) for module in takers]
+    handles += [module.register_forward_hook(after) for module in givers]
+    with hooked(handles), undisturbed(model), torch.no_grad():
+        call_model(model, inputs)
+    return given, taken
+
+
 def call_order(model: nn.Module, inputs: Inputs) -> list[tuple[str, nn.Module]]:
     """The leaf modules in the order in which one forward pass calls them (a module called twice is listed twice).
 
@@ -82,7 +111,7 @@ def call_order(model: nn.Module, inputs: Inputs) -> list[tuple[str, nn.Module]]:
     leaves = [
         (name, m)
         for name, m in unwrap(model).named_modules()
-        if isinstance(m, WEIGHT_LAYERS) or not any(True for _ in m.children())
+        if isinstance(m, WEIGHT_LAYERS) or not any(True for _ in m.children())  # a module without children is a leaf
     ]
     with hooked([m.register_forward_pre_hook(record(name)) for name, m in leaves]), torch.no_grad():
         call_model(model, inputs)

@@ -16,11 +16,10 @@ from sounding.probe.losses import Loss
 from sounding.probe.snapshot import ModelState
 from sounding.probe.state import unwrap
 from sounding.repair.changes import Changes
-from sounding.repair.difference import Difference, find_moved
 from sounding.repair.evidence import Evidence, Fresh, compare, examine
 from sounding.repair.methods import Method, choose_methods
 from sounding.repair.passes import Inputs, check_inputs
-from sounding.repair.snapshot import all_or_nothing, take_snapshot
+from sounding.repair.snapshot import Difference, all_or_nothing, find_moved, take_snapshot
 
 SHOWN = 6  # changes at either end of a long list
 
@@ -81,6 +80,7 @@ def plan(
         after = take_snapshot(root)
         repaired = examine(root, shown, loss=loss, repeats=repeats, generator=generator)
         before.restore()
+        # after the cures, so that what they refuse costs no check
         found = examine(root, shown, loss=loss, repeats=repeats, generator=generator)
     finally:
         before.restore()
@@ -148,11 +148,11 @@ class Plan:
         """Python lines that rebuild what a state_dict does not hold, before it is loaded; "" where it holds all."""
         lines = []
         for (method, options), changes in zip(self.chosen, self.changes, strict=True):
-            if not method.outside:
+            if not method.outside:  # a state_dict holds all that it changes
                 continue
-            values = {**options, **changes.settings}
+            values = {**options, **changes.settings}  # what was drawn or measured is given, not done again
             given = "".join(f", {key}={value!r}" for key, value in values.items())
-            arguments = "model, inputs" if method.needs_inputs else "model"
+            arguments = "model, inputs" if "inputs" in method.parameters else "model"
             lines.append(f"sounding.repair.{method.name}_({arguments}{given})")
         return "\n".join(lines)
 

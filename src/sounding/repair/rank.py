@@ -14,7 +14,7 @@ from sounding.errors import NumericalError, UsageError
 from sounding.measures import participation_ratio
 from sounding.probe.state import unwrap
 from sounding.repair.changes import Change, Changes, Untouched
-from sounding.repair.layers import WEIGHT_LAYERS, NameFilter, left_out
+from sounding.repair.layers import FROZEN, WEIGHT_LAYERS, NameFilter, left_out, sort_out
 from sounding.repair.passes import Inputs, call_model, call_order, check_inputs, hooked, sample_count
 from sounding.repair.snapshot import all_or_nothing, undisturbed
 
@@ -54,6 +54,8 @@ class _Schedule:
     batches: int
     steps: int
     force: bool
+    generator: torch.Generator | None
+    progress: Progress | None
 
 
 def raise_rank_(
@@ -106,15 +108,15 @@ def raise_rank_(
             r. The model is as it was.
     """
     check_inputs(inputs)
-    size = min(batch_size, max(2, sample_count(inputs) // 2))
-    schedule = _Schedule(target, rate, size, batches, steps, force)
+    size = min(batch_size, max(2, sample_count(inputs) // 2))  # two minibatches must be able to differ
+    schedule = _Schedule(target, rate, size, batches, steps, force, generator, progress)
     _check_schedule(schedule, batch_size)
     parameters, untouched = _trainable(model, include, exclude)
     changed, notes = [], []
     with all_or_nothing(model), undisturbed(model):
         for places in _groups(model, inputs, layers, together=rate is None):
             place = places[-1]
-            aim, ratios = _raise_at(model, inputs, places, parameters, schedule, generator, progress)
+            aim, ratios = _raise_at(model, inputs, places, parameters, schedule)
             first, last = sum(ratios[:STREAK]) / len(ratios[:STREAK]), sum(ratios[-STREAK:]) / len(ratios[-STREAK:])
             reached = aim is not None and min(ratios[-STREAK:]) >= aim
             if last < FALL * first and not reached:
@@ -173,18 +175,14 @@ def _trainable(
     model: nn.Module, include: NameFilter, exclude: NameFilter
 ) -> tuple[list[nn.Parameter], list[Untouched]]:
     """The parameters that are trained, and the layers that are left out with the reason."""
-    chosen: list[nn.Parameter] = []
-    untouched: list[Untouched] = []
-    for name, module in unwrap(model).named_modules():
-        own = list(module.parameters(recurse=False))
-        if not own:
-            continue
-        if left_out(name, module, include, exclude):
-            untouched.append(Untouched(name, "left out by the name filter"))
-        elif not any(parameter.requires_grad for parameter in own):
-            untouched.append(Untouched(name, "it is frozen (requires_grad is False)"))
-        else:
-            chosen += [parameter for parameter in own if parameter.requires_grad]
+
+    def why(name: str, module: nn.Module) -> str | None:
+        frozen = not any(parameter.requires_grad for parameter in module.parameters(recurse=False))
+        return left_out(name, module, include, exclude) or (FROZEN if frozen else None)
+
+    holders = [(n, m) for n, m in unwrap(model).named_modules() if list(m.parameters(recurse=False))]
+    modules, untouched = sort_out(holders, why)
+    chosen = [one for _, module in modules for one in module.parameters(recurse=False) if one.requires_grad]
     if not chosen:
         raise UsageError(
             f"expected trainable parameters, got {type(model).__name__} with none",
@@ -197,7 +195,7 @@ def _draw(inputs: Inputs, size: int, generator: torch.Generator | None) -> Input
     """A minibatch without replacement; every tensor argument is indexed alike."""
     samples = sample_count(inputs)
     device = generator.device if generator is not None else None
-    chosen = torch.randperm(samples, generator=generator, device=device)[:size]
+    chosen = torch.randperm(samples, generator=generator, device=device)[:size]  # drawn where the generator lives
 
     def take(value: Any) -> Any:
         return value[chosen.to(value.device)] if isinstance(value, Tensor) and len(value) == samples else value
@@ -210,24 +208,18 @@ def _draw(inputs: Inputs, size: int, generator: torch.Generator | None) -> Input
 
 
 def _raise_at(
-    model: nn.Module,
-    inputs: Inputs,
-    places: list[_Place],
-    parameters: list[nn.Parameter],
-    schedule: _Schedule,
-    generator: torch.Generator | None,
-    progress: Progress | None,
+    model: nn.Module, inputs: Inputs, places: list[_Place], parameters: list[nn.Parameter], schedule: _Schedule
 ) -> tuple[float | None, list[float]]:
     """Descend until the last place reaches the target; it, and the participation ratio each minibatch came with."""
     aim, scales = schedule.target, None
     ratios: list[float] = []
     for number in range(schedule.batches):
-        batch = _draw(inputs, schedule.batch_size, generator)
+        batch = _draw(inputs, schedule.batch_size, schedule.generator)
         for step in range(schedule.steps):
             with torch.enable_grad():
                 features = [found.flatten(1) for found in _representations(model, batch, places)]
                 measured = [participation_ratio(matrix) for matrix in features]
-                logs = [matrix.double().square().mean().log() / 2 for matrix in features]
+                logs = [matrix.double().square().mean().log() / 2 for matrix in features]  # ln of the root mean square
             values = [_check_ratio(*found) for found in zip(measured, features, places, strict=True)]
             _check_aim(features[-1], places[-1], aim)
             tried = schedule.rate is not None or schedule.force
@@ -241,8 +233,8 @@ def _raise_at(
                 if aim is None and schedule.rate is None:
                     aim = min(TIMES * values[-1], math.sqrt(values[-1] * min(features[-1].shape)))
                 ratios.append(values[-1])
-                if progress is not None:
-                    progress(places[-1].name, number, values[-1])
+                if schedule.progress is not None:
+                    schedule.progress(places[-1].name, number, values[-1])
                 if aim is not None and len(ratios) >= STREAK and min(ratios[-STREAK:]) >= aim:
                     return aim, ratios
             scales = [log.detach() for log in logs] if scales is None else scales
@@ -291,6 +283,7 @@ def _step(loss: Tensor, parameters: list[nn.Parameter], rate: float | None, aim:
         assert aim is not None
         slope = math.sqrt(sum(float(gradient.double().square().sum()) for _, gradient in pairs))
         size = math.sqrt(sum(float(weight.detach().double().square().sum()) for weight, _ in pairs))
+        # r = 1/f², so that 1/√(1.44 t) is where the loss should be
         way = max(0.0, float(loss.detach()) - 1 / math.sqrt(AHEAD * aim))
         rate = min(way / slope**2, LARGEST_STEP * size / slope) if slope > 0 else 0.0
     with torch.no_grad():

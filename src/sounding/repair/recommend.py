@@ -19,8 +19,9 @@ from sounding.probe.state import set_mode, unwrap
 from sounding.probe.thresholds import THRESHOLDS
 from sounding.reader.blame import blame
 from sounding.reader.module import read
-from sounding.repair.candidates import MENDS, Candidate, list_candidates, list_for_cause
+from sounding.repair.candidates import Candidate, list_candidates, list_for_cause
 from sounding.repair.evidence import Fresh, State, Vitals, examine
+from sounding.repair.mend import MENDS
 from sounding.repair.methods import METHODS, choose_methods
 from sounding.repair.passes import Inputs, check_inputs
 from sounding.repair.plan import as_inputs, check_model
@@ -75,6 +76,11 @@ class Tried:
     def name(self) -> str:
         """The methods, joined."""
         return " + ".join(self.methods) or AS_IT_IS
+
+    @property
+    def _cure(self) -> Candidate:
+        """As candidates are listed."""
+        return self.methods, self.options
 
     @property
     def healthy(self) -> bool:
@@ -201,41 +207,44 @@ def recommend(
     shown = [(batch, targets)] if fresh is None else [fresh() for _ in range(repeats)]
     start = take_snapshot(root)
     before = examine(root, shown, loss=loss, repeats=repeats, generator=generator)
-    left_out = {method.name for method, _ in choose_methods(exclude)}
-    cause, told = _blame(root, shown[0], loss)
-    listed = [*list_candidates(root, batch, before.report.verdict.findings), *cause]
+    left_out = {method.name for method, _ in choose_methods(exclude)}  # unknown names are refused here
+    blamed, told = _blame(root, shown[0], loss)
+    listed = [*list_candidates(root, batch, before.report.verdict.findings), *blamed]
     candidates = [one for one in listed if not left_out & set(one[0])]
     tried: list[Tried] = []
     failed: list[tuple[str, str]] = []
-    for done, (methods, options) in enumerate(candidates):
-        name = " + ".join(methods) or AS_IT_IS
+    for done, cure in enumerate(candidates):
+        name = " + ".join(cure[0]) or AS_IT_IS
         if progress is not None:
             progress(done, len(candidates), name)
         try:
-            changed = 0 if not methods else _change(root, batch, methods, options, generator)
-            after = examine(root, shown, loss=loss, repeats=repeats, generator=generator) if methods else before
-            tried.append(_tell(methods, options, before, after, changed))
+            changed, after = 0, before
+            if cure[0]:
+                changed = _change(root, batch, cure, generator)
+                after = examine(root, shown, loss=loss, repeats=repeats, generator=generator)
+            tried.append(_tell(cure, before, after, changed))
         except (UsageError, NumericalError, TargetError) as error:
             failed.append((name, error.message))
         finally:
             start.restore()
-    sound = _is_sound(before)
-    ranked = _rank(tried, sound=sound, special=cause)
+    # nothing was found, and gradients would cross four times the depth: such a model needs no cure
+    sound = not before.report.verdict.findings and _crosses(before.vitals)
+    ranked = _rank(tried, sound=sound, special=blamed)
     if sound or not steps:
         return Recommendation(ranked, tuple(failed), told)
     trained = {}
-    for item in _likeliest(ranked, cause):
+    for item in _likeliest(ranked, blamed):
         if progress is not None:
             progress(len(candidates), len(candidates), f"training with {item.name}")
         try:
-            _change(root, batch, item.methods, item.options, generator)
+            _change(root, batch, item._cure, generator)
             trained[id(item)] = _train(root, shown, loss, steps)
         finally:
             start.restore()
     if all(math.isnan(value) for value in trained.values()):
         return Recommendation(ranked, tuple(failed), told)
     known = [replace(item, trained=trained.get(id(item), math.nan)) for item in ranked]
-    return Recommendation(_rank_trained(known, cause), tuple(failed), told, steps)
+    return Recommendation(_rank_trained(known, blamed), tuple(failed), told, steps)
 
 
 def _blame(model: nn.Module, batch: tuple[Any, Any], loss: str | Loss | None) -> tuple[list[Candidate], str]:
@@ -253,16 +262,10 @@ def _blame(model: nn.Module, batch: tuple[Any, Any], loss: str | Loss | None) ->
     return list_for_cause(change.kind, change.layer), told
 
 
-def _change(
-    model: nn.Module,
-    batch: Inputs,
-    methods: tuple[str, ...],
-    options: dict[str, dict[str, Any]],
-    generator: torch.Generator | None,
-) -> int:
+def _change(model: nn.Module, batch: Inputs, cure: Candidate, generator: torch.Generator | None) -> int:
     """Apply cures and say how many parts they changed; one that changes nothing is refused."""
     count = 0
-    for one, values in choose_methods(methods, options):
+    for one, values in choose_methods(*cure):
         changes = one.run(model, batch, options=values, generator=generator)
         if not changes.changed:
             raise UsageError(f"{one.name} changes nothing here")
@@ -280,7 +283,7 @@ def _likeliest(ranked: Sequence[Tried], special: Sequence[Candidate]) -> list[Tr
 def _mends(item: Tried, special: Sequence[Candidate]) -> bool:
     """Whether cures only mend what the audit named or theory blames: they leave the rest as the network was made."""
     named = bool(item.methods) and set(item.methods) <= {"batch_statistics", *MENDS}
-    return named or (item.methods, item.options) in special
+    return named or item._cure in special
 
 
 def _train(model: nn.Module, shown: list[tuple[Any, Any]], loss: str | Loss | None, steps: int) -> float:
@@ -291,7 +294,7 @@ def _train(model: nn.Module, shown: list[tuple[Any, Any]], loss: str | Loss | No
     reached = []
     for rate in RATES:
         trained = copy.deepcopy(model)
-        set_mode(trained, "train", dropout=False)
+        set_mode(trained, "train", dropout=False)  # dropout is noise in a comparison
         weights = [weight for weight in trained.parameters() if weight.requires_grad]
         if not weights:
             return math.nan
@@ -323,7 +326,7 @@ def _rank_trained(ranked: Sequence[Tried], special: Sequence[Candidate]) -> tupl
     better = STATUSES.index(was.status) > best  # a cure that makes it healthy need not train faster as well
     line = was.trained * (1 + SHOWN if better else 1 - SHOWN)
     pool = [item for item in pool if item.trained <= line and math.isfinite(item.trained)]
-    pool = [item for item in pool if _mends(item, special)] or pool
+    pool = [item for item in pool if _mends(item, special)] or pool  # what keeps the rest as it was made goes first
     first = was
     if pool:
         top = min(item.trained for item in pool)
@@ -341,12 +344,7 @@ def score(vitals: Vitals) -> float:
     """
     backwards = min(1.0, max(0.0, (LIMIT - vitals.depth_scales) / (LIMIT - FREE_SCALES)))
     found = backwards * vitals.spread
-    return found if math.isfinite(found) else 0.0
-
-
-def _is_sound(state: State) -> bool:
-    """Nothing was found, and gradients would cross four times the depth: such a model needs no cure."""
-    return not state.report.verdict.findings and _crosses(state.vitals)
+    return found if math.isfinite(found) else 0.0  # a network that gives no numbers lets no signal through
 
 
 def _crosses(vitals: Vitals) -> bool:
@@ -361,21 +359,19 @@ def _rank(tried: list[Tried], *, sound: bool, special: Sequence[Candidate]) -> t
 
     A sound model itself comes before every cure.
     """
+    # Python sorts stably: of equals the one listed first stays first
     ordered = sorted(tried, key=lambda item: (STATUSES.index(item.status), -item.score, len(item.methods)))
     top = ordered[0]
     close = [item for item in ordered if item.status == top.status and item.score >= top.score - CLOSE]
     close += [item for item in ordered if sound and not item.methods]
-    close += [
-        item for item in ordered if (item.methods, item.options) in special and item.healthy and _crosses(item.vitals)
-    ]
-    first = min(close, key=lambda item: (len(item.methods), (item.methods, item.options) not in special, -item.score))
+    close += [item for item in ordered if item._cure in special and item.healthy and _crosses(item.vitals)]
+    first = min(close, key=lambda item: (len(item.methods), item._cure not in special, -item.score))
     return (first, *(item for item in ordered if item is not first))
 
 
-def _tell(
-    methods: tuple[str, ...], options: dict[str, dict[str, Any]], before: State, after: State, changed: int
-) -> Tried:
+def _tell(cure: Candidate, before: State, after: State, changed: int) -> Tried:
     """The record of a cure that was tried: its score, its status and what it caused."""
+    methods, options = cure
     old = {finding.kind for finding in before.report.verdict.findings}
     return Tried(
         methods=methods,

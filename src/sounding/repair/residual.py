@@ -14,7 +14,7 @@ from sounding.probe.calls import named_modules, named_parameters
 from sounding.probe.state import unwrap
 from sounding.repair.branches import Branch, find_branches
 from sounding.repair.changes import Change, Changes, Untouched
-from sounding.repair.layers import BATCH_NORMS, NameFilter, left_out, rms
+from sounding.repair.layers import BATCH_NORMS, FROZEN, NameFilter, left_out, rms, sort_out, width_of
 from sounding.repair.passes import Inputs
 from sounding.repair.snapshot import all_or_nothing
 from sounding.start.laws import name_law
@@ -53,7 +53,7 @@ def zero_residual_(
                 held.parameters[name].zero_()
             factor = 1.0
             if branch.inner and not branch.normalized:
-                factor = len(branches) ** (-1 / (2 * len(branch.inner)))
+                factor = len(branches) ** (-1 / (2 * len(branch.inner)))  # L^(−1/(2m−2)): inner are all m but the last
                 for name in branch.inner:
                     held.parameters[name].mul_(factor)
             changed.append(Change(branch.name, what, before, "0" if factor == 1 else f"0, others ×{factor:.3g}"))
@@ -113,9 +113,9 @@ def multiply_output(module: nn.Module, _arguments: Any, output: Any) -> Any:
     """The hook of a scaled branch: what a layer gives out, times its `branch_scale`."""
     scale: Any = getattr(module, SCALE)
     if isinstance(output, tuple):
-        return (output[0] * scale, *output[1:])
+        return (output[0] * scale, *output[1:])  # attention gives its weights beside its output
     if isinstance(scale, Tensor) and isinstance(module, nn.modules.conv._ConvNd | nn.modules.batchnorm._BatchNorm):
-        scale = scale.view(-1, *[1] * (output.dim() - 2))
+        scale = scale.view(-1, *[1] * (output.dim() - 2))  # axis 1 holds the channels
     return output * scale
 
 
@@ -133,6 +133,7 @@ class _Held:
     def scaled_module(self, name: str) -> nn.Module | str:
         """The module whose output is the branch, or why there is none."""
         layer = name.rpartition(".")[0]
+        # its output projection is called as a function, so no hook of it runs
         above = self.modules.get(layer.rpartition(".")[0])
         module = above if isinstance(above, nn.MultiheadAttention) else self.modules.get(layer)
         if module is None or (not isinstance(module, nn.MultiheadAttention) and list(module.children())):
@@ -146,35 +147,34 @@ def _choose(
     held: _Held, branches: tuple[Branch, ...], include: NameFilter, exclude: NameFilter
 ) -> tuple[list[Branch], list[Untouched]]:
     """The branches that a cure may change, and the others with the reason."""
-    chosen, untouched = [], []
-    for branch in branches:
-        module = held.owner(branch.writers[0]) or nn.Identity()
+
+    def why(_: str, branch: Branch) -> str | None:
+        filtered = left_out(branch.name, held.owner(branch.writers[0]) or nn.Identity(), include, exclude)
+        if filtered is not None:
+            return filtered
         own = [*branch.writers, *branch.behind]
-        if left_out(branch.name, module, include, exclude):
-            untouched.append(Untouched(branch.name, "left out by the name filter"))
-        elif any(word in name for name in own for word in COMPUTED):
-            untouched.append(Untouched(branch.name, "its weight is computed by a parametrization; remove it first"))
-        elif not all(held.parameters[name].requires_grad for name in own):
-            untouched.append(Untouched(branch.name, "it is frozen (requires_grad is False)"))
-        else:
-            chosen.append(branch)
+        if any(word in name for name in own for word in COMPUTED):
+            return "its weight is computed by a parametrization; remove it first"
+        return None if all(held.parameters[name].requires_grad for name in own) else FROZEN
+
+    chosen, untouched = sort_out([(one.name, one) for one in branches], why)
     if not chosen:
         raise UsageError(
             f"expected a residual branch to change, got none of {len(branches)} that may be "
             f"({untouched[0].name}: {untouched[0].reason})",
             hint="another name filter, or unfreezing a layer",
         )
-    return chosen, untouched
+    return [branch for _, branch in chosen], untouched
 
 
 def _factor(rule: Rule, count: int, base: int) -> float:
     if rule == "sqrt":
         return 1 / math.sqrt(count)
     if rule == "deepnorm":
-        return 1 / math.sqrt(math.sqrt(count))
+        return 1 / math.sqrt(math.sqrt(count))  # N^(−1/4)
     if rule == "completep":
-        return min(1.0, 2 * base / count)
-    return 0.1 if count <= 36 else 1e-5 if count <= 48 else 1e-6
+        return min(1.0, 2 * base / count)  # a network shallower than the base stays as it is
+    return 0.1 if count <= 36 else 1e-5 if count <= 48 else 1e-6  # two branches a block
 
 
 def _notes(rule: Rule, count: int, base: int) -> tuple[str, ...]:
@@ -205,7 +205,7 @@ def _scale(
     for module in dict.fromkeys(module for module in modules if isinstance(module, nn.Module)):
         scale: Any = factor
         if rule == "layerscale":
-            scale = nn.Parameter(held.parameters[end[0]].new_full((_width(module),), factor))
+            scale = nn.Parameter(held.parameters[end[0]].new_full((width_of(module),), factor))
         setattr(module, SCALE, scale)
         module.register_forward_hook(multiply_output)
     carrying = [*branch.writers[:1], *branch.values] if rule == "deepnorm" else []
@@ -213,16 +213,3 @@ def _scale(
         held.parameters[name].mul_(shrunk)
     also = f", {', '.join(carrying)} ×{shrunk:.3g}" if carrying else ""
     return Change(branch.name, "branch", "×1", f"×{factor:.3g}{', trainable' * (rule == 'layerscale')}{also}")
-
-
-def _width(module: nn.Module) -> int:
-    """How many features a layer gives out."""
-    if isinstance(module, nn.MultiheadAttention):
-        return int(module.embed_dim)
-    for name in ("out_features", "out_channels", "num_features", "nf"):
-        found = getattr(module, name, None)
-        if isinstance(found, int):
-            return found
-    weight = module.weight
-    assert isinstance(weight, Tensor)
-    return len(weight)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,8 @@ from sounding.probe.calls import multiplies
 from sounding.probe.state import unwrap
 from sounding.reader import read
 from sounding.repair.changes import Change, Changes, Untouched
-from sounding.repair.layers import BATCH_NORMS, WEIGHT_LAYERS, NameFilter, select_layers
-from sounding.repair.passes import Inputs, call_model, call_order, check_inputs, hooked, sample_count
+from sounding.repair.layers import BATCH_NORMS, WEIGHT_LAYERS, NameFilter, select_layers, width_of
+from sounding.repair.passes import Inputs, call_flow, call_order, check_inputs, sample_count
 from sounding.repair.snapshot import all_or_nothing, undisturbed
 from sounding.theory.batchnorm import batchnorm
 from sounding.theory.prescribe import Option, prescribe
@@ -57,12 +57,19 @@ def tune_batchnorm_(
         include, exclude: name filters on the norms.
     """
     check_inputs(inputs)
-    _check_settings(eps, scale, shift, margin)
+    for setting, given, usual in (("eps", eps, "0.5"), ("scale", scale, "1.0"), ("margin", margin, f"{MARGIN:g}")):
+        if given is not None and not (math.isfinite(given) and given > 0):
+            raise UsageError(f"{setting} must be positive, got {given}", hint=usual)
+    if shift is not None and not math.isfinite(shift):
+        raise UsageError(f"shift must be finite, got {shift}", hint="1.0")
     norms, untouched = select_layers(model, BATCH_NORMS, include=include, exclude=exclude)
     with undisturbed(model):
         order = call_order(model, inputs)
     activation = _activation_after(unwrap(model), inputs, [name for name, _ in norms])
-    averaged = _averaged(model, inputs, [module for _, module in norms])
+    calls, _ = call_flow(model, inputs, [module for _, module in norms], ())
+    if not calls:
+        raise UsageError("the forward pass calls none of the batch norms to tune", hint="another name filter")
+    averaged = min(shape.numel() // width_of(norm) for norm, shape in calls)  # samples times positions
     samples = averaged if batch_size is None else batch_size
     layers = depth if depth is not None else sum(multiplies(module) for _, module in order)
     notes = []
@@ -86,39 +93,14 @@ def tune_batchnorm_(
     )
     if batch_size is None and averaged != sample_count(inputs):
         notes.append(f"batch size {averaged}: samples times positions, which theory takes for independent")
+    chosen = {name: value for name, value in (("eps", eps), ("scale", scale), ("shift", shift)) if value is not None}
     changed: list[Change] = []
     with all_or_nothing(model), torch.no_grad():
         for name, norm in norms:
-            changed += _set(name, norm, eps, scale, shift, untouched)
+            changed += _set(name, norm, chosen, untouched)
         if eps:
             changed += _standardize_weights(order, [module for _, module in norms])
-    chosen = {name: value for name, value in (("eps", eps), ("scale", scale), ("shift", shift)) if value is not None}
     return Changes("tune_batchnorm", tuple(changed), tuple(untouched), tuple(notes), chosen)
-
-
-def _check_settings(eps: float | None, scale: float | None, shift: float | None, margin: float) -> None:
-    if eps is not None and not (math.isfinite(eps) and eps > 0):
-        raise UsageError(f"eps must be positive, got {eps}", hint="0.5")
-    if scale is not None and not (math.isfinite(scale) and scale > 0):
-        raise UsageError(f"scale must be positive, got {scale}", hint="1.0")
-    if shift is not None and not math.isfinite(shift):
-        raise UsageError(f"shift must be finite, got {shift}", hint="1.0")
-    if not (math.isfinite(margin) and margin > 0):
-        raise UsageError(f"margin must be positive, got {margin}", hint=f"{MARGIN:g}")
-
-
-def _averaged(model: nn.Module, inputs: Inputs, norms: list[nn.Module]) -> int:
-    """The fewest values that one of the norms averages: samples times positions."""
-    counts: list[int] = []
-
-    def count(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        counts.append(arguments[0].numel() // int(module.num_features))  # type: ignore[arg-type]
-
-    with hooked([norm.register_forward_pre_hook(count) for norm in norms]), undisturbed(model), torch.no_grad():
-        call_model(model, inputs)
-    if not counts:
-        raise UsageError("the forward pass calls none of the batch norms to tune", hint="another name filter")
-    return min(counts)
 
 
 @functools.lru_cache(maxsize=64)
@@ -146,6 +128,7 @@ def _activation_after(model: nn.Module, inputs: Inputs, names: list[str]) -> Act
                     found.setdefault(behind.name, (behind, name))
                 else:
                     waiting.append(index)
+    # shortcuts beside an activation do not count
     known = {key: value for key, value in found.items() if key != "identity"} or found
     if len(known) != 1:
         described = ", ".join(f"{spec} after {name}" for spec, (_, name) in known.items()) or "none that can be read"
@@ -156,25 +139,19 @@ def _activation_after(model: nn.Module, inputs: Inputs, names: list[str]) -> Act
     return next(iter(known.values()))[0]
 
 
-def _set(
-    name: str,
-    norm: nn.Module,
-    eps: float | None,
-    scale: float | None,
-    shift: float | None,
-    untouched: list[Untouched],
-) -> list[Change]:
-    """Set what is given on one norm; returns what changed."""
+def _set(name: str, norm: nn.Module, chosen: Mapping[str, float], untouched: list[Untouched]) -> list[Change]:
+    """Set what is chosen on one norm; returns what changed."""
     changed = []
-    if eps is not None and float(norm.eps) != eps:  # type: ignore[arg-type]
+    eps = chosen.get("eps", norm.eps)
+    if eps != norm.eps:
         changed.append(Change(name, "eps", f"{norm.eps:g}", f"{eps:g}"))
         norm.eps = eps  # type: ignore[assignment]
-    for part, value in (("weight", scale), ("bias", shift)):
-        parameter = getattr(norm, part, None)
+    for part, option, usual in (("weight", "scale", 1.0), ("bias", "shift", 0.0)):
+        parameter, value = getattr(norm, part, None), chosen.get(option)
         if value is None:
             continue
         if not isinstance(parameter, Tensor):
-            if value != (1.0 if part == "weight" else 0.0):
+            if value != usual:  # what a norm without parameters does anyway
                 untouched.append(Untouched(name, f"it has no {part} (affine=False), so {value:g} cannot be set"))
         elif not bool((parameter == value).all()):
             changed.append(Change(name, part, f"mean {float(parameter.mean()):.3g}", f"{value:g}"))
@@ -191,6 +168,7 @@ def _standardize_weights(order: list[tuple[str, nn.Module]], norms: list[nn.Modu
     for name, module in order:
         if isinstance(module, WEIGHT_LAYERS):
             before = (name, module)
+        # a layer before two norms is rescaled once
         elif id(module) in tuned and before is not None and id(before[1]) not in seen:
             layer = before[1]
             seen.add(id(layer))

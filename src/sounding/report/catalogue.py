@@ -12,14 +12,13 @@ import sounding
 from sounding.claims.claim import PAPERS, Scale
 from sounding.claims.registry import left_out
 from sounding.claims.result import Result, folder_of
-from sounding.encoding import to_plain
+from sounding.encoding import fields_of, to_plain
 from sounding.figures import write_range
 from sounding.report.ledger import Line, describe_evidence, lines_of, write_totals
 
 Found = Mapping[str, Mapping[Scale, Result]]
 CATALOGUE, CRATE = "claims.json", "ro-crate-metadata.json"
-QUICK = 60.0
-"""Seconds up to which a row counts as easy: what `make claims` asks of each on two cores."""
+QUICK = 60.0  # seconds up to which a row counts as easy: what `make claims` asks of each on two cores
 
 
 def write_pages(found: Found, folder: Path) -> dict[str, str]:
@@ -41,16 +40,16 @@ def write_row(line: Line, results: Mapping[Scale, Result], folder: Path) -> str:
     A table of the paper is a table here too, from the points below `folder`.
     """
     claim, result = line.claim, line.result
-    parts = [f"# {claim.paper}, {claim.place}", claim.statement]
-    if claim.quotation:
-        parts.append(f"> {claim.quotation}")
-    parts.append(
-        f"**As printed: {line.standing.as_printed}.** Corrected: {line.standing.corrected}. Scale: {result.scale}."
-    )
-    parts += [f"Reduced: {result.reduction}."] if result.reduction else []
-    parts += [f"Trained: {line.training.told}."] if line.training else []
-    parts += [f"Corrected statement: {result.correction}"] if result.correction else []
-    parts += [f"A part of [{claim.parent}](../{claim.parent}/README.md)."] if claim.parent else []
+    parts = [
+        f"# {claim.paper}, {claim.place}",
+        claim.statement,
+        f"> {claim.quotation}" if claim.quotation else "",
+        f"**As printed: {line.standing.as_printed}.** Corrected: {line.standing.corrected}. Scale: {result.scale}.",
+        f"Reduced: {result.reduction}." if result.reduction else "",
+        f"Trained: {line.training.told}." if line.training else "",
+        f"Corrected statement: {result.correction}" if result.correction else "",
+        f"A part of [{claim.parent}](../{claim.parent}/README.md)." if claim.parent else "",
+    ]
     parts += [f"Its part [{name}](../{name}/README.md): {case.verdict}." for name, case in line.cases.items()]
     parts.append(f"![figure]({result.scale}/figure.svg)\n\n{result.caption}")
     if claim.kind == "table":
@@ -58,22 +57,19 @@ def write_row(line: Line, results: Mapping[Scale, Result], folder: Path) -> str:
     rows = ["| of | quantity | measured | 99% interval | expected | status | why |", "|---|---|---|---|---|---|---|"]
     for e in result.expectations:
         number = result.numbers.get(e["quantity"])
+        # a number that the run could not measure keeps its row, without a value
         told = ("", "") if number is None else (f"{number.value:.4g}", f"{number.low:.4g} to {number.high:.4g}")
         cells = (e["of"], e["quantity"], *told, write_range(e), e["status"], e["why"])
         rows.append(f"| {' | '.join(cells)} |".replace(" inf |", " ∞ |"))
     parts.append("\n".join(rows))
-    texts = {
-        "The paper's experiment": claim.experiment,
-        "Released program": claim.released,
-        "Note": claim.note,
-        "Remarks": result.remarks,
-    }
+    texts = {"The paper's experiment": claim.experiment, "Released program": claim.released, "Note": claim.note,
+             "Remarks": result.remarks}  # fmt: skip
     parts += [f"{name}: {text}" for name, text in texts.items() if text]
     for scale, run in results.items():
         made = f"{run.date}, {run.device}, {run.seconds:.0f} s, random seed {run.random_seed}"
         links = f"[numbers]({scale}/numbers.csv) · [all]({scale}/result.json)"
         parts.append(f"{scale}: {run.verdict}; {made}. `{run.command}` · {links}")
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _tabulate(path: Path) -> list[str]:
@@ -85,6 +81,7 @@ def _tabulate(path: Path) -> list[str]:
         inside = [point for point in points if point["panel"] == panel]
         cells = {(point["x"], point["series"]): point["y"] for point in inside}
         names = list(dict.fromkeys(point["series"] for point in inside))
+        # a place at which a series has no point leaves its cell empty
         rows = [f"| {panel} | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
         rows += [
             f"| {place} | {' | '.join(cells.get((place, name), '') for name in names)} |"
@@ -96,17 +93,18 @@ def _tabulate(path: Path) -> list[str]:
 
 def write_report(paper: str, lines: Sequence[Line]) -> str:
     """A report on one paper in the form of the reproducibility challenge, from its rows and nothing else."""
-    held = [line for line in lines if line.standing.as_printed == "holds"]
-    failed = [line for line in lines if line.standing.as_printed == "fails"]
-    opened = [line for line in lines if line.standing.as_printed == "open"]
+    stands = {state: [one for one in lines if one.standing.as_printed == state] for state in ("holds", "fails", "open")}
     slow = sorted((line for line in lines if line.result.seconds > QUICK), key=lambda line: -line.result.seconds)
     reduced = [line for line in lines if line.result.reduction]
     seconds = sum(line.result.seconds for line in lines)
     devices = ", ".join(sorted({line.result.device for line in lines}))
-    whole = [line for line in held if not line.result.reduction]
-    smaller = [line for line in held if line.result.reduction]
+    whole = [line for line in stands["holds"] if not line.result.reduction]
+    smaller = [line for line in stands["holds"] if line.result.reduction]
+    # a smaller run says nothing about how easy the paper's own would be
     easy = [line for line in whole if line.result.seconds <= QUICK]
-    trained = {_link(line): line.training for line in lines if line.training}
+    trained = [
+        f"[{one.result.place}]({one.result.id}/README.md): {one.training.told}." for one in lines if one.training
+    ]
     sections = {
         "Scope of reproducibility": [
             f"{PAPERS[paper]}. {len(lines)} of its statements are rows of the ledger; the others are listed last.",
@@ -119,14 +117,14 @@ def write_report(paper: str, lines: Sequence[Line]) -> str:
         ],
         "What held": [_name(line) for line in whole],
         "What held on smaller runs": [f"{_name(line)} Reduced: {line.result.reduction}." for line in smaller],
-        "What did not hold as printed": [f"{_name(line)} {_tell_failure(line)}" for line in failed],
-        "What is open": [f"{_name(line)} {describe_evidence(line.result)[0]}." for line in opened],
+        "What did not hold as printed": [f"{_name(line)} {_tell_failure(line)}" for line in stands["fails"]],
+        "What is open": [f"{_name(line)} {describe_evidence(line.result)[0]}." for line in stands["open"]],
         "What was easy": [f"{len(easy)} rows hold unreduced and take no more than {QUICK:.0f} s each."],
         "What was difficult": [
             f"{_name(line)} {line.result.seconds:.0f} s on {line.result.device}." for line in slow[:8]
         ]
         + [f"Rows that are smaller than the paper's: {len(reduced)}."],
-        "How much of the paper's training was run": [f"{place}: {length.told}." for place, length in trained.items()],
+        "How much of the paper's training was run": trained,
         "What was not tried": [f"{item}: {reason}." for item, reason in left_out(paper).items()],
     }
     parts = [f"# Reproducibility report: {paper}"]
@@ -162,18 +160,16 @@ def write_catalogue(found: Found) -> list[dict[str, Any]]:
         for line in lines:
             claim, result = line.claim, line.result
             entry = {
-                "id": claim.id, "paper": claim.paper, "citation": PAPERS[claim.paper], "place": claim.place,
-                "kind": claim.kind, "statement": claim.statement, "quotation": claim.quotation or None,
-                "parent": claim.parent or None, "as_printed": line.standing.as_printed,
-                "corrected": line.standing.corrected, "correction": result.correction or None, "scale": result.scale,
-                "reduction": result.reduction or None,
+                **fields_of(claim, "id paper"), "citation": PAPERS[claim.paper],
+                **fields_of(claim, "place kind statement"), "quotation": claim.quotation or None,
+                "parent": claim.parent or None, **fields_of(line.standing, "as_printed corrected"),
+                "correction": result.correction or None, "scale": result.scale, "reduction": result.reduction or None,
                 "training": line.training.told if line.training else None,
                 "training_share": line.training.share if line.training else None,
-                "expectations": result.expectations, "numbers": result.numbers,
+                **fields_of(result, "expectations numbers"),
                 "provenance": {
-                    "command": result.command, "date": result.date, "device": result.device,
-                    "seconds": result.seconds, "random_seed": result.random_seed, "versions": result.versions,
-                    "fingerprint": result.fingerprint, "folder": f"{claim.id}/{result.scale}",
+                    **fields_of(result, "command date device seconds random_seed versions fingerprint"),
+                    "folder": f"{claim.id}/{result.scale}",
                 },
             }  # fmt: skip
             entries.append(to_plain(entry))
@@ -182,6 +178,7 @@ def write_catalogue(found: Found) -> list[dict[str, Any]]:
 
 def write_crate(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """RO-Crate 1.1 metadata: the results as a data set, the catalogue, and a part for each row."""
+    # a crate has to describe itself, its root, and every part by an @id
     parts: list[dict[str, Any]] = [
         {"@id": CATALOGUE, "@type": "File", "name": "every row of the ledger", "encodingFormat": "application/json"}
     ]
@@ -196,7 +193,7 @@ def write_crate(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "@id": "./", "@type": "Dataset", "name": "Sounding: the ledger", "version": sounding.__version__,
         "description": "Statements of five papers on signals in deep networks, and what measuring them gave.",
         "license": {"@id": "https://spdx.org/licenses/MIT"},
-        "datePublished": max(entry["provenance"]["date"] for entry in entries),
+        "datePublished": max(entry["provenance"]["date"] for entry in entries),  # of the newest result
         "hasPart": [{"@id": part["@id"]} for part in parts],
     }  # fmt: skip
     about = {

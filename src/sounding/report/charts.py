@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sounding.encoding import fields_of
 from sounding.probe.findings.collapse import share_outside
 from sounding.probe.inside.precision import HEADROOMS, find_headroom
 from sounding.probe.inside.roles import find_roles
@@ -24,6 +25,8 @@ def to_columns(report: Report, name: str) -> dict[str, Any]:
     roles = find_roles(reading)
     drawn = [measure for chart in CHARTS for measure in chart.measures]
     columns = {measure: [_cell(call, measure) for call in calls] for measure in drawn}
+    measured = {name: cells for name, cells in columns.items() if any(isinstance(cell, float | int) for cell in cells)}
+    errors = {measure: [_round(call.stderr(measure) or math.nan) for call in calls] for measure in drawn}
     return {
         "name": name,
         "depth": [call.depth for call in calls],
@@ -31,20 +34,12 @@ def to_columns(report: Report, name: str) -> dict[str, Any]:
         "kinds": [call.kind for call in calls],
         "weighs": [int(call.weighs) for call in calls],
         "roles": [roles.get(call.depth, "") for call in calls],
-        "measures": {
-            measure: values
-            for measure, values in columns.items()
-            if any(isinstance(value, float | int) for value in values)
-        },
-        "stderr": _stderr_columns(calls, drawn),
+        "measures": measured,
+        "stderr": {measure: column for measure, column in errors.items() if any(column)},
         "theory": _theory(calls, drawn),
         "fit": fit_line(reading, reading.network),
         "expected": fit_line(reading, reading.predicted),
-        "findings": [
-            {"kind": finding.kind, "severity": finding.severity, "depth": finding.depth}
-            for finding in report.verdict.findings
-            if finding.depth is not None
-        ],
+        "findings": [fields_of(one, "kind severity depth") for one in report.verdict.findings if one.depth is not None],
     }
 
 
@@ -55,11 +50,8 @@ def fit_line(reading: Reading, rates: Mapping[str, Estimate]) -> dict[str, Any] 
     measured points, which is where a least-squares line of that slope lies.
     """
     rate = rates.get("gradient_log_rate")
-    points = [
-        (order, call.depth, call.get("gradient_log_norm"))
-        for order, call in enumerate(reading.weight_layers)
-        if math.isfinite(call.get("gradient_log_norm"))
-    ]
+    norms = [(order, call.depth, call.get("gradient_log_norm")) for order, call in enumerate(reading.weight_layers)]
+    points = [point for point in norms if math.isfinite(point[2])]
     if rate is None or not math.isfinite(rate.value) or len(points) < 2:
         return None
     middle = sum(order for order, _, _ in points) / len(points)
@@ -67,6 +59,7 @@ def fit_line(reading: Reading, rates: Mapping[str, Estimate]) -> dict[str, Any] 
     growth = rates.get("gradient_growth")
     return {
         "depth": [depth for _, depth, _ in points],
+        # the rate is positive towards the input: the line falls with the order
         "value": [_round(height - rate.value * (order - middle)) for order, _, _ in points],
         "growth": None if growth is None else str(growth),
     }
@@ -92,22 +85,17 @@ def _theory(calls: Sequence[LayerCall], drawn: list[str]) -> dict[str, dict[str,
         values = {row.measure: row.value}
         if row.measure == "participation_ratio":
             values[SHARE_OUTSIDE] = share_outside(row.value)
-        for measure in values.keys() & set(drawn):
+        for measure in filter(drawn.__contains__, values):  # not as a set, whose order differs from run to run
             line = lines.setdefault(measure, {"depth": [], "value": [], "low": [], "high": []})
             line["depth"].append(row.layer)
             line["value"].append(_round(values[measure]))
             # two standard deviations over seeds, where theory knows them
             for edge, sign in (("low", -1), ("high", 1)):
                 value = row.value + sign * 2 * (row.stderr or math.nan)
+                # no batch has less than one direction
                 bent = share_outside(max(value, 1.0)) if measure == SHARE_OUTSIDE else value
                 line[edge].append(_round(bent if math.isfinite(value) else math.nan))
     return lines
-
-
-def _stderr_columns(calls: Sequence[LayerCall], drawn: list[str]) -> dict[str, list[float | int | None]]:
-    """Standard errors, only of measures that have one."""
-    columns = {measure: [_round(call.stderr(measure) or math.nan) for call in calls] for measure in drawn}
-    return {measure: column for measure, column in columns.items() if any(column)}
 
 
 def _round(value: float) -> float | int | None:

@@ -59,28 +59,27 @@ def shorten(report: Report, missing: Sequence[Unmeasured]) -> dict[str, Any]:
     """Plain JSON types from which `restore` makes a report again; of what was not measured it keeps `missing`."""
     reading = read(report.profile)
     layers = reading.weight_layers
-    kept = [layers[round(i * (len(layers) - 1) / (LAYERS - 1))] for i in range(LAYERS)] if layers else []
+    # evenly over the depth, both ends included; of a short network some come twice
+    kept = (layers[round(i * (len(layers) - 1) / (LAYERS - 1))] for i in range(LAYERS if layers else 0))
     chosen = {call.depth: call for call in kept}
-    measured: dict[str, list[float | None]] = {
-        measure: [_cell(call.get(measure)) for call in chosen.values()] for measure in MEASURES
-    }
     theory: dict[str, list[list[float | None]]] = {}
+    # of two rows the first counts
     rows = {(row.layer, row.measure): row for row in reversed(report.profile.rows) if row.source in PREDICTED}
     for measure in MEASURES:
         found = [rows.get((depth, measure)) for depth in chosen]
         if any(found):
             theory[measure] = [[] if row is None else [_cell(row.value), _cell(row.stderr)] for row in found]
-    verdict = report.verdict
+    verdict, about = report.verdict, report.environment
     return {
         "sentence": verdict.sentence,
         "warnings": verdict.warnings,
         "not_judged": list(verdict.not_judged),
-        "findings": [_finding(finding) for finding in verdict.findings],
+        "findings": [_write_finding(finding) for finding in verdict.findings],
         "unmeasured": _grouped(missing),
-        "depth": [call.depth for call in chosen.values()],
+        "depth": list(chosen),
         "names": [call.name for call in chosen.values()],
         "kinds": [call.kind for call in chosen.values()],
-        "measured": measured,
+        "measured": {measure: [_cell(call.get(measure)) for call in chosen.values()] for measure in MEASURES},
         "theory": theory,
         "network": {
             row.measure: [_cell(row.value), _cell(row.stderr), row.source]
@@ -92,9 +91,7 @@ def shorten(report: Report, missing: Sequence[Unmeasured]) -> dict[str, Any]:
             for name, parts in SETTINGS.items()
             if (value := report.profile.settings.get(name)) is not None
         },
-        "environment": {
-            name: to_plain(report.environment[name]) for name in CIRCUMSTANCES if name in report.environment
-        },
+        "environment": to_plain({name: about[name] for name in CIRCUMSTANCES if name in about}),
     }
 
 
@@ -120,7 +117,7 @@ def restore(record: Mapping[str, Any], status: Any) -> Report:
     return Report(Profile(tuple(rows), settings), verdict, unmeasured, record["environment"])
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def _write_finding(finding: Finding) -> dict[str, Any]:
     plain = {key: value for key, value in finding.to_dict().items() if key != "seed" and value not in (None, "")}
     return {**plain, "evidence": {key: str(float(f"{value:.4g}")) for key, value in finding.evidence.items()}}
 

@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -18,16 +19,8 @@ from typing import Any
 from sounding.errors import UsageError
 from sounding.files import place
 from sounding.probe.records import Report
+from sounding.report import sections
 from sounding.report.charts import to_columns
-from sounding.report.sections import (
-    write_citation,
-    write_environment,
-    write_findings,
-    write_theory,
-    write_title,
-    write_unmeasured,
-    write_verdicts,
-)
 from sounding.report.words import CHARTS
 
 NAMESPACES = "www.w3.org/"
@@ -57,24 +50,24 @@ def render_html(report: Report | Mapping[str, Report], *, preface: str = "", plo
             hint="what sounding.check returned",
         )
     data = {
-        "charts": [chart.to_dict() for chart in CHARTS],
+        "charts": [asdict(chart) for chart in CHARTS],
         "networks": [to_columns(item, name) for name, item in reports.items()],
     }
     script = read_page_file("report.js")
     library = plotly_js() if plotly is None else ""
     return Template(read_page_file("report.html")).substitute(
         policy=content_policy(*([library] if library else []), script, beside=plotly is not None),
-        title=write_title(reports),
+        title=sections.write_title(reports),
         style=read_page_file("palette.css") + read_page_file("report.css"),
         columns="two" if len(reports) > 1 else "one",
-        verdicts=write_verdicts(reports),
+        verdicts=sections.write_verdicts(reports),
         preface=preface,
-        findings=write_findings(reports),
-        theory=write_theory(reports),
-        unmeasured=write_unmeasured(reports),
-        environment=write_environment(reports),
-        citation=write_citation(reports),
-        date=datetime.now(UTC).strftime("%d %B %Y").lstrip("0"),
+        findings=sections.write_findings(reports),
+        theory=sections.write_theory(reports),
+        unmeasured=sections.write_unmeasured(reports),
+        environment=sections.write_environment(reports),
+        citation=sections.write_citation(reports),
+        date=datetime.now(UTC).strftime("%d %B %Y").lstrip("0"),  # a day below ten without its zero
         data=to_script_json(data),
         plotly=f"<script>{library}</script>" if library else f'<script src="{plotly}"></script>',
         script=script,
@@ -88,7 +81,7 @@ def to_script_json(value: Any) -> str:
     '{"name":"\\\\u003c/script\\\\u003e\\\\u003c!--"}'
     """
     text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
-    for character in "<>&\u2028\u2029":
+    for character in "<>&\u2028\u2029":  # a line separator ends a line of a script, not of JSON
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 
@@ -106,6 +99,7 @@ def plotly_js() -> str:
     """
     packed = resources.files("sounding.report").joinpath("page", "plotly.js.gz").read_bytes()
     source = gzip.decompress(packed).decode("utf-8")
+    # the policy hashes this text, and a closing tag inside of it would end the script
     return re.sub(rf"https?://(?!{re.escape(NAMESPACES)})", "", source).replace("</script", "<\\/script")
 
 
@@ -114,5 +108,5 @@ def content_policy(*scripts: str, beside: bool = False) -> str:
     hashes = " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts
     )
-    hashes += " 'self' file:" if beside else ""
+    hashes += " 'self' file:" if beside else ""  # a page opened from a disk has no origin of its own
     return f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"

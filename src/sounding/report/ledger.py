@@ -37,26 +37,6 @@ INTRODUCTION = (
     f"trial runs are listed in docs/claims.md of the repository. Rows that share a computation have its time once, in "
     f"the row that came first; the others have 0 s."
 )
-# beside the palette of the report
-STYLE = """body{font:15px/1.45 var(--sans);max-width:1200px;margin:2rem auto;padding:0 1rem;background:var(--page);
-color:var(--ink)}h1,h2{font-family:var(--serif);font-weight:500}a{color:var(--accent)}
-table{border-collapse:collapse;width:100%;margin:1rem 0;table-layout:fixed;overflow-wrap:break-word}
-th:nth-child(1){width:11%}th:nth-child(2){width:25%}th:nth-child(3){width:22%}th:nth-child(4){width:16%}
-th:nth-child(5){width:11%}th:nth-child(6){width:15%}td,th{text-align:left;vertical-align:top;padding:.4rem .6rem;
-border-bottom:1px solid var(--line)}img{width:100%;background:#fff}tr.case td:first-child{padding-left:1.6rem}
-.badge{display:inline-block;border:1px solid;border-radius:1em;padding:0 .5em;margin:0 .2em .2em 0;font-size:.85em}
-.holds{color:var(--good)}.fails{color:var(--bad)}.open{color:var(--warn)}
-@media(max-width:600px){table,tbody,tr,td{display:block}thead{display:none}td{border:0}
-tr{border-bottom:1px solid var(--strong-line)}}
-"""
-
-SCRIPT = """const q=document.getElementById('q'),choices=[...document.querySelectorAll('select')];
-function show(){const words=q.value.toLowerCase().split(/\\s+/).filter(Boolean);let n=0;
-for(const r of document.querySelectorAll('tr[id]')){const ok=words.every(w=>r.dataset.words.includes(w))&&
-choices.every(s=>!s.value||r.dataset[s.id]===s.value);r.hidden=!ok;n+=ok}
-for(const s of document.querySelectorAll('section'))s.hidden=!s.querySelector('tr[id]:not([hidden])');
-document.getElementById('n').textContent=n+' rows'}
-q.addEventListener('input',show);for(const s of choices)s.addEventListener('change',show);show()"""
 FILTERS: dict[str, tuple[str, dict[str, str]]] = {
     "paper": ("every paper", {paper: paper for paper in PAPERS}),
     "printed": ("as printed", {"holds": "holds", "fails": "fails", "open": "open"}),
@@ -159,12 +139,11 @@ def write_page(found: Mapping[str, Mapping[Scale, Result]], *, folder: str) -> s
             f"<section><h2>{paper}</h2><p>{html.escape(PAPERS[paper])}. {html.escape(totals)}</p><p>{index}</p>"
             f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></section>"
         )
-    body = "\n".join(parts)
+    body, style = "\n".join(parts), read_page_file("palette.css") + read_page_file("ledger.css")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
-        f'content="width=device-width"><title>Sounding: the ledger</title><style>{read_page_file("palette.css")}{STYLE}'
-        "</style></head>"
-        f"<body>{body}<script>{SCRIPT}</script></body></html>\n"
+        f'content="width=device-width"><title>Sounding: the ledger</title><style>{style}</style></head>'
+        f"<body>{body}<script>{read_page_file('ledger.js')}</script></body></html>\n"
     )
 
 
@@ -172,9 +151,8 @@ def _row(line: Line, folder: str) -> str:
     """A row of the page; `data-` attributes are what the search and the filters look at."""
     place, statement, _, evidence, scale = (html.escape(text) for text in _texts(line))
     remarks = _remarks(line)
-    remarks = f"Corrected{remarks}" if remarks.startswith(":") else remarks
-    verdict = f"{_badges(line)}<br>{html.escape(remarks)}"
-    result, printed = line.result, line.standing.as_printed
+    remarks = f"Corrected{remarks}" if remarks.startswith(":") else remarks  # behind badges a colon has no word
+    result, standing = line.result, line.standing
     words = html.escape(f"{result.id} {result.place} {result.statement}".lower())
     reduced = "yes" if result.reduction else "no"
     page = html.escape(quote(f"{folder}/{result.id}/README.md", safe="/:."))
@@ -182,9 +160,9 @@ def _row(line: Line, folder: str) -> str:
     links = " · ".join(f'<a href="{html.escape(t)}">{name}</a>' for name, t in line.links.items())
     return (
         f'<tr id="{result.id}" class="{"case" if line.claim.parent else "whole"}" data-words="{words}" '
-        f'data-paper="{result.paper}" data-printed="{printed}" data-corrected="{line.standing.corrected}" '
+        f'data-paper="{result.paper}" data-printed="{standing.as_printed}" data-corrected="{standing.corrected}" '
         f'data-kind="{result.kind}" data-reduced="{reduced}"><td><a href="{page}">{place}</a></td><td>{statement}</td>'
-        f"<td>{verdict}</td><td><details><summary>evidence</summary>{evidence}</details></td>"
+        f"<td>{_badges(line)}<br>{html.escape(remarks)}</td><td><details><summary>evidence</summary>{evidence}</details></td>"
         f'<td>{scale}</td><td><a href="{picture}"><img loading="lazy" alt="" src="{picture}"></a>{links}</td></tr>'
     )
 
@@ -196,10 +174,12 @@ def write_index(found: Mapping[str, Mapping[Scale, Result]]) -> list[dict[str, A
     for results in found.values():
         quoted = largest(results)
         standing = standings[quoted.id]
-        verdicts = {scale: result.verdict for scale, result in results.items()}
-        fields = {"id": quoted.id, "verdict": standing.verdict, **asdict(standing), "scale": quoted.scale}
-        fields["evidence"] = "; ".join(describe_evidence(quoted))
-        index.append({**fields, "verdicts": verdicts, "date": quoted.date, "device": quoted.device})
+        index.append({
+            "id": quoted.id, "verdict": standing.verdict, **asdict(standing), "scale": quoted.scale,
+            "evidence": "; ".join(describe_evidence(quoted)),
+            "verdicts": {scale: result.verdict for scale, result in results.items()},
+            "date": quoted.date, "device": quoted.device,
+        })  # fmt: skip
     return index
 
 
@@ -235,11 +215,13 @@ def _texts(line: Line) -> list[str]:
     if line.training:
         scale += f"; trained: {line.training.told}"
     place, statement = f"{nested}{result.place} ({result.id})", f"{result.statement}{quoted}"
-    return [place, statement, _verdict(line), _evidence(result), scale]
+    evidence = describe_evidence(result)
+    if len(evidence) > SHOWN:  # as much as a cell can hold: what decides comes first
+        evidence[SHOWN:] = [f"and {len(evidence) - SHOWN} more: see all"]
+    return [place, statement, _verdict(line), "; ".join(evidence), scale]
 
 
 def _verdict(line: Line) -> str:
-    """How the row stands as printed and corrected, with the correction and the note where it does not simply hold."""
     standing = line.standing
     if standing.as_printed != "fails":
         return f"{standing.verdict}{_remarks(line)}"
@@ -261,10 +243,10 @@ def _remarks(line: Line) -> str:
 
 def _badges(line: Line) -> str:
     """As printed, corrected, and whether the run was smaller than the paper's; a correction that holds has no green."""
-    found: list[tuple[str, str]] = [(line.standing.as_printed, f"as printed: {line.standing.as_printed}")]
-    if line.standing.corrected != "none":
-        kind = "corrected" if line.standing.corrected == "holds" else line.standing.corrected
-        found.append((kind, f"corrected: {line.standing.corrected}"))
+    printed, corrected = line.standing.as_printed, line.standing.corrected
+    found: list[tuple[str, str]] = [(printed, f"as printed: {printed}")]
+    if corrected != "none":
+        found.append(("corrected" if corrected == "holds" else corrected, f"corrected: {corrected}"))
     if line.result.reduction:
         found.append(("reduced", "smaller run"))
     return "".join(f'<span class="badge {kind}">{words}</span>' for kind, words in found)
@@ -272,18 +254,11 @@ def _badges(line: Line) -> str:
 
 def describe_evidence(result: Result) -> list[str]:
     """The numbers that decide, each with its interval and what was expected: those violated first."""
-    order = {"violated": 0, "open": 1, "met": 2}
+    order = {"violated": 0, "open": 1, "met": 2}  # what fails is read first
     decisive = sorted(result.expectations, key=lambda e: (e["of"] != "statement", order[e["status"]]))
     if result.verdict == "holds":
         decisive = [e for e in decisive if e["of"] == "statement"]
     return [_write_expectation(e, result) for e in decisive]
-
-
-def _evidence(result: Result) -> str:
-    """As much of the evidence as a table's cell can hold: what decides comes first, the rest is counted."""
-    texts = describe_evidence(result)
-    left = len(texts) - SHOWN
-    return "; ".join([*texts[:SHOWN], *([f"and {left} more: see all"] if left > 0 else [])])
 
 
 def _write_expectation(expectation: Mapping[str, Any], result: Result) -> str:
@@ -292,7 +267,7 @@ def _write_expectation(expectation: Mapping[str, Any], result: Result) -> str:
     origin = "corrected, " if expectation["of"] == "correction" else ""
     if number is None:
         return f"{name} not measured ({origin}expected {wanted})"
-    wide = number.high - number.low > 1e-6 * abs(number.value)
+    wide = number.high - number.low > 1e-6 * abs(number.value)  # an exact number has no interval to show
     interval = f" [{number.low:.4g}, {number.high:.4g}]".replace("inf]", "∞)") if wide else ""
     return f"{name} {number.value:.4g}{interval} ({origin}expected {wanted}: {expectation['status']})"
 

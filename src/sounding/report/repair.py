@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from sounding.probe.kinds import page_of
-from sounding.probe.records import Finding
 from sounding.repair.changes import Changes
 from sounding.repair.evidence import Evidence, tell
 from sounding.repair.plan import Plan
 from sounding.report.document import write_html
-from sounding.report.text import escape
+from sounding.report.sections import escape, row
 
 
 def write_repair_html(plan: Plan, path: str | Path) -> Path:
@@ -23,13 +21,8 @@ def write_repair_html(plan: Plan, path: str | Path) -> Path:
 def write_preface(plan: Plan) -> str:
     """The repair as HTML: vitals before and after, findings cured and caused, the changes of each method."""
     changes = "".join(_write_changes(item) for item in plan.changes)
-    recipe = plan.recipe()
-    rebuild = (
-        "<h3>What a weights file does not hold</h3><p>Before <code>load_state_dict</code>, on a model made anew:</p>"
-        f"<pre>{escape(recipe)}</pre>"
-        if recipe
-        else ""
-    )
+    rebuild = "<h3>What a weights file does not hold</h3><p>Before <code>load_state_dict</code>, on a model made anew:"
+    rebuild = f"{rebuild}</p><pre>{escape(recipe)}</pre>" if (recipe := plan.recipe()) else ""
     return (
         '<section id="repair" aria-labelledby="repair-title">'
         f'<h2 id="repair-title">Repair: {escape(" + ".join(plan.methods))}</h2>'
@@ -38,35 +31,23 @@ def write_preface(plan: Plan) -> str:
 
 
 def _write_vitals(evidence: Evidence) -> str:
-    rows = "".join(
-        f"<tr><th scope=row>{escape(name)}</th><td>{escape(old)}</td><td>{escape(new)}</td></tr>"
-        for (name, old), (_, new) in zip(tell(evidence.vitals_before), tell(evidence.vitals_after), strict=True)
-    )
+    vitals = zip(tell(evidence.vitals_before), tell(evidence.vitals_after), strict=True)
+    rows = "".join(row(name, old, new) for (name, old), (_, new) in vitals)
     return f"<table><thead><tr><td></td><th scope=col>before</th><th scope=col>after</th></tr></thead>{rows}</table>"
 
 
 def _write_outcome(evidence: Evidence) -> str:
-    parts = [
-        ("Caused by the repair", evidence.caused),
-        ("Remaining", evidence.remaining),
-        ("Cured", evidence.cured),
-    ]
-    return "".join(f"<h3>{title}</h3><ul>{''.join(_items(findings))}</ul>" for title, findings in parts if findings)
-
-
-def _items(findings: Iterable[Finding]) -> Iterable[str]:
-    for finding in findings:
-        title = page_of(finding.kind).title
-        yield f"<li>{escape(title)} ({escape(finding.severity)}): {escape(finding.why)}</li>"
+    parts = [("Caused by the repair", evidence.caused), ("Remaining", evidence.remaining), ("Cured", evidence.cured)]
+    text = ""
+    for title, findings in parts:
+        words = [f"{page_of(one.kind).title} ({one.severity}): {one.why}" for one in findings]
+        text += f"<h3>{title}</h3><ul>{''.join(f'<li>{escape(item)}</li>' for item in words)}</ul>" if words else ""
+    return text
 
 
 def _write_changes(changes: Changes) -> str:
     """The changes of one cure as a table, with what it left alone and its notes."""
-    rows = "".join(
-        f"<tr><th scope=row>{escape(change.name)}</th><td>{escape(change.what)}</td>"
-        f"<td>{escape(change.before)}</td><td>{escape(change.after)}</td></tr>"
-        for change in changes.changed
-    )
+    rows = "".join(row(change.name, change.what, change.before, change.after) for change in changes.changed)
     rows += "".join(
         f"<tr><th scope=row>{escape(left.name)}</th><td colspan=3>untouched: {escape(left.reason)}</td></tr>"
         for left in changes.untouched

@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from sounding import __version__
+from sounding.errors import clean
 from sounding.probe.findings.collapse import share_outside
 from sounding.probe.kinds import page_of
 from sounding.probe.reading import Reading
 from sounding.probe.records import Finding, Report
-from sounding.profile import Estimate
-from sounding.report.text import escape
 from sounding.report.words import EVIDENCE, PAPERS
 
 Reports = Mapping[str, Report]
+STATES = {  # of a verdict: the class of its card, and the word on it
+    "healthy": ("good", "Healthy"),
+    "warned": ("warn", "Healthy, with warnings"),
+    "unhealthy": ("bad", "Unhealthy"),
+    "not known": ("unknown", "Not known"),
+}
+
+
+def escape(text: str) -> str:
+    """Text that is neither markup nor steers a terminal that shows the page: names of modules are a stranger's.
+
+    >>> escape("<b>\\x1b")
+    '&lt;b&gt;␛'
+    """
+    return html.escape(clean(text))
+
+
+def pairs(items: Iterable[tuple[str, str]]) -> str:
+    """A list of terms and what they stand for, both of them HTML."""
+    return f'<dl class="pairs">{"".join(f"<dt>{term}</dt><dd>{body}</dd>" for term, body in items)}</dl>'
+
+
+def row(head: str, *cells: str) -> str:
+    """A row of a table: its heading and its cells as text."""
+    return f"<tr><th scope=row>{escape(head)}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
 
 
 def write_title(reports: Reports) -> str:
@@ -31,30 +55,22 @@ def write_verdicts(reports: Reports) -> str:
 
 
 def _write_verdict(name: str, report: Report) -> str:
-    """The card of one network: its state in a word, the sentence, and the few numbers."""
     verdict = report.verdict
-    state = {"unhealthy": "bad", "not known": "unknown", "healthy": "warn" if verdict.findings else "good"}[
-        verdict.status
-    ]
-    word = {"bad": "Unhealthy", "unknown": "Not known", "warn": "Healthy, with warnings", "good": "Healthy"}[state]
+    warned = verdict.status == "healthy" and verdict.findings
+    state, word = STATES["warned" if warned else verdict.status]
     sentence = verdict.sentence[:1].upper() + verdict.sentence[1:]
-    partial = (
-        '<p class="partial" role="note">Interrupted: this is what was measured until then.</p>'
-        if report.profile.settings.get("partial")
-        else ""
-    )
-    data = str(report.environment.get("data", ""))
-    heading = f'<p class="network">{escape(name)}</p>' if name else ""
-    heading += f'<p class="data">Data: {escape(data)}</p>' if data else ""
-    start = report.profile.settings.get("start")
-    heading += f'<p class="data">{escape(str(start["sentence"]))}</p>' if start else ""
+    partial = '<p class="partial" role="note">Interrupted: this is what was measured until then.</p>'
+    data, start = str(report.environment.get("data", "")), report.profile.settings.get("start")
+    lines = (("network", name), ("data", data and f"Data: {data}"), ("data", str(start["sentence"]) if start else ""))
+    heading = "".join(f'<p class="{kind}">{escape(text)}</p>' for kind, text in lines if text)
     figures = "".join(
         f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>" for label, value in _figures(report.reading)
     )
     return (
         f'<article class="verdict {state}">{heading}'
         f'<h2><span class="mark" aria-hidden="true"></span>{escape(word)}</h2>'
-        f'<p class="summary">{escape(sentence)}</p>{partial}<dl class="figures">{figures}</dl></article>'
+        f'<p class="summary">{escape(sentence)}</p>{partial if report.profile.settings.get("partial") else ""}'
+        f'<dl class="figures">{figures}</dl></article>'
     )
 
 
@@ -64,6 +80,7 @@ def _figures(reading: Reading) -> Iterable[tuple[str, str]]:
         return
     layers = reading.weight_layers or reading.calls
     yield "weight layers", f"{len(reading.weight_layers)}"
+    # the input has none where it is tokens
     first, last = reading.input.get("participation_ratio"), layers[-1].get("participation_ratio")
     if math.isfinite(last):
         start = [first] if math.isfinite(first) else []
@@ -76,26 +93,24 @@ def _figures(reading: Reading) -> Iterable[tuple[str, str]]:
 
 def write_findings(reports: Reports) -> str:
     """Findings by network, worst first, or a sentence that there is none."""
-    columns = []
+    text = ""
     for name, report in reports.items():
-        heading = f"<h3>{escape(name)}</h3>" if len(reports) > 1 else ""
         findings = "".join(_write_finding(finding) for finding in report.verdict.findings)
-        columns.append(f"<div>{heading}{findings or '<p class=quiet>Nothing to report.</p>'}</div>")
-    return "".join(columns)
+        text += f"<div>{_heading(name, reports)}{findings or '<p class=quiet>Nothing to report.</p>'}</div>"
+    return text
+
+
+def _heading(name: str, reports: Reports) -> str:
+    return f"<h3>{escape(name)}</h3>" if len(reports) > 1 else ""
 
 
 def _write_finding(finding: Finding) -> str:
     """One finding: title, place, reason, evidence in numbers, and what to try."""
-    place = ""
     where = finding.parameter or finding.layer
-    if where is not None:
-        call = "" if finding.depth is None else f" · call {finding.depth}"
-        place = f'<p class="place">at <code>{escape(where)}</code>{call}</p>'
-    rows = "".join(
-        f"<tr><th scope=row>{escape(EVIDENCE.get(key, key.replace('_', ' ')))}</th>"
-        f"<td>{escape(write_number(value))}</td></tr>"
-        for key, value in finding.evidence.items()
-    )
+    call = "" if finding.depth is None else f" · call {finding.depth}"
+    place = "" if where is None else f'<p class="place">at <code>{escape(where)}</code>{call}</p>'
+    told = finding.evidence.items()
+    rows = "".join(row(EVIDENCE.get(key, key.replace("_", " ")), write_number(value)) for key, value in told)
     numbers = f"<details><summary>Evidence in numbers</summary><table>{rows}</table></details>" if rows else ""
     remedies = "".join(f"<li>{_write_remedy(remedy)}</li>" for remedy in finding.remedies)
     title = page_of(finding.kind).title
@@ -143,38 +158,31 @@ def write_unmeasured(reports: Reports) -> str:
     for name, report in reports.items():
         if not report.unmeasured:
             continue
-        heading = f"<h3>{escape(name)}</h3>" if len(reports) > 1 else ""
-        items = [f"<dt><code>{escape(i.name)}</code></dt><dd>{escape(i.reason)}</dd>" for i in report.unmeasured]
-        body = f'<dl class="pairs">{"".join(items[:10])}</dl>'
-        if len(items) > 10:
-            body += (
-                f"<details><summary>{len(items) - 10} more</summary>"
-                f'<dl class="pairs">{"".join(items[10:])}</dl></details>'
-            )
-        parts.append(heading + body)
+        items = [(f"<code>{escape(item.name)}</code>", escape(item.reason)) for item in report.unmeasured]
+        body = pairs(items[:10])
+        if rest := items[10:]:
+            body += f"<details><summary>{len(rest)} more</summary>{pairs(rest)}</details>"
+        parts.append(_heading(name, reports) + body)
     return "".join(parts) or "<p class=quiet>Everything was measured.</p>"
 
 
 def write_environment(reports: Reports) -> str:
     """Where and how it ran; settings that all networks share are told once."""
-    merged: dict[str, list[str]] = {}
+    merged: dict[str, dict[str, None]] = {}  # a mapping keeps the order and holds each text once
     for report in reports.values():
         for key, value in report.environment.items():
-            text = _write_setting(value)
-            if text not in merged.setdefault(str(key), []):
-                merged[str(key)].append(text)
-    pairs = "".join(
-        f"<dt>{escape(key.replace('_', ' '))}</dt><dd>{escape(' / '.join(values))}</dd>"
-        for key, values in merged.items()
-    )
-    return f'<dl class="pairs">{pairs}</dl>' if pairs else "<p class=quiet>Not recorded.</p>"
+            parts = value if isinstance(value, list | tuple) else ["–" if value is None else value]
+            merged.setdefault(str(key), {})[" × ".join(map(str, parts))] = None
+    items = [(escape(key.replace("_", " ")), escape(" / ".join(values))) for key, values in merged.items()]
+    return pairs(items) if items else "<p class=quiet>Not recorded.</p>"
 
 
 def write_citation(reports: Reports) -> str:
     """How to cite the tool, and the papers the findings of this report rest on."""
+    # in the order of the list, not of the findings; without findings all of them
     keys = [key for key in PAPERS if any(f.paper == key for r in reports.values() for f in r.verdict.findings)]
     papers = "".join(
-        f'<li><span class="key">{escape(key)}</span> {escape(str(PAPERS[key]))}</li>' for key in keys or list(PAPERS)
+        f'<li><span class="key">{escape(key)}</span> {escape(PAPERS[key])}</li>' for key in keys or list(PAPERS)
     )
     rest = "The findings above rest on" if keys else "The measures rest on"
     bibtex = (
@@ -209,12 +217,5 @@ def write_percent(value: float) -> str:
     ('51%', '0.49%', '3.0×10⁻⁷%')
     """
     percent = 100 * value
+    # two digits are what an eye compares
     return f"{percent:.0f}%" if percent >= 10 else f"{write_number(float(f'{percent:.2g}'))}%"
-
-
-def _write_setting(value: Any) -> str:
-    if isinstance(value, Estimate):
-        return str(value)
-    if isinstance(value, list | tuple):
-        return " × ".join(str(item) for item in value)
-    return "–" if value is None else str(value)

@@ -16,42 +16,26 @@ from sounding.errors import UsageError
 from sounding.files import place
 from sounding.report.compact import restore
 from sounding.report.document import content_policy, plotly_js, read_page_file, render_html
-from sounding.report.text import escape
+from sounding.report.sections import escape, pairs
 
 Row = Mapping[str, Any]
-HEADINGS = (
-    *("architecture", "class", "verdict", "findings", "layers predicted", "numbers in the band", "not measured"),
-    *("unchanged", "parameters", "seconds", "run"),
-)
+HEADINGS = ("architecture", "class", "verdict", "findings", "layers predicted", "numbers in the band", "not measured",
+            "unchanged", "parameters", "seconds", "run")  # fmt: skip
 PAIRS = (("predicted_layers", "weight_layers"), ("in_band", "banded"))
-ANSWERS = (
-    "bug of theirs",
-    "known practice",
-    "true of this size only",
-    "mistake of ours, mended",
-    "mistake of ours, open",
-)
+ANSWERS = ("bug of theirs", "known practice", "true of this size only", "mistake of ours, mended",
+           "mistake of ours, open")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What looking into a finding gave.
+    """What looking into a finding gave."""
 
-    Args:
-        kind: of the finding.
-        models: the architectures it was looked into for, as patterns such as "t5*".
-        answer: one of `ANSWERS`.
-        words: what was found out.
-        places: patterns of the module or parameter that it is about.
-        script: lines of Python that show a bug of theirs, "" otherwise.
-    """
-
-    kind: str
-    models: tuple[str, ...]
-    answer: str
-    words: str
-    places: tuple[str, ...] = ("*",)
-    script: str = ""
+    kind: str  # of the finding
+    models: tuple[str, ...]  # the architectures it was looked into for, as patterns such as "t5*"
+    answer: str  # one of ANSWERS
+    words: str  # what was found out
+    places: tuple[str, ...] = ("*",)  # patterns of the module or parameter that it is about
+    script: str = ""  # lines of Python that show a bug of theirs
 
     def fits(self, name: str, finding: Mapping[str, Any]) -> bool:
         """Whether this is about a finding in the architecture of that name."""
@@ -131,23 +115,23 @@ def _preface(row: Row, outcomes: Sequence[Outcome]) -> str:
     """How the row came about, what became of its findings, and the way back to the table."""
     theory = row["record"]["settings"].get("theory", {})
     instead = [theory["reading"]] if theory.get("reading") else theory.get("measured_instead", [])
-    pairs = {
+    told = {
         "command": row["command"],
-        "versions": f"{row['versions']}, {row['date']}",
+        "versions": _run_of(row),
         "prediction": f"{_share(row, 'predicted_layers', 'weight_layers')} weight layers are predicted; "
         f"{_share(row, 'in_band', 'banded')} measured numbers lie in the 95% band"
         + (f". Measured instead: {'; '.join(instead)}" if instead else ""),
         "time": f"{row['seconds']} s on one core, building included",
         "state": "every bit as before" if row["unchanged"] else "CHANGED by the check",
     }
-    told = "".join(f"<dt>{escape(key)}</dt><dd>{escape(str(value))}</dd>" for key, value in pairs.items())
-    looked = "".join(
-        f"<dt>{escape(finding['kind'].replace('_', ' '))} ({finding['severity']})</dt><dd>{_answer(outcome)}</dd>"
+    looked = [
+        (f"{escape(finding['kind'].replace('_', ' '))} ({finding['severity']})", _answer(outcome))
         for finding, outcome in list_findings(row, outcomes)
         if outcome is not None or finding["severity"] != "low"
-    )
-    section = f'<section><h2>What looking into it gave</h2><dl class="pairs">{looked}</dl></section>' if looked else ""
-    return f'<p><a href="index.html">All architectures</a></p><section><dl class="pairs">{told}</dl></section>{section}'
+    ]
+    section = f"<section><h2>What looking into it gave</h2>{pairs(looked)}</section>" if looked else ""
+    about = pairs((escape(key), escape(value)) for key, value in told.items())
+    return f'<p><a href="index.html">All architectures</a></p><section>{about}</section>{section}'
 
 
 def _answer(outcome: Outcome | None) -> str:
@@ -160,22 +144,18 @@ def _answer(outcome: Outcome | None) -> str:
 def _index(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> str:
     """The page with the table of all architectures."""
     head = "".join(f'<th scope="col" aria-sort="none"><button>{name}</button></th>' for name in HEADINGS)
-    runs = _runs(rows)
+    runs, told = _runs(rows)
     body = "".join(_line(row, outcomes, runs.index(_run_of(row)) + 1) for row in rows if "record" in row)
-    refused = "".join(
-        f"<dt><code>hf:{escape(row['name'])}</code></dt><dd>{escape(row['reason'])}</dd>"
-        for row in rows
-        if "record" not in row
-    )
+    refused = [(f"<code>hf:{escape(row['name'])}</code>", escape(row["reason"])) for row in rows if "record" not in row]
     script = read_page_file("zoo.js")
     return Template(read_page_file("zoo.html")).substitute(
         policy=content_policy(script),
         style="".join(read_page_file(f"{name}.css") for name in ("palette", "report", "zoo")),
         summary=escape(summarize(rows)),
-        runs=escape(_tell_runs(rows)),
+        runs=escape(told),
         head=head,
         body=body,
-        refused=f'<dl class="pairs">{refused}</dl>' if refused else "<p>All of them were built.</p>",
+        refused=pairs(refused) if refused else "<p>All of them were built.</p>",
         script=script,
     )
 
@@ -184,14 +164,11 @@ def _run_of(row: Row) -> str:
     return f"{row['versions']}, {row['date']}"
 
 
-def _runs(rows: Sequence[Row]) -> list[str]:
-    """Versions and date of each run that the rows come from, the one of most rows first."""
-    return [run for run, _ in Counter(map(_run_of, rows)).most_common()]
-
-
-def _tell_runs(rows: Sequence[Row]) -> str:
-    counts = Counter(map(_run_of, rows))
-    return "; ".join(f"run {place} ({counts[run]}): {run}" for place, run in enumerate(_runs(rows), start=1))
+def _runs(rows: Sequence[Row]) -> tuple[list[str], str]:
+    """Versions and date of each run that the rows come from, the one of most rows first; and all of them in words."""
+    counts = Counter(map(_run_of, rows)).most_common()
+    told = (f"run {place} ({count}): {run}" for place, (run, count) in enumerate(counts, start=1))
+    return [run for run, _ in counts], "; ".join(told)
 
 
 def _line(row: Row, outcomes: Sequence[Outcome], run: int) -> str:
@@ -207,6 +184,7 @@ def _line(row: Row, outcomes: Sequence[Outcome], run: int) -> str:
         (row["name"], f'<a href="{escape(row["name"])}.html">{escape(row["name"])}</a>'),
         (row["model"], escape(row["model"])),
         (order[row["verdict"]], escape(row["verdict"])),
+        # sorted by the worst severity first
         (10000 * row["high"] + 100 * row["medium"] + row["low"], f"<ul>{told}</ul>" if told else "–"),
         *((_ratio(row, part, whole), _share(row, part, whole))
           for part, whole in PAIRS),
@@ -220,7 +198,7 @@ def _line(row: Row, outcomes: Sequence[Outcome], run: int) -> str:
 
 
 def _ratio(row: Row, part: str, whole: str) -> float:
-    return row[part] / row[whole] if row[whole] else -1.0
+    return row[part] / row[whole] if row[whole] else -1.0  # sorted below every share where there is nothing to share
 
 
 def _share(row: Row, part: str, whole: str) -> str:
@@ -229,12 +207,9 @@ def _share(row: Row, part: str, whole: str) -> str:
 
 def _markdown(rows: Sequence[Row]) -> str:
     """Totals and table for a reader without a browser: what was found, by architecture, and what was not built."""
-    heads = (
-        *("architecture", "class", "verdict", "findings", "layers predicted", "in the band", "not measured"),
-        *("s", "run"),
-    )
-    runs = _runs(rows)
-    lines = [f"**{summarize(rows)}** {_tell_runs(rows)}.\n", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    heads = (*HEADINGS[:5], "in the band", "not measured", "s", "run")  # as many as a page of text has room for
+    runs, sources = _runs(rows)
+    lines = [f"**{summarize(rows)}** {sources}.\n", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
         if "record" not in row:
             continue

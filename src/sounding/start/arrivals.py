@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import nn
 
@@ -38,6 +40,10 @@ WORDS: dict[FindingKind, tuple[str, str, str]] = {
     ),
 }
 
+UNTRAINED = (
+    " They are as a start has drawn them: what trains sees random features, and nobody has trained these before."
+)
+
 
 def find_arrivals(
     root: nn.Module,
@@ -46,6 +52,7 @@ def find_arrivals(
     whole: bool,
     practice: Sequence[Finding] = (),
     zeros: Sequence[str] = (),
+    untrained: bool = False,
 ) -> list[Finding]:
     """A finding for each reason why gradients do not arrive.
 
@@ -56,6 +63,7 @@ def find_arrivals(
         practice: findings that name zero-initialized outputs, which explain zero gradients behind them.
         zeros: parameters other than biases that are zero everywhere; where no practice explains zero gradients, those
             of them that get a gradient themselves do.
+        untrained: whether what is frozen is as a start has drawn it, and only what stands behind it trains.
     """
     if not any(one.weights for one in passes):
         named = [(name, one) for name, one in named_parameters(root) if one.is_floating_point()]
@@ -80,20 +88,22 @@ def find_arrivals(
     for kind, parameters in lost.items():
         share = sum(_weight(parameter) for _, parameter in parameters) / max(asked, 1)
         severity: Severity = "low"
-        if kind == "frozen":
-            severity = "medium" if frozen & trained else "low"
+        if kind == "frozen" and (frozen & trained or untrained):
+            severity = "medium"
         elif kind == "detached" and share > MOST:
             # a layer that runs in no_grad says so itself; one that records its gradient in vain does not
             vain = any(name.rpartition(".")[0] in recorded for name, _ in parameters)
             severity = "high" if whole and vain else "medium"
         elif kind == "behind_zeros" and all(norm == -math.inf for one in passes for norm in one.weights.values()):
             severity = "high"  # not one parameter would move
-        elif share > (PART if kind == "detached" else MOST) and (
-            (kind == "detached" and whole) or (kind == "behind_zeros" and not practice)
+        elif (kind == "detached" and whole and share > PART) or (
+            kind == "behind_zeros" and not practice and not moving and share > MOST
         ):
             severity = "medium"
-        found.append(_finding(kind, severity, parameters, share, practice, moving or zeros))
-    stuck = [name for name in zeros if name in {lost_name for lost_name, _ in lost.get("behind_zeros", ())}]
+        one = _finding(kind, severity, parameters, share, practice, moving or zeros)
+        found.append(replace(one, why=one.why + UNTRAINED) if kind == "frozen" and untrained else one)
+    without = dict(lost.get("behind_zeros", ()))
+    stuck = [name for name in zeros if name in without]
     if len(stuck) > 1 and not moving:
         found.append(_stuck(stuck))
     return found
@@ -110,13 +120,22 @@ def _stuck(names: list[str]) -> Finding:
     )  # fmt: skip
 
 
+def _largest(parameters: list[tuple[str, nn.Parameter]]) -> str:
+    """The first parameter of the part of the network that holds most of these numbers."""
+    sizes = Counter[str]()
+    for name, parameter in parameters:
+        sizes[name.partition(".")[0]] += parameter.numel()
+    ((most, _),) = sizes.most_common(1)
+    return next(name for name, _ in parameters if name.partition(".")[0] == most)
+
+
 def _place(name: str, modules: dict[str, nn.Module]) -> tuple[str, type]:
     """The place in a repeated structure: the name with its numbers left open, and the class of the module."""
     return NUMBER.sub("*", name), type(modules.get(name.rpartition(".")[0]))
 
 
 def _weight(parameter: nn.Parameter) -> int:
-    return parameter.numel() if parameter.dim() > 1 else 0
+    return parameter.numel() if parameter.dim() > 1 else 0  # biases and norms are few, and many places lack them
 
 
 def _reason(
@@ -149,7 +168,7 @@ def _finding(
     zeros: Sequence[str],
 ) -> Finding:
     """One finding about all parameters of a kind that no gradient reaches."""
-    name = parameters[0][0]
+    name = _largest(parameters)
     sentence, remedy, found = WORDS[kind]
     names = name if len(parameters) == 1 else f"{name} and {len(parameters) - 1} more parameters"
     why = sentence.format(names=names)

@@ -67,17 +67,11 @@ class Audit:
         """One sentence."""
         if not self.parameters:
             return "Not known: the network has no parameter with values."
-        worst = next((finding for finding in self.findings), None)
-        told = f"{self.parameters:,} numbers in {len(self.places)} places"
-        if worst is None:
-            return f"Healthy: {told} start as their kind does."
-        count = len(self.findings)
-        head = (
-            "Unhealthy"
-            if self.status == "unhealthy"
-            else f"Healthy, with {'a warning' if count == 1 else f'{count} warnings'}"
-        )
-        return f"{head}: {worst.why}"
+        if not self.findings:
+            return f"Healthy: {self.parameters:,} numbers in {len(self.places)} places start as their kind does."
+        warned = "a warning" if len(self.findings) == 1 else f"{len(self.findings)} warnings"
+        head = "Unhealthy" if self.status == "unhealthy" else f"Healthy, with {warned}"
+        return f"{head}: {self.findings[0].why}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""

@@ -102,13 +102,11 @@ def _buffers(eager: nn.Module, late: nn.Module) -> list[Finding]:
         other: Tensor | None = expected.get(name)
         if other is None or (tensor.shape == other.shape and torch.equal(tensor, other)):
             continue
-        found.append(
-            Finding(
-                "meta_law", "high", name.rpartition(".")[0] or None, None, {},
-                f"The buffer {name} is not what it is when the network is built eagerly: `to_empty` gives it memory, "
-                "and no initialization writes it.", "",
-                ("fill it in reset_parameters, or compute it in forward",),
-                parameter=name, expected="the values of the network built eagerly", found="other values",
-            )
-        )  # fmt: skip
+        found.append(Finding(
+            "meta_law", "high", name.rpartition(".")[0] or None, None, {},
+            f"The buffer {name} is not what it is when the network is built eagerly: `to_empty` gives it memory, "
+            "and no initialization writes it.", "",
+            ("fill it in reset_parameters, or compute it in forward",),
+            parameter=name, expected="the values of the network built eagerly", found="other values",
+        ))  # fmt: skip
     return found

@@ -42,11 +42,11 @@ def make_finding(
     found: str,
     why: str,
     remedies: tuple[str, ...],
-    evidence: Mapping[str, float] | None = None,
+    evidence: Mapping[str, float],
 ) -> Finding:
     """A finding about one parameter."""
     return Finding(
-        kind, severity, parameter.layer or None, None, dict(evidence or {}), why, "", remedies,
+        kind, severity, parameter.layer or None, None, evidence, why, "", remedies,
         parameter=parameter.name, expected=expected, found=found,
     )  # fmt: skip
 
@@ -281,7 +281,7 @@ def find_exchanged(start: Start) -> Iterator[Finding]:
         right = [one for one in linear if one.fits(math.sqrt(gain / one.fan_in))]
         wrong = [
             one for one in clear if one.fits(math.sqrt(gain / one.fan_out))
-            and (not name_law(one, start) or (name_law(one, start) == "He by fan_out" and name == "He"))
+            and name_law(one, start) in ("", "He by fan_out" if name == "He" else "")
         ]  # fmt: skip
         by_fan_out = [one for one in clear if one.fits(math.sqrt(gain / one.fan_out))]
         both = {one.fan_in > one.fan_out for one in clear} == {True, False}
@@ -309,12 +309,9 @@ def find_norm_weights(start: Start) -> Iterator[Finding]:
     for members in start.groups.values():
         # a class of its own whose norms all start at zero multiplies by 1 + weight (Gemma)
         norms = [
-            one
-            for one in members
-            if one.kind == "norm weight"
-            and one.finite
+            one for one in members if one.kind == "norm weight" and one.finite
             and (one.owner in scaled or one.owner.__module__.startswith("torch."))
-        ]
+        ]  # fmt: skip
         zero = [one for one in norms if one.scale == 0]
         alone = len(norms) == 1 and not NUMBER.search(norms[0].name)  # no end of a branch: nothing passes it
         if zero and len(zero) == len(norms) and not alone:
@@ -327,8 +324,8 @@ def find_norm_weights(start: Start) -> Iterator[Finding]:
             yield make_finding(
                 "norm_weight", "medium" if far else "low", one, expected="1", found=f"{one.scale:.4g}",
                 why=f"The scale of the norm {one.layer!r} has a root mean square of {one.scale:.4g} where 1 is usual: "
-                f"what leaves it is {one.scale**2:.3g} times as large (mean square), {_number(len(odd))} of "
-                f"{len(norms)} norms at this place.",
+                f"what leaves it is {one.scale**2:.3g} times as large (mean square), "
+                f"{'one' if len(odd) == 1 else len(odd)} of {len(norms)} norms at this place.",
                 remedies=(f"{_mend(one)}, unless that is meant",),
                 evidence={"scale": one.scale, "parameters": len(odd)},
             )  # fmt: skip
@@ -409,19 +406,7 @@ def _name(parameters: list[Parameter]) -> str:
     return f"{parameters[0].name}{more}"
 
 
-def _number(count: int) -> str:
-    return "one" if count == 1 else str(count)
-
-
 FINDERS: tuple[Finder, ...] = (
-    find_not_finite,
-    find_never_written,
-    find_constant,
-    find_clones,
-    find_ties,
-    find_exchanged,
-    find_odd_scales,
-    find_norm_weights,
-    find_biases,
-    find_config_law,
-)
+    find_not_finite, find_never_written, find_constant, find_clones, find_ties, find_exchanged, find_odd_scales,
+    find_norm_weights, find_biases, find_config_law,
+)  # fmt: skip

@@ -6,45 +6,76 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sounding.probe.calls import Pass, named_modules
+from sounding.probe.calls import Pass, named_modules, named_parameters
 from sounding.probe.reading import Reading
 from sounding.probe.records import Finding, FindingKind, Severity
 from sounding.probe.state import DROPOUT
 from sounding.probe.thresholds import THRESHOLDS
 from sounding.start.arrivals import find_arrivals
 from sounding.start.findings import find_all
+from sounding.start.laws import name_law
 from sounding.start.loss import StartLoss, judge_loss
-from sounding.start.parameters import take_stock
+from sounding.start.parameters import Parameter, Start, take_stock
 
 USUAL_EPS = 1e-3  # TensorFlow's for batch norm, the largest in use
+NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)  # whatever a class that is made from one is called
+DRAWN = ("gaussian", "uniform", "orthogonal")
+FRESH = 0.9  # of frozen matrices: of a pretrained body hardly one fits a law by chance
 RAW = 10.0  # the root mean square of inputs that nobody has scaled: pixels up to 255 have 100
 
 
 def judge_start(
-    root: nn.Module, passes: Sequence[Pass], reading: Reading, loss: StartLoss | None, *, dropped: float = 0.0
+    root: nn.Module,
+    passes: Sequence[Pass],
+    reading: Reading,
+    loss: StartLoss | None,
+    *,
+    dropped: tuple[float, str] = (0.0, ""),
 ) -> tuple[Finding, ...]:
-    """Every finding about the start, for the verdict of a check; `dropped` is the most that a forward method drops."""
+    """Every finding about the start, for the verdict of a check; `dropped` is the most that a forward method drops, and
+    where."""
     start = take_stock(root)
     parameters = find_all(start)
     practice = [finding for finding in parameters if finding.kind == "zero_start"]
     whole = loss is None or loss.whole
     zeros = [one.name for one in start.parameters if one.low == one.high == 0 and "bias" not in one.kind]
-    arrivals = find_arrivals(root, passes, whole=whole, practice=practice, zeros=zeros)
-    last = reading.calls[-1] if reading.calls else None
-    at_end: dict[str, Any] = (
-        {} if last is None else {"layer": last.name, "depth": last.depth}
-    )  # the layer that makes the outputs
-    losses = [replace(f, **at_end) if f.kind != "class_imbalance" else f for f in judge_loss(loss)]
+    arrivals = find_arrivals(
+        root, passes, whole=whole, practice=practice, zeros=zeros, untrained=_is_body_random(root, start)
+    )
+    losses = judge_loss(loss)
+    if reading.calls:
+        last = reading.calls[-1]  # the layer that makes the outputs
+        losses = [one if one.kind == "class_imbalance" else replace(one, layer=last.name, depth=last.depth)
+                  for one in losses]  # fmt: skip
+        if not math.isfinite(last.get("mean_square")):
+            losses = [one for one in losses if one.kind != "non_finite"]  # of which the layers tell more
     given = _size(reading.input.get("mean_square"))
     if given > RAW and _way_of_inputs(reading):
-        losses = [_blame_inputs(f, given) if f.kind == "start_loss" else f for f in losses]
+        losses = [_blame_inputs(one, given) if one.kind == "start_loss" else one for one in losses]
     return (*losses, *_judge_signal(root, reading), *_judge_norms(root, reading), *_judge_dropout(root, dropped),
             *parameters, *arrivals)  # fmt: skip
+
+
+def _is_body_random(root: nn.Module, start: Start) -> bool:
+    """Whether layers are frozen as a start has drawn them: every matrix before those that train is frozen and has the
+    shape of a law, and the scale of a known one or of its siblings, which trained ones do not. Adapters stand between
+    what is frozen."""
+    matrices = [one for one in start.parameters if one.kind in ("linear", "convolution", "recurrent", "embedding")]
+    asked = {name for name, one in named_parameters(root) if one.requires_grad}
+    trained = [one.name in asked for one in matrices]
+    body = matrices[: trained.index(True)] if True in trained else []
+    # a fresh one has the scale of a known law, or that of its siblings
+    fresh = [one for one in body if one.law.shape in DRAWN and (name_law(one, start) or _is_of_siblings(one, start))]
+    return bool(body) and all(trained[len(body) :]) and len(fresh) >= FRESH * len(body)
+
+
+def _is_of_siblings(one: Parameter, start: Start) -> bool:
+    others = start.siblings(one)
+    return len(others) > 1 and all(one.fits(other.scale) for other in others)
 
 
 def _blame_inputs(finding: Finding, given: float) -> Finding:
@@ -56,13 +87,14 @@ def _blame_inputs(finding: Finding, given: float) -> Finding:
 def _judge_signal(root: nn.Module, reading: Reading) -> list[Finding]:
     """Inputs that no norm brings back, and outputs that are huge; each at its place."""
     given, calls = _size(reading.input.get("mean_square")), reading.calls
-    found = []
+    found: list[Finding] = []
+    severity: Severity
     way, first = _way_of_inputs(reading), next(iter(reading.weight_layers), None)
     arrives = first is None or not _size(first.get("mean_square")) <= RAW  # sines of a large number are no large signal
     if given > THRESHOLDS.huge_input and way and arrives:
         # with norms inside of branches a third of its accuracy was left, and not none: docs/audit.md
         normed = any("Norm" in call.kind for call in calls)
-        severity: Severity = "high" if given > THRESHOLDS.beyond and not normed else "medium"
+        severity = "high" if given > THRESHOLDS.beyond and not normed else "medium"
         why = f"The inputs have a root mean square of {given:.3g}, and {way}."
         found.append(_finding(severity, reading.input.name, 0, given, why, ("scale the inputs to unit mean square",)))
     last = calls[-1] if calls else None
@@ -70,19 +102,15 @@ def _judge_signal(root: nn.Module, reading: Reading) -> list[Finding]:
     if last is not None and made > THRESHOLDS.huge_output and made > 10 * given:
         still = [part for part in root.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)
                  and not part.training and part.track_running_stats]  # fmt: skip
-        cause = (
-            " Its batch norms are in evaluation mode, where they divide by running statistics that nobody has "
-            "estimated yet." if still else ""
-        )  # fmt: skip
-        remedies = (
-            ("put batch norms into training mode",
-             "sounding repair TARGET --method batch_statistics: let them normalize by the batch") if still else
-            (f"look at the weights of {last.name!r}, and at the norm before it", "sounding audit TARGET")
-        )  # fmt: skip
-        why = f"The last layer gives out a root mean square of {made:.3g}, and nothing behind it brings it back.{cause}"
-        found.append(
-            _finding("high" if made > THRESHOLDS.beyond else "medium", last.name, last.depth, made, why, remedies)
-        )
+        why = f"The last layer gives out a root mean square of {made:.3g}, and nothing behind it brings it back."
+        remedies = (f"look at the weights of {last.name!r}, and at the norm before it", "sounding audit TARGET")
+        if still:
+            why += (" Its batch norms are in evaluation mode, where they divide by running statistics that nobody has "
+                    "estimated yet.")  # fmt: skip
+            repair = "sounding repair TARGET --method batch_statistics: let them normalize by the batch"
+            remedies = ("put batch norms into training mode", repair)
+        severity = "high" if made > THRESHOLDS.beyond else "medium"
+        found.append(_finding(severity, last.name, last.depth, made, why, remedies))
     return found
 
 
@@ -97,7 +125,9 @@ def _judge_norms(root: nn.Module, reading: Reading) -> list[Finding]:
     modules, worst, most, count = dict(named_modules(root)), None, THRESHOLDS.tame_norm, 0
     for call in reading.calls:
         made, norm = _size(call.get("mean_square")), modules.get(call.name.partition("#")[0])
-        if "Norm" not in call.kind or norm is None or not 0 < made < math.inf or not norm.training:
+        if norm is None or not ("Norm" in call.kind or isinstance(norm, NORMS)):
+            continue
+        if not 0 < made < math.inf or not norm.training:  # by running statistics any size may be right
             continue
         scales = [one.detach().float() for one in norm.parameters(recurse=False) if one.dim() == 1][:1]
         own = type(norm).__module__.startswith("torch.nn")
@@ -138,10 +168,10 @@ def _size_alone(norm: nn.Module, shape: Sequence[int], like: Tensor) -> float:
         return math.nan
 
 
-def _judge_dropout(root: nn.Module, dropped: float) -> list[Finding]:
+def _judge_dropout(root: nn.Module, dropped: tuple[float, str]) -> list[Finding]:
     """Dropout that leaves out nearly everything: it rests during a check, and does not in training."""
     named = [(part.p, name) for name, part in named_modules(root) if isinstance(part, DROPOUT)]
-    share, name = max([*named, (dropped, "")], key=lambda one: one[0])
+    share, name = max([*named, dropped], key=lambda one: one[0])
     if share < THRESHOLDS.dead:
         return []
     return [Finding(
@@ -162,7 +192,7 @@ def _way_of_inputs(reading: Reading) -> str:
     norms = [call for call in reading.calls if "Norm" in call.kind]
     if not norms:
         return "no normalization brings them back"
-    first = next((call for call in reading.weight_layers), None)
+    first = next(iter(reading.weight_layers), None)
     shortest = reading.settings.get("shortest_depth")
     if first is None or shortest is None or shortest >= reading.depth:
         return ""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,27 +16,15 @@ from torch.nn import functional
 
 from sounding.probe.outputs import answer_tensor, tensors_in
 from sounding.probe.parts import is_distributed
-from sounding.probe.records import Finding, Severity
+from sounding.probe.records import Finding, FindingKind, Severity
 from sounding.probe.thresholds import THRESHOLDS
 
 PATIENCE = 100.0  # a mean squared error this many times the best constant's is undone in the first steps at best
 UNEVEN = 0.8  # the entropy of the labels over ln C from which on they are even enough
 LOOK = 24  # operations from the loss on among which its own are
 USUAL = ("NllLoss", "BinaryCrossEntropy", "MseLoss", "SmoothL1Loss", "HuberLoss")
-VIEWS = (
-    "LogSoftmax",
-    "View",
-    "Squeeze",
-    "Clone",
-    "ToCopy",
-    "Reshape",
-    "Alias",
-    "Transpose",
-    "Permute",
-    "Slice",
-    "Select",
-    "Index",
-)
+# what may stand between an activation and the loss; of LogSoftmax the loss itself is made
+VIEWS = re.compile("LogSoftmax|View|Squeeze|Clone|ToCopy|Reshape|Alias|Transpose|Permute|Slice|Select|Index")
 ACTIVE = {"Sigmoid": "sigmoid", "Softmax": "softmax", "Relu": "ReLU", "Tanh": "tanh"}
 RANGES = {"sigmoid": (0.0, 1.0), "softmax": (0.0, 1.0), "ReLU": (0.0, math.inf), "tanh": (-1.0, 1.0)}
 FEW, MANY = 0.05, 0.25  # of the targets out of reach: a few may be noise or outliers
@@ -43,41 +33,24 @@ LABELS = 4  # labels per class from which on their frequencies say something
 
 @dataclass(frozen=True)
 class StartLoss:
-    """The loss of one batch at the start.
+    """The loss of one batch at the start."""
 
-    Args:
-        name: "cross_entropy", "binary", "mse", "random", or the name of a loss of the user's.
-        value: the loss.
-        blind: what a network without knowledge has: ln C, or the variance of the targets; NaN where not known.
-        part: the cross-entropy or mean squared error that is in the loss; NaN where none is.
-        excess: what logits as spread as these cost on average in addition, whatever the labels.
-        spread: the standard deviation of the logits within a sample, or of the outputs.
-        classes: how many there are, 0 for none.
-        entropy: of the labels of the batch, in nats.
-        labels: how many labels the batch has.
-        most: the share of the most frequent class.
-        twice: "softmax", "sigmoid", "tanh" or "ReLU" where one made what the loss is taken of.
-        beyond: the share of the targets that this activation cannot give.
-        size: the root mean square of the targets of a regression.
-        asked: whether the user named the loss or it is the only usual one.
-        whole: whether the loss sees all that the network returned.
-    """
-
-    name: str
-    value: float
+    name: str  # "cross_entropy", "binary", "mse", "random", or the name of a loss of the user's
+    value: float  # the loss
+    # what a network without knowledge has: ln C, or the variance of the targets; NaN where not known
     blind: float = math.nan
-    part: float = math.nan
-    excess: float = 0.0
-    spread: float = math.nan
-    classes: int = 0
-    entropy: float = math.nan
-    labels: int = 0
-    most: float = 0.0
-    twice: str = ""
-    asked: bool = False
-    whole: bool = True
-    beyond: float = 0.0
-    size: float = math.nan
+    part: float = math.nan  # the cross-entropy or mean squared error that is in the loss; NaN where none is
+    excess: float = 0.0  # what logits as spread as these cost on average in addition, whatever the labels
+    spread: float = math.nan  # the standard deviation of the logits within a sample, or of the outputs
+    classes: int = 0  # how many there are, 0 for none
+    entropy: float = math.nan  # of the labels of the batch, in nats
+    labels: int = 0  # how many labels the batch has
+    most: float = 0.0  # the share of the most frequent class
+    twice: str = ""  # "softmax", "sigmoid", "tanh" or "ReLU" where one made what the loss is taken of
+    asked: bool = False  # whether the user named the loss or it is the only usual one
+    whole: bool = True  # whether the loss sees all that the network returned
+    beyond: float = 0.0  # the share of the targets that this activation cannot give
+    size: float = math.nan  # the root mean square of the targets of a regression
 
     @property
     def over(self) -> float:
@@ -132,8 +105,7 @@ def _usual_losses(value: Tensor) -> Iterator[Any]:
     """The nodes of torch's own losses near the end of a graph."""
     waiting = [value.grad_fn]
     for _ in range(LOOK):
-        node = waiting.pop(0) if waiting else None
-        if node is None:
+        if not waiting or (node := waiting.pop(0)) is None:
             return
         if node.name().startswith(USUAL):
             yield node
@@ -169,9 +141,11 @@ def _measure(node: Any, told: StartLoss, targets: Any) -> StartLoss:
 
 def _of_classes(rows: Tensor, labels: Tensor, told: StartLoss, *, users: bool) -> StartLoss:
     """Cross-entropy of logits, or of their logarithms of shares: one row and one label each."""
-    classes = rows.shape[1]
-    blind, excess, spread = _of_logits(rows)
-    kept = (labels >= 0) & (labels < classes)
+    classes, blind = rows.shape[1], math.log(rows.shape[1])
+    # what these logits cost above ln C for a label that is drawn at random
+    excess = float((rows.logsumexp(1) - rows.mean(1)).double().mean()) - blind
+    spread = float(rows.double().var(1, unbiased=False).mean().sqrt())
+    kept = (labels >= 0) & (labels < classes)  # others are ignored: -100 is torch's own mark
     part = -float(rows.log_softmax(1)[kept].gather(1, labels[kept, None].long()).double().mean())
     told = replace(told, blind=blind, part=part, excess=excess, spread=spread, classes=classes)
     return _with_labels(told, labels[kept]) if users else told
@@ -196,17 +170,10 @@ def _with_labels(told: StartLoss, labels: Tensor) -> StartLoss:
     return replace(told, entropy=entropy, labels=len(labels), most=float(shares.max()))
 
 
-def _of_logits(rows: Tensor) -> tuple[float, float, float]:
-    """ln C, what these logits cost above it for a label drawn at random, and their spread within a row."""
-    blind = math.log(rows.shape[1])
-    cost = float((rows.logsumexp(1) - rows.mean(1)).double().mean()) - blind
-    return blind, cost, float(rows.double().var(1, unbiased=False).mean().sqrt())
-
-
 def _activation_before(node: Any) -> str:
     """The activation that made what a loss was given; "" for none."""
     node = node.next_functions[0][0]
-    while node is not None and node.next_functions and any(view in node.name() for view in VIEWS):
+    while node is not None and node.next_functions and VIEWS.search(node.name()):
         node = node.next_functions[0][0]
     return "" if node is None else next((word for start, word in ACTIVE.items() if node.name().startswith(start)), "")
 
@@ -221,14 +188,21 @@ def average(losses: Sequence[StartLoss]) -> StartLoss | None:
 
 def judge_loss(loss: StartLoss | None) -> list[Finding]:
     """Findings about the loss at the start."""
-    if loss is None or not math.isfinite(loss.value):
+    if loss is None:
         return []
+    if not math.isfinite(loss.value):
+        return [make_finding(
+            "non_finite", "high",
+            f"The loss at the start is {loss.value}: no step can be taken from it.",
+            ("look at the outputs and the targets: a format with a wider range, logarithms and divisions of zero",),
+            "a number", f"{loss.value}",
+        )]  # fmt: skip
     found = [*(_judge_reach(loss) or _judge_height(loss)), *_judge_labels(loss)]
     if not loss.classes:
         return found
     if loss.twice in ("ReLU", "tanh"):
         cut = "below zero is cut off and gets no gradient" if loss.twice == "ReLU" else "can leave −1 to 1"
-        found.insert(0, _finding(
+        found.insert(0, make_finding(
             "activation", "medium" if loss.twice == "ReLU" else "low",
             f"The outputs go through a {loss.twice} before the loss takes them for logits: "
             f"{'a' if loss.twice == 'ReLU' else 'no'} logit {cut}.",
@@ -236,10 +210,12 @@ def judge_loss(loss: StartLoss | None) -> list[Finding]:
             f"outputs of a {loss.twice}", {"loss": loss.value},
         ))  # fmt: skip
     elif loss.twice:
-        found.insert(0, _finding(
+        # the least cross-entropy of probabilities that are taken for logits: the right one is 1, all others are 0
+        least = math.log(1 + (loss.classes - 1 if loss.twice == "softmax" else 1) / math.e)
+        found.insert(0, make_finding(
             "softmax_twice", "high" if loss.asked else "medium",
             f"The outputs are probabilities already ({loss.twice}), and cross-entropy takes them for logits: the loss "
-            f"starts at {loss.value:.3g}. With {loss.classes} classes it cannot fall below {_floor(loss):.3g}.",
+            f"starts at {loss.value:.3g}. With {loss.classes} classes it cannot fall below {least:.3g}.",
             ("remove the softmax or sigmoid from the model", "take the loss of their logarithm (nll_loss), and give it "
              "with --loss"),
             "logits", f"outputs of a {loss.twice}", {"loss": loss.value},
@@ -247,17 +223,12 @@ def judge_loss(loss: StartLoss | None) -> list[Finding]:
     return found
 
 
-def _floor(loss: StartLoss) -> float:
-    """The least cross-entropy of probabilities that are taken for logits: the right one is 1 and all others are 0."""
-    return math.log(1 + (loss.classes - 1 if loss.twice == "softmax" else 1) / math.e)
-
-
 def _judge_reach(loss: StartLoss) -> list[Finding]:
     """Targets that the last activation cannot give."""
     if loss.beyond < FEW:
         return []
     low, high = RANGES[loss.twice]
-    return [_finding(
+    return [make_finding(
         "start_loss", "medium" if loss.beyond > MANY else "low",
         f"{loss.beyond:.0%} of the targets lie outside of {low:g} to {high:g}, which is all that the {loss.twice} "
         "behind the last layer can give: no training reaches them.",
@@ -267,31 +238,25 @@ def _judge_reach(loss: StartLoss) -> list[Finding]:
     )]  # fmt: skip
 
 
-def _height(loss: StartLoss) -> str:
-    """How high the loss starts, or the part of it that can be compared."""
-    if math.isclose(loss.part, loss.value, rel_tol=1e-3):
-        return f"The loss at the start is {loss.part:.4g}"
-    return (
-        f"The {'cross-entropy' if loss.classes else 'mean squared error'} in the loss is {loss.part:.4g} at the start"
-    )
-
-
 def _judge_height(loss: StartLoss) -> list[Finding]:
     """The finding about a loss that starts far above that of a network without knowledge."""
     over = loss.over
+    kind = "cross-entropy" if loss.classes else "mean squared error"
+    height = f"The {kind} in the loss is {loss.part:.4g} at the start"
+    if math.isclose(loss.part, loss.value, rel_tol=1e-3):
+        height = f"The loss at the start is {loss.part:.4g}"
     if loss.classes and over > THRESHOLDS.costly_loss and loss.excess > THRESHOLDS.costly_loss / 2:
         severity: Severity = "high" if over > THRESHOLDS.fatal_loss else "medium"
         why = (
-            f"{_height(loss)}, and a network without knowledge has ln "
-            f"{loss.classes} = {loss.blind:.4g}: its logits have a standard deviation of {loss.spread:.3g}, which "
-            f"costs {loss.excess:.3g} on average; the first steps only undo them."
+            f"{height}, and a network without knowledge has ln {loss.classes} = {loss.blind:.4g}: its logits have a "
+            f"standard deviation of {loss.spread:.3g}, which costs {loss.excess:.3g} on average; the first steps only "
+            "undo them."
         )
     elif not loss.classes and loss.blind > 0 and loss.part > PATIENCE * loss.blind:
         severity = "medium"
         why = (
-            f"{_height(loss)}; the best constant would have {loss.blind:.4g}: "
-            f"the outputs (standard deviation {loss.spread:.3g}) or the mean of the targets are far larger than their "
-            "differences."
+            f"{height}; the best constant would have {loss.blind:.4g}: the outputs (standard deviation "
+            f"{loss.spread:.3g}) or the mean of the targets are far larger than their differences."
         )
     elif not loss.classes and loss.size > THRESHOLDS.huge_input:
         severity = "low"
@@ -308,14 +273,14 @@ def _judge_height(loss: StartLoss) -> list[Finding]:
     if not loss.classes:
         remedies = ("subtract the mean of the targets and divide by their deviation", *remedies)
     evidence = {"loss": loss.part, "without_knowledge": loss.blind, "spread": loss.spread}
-    return [_finding("start_loss", severity, why, remedies, f"a loss of {loss.blind:.4g}",
-                     f"a loss of {loss.part:.4g} at the start", evidence)]  # fmt: skip
+    expected, found = f"a loss of {loss.blind:.4g}", f"a loss of {loss.part:.4g} at the start"
+    return [make_finding("start_loss", severity, why, remedies, expected, found, evidence)]
 
 
 def _judge_labels(loss: StartLoss) -> list[Finding]:
     if loss.classes < 2 or loss.labels < LABELS * loss.classes or loss.entropy >= UNEVEN * loss.blind:
         return []
-    return [_finding(
+    return [make_finding(
         "class_imbalance", "low",
         f"The labels of the batch have an entropy of {loss.entropy:.3g}, less than ln C = {loss.blind:.3g}: "
         f"{loss.most:.0%} are of one class. A network that knows only that has a loss of {loss.entropy:.3g}, and the "
@@ -326,8 +291,9 @@ def _judge_labels(loss: StartLoss) -> list[Finding]:
     )]  # fmt: skip
 
 
-def _finding(
-    kind: Any, severity: Severity, why: str, remedies: tuple[str, ...], expected: str, found: str,
-    evidence: dict[str, float],
+def make_finding(
+    kind: FindingKind, severity: Severity, why: str, remedies: tuple[str, ...], expected: str, found: str,
+    evidence: Mapping[str, float] = MappingProxyType({}),
 ) -> Finding:  # fmt: skip
+    """A finding about the whole network."""
     return Finding(kind, severity, None, None, evidence, why, "", remedies, expected=expected, found=found)

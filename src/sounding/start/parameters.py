@@ -31,40 +31,24 @@ NUMBER = re.compile(r"(?<![^._])\d+(?![^._])")
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter as the audit sees it.
+    """A parameter as the audit sees it."""
 
-    Args:
-        name: its full name; a tied one has its first.
-        layer: the name of the module that holds it.
-        kind: "linear", "convolution", "recurrent", "embedding", "matrix", "norm weight", "norm bias", "bias", "token"
-            (positions and class tokens that a module holds itself) or "vector".
-        fan_in: how many inputs add up in one output, 0 where the kind has none.
-        fan_out: how many outputs one input reaches, 0 where the kind has none.
-        tensor: its values.
-        law: the law of its entries, from at most 16 384 of them.
-        low: the least entry of all, NaN where one is NaN.
-        high: the largest entry of all.
-        entries: how many entries the law was taken from.
-        sample: these entries.
-        uses: the names of the modules that hold this very parameter.
-        head: whether a tied embedding is also the network's output.
-        owner: the class of the module that holds it.
-    """
-
-    name: str
-    layer: str
+    name: str  # its full name; a tied one has its first
+    layer: str  # the name of the module that holds it
+    # "linear", "convolution", "recurrent", "embedding", "matrix", "norm weight", "norm bias", "bias", "token"
+    # (positions and class tokens that a module holds itself) or "vector"
     kind: str
-    fan_in: int
-    fan_out: int
-    tensor: Tensor = field(repr=False, compare=False)
-    law: Law
-    low: float
-    high: float
-    entries: int
-    sample: Tensor = field(repr=False, compare=False)
-    uses: tuple[str, ...] = ()
-    head: bool = False
-    owner: type = nn.Module
+    fan_in: int  # how many inputs add up in one output, 0 where the kind has none
+    fan_out: int  # how many outputs one input reaches, 0 where the kind has none
+    tensor: Tensor = field(repr=False, compare=False)  # its values
+    law: Law  # the law of its entries, from at most 16 384 of them
+    low: float  # the least entry of all, NaN where one is NaN
+    high: float  # the largest entry of all
+    entries: int  # how many entries the law was taken from
+    sample: Tensor = field(repr=False, compare=False)  # these entries
+    uses: tuple[str, ...] = ()  # the names of the modules that hold this very parameter
+    head: bool = False  # whether a tied embedding is also the network's output
+    owner: type = nn.Module  # the class of the module that holds it
 
     @property
     def group(self) -> str:
@@ -131,7 +115,7 @@ def take_stock(root: nn.Module) -> Start:
     """Every floating-point parameter that has values, surveyed."""
     modules = dict(named_modules(root))
     owners: dict[int, dict[str, nn.Module]] = {}
-    for name, module in modules.items():
+    for name, module in [*modules.items(), *_repeated(modules)]:
         for held in module._parameters.values():
             if held is not None:
                 owners.setdefault(id(held), {})[name] = module
@@ -141,6 +125,15 @@ def take_stock(root: nn.Module) -> Start:
     found = tuple(_survey_all([*named, *computed.items()] if computed else named, modules, owners))
     configs = (getattr(module, "config", None) for module in modules.values())
     return Start(found, next((config for config in configs if config is not None), None))
+
+
+def _repeated(modules: dict[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """A module that a list consists of, as in `[block] * 6`, and its parts, by the names of its further places."""
+    for name, module in modules.items():
+        members = list(module._modules.items()) if isinstance(module, nn.ModuleList | nn.Sequential) else []
+        for key, member in members[1:] if len({id(member) for _, member in members}) == 1 else ():
+            if member is not None:
+                yield from member.named_modules(prefix=f"{name}.{key}" if name else key)
 
 
 def _computed_weights(modules: dict[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:
@@ -169,7 +162,7 @@ def _survey_all(
         fan_in, fan_out = _fans(owner, kind, tensor)
         low, high = (end.item() for end in ends[2 * index : 2 * index + 2])
         sample = entries[index].double()
-        law = survey_law(tensor, entries=sample).law
+        law = survey_law(tensor, entries=sample)
         head = kind == "embedding" and any(_is_linear(holder) for holder in holders.values())
         yield Parameter(
             name, layer, kind, fan_in, fan_out, tensor, law, low, high, sample.numel(), sample,
@@ -223,7 +216,9 @@ def _kind(owner: nn.Module | None, key: str, tensor: Tensor) -> str:
         return "convolution"
     if tensor.dim() == 2 and (_is_linear(owner) or isinstance(owner, nn.MultiheadAttention)):
         return "linear"
-    return "vector" if not long else "token" if TOKENS.search(key) else "matrix"
+    if tensor.dim() > 1 and TOKENS.search(key):
+        return "token"
+    return "matrix" if long else "vector"
 
 
 def _fans(owner: nn.Module | None, kind: str, tensor: Tensor) -> tuple[int, int]:

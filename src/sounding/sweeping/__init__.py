@@ -15,16 +15,6 @@ from sounding.sweeping.store import Status, Store
 from sounding.sweeping.table import Table
 
 __all__ = [
-    "Call",
-    "Executor",
-    "Progress",
-    "Spec",
-    "Status",
-    "Store",
-    "Table",
-    "complete",
-    "open_executor",
-    "read_spec",
-    "run_sweep",
-    "sweep",
-]
+    "Call", "Executor", "Progress", "Spec", "Status", "Store", "Table", "complete", "open_executor", "read_spec",
+    "run_sweep", "sweep",
+]  # fmt: skip

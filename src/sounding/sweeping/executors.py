@@ -59,11 +59,7 @@ def open_executor(
     """An engine, closed at the end however the body ends.
 
     Args:
-        cluster: None for local processes, "in-process", "local:N" for a Dask cluster of N processes here,
-            the address of a Dask scheduler, or a `distributed.Client`.
-        jobs: local processes; by default one a core.
-        threads: of a task.
-        limit: seconds that a task may take.
+        cluster, jobs, threads, limit: as for `sounding.sweep`.
         resources: what a Dask worker must have for a task; {"GPU": 1} gives each local process a GPU of its own.
 
     Raises:
@@ -142,7 +138,7 @@ class Processes:
             for device in [devices[place % len(devices)]]
         ]
         self._free = list(self._hands)
-        self._own = threading.local()
+        self._own = threading.local()  # a thread keeps its process from task to task
         self._pool = concurrent.futures.ThreadPoolExecutor(workers, thread_name_prefix="sounding-sweep")
 
     def submit(self, call: Call) -> Future:
@@ -155,7 +151,7 @@ class Processes:
         return hand.do(call.function, call.arguments, limit=self._limit)
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)  # first, so that no thread takes another task
         for hand in self._hands:
             hand.stop()
         self._pool.shutdown(wait=True)

@@ -5,10 +5,10 @@ It ends when its input ends, in the middle of a task too, so that no task outliv
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import os
+import pkgutil
 import queue
 import sys
 import threading
@@ -38,13 +38,10 @@ def do(function: str, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def find_function(address: str) -> Any:
     """The function at `module:name`; modules of the working directory are found too."""
-    module, _, name = address.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
+        found = pkgutil.resolve_name(address)
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(
             f"no function {address!r} here: {error}", hint="module:name, importable by every worker"
@@ -64,7 +61,7 @@ def _flat(found: Mapping[str, Any], prefix: str = "") -> Any:
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
             continue
-        if hasattr(value, "item") and getattr(value, "size", 2) in (1, ()):
+        if hasattr(value, "item") and getattr(value, "size", 2) in (1, ()):  # a number of numpy or torch
             value = value.item()
         if isinstance(value, float):
             yield f"{prefix}{name}", value if math.isfinite(value) else str(value)
@@ -87,6 +84,7 @@ def main() -> None:
     """Answer until the input ends."""
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a task prints must not be taken for an answer
+    # read by a thread, so that the end of the input is seen in the middle of a task
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def listen() -> None:

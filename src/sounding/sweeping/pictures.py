@@ -107,7 +107,7 @@ def _line(spec: Spec, line: Table, wanted: Mapping[str, Any]) -> Series:
     if "y" in wanted:  # a line that leaves the map would stretch its axes
         inside = [np.array(_power(spec.axes[wanted[name]], wanted.get(f"{name}_power"))) for name in ("x", "y")]
         for points, grid in zip((x, y), inside, strict=True):
-            points[(points < grid.min()) | (points > grid.max())] = np.nan
+            points[(points < grid.min()) | (points > grid.max())] = np.nan  # NaN ends a line
     return Series(spec.line.get("label", value), x, y, role="theory")
 
 

@@ -33,7 +33,7 @@ class Progress:
 
 def complete(executor: Executor, calls: Iterable[Call]) -> Iterator[tuple[Call, Outcome]]:
     """Every call with its outcome, in the order in which they end; only a few are submitted ahead."""
-    ended: queue.SimpleQueue[Future] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[Future] = queue.SimpleQueue()  # filled by the threads of the engine
     under_way: dict[Future, Call] = {}
     waiting = iter(calls)
 
@@ -70,6 +70,7 @@ def run_sweep(
     with store.opened(spec):
         done = store.done()
         total = sum(len(part) for part in spec.parts())
+        # a generator: 100 000 calls are never held at once
         missing = (call for part in spec.parts() for call in part.calls() if call.address not in done)
         left = sum(call.address not in done for part in spec.parts() for call in part.calls())
         if not left:
@@ -92,7 +93,7 @@ def run_sweep(
                         store.keep_failure(call, error)
                         failed += 1
                     ended, now = counted + failed - (total - left), time.monotonic()
-                    pace = (now - began) / ended
+                    pace = (now - began) / ended  # of all workers together
                     if now - told_at > TELL or ended == 1:
                         store.keep_pace(pace)
                         told_at = now

@@ -40,6 +40,7 @@ class Call:
     @property
     def address(self) -> str:
         """The name of the task: a sum over verb, options and the version of the package."""
+        # sorted: the order of options makes no other task
         told = json.dumps([self.verb, self.options, self.stack, __version__], sort_keys=True, allow_nan=False)
         return hashlib.sha256(told.encode()).hexdigest()[:ADDRESS]
 
@@ -193,6 +194,7 @@ def _check(spec: Spec) -> None:
             raise UsageError(
                 f"expected a list of values for {name!r} of the grid, got {values!r}", hint=f"{name} = [1, 2]"
             )
+        # as text, since 1 and True are equal
         if len({json.dumps(value, default=repr) for value in values}) < len(values):
             raise UsageError(f"a value of {name!r} stands in the grid twice")
     for name, value in [*spec.options.items(), *((k, v) for k, values in spec.grid.items() for v in values)]:

@@ -90,7 +90,7 @@ class Store:
             version = data.pop("version")
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise UsageError(f"{self.folder} holds no sweep", hint="sounding sweep run SPEC.toml --out DIR") from error
-        if version != __version__:
+        if version != __version__:  # names of tasks hold the version: none would be found again
             raise UsageError(f"the sweep in {self.folder} is of version {version} of sounding, this is {__version__}",
                              hint="that version, or sounding sweep run with another --out")  # fmt: skip
         return spec_of(data, where=str(path))
@@ -128,11 +128,8 @@ class Store:
 
     def results(self, verb: str) -> Iterator[tuple[Mapping[str, Any], list[dict[str, Any]]]]:
         """The options and rows of every result of a verb that is there, of earlier sweeps too."""
-        for name in sorted(self.done()):
-            with contextlib.suppress(OSError, ValueError, KeyError):
-                found = json.loads(self._path("results", name).read_text("utf-8"))
-                if found["verb"] == verb:
-                    yield found["options"], found["rows"]
+        told = self._read_all("results", sorted(self.done()), "rows")
+        return ((options, rows) for found, options, rows in told if found == verb)
 
     def forget(self, calls: Iterable[Call]) -> None:
         """Remove the results of some tasks, so that they are done again."""
@@ -145,18 +142,20 @@ class Store:
             tasks = set((self.folder / TASKS).read_text("ascii").split())
         except OSError as error:
             raise UsageError(f"{self.folder} holds no sweep", hint="sounding sweep run SPEC.toml --out DIR") from error
-        done = tasks & self.done()
+        done = tasks & self.done()  # the folder may have results of earlier sweeps
         failed = sorted((tasks & set(self._names("failures"))) - done)
         pace = None
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             pace = float(json.loads((self.folder / PACE).read_text("utf-8"))["seconds"])
-        return Status(len(tasks), len(done), len(failed), tuple(self._failures(failed[:SHOWN])), pace)
+        told = self._read_all("failures", failed[:SHOWN], "message")
+        return Status(len(tasks), len(done), len(failed), tuple((options, why) for _, options, why in told), pace)
 
-    def _failures(self, names: Iterable[str]) -> Iterator[tuple[Mapping[str, Any], str]]:
+    def _read_all(self, kind: str, names: Iterable[str], field: str) -> Iterator[tuple[str, Mapping[str, Any], Any]]:
         for name in names:
+            # a file may go while we read, and a damaged one counts as none
             with contextlib.suppress(OSError, ValueError, KeyError):
-                found = json.loads(self._path("failures", name).read_text("utf-8"))
-                yield found["options"], found["message"]
+                found = json.loads(self._path(kind, name).read_text("utf-8"))
+                yield found["verb"], found["options"], found[field]
 
     def _names(self, kind: str) -> Iterator[str]:
         with contextlib.suppress(FileNotFoundError):

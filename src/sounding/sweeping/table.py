@@ -74,11 +74,12 @@ def read_table(store: Store, spec: Spec) -> Table:
 
 
 def _cell(value: Any) -> Any:
+    # true and false, as JSON and most programs write them
     return "" if value is None else str(value).lower() if isinstance(value, bool) else value
 
 
 def _column(values: Sequence[Any]) -> list[Any]:
-    kinds = {type(value) for value in values if value is not None}
+    kinds = {type(value) for value in values if value is not None}  # a column of Parquet has one type
     if kinds <= {int, float}:
         return [None if value is None else float(value) for value in values] if float in kinds else list(values)
     return list(values) if len(kinds) == 1 else [None if value is None else str(value) for value in values]

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sounding import __version__
@@ -53,7 +53,7 @@ class Hand:
             process.kill()
 
         timer = threading.Timer(limit or 0.0, expire)
-        timer.daemon = True
+        timer.daemon = True  # a process that ends need not wait for it
         try:
             if limit is not None:
                 timer.start()
@@ -67,7 +67,7 @@ class Hand:
             timer.cancel()
         if late.is_set():  # it was killed just after its answer: the next task must not find it dying
             self._end()
-        return Outcome(answer.get("rows", []), answer.get("error"), answer.get("seconds", 0.0))
+        return Outcome(**answer)
 
     def stop(self) -> None:
         """Kill the process, from any thread; no other is started."""
@@ -111,8 +111,7 @@ def do_for(
     if getattr(_own, "run", None) != run:
         _own.run, _own.hand = run, Hand(threads=threads)
         _hands.setdefault(run, []).append(_own.hand)
-    outcome: Outcome = _own.hand.do(function, arguments, limit=limit)
-    return {"rows": outcome.rows, "error": outcome.error, "seconds": outcome.seconds}
+    return asdict(_own.hand.do(function, arguments, limit=limit))
 
 
 def stop_hands(run: str) -> None:

@@ -66,22 +66,18 @@ def backward_profile(prediction: BatchNormPrediction, covariance: Array, *, dept
         raise UsageError("expected a gradient covariance with a positive trace")
     norms = [float(np.linalg.norm(part)) for part in (parts.G, parts.L, parts.M)]
     mu = prediction.fixed_point.mu
+    log_rate, log_mu = (math.log(value) if value > 0 else -math.inf for value in (rates.G, mu))
     log_norms, uneven = [], []
     for steps in reversed(range(depth)):
-        log_norms.append(0.5 * (math.log(trace) + (steps * _log(rates.G) if steps else 0.0)))
+        log_norms.append(0.5 * (math.log(trace) + (steps * log_rate if steps else 0.0)))
         ratios = [(rate / rates.G) ** steps if rates.G > 0 else 0.0 for rate in (rates.L, rates.M)]
         uneven.append(math.hypot(norms[1] * ratios[0], norms[2] * ratios[1]) / norms[0])
     columns = {
         "gradient_log_norm": log_norms,
-        "weight_gradient_log_norm": [log_norm + 0.5 * _log(mu) for log_norm in log_norms],
+        "weight_gradient_log_norm": [log_norm + 0.5 * log_mu for log_norm in log_norms],
         "uneven_gradient": uneven,
     }
     return Profile.over_depth(columns, {"theory": "batchnorm backward", "activation": prediction.activation}, first=1)
-
-
-def _log(value: float) -> float:
-    """The logarithm, −∞ at 0."""
-    return math.log(value) if value > 0 else -math.inf
 
 
 def _parts(prediction: BatchNormPrediction, covariance: Array, layers: int) -> CovarianceParts:

@@ -210,21 +210,16 @@ def batchnorm(
     affine, size = _check(activation, batch_size, eps, scale, shift)
     if not (math.isfinite(weight_std) and weight_std > 0):
         raise UsageError(f"weight_std must be positive and finite, got {weight_std}")
-    effective = eps / weight_std**2
-    described: dict[str, Any] = {
-        "activation": affine.activation.name,
-        "batch_size": size,
-        "eps": float(eps),
-        "scale": float(scale),
-        "shift": float(shift),
-        "weight_std": float(weight_std),
-    }
+    effective = eps / weight_std**2  # batch norm sees eps beside the variance of the weights' output
     expectations = Expectations(affine, size)
     mu = solve_spread(expectations, effective) if effective > 0 else 1.0
-    if mu <= 0:
-        return BatchNormPrediction(**described, **_collapsed(affine, size, effective))
-    found, error = _at_fixed_point(expectations, NormalizedLaw(size, mu, effective), tolerance)
-    return BatchNormPrediction(**described, **found, error=error, method=expectations.method)
+    if mu > 0:
+        found = _at_fixed_point(expectations, NormalizedLaw(size, mu, effective), tolerance)
+        found["method"] = expectations.method
+    else:
+        found = _collapsed(affine, size, effective)
+    settings = (float(eps), affine.scale, affine.shift, float(weight_std))
+    return BatchNormPrediction(affine.activation.name, size, *settings, **found)
 
 
 def critical_eps(
@@ -260,15 +255,14 @@ def _check(
     return affine, size
 
 
-def _at_fixed_point(expectations: Expectations, law: NormalizedLaw, tolerance: float) -> tuple[dict[str, Any], float]:
-    """Everything reported and its error, at a μ that one Newton step with λ_G improves where it misses its image.
-
-    Without eps the map of μ is constant, and so is the law of x: the moments at any μ give those at the fixed point.
-    """
+def _at_fixed_point(expectations: Expectations, law: NormalizedLaw, tolerance: float) -> dict[str, Any]:
+    """Everything reported and its error, at a μ that a Newton step with λ_G improves where it misses its image."""
     affine = expectations.affine
     _require_representable(affine, law.mu, law.eps)
     for attempt in range(2):
         moments, errors = expectations.at(law, tolerance=tolerance)
+        # without eps the map of μ is constant, and so is the law of x: the moments at any μ give those at the fixed
+        # point
         if law.eps == 0:
             mu = _spread(moments)
             _require_representable(affine, mu, law.eps)
@@ -285,7 +279,7 @@ def _at_fixed_point(expectations: Expectations, law: NormalizedLaw, tolerance: f
         if attempt or near or drift <= 0.1 * error:
             break
         law = NormalizedLaw(law.batch_size, law.mu + (image - law.mu) / (1 - slope), law.eps)
-    return found, error + drift
+    return found | {"error": error + drift}
 
 
 def _spread(moments: Moments) -> float:
@@ -298,8 +292,7 @@ def _require_representable(affine: Affine, mu: float, eps: float) -> None:
     name = affine.activation.name
     if not mu < 1e150:
         raise NumericalError(
-            f"the second moment of {name} at scale {affine.scale:g} is too large for float64",
-            hint="a smaller scale",
+            f"the second moment of {name} at scale {affine.scale:g} is too large for float64", hint="a smaller scale"
         )
     if 0 < mu < 1e-150 and eps == 0:
         raise NumericalError(

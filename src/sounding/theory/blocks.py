@@ -63,8 +63,16 @@ class Gains(NamedTuple):
     down: float
 
 
-def gains(init: Init, *, depth: int, width: int | None, expansion: float, placement: Placement) -> Gains:
-    """The gains of an initialization.
+def gains(
+    init: Init,
+    *,
+    depth: int,
+    width: int | None,
+    expansion: float,
+    placement: Placement,
+    given: Mapping[str, float] | None = None,
+) -> Gains:
+    """The gains of an initialization, and those that a user gives by name in their place.
 
     "lecun" has variance 1/fan-in, "he" 2/fan-in, "xavier" 2/(fan-in + fan-out), "torch" (the default of nn.Linear)
     1/(3 fan-in). "gpt2" has standard deviation 0.02, over √(2 · depth) in the last matrix of each branch (Radford et
@@ -86,9 +94,14 @@ def gains(init: Init, *, depth: int, width: int | None, expansion: float, placem
         found = Gains(*[{"lecun": 1.0, "he": 2.0, "torch": 1 / 3}[init]] * 6)
     if placement == "deepnorm":
         less = (8 * depth) ** -0.5
-        shrunk = {name: less * getattr(found, name) for name in ("value", "output", "up", "down")}
-        found = found._replace(**shrunk)
-    return found
+        found = found._replace(**{name: less * getattr(found, name) for name in ("value", "output", "up", "down")})
+    unknown = set(given or {}) - set(Gains._fields)
+    if unknown:
+        raise UsageError(f"expected gains among {', '.join(Gains._fields)}, got {', '.join(sorted(unknown))}")
+    for name, value in (given or {}).items():
+        if not (math.isfinite(value) and value >= 0):
+            raise UsageError(f"a gain must be finite and not negative, got {name}={value}")
+    return found._replace(**(given or {}))
 
 
 class Perceptron:
@@ -160,7 +173,6 @@ class SelfAttention:
         self.weights, self.tokens, self.head_size, self.width = weights, tokens, head_size, width
         self.normed = normed
         self.strength = scale**2 * head_size * (1.0 if normed else weights.query * weights.key)
-        self._moments = cache(self._look_up)
 
     def score_variance(self, entering: Pair) -> float:
         """σ_s² of all scores, the part that a row's scores have in common included."""
@@ -170,10 +182,9 @@ class SelfAttention:
         """Y, C, X and the entropy of the rows."""
         common = max(entering.correlation, 0.0)
         variance = (1 - common) * self.score_variance(entering)
-        return self._moments(float(f"{variance:.4g}"), round(common, 3))
-
-    def _look_up(self, variance: float, correlation: float) -> SoftmaxMoments:
-        return softmax_moments(variance, correlation, keys=self.tokens, head_size=self.head_size)
+        # rounded, so that blocks whose signals hardly differ share one look-up
+        rounded = float(f"{variance:.4g}"), round(common, 3)
+        return softmax_moments(*rounded, keys=self.tokens, head_size=self.head_size)
 
     def forward(self, entering: Pair) -> Pair:
         """Mean square and covariance of the branch's output."""
@@ -213,18 +224,13 @@ Branch = Perceptron | SelfAttention
 
 @dataclass(frozen=True)
 class Stream:
-    """How branches join the stream: where the norm stands, and what multiplies stream and branch.
+    """How branches join the stream: where the norm stands, and what multiplies stream and branch."""
 
-    Args:
-        placement: "pre" x + c f(norm x), "post" norm(x + c f(x)), "branch" x + c norm(f(x)) (OLMo 2), "deepnorm"
-            norm(αx + c f(x)) with α = (2 · depth)^¼, "none" x + c f(x).
-        scale: c, as LayerScale, ReZero or CompleteP have it.
-        depth: blocks, for α.
-    """
-
+    # "pre" x + c f(norm x), "post" norm(x + c f(x)), "branch" x + c norm(f(x)) (OLMo 2), "deepnorm" norm(αx + c f(x))
+    # with α = (2 · depth)^¼, "none" x + c f(x)
     placement: Placement
-    scale: float
-    depth: int
+    scale: float  # c, as LayerScale, ReZero or CompleteP have it
+    depth: int  # blocks, for α
 
     def forward(self, signal: Pair, branch: Branch) -> Pair:
         """Signal after a branch and its norm."""
@@ -258,14 +264,3 @@ class Stream:
 
 def _unit(signal: Pair) -> Pair:
     return Pair(1.0, signal.correlation)
-
-
-def check_gains(weights: Mapping[str, float]) -> dict[str, float]:
-    """Gains that a user gives by name, checked."""
-    unknown = set(weights) - set(Gains._fields)
-    if unknown:
-        raise UsageError(f"expected gains among {', '.join(Gains._fields)}, got {', '.join(sorted(unknown))}")
-    for name, value in weights.items():
-        if not (math.isfinite(value) and value >= 0):
-            raise UsageError(f"a gain must be finite and not negative, got {name}={value}")
-    return dict(weights)

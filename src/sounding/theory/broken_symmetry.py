@@ -26,25 +26,15 @@ _WINNER_RATIO = 1.2  # a smaller gap between neighbouring variances parts no win
 
 @dataclass(frozen=True)
 class BrokenState:
-    """Where the covariance of a batch settles, and who takes the variance.
+    """Where the covariance of a batch settles, and who takes the variance."""
 
-    Attributes:
-        covariance: (B, B), the last one.
-        variances: its diagonal, descending.
-        winners: how many samples lie above the largest ratio of neighbouring variances; 0 when all are alike.
-        winner_share: their part of the total variance; 0 without winners.
-        layers: how many were taken.
-        converged: whether the last layer changed the covariance by less than the tolerance.
-        history: the variances layer by layer, (layers + 1, B), in the batch's order.
-    """
-
-    covariance: Array
-    variances: Array
-    winners: int
-    winner_share: float
-    layers: int
-    converged: bool
-    history: Array
+    covariance: Array  # (B, B), the last one
+    variances: Array  # its diagonal, descending
+    winners: int  # how many samples lie above the largest ratio of neighbouring variances; 0 when all are alike
+    winner_share: float  # their part of the total variance; 0 without winners
+    layers: int  # how many were taken
+    converged: bool  # whether the last layer changed the covariance by less than the tolerance
+    history: Array  # the variances layer by layer, (layers + 1, B), in the batch's order
 
     @property
     def symmetric(self) -> bool:
@@ -121,14 +111,8 @@ def simulate_broken_state(
         if change < tolerance:
             break
     variances = np.sort(np.diag(sigma))[::-1]
-    winners, share = _winners(variances)
-    return BrokenState(sigma, variances, winners, share, len(history) - 1, change < tolerance, np.array(history))
-
-
-def _winners(variances: Array) -> tuple[int, float]:
-    """How many samples lie above the largest gap of the sorted variances, and their share of the variance."""
     ratios = variances[:-1] / np.maximum(variances[1:], 1e-300)
-    gap = int(ratios.argmax())
-    if ratios[gap] < _WINNER_RATIO:
-        return 0, 0.0
-    return gap + 1, float(variances[: gap + 1].sum() / variances.sum())
+    gap = int(ratios.argmax())  # the largest gap between sorted variances parts winners from losers, if it is wide
+    winners = gap + 1 if ratios[gap] >= _WINNER_RATIO else 0
+    share = float(variances[:winners].sum() / variances.sum()) if winners else 0.0
+    return BrokenState(sigma, variances, winners, share, len(history) - 1, change < tolerance, np.array(history))

@@ -115,13 +115,11 @@ def _backward(square: float, both: float, batch_size: float) -> Eigenvalues:
 
 
 def solve_spread(expectations: Expectations, eps: float) -> float:
-    """The largest fixed point μ = F(μ/eps), eps > 0, or 0 where none is positive.
-
-    It is the one reached from above, from inputs of large variance. A sketch of F, on circles that serve every η, is
-    scanned downwards until it crosses; the crossing is refined with F itself, unless the sketch is exact. The scan ends
-    at η = 1e-7, or at 1e-3 where μ = 0 is stable and only a jump could leave a fixed point above it. Where φ has an
-    infinite slope at 0, as a power below 1, F(η)/η grows without bound as η → 0 and there always is a root.
-    """
+    """The largest fixed point μ = F(μ/eps), eps > 0, or 0 where none is positive."""
+    # The root is the one reached from above, from inputs of large variance. A sketch of F, on circles that serve every
+    # η, is scanned downwards until it crosses; the crossing is refined with F itself, unless the sketch is exact. The
+    # scan ends at η = 1e-7, or at 1e-3 where μ = 0 is stable and only a jump could leave a fixed point above it. Where
+    # φ has an infinite slope at 0, as a power below 1, F(η)/η grows without bound as η → 0 and there always is a root.
     rough, highest, exact = _rough_map(expectations)
     if not 0 < highest < math.inf:
         return max(highest, 0.0)
@@ -153,21 +151,18 @@ def _rough_map(expectations: Expectations) -> tuple[Callable[[NormalizedLaw], fl
         highest = max(expectations.spread(law)[0] for law in [*laws, NormalizedLaw(size, 1.0, 0.0)])
         return lambda law: expectations.spread(law)[0], 1.2 * highest, True
     sketch = Sketch.of(affine, size)
-    return sketch.spread, sketch.highest(), sketch.resolved
+    return sketch.spread, float(sketch.means.max()), sketch.resolved  # no F exceeds the largest mean over a circle
 
 
 def _polish(expectations: Expectations, eps: float, root: float, slope: float) -> float:
-    """The root of F itself next to that of its sketch, whose slope serves until there are two values of F.
-
-    The sketch's slope is off by about as much as its root.
-    """
+    """The root of F itself next to that of its sketch, whose slope serves until there are two values of F."""
     step = before = math.nan
     for attempt in range(_MOST_STEPS):
         law = NormalizedLaw(expectations.batch_size, math.exp(root), 1.0)
         value, error = expectations.spread(law, checked=False)
         off = math.log(max(value, 1e-300)) - root - math.log(eps)
         if math.isfinite(step):
-            slope = (off - before) / step
+            slope = (off - before) / step  # the sketch's slope is off by about as much as its root
         last, step, before = step, -off / slope, off
         root += step
         # what a step leaves: its square, and less where F hardly depends on η; or rounding, where steps stop to shrink
@@ -180,19 +175,12 @@ def _polish(expectations: Expectations, eps: float, root: float, slope: float) -
 
 @dataclass(frozen=True)
 class CriticalEps:
-    """Where the batch collapses to a point as eps grows, and what the gradient does there.
+    """Where the batch collapses to a point as eps grows, and what the gradient does there."""
 
-    Attributes:
-        collapse: the largest eps with a positive fixed point; infinite for a kink steeper than linear.
-        continuous: whether μ goes to 0 there, rather than jump.
-        linear: the eps above which μ = 0 is stable against small perturbations.
-        unit_growth: the eps at which gradients neither grow nor vanish in the collapsed phase, where growth is
-            unit_growth/eps.
-    """
-
-    collapse: float
-    continuous: bool
-    linear: float
+    collapse: float  # the largest eps with a positive fixed point; infinite for a kink steeper than linear
+    continuous: bool  # whether μ goes to 0 there, rather than jump
+    linear: float  # the eps above which μ = 0 is stable against small perturbations
+    # the eps at which gradients neither grow nor vanish in the collapsed phase, where growth is unit_growth/eps
     unit_growth: float
 
 

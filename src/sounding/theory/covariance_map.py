@@ -20,10 +20,10 @@ from sounding.activations import Activation, ActivationLike, resolve
 from sounding.activations.activation import Array
 from sounding.errors import NumericalError, UsageError
 from sounding.theory.integrals.affine import Affine
-from sounding.theory.integrals.arc_cosine import arc_cosines, second_moment
 from sounding.theory.integrals.moments import Expectations
 from sounding.theory.integrals.normalized import NormalizedLaw
 from sounding.theory.integrals.projected import projected_map
+from sounding.theory.signal.gaussian import map_pairs
 
 Method = Literal["laplace", "symmetric", "quadrature", "sampled"]
 _MIN_BATCH = 2
@@ -139,7 +139,7 @@ def laplace_covariance_map(
     low, high = -40.0 / alpha - math.log(float(values.max())), 80.0 / rank - math.log(float(values[values > 0].min()))
     if shrink > 0:
         high = min(high, math.log(40.0 / (size * shrink)))
-    over, step = partial(_trapezoid, alpha, activation.slopes, (values, vectors), shrink), 0.5
+    over, step = partial(_trapezoid, activation, alpha, (values, vectors), shrink), 0.5
     result = over(np.arange(low, high + step, step), step)
     for _ in range(6):
         between = over(np.arange(low + 0.5 * step, high + step, step), step)
@@ -151,27 +151,19 @@ def laplace_covariance_map(
 
 
 def _trapezoid(
-    alpha: float, slopes: tuple[float, float], spectrum: tuple[Array, Array], eps: float, logs: Array, step: float
+    activation: Activation, alpha: float, spectrum: tuple[Array, Array], eps: float, logs: Array, step: float
 ) -> Array:
-    """step·Σ over nodes of the Laplace integrand in ln s, for a degree and slopes; `spectrum` is that of S."""
+    """step·Σ over nodes of the Laplace integrand in ln s, for an activation of degree α; `spectrum` is that of S."""
     values, vectors = spectrum
-    a, b = slopes
     total = np.zeros((values.size, values.size))
     for chunk in np.array_split(logs, max(1, logs.size * values.size**2 // 2_000_000)):
         s = np.exp(chunk)
         shrunk = values / (1.0 + 2.0 * s[:, None] * values)
         weight = alpha * chunk - s * values.size * eps - 0.5 * np.log1p(2.0 * s[:, None] * values).sum(axis=1)
         covariance = np.einsum("ik,sk,jk->sij", vectors, shrunk, vectors, optimize=True)
-        std = np.sqrt(np.maximum(np.einsum("sii->si", covariance), 0.0))
-        outer = std[:, :, None] * std[:, None, :]
-        correlation = np.clip(covariance / np.where(outer > 0, outer, 1.0), -1.0, 1.0)
-        index = np.arange(values.size)
-        correlation[:, index, index] = 1.0
-        shape = (a * a + b * b) * arc_cosines(correlation, degree=alpha)
-        if a * b != 0:
-            shape -= 2 * a * b * arc_cosines(-correlation, degree=alpha)
-        total += np.einsum("s,sij->ij", np.exp(weight), outer**alpha * shape)
-    return step * second_moment(alpha) * total
+        mapped = map_pairs(activation, covariance, np.zeros(covariance.shape[:2])).matrix
+        total += np.einsum("s,sij->ij", np.exp(weight), mapped)
+    return step * total
 
 
 def _symmetric(affine: Affine, size: int, mu: float, eps: float) -> MappedCovariance:

@@ -118,11 +118,7 @@ def critical(activation: ActivationLike, *, bias_std: float = 0.0) -> Critical:
 
 
 def phase_diagram(
-    activation: ActivationLike,
-    weight_stds: Sequence[float],
-    *,
-    bias_stds: Sequence[float],
-    start: float = 1.0,
+    activation: ActivationLike, weight_stds: Sequence[float], *, bias_stds: Sequence[float], start: float = 1.0
 ) -> PhaseDiagram:
     """Variance, χ₁ and phase at every pair of weight and bias standard deviation.
 
@@ -159,8 +155,8 @@ def _solve_edge(phi: Activation, bias: float) -> list[tuple[float, float]]:
     positions = np.log(moments.variances[inside])
 
     def excess(log_variance: float) -> float:
-        q = math.exp(log_variance)
-        return 1 - second_moment(phi, q).value / squared_slope(phi, q).value / q - bias / q
+        q, slope = math.exp(log_variance), squared_slope(phi, math.exp(log_variance)).value
+        return 1 - second_moment(phi, q).value / slope / q - bias / q if slope else math.nan  # a dead activation
 
     values = [excess(u) for u in positions]
     known = [(u, v) for u, v in zip(positions, values, strict=True) if math.isfinite(v) and abs(v) > NOISE]

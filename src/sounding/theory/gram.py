@@ -9,7 +9,7 @@ transpose is on the wrong factor.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,8 +22,9 @@ from sounding.errors import UsageError
 from sounding.profile import Profile
 from sounding.theory.batchnorm import batchnorm
 from sounding.theory.covariance_map import MappedCovariance, center, check_covariance, covariance_map
-from sounding.theory.integrals.panels import integrate, interval
+from sounding.theory.integrals.panels import Adapted, integrate, interval
 from sounding.theory.kernel_path import check_depth
+from sounding.theory.signal.measures import mean_cosine
 
 GramMethod = Literal["auto", "quadrature", "sampled"]
 # of some 50 ms each: what one waits for without being asked; with eps they take four times as long
@@ -75,7 +76,8 @@ class GramPrediction:
         columns: dict[str, Iterable[float]] = {
             "gram_distance": self.distances,
             "mean_square": [matrix.trace() / len(matrix) for matrix in self.matrices],
-            "mean_cosine": [_mean_cosine(matrix) for matrix in self.matrices],
+            # of a sample that is 0 the cosine is not defined
+            "mean_cosine": [mean_cosine(m) if (np.diag(m) > 0).all() else math.nan for m in self.matrices],
         }
         return Profile.over_depth(columns, fields_of(self, "activation batch_size eps method error"))
 
@@ -223,16 +225,15 @@ def planar_map(activation: ActivationLike, matrix: Array, *, tolerance: float = 
         features = phi(basis[:, :1] * cosine + basis[:, 1:] * sine)
         return np.asarray(features[rows] * features[columns] * density)
 
-    panels = interval(-math.pi, math.pi, kinks=_kink_angles(phi, basis), edges=np.linspace(-math.pi, math.pi, 33))
-    found = integrate(integrand, panels, tolerance=tolerance, what=f"activation {phi.name!r}")
+    found = _around(integrand, phi, basis, tolerance)
     mapped, error = np.zeros((size, size)), np.zeros((size, size))
     mapped[rows, columns] = mapped[columns, rows] = found.values
     error[rows, columns] = error[columns, rows] = found.errors
     return MappedCovariance(mapped, error, "symmetric")
 
 
-def _kink_angles(phi: Activation, basis: Array) -> list[float]:
-    """The angles at which a coordinate cos θ b₁ + sin θ b₂ = r cos(θ − t) meets a kink of φ."""
+def _around(f: Callable[[Array], Array], phi: Activation, basis: Array, tolerance: float) -> Adapted:
+    """∫ f(θ) dθ over the circle, cut where a coordinate cos θ b₁ + sin θ b₂ = r cos(θ − t) meets a kink of φ."""
     angles = []
     for first, second in basis:
         radius, turn = math.hypot(first, second), math.atan2(second, first)
@@ -240,7 +241,8 @@ def _kink_angles(phi: Activation, basis: Array) -> list[float]:
             if abs(kink) < radius:
                 half = math.acos(kink / radius)
                 angles += [math.remainder(turn + sign * half, 2 * math.pi) for sign in (1, -1)]
-    return angles
+    panels = interval(-math.pi, math.pi, kinks=angles, edges=np.linspace(-math.pi, math.pi, 33))
+    return integrate(f, panels, tolerance=tolerance, what=f"activation {phi.name!r}")
 
 
 def _end(phi: Activation, size: int, eps: float) -> tuple[Array, float, bool]:
@@ -259,10 +261,8 @@ def _end(phi: Activation, size: int, eps: float) -> tuple[Array, float, bool]:
 
 
 def _rate_of_three(phi: Activation, fixed: Array) -> float:
-    """λ_L = n/(2μ(n−2))·E[φ̃_1²(x_1² − 1)], φ̃ = φ − mean, at n = 3, where the batch lies on a circle.
-
-    Batches of two are (1, −1) up to their sign and have nothing to converge; from 4 on `batchnorm` has the eigenvalues.
-    """
+    """λ_L = n/(2μ(n−2))·E[φ̃_1²(x_1² − 1)], φ̃ = φ − mean, at n = 3, where the batch lies on a circle."""
+    # a batch of two is ±(1, −1) and has nothing to converge; from 4 on `batchnorm` has the eigenvalues
     places = np.arange(3)[:, None] * 2 * math.pi / 3
 
     def integrand(angle: Array) -> Array:
@@ -271,16 +271,5 @@ def _rate_of_three(phi: Activation, fixed: Array) -> float:
         return np.asarray((features[0] - features.mean(axis=0)) ** 2 * (x[0] ** 2 - 1) / (2 * math.pi))
 
     basis = math.sqrt(2) * np.concatenate([np.cos(places), np.sin(places)], axis=1)
-    panels = interval(-math.pi, math.pi, kinks=_kink_angles(phi, basis), edges=np.linspace(-math.pi, math.pi, 33))
-    mean = float(integrate(integrand, panels, tolerance=1e-12).values[0])
+    mean = float(_around(integrand, phi, basis, 1e-12).values[0])
     return abs(1.5 * mean / float(fixed[0, 0] - fixed[0, 1]))
-
-
-def _mean_cosine(matrix: Array) -> float:
-    """The mean cosine of different samples, NaN where a sample is 0."""
-    scale = np.sqrt(np.maximum(np.diag(matrix), 0.0))
-    outer = np.outer(scale, scale)
-    with np.errstate(all="ignore"):
-        cosines = matrix / outer
-    above = cosines[np.triu_indices(len(matrix), 1)]
-    return float(np.mean(above)) if np.isfinite(above).all() else math.nan

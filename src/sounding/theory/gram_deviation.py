@@ -68,12 +68,7 @@ class GramDeviation:
 
 
 def gram_deviation(
-    activation: ActivationLike,
-    *,
-    batch_size: int,
-    width: int,
-    generator: np.random.Generator,
-    samples: int = 20_000,
+    activation: ActivationLike, *, batch_size: int, width: int, generator: np.random.Generator, samples: int = 20_000
 ) -> GramDeviation:
     """The deviation at a finite width, to leading order in 1/√width.
 
@@ -105,7 +100,10 @@ def gram_deviation(
     if math.isinf(found.batch_size):
         raise UsageError("the deviation of a Gram matrix needs a finite batch size, got inf")
     n, point, forward = int(found.batch_size), found.fixed_point, found.forward_eigenvalues
-    noise = _noise(phi, n, point.variance, point.correlation)
+    fourth = sphere_mean(lambda x: phi(x) ** 4, n, **phi.outline).value
+    both = sphere_joint_mean(lambda x, y: phi(x) ** 2 * phi(y) ** 2, n, **phi.pair_outline).value
+    fixed = point.variance**2 * n * (1 + (n - 1) * point.correlation**2)  # ‖G*‖_F²
+    noise = n * fourth + n * (n - 1) * both - fixed
     t_l, t_m, error = _sampled_noise(phi, n, generator, samples)
     gain = _gain(phi, n, point.mu)
     stationary = Estimate(math.inf)
@@ -120,19 +118,10 @@ def gram_deviation(
     )  # fmt: skip
 
 
-def _noise(phi: Activation, n: int, variance: float, correlation: float) -> float:
-    """E‖φφᵀ‖_F² − ‖G*‖_F²."""
-    fourth = sphere_mean(lambda x: phi(x) ** 4, n, **phi.outline).value
-    both = sphere_joint_mean(lambda x, y: phi(x) ** 2 * phi(y) ** 2, n, **phi.pair_outline).value
-    return n * fourth + n * (n - 1) * both - variance**2 * n * (1 + (n - 1) * correlation**2)
-
-
 def _gain(phi: Activation, n: int, mu: float) -> float:
-    """‖DV η‖²/‖η‖² on η = M diag(a) M, Σa = 0.
-
-    DV η = ((n−1)/(2μn))·E[φφᵀ·xᵀηx] has the diagonal A·a_i and off it B·(a_i + a_j), with A = E φ_1²(x_1² − x_2²) and
-    B = E φ_1φ_2(x_1² − x_3²), where Σx² = n removes the third sample; ‖η‖² = (1 − 2/n)Σa².
-    """
+    """‖DV η‖²/‖η‖² on η = M diag(a) M, Σa = 0."""
+    # DV η = ((n−1)/(2μn))·E[φφᵀ·xᵀηx] has the diagonal A·a_i and off it B·(a_i + a_j), with A = E φ_1²(x_1² − x_2²) and
+    # B = E φ_1φ_2(x_1² − x_3²), where Σx² = n removes the third sample; ‖η‖² = (1 − 2/n)Σa²
     square = sphere_joint_mean(lambda x, y: phi(x) ** 2 * (x**2 - y**2), n, **phi.pair_outline).value
     product = sphere_joint_mean(lambda x, y: phi(x) * phi(y), n, **phi.pair_outline).value
     weighted = sphere_joint_mean(lambda x, y: phi(x) * phi(y) * x**2, n, **phi.pair_outline).value

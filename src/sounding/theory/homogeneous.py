@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from sounding.activations import Activation
 from sounding.errors import UsageError
 from sounding.theory.eigenvalues import Eigenvalues
-from sounding.theory.integrals.arc_cosine import second_moment
-from sounding.theory.integrals.powers import gamma_ratio, half_moment, kernel, kernel_slope
+from sounding.theory.integrals.arc_cosine import gamma_ratio, second_moment
+from sounding.theory.integrals.powers import half_moment, kernel, kernel_slope
 from sounding.theory.integrals.quadrature import check_batch_size
 
 __all__ = ["HomogeneousPrediction", "homogeneous_batchnorm", "kernel", "kernel_slope"]
@@ -65,9 +65,7 @@ def _finite(alpha: float, slopes: tuple[float, float], size: float) -> Homogeneo
     variance, mu = scale * top, scale * (top - low)
     shared = second_moment(alpha) / mu * (0.5 * width) ** alpha / (width * gamma_ratio(0.5 * (size + 1), alpha))
     forward = Eigenvalues(
-        G=0.0,
-        L=shared * (alpha * (size - 2) * (top - low) + size / width * slope),
-        M=shared * size * slope,
+        G=0.0, L=shared * (alpha * (size - 2) * (top - low) + size / width * slope), M=shared * size * slope
     )
     ratio = slope / (top - low)
     odd = 2 * alpha - 1

@@ -19,19 +19,12 @@ from sounding.theory.covariance_map import center, check_covariance
 
 @dataclass(frozen=True)
 class IdentityConvergence:
-    """Where a linear batch-normalized network takes a batch, and how fast.
+    """Where a linear batch-normalized network takes a batch, and how fast."""
 
-    Attributes:
-        rank: C, the rank of GΣG.
-        limit: (B/C) times the projector on its range, (B, B).
-        rate: C/(C + 2), the factor per layer of the eigenvalue spread near the limit.
-        eigenvalues: (depth + 1, C), the nonzero eigenvalues of GΣG layer by layer, descending; row 0 is the input.
-    """
-
-    rank: int
-    limit: Array
-    rate: float
-    eigenvalues: Array
+    rank: int  # C, the rank of GΣG
+    limit: Array  # (B/C) times the projector on its range, (B, B)
+    rate: float  # C/(C + 2), the factor per layer of the eigenvalue spread near the limit
+    eigenvalues: Array  # (depth + 1, C), the nonzero eigenvalues of GΣG layer by layer, descending; row 0 is the input
 
     @property
     def spreads(self) -> Array:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from scipy.optimize import brentq
@@ -20,7 +20,8 @@ from sounding.activations.activation import Array
 from sounding.activations.kinks import ROUGH, kink_exponent
 from sounding.encoding import fields_of
 from sounding.errors import UsageError
-from sounding.theory.bounds.kernel_maps import NORMS, Norm
+from sounding.theory.bounds.bound import Version
+from sounding.theory.bounds.kernel_maps import NORMS, Norm, case_rate
 from sounding.theory.integrals.arc_cosine import second_moment
 from sounding.theory.integrals.hermite import expand
 from sounding.theory.integrals.mehler import nested_mean
@@ -171,9 +172,21 @@ def kernel(activation: ActivationLike, norm: Norm = "none") -> Kernel:
     zero, slope_zero = float(coefficients[0] ** 2), float(coefficients[1] ** 2)
     slope_one = _slope_one(neuron)
     linear = slope_zero > 1 - 1e-12
-    case = _case(zero, slope_one.value)
+    case = 3 if abs(slope_one.value - 1) <= EDGE else 2 if slope_one.value < 1 else 4
+    case = 1 if zero == 0.0 else case
     point, slope, error = _attractor(neuron, case, slope_zero, slope_one.value)
-    rate, printed = _rates(case, zero, slope_zero, slope_one.value, point, slope)
+    rate, printed = (
+        case_rate(case, zero, slope_zero, slope_one.value, fixed_point=point, slope=slope, version=version)
+        for version in get_args(Version)
+    )
+    fixed_points = [FixedPoint(point, slope, True)]
+    if point != 1.0:
+        fixed_points.append(FixedPoint(1.0, slope_one.value, False))
+    opposite = kappa(neuron, -1.0)
+    if abs(opposite.value + 1) <= max(10 * opposite.error, 1e-10):  # ψ is odd; κ has no others on [−1, 1]
+        fixed_points.insert(0, FixedPoint(-1.0, slope_one.value, False))
+    if linear:
+        fixed_points = [FixedPoint(rho, 1.0, False) for rho in (-1.0, 0.0, 1.0)]
     fallible = 2 * neuron.activation.derivative_error * slope_one.value if math.isfinite(slope_one.value) else 0.0
     return Kernel(
         activation=neuron.activation.name,
@@ -190,7 +203,7 @@ def kernel(activation: ActivationLike, norm: Norm = "none") -> Kernel:
         rate=rate,
         rate_printed=printed,
         algebraic_rate=1.0 - zero - slope_zero if case == 3 else None,
-        fixed_points=_fixed_points(neuron, point, slope, slope_one.value, linear=linear),
+        fixed_points=tuple(fixed_points),
         error=max(error, slope_one.error, series.error / neuron.std, fallible),
     )
 
@@ -258,16 +271,14 @@ def slope_at(neuron: Neuron, rho: float) -> Integral:
 
 
 def slope_by_density(neuron: Neuron, rho: float) -> Integral:
-    """κ′(ρ) without ψ′: E ψ(X)ψ(Y)·∂_ρ ln p_ρ(X, Y), p_ρ the Gaussian density, for |ρ| < 1.
-
-    ∂_ρ ln p_ρ = ρ/(1−ρ²) + ((1+ρ²)xy − ρ(x²+y²))/(1−ρ²)². It needs no derivative, so it also serves jumps; its error
-    grows like (1 − ρ²)^−2 near ±1.
-    """
+    """κ′(ρ) without ψ′: E ψ(X)ψ(Y)·∂_ρ ln p_ρ(X, Y), p_ρ the Gaussian density, for |ρ| < 1."""
     if abs(rho) == 1.0:
         raise UsageError(f"the density has no derivative at correlation {rho:g}")
+    # it needs no derivative, so it also serves jumps; its error grows like (1 − ρ²)^−2 near ±1
     free = 1 - rho**2
 
     def integrand(x: Array, y: Array) -> Array:
+        # ∂_ρ ln p_ρ = ρ/(1−ρ²) + ((1+ρ²)xy − ρ(x²+y²))/(1−ρ²)²
         score = rho / free + ((1 + rho**2) * x * y - rho * (x**2 + y**2)) / free**2
         return np.asarray(neuron.function(x) * neuron.function(y) * score)
 
@@ -309,15 +320,6 @@ def _slope_one(neuron: Neuron) -> Integral:
     return gaussian_mean(lambda z: neuron.derivative(z) ** 2, **phi.outline, tolerance=1e-13)
 
 
-def _case(zero: float, slope_one: float) -> int:
-    """The case of Theorem 5.11, from κ(0) and κ′(1)."""
-    if zero == 0.0:
-        return 1
-    if abs(slope_one - 1) <= EDGE:
-        return 3
-    return 2 if slope_one < 1 else 4
-
-
 def _attractor(neuron: Neuron, case: int, slope_zero: float, slope_one: float) -> tuple[float, float, float]:
     """ρ*, κ′(ρ*) and the error of both."""
     if case == 1:
@@ -333,12 +335,9 @@ def _attractor(neuron: Neuron, case: int, slope_zero: float, slope_one: float) -
 
 
 def crossing(neuron: Neuron, *, weight: float = 1.0) -> float:
-    """The ρ in (0, 1) where weight·κ(ρ) + 1 − weight = ρ, for a map whose slope weight·κ′(1) at 1 exceeds 1; else 1.
+    """The ρ in (0, 1) where weight·κ(ρ) + 1 − weight = ρ, for a map whose slope weight·κ′(1) at 1 exceeds 1; else 1."""
 
-    Solved as weight·(1 − κ(ρ))/(1 − ρ) = 1, whose left side increases; 1 − κ = ½E(ψ(X) − ψ(Y))² has no
-    cancellation.
-    """
-
+    # solved as weight·(1 − κ(ρ))/(1 − ρ) = 1, whose left side increases; 1 − κ = ½E(ψ(X) − ψ(Y))² has no cancellation
     def excess(angle: float) -> float:
         spread = _pair_mean(neuron, lambda x, y: 0.5 * (neuron.function(x) - neuron.function(y)) ** 2, math.cos(angle))
         return weight * spread.value / (2 * math.sin(0.5 * angle) ** 2) - 1
@@ -348,33 +347,6 @@ def crossing(neuron: Neuron, *, weight: float = 1.0) -> float:
     if excess(0.5 * math.pi) >= 0:
         return 0.0
     return math.cos(float(brentq(excess, SMALLEST, 0.5 * math.pi, xtol=1e-15, rtol=1e-15)))
-
-
-def _rates(
-    case: int, zero: float, slope_zero: float, slope_one: float, point: float, slope: float
-) -> tuple[float, float]:
-    """The corrected rate and the one the seed prints."""
-    if case == 1:
-        return 1 / (2 - min(slope_zero, 1.0)), 1 / slope_one if slope_one > 0 else math.inf
-    if case in (2, 3):
-        # the printed statement of case 3 is (5.9) itself, which holds
-        return min(slope_one, 1.0) if case == 2 else 1.0, slope_one if case == 2 else 1.0
-    return max(1 - zero, 1 / (2 - slope)), max(1 - zero, slope, (1 - point) / (2 - slope))
-
-
-def _fixed_points(
-    neuron: Neuron, point: float, slope: float, slope_one: float, *, linear: bool
-) -> tuple[FixedPoint, ...]:
-    """ρ*, 1, and −1 when ψ is odd: κ has no others on [−1, 1] (thesis2024, Theorem 5.11)."""
-    if linear:
-        return tuple(FixedPoint(rho, 1.0, False) for rho in (-1.0, 0.0, 1.0))
-    found = [FixedPoint(point, slope, True)]
-    if point != 1.0:
-        found.append(FixedPoint(1.0, slope_one, False))
-    opposite = kappa(neuron, -1.0)
-    if abs(opposite.value + 1) <= max(10 * opposite.error, 1e-10):
-        found.insert(0, FixedPoint(-1.0, slope_one, False))
-    return tuple(found)
 
 
 def _series_derivative(neuron: Neuron, rho: float, order: int) -> Integral:

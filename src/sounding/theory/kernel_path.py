@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.polynomial import chebyshev
@@ -13,7 +12,8 @@ from numpy.polynomial import chebyshev
 from sounding.activations import ActivationLike
 from sounding.errors import UsageError
 from sounding.profile import Profile
-from sounding.theory.bounds.kernel_maps import Norm
+from sounding.theory.bounds.bound import Version
+from sounding.theory.bounds.kernel_maps import Norm, decay
 from sounding.theory.kernel import Kernel, Neuron, check_correlation, kappa, kernel, normalized
 
 DIRECT = 64  # up to so many layers each is integrated by itself
@@ -22,11 +22,9 @@ SIZES = (17, 33, 65, 129)  # Chebyshev points, doubled until the last coefficien
 
 @dataclass(frozen=True)
 class Interpolant:
-    """κ as a Chebyshev series in the angle θ = arccos ρ ∈ [0, π].
+    """κ as a Chebyshev series in the angle θ = arccos ρ ∈ [0, π]."""
 
-    In θ even kinked activations have a smooth map: for ReLU κ = (sin θ + (π − θ) cos θ)/π.
-    """
-
+    # in θ even kinked activations have a smooth map: for ReLU κ = (sin θ + (π − θ) cos θ)/π
     coefficients: tuple[float, ...]
     error: float
 
@@ -37,10 +35,7 @@ class Interpolant:
 
 
 def interpolate(neuron: Neuron, *, tolerance: float = 1e-12) -> Interpolant:
-    """A series for κ whose last coefficients are below `tolerance`, or the best of 129 terms, with its error.
-
-    A square root, as of relu_power:0.5, leaves a term θ² ln θ that converges slowly: 129 terms give 1e-9 there.
-    """
+    """A series for κ whose last coefficients are below `tolerance`, or the best of 129 terms, with its error."""
     known: dict[int, float] = {}
     for size in SIZES:
         stride = (SIZES[-1] - 1) // (size - 1)
@@ -49,6 +44,7 @@ def interpolate(neuron: Neuron, *, tolerance: float = 1e-12) -> Interpolant:
                 known[i] = kappa(neuron, math.cos(0.5 * math.pi * (1 + _unit(i)))).value
         chosen = range(0, SIZES[-1], stride)
         coefficients = chebyshev.chebfit([_unit(i) for i in chosen], [known[i] for i in chosen], size - 1)
+        # a square root, as of relu_power:0.5, leaves a term θ² ln θ that converges slowly: 129 terms give 1e-9 there
         error = float(np.abs(coefficients[-max(4, size // 8) :]).max())
         if error <= tolerance:
             break
@@ -89,12 +85,7 @@ def sequence(activation: ActivationLike, rho: float, *, depth: int, norm: Norm =
 
 
 def bound(
-    activation: ActivationLike | Kernel,
-    rho: float,
-    *,
-    depth: int,
-    norm: Norm = "none",
-    version: Literal["corrected", "printed"] = "corrected",
+    activation: ActivationLike | Kernel, rho: float, *, depth: int, norm: Norm = "none", version: Version = "corrected"
 ) -> Profile:
     """An upper bound on |ρ_ℓ − ρ*| for ℓ = 0 … depth, as a profile of `mean_cosine_distance_bound`.
 
@@ -110,20 +101,14 @@ def bound(
         raise UsageError(f"expected the version corrected or printed, got {version!r}")
     known = activation if isinstance(activation, Kernel) else kernel(activation, norm)
     rate = known.rate if version == "corrected" else known.rate_printed
-    levels = np.arange(layers + 1)
-    edge = 1 - abs(start)
+    if known.algebraic_rate is not None:
+        rate = known.algebraic_rate  # in case 3 distances shrink like 1/ℓ, and both versions agree
     with np.errstate(all="ignore"):
+        values = decay(known.case, rate, start=start, fixed_point=known.fixed_point, layers=layers)
         if known.case == 1:
-            potential = abs(start) / edge * rate**levels if edge else np.full(layers + 1, math.inf)
-            values = np.where(np.isinf(potential), 1.0, potential / (1 + potential))
-        elif known.case == 2:
-            values = (1 - start) * rate**levels
-        elif known.case == 3:
-            values = (1 - start) / (1 + (known.algebraic_rate or 0.0) * levels * (1 - start))
-        else:
-            largest = 1 + known.fixed_point
-            first = abs(start - known.fixed_point) / edge if edge else math.inf
-            values = np.minimum(first * rate**levels, largest)
+            values = np.where(np.isinf(values), 1.0, values / (1 + values))
+        elif known.case == 4:
+            values = np.minimum(values, 1 + known.fixed_point)
     settings = {"activation": known.activation, "norm": known.norm, "rho": start, "version": version}
     return Profile.over_depth({"mean_cosine_distance_bound": values}, settings)
 

@@ -30,20 +30,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Point:
-    """What theory predicts at a setting.
-
-    Args:
-        growth: factor per layer of the squared gradient norm.
-        variance: batch variance of the pre-activations at the fixed point; 0 where it has collapsed.
-        attracting: whether deep batches go there.
-        slowest: the larger of the forward eigenvalues G and L.
-    """
+    """What theory predicts at a setting."""
 
     setting: Setting
-    growth: float
-    variance: float
-    attracting: bool
-    slowest: float
+    growth: float  # factor per layer of the squared gradient norm
+    variance: float  # batch variance of the pre-activations at the fixed point; 0 where it has collapsed
+    attracting: bool  # whether deep batches go there
+    slowest: float  # the larger of the forward eigenvalues G and L
 
     @property
     def alive(self) -> bool:
@@ -90,8 +83,8 @@ class Landscape:
 
     def collapse(self, setting: Setting) -> float:
         """The eps at which the batch collapses, at this scale and shift."""
-        found = _find_collapse(self.activation, self.batch_size, setting.scale, setting.shift)
-        return found * self.weight_std**2
+        found = _critical_eps(self.activation, batch_size=self.batch_size, scale=setting.scale, shift=setting.shift)
+        return found.collapse * self.weight_std**2
 
     def size(self, point: Point) -> float:
         """RMS change of the normalized pre-activation x ↦ γ√(v/(v + eps))x + β, in standard deviations of x."""
@@ -100,11 +93,8 @@ class Landscape:
         return math.hypot(setting.scale * shrink - 1, setting.shift)
 
     def walk(self, path: Callable[[float], Setting], grid: Sequence[float]) -> tuple[Point | None, Point | None]:
-        """Along a path of growing change: the smallest change that reaches the limit, and the best steady point seen.
-
-        The grid finds the first interval that ends in reach; a root finder and two-digit rounding away from the start
-        finish it.
-        """
+        """Along a path of growing change: the smallest change that reaches the limit, and the best steady point."""
+        # the grid finds the first interval that ends in reach; a root finder and rounding to two digits finish it
         best: Point | None = None
         before = 0.0
         for step in grid:
@@ -122,10 +112,8 @@ class Landscape:
         return None, best
 
     def _refine(self, path: Callable[[float], Setting], outside: float, inside: float) -> Point | None:
-        """The smallest change between two steps that reaches the limit, None where no steady point does.
-
-        A step may also come to a steady point from one that is not, or go beyond the last steady one.
-        """
+        """The smallest change between two steps that reaches the limit, None where no steady point does."""
+        # a step may also come to a steady point from one that is not, or go beyond the last steady one
         settles = self.at(path(inside)).steady
 
         def excess(step: float) -> float:
@@ -166,7 +154,4 @@ def _predict(activation: Activation, batch_size: float, weight_std: float, setti
     return Point(setting, result.gradient_growth, point.mu * share, point.attracting, max(forward.G, forward.L))
 
 
-@functools.lru_cache(maxsize=512)
-def _find_collapse(activation: Activation, batch_size: float, scale: float, shift: float) -> float:
-    """The critical eps at weights of variance 1/fan_in."""
-    return critical_eps(activation, batch_size=batch_size, scale=scale, shift=shift).collapse
+_critical_eps = functools.lru_cache(maxsize=512)(critical_eps)

@@ -66,22 +66,22 @@ def second_moment(phi: Activation, variance: float, *, tolerance: float = 1e-13)
     if variance == 0:
         return Integral(float(phi(np.zeros(1))[0]) ** 2, 0.0, 1)
     if phi.degree is not None and phi.slopes is not None:
-        return _closed(_squares(phi.slopes) * half_moment(2 * phi.degree), variance**phi.degree)
+        a, b = phi.slopes
+        return _closed((a * a + b * b) * half_moment(2 * phi.degree), variance**phi.degree)
     return _mean(phi, lambda y: phi(y) ** 2, variance, tolerance)
 
 
 def squared_slope(phi: Activation, variance: float, *, tolerance: float = 1e-13) -> Integral:
-    """E φ′(√q z)², the slope of the correlation map at 1 per unit of weight variance; infinite where φ jumps.
-
-    At q = 0 it is the limit of vanishing variance, which is 0 or infinite for a power other than 1 at the origin.
-    """
+    """E φ′(√q z)², the slope of the correlation map at 1 per unit of weight variance; infinite where φ jumps."""
     plain = phi.degree == 1.0 and phi.slopes is not None  # its kink at the origin is known, and costs a search
     if not plain and any(kink_exponent(phi.function, kink) <= ROUGH for kink in phi.kinks):
         return Integral(math.inf, 0.0, 0)
     if phi.degree is not None and phi.slopes is not None and (variance > 0 or phi.degree == 1.0):
-        slope = phi.degree**2 * _squares(phi.slopes) * half_moment(2 * phi.degree - 2)
+        a, b = phi.slopes
+        slope = phi.degree**2 * (a * a + b * b) * half_moment(2 * phi.degree - 2)
         return _closed(slope, max(variance, VANISHING) ** (phi.degree - 1.0))
     found = _mean(phi, lambda y: phi.derivative(y) ** 2, max(variance, VANISHING), tolerance)
+    # at q = 0 it is the limit of vanishing variance, which is 0 or infinite for a power other than 1 at the origin
     if variance == 0:
         trend = found.value / max(squared_slope(phi, 1e4 * VANISHING).value, 1e-300)
         return Integral(0.0, 0.0, 0) if trend < 0.5 else Integral(math.inf, 0.0, 0) if trend > 2 else found
@@ -89,13 +89,11 @@ def squared_slope(phi: Activation, variance: float, *, tolerance: float = 1e-13)
 
 
 def moment_slope(phi: Activation, variance: float) -> Integral:
-    """d/dq E φ(√q z)² = E[φ(y) φ′(y) y]/q with y = √q z: meanfield2019's E[φ′² + φφ″], which needs no φ″.
-
-    Where φ jumps, φ′ misses the jump and E[φ(y)²(z² − 1)]/(2q) serves.
-    """
+    """d/dq E φ(√q z)² = E[φ(y) φ′(y) y]/q with y = √q z: meanfield2019's E[φ′² + φφ″], which needs no φ″."""
     if variance == 0 and second_moment(phi, 0.0).value == 0:
         return squared_slope(phi, 0.0)  # where φ(0) = 0 the two agree, limits included
     q = max(variance, VANISHING)
+    # where φ jumps, φ′ misses the jump and E[φ(y)²(z² − 1)]/(2q) serves
     if any(kink_exponent(phi.function, kink) <= ROUGH for kink in phi.kinks):
         found = _mean(phi, lambda y: phi(y) ** 2 * (y**2 / q - 1) / 2, q)
     else:
@@ -105,10 +103,8 @@ def moment_slope(phi: Activation, variance: float) -> Integral:
 
 
 def limit(moment: Callable[[Activation, float], Integral], phi: Activation) -> float:
-    """What `moment` (a slope) tends to as q → ∞; infinite when it keeps growing.
-
-    Activations that become linear far out approach their limit like a + b/√q, which two values remove.
-    """
+    """What `moment` (a slope) tends to as q → ∞; infinite when it keeps growing."""
+    # activations that become linear far out approach their limit like a + b/√q, which two values remove
     near, far = (moment(phi, q).value for q in (LARGEST / 4, LARGEST))
     if not far < 1.1 * near:
         return math.inf
@@ -144,10 +140,7 @@ def _require_few_waves(phi: Activation, sampled: Array, std: float) -> None:
 
 
 def fixed_points(moments: LengthTable, weight: float, bias: float) -> tuple[LengthPoint, ...]:
-    """All q ≥ 0 with weight·E φ(√q z)² + bias = q, ascending; weight = σ_w², bias = σ_b².
-
-    Crossings are bracketed on the grid, near misses between grid points included. 0 is one when bias = 0 and φ(0) = 0.
-    """
+    """All q ≥ 0 with weight·E φ(√q z)² + bias = q, ascending; weight = σ_w², bias = σ_b²."""
     phi = moments.activation
     found: list[LengthPoint] = []
     if bias == 0 and second_moment(phi, 0.0).value == 0:
@@ -157,6 +150,7 @@ def fixed_points(moments: LengthTable, weight: float, bias: float) -> tuple[Leng
         q = math.exp(log_variance)
         return weight * second_moment(phi, q).value / q + bias / q - 1
 
+    # near misses between grid points are bracketed too
     values = relative_change(moments, weight, bias)
     for low, high in _brackets(np.log(moments.variances), values, excess):
         q = math.exp(float(brentq(excess, low, high, xtol=1e-14, rtol=1e-14)))
@@ -200,18 +194,10 @@ def product_moment(phi: Activation, variance: float, correlation: float, *, tole
     if phi.degree is not None and phi.slopes is not None:
         shape = kernel(correlation, degree=phi.degree, slopes=phi.slopes) * half_moment(2 * phi.degree)
         return _closed(shape, variance**phi.degree)
+    product, outline = (lambda u, v: phi(u) * phi(v)), phi.pair_outline
     return _if_there(
-        phi,
-        math.sqrt(variance),
-        lambda std: gaussian_joint_mean(
-            lambda u, v: phi(u) * phi(v), correlation, std=std, **phi.pair_outline, tolerance=tolerance
-        ),
+        phi, variance, lambda std: gaussian_joint_mean(product, correlation, std=std, **outline, tolerance=tolerance)
     )
-
-
-def _squares(slopes: tuple[float, float]) -> float:
-    """a² + b² of the two slopes."""
-    return slopes[0] ** 2 + slopes[1] ** 2
 
 
 def _closed(shape: float, size: float) -> Integral:
@@ -221,13 +207,12 @@ def _closed(shape: float, size: float) -> Integral:
 
 def _mean(phi: Activation, f: Callable[[Array], Array], variance: float, tolerance: float = 1e-13) -> Integral:
     """E f(√q z), infinite where it does not exist."""
-    return _if_there(
-        phi, math.sqrt(variance), lambda std: gaussian_mean(f, std=std, **phi.outline, tolerance=tolerance)
-    )
+    return _if_there(phi, variance, lambda std: gaussian_mean(f, std=std, **phi.outline, tolerance=tolerance))
 
 
-def _if_there(phi: Activation, std: float, mean: Callable[[float], Integral]) -> Integral:
-    """A mean over inputs of this standard deviation, infinite where it does not exist."""
+def _if_there(phi: Activation, variance: float, mean: Callable[[float], Integral]) -> Integral:
+    """A mean over inputs of this variance, infinite where it does not exist."""
+    std = math.sqrt(variance)
     if phi.growth == "exponential" and not has_second_moment(phi, std=std):
         return Integral(math.inf, 0.0, 0)
     try:

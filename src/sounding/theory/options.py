@@ -15,31 +15,20 @@ MEAN_FIELD = "mean field of batch norm: Gaussian weights, wide layers (meanfield
 
 @dataclass(frozen=True)
 class Option:
-    """One change that reaches the depth.
+    """One change that reaches the depth."""
 
-    Args:
-        kind: what is changed.
-        change: in words, with its numbers.
-        growth: predicted factor per layer of the squared gradient norm; its geometric mean where layers differ.
-        trainable_depth: 16/|ln growth|.
-        size: RMS change of the normalized pre-activation that the change makes, in its standard deviations.
-        eps, scale, shift: for every batch norm; at their defaults where the change does not touch them.
-        gain_exponent: k of the per-layer gains α_ℓ = ℓ^{−k}, or None.
-        weight_law: "gaussian" or "haar".
-        rests_on: which theory promises it.
-    """
-
-    kind: Kind
-    change: str
-    growth: float
-    trainable_depth: float
-    size: float
+    kind: Kind  # what is changed
+    change: str  # in words, with its numbers
+    growth: float  # predicted factor per layer of the squared gradient norm; its geometric mean where layers differ
+    trainable_depth: float  # 16/|ln growth|
+    size: float  # RMS change of the normalized pre-activation that the change makes, in its standard deviations
+    # eps, scale and shift of every batch norm; at their defaults where the change does not touch them
     eps: float = 0.0
     scale: float = 1.0
     shift: float = 0.0
-    gain_exponent: float | None = None
+    gain_exponent: float | None = None  # k of the per-layer gains α_ℓ = ℓ^{−k}, or None
     weight_law: WeightLaw = "gaussian"
-    rests_on: str = MEAN_FIELD
+    rests_on: str = MEAN_FIELD  # which theory promises it
 
 
 @dataclass(frozen=True)

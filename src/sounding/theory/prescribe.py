@@ -8,7 +8,7 @@ combinations, per-layer gains α_ℓ = ℓ^{−k} (thesis2024 6.4) and Haar weig
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from scipy.optimize import brentq
@@ -41,7 +41,7 @@ JOINT_SHIFTS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
 JOINT_SCALES = (0.7, 0.4, 0.2, 0.1)
 STEEPEST_GAINS = 4.0  # exponent; steeper ones leave nothing of an activation but in the first layers
 
-Results = tuple[list[Option], list[Unreachable]]
+Excess = Callable[[np.ndarray], np.ndarray]
 
 DEEPEST = 10_000_000  # the gains of every layer are summed one by one
 # times the depth: at the bare 16 depth scales of meanfield2019 networks train to 12 to 40% accuracy, at 3 to 56 to 84%
@@ -49,12 +49,7 @@ MARGIN = 3.0
 
 
 def prescribe(
-    activation: ActivationLike,
-    *,
-    batch_size: float,
-    depth: int,
-    margin: float = MARGIN,
-    weight_std: float = 1.0,
+    activation: ActivationLike, *, batch_size: float, depth: int, margin: float = MARGIN, weight_std: float = 1.0
 ) -> Prescription:
     """Which eps, shift, scale, gains or weight law make a batch norm network trainable by theory to `depth` layers.
 
@@ -74,6 +69,14 @@ def prescribe(
     >>> [option.change for option in prescribe("tanh", batch_size=64, depth=200).options[:2]]
     ['eps 0.58', 'scale 0.34']
     """
+    *_, found = prescriptions(activation, batch_size=batch_size, depth=depth, margin=margin, weight_std=weight_std)
+    return found
+
+
+def prescriptions(
+    activation: ActivationLike, *, batch_size: float, depth: int, margin: float = MARGIN, weight_std: float = 1.0
+) -> Iterator[Prescription]:
+    """What `prescribe` has found after each part of its search, for pages that show it as it comes."""
     phi = resolve(activation)
     if isinstance(depth, bool) or not isinstance(depth, int | np.integer) or depth < 1:
         raise UsageError(f"expected depth to be an integer of at least 1, got {depth!r}", hint="depth 100")
@@ -82,26 +85,30 @@ def prescribe(
     limit = allowed_scales(margin) / int(depth)
     landscape = Landscape(phi, batch_size=batch_size, limit=limit, weight_std=weight_std)
     now = landscape.at(Setting())
-    found: Results = ([], [])
+    search = _Search(landscape, now, int(depth))
+
+    def so_far() -> Prescription:
+        return Prescription(
+            activation=phi.name,
+            batch_size=batch_size,
+            depth=int(depth),
+            margin=float(margin),
+            weight_std=float(weight_std),
+            wanted_growth=math.exp(limit),
+            growth=now.growth,
+            trainable_depth=now.trainable_depth,
+            attracting=now.attracting,
+            options=tuple(sorted(search.options, key=lambda option: option.size)),
+            unreachable=tuple(search.unreachable),
+        )
+
     # a network that is left as it is may be closer to losing its fixed point than one that is prescribed
     if now.attracting and abs(now.log_growth) <= limit:
-        found[0].append(_option("none", "nothing: trainable as it is", now, landscape))
+        search.options.append(_option("none", "nothing: trainable as it is", now, landscape))
     else:
-        _search(landscape, now, int(depth), found)
-    options, failures = found
-    return Prescription(
-        activation=phi.name,
-        batch_size=batch_size,
-        depth=int(depth),
-        margin=float(margin),
-        weight_std=float(weight_std),
-        wanted_growth=math.exp(limit),
-        growth=now.growth,
-        trainable_depth=now.trainable_depth,
-        attracting=now.attracting,
-        options=tuple(sorted(options, key=lambda option: option.size)),
-        unreachable=tuple(failures),
-    )
+        for _ in search.run():
+            yield so_far()
+    yield so_far()
 
 
 def allowed_scales(margin: float) -> float:
@@ -111,79 +118,114 @@ def allowed_scales(margin: float) -> float:
     return DEPTH_SCALES / margin
 
 
-def _search(landscape: Landscape, now: Point, depth: int, found: Results) -> None:
-    """File every kind of change, as an option or with the reason why it cannot help."""
-    eps, best_eps = landscape.walk(*_eps_path(landscape, Setting()))
-    _file("eps", "eps {eps:g}", eps, best_eps, _why_not_eps(landscape, best_eps), landscape, found)
-    up, down = (landscape.at(Setting(shift=shift)).growth for shift in (1.0, -1.0))
-    sign = 1.0 if up <= down else -1.0
-    shift, best_shift = landscape.walk(lambda t: Setting(shift=sign * t), SHIFTS)
-    _file("shift", "shift {shift:+g}", shift, best_shift, _why_not_shift(landscape, now, best_shift), landscape, found)
-    scale, best_scale = landscape.walk(lambda t: Setting(scale=1 - t), [1 - s for s in SCALES])
-    _file("scale", "scale {scale:g}", scale, best_scale, _why_not_scale(landscape, best_scale), landscape, found)
-    if (eps is None or shift is None) and best_shift is not None and best_shift.log_growth < now.log_growth:
-        starts = [Setting(shift=sign * t) for t in JOINT_SHIFTS]
-        _try_jointly("shift+eps", "shift {shift:+g} with eps {eps:g}", starts, (eps, shift), landscape, found)
-    if (eps is None or scale is None) and landscape.activation.degree is None:
-        starts = [Setting(scale=t) for t in JOINT_SCALES]
-        _try_jointly("scale+eps", "scale {scale:g} with eps {eps:g}", starts, (eps, scale), landscape, found)
-    excess = _excess_over_linear(landscape)
-    _by_gains(landscape, depth, excess, found)
-    _by_haar(landscape, depth, excess, found)
+class _Search:
+    """Every kind of change, filed as an option or with the reason why it cannot help."""
 
+    def __init__(self, landscape: Landscape, now: Point, depth: int) -> None:
+        self.landscape, self.now, self.depth = landscape, now, depth
+        self.options: list[Option] = []
+        self.unreachable: list[Unreachable] = []
 
-def _eps_path(landscape: Landscape, start: Setting) -> tuple[Callable[[float], Setting], list[float]]:
-    """eps up to 0.9 of its critical value at this scale and shift."""
-    top = min(landscape.collapse(start), 1e3)
-    return lambda t: Setting(eps=t, scale=start.scale, shift=start.shift), [share * top for share in EPS_SHARES]
+    def run(self) -> Iterator[None]:
+        """Search eps, shift and scale alone, then two of them, then gains and Haar weights; a yield after each part."""
+        land = self.landscape
+        eps, best_eps = land.walk(*self._eps_path(Setting()))
+        self._file("eps", "eps {eps:g}", eps, best_eps, _why_not_eps(land, best_eps))
+        yield
+        up, down = (land.at(Setting(shift=shift)).growth for shift in (1.0, -1.0))
+        sign = 1.0 if up <= down else -1.0
+        shift, best_shift = land.walk(lambda t: Setting(shift=sign * t), SHIFTS)
+        self._file("shift", "shift {shift:+g}", shift, best_shift, _why_not_shift(land, self.now, best_shift))
+        yield
+        scale, best_scale = land.walk(lambda t: Setting(scale=1 - t), [1 - s for s in SCALES])
+        self._file("scale", "scale {scale:g}", scale, best_scale, _why_not_scale(land, best_scale))
+        yield
+        if (eps is None or shift is None) and best_shift is not None and best_shift.log_growth < self.now.log_growth:
+            starts = [Setting(shift=sign * t) for t in JOINT_SHIFTS]
+            yield from self._file_jointly("shift+eps", "shift {shift:+g} with eps {eps:g}", starts, (eps, shift))
+        if (eps is None or scale is None) and land.activation.degree is None:
+            starts = [Setting(scale=t) for t in JOINT_SCALES]
+            yield from self._file_jointly("scale+eps", "scale {scale:g} with eps {eps:g}", starts, (eps, scale))
+        yield
+        excess = _excess_over_linear(land)
+        self._file_gains(excess)
+        self._file_haar(excess)
 
+    def _eps_path(self, start: Setting) -> tuple[Callable[[float], Setting], list[float]]:
+        """eps up to 0.9 of its critical value at this scale and shift."""
+        top = min(self.landscape.collapse(start), 1e3)
+        return lambda t: Setting(eps=t, scale=start.scale, shift=start.shift), [share * top for share in EPS_SHARES]
 
-def _try_jointly(
-    kind: Kind,
-    words: str,
-    starts: list[Setting],
-    singles: tuple[Point | None, Point | None],
-    landscape: Landscape,
-    found: Results,
-) -> None:
-    """The smallest change among eps on top of each of these settings; filed only if smaller than either alone."""
-    smallest = min((landscape.size(point) for point in singles if point is not None), default=math.inf)
-    reached: Point | None = None
-    nearest: Point | None = None
-    for start in starts:
-        if math.hypot(1 - start.scale, start.shift) >= smallest:
-            break
-        point, best = landscape.walk(*_eps_path(landscape, start))
-        if point is not None and landscape.size(point) < smallest:
-            smallest, reached = landscape.size(point), point
-        if best is not None and (nearest is None or abs(best.log_growth) < abs(nearest.log_growth)):
-            nearest = best
-    if reached is not None or math.isinf(smallest):
-        _file(kind, words, reached, nearest, _WHY_NOT_JOINT, landscape, found)
+    def _file_jointly(
+        self, kind: Kind, words: str, starts: list[Setting], singles: tuple[Point | None, Point | None]
+    ) -> Iterator[None]:
+        """The smallest change among eps on top of each of these settings; filed only if smaller than either alone."""
+        land = self.landscape
+        smallest = min((land.size(point) for point in singles if point is not None), default=math.inf)
+        reached: Point | None = None
+        nearest: Point | None = None
+        for start in starts:
+            if math.hypot(1 - start.scale, start.shift) >= smallest:
+                break
+            point, best = land.walk(*self._eps_path(start))
+            if point is not None and land.size(point) < smallest:
+                smallest, reached = land.size(point), point
+            if best is not None and (nearest is None or abs(best.log_growth) < abs(nearest.log_growth)):
+                nearest = best
+            yield
+        if reached is not None or math.isinf(smallest):
+            self._file(kind, words, reached, nearest, _WHY_NOT_JOINT)
 
+    def _file(self, kind: Kind, words: str, point: Point | None, best: Point | None, why: str) -> None:
+        """Add a point as an option, or what came nearest to the depth with the reason."""
+        if point is not None:
+            self.options.append(_option(kind, words.format(**vars(point.setting)), point, self.landscape))
+        else:
+            self._refuse(kind, why, *((None, None) if best is None else (best.growth, best.trainable_depth)))
 
-def _file(
-    kind: Kind, words: str, point: Point | None, best: Point | None, why: str, landscape: Landscape, found: Results
-) -> None:
-    """Add a point as an option, or what came nearest to the depth with the reason."""
-    if point is not None:
-        change = words.format(**vars(point.setting))
-        found[0].append(_option(kind, change, point, landscape))
-    else:
-        growth, depth = (None, None) if best is None else (best.growth, best.trainable_depth)
-        found[1].append(Unreachable(kind, growth, depth, why))
+    def _refuse(self, kind: Kind, why: str, growth: float | None = None, depth: float | None = None) -> None:
+        self.unreachable.append(Unreachable(kind, growth, depth, why))
+
+    def _file_gains(self, excess: Excess | None) -> None:
+        """Gains α_ℓ = ℓ^{−k} with Gaussian weights: Σ_ℓ ln λ(α_ℓ) ≤ 16/margin; exact up to one factor."""
+        land = self.landscape
+        homogeneous = land.activation.degree is not None
+        if homogeneous or excess is None or not land.at(Setting()).steady:
+            return self._refuse("gains", _why_not_scale(land, None) if homogeneous else _NOT_ATTRACTING)
+        exponent = _find_exponent(lambda gain: excess(gain) + land.linear_log_growth, self.depth, land.limit)
+        if exponent is None:
+            return self._refuse("gains", _linear_limit(land))
+        # at eps = 0 the batch-normalized neurons have the same law after any layer, so the growth of layer ℓ is that of
+        # a network with gain α_ℓ throughout, up to a ratio of variances that telescopes over the depth
+        log_growth = float(np.mean(excess(_gains(exponent, self.depth)))) + land.linear_log_growth
+        return self.options.append(_gain_option("gains", exponent, self.depth, log_growth, GAINS))
+
+    def _file_haar(self, excess: Excess | None) -> None:
+        """Haar weights, alone or with gains: they remove the linear part of the growth (thesis2024, Theorem 6.5)."""
+        land = self.landscape
+        if excess is None or not (land.at(Setting()).steady or land.activation.degree is not None):
+            return self._refuse("haar", _NOT_ATTRACTING)
+        # for a linear activation nothing is left but rounding
+        linear = land.activation.name == "identity"
+        rest = 0.0 if linear else ALLOWANCE * float(excess(np.ones(1))[0])
+        reach = DEPTH_SCALES / rest if rest > 0 else math.inf
+        if rest <= land.limit:
+            basis = LINEAR_HAAR if linear else HAAR_EXCESS
+            option = Option("haar", "Haar weights", math.exp(rest), reach, HAAR_SIZE, weight_law="haar", rests_on=basis)
+            return self.options.append(option)
+        why = "Haar weights remove only the linear part of the growth; what the nonlinearity adds stays"
+        self._refuse("haar", why, math.exp(rest), reach)
+        exponent = _find_exponent(lambda gain: ALLOWANCE * excess(gain), self.depth, land.limit)
+        if exponent is None:
+            return self._refuse("haar+gains", _why_not_scale(land, None))
+        log_growth = ALLOWANCE * float(np.mean(excess(_gains(exponent, self.depth))))
+        return self.options.append(_gain_option("haar+gains", exponent, self.depth, log_growth, HAAR_EXCESS))
 
 
 def _option(kind: Kind, change: str, point: Point, landscape: Landscape) -> Option:
     """A point of the landscape as an option."""
-    return Option(
-        kind=kind,
-        change=change,
-        growth=point.growth,
-        trainable_depth=point.trainable_depth,
-        size=landscape.size(point),
-        **vars(point.setting),
-    )
+    size = landscape.size(point)
+    return Option(kind, change, point.growth, point.trainable_depth, size, **vars(point.setting))
 
 
 _UNSTEADY = f"no fixed point is steady (forward eigenvalues G and L of {STEADY:g} or less)"
@@ -240,7 +282,7 @@ def _linear_limit(landscape: Landscape) -> str:
     )
 
 
-def _excess_over_linear(landscape: Landscape) -> Callable[[np.ndarray], np.ndarray] | None:
+def _excess_over_linear(landscape: Landscape) -> Excess | None:
     """ln λ(α) − ln((B−2)/(B−3)) as a function of the gain α ≤ 1 at eps = 0; None where a point is not attracting."""
     from scipy.interpolate import PchipInterpolator
 
@@ -255,59 +297,12 @@ def _excess_over_linear(landscape: Landscape) -> Callable[[np.ndarray], np.ndarr
     return lambda gain: np.asarray(np.where(gain < SCALES[-1], values[0], curve(np.log(np.maximum(gain, SCALES[-1])))))
 
 
-def _by_gains(
-    landscape: Landscape, depth: int, excess: Callable[[np.ndarray], np.ndarray] | None, found: Results
-) -> None:
-    """Gains α_ℓ = ℓ^{−k} with Gaussian weights: Σ_ℓ ln λ(α_ℓ) ≤ 16/margin; exact in the mean field up to one factor.
-
-    At eps = 0 the batch-normalized neurons have the same law after any layer, so the growth of layer ℓ is that of a
-    network with gain α_ℓ throughout, up to a ratio of variances that telescopes over the depth.
-    """
-    homogeneous = landscape.activation.degree is not None
-    if homogeneous or excess is None or not landscape.at(Setting()).steady:
-        why = _why_not_scale(landscape, None) if homogeneous else _NOT_ATTRACTING
-        found[1].append(Unreachable("gains", None, None, why))
-        return
-    exponent = _find_exponent(lambda gain: excess(gain) + landscape.linear_log_growth, depth, landscape.limit)
-    if exponent is None:
-        found[1].append(Unreachable("gains", None, None, _linear_limit(landscape)))
-        return
-    log_growth = float(np.mean(excess(_gains(exponent, depth)))) + landscape.linear_log_growth
-    found[0].append(_gain_option("gains", exponent, depth, log_growth, GAINS))
-
-
-def _by_haar(
-    landscape: Landscape, depth: int, excess: Callable[[np.ndarray], np.ndarray] | None, found: Results
-) -> None:
-    """Haar weights, alone or with gains: they remove the linear part of the growth (thesis2024, Theorem 6.5)."""
-    if excess is None or not (landscape.at(Setting()).steady or landscape.activation.degree is not None):
-        found[1].append(Unreachable("haar", None, None, _NOT_ATTRACTING))
-        return
-    # for a linear activation nothing is left but rounding
-    rest = 0.0 if landscape.activation.name == "identity" else ALLOWANCE * float(excess(np.ones(1))[0])
-    if rest <= landscape.limit:
-        growth = math.exp(rest)
-        reach = DEPTH_SCALES / rest if rest > 0 else math.inf
-        basis = LINEAR_HAAR if landscape.activation.name == "identity" else HAAR_EXCESS
-        found[0].append(Option("haar", "Haar weights", growth, reach, HAAR_SIZE, weight_law="haar", rests_on=basis))
-        return
-    best = math.exp(rest)
-    why = "Haar weights remove only the linear part of the growth; what the nonlinearity adds stays"
-    found[1].append(Unreachable("haar", best, DEPTH_SCALES / rest, why))
-    exponent = _find_exponent(lambda gain: ALLOWANCE * excess(gain), depth, landscape.limit)
-    if exponent is None:
-        found[1].append(Unreachable("haar+gains", None, None, _why_not_scale(landscape, None)))
-        return
-    log_growth = ALLOWANCE * float(np.mean(excess(_gains(exponent, depth))))
-    found[0].append(_gain_option("haar+gains", exponent, depth, log_growth, HAAR_EXCESS))
-
-
 def _gains(exponent: float, depth: int) -> np.ndarray:
     """α_ℓ = ℓ^−exponent of every layer."""
     return np.arange(1, depth + 1, dtype=np.float64) ** -exponent
 
 
-def _find_exponent(rate: Callable[[np.ndarray], np.ndarray], depth: int, limit: float) -> float | None:
+def _find_exponent(rate: Excess, depth: int, limit: float) -> float | None:
     """The smallest k with mean over layers of rate(ℓ^{−k}) ≤ limit, to two digits upwards."""
 
     def excess(exponent: float) -> float:

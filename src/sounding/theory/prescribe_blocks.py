@@ -57,29 +57,17 @@ INIT_SOURCES: dict[Init, str] = {
 
 @dataclass(frozen=True)
 class BlockOption:
-    """One change that reaches the depth.
+    """One change that reaches the depth."""
 
-    Args:
-        kind: what is changed; "none" where the network reaches the depth as it is.
-        change: in words, with its numbers.
-        settings: to pass to `predict.residual` or `predict.transformer`.
-        scales: depth scales that it spans over the whole depth.
-        gradient_ratio: squared gradient in front of the first block over that behind the last.
-        stream_growth: mean square of the stream at the end over that at the start.
-        correlation: of two tokens or samples at the end.
-        formula: what decides, in words.
-        source: who found it.
-    """
-
-    kind: Kind
-    change: str
-    settings: Mapping[str, Any]
-    scales: float
-    gradient_ratio: float
-    stream_growth: float
-    correlation: float
-    formula: str
-    source: str
+    kind: Kind  # what is changed; "none" where the network reaches the depth as it is
+    change: str  # in words, with its numbers
+    settings: Mapping[str, Any]  # to pass to `predict.residual` or `predict.transformer`
+    scales: float  # depth scales that it spans over the whole depth
+    gradient_ratio: float  # squared gradient in front of the first block over that behind the last
+    stream_growth: float  # mean square of the stream at the end over that at the start
+    correlation: float  # of two tokens or samples at the end
+    formula: str  # what decides, in words
+    source: str  # who found it
 
 
 @dataclass(frozen=True)
@@ -151,12 +139,7 @@ def prescribe_residual(
 
 
 def prescribe_transformer(
-    activation: ActivationLike,
-    *,
-    depth: int,
-    tokens: int,
-    margin: float = MARGIN,
-    **options: Any,
+    activation: ActivationLike, *, depth: int, tokens: int, margin: float = MARGIN, **options: Any
 ) -> BlockPrescription:
     """Which branch scale, initialization, placement of the norm or scale of scores takes a transformer to `depth`.
 

@@ -25,7 +25,6 @@ from sounding.theory.blocks import (
     Placement,
     SelfAttention,
     Stream,
-    check_gains,
     gains,
 )
 from sounding.theory.kernel import check_correlation
@@ -125,11 +124,7 @@ class Transformer(Residual):
 
     def profile(self) -> Profile:
         """The profile of `Residual`, and `score_std`, `attention_entropy` and `condensation` of block 1, 2, …"""
-        columns = {
-            "score_std": self.score_std,
-            "attention_entropy": self.entropy,
-            "condensation": self.condensation,
-        }
+        columns = {"score_std": self.score_std, "attention_entropy": self.entropy, "condensation": self.condensation}
         return super().profile() + Profile.over_depth(columns, {}, first=1)
 
     def to_dict(self) -> dict[str, Any]:
@@ -185,11 +180,10 @@ def residual(
     >>> round(found.mean_square[-1], 9), round(found.gradient_ratio, 9)
     (33.0, 33.0)
     """
-    phi, layers, start = _checked(activation, depth, placement, branch_scale, _start(init, mean_square), correlation)
-    weights = gains(init, depth=layers, width=width, expansion=expansion, placement=placement)
-    weights = weights._replace(**check_gains(gain or {}))
+    phi, layers, start = _checked(activation, depth, placement, branch_scale, init, mean_square, correlation)
+    weights = gains(init, depth=layers, width=width, expansion=expansion, placement=placement, given=gain)
     stack = _Stack(Stream(placement, branch_scale, layers), (Perceptron(phi, up=weights.up, down=weights.down),))
-    return Residual(phi.name, placement, branch_scale, layers, weights, **stack.describe(start, layers, tokens=2))
+    return Residual(phi.name, placement, branch_scale, layers, weights, **stack.describe(start, layers))
 
 
 def transformer(
@@ -234,26 +228,24 @@ def transformer(
     >>> round(found.gradient_growth, 3), found.collapsed
     (1.455, False)
     """
-    phi, layers, start = _checked(activation, depth, placement, branch_scale, _start(init, mean_square), correlation)
+    phi, layers, start = _checked(activation, depth, placement, branch_scale, init, mean_square, correlation)
     for name, number in (("tokens", tokens), ("head_size", head_size)):
         if not isinstance(number, int) or number < 2:
             raise UsageError(f"{name} must be a whole number of at least 2, got {number}")
     if start.cross < 0:
         raise UsageError(f"the correlation of tokens must lie in [0, 1], got {correlation}")
-    weights = gains(init, depth=layers, width=width, expansion=expansion, placement=placement)
-    weights = weights._replace(**check_gains(gain or {}))
+    weights = gains(init, depth=layers, width=width, expansion=expansion, placement=placement, given=gain)
     scale = head_size**-0.5 if score_scale is None else score_scale
     if not math.isfinite(scale):
         raise UsageError(f"the scale of the scores must be finite, got {scale}")
     attention = SelfAttention(weights, tokens=tokens, scale=scale, head_size=head_size, width=width, normed=query_norm)
     perceptron = Perceptron(phi, up=weights.up, down=weights.down)
     stack = _Stack(Stream(placement, branch_scale, layers), (attention, perceptron))
-    described = stack.describe(start, layers, tokens=tokens)
     entering = [Pair(1.0, signal.correlation) if placement == "pre" else signal
                 for signal in stack.signals(start, layers)[:-1:2]]  # fmt: skip
     variances = [attention.score_variance(signal) for signal in entering]
     return Transformer(
-        phi.name, placement, branch_scale, layers, weights, **described,
+        phi.name, placement, branch_scale, layers, weights, **stack.describe(start, layers),
         tokens=tokens, head_size=head_size, score_scale=scale,
         score_std=tuple(math.sqrt(variance) for variance in variances),
         entropy=tuple(attention.moments(signal).entropy for signal in entering),
@@ -294,7 +286,7 @@ class _Stack:
             gradient = self.stream.backward(gradient, signals[block * count + index], self.branches[index])
         return gradient.times(1 / gradient.own), log + math.log(gradient.own)
 
-    def describe(self, start: Pair, depth: int, *, tokens: int) -> dict[str, Any]:
+    def describe(self, start: Pair, depth: int) -> dict[str, Any]:
         """What `Residual` says of the stream and the gradients."""
         signals = self.signals(start, depth)
         ends = signals[:: len(self.branches)]
@@ -338,19 +330,13 @@ class _Stack:
         return depth + missing
 
 
-def _start(init: Init, mean_square: float | None) -> float:
-    """The mean square of the stream that enters: token and position embeddings of GPT-2 add up to 2 · 0.02²."""
-    if mean_square is not None:
-        return mean_square
-    return 2 * 0.02**2 if init == "gpt2" else 1.0
-
-
 def _checked(
     activation: ActivationLike,
     depth: int,
     placement: Placement,
     branch_scale: float,
-    mean_square: float,
+    init: Init,
+    mean_square: float | None,
     correlation: float,
 ) -> tuple[Activation, int, Pair]:
     """The activation, the depth and the input's products, once all settings are known to make sense."""
@@ -358,6 +344,9 @@ def _checked(
         raise UsageError(f"expected a placement among {', '.join(PLACEMENTS)}, got {placement!r}")
     if not (math.isfinite(branch_scale) and branch_scale >= 0):
         raise UsageError(f"the scale of a branch must be finite and not negative, got {branch_scale}")
+    if mean_square is None:
+        # token and position embeddings of GPT-2 add up to 2 · 0.02²
+        mean_square = 2 * 0.02**2 if init == "gpt2" else 1.0
     if not (math.isfinite(mean_square) and mean_square > 0):
         raise UsageError(f"the mean square of the input must be positive and finite, got {mean_square}")
     layers = check_depth(depth)

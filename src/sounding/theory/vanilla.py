@@ -16,22 +16,11 @@ from sounding.activations import Activation, ActivationLike, resolve
 from sounding.encoding import fields_of
 from sounding.errors import UsageError
 from sounding.profile import Profile
+from sounding.theory import length
 from sounding.theory.integrals.quadrature import Integral
 from sounding.theory.kernel import Neuron, check_correlation, crossing, kappa, slope_at
 from sounding.theory.kernel_path import check_depth
-from sounding.theory.length import (
-    LARGEST,
-    LengthPoint,
-    LengthTable,
-    fixed_points,
-    limit,
-    moment_slope,
-    product_moment,
-    relative_change,
-    second_moment,
-    squared_slope,
-    tabulate,
-)
+from sounding.theory.length import LengthPoint, LengthTable
 
 Phase = Literal["ordered", "critical", "chaotic"]
 Status = Literal["fixed", "vanishing", "marginal", "diverging"]
@@ -105,13 +94,7 @@ class Vanilla:
         )
 
 
-def vanilla(
-    activation: ActivationLike,
-    *,
-    weight_std: float,
-    bias_std: float = 0.0,
-    start: float = 1.0,
-) -> Vanilla:
+def vanilla(activation: ActivationLike, *, weight_std: float, bias_std: float = 0.0, start: float = 1.0) -> Vanilla:
     """Fixed points, χ₁, depth scales and phase for weights N(0, σ_w²/fan-in) and biases N(0, σ_b²).
 
     q′ = σ_w² E φ(√q z)² + σ_b² and c′ = (σ_w² E φ(u₁)φ(u₂) + σ_b²)/q*, (u₁, u₂) Gaussian with variance q* and
@@ -134,7 +117,7 @@ def vanilla(
     weight, bias = check_stds(weight_std, bias_std)
     if not (math.isfinite(start) and start > 0):
         raise UsageError(f"the start variance must be positive and finite, got {start}")
-    moments = None if phi.degree == 1.0 else tabulate(phi, weight=weight, bias=bias)
+    moments = None if phi.degree == 1.0 else length.tabulate(phi, weight=weight, bias=bias)
     return _describe(phi, weight, bias, settle(phi, weight, bias, start, moments))
 
 
@@ -153,16 +136,16 @@ def settle(phi: Activation, weight: float, bias: float, start: float, moments: L
         return _settle_linear(phi, weight, bias, start)
     if not (moments.values > 0).any():
         raise UsageError(f"activation {phi.name!r} is 0 almost everywhere, so no correlation is defined after it")
-    if np.nanmax(np.abs(relative_change(moments, weight, bias))) <= EDGE:
+    if np.nanmax(np.abs(length.relative_change(moments, weight, bias))) <= EDGE:
         return Settled(start, "marginal", 1.0, (LengthPoint(start, 1.0),))
-    return _follow(moments, fixed_points(moments, weight, bias), weight, bias, start)
+    return _follow(moments, length.fixed_points(moments, weight, bias), weight, bias, start)
 
 
 def first_chi(phi: Activation, weight: float, settled: Settled) -> Integral:
     """χ₁ = σ_w² E φ′² at the variance a network ends with, or in the limit of ever larger or smaller ones."""
     if settled.status == "diverging":
-        return Integral(weight * limit(squared_slope, phi), 1e-8, 0)
-    gain = squared_slope(phi, settled.variance)
+        return Integral(weight * length.limit(length.squared_slope, phi), 1e-8, 0)
+    gain = length.squared_slope(phi, settled.variance)
     return Integral(weight * gain.value, weight * gain.error, gain.evaluations)
 
 
@@ -226,17 +209,11 @@ def layer_maps(
     """The length and correlation maps (meanfield2019, section 2), layer by layer, from the first one's pre-activations.
 
     q′ = σ_w² E φ² + σ_b² and q′c′ = σ_w² E φφ + σ_b². The signals end early where the variance fades below 1e-290 or
-    leaves the range of floating-point numbers.
-
-    Args:
-        phi: the activation of every layer.
-        variance, correlation: of the pre-activations of the first layer.
-        layers: (σ_w², σ_b²) of each further layer.
-        tolerance: of the integrals.
+    leaves the range of floating-point numbers. `layers` holds (σ_w², σ_b²) of each layer behind the first.
     """
     for following in (*layers, None):
-        square = second_moment(phi, variance, tolerance=tolerance).value
-        product = product_moment(phi, variance, correlation, tolerance=tolerance).value if square > 0 else 0.0
+        square = length.second_moment(phi, variance, tolerance=tolerance).value
+        product = length.product_moment(phi, variance, correlation, tolerance=tolerance).value if square > 0 else 0.0
         yield LayerSignal(variance, correlation, square, product)
         if following is None:
             return
@@ -261,7 +238,7 @@ def check_stds(weight_std: float, bias_std: float) -> tuple[float, float]:
 
 def _settle_linear(phi: Activation, weight: float, bias: float, start: float) -> Settled:
     """φ of degree 1: q′ = aq + σ_b² with a = σ_w² E φ² = χ₁, exactly; ReLU has a = σ_w²/2."""
-    factor = weight * second_moment(phi, 1.0).value
+    factor = weight * length.second_moment(phi, 1.0).value
     if abs(factor - 1) <= EDGE and bias == 0:
         return Settled(start, "marginal", 1.0, (LengthPoint(start, 1.0),))
     if factor >= 1 - EDGE:
@@ -276,7 +253,7 @@ def _follow(moments: LengthTable, points: tuple[LengthPoint, ...], weight: float
     diverging = Settled(math.inf, "diverging", math.nan, points)
 
     def step(q: float) -> float:
-        return weight * second_moment(phi, q).value + bias
+        return weight * length.second_moment(phi, q).value + bias
 
     if moments.increasing:
         # an increasing map moves every variance towards the next fixed point in the direction of its first step
@@ -304,11 +281,11 @@ def _describe(phi: Activation, weight: float, bias: float, settled: Settled) -> 
     if status == "diverging":
         correlation, chi, error = _far_correlation(phi, chi_1)
         # correlations settle relative to a variance that grows by this factor per layer
-        damping, slope = 1 / (weight * limit(moment_slope, phi) or 1.0), 1.0
+        damping, slope = 1 / (weight * length.limit(length.moment_slope, phi) or 1.0), 1.0
     elif status == "vanishing":
         correlation, chi, error = 1.0, chi_1, 1e-13
     else:
-        moment = second_moment(phi, variance).value
+        moment = length.second_moment(phi, variance).value
         correlation, chi, error = _correlation(_neuron(phi, variance, moment), weight * moment / variance, chi_1)
         error = max(error, 1e-13, first.error / chi_1 if 0 < chi_1 < math.inf else 0.0)
         # an error of the map moves its fixed point by 1/(1 − slope) of it
@@ -365,13 +342,13 @@ def _correlation(neuron: Neuron, share: float, chi_1: float) -> tuple[float, flo
 
 def _far_correlation(phi: Activation, chi_1: float) -> tuple[float, float, float]:
     """c*, χ and the error where the variance is so large that the bias no longer counts."""
-    moment = second_moment(phi, LARGEST).value
+    moment = length.second_moment(phi, length.LARGEST).value
     if not math.isfinite(moment) or not math.isfinite(chi_1):
         return math.nan, math.nan, 0.0
-    neuron = _neuron(phi, LARGEST, moment)
+    neuron = _neuron(phi, length.LARGEST, moment)
     slope = slope_at(neuron, 1.0).value
     # what becomes linear on each side far out is a leaky ReLU there, for which 1 attracts; as in `limit`
-    near = slope_at(_neuron(phi, LARGEST / 4, second_moment(phi, LARGEST / 4).value), 1.0).value
+    near = slope_at(_neuron(phi, length.LARGEST / 4, length.second_moment(phi, length.LARGEST / 4).value), 1.0).value
     if abs(2 * slope - near - 1) <= LINEAR:
         return 1.0, chi_1, 1e-8
     correlation, chi, error = _correlation(neuron, 1.0, slope)

@@ -1,9 +1,11 @@
-"""One network, trained in a loop that reads from top to bottom."""
+"""One network, trained alone."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sounding.errors import DataError
 from sounding.repair.clipping import AdaptiveClipping
 from sounding.train.checkpoint import Checkpoint
 from sounding.train.evaluate import Scores, as_values, check_outputs, evaluate_part
 from sounding.train.history import History
-from sounding.train.journal import TOLD_EVERY, ProgressCall, deferred_interrupt
-from sounding.train.opening import open_training
+from sounding.train.journal import Journal, ProgressCall
+from sounding.train.loop import Training, check_rates
 from sounding.train.recipe import Recipe, Statistics
-from sounding.train.record import check_rates
 from sounding.train.samples import Data, Samples
 
 
@@ -70,93 +70,76 @@ def train_(
     True
     """
     (rate,) = check_rates([learning_rate])
-    samples, stream, journal, keeper, record, place = open_training(
-        [network],
-        data,
-        kind="alone",
-        runs=({"learning_rate": rate, **(settings or {})},),
-        recipe=recipe,
-        generator=generator,
-        device=device,
-        measure_at=measure_at,
-        checkpoint=checkpoint,
-        progress=progress,
-    )
-    network.to(place)
-    training = network.training
+    training = Training(
+        [network], data, kind="alone", runs=({"learning_rate": rate, **(settings or {})},),
+        recipe=recipe, generator=generator, device=device, measure_at=measure_at,
+        checkpoint=checkpoint, progress=progress,
+    )  # fmt: skip
+    network.to(training.device)
+    samples, mode = training.samples, network.training
+    # two samples suffice, and fail before the first step does
     check_outputs(_evaluating(network, samples.prepare(samples.train[0][:2]), recipe.statistics), samples, recipe.loss)
-    optimizer = make_optimizer(network, rate, recipe)
-    seen = _Seen()
-    step, finished = 0, False
+    try:
+        return training.run(_Alone(network, make_optimizer(network, rate, recipe), recipe, samples, training.journal))
+    finally:
+        network.train(mode)
 
-    def restore(kept: dict[str, Any]) -> None:
-        nonlocal step, finished
-        network.load_state_dict(kept["network"])
-        optimizer.load_state_dict(kept["optimizer"])
-        stream.load_state(kept["stream"])
-        journal.load_state(kept["journal"])
-        seen.load(kept["seen"])
-        torch.set_rng_state(kept["random"])
-        step, finished = int(kept["step"]), bool(kept["finished"])
 
-    def state() -> dict[str, Any]:
+class _Alone:
+    """The network and its optimizer as the loop of a training takes them; the journal knows where it diverged."""
+
+    def __init__(
+        self, network: nn.Module, optimizer: torch.optim.Optimizer, recipe: Recipe, samples: Samples, journal: Journal
+    ) -> None:
+        self._network, self._optimizer = network.train(), optimizer
+        self._recipe, self._samples, self._journal = recipe, samples, journal
+        self._seen = _Seen()
+
+    def take(self, inputs: Tensor, targets: Tensor, step: int) -> None:
+        if self._journal.diverged[0] is not None:
+            return
+        outputs = self._network(inputs)
+        loss = _mean_loss(outputs, targets, self._recipe)
+        if not bool(torch.isfinite(loss)):  # before the update, so that the weights stay finite
+            self._journal.diverged[0] = step
+            return
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        self._seen.add(loss, outputs, targets)
+
+    def diverged(self) -> list[int | None]:
+        return self._journal.diverged
+
+    def evaluate(self) -> tuple[Scores, Scores | None]:
+        if self._recipe.train_metrics == "seen":
+            train, self._seen = self._seen.scores(), _Seen()
+        else:
+            train = self._evaluate(self._samples.train)
+        return train, None if self._samples.test is None else self._evaluate(self._samples.test)
+
+    def _evaluate(self, part: tuple[Tensor, Tensor]) -> Scores:
+        def forward(inputs: Tensor) -> Tensor:
+            return _evaluating(self._network, inputs, self._recipe.statistics)
+
+        return evaluate_part(forward, part, self._samples, self._recipe)
+
+    def networks(self) -> Iterator[nn.Module]:
+        yield self._network
+
+    def state(self) -> dict[str, Any]:
         return {
-            "step": step,
-            "finished": finished,
-            "network": network.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "stream": stream.state(),
-            "journal": journal.state(),
-            "seen": seen.values(),
-            "random": torch.get_rng_state(),
+            "network": self._network.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "seen": list(astuple(self._seen)),
+            "random": torch.get_rng_state(),  # of dropout
         }
 
-    def look() -> None:
-        if journal.evaluates(step):
-            train, test = _evaluate(network, samples, recipe, seen)
-            journal.note(step, train, test)
-        if journal.measures(step):
-            journal.measure(step, 0, network)
-        if journal.evaluates(step) or step % TOLD_EVERY == 0:
-            journal.tell(step)
-
-    try:
-        with keeper.held():
-            keeper.resume(restore, state)
-            with deferred_interrupt() as interrupted:
-                if step == 0 and not finished:
-                    look()
-                network.train()
-                while step < stream.steps and not finished:
-                    if interrupted() or journal.stopped:
-                        keeper.write(state())
-                        raise KeyboardInterrupt
-                    inputs, targets = stream.next()
-                    step += 1
-                    if journal.diverged[0] is None:
-                        outputs = network(inputs)
-                        loss = _mean_loss(outputs, targets, recipe)
-                        if bool(torch.isfinite(loss)):
-                            optimizer.zero_grad()
-                            loss.backward()  # type: ignore[no-untyped-call]
-                            optimizer.step()
-                            seen.add(loss, outputs, targets)
-                        else:
-                            journal.diverged[0] = step
-                    look()
-                    if keeper.due():
-                        keeper.write(state())
-            if not finished:
-                finished = True
-                keeper.write(state())
-    except DataError as error:
-        error.partial = journal.history(record, partial=not finished)
-        raise
-    except KeyboardInterrupt as stop:
-        raise journal.interruption(step, record) from stop
-    finally:
-        network.train(training)
-    return journal.history(record)
+    def load_state(self, kept: dict[str, Any]) -> None:
+        self._network.load_state_dict(kept["network"])
+        self._optimizer.load_state_dict(kept["optimizer"])
+        self._seen = _Seen(*kept["seen"])
+        torch.set_rng_state(kept["random"])
 
 
 def make_optimizer(network: nn.Module, learning_rate: float, recipe: Recipe) -> torch.optim.Optimizer:
@@ -173,7 +156,7 @@ def make_optimizer(network: nn.Module, learning_rate: float, recipe: Recipe) -> 
             parameters, lr=learning_rate, alpha=recipe.smoothing, eps=recipe.eps, weight_decay=decay
         )
     else:
-        momentum = recipe.momentum if recipe.optimizer == "momentum" else 0.0
+        momentum = recipe.momentum if recipe.optimizer == "momentum" else 0.0  # torch counts no momentum as 0
         optimizer = torch.optim.SGD(parameters, lr=learning_rate, momentum=momentum, weight_decay=decay)
     if recipe.clipping is None:
         return optimizer
@@ -186,22 +169,15 @@ def _mean_loss(outputs: Tensor, targets: Tensor, recipe: Recipe) -> Tensor:
     return functional.mse_loss(outputs, as_values(targets, outputs))
 
 
-def _evaluate(network: nn.Module, samples: Samples, recipe: Recipe, seen: _Seen) -> tuple[Scores, Scores | None]:
-    def forward(inputs: Tensor) -> Tensor:
-        return _evaluating(network, inputs, recipe.statistics)
-
-    train = seen.take() if recipe.train_metrics == "seen" else evaluate_part(forward, samples.train, samples, recipe)
-    return train, None if samples.test is None else evaluate_part(forward, samples.test, samples, recipe)
-
-
 def _evaluating(network: nn.Module, inputs: Tensor, statistics: Statistics) -> Tensor:
     """Outputs (1, samples, values) in evaluation mode; the network is left as it was."""
+    # not `network.train(mode)`: parts may be frozen on their own
     modes = {module: module.training for module in network.modules()}
     network.eval()
     try:
         with torch.no_grad(), _batch_statistics(network, statistics):
             outputs: Tensor = network(inputs)
-            return outputs[None]
+            return outputs[None]  # as those of a stack of one run
     finally:
         for module, training in modes.items():
             module.training = training
@@ -211,7 +187,7 @@ def _evaluating(network: nn.Module, inputs: Tensor, statistics: Statistics) -> T
 def _batch_statistics(network: nn.Module, statistics: Statistics) -> Iterator[None]:
     """Without running statistics, a batch norm in evaluation mode takes those of its batch, and remembers nothing."""
     kept: list[tuple[_BatchNorm, Tensor | None, Tensor | None]] = []
-    if statistics == "batch":
+    if statistics == "batch":  # PyTorch takes the statistics of the batch where there are no running ones
         kept = [(m, m.running_mean, m.running_var) for m in network.modules() if isinstance(m, _BatchNorm)]
     try:
         for module, _, _ in kept:
@@ -222,34 +198,27 @@ def _batch_statistics(network: nn.Module, statistics: Statistics) -> Iterator[No
             module.running_mean, module.running_var = mean, variance
 
 
+@dataclass
 class _Seen:
-    """Mean loss and accuracy over the training batches since they were last asked for."""
+    """Sums over the training batches since the last evaluation."""
 
-    def __init__(self) -> None:
-        self._steps, self._loss, self._samples, self._right = 0, 0.0, 0, 0
-        self._classes = True
+    steps: int = 0
+    loss: float = 0.0
+    samples: int = 0
+    right: int = 0
+    classes: bool = True
 
     def add(self, loss: Tensor, outputs: Tensor, targets: Tensor) -> None:
         """Add the loss and the right answers of one batch."""
-        self._steps += 1
-        self._loss += float(loss.detach())
-        self._samples += len(targets)
-        self._classes = not targets.is_floating_point()
-        if self._classes:
-            self._right += int((outputs.detach().argmax(dim=-1) == targets).sum())
+        self.steps += 1
+        self.loss += float(loss.detach())
+        self.samples += len(targets)
+        self.classes = not targets.is_floating_point()
+        if self.classes:
+            self.right += int((outputs.detach().argmax(dim=-1) == targets).sum())
 
-    def take(self) -> Scores:
-        """The means since the last call; counting starts anew."""
-        if self._steps == 0:
-            return Scores([float("nan")], [float("nan")])
-        found = Scores([self._loss / self._steps], [self._right / self._samples] if self._classes else None)
-        self.__init__()  # type: ignore[misc]
-        return found
-
-    def values(self) -> list[Any]:
-        """What a checkpoint keeps of the sums."""
-        return [self._steps, self._loss, self._samples, self._right, self._classes]
-
-    def load(self, values: list[Any]) -> None:
-        """The inverse of `values`."""
-        self._steps, self._loss, self._samples, self._right, self._classes = values
+    def scores(self) -> Scores:
+        """Mean loss and accuracy, NaN where there was no batch."""
+        if self.steps == 0:
+            return Scores([math.nan], [math.nan])
+        return Scores([self.loss / self.steps], [self.right / self.samples] if self.classes else None)

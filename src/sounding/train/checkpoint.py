@@ -54,7 +54,7 @@ class Keeper:
         if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
             raise UsageError(f"expected the path of a checkpoint or a Checkpoint, got {type(checkpoint).__name__}")
         self._checkpoint = checkpoint
-        self._settings = json.loads(json.dumps(settings))
+        self._settings = json.loads(json.dumps(settings))  # as they will be read back: tuples become lists
         self._written = time.monotonic()
 
     def held(self) -> contextlib.AbstractContextManager[None]:
@@ -75,7 +75,7 @@ class Keeper:
             if kept is not None:
                 restore(kept)
                 return
-        except SoundingError:
+        except SoundingError:  # says already what is wrong
             raise
         except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
             raise DataError(
@@ -97,7 +97,7 @@ class Keeper:
         """
         if self._checkpoint is None:
             return
-        buffer = io.BytesIO()
+        buffer = io.BytesIO()  # in memory first: the sum stands in front of what it is of
         torch.save({"settings": json.dumps(self._settings), **state}, buffer)
         payload = buffer.getvalue()
         path = Path(self._checkpoint.path)
@@ -123,7 +123,7 @@ class Keeper:
         return state
 
     def _compare(self, path: Path, found: Mapping[str, Any]) -> None:
-        for name in dict.fromkeys([*self._settings, *found]):
+        for name in dict.fromkeys([*self._settings, *found]):  # what either has: a setting that is new counts too
             if not _agree(found.get(name), self._settings.get(name)):
                 kept, asked = _differing(found.get(name), self._settings.get(name))
                 raise UsageError(
@@ -146,6 +146,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     payload = data[len(MAGIC) + DIGEST :]
     if not data.startswith(MAGIC):
         raise DataError(f"{path} is no checkpoint of Sounding", hint="another path")
+    # half a file has its beginning, so this comes second
     if hashlib.sha256(payload).digest() != data[len(MAGIC) : len(MAGIC) + DIGEST]:
         previous = previous_of(path)
         hint = f"deleting it; training then continues from {previous}" if previous.exists() else "deleting it"
@@ -153,6 +154,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"the checkpoint {path} is damaged (its bytes do not have the sum written with them)", hint=hint
         )
     try:
+        # anything else could run code of a stranger
         found: dict[str, Any] = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises whatever a crafted file makes it stumble over
         raise DataError(f"the checkpoint {path} holds something else than tensors and plain values") from error

@@ -30,7 +30,7 @@ def sample_losses(outputs: Tensor, targets: Tensor, loss: Loss) -> Tensor:
     mean over the outputs of (z − t)², with one-hot t for labels.
     """
     if loss == "cross_entropy":
-        wanted = targets.expand(outputs.shape[:2])
+        wanted = targets.expand(outputs.shape[:2])  # cross_entropy knows no axis of runs
         flat = functional.cross_entropy(outputs.flatten(0, 1), wanted.flatten(), reduction="none")
         return flat.view(outputs.shape[:2])
     return (outputs - as_values(targets, outputs)).square().mean(dim=-1)
@@ -85,11 +85,12 @@ def evaluate_part(
     together = recipe.evaluated_together
     if at_most is not None and recipe.evaluation_batch is None and recipe.statistics == "running":
         together = min(together, at_most)
-    hands = -(-len(inputs) // together)
+    hands = -(-len(inputs) // together)  # rounded up
     losses, right = [], []
     for hand in range(hands):
-        wanted = targets[hand::hands]
+        wanted = targets[hand::hands]  # every so many-th sample: sorted data is spread over all hands
         outputs = forward(samples.prepare(inputs[hand::hands]))
+        # float32 would lose digits over many samples
         losses.append(sample_losses(outputs, wanted, recipe.loss).double().sum(dim=1))
         if not targets.is_floating_point():
             right.append(count_right(outputs, wanted))

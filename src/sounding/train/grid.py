@@ -17,7 +17,7 @@ from sounding.errors import UsageError
 from sounding.limits import require_memory
 from sounding.models import build
 from sounding.models.initial import LAYER_BYTES
-from sounding.train.record import check_rates
+from sounding.train.loop import check_rates
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class Grid:
         """
         found = {}
         for seed in {entry["seed"] for entry in self.settings}:
+            # neighbouring seeds give unrelated generators
             mixed = np.random.SeedSequence([random_seed % 2**64, seed % 2**64]).generate_state(1, np.uint64)[0]
             found[seed] = torch.Generator().manual_seed(int(mixed))
         return [found[entry["seed"]] for entry in self.settings]
@@ -90,10 +91,11 @@ def make_grid(
     rates = check_rates(learning_rates)
     count = seeds if isinstance(seeds, int) else len(seeds)
     runs = count * len(rates) * math.prod(len(values) for values in (vary or {}).values())
+    # before anything is built: each network takes at least that
     require_memory(LAYER_BYTES * runs, what=f"a grid of {runs} networks")
     chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     axes = {name: list(values) for name, values in (vary or {}).items()}
-    if any(not -(2**63) <= seed < 2**63 for seed in chosen):
+    if any(not -(2**63) <= seed < 2**63 for seed in chosen):  # what torch takes
         raise UsageError(f"seeds must be whole numbers of 64 bits, got {max(chosen, key=abs)}", hint="0, 1, 2")
     if not rates or not chosen or not all(axes.values()):
         raise UsageError("expected at least one seed, one learning rate and one value of each option that varies")
@@ -106,11 +108,11 @@ def make_grid(
     for values in itertools.product(*axes.values()):
         differing = dict(zip(axes, values, strict=True))
         for seed, rate in itertools.product(chosen, rates):
-            generator = torch.Generator().manual_seed(seed)
+            generator = torch.Generator().manual_seed(seed)  # anew for each: runs of one seed start alike
             networks.append(build(model, generator=generator, **options, **differing))
             if len(networks) == 1:
                 size = sum(parameter.nbytes for parameter in networks[0].parameters())
-                require_memory(2 * size * runs, what=f"a stack of {runs} networks")
+                require_memory(2 * size * runs, what=f"a stack of {runs} networks")  # the networks and their stack
             kept.append(rate)
             settings.append({**differing, "seed": seed})
     return Grid(tuple(networks), tuple(kept), tuple(settings))

@@ -103,7 +103,7 @@ class History:
         for step in steps:
             part = self.at(run=run, step=step)
             value = part.value(measure, layer=layer)
-            first = part.select(measure).rows[0]
+            first = part.select(measure).rows[0]  # gives the columns that all steps share
             rows.append(first._replace(layer=step, value=value.value, stderr=value.stderr, source="trace"))
         return Profile(tuple(rows)).series(measure)
 
@@ -147,7 +147,7 @@ class History:
                 data["record"],
             )
         except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, UsageError):
+            if isinstance(error, UsageError):  # which is a ValueError too
                 raise
             raise UsageError(f"expected a history as to_json writes it, got one without {error}") from error
 
@@ -155,7 +155,9 @@ class History:
     def from_json(cls, source: str | Path) -> History:
         """Read what `to_json` wrote: a path, or the text itself."""
         try:
-            given = isinstance(source, str) and source.lstrip().startswith("{")
+            given = isinstance(source, str) and source.lstrip().startswith(
+                "{"
+            )  # the text itself, which a path hardly looks like
             data = json.loads(str(source) if given else Path(source).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"expected the JSON of a history, got {str(source)[:200]!r} ({error})") from error
@@ -165,6 +167,7 @@ class History:
         """The curves as a pandas DataFrame, the runs' settings as columns beside them."""
         frames = import_extra("pandas", extra="pandas", needed_for="History.to_pandas")
         rows = [{**self.settings[point.run], **point._asdict()} for point in self.curves]
+        # the fields first, then settings as they come
         columns = dict.fromkeys([*Point._fields, *(name for row in rows for name in row)])
         frame: pandas.DataFrame = frames.DataFrame(rows, columns=list(columns))
         return frame

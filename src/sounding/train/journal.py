@@ -50,7 +50,7 @@ ProgressCall = Callable[[Progress], None]
 
 
 class Journal:
-    """The growing history of a training; the loops ask it what is due at a step."""
+    """The growing history of a training, and the steps after which to evaluate the runs and to measure over depth."""
 
     def __init__(
         self,
@@ -68,24 +68,21 @@ class Journal:
         self._rows: list[Row] = []
         self.diverged: list[int | None] = [None] * len(settings)
         self.stopped = False
-        self._evaluate_at = _evaluation_steps(recipe, stream)
-        self._measure_at = frozenset(check_steps("measure_at", measure_at))
-        late = max(self._measure_at, default=0)
-        if late > stream.steps:
-            raise UsageError(f"measure_at must be at most {stream.steps}, the last step, got {late}")
-
-    def evaluates(self, step: int) -> bool:
-        """Whether the runs are evaluated after this step."""
-        return step in self._evaluate_at
-
-    def measures(self, step: int) -> bool:
-        """Whether depth is measured after this step."""
-        return step in self._measure_at
+        if isinstance(recipe.evaluate, str):
+            whole = range(stream.per_epoch, stream.steps + 1, stream.per_epoch) if recipe.evaluate == "epoch" else ()
+            self.evaluate_at = frozenset([*whole, stream.steps])
+        else:
+            self.evaluate_at = frozenset(recipe.evaluate)
+        self.measure_at = frozenset(check_steps("measure_at", measure_at))
+        for name, steps in (("evaluate", self.evaluate_at), ("measure_at", self.measure_at)):
+            if max(steps, default=0) > stream.steps:
+                raise UsageError(f"{name} must be at most {stream.steps}, the last step, got {max(steps)}")
 
     def note(self, step: int, train: Scores, test: Scores | None) -> None:
         """A point of every run; those that have diverged have no numbers any more."""
         for run, gone in enumerate(self.diverged):
             scores = [train.loss, train.accuracy, *((None, None) if test is None else (test.loss, test.accuracy))]
+            # what a diverged run would give is that of an older step
             values = [None if found is None else math.nan if gone is not None else found[run] for found in scores]
             self._points.append(Point(run, step / self._stream.per_epoch, step, *values))  # type: ignore[arg-type]
 
@@ -101,13 +98,13 @@ class Journal:
     def tell(self, step: int) -> None:
         """Call back, if anybody listens; Ctrl-C in there ends the training after this step."""
         if self._progress is not None:
-            newest = tuple(self._points[-len(self._settings) :])
+            newest = tuple(self._points[-len(self._settings) :])  # one of each run: `note` adds them together
             lost = sum(gone is not None for gone in self.diverged)
             told = Progress(step, self._stream.steps, step / self._stream.per_epoch, newest, lost)
             try:
                 self._progress(told)
             except KeyboardInterrupt:
-                self.stopped = True
+                self.stopped = True  # the loop ends behind the step, when all of it is kept
 
     def history(self, record: Mapping[str, Any], *, partial: bool = False) -> History:
         """The history up to the last step that was taken."""
@@ -133,19 +130,8 @@ class Journal:
         self.diverged = list(history.diverged)
 
 
-def _evaluation_steps(recipe: Recipe, stream: Stream | Streams) -> frozenset[int]:
-    if recipe.evaluate == "epoch":
-        return frozenset([*range(stream.per_epoch, stream.steps + 1, stream.per_epoch), stream.steps])
-    if recipe.evaluate == "end":
-        return frozenset([stream.steps])
-    late = max(recipe.evaluate, default=0)
-    if late > stream.steps:
-        raise UsageError(f"evaluate must be at most {stream.steps}, the last step, got {late}")
-    return frozenset(recipe.evaluate)
-
-
 def _measure(network: nn.Module, samples: Samples, recipe: Recipe) -> tuple[Row, ...]:
-    scratch = copy.deepcopy(network).train()
+    scratch = copy.deepcopy(network).train()  # gradients and running statistics stay the training’s own
     inputs, targets = (part[: recipe.batch_size] for part in samples.train)
     watched = Watched(scratch, tier="full", source="train")
     with watched, torch.enable_grad():

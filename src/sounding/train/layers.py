@@ -68,7 +68,7 @@ def read_steps(network: nn.Module) -> list[Step]:
         NotReadable: it has a module, a hook or a shared weight that is none of the steps.
     """
     names = [name for name, _ in network.named_parameters(remove_duplicate=False)]
-    if len(names) != len(list(network.parameters())):
+    if len(names) != len(list(network.parameters())):  # the latter lists a shared one once
         raise NotReadable("a weight is used twice")
     return list(_read(network, ""))
 
@@ -118,17 +118,14 @@ def _read_norm(module: nn.Module, name: str) -> Step:
         tensors = _tensors(module, name, weight="weight", bias="bias", **roles)
         numbers = {"eps": module.eps, "momentum": module.momentum}
         return Step("uncentred" if kind is UncentredBatchNorm else "batch", tensors, numbers)
-    if kind is nn.LayerNorm and len(module.normalized_shape) == 1:  # type: ignore[arg-type]
-        return Step("layer", _tensors(module, name, weight="weight", bias="bias"), {"eps": float(module.eps)})  # type: ignore[arg-type]
-    if kind is nn.GroupNorm and module.num_groups == 1:
-        return Step("layer", _tensors(module, name, weight="weight", bias="bias"), {"eps": float(module.eps)})  # type: ignore[arg-type]
-    if kind is nn.RMSNorm and len(module.normalized_shape) == 1:  # type: ignore[arg-type]
-        found: Any = module.eps
+    found: Any = module
+    rows = kind in (nn.LayerNorm, nn.RMSNorm) and len(found.normalized_shape) == 1
+    if (kind is nn.LayerNorm and rows) or (kind is nn.GroupNorm and found.num_groups == 1):
+        return Step("layer", _tensors(module, name, weight="weight", bias="bias"), {"eps": float(found.eps)})
+    if (kind is nn.RMSNorm and rows) or kind is ChannelRMSNorm:
         dtype = next((weight.dtype for weight in module.parameters()), torch.get_default_dtype())
-        eps = torch.finfo(dtype).eps if found is None else found
+        eps = torch.finfo(dtype).eps if found.eps is None else found.eps  # torch's own choice, where none was made
         return Step("rms", _tensors(module, name, weight="weight"), {"eps": float(eps)})
-    if kind is ChannelRMSNorm:
-        return Step("rms", _tensors(module, name, weight="weight"), {"eps": float(module.eps)})  # type: ignore[arg-type]
     raise NotReadable(f"{name or kind.__name__} is a {kind.__name__}")
 
 
@@ -137,7 +134,7 @@ def _read_activation(module: nn.Module, name: str) -> Step:
     for hook in module._forward_pre_hooks.values():
         if not isinstance(hook, PreGain):
             raise NotReadable(f"{name} has hooks")
-        gain *= hook.gain
+        gain *= hook.gain  # several multiply
     # a hooked module would apply its gain once more, so its own forward method is what is called
     return Step("activation", numbers={"gain": gain}, function=module.forward, label=repr(module))
 

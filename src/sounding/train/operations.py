@@ -25,22 +25,26 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        return _product_backward(gradients[0], x, weight, ctx.needs_input_grad)
+        wanted = ctx.needs_input_grad
+        return (*_product_backward(gradients[0], x, weight, wanted), gradients[0].sum(dim=1) if wanted[2] else None)
 
 
 class _Layer(torch.autograd.Function):
-    """Linear map, batch norm and, if asked, ReLU as one node: no pre-activation is kept."""
+    """Batch norm, with the linear map before it and the ReLU behind it where asked; no pre-activation is kept."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, shift: Tensor | None,
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, scale: Tensor | None, shift: Tensor | None,
         eps: Number, centred: bool, relu: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        # a kernel adds the bias on its way; baddbmm would fill the output with it first
-        product = _product(x, weight, None if can_fuse(x) else bias)
+        if weight is None:  # what follows works in place
+            product = x.clone(memory_format=torch.contiguous_format)
+        else:
+            # a kernel adds the bias on its way; baddbmm would fill the output with it first
+            product = _product(x, weight, None if can_fuse(x) else bias)
         found = _normalize_(product, bias if can_fuse(x) else None, scale, shift, eps, centred, relu)
         output, normal, inverse, mean, variance = found
-        ctx.save_for_backward(x, weight, normal, inverse, scale, output if relu else None)
+        ctx.save_for_backward(None if weight is None else x, weight, normal, inverse, scale, output if relu else None)
         ctx.centred = centred
         ctx.mark_non_differentiable(mean, variance)
         return output, mean, variance
@@ -48,37 +52,14 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, normal, inverse, scale, output = ctx.saved_tensors
-        needed = ctx.needs_input_grad
-        delta, *rest = _normalize_backward(gradients[0], output, normal, inverse, scale, ctx.centred)
-        of_scale, of_shift, of_bias = rest
-        back = _product_backward(delta, x, weight, (*needed[:2], False))
-        return (
-            *back[:2],
-            of_bias if needed[2] else None,
-            of_scale if needed[3] else None,
-            of_shift if needed[4] else None,
-            *[None] * 3,
+        wanted = ctx.needs_input_grad
+        delta, of_scale, of_shift, of_bias = _normalize_backward(
+            gradients[0], output, normal, inverse, scale, ctx.centred
         )
-
-
-class _BatchNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, scale: Tensor | None, shift: Tensor | None, eps: Number, centred: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        copied = x.clone(memory_format=torch.contiguous_format)
-        output, normal, inverse, mean, variance = _normalize_(copied, None, scale, shift, eps, centred, False)
-        ctx.save_for_backward(normal, inverse, scale)
-        ctx.centred = centred
-        ctx.mark_non_differentiable(mean, variance)
-        return output, mean, variance
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        normal, inverse, scale = ctx.saved_tensors
-        found = _normalize_backward(gradients[0], None, normal, inverse, scale, ctx.centred)
-        needed = ctx.needs_input_grad
-        return (found[0], found[1] if needed[1] else None, found[2] if needed[2] else None, None, None)
+        back = (delta, None) if weight is None else _product_backward(delta, x, weight, wanted)
+        found = (*back, of_bias, of_scale, of_shift)
+        # eps, centred and relu come last and have no gradient
+        return (*(one if asked else None for one, asked in zip(found, wanted, strict=False)), None, None, None)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -86,13 +67,9 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _product_backward(
-    delta: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...]
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    return (
-        torch.bmm(delta, weight) if needed[0] else None,
-        torch.bmm(delta.mT, x) if needed[1] else None,
-        delta.sum(dim=1) if needed[2] else None,
-    )
+    delta: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, ...]
+) -> tuple[Tensor | None, Tensor | None]:
+    return torch.bmm(delta, weight) if wanted[0] else None, torch.bmm(delta.mT, x) if wanted[1] else None
 
 
 def _normalize_(
@@ -139,34 +116,29 @@ def apply_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def apply_layer(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | None,
     bias: Tensor | None,
     *,
     scale: Tensor | None,
     shift: Tensor | None,
     eps: Number,
     centred: bool,
-    relu: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`apply_linear`, `normalize_batch` and ReLU in one."""
-    found: tuple[Tensor, Tensor, Tensor] = _Layer.apply(x, weight, bias, scale, shift, eps, centred, relu)  # type: ignore[no-untyped-call]
-    return found
-
-
-def normalize_batch(
-    x: Tensor, scale: Tensor | None, shift: Tensor | None, *, eps: Number, centred: bool
+    relu: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y = γ x̂ + β with x̂ = (x − m)/√(v + eps) over the samples, and m and v, (runs, 1, features).
 
+    x is first mapped by `apply_linear` where there is a weight, and y goes through a ReLU where `relu` is set.
     Backward, with δ = ∂L/∂y and ⟨·⟩ the mean over the samples: ∂L/∂γ = n⟨δx̂⟩, ∂L/∂β = n⟨δ⟩ and
     ∂L/∂x = γ/√(v + eps) · (δ − ⟨δ⟩ − x̂⟨δx̂⟩). Uncentred has m = 0, v the mean square, and no ⟨δ⟩ in ∂L/∂x.
 
     Args:
         x: (runs, samples, features).
+        weight, bias: of the linear map, or None.
         scale: γ, (runs, features), or None for 1.
         shift: β, likewise, or None for 0.
         eps: one, or one a run as (runs, 1, 1).
         centred: whether the mean is taken off.
+        relu: whether a ReLU follows.
     """
-    found: tuple[Tensor, Tensor, Tensor] = _BatchNorm.apply(x, scale, shift, eps, centred)  # type: ignore[no-untyped-call]
+    found: tuple[Tensor, Tensor, Tensor] = _Layer.apply(x, weight, bias, scale, shift, eps, centred, relu)  # type: ignore[no-untyped-call]
     return found

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from sounding.errors import UsageError
+from sounding.train.group import Stack
 from sounding.train.layers import NotReadable, Step, read_steps
-from sounding.train.operations import Number, apply_layer, apply_linear, normalize_batch
+from sounding.train.operations import Number, apply_layer, apply_linear
 from sounding.train.recipe import Statistics
-from sounding.train.stack import Stack
 
+NORMS = ("batch", "uncentred")
 Seen = dict[str, tuple[Tensor, Tensor]]  # a norm's mean and variance over the batch, by the name of its variance
 
 
@@ -53,14 +54,13 @@ class Products(Stack):
 
     def run(self, inputs: Tensor, statistics: Statistics, *, own: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
         """Outputs, and new running statistics."""
+        # expanded, not copied: the runs read the same rows
         x = inputs.flatten(2) if own else inputs.flatten(1).expand(self.runs, -1, -1)
         samples = x.shape[1]
         seen: Seen = {}
         branches: list[Tensor] = []
         for step, numbers in self._layers if statistics == "batch" else self._steps:
             match step.kind:
-                case "layer of batch norm":
-                    x = self._whole_layer(step, numbers, x, seen)
                 case "linear":
                     x = apply_linear(x, self.tensors[step.tensors["weight"]], self._find(step, "bias"))
                 case "batch" | "uncentred":
@@ -78,36 +78,28 @@ class Products(Stack):
                     x = branches.pop() + _times(x, numbers["strength"])
         return x, self._remember(seen, samples) if seen else {}
 
-    def _whole_layer(self, step: Step, numbers: dict[str, Number], x: Tensor, seen: Seen) -> Tensor:
-        """The output of linear map, batch norm and ReLU as one operation, and the statistics it saw."""
-        _check_count(x.shape[1])
-        output, mean, variance = apply_layer(
-            x,
-            self.tensors[step.tensors["weight"]],
-            self._find(step, "bias"),
-            scale=self._find(step, "scale"),
-            shift=self._find(step, "shift"),
-            eps=numbers["eps"],
-            centred=step.label.startswith("batch"),
-            relu=step.label.endswith("relu"),
-        )
-        if "variance" in step.tensors:
-            seen[step.tensors["variance"]] = mean, variance
-        return output
-
     def _batch_norm(
         self, step: Step, numbers: dict[str, Number], x: Tensor, statistics: Statistics, seen: Seen
     ) -> Tensor:
-        """γ (x − m)/√(v + eps) + β of each feature over the samples; "uncentred" has m = 0 and v the mean square."""
+        """γ (x − m)/√(v + eps) + β of each feature over the samples; "uncentred" has m = 0 and v the mean square.
+
+        With batch statistics a linear map in front and a ReLU behind may be part of the step; `seen` takes m and v.
+        """
         names, centred = step.tensors, step.kind == "batch"
         scale, shift = self._find(step, "weight"), self._find(step, "bias")
         if statistics == "running" and "variance" in names:
+            # for each feature, so that each value takes one product
             factor = torch.rsqrt(self.tensors[names["variance"]][:, None] + numbers["eps"])
             factor = factor if scale is None else factor * scale[:, None]
             shifted = (x - self.tensors[names["mean"]][:, None] if centred else x) * factor
             return shifted if shift is None else shifted + shift[:, None]
-        _check_count(x.shape[1])
-        output, mean, variance = normalize_batch(x, scale, shift, eps=numbers["eps"], centred=centred)
+        if x.shape[1] < 2:
+            raise UsageError("batch norm needs at least 2 samples to have a variance, got a batch of 1")
+        weight, bias = self._find(step, "map"), self._find(step, "map bias")
+        relu = step.label == "relu"
+        output, mean, variance = apply_layer(
+            x, weight, bias, scale=scale, shift=shift, eps=numbers["eps"], centred=centred, relu=relu
+        )
         if "variance" in names:
             seen[names["variance"]] = mean, variance
         return output
@@ -119,6 +111,7 @@ class Products(Stack):
         The running variance takes the unbiased estimate as in torch, the running mean square that of the batch.
         """
         found = [seen[name] for name in self._variances]
+        # an uncentred norm has no mean
         means = [variance.squeeze(1) * 0 if mean.dim() == 0 else mean.squeeze(1) for mean, variance in found]
         factors = [count / (count - 1) if centred else 1.0 for centred in self._centred]
         variances = torch.cat([variance.squeeze(1) for _, variance in found], dim=1)
@@ -136,12 +129,12 @@ class Products(Stack):
         """Take over new running statistics, of the runs that are alive."""
         for role, new in fresh.items():
             pack = self._packs[role]
-            pack.copy_(torch.where(alive[:, None], new, pack))
+            pack.copy_(torch.where(alive[:, None], new, pack))  # in place: the names are views of the pack
 
     def _gather(self, names: list[str]) -> Tensor:
         """Buffers of these names side by side, (runs, all values), with the names as views of it."""
         parts = [self.tensors[name] for name in names]
-        rows = [part[:, None] if part.dim() == 1 else part for part in parts]
+        rows = [part[:, None] if part.dim() == 1 else part for part in parts]  # a count of batches is one number a run
         packed = torch.cat(rows, dim=1)
         for name, part, view in zip(
             names, parts, torch.split(packed, [row.shape[1] for row in rows], dim=1), strict=True
@@ -166,30 +159,18 @@ class Products(Stack):
 
 
 def _join_layers(steps: list[tuple[Step, dict[str, Number]]]) -> list[tuple[Step, dict[str, Number]]]:
-    """A linear map, the batch norm behind it and a ReLU behind that become one step."""
+    """A batch norm takes in the linear map before it, as `map` and `map bias`, and a ReLU behind it, as its label."""
     joined: list[tuple[Step, dict[str, Number]]] = []
     for step, numbers in steps:
-        last = joined[-1][0] if joined else None
-        if last is not None and last.kind == "linear" and step.kind in ("batch", "uncentred"):
-            roles = {"weight": "scale", "bias": "shift"}
-            tensors = last.tensors | {roles.get(role, role): name for role, name in step.tensors.items()}
-            joined[-1] = (Step("layer of batch norm", tensors, label=step.kind), numbers)
-        elif (
-            last is not None
-            and last.kind == "layer of batch norm"
-            and not last.label.endswith("relu")
-            and step.label == "ReLU()"
-            and numbers["gain"] == 1.0
-        ):
-            joined[-1] = (replace(last, label=f"{last.label} relu"), joined[-1][1])
+        last, given = joined[-1] if joined else (Step("open"), {})
+        if last.kind == "linear" and step.kind in NORMS:
+            mapped = {f"map {role}".removesuffix(" weight"): name for role, name in last.tensors.items()}
+            joined[-1] = (replace(step, tensors=mapped | step.tensors), numbers)
+        elif last.kind in NORMS and not last.label and step.label == "ReLU()" and numbers["gain"] == 1.0:
+            joined[-1] = (replace(last, label="relu"), given)
         else:
             joined.append((step, numbers))
     return joined
-
-
-def _check_count(samples: int) -> None:
-    if samples < 2:
-        raise UsageError("batch norm needs at least 2 samples to have a variance, got a batch of 1")
 
 
 def _stack(values: list[float], device: torch.device, dtype: torch.dtype) -> Number:

@@ -113,14 +113,15 @@ def _label(history: History, groups: Sequence[Hashable] | str | None) -> list[Ha
         if name not in known:
             raise UsageError(f"runs have no setting {name!r}", hint=f"one of {', '.join(known)}" if known else None)
     values = [tuple(entry.get(name) for name in names) for entry in history.settings]
-    return [value[0] if len(names) == 1 else value for value in values]
+    return [value[0] if len(names) == 1 else value for value in values]  # a single setting is its own label
 
 
 def _choose(history: History, group: Hashable, rates: dict[float, list[int]], by: By, at: str) -> Choice:
-    sign = 1.0 if by.endswith("loss") else -1.0
+    sign = 1.0 if by.endswith("loss") else -1.0  # losses are minimized, accuracies maximized
     best = Choice(group, None, (), math.nan)
-    for rate in sorted(rates):
+    for rate in sorted(rates):  # ascending: of equal ones the first, that is the smallest, stays
         value = sum(_value(history, run, by, at, sign) for run in rates[rate]) / len(rates[rate])
+        # one run that diverged makes the mean NaN
         if math.isfinite(value) and (best.learning_rate is None or sign * value < sign * best.value):
             best = Choice(group, rate, tuple(rates[rate]), value)
     return best

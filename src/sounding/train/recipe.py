@@ -100,7 +100,7 @@ class Recipe:
         _require_number("smoothing", self.smoothing, below=1.0)
         _require_number("weight_decay", self.weight_decay)
         _require_number("eps", self.eps)
-        object.__setattr__(self, "betas", tuple(self.betas))
+        object.__setattr__(self, "betas", tuple(self.betas))  # from a list of JSON
         if len(self.betas) != 2:
             raise UsageError(f"expected two betas, got {self.betas!r}")
         for beta in self.betas:
@@ -119,6 +119,7 @@ class Recipe:
         """Samples of one forward pass of an evaluation."""
         if self.evaluation_batch is not None:
             return self.evaluation_batch
+        # with batch statistics the number changes the result
         return 1000 if self.statistics == "running" else self.batch_size
 
     def to_dict(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -70,23 +70,22 @@ def take_samples(data: Data, recipe: Recipe, *, device: torch.device, dtype: tor
         )
     checksum = sum_tensors(tensor for part in parts for tensor in part)
     name = dataset.name if dataset is not None else "tensors"
-    moved = [(inputs.to(device), _as_targets(targets, device, dtype)) for inputs, targets in parts]
-    empty = len(moved) < 2 or len(moved[1][0]) == 0
-    samples = Samples(name, moved[0], None if empty else moved[1], dataset, dtype, checksum)
+    train, *rest = [(inputs.to(device), _as_targets(targets, device, dtype)) for inputs, targets in parts]
+    test = rest[0] if rest and len(rest[0][0]) else None
+    samples = Samples(name, train, test, dataset, dtype, checksum)
+    size = sum(len(inputs) for inputs, _ in parts) * train[0][0].numel() * dtype.itemsize
     # crops are padded with black, which is 0 before normalization only
-    if dataset is None or recipe.augment is not None:
+    if dataset is None or recipe.augment is not None or size > NORMALIZED_BYTES:
         return samples
-    if sum(inputs.numel() for inputs, _ in moved) * dtype.itemsize > NORMALIZED_BYTES:
-        return samples
-    ready = [(samples.prepare(inputs), targets) for inputs, targets in moved]
-    return Samples(name, ready[0], None if empty else ready[1], None, dtype, checksum)
+    normal = None if test is None else (samples.prepare(test[0]), test[1])
+    return replace(samples, train=(samples.prepare(train[0]), train[1]), test=normal, dataset=None)
 
 
 def sum_tensors(tensors: Any) -> str:
     """SHA-256 over shapes, types and bytes."""
     digest = hashlib.sha256()
     for tensor in tensors:
-        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())  # equal bytes of another shape are other data
         digest.update(memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
     return digest.hexdigest()
 
@@ -130,14 +129,14 @@ class Stream:
         self._generator = generator if generator is not None else torch.default_generator
         inputs = samples.train[0]
         self._count, self._device = len(inputs), inputs.device
-        self.per_epoch = self._count // recipe.batch_size
+        self.per_epoch = self._count // recipe.batch_size  # a smaller last batch is left out
         self.steps = recipe.steps if recipe.steps is not None else self.per_epoch * (recipe.epochs or 0)
         self._at = 0
         self._order = torch.empty(0, dtype=torch.int64)
         self._augmenting: torch.Generator | None = None
         if recipe.augment is not None:
             self._augmenting = self._generator
-            if self._generator.device.type != self._device.type:
+            if self._generator.device.type != self._device.type:  # a generator draws only where it lives
                 seed = int(torch.randint(2**62, (), generator=self._generator, device=self._generator.device))
                 self._augmenting = torch.Generator(self._device).manual_seed(seed)
 
@@ -168,6 +167,7 @@ class Stream:
         if self._recipe.sampling == "fixed":
             return torch.arange(self._count, device=where)
         if self._recipe.sampling == "replacement":
+            # an epoch of draws at once
             return torch.randint(self._count, (self._count,), generator=self._generator, device=where)
         return torch.randperm(self._count, generator=self._generator, device=where)
 
@@ -195,7 +195,7 @@ class Streams:
     """Batches of many runs, (runs, samples, ...): one stream a generator, which the runs that share it see alike."""
 
     def __init__(self, samples: Samples, recipe: Recipe, generators: Sequence[torch.Generator]) -> None:
-        apart = {id(generator): generator for generator in generators}
+        apart = {id(generator): generator for generator in generators}  # runs with one generator share a stream
         self._streams = [Stream(samples, recipe, generator) for generator in apart.values()]
         places = {key: place for place, key in enumerate(apart)}
         self._of_run = torch.tensor([places[id(generator)] for generator in generators], device=samples.train[0].device)

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from sounding.errors import DataError, UsageError
-from sounding.train.checkpoint import Checkpoint, Keeper
+from sounding.errors import UsageError
+from sounding.train.checkpoint import Checkpoint
 from sounding.train.evaluate import Scores, check_outputs, evaluate_part
-from sounding.train.group import Group
+from sounding.train.group import Group, Stack, check_alike
 from sounding.train.history import History
-from sounding.train.journal import TOLD_EVERY, Journal, ProgressCall, deferred_interrupt
+from sounding.train.journal import ProgressCall
 from sounding.train.layers import NotReadable
-from sounding.train.opening import open_training
+from sounding.train.loop import Training, check_rates
 from sounding.train.products import Products
 from sounding.train.recipe import Recipe
-from sounding.train.record import check_rates
-from sounding.train.samples import Data, Orders, Samples, Stream, Streams
-from sounding.train.stack import Stack, check_alike
+from sounding.train.samples import Data, Orders, Samples, Streams
 from sounding.train.vmapped import Vmapped
 
 Route = Literal["auto", "products", "vmap"]
@@ -56,15 +54,12 @@ def train_together_(
     Args:
         networks: they may differ in weights and in numbers such as a norm's eps or a residual strength. They stay
             where they are and have their new values at the end, also when training is interrupted.
-        data: a `Dataset`, a pair (inputs, targets), or four tensors with those of a test part.
         learning_rates: one a network, constant.
-        recipe: everything else.
+        data, recipe, checkpoint, progress: as for `train_`.
         generator: of the order of the samples, crops and flips; None is torch's default generator. A list has one a
             run, and runs that are given the same generator see the same batches.
         device: where to train; None is where the first network is.
         measure_at: steps after which every run is measured over depth, one after the other.
-        checkpoint: a path, or a `Checkpoint`; training continues from it if it is there.
-        progress: called with a `Progress` at evaluations and every 100 steps.
         settings: what else tells each run from the others, for the history and for `choose_rates`.
         route: "products", "vmap", or "auto", which takes products where it can.
         group_size: runs stacked together. By default all on a GPU, and on a CPU as many as have one layer's activations
@@ -86,138 +81,64 @@ def train_together_(
     True
     """
     networks, rates = list(networks), check_rates(learning_rates)
-    samples, stream, journal, keeper, record, place = open_training(
-        networks,
-        data,
-        kind="together",
-        runs=_check_runs(networks, rates, settings),
-        recipe=recipe,
-        generator=generator,
-        device=device,
-        measure_at=measure_at,
-        checkpoint=checkpoint,
-        progress=progress,
-    )
+    training = Training(
+        networks, data, kind="together", runs=_check_runs(networks, rates, settings),
+        recipe=recipe, generator=generator, device=device, measure_at=measure_at,
+        checkpoint=checkpoint, progress=progress,
+    )  # fmt: skip
+    samples, place = training.samples, training.device
     check_alike(networks)
     size = _group_size(networks[0], recipe, samples, place) if group_size is None else group_size
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise UsageError(f"group_size must be a positive whole number, got {group_size!r}")
-    starts = range(0, len(networks), size)
-    groups = [
-        Group(
-            _make_stack(networks[start : start + size], place, route),
-            rates[start : start + size],
-            recipe,
-            place,
-            own=isinstance(stream, Streams),
-        )
-        for start in starts
-    ]
+    own = isinstance(training.stream, Streams)
+    groups = []
+    for start in range(0, len(networks), size):
+        stack = _make_stack(networks[start : start + size], place, route)
+        groups.append(Group(stack, rates[start : start + size], recipe, place, own=own))
     check_outputs(groups[0].outputs(samples.prepare(samples.train[0][:2])), samples, recipe.loss)
-    training = _Together(networks, groups, samples, recipe, stream, journal, keeper)
+    together = _Together(networks, groups, samples, recipe, own=own)
     try:
-        training.run()
+        return training.run(together)
     except torch.cuda.OutOfMemoryError as error:
         raise UsageError(
             f"a stack of {min(size, len(networks))} networks does not fit the memory of {place}",
             hint=f"group_size={max(1, min(size, len(networks)) // 2)}",
         ) from error
-    except KeyboardInterrupt as stop:
-        raise journal.interruption(training.step, record) from stop
-    except DataError as error:
-        error.partial = journal.history(record, partial=not training.finished)
-        raise
     finally:
-        for start, group in zip(starts, groups, strict=True):
-            group.stack.write_back_(networks[start : start + size])
-    return journal.history(record)
+        for group, runs in together.parts():
+            group.stack.write_back_(networks[runs])
 
 
 class _Together:
-    """The loop over steps, and what happens between them."""
+    """The groups of runs as the loop of a training takes them; with `own` every run has batches of its own."""
 
     def __init__(
-        self,
-        networks: list[nn.Module],
-        groups: list[Group],
-        samples: Samples,
-        recipe: Recipe,
-        stream: Stream | Streams,
-        journal: Journal,
-        keeper: Keeper,
+        self, networks: list[nn.Module], groups: list[Group], samples: Samples, recipe: Recipe, *, own: bool
     ) -> None:
         self._networks, self._groups = networks, groups
-        self._samples, self._recipe = samples, recipe
-        self._stream, self._journal, self._keeper = stream, journal, keeper
-        self.step, self.finished = 0, False
+        self._samples, self._recipe, self._own = samples, recipe, own
 
-    def run(self) -> None:
-        """From the checkpoint or the beginning to the end."""
-        with self._keeper.held():
-            self._keeper.resume(self._restore, self._state)
-            if not self.finished:
-                self._train()
-
-    def _train(self) -> None:
-        """Take the steps that are left, looking and keeping as often as is due."""
-        with deferred_interrupt() as interrupted:
-            if self.step == 0:
-                self._look()
-            while self.step < self._stream.steps:
-                if interrupted() or self._journal.stopped:
-                    self._keeper.write(self._state())
-                    raise KeyboardInterrupt
-                self._step_all()
-                self.step += 1
-                self._look()
-                if self._keeper.due():
-                    self._keeper.write(self._state())
-        self._journal.diverged = [step for group in self._groups for step in group.diverged()]
-        self.finished = True
-        self._keeper.write(self._state())
-
-    def _step_all(self) -> None:
-        inputs, targets = self._stream.next()
-        first, own = 0, isinstance(self._stream, Streams)
+    def parts(self) -> Iterator[tuple[Group, slice]]:
+        """Each group, and which of the runs it has."""
+        first = 0
         for group in self._groups:
-            runs = slice(first, first + group.stack.runs)
-            group.step(*((inputs[runs], targets[runs]) if own else (inputs, targets)))
-            first = runs.stop
+            yield group, slice(first, first + group.stack.runs)
+            first += group.stack.runs
 
-    def _state(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "finished": self.finished,
-            "groups": [[tensor.detach().cpu() for tensor in group.tensors()] for group in self._groups],
-            "stream": self._stream.state(),
-            "journal": self._journal.state(),
-        }
+    def take(self, inputs: Tensor, targets: Tensor, step: int) -> None:
+        for group, runs in self.parts():
+            group.step(*((inputs[runs], targets[runs]) if self._own else (inputs, targets)))
 
-    def _restore(self, kept: dict[str, Any]) -> None:
-        if [len(group[0]) for group in kept["groups"]] != [group.stack.runs for group in self._groups]:
-            raise UsageError("the checkpoint was written with other groups of runs", hint="the same group_size")
-        self.step, self.finished = kept["step"], kept["finished"]
-        for group, tensors in zip(self._groups, kept["groups"], strict=True):
-            group.load_tensors(tensors)
-        self._stream.load_state(kept["stream"])
-        self._journal.load_state(kept["journal"])
+    def diverged(self) -> list[int | None]:
+        return [step for group in self._groups for step in group.diverged()]
 
-    def _look(self) -> None:
-        if self._journal.evaluates(self.step) or self._journal.measures(self.step):
-            self._journal.diverged = [step for group in self._groups for step in group.diverged()]
-        if self._journal.evaluates(self.step):
-            test = None if self._samples.test is None else self._evaluate(self._samples.test)
-            self._journal.note(self.step, self._train_scores(), test)
-        if self._journal.measures(self.step):
-            self._measure()
-        if self._journal.evaluates(self.step) or self.step % TOLD_EVERY == 0:
-            self._journal.tell(self.step)
-
-    def _train_scores(self) -> Scores:
+    def evaluate(self) -> tuple[Scores, Scores | None]:
+        test = None if self._samples.test is None else self._evaluate(self._samples.test)
         if self._recipe.train_metrics == "evaluated":
-            return self._evaluate(self._samples.train)
+            return self._evaluate(self._samples.train), test
         classes = not self._samples.train[1].is_floating_point()
-        return _join([group.seen(classes=classes) for group in self._groups])
+        return _join([group.seen(classes=classes) for group in self._groups]), test
 
     def _evaluate(self, part: tuple[Tensor, Tensor]) -> Scores:
         # what a training step holds in memory, an evaluation of as many images can hold
@@ -226,16 +147,21 @@ class _Together:
             [evaluate_part(group.outputs, part, self._samples, self._recipe, at_most=most) for group in self._groups]
         )
 
-    def _measure(self) -> None:
-        """Each run's values in a network of its own, which is then watched like any other."""
-        first = 0
-        for group in self._groups:
-            copies = [copy.deepcopy(network) for network in self._networks[first : first + group.stack.runs]]
+    def networks(self) -> Iterator[nn.Module]:
+        for group, runs in self.parts():
+            copies = [copy.deepcopy(network) for network in self._networks[runs]]
             group.stack.write_back_(copies)
-            for index, network in enumerate(copies):
-                place = self._samples.train[0].device
-                self._journal.measure(self.step, first + index, network.to(place))
-            first += group.stack.runs
+            for network in copies:
+                yield network.to(self._samples.train[0].device)
+
+    def state(self) -> dict[str, Any]:
+        return {"groups": [[tensor.detach().cpu() for tensor in group.tensors()] for group in self._groups]}
+
+    def load_state(self, kept: dict[str, Any]) -> None:
+        if [len(tensors[0]) for tensors in kept["groups"]] != [group.stack.runs for group in self._groups]:
+            raise UsageError("the checkpoint was written with other groups of runs", hint="the same group_size")
+        for group, tensors in zip(self._groups, kept["groups"], strict=True):
+            group.load_tensors(tensors)
 
 
 def _join(parts: list[Scores]) -> Scores:
@@ -273,7 +199,8 @@ def _make_stack(networks: list[nn.Module], device: torch.device, route: Route) -
 
 def _group_size(network: nn.Module, recipe: Recipe, samples: Samples, device: torch.device) -> int:
     if device.type == "cuda":
-        return 2**31
+        return 2**31  # no limit: a graph has all runs at once
+    # a layer gives out as many values as its weight has rows
     widest = max((parameter.shape[0] for parameter in network.parameters() if parameter.dim() > 1), default=1)
     values = recipe.batch_size * max(widest, samples.train[0][0].numel())
     return max(1, CACHED_VALUES // values)

@@ -19,6 +19,7 @@ def clip_stacked(gradient: Tensor, parameter: Tensor, *, clipping: float, unitwi
     A unit is a row of a weight, a filter of a convolution, or a whole vector; with `unitwise=False` a whole parameter
     (thesis2024, A.5).
     """
+    # axis 0 is the runs, and axis 1 the units of a weight
     axes = range(2 if unitwise and parameter.dim() > 2 else 1, parameter.dim())
     return clip_adaptively(gradient, parameter, axes, clipping=clipping, floor=FLOOR)
 
@@ -41,7 +42,7 @@ class Updates:
         self._others = [index for index, parameter in enumerate(parameters) if parameter.dim() != 2]
         self._sizes = [parameters[index].shape[1] for index in self._vectors]
         self._rates = rates
-        kept = {"sgd": 0, "momentum": 1, "adam": 2, "rmsprop": 1}[recipe.optimizer]
+        kept = {"sgd": 0, "momentum": 1, "adam": 2, "rmsprop": 1}[recipe.optimizer]  # state tensors for each parameter
         self._state = [[torch.zeros_like(parameter) for parameter in parameters] for _ in range(kept)]
         self._count = torch.zeros((), dtype=torch.float64, device=rates.device)
 
@@ -80,6 +81,7 @@ class Updates:
                 for gradient, parameter in zip(gradients, self._parameters, strict=True)
             ]
         if recipe.weight_decay:
+            # behind clipping, as a recipe says
             gradients = list(torch._foreach_add(gradients, self._parameters, alpha=recipe.weight_decay))
         if recipe.optimizer == "momentum":
             (velocity,) = self._state
@@ -99,11 +101,11 @@ class Updates:
     def _adam(self, gradients: list[Tensor]) -> tuple[list[Tensor], Tensor]:
         mean, square = self._state
         first, second = self._recipe.betas
-        self._count += 1
+        self._count += 1  # first: the corrections are those of step t, from 1
         torch._foreach_lerp_(mean, gradients, 1 - first)
         _average_squares(square, gradients, second)
         roots = torch._foreach_sqrt(square)
-        torch._foreach_div_(roots, (1 - second**self._count).sqrt())
+        torch._foreach_div_(roots, (1 - second**self._count).sqrt())  # √v̂ = √v/√(1 − β₂ᵗ), and ε is added behind it
         torch._foreach_add_(roots, self._recipe.eps)
         return list(torch._foreach_div(mean, roots)), 1 / (1 - first**self._count)
 

@@ -14,9 +14,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from sounding.errors import SoundingError, UsageError
 from sounding.probe.state import DROPOUT
+from sounding.train.group import Stack
 from sounding.train.layers import HOOKS
 from sounding.train.recipe import Statistics
-from sounding.train.stack import Stack
 
 # Channels from which a convolution of a stack is faster as a product than in groups (bench/convolutions.py): a step of
 # 48 networks of up to 256 channels takes 50 ms in place of 75 on an H200, one of 12 of up to 128 channels 25 for 14.
@@ -33,8 +33,7 @@ class Vmapped(Stack):
     """
 
     def __init__(self, networks: Sequence[nn.Module], device: torch.device) -> None:
-        for network in networks[:1]:
-            _refuse(network)
+        _refuse(networks[0])
         super().__init__(networks, device)
         differing = _differences(networks)
         self._skeleton = _empty_copy(networks[0])
@@ -65,6 +64,7 @@ class Vmapped(Stack):
             for name, value in numbers.items():
                 module, attribute = self._places[name]
                 setattr(module, attribute, value)
+            # vmap must not write into what it is given
             fresh = {name: buffer.clone() for name, buffer in buffers.items()}
             outputs: Tensor = functional_call(self._skeleton, {**parameters, **fresh}, (rows,))
             return outputs, fresh
@@ -78,7 +78,7 @@ class Vmapped(Stack):
         except SoundingError:
             raise
         except (RuntimeError, TypeError, ValueError) as error:
-            if isinstance(error, torch.cuda.OutOfMemoryError):
+            if isinstance(error, torch.cuda.OutOfMemoryError):  # its sentence is that of `train_together_`
                 raise
             raise UsageError(
                 f"{type(self._skeleton).__name__} cannot be trained as a stack: {str(error).splitlines()[0]}",
@@ -100,7 +100,7 @@ class _BatchNormOfTensors(_BatchNorm):
             variance, mean = torch.var_mean(input, dim=axes, correction=0)
             if self.running_var is not None and self.running_mean is not None and self.momentum is not None:
                 count = input.numel() // input.shape[1]
-                unbiased = variance.detach() * (count / (count - 1))
+                unbiased = variance.detach() * (count / (count - 1))  # what torch keeps, unlike what it divides by
                 self.running_mean.copy_(self.running_mean + self.momentum * (mean.detach() - self.running_mean))
                 self.running_var.copy_(self.running_var + self.momentum * (unbiased - self.running_var))
             if self.num_batches_tracked is not None:
@@ -148,7 +148,7 @@ class _ConvolutionOfPatches(nn.Conv2d):
         assert not isinstance(self.padding, str)
         rows, columns = self.padding
         padded = nn.functional.pad(input.permute(0, 2, 3, 1), (0, 0, columns, columns, rows, rows))
-        patches = padded.unfold(1, down * (high - 1) + 1, self.stride[0])[..., ::down]
+        patches = padded.unfold(1, down * (high - 1) + 1, self.stride[0])[..., ::down]  # every tap of a dilated kernel
         patches = patches.unfold(2, right * (wide - 1) + 1, self.stride[1])[..., ::right]
         # (samples, height, width, channels, *kernel) → (samples, height, width, *kernel, channels)
         patches = patches.permute(0, 1, 2, 4, 5, 3)
@@ -179,7 +179,7 @@ def _empty_copy(network: nn.Module) -> nn.Module:
     """The modules without values; functional_call puts in those of the stack."""
     memo: dict[int, Any] = {}
     for tensor in [*network.parameters(), *network.buffers()]:
-        empty = torch.empty_like(tensor, device="meta")
+        empty = torch.empty_like(tensor, device="meta")  # takes no memory
         memo[id(tensor)] = (
             nn.Parameter(empty, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
         )
@@ -220,6 +220,7 @@ def _differences(networks: Sequence[nn.Module]) -> dict[tuple[str, str], list[fl
                     f"networks that are trained together must have the same hooks, those of {name!r} differ"
                 )
         for attribute, value in vars(module).items():
+            # neither is a setting of the module
             if attribute.startswith("_") or attribute == "training" or not isinstance(value, COMPARED):
                 continue
             values = [value, *(vars(each).get(attribute) for each in alike)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -11,21 +10,68 @@ import numpy as np
 import torch
 
 from sounding.activations import resolve
-from sounding.claims.claim import Context, Outcome
-from sounding.claims.meanfield2019.field import spread_paths
-from sounding.claims.meanfield2019.networks import settle
-from sounding.claims.number import DRAWN, exact, farthest_ratio, fraction_of, jackknife, mean_of
-from sounding.claims.picture import Panel, Picture, Series, points_of
+from sounding.activations.activation import Array
+from sounding.claims.claim import Context, Outcome, Values
+from sounding.claims.meanfield2019.figure1 import follow_states
+from sounding.claims.number import exact, farthest_ratio, fraction_of, jackknife, mean_of
+from sounding.claims.picture import Panel, Picture, Series, level, mean_over, points_of
 from sounding.claims.share import share
-from sounding.claims.walk import batch_norm, walk
+from sounding.claims.walk import batch_norm, draw_normals, walk
 from sounding.predict import batchnorm
+
+# in ln s the integrand falls as s to the left and as s^(−(B−1)/2) to the right, and is analytic in a strip: the cut
+# ends and the step leave some 1e-7
+LOWEST, STEP = -16.0, 0.5
+
+
+def map_relu(covariances: torch.Tensor) -> torch.Tensor:
+    """V(Σ) of each of (starts, B, B), float64: Theorem 2 at α = 1, the trapezoid rule in ln s.
+
+    B ∫ ds V_φ(S(I + 2sS)⁻¹)/√det(I + 2sS), S = GΣG, V_φ the Gaussian map of ReLU with the kernel
+    (√(1 − c²) + (π − arccos c)c)/(2π). `theory.covariance_map` has the same for one
+    covariance, of full or low rank, to rounding.
+    """
+    size = covariances.shape[-1]
+    rows = covariances.mean(-1, keepdim=True)
+    values, vectors = torch.linalg.eigh(covariances - rows - rows.mT + rows.mean(-2, keepdim=True))
+    # the constant vector has no variance; what rounding leaves of it must not become negative
+    values = (values / values.mean(-1, keepdim=True)).clamp_min(1e-14)
+    highest = 32.0 / (size - 1) - math.log(float(values[:, 1:].min()))
+    total = torch.zeros_like(covariances)
+    for log in np.arange(LOWEST - math.log(size * float(values.max())), highest, STEP):
+        shrunk = values / (1 + 2 * math.exp(log) * values)
+        weight = torch.exp(log - 0.5 * torch.log1p(2 * math.exp(log) * values).sum(-1))
+        gaussian = (vectors * shrunk[:, None]) @ vectors.mT
+        std = torch.diagonal(gaussian, dim1=-2, dim2=-1).sqrt()
+        outer = std[:, :, None] * std[:, None, :]
+        c = (gaussian / outer).clamp(-1.0, 1.0)
+        kernel = torch.sqrt(1 - c * c) + (math.pi - torch.acos(c)) * c
+        total += weight[:, None, None] * outer * kernel
+    return total * (STEP * size / (2 * math.pi))
+
+
+def spread_paths(size: int, *, sigma: float, starts: int, layers: int, context: Context, offset: int) -> Array:
+    """Standard deviation over mean of the samples' variances, (starts, layers + 1).
+
+    A start has uncorrelated samples whose variances are log-normal, exp(σ·normal).
+    """
+    normals = draw_normals(context.generator(offset), starts, size)
+    covariances = torch.diag_embed(torch.exp(sigma * normals)).to(context.device)
+    path = []
+    for layer in range(layers + 1):
+        own = torch.diagonal(covariances, dim1=-2, dim2=-1)
+        path.append(own.std(-1) / own.mean(-1))
+        if layer < layers:
+            covariances = map_relu(covariances)
+    return np.asarray(torch.stack(path, dim=1).cpu().numpy())
+
 
 NAMED = ["relu", "leaky_relu:0.1", "tanh", "sigmoid"]
 COTANGENTS = 4  # random ones of a network, averaged: drawing the network costs more than pulling one back
 OTHERS = ["gelu", "silu", "softplus", "elu", "selu", "erf"]
 
 
-def measure_scope(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_scope(values: Values, context: Context) -> Outcome:
     """The largest forward eigenvalue over batch sizes, and how unequal the samples of wide deep networks become."""
     sizes = values["batch_sizes"]
     largest = {}
@@ -37,12 +83,10 @@ def measure_scope(values: Mapping[str, Any], context: Context) -> Outcome:
     cases = (("relu", small), ("relu", large), ("gelu", small), ("gelu", large))
     uneven = {case: _unevenness(*case, values, context) for case in cases}
     far, near, starts = values["field_sigma_far"], values["field_sigma_near"], values["field_starts"]
-    field = {
-        (size, sigma): spread_paths(size, sigma=sigma, starts=count, layers=values["field_layers"], context=context,
-                                    offset=1000 + place)
-        for place, (size, sigma, count) in enumerate(((small, far, starts), (large, far, starts),
-                                                      (large, near, starts // 2)))
-    }  # fmt: skip
+    field, kinds = {}, ((small, far, starts), (large, far, starts), (large, near, starts // 2))
+    for place, (size, sigma, count) in enumerate(kinds):
+        shape: dict[str, Any] = {"starts": count, "layers": values["field_layers"], "offset": 1000 + place}
+        field[size, sigma] = spread_paths(size, sigma=sigma, context=context, **shape)
     left = {case: paths[:, -1] / paths[:, 0] for case, paths in field.items()}
     numbers = {
         "largest_eigenvalue_used_in_practice": exact(max(max(rows) for rows in largest.values()), error=1e-6),
@@ -60,47 +104,34 @@ def measure_scope(values: Mapping[str, Any], context: Context) -> Outcome:
     lines = [Series(name, sizes, rows, role="theory") for name, rows in largest.items() if name in NAMED + OTHERS[:3]]
     layers = np.arange(1, values["depth"] + 1)
     shown = layers % max(1, values["depth"] // 15) == 0
-    paths = [
-        Series(f"{name}, B = {size}", layers[shown], path.mean(0)[shown],
-               error=DRAWN * path.std(0)[shown] / math.sqrt(len(path)))
-        for (name, size), path in uneven.items()
-    ]  # fmt: skip
-    limit = Series("1", [sizes[0], sizes[-1]], [1, 1], role="bound")
-    panels = (
-        Panel("batch size B", "largest forward eigenvalue", (*lines, limit), x_scale="log"),
-        Panel("layer", "spread of the samples' variances\n(standard deviation / mean)", paths, y_scale="log"),
-    )  # fmt: skip
+    paths = [mean_over(f"{name}, B = {size}", layers[shown], path[:, shown]) for (name, size), path in uneven.items()]
     reached = np.arange(0, values["field_layers"] + 1, max(1, values["field_layers"] // 20))
     paths += [
         Series(f"relu, B = {size} (infinite width, from {sigma:g})", reached, path.mean(0)[reached], role="theory")
         for (size, sigma), path in field.items()
     ]
+    panels = (
+        Panel("batch size B", "largest forward eigenvalue", (*lines, level("1", sizes, 1)), x_scale="log"),
+        Panel("layer", "spread of the samples' variances\n(standard deviation / mean)", paths, y_scale="log"),
+    )
     caption = (
         "Left: above 1 the symmetric fixed point repels; GELU, SiLU and softplus cross as the batch grows. Right: in "
         f"networks of width {values['width']} the samples of a large batch drift apart, of GELU and of ReLU, whose "
-        "fixed point "
-        "attracts only what is close to it: the exact map (mean over starts with log-normal variances) returns from a "
-        "small spread, not from a larger one."
+        "fixed point attracts only what is close to it: the exact map (mean over starts with log-normal variances) "
+        "returns from a small spread, not from a larger one."
     )
     return Outcome(numbers, Picture(panels, caption))
 
 
-def _unevenness(name: str, size: int, values: Mapping[str, Any], context: Context) -> np.ndarray:
+def _unevenness(name: str, size: int, values: Values, context: Context) -> np.ndarray:
     """Standard deviation over mean of the samples' variances, (runs, layers)."""
-    rows: list[torch.Tensor] = []
-
-    def watch(layer: int, state: torch.Tensor) -> None:
-        own = state.square().mean(-1)
-        rows.append(own.std(-1) / own.mean(-1))
-
-    settle(name, values["width"], size, depth=values["depth"], runs=values["runs"], context=context, offset=size,
-           watch=watch)  # fmt: skip
-    return torch.stack(rows, dim=1).double().cpu().numpy()
+    own = [state.square().mean(-1) for state in follow_states(name, size, values, context, offset=size)]
+    return torch.stack([layer.std(-1) / layer.mean(-1) for layer in own], dim=1).double().cpu().numpy()
 
 
 @share("activations", "batch_sizes", "window")
 def pair_of_batches(
-    values: Mapping[str, Any], context: Context, name: str, size: int
+    values: Values, context: Context, name: str, size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Two batches through the same random networks, each normalized by itself; sample a of one is like a of the other.
 
@@ -111,7 +142,7 @@ def pair_of_batches(
     width, depth, runs, overlap = (values[key] for key in ("width", "depth", "runs", "overlap"))
     found: list[list[torch.Tensor]] = [[], [], []]
     for run in range(runs):
-        place: dict[str, Any] = {"device": context.device, "generator": context.generator(run, device=context.device)}
+        place = context.place(run)
         first, other = torch.randn(2, size, width, **place)
         start = torch.stack([first, overlap * first + math.sqrt(1 - overlap**2) * other]).requires_grad_()
         inner, covariance, alike = list[torch.Tensor](), [], []
@@ -119,7 +150,7 @@ def pair_of_batches(
         for state in walk(start, weights, norm=batch_norm, activation=phi, products=inner):
             block = (state[0] @ state[1].T / width).detach().double()
             covariance.append(block.mean())
-            alike.append((block.trace() - block.sum() / size) / (size - 1))
+            alike.append((block.trace() - block.sum() / size) / (size - 1))  # diagonal minus off-diagonal mean
         pulled = torch.zeros(depth, dtype=torch.float64, device=context.device)
         for _ in range(COTANGENTS):
             cotangent = torch.randn(size, width, **place).expand(2, size, width)
@@ -132,7 +163,7 @@ def pair_of_batches(
     return covariances, likeness, gradient
 
 
-def measure_cross_limit(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_cross_limit(values: Values, context: Context) -> Outcome:
     """The covariance of samples of different batches deep in the network, beside (E φ(x₁))²."""
     numbers, series = {}, []
     for name in values["activations"]:
@@ -158,7 +189,7 @@ def _relu_cross(size: float) -> float:
     return (size - 1) / (4 * math.pi) * math.exp(2 * (math.lgamma((size - 1) / 2) - math.lgamma(size / 2)))
 
 
-def measure_cross_rate(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_cross_rate(values: Values, context: Context) -> Outcome:
     """How fast likeness of two batches is lost either way, beside the eigenvalue of theorem F.1."""
     numbers, panels = {}, []
     largest = max(

@@ -6,50 +6,157 @@ Each closed form is held against its integral, and against Gaussian batches that
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
 
 import numpy as np
 import torch
+from scipy.integrate import quad
+from scipy.special import beta, poch
 
+from sounding.activations import Activation
 from sounding.activations.activation import Array
-from sounding.claims.claim import Context, Outcome
-from sounding.claims.meanfield2019.closed_forms import (
-    Case,
-    backward_integral,
-    covariance_by_gamma,
-    covariance_by_kernel,
-    covariance_integral,
-    eigenvalue_by_beta,
-    eigenvalue_by_kernel,
-    eigenvalue_by_spread,
-    forward_integral,
-    power,
-)
-from sounding.claims.meanfield2019.sampled import widest
+from sounding.claims.claim import Context, Outcome, Values
+from sounding.claims.meanfield2019.transforms import widest
 from sounding.claims.number import Number, exact, jackknife, mean_of, scaled
-from sounding.claims.picture import Panel, Picture, Series
-
-GROUPS = 40
-"""Independent groups of drawn batches, from which an interval is made."""
-
-STEP = 0.02
-"""Correlation of the two batches where the forward rate is a difference quotient."""
+from sounding.claims.picture import Panel, Picture, Series, level, points_of
+from sounding.predict import batchnorm
+from sounding.theory.batchnorm import BatchNormPrediction
+from sounding.theory.homogeneous import kernel, kernel_slope
+from sounding.theory.integrals.arc_cosine import second_moment
 
 
+@dataclass(frozen=True)
+class Case:
+    """The degree α, the slope b of the negative side and the batch size."""
+
+    alpha: float
+    b: float
+    size: int
+
+    def kernel(self, c: float) -> float:
+        """J_φ(c)."""
+        return kernel(c, degree=self.alpha, slopes=(1.0, float(self.b)))
+
+    def slope(self, c: float) -> float:
+        """J_φ′(c)."""
+        return kernel_slope(c, degree=self.alpha, slopes=(1.0, float(self.b)))
+
+
+def power(alpha: float, b: float) -> Activation:
+    """x^α for x > 0 and −b·|x|^α for x < 0: α-ReLU at b = 0, its leaky variant else."""
+
+    def twin() -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: torch.where(x > 0, 1.0, -b) * x.abs() ** alpha
+
+    return Activation(
+        f"power:{alpha:g},{b:g}",
+        lambda x: np.where(x > 0, 1.0, -b) * np.abs(x) ** alpha,
+        lambda x: np.where(x > 0, 1.0, b) * alpha * np.abs(x) ** (alpha - 1),
+        kinks=(0.0,),
+        degree=alpha,
+        slopes=(1.0, b),
+        twin=twin,
+    )
+
+
+@cache
+def predicted(case: Case) -> BatchNormPrediction:
+    """The fixed point by the product's quadrature, which knows nothing of closed forms."""
+    return batchnorm(power(case.alpha, case.b), batch_size=case.size)
+
+
+def covariance_by_kernel(case: Case) -> float:
+    """D.6, first form: c_α ((B−1)/2)^α P((B−1)/2, α/2)⁻² J_φ(0)."""
+    half = (case.size - 1) / 2
+    return float(second_moment(case.alpha) * half**case.alpha * case.kernel(0.0) / poch(half, case.alpha / 2) ** 2)
+
+
+def covariance_by_gamma(case: Case) -> float:
+    """D.6, second form: (a − b)²/(4π) (B−1)^α [Γ((B−1)/2) Γ((α+1)/2)/Γ((α+B−1)/2)]²."""
+    width, alpha = case.size - 1, case.alpha
+    root = math.gamma((alpha + 1) / 2) * math.exp(math.lgamma(width / 2) - math.lgamma((alpha + width) / 2))
+    return float((1 - case.b) ** 2 / (4 * math.pi) * width**alpha * root**2)
+
+
+def eigenvalue_by_spread(case: Case) -> float:
+    """E.1, first form: (B/2) ((B−1)/2)^(α−1) P(B/2, α/2)⁻² μ⁻¹ c_α J_φ′(0), μ by quadrature."""
+    size, alpha = case.size, case.alpha
+    front = size / 2 * ((size - 1) / 2) ** (alpha - 1) / poch(size / 2, alpha / 2) ** 2
+    return float(front * second_moment(alpha) * case.slope(0.0) / predicted(case).fixed_point.mu)
+
+
+def eigenvalue_by_kernel(case: Case) -> float:
+    """E.1, second form: B P((B−1)/2, α)/((B−1) P(B/2, α/2)²) · J_φ′(0)/(J_φ(1) − J_φ(−1/(B−1)))."""
+    size = case.size
+    front = size * poch((size - 1) / 2, case.alpha) / ((size - 1) * poch(size / 2, case.alpha / 2) ** 2)
+    return float(front * case.slope(0.0) / (case.kernel(1.0) - case.kernel(-1 / (size - 1))))
+
+
+def eigenvalue_by_beta(case: Case) -> float:
+    """F.2: (1/8π) B (B−1)^(α−1) μ⁻¹ α² (a + b)² Beta(α/2, B/2)², μ by quadrature."""
+    size, alpha = case.size, case.alpha
+    front = size * (size - 1) ** (alpha - 1) / (8 * math.pi * predicted(case).fixed_point.mu)
+    return float(front * alpha**2 * (1 + case.b) ** 2 * beta(alpha / 2, size / 2) ** 2)
+
+
+def over_angle(function: Callable[[Array], Array], size: int, *, power_of_sine: int) -> tuple[float, float]:
+    """∫₀^π sin^k θ f(−√(B−1) cos θ) dθ, cut at the kink, and the bound of its error."""
+
+    def integrand(theta: float) -> float:
+        return float(math.sin(theta) ** power_of_sine * function(np.array(-math.sqrt(size - 1) * math.cos(theta))))
+
+    parts = [quad(integrand, *ends, epsabs=0.0, epsrel=1e-11, limit=200)
+             for ends in ((0.0, math.pi / 2), (math.pi / 2, math.pi))]  # fmt: skip
+    return sum(part[0] for part in parts), sum(part[1] for part in parts)
+
+
+def _front(size: int) -> float:
+    """Γ((B−1)/2)/(√π Γ((B−2)/2)): sin^(B−3)θ times it is a density."""
+    return math.exp(math.lgamma((size - 1) / 2) - math.lgamma((size - 2) / 2)) / math.sqrt(math.pi)
+
+
+def covariance_integral(case: Case) -> tuple[float, float]:
+    """(E φ(x₁))² by the integral of theorem D.3, and the bound of its relative error."""
+    value, error = over_angle(power(case.alpha, case.b), case.size, power_of_sine=case.size - 3)
+    return (_front(case.size) * value) ** 2, 2 * error / abs(value)  # the square doubles the relative error
+
+
+def forward_integral(case: Case) -> tuple[float, float]:
+    """(2B/μ) [Γ(B/2)/Γ((B−1)/2) · E x₁φ(x₁)/(B−1)]², and the bound of its relative error.
+
+    The slope at zero of E φ(x)φ(x′)ᵀ in the covariance of h and h′ is (E φ(x)hᵀ/μ)⊗², by integration by parts; |h|
+    and x are independent. No derivative of φ is taken.
+    """
+    phi, size, found = power(case.alpha, case.b), case.size, predicted(case)
+    value, error = over_angle(lambda x: x * phi(x), size, power_of_sine=size - 3)
+    radius = math.exp(math.lgamma(size / 2) - math.lgamma((size - 1) / 2))
+    root = radius * _front(size) * value / (size - 1)
+    mu = found.fixed_point.mu
+    return 2 * size / mu * root**2, 2 * error / abs(value) + found.error * max(1.0, 1 / mu)
+
+
+def backward_integral(case: Case) -> tuple[float, float]:
+    """B/(2πμ) [∫ sin^(B−1)θ φ′(−√(B−1) cos θ) dθ]², theorem F.1, and the bound of its relative error."""
+    size, found = case.size, predicted(case)
+    value, error = over_angle(power(case.alpha, case.b).derivative, size, power_of_sine=size - 1)
+    mu = found.fixed_point.mu
+    return size / (2 * math.pi * mu) * value**2, 2 * error / abs(value) + found.error * max(1.0, 1 / mu)
+
+
+GROUPS = 40  # independent groups of drawn batches, from which an interval is made
+
+STEP = 0.02  # correlation of the two batches where the forward rate is a difference quotient
+
+
+# relative deviation of drawn batches: B for B − 1 in a power or in a Beta function is 3% or more off at B = 16
 ROOM = 0.02
-"""Relative deviation of drawn batches: B for B − 1 in a power or in a Beta function is 3% or more off at B = 16."""
 
 _LINE = np.linspace(0.6, 2.2, 17)  # degrees at which theory is drawn as a curve
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """What was drawn for a case: a value with its interval."""
-
-    case: Case
-    number: Number
+Drawn = tuple[Case, Number]  # what was drawn for a case: a value with its interval
 
 
 def compare(
@@ -66,9 +173,9 @@ def compare(
 def deviation_of(drawn: Sequence[Drawn], closed: Callable[[Case], float]) -> Number:
     """The largest |drawn/closed − 1|: a single case that is off lifts the lower end of the interval above the bound."""
     found = []
-    for each in drawn:
-        ratio = scaled(each.number, 1 / closed(each.case))
-        near = max(0.0, ratio.low - 1, 1 - ratio.high)
+    for case, number in drawn:
+        ratio = scaled(number, 1 / closed(case))
+        near = max(0.0, ratio.low - 1, 1 - ratio.high)  # 0 where the interval holds 1
         found.append(Number(abs(ratio.value - 1), near, max(abs(ratio.low - 1), abs(ratio.high - 1))))
     return widest(found)
 
@@ -76,14 +183,13 @@ def deviation_of(drawn: Sequence[Drawn], closed: Callable[[Case], float]) -> Num
 class _Batches:
     """Gaussian batches in groups, their normalization, and directions among the samples, for one case."""
 
-    def __init__(self, case: Case, values: Mapping[str, Any], context: Context, offset: int) -> None:
+    def __init__(self, case: Case, values: Values, context: Context, offset: int) -> None:
         self.case, self.phi = case, power(case.alpha, case.b).torch()
         self.count = values["batches"] // GROUPS
-        generator = context.generator(offset, device=context.device)
-        self.place: dict[str, Any] = {"device": context.device, "generator": generator}
+        self.place = {**context.place(offset), "dtype": torch.float64}
 
     def draw(self, *shape: int) -> torch.Tensor:
-        return torch.randn(*shape, self.case.size, dtype=torch.float64, **self.place)
+        return torch.randn(*shape, self.case.size, **self.place)
 
     def activate(self, h: torch.Tensor) -> torch.Tensor:
         """φ(BN(h)), samples last."""
@@ -95,7 +201,7 @@ class _Batches:
         size = self.case.size
         centring = torch.eye(size, dtype=torch.float64, device=self.place["device"]) - 1 / size
         basis = torch.linalg.qr(centring)[0][:, :-1]
-        free = torch.randn(GROUPS, size - 1, size - 1, dtype=torch.float64, **self.place)
+        free = torch.randn(GROUPS, size - 1, size - 1, **self.place)
         turn: torch.Tensor = basis @ torch.linalg.qr(free)[0] @ basis.T
         return turn
 
@@ -105,7 +211,7 @@ def _spread(state: torch.Tensor) -> torch.Tensor:
     return state.var(-1).mean(-1)
 
 
-def draw_covariance_block(case: Case, values: Mapping[str, Any], context: Context, offset: int) -> Array:
+def draw_covariance_block(case: Case, values: Values, context: Context, offset: int) -> Array:
     """Per group: the mean entry of the block between two batches after one layer, the excess of its diagonal, and μ.
 
     From a covariance of the form of definition D.2 (1 for a sample, 0.5 within, 0.25 between batches).
@@ -117,11 +223,10 @@ def draw_covariance_block(case: Case, values: Mapping[str, Any], context: Contex
     block = first.mT @ second / batches.count
     diagonal = block.diagonal(dim1=-2, dim2=-1).sum(-1)
     excess = (diagonal - block.sum((-2, -1)) / case.size) / (case.size - 1)
-    columns = (block.mean((-2, -1)), excess, _spread(first))
-    return np.stack([column.cpu().numpy() for column in columns], axis=1)
+    return torch.stack([block.mean((-2, -1)), excess, _spread(first)], dim=1).cpu().numpy()
 
 
-def draw_forward(case: Case, values: Mapping[str, Any], context: Context, offset: int) -> Array:
+def draw_forward(case: Case, values: Values, context: Context, offset: int) -> Array:
     """Per group: the response of the block between two batches to a deviation T, per unit of it, and μ.
 
     h′ = ±ρTh + √(1 − ρ²)g has the covariance ±ρT with h. Mehler's series bounds what the difference quotient adds to
@@ -132,10 +237,10 @@ def draw_forward(case: Case, values: Mapping[str, Any], context: Context, offset
     first, turned, rest = batches.activate(h), h @ turn.mT, math.sqrt(1 - STEP**2) * other
     change = (batches.activate(rest + STEP * turned) - batches.activate(rest - STEP * turned)) / (2 * STEP)
     response = ((first @ turn.mT) * change).sum(-1).mean(-1) / (case.size - 1)
-    return np.stack([response.cpu().numpy(), _spread(first).cpu().numpy()], axis=1)
+    return torch.stack([response, _spread(first)], dim=1).cpu().numpy()
 
 
-def draw_backward(case: Case, values: Mapping[str, Any], context: Context, offset: int) -> Array:
+def draw_backward(case: Case, values: Values, context: Context, offset: int) -> Array:
     """Per group: what is left of a deviation T between the gradients of two batches a layer below, times μ, and μ.
 
     Gradients u and Tu are pulled back through φ(BN(h)) at four independent h each: 16 pairs of batches. At the fixed
@@ -153,14 +258,14 @@ def draw_backward(case: Case, values: Mapping[str, Any], context: Context, offse
     (pulled,) = torch.autograd.grad(state, inner, above)
     first, second = pulled.mean(1)
     left = ((first @ turn.mT) * second).sum(-1).mean(-1) / (case.size - 1)
-    return np.stack([left.cpu().numpy(), _spread(state.detach()).mean((0, 1)).cpu().numpy()], axis=1)
+    return torch.stack([left, _spread(state.detach()).mean((0, 1))], dim=1).cpu().numpy()
 
 
 def _rate(rows: Array) -> float:
     return float(rows[:, 0].mean() / rows[:, 1].mean())
 
 
-def _cases(values: Mapping[str, Any], kind: str) -> list[Case]:
+def _cases(values: Values, kind: str) -> list[Case]:
     slopes, sizes = values[f"{kind}_slopes"], values[f"{kind}_sizes"]
     return [Case(alpha, b, size) for b in slopes for size in sizes for alpha in values["degrees"]]
 
@@ -170,21 +275,15 @@ def _draw_picture(
 ) -> Picture:
     """Measured points on the theorem's lines, and beside them their ratio."""
     lines, ratios = [], []
-    for place, (b, size) in enumerate(dict.fromkeys((each.case.b, each.case.size) for each in drawn)):
-        here = [each for each in drawn if (each.case.b, each.case.size) == (b, size)]
-        alphas, name = np.array([each.case.alpha for each in here]), f"b = {b:g}, B = {size}"
-        ends = np.array([(each.number.value, each.number.low, each.number.high) for each in here])
+    for place, (b, size) in enumerate(dict.fromkeys((case.b, case.size) for case, _ in drawn)):
+        here = {case.alpha: number for case, number in drawn if (case.b, case.size) == (b, size)}
+        alphas, name = np.array(list(here)), f"b = {b:g}, B = {size}"
         theory = [closed(Case(float(alpha), b, size)) for alpha in _LINE]
-        lines.append(_points(name, alphas, ends))
+        lines.append(points_of(name, alphas, here.values()))
         lines.append(Series(f"{name} (theorem {theorem})", _LINE, theory, "theory"))
-        # side by side, for the intervals overlap
-        unit = np.array([closed(each.case) for each in here])
-        ratios.append(_points(name, alphas + 0.03 * (place - 1.5), ends / unit[:, None]))
-    span = [float(_LINE[0]), float(_LINE[-1])]
-    ratios += [
-        Series(f"bound ({ROOM:.0%} {side})", span, [end, end], "bound")
-        for side, end in (("above", 1 + ROOM), ("below", 1 - ROOM))
-    ]
+        over = [scaled(number, 1 / closed(Case(alpha, b, size))) for alpha, number in here.items()]
+        ratios.append(points_of(name, alphas + 0.03 * (place - 1.5), over))  # side by side, for intervals overlap
+    ratios += [level(f"bound ({ROOM:.0%} above)", _LINE, 1 + ROOM), level(f"bound ({ROOM:.0%} below)", _LINE, 1 - ROOM)]
     panels = (Panel("degree α", label, lines), Panel("degree α", f"drawn over theorem {theorem}", ratios))
     caption = (
         f"Lines: theorem {theorem}. Points: {points}, with 99% intervals; right, points over lines. The theorem "
@@ -193,20 +292,15 @@ def _draw_picture(
     return Picture(panels, caption)
 
 
-def _points(name: str, x: Array, ends: Array) -> Series:
-    """Rows (value, low, high) as points with intervals."""
-    value, low, high = ends.T
-    return Series(name, x, value, error=(value - low, high - value))
-
-
-def measure_covariance(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_covariance(values: Values, context: Context) -> Outcome:
     """The block between two batches after one layer, beside both forms of theorem D.6."""
     cases = _cases(values, "integrated")
     drawn, excess = [], []
     for place, case in enumerate(_cases(values, "drawn")):
         rows = draw_covariance_block(case, values, context, place)
-        drawn.append(Drawn(case, mean_of(rows[:, 0])))
+        drawn.append((case, mean_of(rows[:, 0])))
         over = jackknife(_rate, rows[:, 1:])
+        # |value|, whose interval reaches down to 0 where that of the value holds 0
         excess.append(Number(abs(over.value), max(0.0, over.low, -over.high), max(-over.low, over.high)))
     numbers = {
         "first_form_off_integral": compare(covariance_by_kernel, covariance_integral, cases),
@@ -219,14 +313,14 @@ def measure_covariance(values: Mapping[str, Any], context: Context) -> Outcome:
     return Outcome(numbers, _draw_picture(drawn, covariance_by_gamma, theorem="D.6", label=label, points=points))
 
 
-def measure_forward(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_forward(values: Values, context: Context) -> Outcome:
     """The response of the block between two batches to a deviation of it, beside both forms of theorem E.1."""
     cases = _cases(values, "integrated")
     drawn = []
     for place, case in enumerate(_cases(values, "drawn")):
         found = jackknife(_rate, draw_forward(case, values, context, place))
         # what a difference quotient may add
-        drawn.append(Drawn(case, Number(found.value, found.low - STEP**2, found.high + STEP**2, found.samples)))
+        drawn.append((case, Number(found.value, found.low - STEP**2, found.high + STEP**2, found.samples)))
     numbers = {
         "first_form_off_integral": compare(eigenvalue_by_spread, forward_integral, cases),
         "second_form_off_integral": compare(eigenvalue_by_kernel, forward_integral, cases),
@@ -237,11 +331,11 @@ def measure_forward(values: Mapping[str, Any], context: Context) -> Outcome:
     return Outcome(numbers, _draw_picture(drawn, eigenvalue_by_kernel, theorem="E.1", label=label, points=points))
 
 
-def measure_backward(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_backward(values: Values, context: Context) -> Outcome:
     """What gradients of two batches still share a layer below, beside theorem F.2."""
     cases = _cases(values, "integrated")
     drawn = [
-        Drawn(case, jackknife(_rate, draw_backward(case, values, context, place)))
+        (case, jackknife(_rate, draw_backward(case, values, context, place)))
         for place, case in enumerate(_cases(values, "drawn"))
     ]
     numbers = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -11,11 +10,11 @@ import numpy as np
 import torch
 
 from sounding.activations import resolve
-from sounding.claims.claim import Context, Outcome
+from sounding.claims.claim import Context, Outcome, Values, pick
+from sounding.claims.meanfield2019.figure1 import pull_gradients
 from sounding.claims.meanfield2019.fixed_point import pieces, relu_correlation, spherical_integrals
-from sounding.claims.meanfield2019.networks import pull_gradients
 from sounding.claims.number import DRAWN, Number, estimate, exact, farthest_ratio, mean_of
-from sounding.claims.picture import Panel, Picture, Series, points_of
+from sounding.claims.picture import LOG_LOG, Panel, Picture, Series, level, points_of
 from sounding.claims.walk import batch_norm, walk
 from sounding.predict import batchnorm
 from sounding.theory.gegenbauer import gegenbauer_batchnorm
@@ -34,12 +33,14 @@ def explosion_rate(activation: str, size: int, *, nodes: int = 240) -> float:
     q, qc = spherical_integrals(activation, size, nodes=nodes)
     cuts = [-1.0, 1.0]
     for kink in phi.kinks:
+        # where a kink in z₂ reaches the end of the ellipse
         inside = kink**2 + (size - 1) * (size * (size - 2) - (size - 1) * kink**2)
         ends = [(sign * math.sqrt(inside) - kink) / (size - 1) for sign in (-1, 1)] if inside > 0 else []
         cuts += [z / math.sqrt(size - 1) for z in (kink, *ends)]
     angle, weight = pieces(np.arcsin(np.unique(np.clip(cuts, -1.0, 1.0))), nodes=nodes)
     z1 = math.sqrt(size - 1) * np.sin(angle)
     half = np.sqrt(size * (size - 2) / (size - 1) * (1 - z1**2 / (size - 1)))
+    # kinks in z₂ at this z₁
     edges = [np.arcsin(np.clip((kink + z1 / (size - 1)) / half, -1.0, 1.0)) for kink in phi.kinks]
     right = 0.5 * math.pi + 0 * angle
     second, share = pieces(np.sort([-right, *edges, right], axis=0), nodes=nodes)
@@ -65,7 +66,7 @@ def attracting_sizes(activation: str, sizes: list[int]) -> list[int]:
     return [size for size, eigenvalues in found.items() if max(eigenvalues.L, eigenvalues.M) < 1]
 
 
-def measure_any_activation(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_any_activation(values: Values, context: Context) -> Outcome:
     """The integral of theorem 7 beside random networks, at the batch sizes whose fixed point attracts."""
     numbers, series = {}, []
     for place, name in enumerate(values["activations"]):
@@ -84,7 +85,7 @@ def measure_any_activation(values: Mapping[str, Any], context: Context) -> Outco
     return Outcome(numbers, Picture((panel,), caption))
 
 
-def measure_relu_rate(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_relu_rate(values: Values, context: Context) -> Outcome:
     """Eq. 25 and (B − 2)/(B − 3) beside random networks; the fall of eq. 25 with the batch size."""
     sizes = values["batch_sizes"]
     grid = np.unique(np.geomspace(4, 4096, 120).round())
@@ -101,13 +102,13 @@ def measure_relu_rate(values: Mapping[str, Any], context: Context) -> Outcome:
         series.append(points_of(name, sizes, growth))
         series.append(Series(f"{name} (Theorem 8)", shown, [rate(size) for size in shown], role="theory"))
     limit = math.pi / (math.pi - 1)
-    series.append(Series("π/(π − 1)", [min(sizes), max(sizes)], [limit, limit], role="paper"))
+    series.append(level("π/(π − 1)", [min(sizes), max(sizes)], limit, "paper"))
     panel = Panel("batch size B", "growth of the squared gradient per layer", series, x_scale="log")
     caption = f"ReLU and linear networks of width {values['width']} (points) on Theorem 8 (lines), falling with B."
     return Outcome(numbers, Picture((panel,), caption))
 
 
-def measure_series(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_series(values: Values, context: Context) -> Outcome:
     """The Gegenbauer series beside the integral, the sign of its coefficients, and who comes closest to growth 1."""
     sizes = values["batch_sizes"]
     apart = max(
@@ -130,16 +131,12 @@ def measure_series(values: Mapping[str, Any], context: Context) -> Outcome:
         "largest_excess_of_linear": exact(linear, error=1e-10),
         "excess_of_tanh_at_scale_0.125": exact(nearly[-1], error=1e-9),
     }
+    # a logarithmic axis takes no 0
     series = [Series(name, sizes, np.array(rows) + 1e-300, role="theory") for name, rows in excess.items()][:8]
+    flattened = Series("tanh", scales, nearly, role="theory")
     panels = (
-        Panel("batch size B", "growth per layer − (B − 2)/(B − 3)", series, x_scale="log", y_scale="log"),
-        Panel(
-            "scale γ of tanh(γx), B = 16",
-            "growth per layer − 14/13",
-            (Series("tanh", scales, nearly, role="theory"),),
-            x_scale="log",
-            y_scale="log",
-        ),
+        Panel("batch size B", "growth per layer − (B − 2)/(B − 3)", series, **LOG_LOG),
+        Panel("scale γ of tanh(γx), B = 16", "growth per layer − 14/13", (flattened,), **LOG_LOG),
     )
     caption = (
         "Every nonlinear activation explodes faster than the linear network, which is approached by flattening tanh."
@@ -156,40 +153,36 @@ def series_coefficient(degree: int, size: int) -> float:
     return float(1 - (-1) ** degree * total)
 
 
-def measure_weight_gradients(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_weight_gradients(values: Values, context: Context) -> Outcome:
     """Squared weight gradients of random ReLU networks beside μ tr Π, Π of ∂E/∂h and, as printed, of ∂E/∂x."""
     size, depth, margin = values["batch_size"], values["depth"], values["margin"]
     theory = batchnorm("relu", batch_size=size)
-    mu = theory.fixed_point.mu
-    layers = range(margin, depth - margin)
-    squares, before, after = [], [], []
-    for run in range(values["runs"]):
-        found = _squared_gradients(values["width"], size, depth, context, run)
-        squares.append(found[0])
-        before.append(mu * found[1] / found[0])
-        after.append(mu * found[2] / found[0])
-    inner = slice(layers.start, layers.stop)
-    growth = [float(np.exp((np.log(s[inner][0]) - np.log(s[inner][-1])) / (len(layers) - 1))) for s in squares]
+    drawn = [_squared_gradients(values["width"], size, depth, context, run) for run in range(values["runs"])]
+    squares, at_h, at_x = np.moveaxis(np.array(drawn), 1, 0)  # (runs, depth) each
+    logs = np.log(squares)
+    before, after = (np.log(theory.fixed_point.mu * part / squares) for part in (at_h, at_x))
+    inner = slice(margin, depth - margin)
+    growth = np.exp((logs[:, inner][:, 0] - logs[:, inner][:, -1]) / (depth - 2 * margin - 1))
     numbers = {
-        "weight_gradient_over_claim_x": mean_of([float(1 / np.exp(np.log(r[inner]).mean())) for r in after]),
-        "weight_gradient_over_claim_h": mean_of([float(1 / np.exp(np.log(r[inner]).mean())) for r in before]),
-        "growth_over_theory": mean_of(np.array(growth) / theory.gradient_growth),
+        "weight_gradient_over_claim_x": mean_of(1 / np.exp(after[:, inner].mean(1))),
+        "weight_gradient_over_claim_h": mean_of(1 / np.exp(before[:, inner].mean(1))),
+        "growth_over_theory": mean_of(growth / theory.gradient_growth),
     }
-    logs = np.log(np.array(squares))
-    mean = logs.mean(0) - logs.mean(0)[-1]
-    line = (depth - 1 - np.arange(depth)) * math.log(theory.gradient_growth)
+    layers, mean = np.arange(1, depth + 1), logs.mean(0) - logs.mean(0)[-1]
+    line = (depth - 1 - np.arange(depth)) * math.log(theory.gradient_growth)  # relative to the last layer
     series = (
-        Series("weight gradients", np.arange(1, depth + 1), mean, error=DRAWN * logs.std(0) / math.sqrt(len(logs))),
-        Series("weight gradients (λ_G per layer)", np.arange(1, depth + 1), line, role="theory"),
+        Series("weight gradients", layers, mean, error=DRAWN * logs.std(0) / math.sqrt(len(logs))),
+        Series("weight gradients (λ_G per layer)", layers, line, role="theory"),
+    )
+    ratios = (
+        Series("Π of ∂E/∂h", layers, 1 / np.exp(before.mean(0))),
+        Series("Π of ∂E/∂x, as printed", layers, 1 / np.exp(after.mean(0))),
+        level("claim", [1, depth], 1, "paper"),
     )
     panels = (
         Panel("layer", "ln of the mean squared weight gradient,\nrelative to the last layer", series),
-        Panel("layer", "squared weight gradient / μ tr Π", (
-            Series("Π of ∂E/∂h", np.arange(1, depth + 1), 1 / np.exp(np.log(before).mean(0))),
-            Series("Π of ∂E/∂x, as printed", np.arange(1, depth + 1), 1 / np.exp(np.log(after).mean(0))),
-            Series("claim", [1, depth], [1, 1], role="paper"),
-        )),
-    )  # fmt: skip
+        Panel("layer", "squared weight gradient / μ tr Π", ratios),
+    )
     caption = (
         "Weight gradients explode like the gradients of activations; their size is μ tr Π with Π taken at h, not at x."
     )
@@ -198,13 +191,12 @@ def measure_weight_gradients(values: Mapping[str, Any], context: Context) -> Out
 
 def _squared_gradients(width: int, size: int, depth: int, context: Context, run: int) -> tuple[Any, Any, Any]:
     """Per layer: mean square of ∂E/∂w, and tr Π of ∂E/∂h and of ∂E/∂x, Π averaged over neurons."""
-    generator = context.generator(run, device=context.device)
-    place: dict[str, Any] = {"device": context.device, "generator": generator}
+    place = context.place(run)
     state = torch.randn(size, width, **place)
     weights = [(torch.randn(width, width, **place) / math.sqrt(width)).requires_grad_() for _ in range(depth)]
     inner: list[torch.Tensor] = []
     outer = list(walk(state, weights, norm=batch_norm, activation=torch.relu, products=inner))
-    cotangent = torch.randn(size, width, **place) * 1e-6
+    cotangent = torch.randn(size, width, **place) * 1e-6  # small, so that an explosion stays in float32
     gradients = torch.autograd.grad(outer[-1], [*weights, *inner, *outer], cotangent)
 
     def squares(part: tuple[torch.Tensor, ...]) -> np.ndarray:
@@ -214,9 +206,6 @@ def _squared_gradients(width: int, size: int, depth: int, context: Context, run:
     return squares(of_weights) / width**2, squares(of_inner) / width, squares(of_outer) / width
 
 
-def _growth(name: str, size: int, values: Mapping[str, Any], context: Context, offset: int) -> Number:
-    found = pull_gradients(
-        name, values["width"], size, values["depth"], values["runs"], offset + size, context.device, context.random_seed
-    )
-    growth = found.gradients["growth"]
+def _growth(name: str, size: int, values: Values, context: Context, offset: int) -> Number:
+    growth = pull_gradients(pick(values, "width depth runs"), context, name, size, offset + size).gradients["growth"]
     return estimate(growth.value, growth.stderr or 0.0, samples=values["runs"])

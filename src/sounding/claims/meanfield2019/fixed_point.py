@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,32 +11,29 @@ from scipy.special import gammaln
 
 from sounding.activations import resolve
 from sounding.activations.activation import Array
-from sounding.claims.claim import Context, Outcome
-from sounding.claims.meanfield2019.field import map_relu
-from sounding.claims.meanfield2019.networks import settle
-from sounding.claims.meanfield2019.sampled import draw_covariance, largest_deviation, normalized_batches, widest
-from sounding.claims.number import DRAWN, GROUPS, Number, estimate, exact, extreme_of, fraction_of
-from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.claim import Context, Outcome, Values
+from sounding.claims.meanfield2019.batches import map_relu
+from sounding.claims.meanfield2019.figure1 import settle
+from sounding.claims.meanfield2019.transforms import draw_covariance, largest_deviation, normalized_batches, widest
+from sounding.claims.number import DRAWN, Number, counted, estimate, exact, worst
+from sounding.claims.picture import LOG_LOG, Panel, Picture, Series
 from sounding.predict import batchnorm
 from sounding.theory.covariance_map import center, laplace_covariance_map
 
-SAME = 1e-4
-"""Two covariances of unit size that differ by less are the same limit."""
+SAME = 1e-4  # two covariances of unit size that differ by less are the same limit
 
 
-def measure_fixed_point(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_fixed_point(values: Values, context: Context) -> Outcome:
     """The integrals (13) to (15) as they stand, beside sampled batches at a batch-symmetric covariance.
 
     Their error is how much they change from 160 to 240 nodes.
     """
     numbers, panels = {}, []
     worst = error = 0.0
-    formula: dict[str, list[list[float]]] = {}
-    drawn: dict[str, list[list[float]]] = {}
+    sizes, found = values["batch_sizes"], {}
     for place, name in enumerate(values["activations"]):
-        formula[name], drawn[name] = [[], []], [[], [], [], []]
-        deviations = []
-        for size in values["batch_sizes"]:
+        rows, deviations = [], []
+        for size in sizes:
             point = batchnorm(name, batch_size=size).fixed_point
             q, qc = spherical_integrals(name, size)
             coarse = spherical_integrals(name, size, nodes=160)
@@ -52,30 +47,26 @@ def measure_fixed_point(values: Mapping[str, Any], context: Context) -> Outcome:
             own = phi.square().sum(1)
             measured, stderr = _mean_of_each(own / size, (phi.sum(1).square() - own) / (size * (size - 1)))
             deviations.append(largest_deviation(np.array([q, qc]), measured, stderr))
-            for row, value in zip(formula[name], (q, qc), strict=True):
-                row.append(value)
-            for row, value in zip(drawn[name], (*measured, *stderr), strict=True):
-                row.append(float(value))
+            rows.append(((q, measured[0], stderr[0]), (qc, measured[1], stderr[1])))
+        found[name] = np.array(rows)  # (batch sizes, variance or covariance, formula, mean and error)
         numbers[f"largest_deviation_{name}"] = widest(deviations)
     numbers["largest_difference_from_quadrature"] = exact(worst, error=error)
     for part, label in enumerate(("q, variance of a sample", "qc, covariance of two samples")):
         series = []
-        for name in values["activations"]:
-            series.append(
-                Series(name, values["batch_sizes"], drawn[name][part], error=DRAWN * np.array(drawn[name][2 + part]))
-            )
-            series.append(Series(f"{name} (Theorem 4)", values["batch_sizes"], formula[name][part], role="theory"))
+        for name, table in found.items():
+            formula, mean, stderr = table[:, part].T
+            series.append(Series(name, sizes, mean, error=DRAWN * stderr))
+            series.append(Series(f"{name} (Theorem 4)", sizes, formula, role="theory"))
         panels.append(Panel("batch size B", label, series, x_scale="log"))
     caption = "The fixed point by the integrals of Theorem 4 (lines) and by sampling normalized batches (points)."
     return Outcome(numbers, Picture(panels, caption))
 
 
-def measure_relu_point(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_relu_point(values: Values, context: Context) -> Outcome:
     """Variance and correlation in wide random ReLU networks, and the limits of the map from different starts."""
     rows = []
     for place, size in enumerate(values["batch_sizes"]):
-        state = settle("relu", values["width"], size, depth=values["depth"], runs=values["runs"], context=context,
-                       offset=place)  # fmt: skip
+        state = settle("relu", size, values, context, offset=place)
         gram = (state @ state.mT / state.shape[-1]).double()
         variance = torch.diagonal(gram, dim1=-2, dim2=-1).mean(-1)
         covariance = (gram.sum((-2, -1)) - size * variance) / (size * (size - 1))
@@ -116,15 +107,11 @@ def measure_relu_point(values: Mapping[str, Any], context: Context) -> Outcome:
 
 def count_other_limits(distances: Array) -> dict[str, Number]:
     """How many starts end elsewhere, their share among fresh ones, and the largest distance from the fixed point."""
-    elsewhere = int((distances > SAME).sum())
-    return {
-        "starts_that_end_elsewhere": exact(elsewhere),
-        "share_of_starts_that_end_elsewhere": fraction_of(elsewhere, len(distances)),
-        "largest_distance_of_limits": extreme_of([distances[first::GROUPS].max() for first in range(GROUPS)]),
-    }
+    numbers = counted("starts_that_end_elsewhere", distances > SAME)
+    return numbers | {"largest_distance_of_limits": worst(distances, dealt=True)}
 
 
-def measure_relu_eigenvalues(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_relu_eigenvalues(values: Values, context: Context) -> Outcome:
     """Differences of the map at its fixed point in the directions G, L and M, beside Theorem 6 in both readings."""
     relu = resolve("relu")
     sizes = values["batch_sizes"]
@@ -133,7 +120,7 @@ def measure_relu_eigenvalues(values: Mapping[str, Any], context: Context) -> Out
         c = relu_correlation(size)
         point = 0.5 * ((1 - c) * np.eye(size) + c)
         weights = np.where(np.arange(size) % 2, -1.0, 1.0)
-        weights -= weights.mean()
+        weights -= weights.mean()  # L: diagonals that sum to 0
         pair = np.zeros((size, size))
         # zero rows, columns and diagonal: samples 0, 1 against 2, 3
         for i, j, sign in ((0, 2, 1.0), (1, 3, 1.0), (0, 3, -1.0), (1, 2, -1.0)):
@@ -141,7 +128,7 @@ def measure_relu_eigenvalues(values: Mapping[str, Any], context: Context) -> Out
         for part, direction in (("G", center(np.eye(size))), ("L", center(np.diag(weights))), ("M", pair)):
             step = values["step"]
             up, down = (laplace_covariance_map(relu, point + sign * step * direction).covariance for sign in (1, -1))
-            moved = center(up - down) / (2 * step)
+            moved = center(up - down) / (2 * step)  # a central difference
             found[part].append(float((moved * direction).sum() / (direction * direction).sum()))
     kernel = [(relu_correlation(size), 1 - math.acos(-1 / (size - 1)) / math.pi) for size in sizes]
     both: dict[str, Array] = {}
@@ -167,7 +154,7 @@ def measure_relu_eigenvalues(values: Mapping[str, Any], context: Context) -> Out
         series.append(Series(f"λ_{part}", sizes, found[part]))
         series.append(Series(f"λ_{part} (with μ = q(1 − c))", sizes, both[f"{part}_corrected"], role="theory"))
         series.append(Series(f"λ_{part} (as printed, v = qc)", sizes, both[f"{part}_printed"], role="paper"))
-    panel = Panel("batch size B", "forward eigenvalue at the fixed point", series, x_scale="log", y_scale="log")
+    panel = Panel("batch size B", "forward eigenvalue at the fixed point", series, **LOG_LOG)
     caption = (
         "Differences of the exact map (points) lie on Theorem 6 with μ = q(1 − c) in the denominator, not with v = qc."
     )

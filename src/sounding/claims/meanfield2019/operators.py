@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from itertools import combinations_with_replacement, permutations
-from typing import Any
 
 import numpy as np
 from scipy.special import poch
 
 from sounding.activations.activation import Array
-from sounding.claims.claim import Context, Outcome, charted
-from sounding.claims.meanfield2019.closed_forms import Case, power, predicted
-from sounding.claims.number import Number, exact, fraction_of
+from sounding.claims.claim import Context, Outcome, Values, charted
+from sounding.claims.meanfield2019.crossbatch import Case, power, predicted
+from sounding.claims.number import exact, fraction_of
 from sounding.claims.picture import Panel, Picture, Series
-from sounding.theory.homogeneous import homogeneous_batchnorm, kernel, kernel_slope
+from sounding.theory.homogeneous import homogeneous_batchnorm
 from sounding.theory.integrals.arc_cosine import second_moment
 
 Operator = Callable[[Array], Array]
-SAME = 1e-7
-"""Eigenvalues closer than this, over the largest, are one: those of a small dense matrix are good to 1e-12."""
+SAME = 1e-7  # eigenvalues closer than this, over the largest, are one: those of a small dense matrix are good to 1e-12
 
 
 def symmetric_basis(size: int) -> list[Array]:
@@ -29,7 +27,7 @@ def symmetric_basis(size: int) -> list[Array]:
     found = []
     for i, j in combinations_with_replacement(range(size), 2):
         matrix = np.zeros((size, size))
-        matrix[i, j] = matrix[j, i] = 1.0 if i == j else math.sqrt(0.5)
+        matrix[i, j] = matrix[j, i] = 1.0 if i == j else math.sqrt(0.5)  # both entries count: of unit Frobenius norm
         found.append(matrix)
     return found
 
@@ -65,16 +63,18 @@ def deviation(found: Array, wanted: list[tuple[float, int]]) -> float:
     return float(np.abs(np.sort(found.real) - printed).max() / np.abs(printed).max())
 
 
-def measure_theorem1(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_theorem1(values: Values, context: Context) -> Outcome:
     """Eigenvalues of random operators averaged over permutations: how often each occurs, and whether all are real."""
     counted, real, trials = 0, 0, 0
     for size in values["sizes"]:
         random = np.random.default_rng(context.random_seed + size)
+        # two, two and one invariant subspaces of the permutations
         wanted = sorted([1, 1, size - 1, size - 1, size * (size - 3) // 2])
         orders = [np.array(order) for order in permutations(range(size))]
         for _ in range(values["draws"]):
             raw = random.standard_normal((size,) * 4)
-            raw = raw + raw.transpose(1, 0, 3, 2)
+            raw = raw + raw.transpose(1, 0, 3, 2)  # symmetric in both pairs at once
+            # the average over all permutations commutes with them
             tensor = sum(raw[np.ix_(o, o, o, o)] for o in orders) / len(orders)
             found = eigenvalues_on(partial(_apply, np.asarray(tensor)), symmetric_basis(size))
             counted += multiplicities(found) == wanted
@@ -99,7 +99,7 @@ def _dos(u: float, v: float, w: float) -> Operator:
     def apply(matrix: Array) -> Array:
         own = np.diag(matrix)
         found = v * (own[:, None] + own[None, :]) + w * matrix
-        np.fill_diagonal(found, u * own)
+        np.fill_diagonal(found, u * own)  # the diagonal knows nothing of v and w
         return np.asarray(found)
 
     return apply
@@ -119,7 +119,7 @@ def _spaces(u: float, v: float, w: float, size: int) -> list[tuple[float, int]]:
     ]
 
 
-def measure_theorem_b63(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_theorem_b63(values: Values, context: Context) -> Outcome:
     """Eigenvalues of G⊗² ∘ DOS(u, v, w) on centred matrices for random u, v, w, against the printed ones."""
     random, off = np.random.default_rng(context.random_seed), []
     for size in values["sizes"]:
@@ -136,11 +136,12 @@ def _pair(phi: Callable[[Array], Array], a: float, b: float, c: float) -> float:
     z, w = np.polynomial.hermite_e.hermegauss(60)
     w = w / w.sum()
     first = math.sqrt(a) * z
+    # k given h is normal about (c/a)h
     second = c / math.sqrt(a) * z[:, None] + math.sqrt(max(b - c * c / a, 0.0)) * z[None, :]
     return float(np.sum(w[:, None] * w[None, :] * phi(first)[:, None] * phi(second)))
 
 
-def measure_theorem_b64(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_theorem_b64(values: Values, context: Context) -> Outcome:
     """The Jacobian of V_φ at BSB1(a, b) by central differences of every entry, against the formula from u, v, w."""
     off, step = [], 1e-4
     a, b = values["point"]
@@ -170,32 +171,30 @@ def measure_theorem_b64(values: Mapping[str, Any], context: Context) -> Outcome:
     return charted(numbers, "Relative distance of the Jacobian's eigenvalues from the printed ones.")
 
 
-def _homogeneous(alpha: float, slopes: tuple[float, float], p: float, c: float) -> tuple[float, float, float]:
+def _homogeneous(case: Case, p: float, c: float) -> tuple[float, float, float]:
     """∂V₁₁/∂Σ₁₁, ∂V₁₂/∂Σ₁₁ and ∂V₁₂/∂Σ₁₂ at BSB1(p, cp), by differences of V₁₂ = c_α (Σ₁₁Σ₂₂)^{α/2} J(correlation)."""
-    scale, step = second_moment(alpha), 1e-5
+    scale, step = second_moment(case.alpha), 1e-5
 
     def entry(first: float, second: float, both: float) -> float:
         root = math.sqrt(first * second)
-        return float(scale * root**alpha * kernel(max(-1.0, min(1.0, both / root)), degree=alpha, slopes=slopes))
+        return float(scale * root**case.alpha * case.kernel(max(-1.0, min(1.0, both / root))))
 
     u = (entry(p + step, p + step, p + step) - entry(p - step, p - step, p - step)) / (2 * step)
-    v = (entry(p + step, p, c * p) - entry(p - step, p, c * p)) / (2 * step)
+    v = (entry(p + step, p, c * p) - entry(p - step, p, c * p)) / (2 * step)  # one variance moves, so V₁₂ alone
     w = (entry(p, p, c * p + step) - entry(p, p, c * p - step)) / (2 * step)
     return u, v, w
 
 
-def measure_homogeneous(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_homogeneous(values: Values, context: Context) -> Outcome:
     """Theorems B.65 to B.67: the printed eigenvalues for homogeneous φ against operators from differences of V."""
     found: dict[str, list[float]] = {"b65": [], "b66": [], "b67": []}
     for alpha, b in values["activations"]:
-        slopes = (1.0, float(b))
-        front, top = second_moment(alpha), kernel(1.0, degree=alpha, slopes=slopes)
         for size in values["sizes"]:
-            rho = -1 / (size - 1)
+            case, rho = Case(alpha, b, size), -1 / (size - 1)
             for name, p, c in (("b65", 0.7, 0.3), ("b66", (size - 1) / size, rho), ("b67", 0.7, 0.3)):
-                low, slope = (f(c, degree=alpha, slopes=slopes) for f in (kernel, kernel_slope))
-                part = front * p ** (alpha - 1)
-                operator = _dos(*_homogeneous(alpha, slopes, p, c))
+                top, low, slope = case.kernel(1.0), case.kernel(c), case.slope(c)
+                part = second_moment(alpha) * p ** (alpha - 1)
+                operator = _dos(*_homogeneous(case, p, c))
                 if name == "b67":
                     printed = [(part * slope, size * (size - 1) // 2), (part * alpha * top, size)]
                     eigen = eigenvalues_on(operator, symmetric_basis(size))
@@ -213,14 +212,14 @@ def measure_homogeneous(values: Mapping[str, Any], context: Context) -> Outcome:
     return charted(numbers, "Relative distance from the printed eigenvalues, over degrees and batches.")
 
 
-def measure_theorem_b25(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_theorem_b25(values: Values, context: Context) -> Outcome:
     """Theorem B.25: the closed fixed point K·J(1), K·J(−1/(B−1)) against quadrature that knows nothing of it."""
     off = []
     for alpha, b in values["activations"]:
         for size in values["sizes"]:
-            case, slopes, half = Case(alpha, b, size), (1.0, float(b)), (size - 1) / 2
+            case, half = Case(alpha, b, size), (size - 1) / 2
             front = second_moment(alpha) * half**alpha / poch(half, alpha)
-            ends = [front * kernel(c, degree=alpha, slopes=slopes) for c in (1.0, -1 / (size - 1))]
+            ends = [front * case.kernel(c) for c in (1.0, -1 / (size - 1))]
             point = predicted(case).fixed_point
             pairs = zip(ends, (point.variance, point.variance * point.correlation), strict=True)
             off.append(max(abs(x - y) for x, y in pairs) / ends[0])
@@ -228,7 +227,7 @@ def measure_theorem_b25(values: Mapping[str, Any], context: Context) -> Outcome:
     return charted(numbers, "Relative distance of the closed form from the sphere's integrals.")
 
 
-def measure_order(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_order(values: Values, context: Context) -> Outcome:
     """Corollary B.70 and proposition C.12: least differences of eigenvalues over degrees, slopes and batch sizes."""
     which = values["direction"]
     least: dict[str, float] = {}
@@ -247,14 +246,13 @@ def measure_order(values: Mapping[str, Any], context: Context) -> Outcome:
     return charted(numbers, "Over degrees, slopes and batch sizes; above 0 where as printed.")
 
 
-def measure_proposition_b69(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_proposition_b69(values: Values, context: Context) -> Outcome:
     """Proposition B.69: limits of λ_L and λ_M as B grows, and the coefficient of 1/B in λ_L, measured and printed."""
-    numbers: dict[str, Number] = {}
     limits, shares, corrected, series = [], [], [], []
     for alpha in values["degrees"]:
         phi = power(alpha, 0.0)
-        top, zero = (kernel(c, degree=alpha, slopes=(1.0, 0.0)) for c in (1.0, 0.0))
-        ratio = kernel_slope(0.0, degree=alpha, slopes=(1.0, 0.0)) / (top - zero)
+        infinite = Case(alpha, 0.0, values["sizes"][-1])
+        ratio = infinite.slope(0.0) / (infinite.kernel(1.0) - infinite.kernel(0.0))
         wide = homogeneous_batchnorm(phi, values["sizes"][-1]).forward
         limits += [abs(wide.L - alpha), abs(wide.M - ratio)]
         measured = [size * (homogeneous_batchnorm(phi, size).forward.L - alpha) for size in values["sizes"]]
@@ -268,35 +266,41 @@ def measure_proposition_b69(values: Mapping[str, Any], context: Context) -> Outc
             Series(f"α = {alpha:g}", values["sizes"], measured),
             Series(f"α = {alpha:g} (printed)", values["sizes"], [printed] * len(measured), role="paper"),
         ]
-    numbers["largest_distance_from_limits"] = exact(max(limits))
-    numbers["largest_error_of_printed_coefficient"] = exact(max(shares), error=1e-3)
-    numbers["largest_error_of_corrected_coefficient"] = exact(max(corrected), error=1e-3)
+    numbers = {
+        "largest_distance_from_limits": exact(max(limits)),
+        "largest_error_of_printed_coefficient": exact(max(shares), error=1e-3),
+        "largest_error_of_corrected_coefficient": exact(max(corrected), error=1e-3),
+    }
     panel = Panel("batch size B", "B (λ_L − α)", series, x_scale="log")
     return Outcome(numbers, Picture((panel,), "The coefficient of 1/B in λ_L of α-ReLU, as B grows."))
 
 
-def measure_theorem_c11(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_theorem_c11(values: Values, context: Context) -> Outcome:
     """Theorems C.8 and C.11: closed eigenvalues of gradients against quadrature, and the third printed form of λ_G."""
     off, third, parts = [], [], []
     for alpha, b in values["activations"]:
-        slopes, odd = (1.0, float(b)), 2 * alpha - 1
+        odd = 2 * alpha - 1
         for size in values["sizes"]:
-            rho = -1 / (size - 1)
-            top, low = (kernel(c, degree=alpha, slopes=slopes) for c in (1.0, rho))
-            slope = kernel_slope(rho, degree=alpha, slopes=slopes)
-            direct = predicted(Case(alpha, b, size)).backward_eigenvalues
+            case, rho, p = Case(alpha, b, size), -1 / (size - 1), (size - 1) / size
+            top, low, slope = case.kernel(1.0), case.kernel(rho), case.slope(rho)
+            direct = predicted(case).backward_eigenvalues
             closed = homogeneous_batchnorm(power(alpha, b), size).backward
             off.append(max(abs(getattr(closed, n) / getattr(direct, n) - 1) for n in "GLM"))
             inner = slope * (size - 3 + 2 * alpha) / (size - 1)
-            printed = (alpha**2 * ((size - 2) * top + odd * (top - low)) + inner * odd) / (
-                odd * (size - 3) * (top - low)
-            )
+            below = odd * (size - 3) * (top - low)
+            printed = (alpha**2 * ((size - 2) * top + odd * (top - low)) + inner * odd) / below
             third.append(abs(printed / direct.G - 1))
+            # C.8 written out, and by theorem B.66
             common = (size - 3) * (size - 1) * (size - 1 + 2 * alpha)
             ratio = slope / (top - low)
             b_m = 2 * alpha**2 * size * ratio / common
             b_l = 2 * alpha**3 * (size - 2) / common + b_m / (size - 1)
-            parts.append(_c8(alpha, slopes, size, (b_m, b_l)))
+            part = second_moment(alpha) * p ** (alpha - 1)
+            g_m, g_l = part * slope, part / size * (alpha * (size - 2) * (top - low) + size / (size - 1) * slope)
+            # μ = K (J(1) − J(ρ)), K = c_α ((B−1)/2)^α / P((B−1)/2, α)
+            mu = second_moment(alpha) * ((size - 1) / 2) ** alpha / poch((size - 1) / 2, alpha) * (top - low)
+            outer = size**alpha / poch((size - 3) / 2, alpha + 2) * 2 ** (-alpha - 2) / mu * 2 * alpha**2
+            parts.append(float(max(abs(outer * g_m / b_m - 1), abs(outer * g_l / b_l - 1))))
     numbers = {
         "largest_deviation_of_first_form": exact(max(off), error=1e-7),
         "largest_deviation_of_third_form": exact(max(third), error=1e-7),
@@ -304,17 +308,3 @@ def measure_theorem_c11(values: Mapping[str, Any], context: Context) -> Outcome:
     }
     shown = {name: numbers[name] for name in values["shown"]}
     return charted(shown, "Relative distance from the integrals over the sphere, over degrees and batches.")
-
-
-def _c8(alpha: float, slopes: tuple[float, float], size: int, second: tuple[float, float]) -> float:
-    """The distance between both printed forms of λ_M and λ_L of Theorem C.8: by Theorem B.66 and written out."""
-    rho, p = -1 / (size - 1), (size - 1) / size
-    top, low = (kernel(c, degree=alpha, slopes=slopes) for c in (1.0, rho))
-    slope = kernel_slope(rho, degree=alpha, slopes=slopes)
-    front = second_moment(alpha)
-    g_m = front * p ** (alpha - 1) * slope
-    g_l = front * p ** (alpha - 1) / size * (alpha * (size - 2) * (top - low) + size / (size - 1) * slope)
-    # μ = K (J(1) − J(ρ)), K = c_α ((B−1)/2)^α / P((B−1)/2, α)
-    mu = front * ((size - 1) / 2) ** alpha / poch((size - 1) / 2, alpha) * (top - low)
-    outer = size**alpha / poch((size - 3) / 2, alpha + 2) * 2 ** (-alpha - 2) / mu * 2 * alpha**2
-    return float(max(abs(outer * g / s - 1) for g, s in zip((g_m, g_l), second, strict=True)))

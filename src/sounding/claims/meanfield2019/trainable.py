@@ -1,4 +1,4 @@
-"""Which deep batch-normalized networks train: grids of accuracies beside 16ξ, the depth that the mean field allows."""
+"""Figures 2 and 4: the depth to which networks with batch norm train, over the batch size and the norm's numbers."""
 
 from __future__ import annotations
 
@@ -12,25 +12,56 @@ import torch
 from torch import nn
 
 from sounding.activations.activation import Array
-from sounding.claims.claim import Context
-from sounding.claims.meanfield2019.parted import Parted
+from sounding.claims.claim import Context, Outcome, Values, pick
 from sounding.claims.number import Number, exact, fraction_of, mean_of
-from sounding.claims.picture import Map, Panel, Series
+from sounding.claims.picture import LOG_LOG, Panel, Picture, Series, cells_of, points_of
 from sounding.data import Dataset, known_shape, load_dataset, normalize
 from sounding.models import Mlp
 from sounding.models.initial import initialize_
+from sounding.predict import batchnorm
 from sounding.train import Recipe
 from sounding.train.evaluate import evaluate_part
 from sounding.train.group import Group
-from sounding.train.products import Products
+from sounding.train.layers import Step
+from sounding.train.operations import Number as Scalar
+from sounding.train.operations import apply_layer, apply_linear
+from sounding.train.products import Products, Seen
+from sounding.train.recipe import Statistics
 from sounding.train.samples import Streams, take_samples
 
+
+class Parted(Products):
+    """A stack of perceptrons with batch norm behind each linear map, normalized in parts of the batch.
+
+    Args:
+        networks: without scale, shift and running statistics, which are left out.
+        device: where they are trained.
+        statistics_over: samples that are normalized together, consecutive ones of the batch. Samples that are no
+            multiple of it are one part.
+    """
+
+    def __init__(self, networks: Sequence[nn.Module], device: torch.device, *, statistics_over: int) -> None:
+        super().__init__(networks, device)
+        self._part = statistics_over
+
+    def _batch_norm(
+        self, step: Step, numbers: dict[str, Scalar], x: torch.Tensor, statistics: Statistics, seen: Seen
+    ) -> torch.Tensor:
+        inner = apply_linear(x, self.tensors[step.tensors["map"]], None) if "map" in step.tensors else x
+        part = self._part if inner.shape[1] % self._part == 0 else inner.shape[1]
+        # a part of the batch is to batch norm what a run is
+        parts = inner.reshape(-1, part, inner.shape[2])
+        eps, relu = numbers["eps"], step.label == "relu"
+        normal, _, _ = apply_layer(parts, None, None, scale=None, shift=None, eps=eps, centred=True, relu=relu)
+        return normal.view_as(inner)
+
+
+# between 16ξ and so many times 16ξ a network is neither called inside nor outside: the boundary is not sharp
 CLEARLY_DEEPER = 1.5
-"""Between 16ξ and so many times 16ξ a network is neither called inside nor outside: the boundary is not sharp."""
 
 
 def train_cells(
-    norms: Sequence[Mapping[str, float]], values: Mapping[str, Any], context: Context, *, batch_size: int, offset: int
+    norms: Sequence[Mapping[str, float]], values: Values, context: Context, *, batch_size: int, offset: int
 ) -> Array:
     """Test accuracies (depths, norms, seeds): networks of one depth, one for each norm and seed, trained as one.
 
@@ -78,7 +109,7 @@ def train_cells(
 
 def draw_networks(
     norms: Sequence[Mapping[str, float]],
-    values: Mapping[str, Any],
+    values: Values,
     data: Dataset,
     context: Context,
     *,
@@ -88,10 +119,12 @@ def draw_networks(
     """A network for each offset and norm, with weights drawn on the device: the same for all norms."""
     patterns = []
     for norm in norms:
-        options: dict[str, Any] = {key: values[key] for key in ("width", "activation")} | dict(norm)
-        made = Mlp(math.prod(data.shape), data.classes, depth=depth, norm="batch", bias=False, init="lecun",
-                   generator=torch.Generator(), **options)  # fmt: skip
-        patterns.append(hold_norms(made).to(context.device))
+        options: dict[str, Any] = {**pick(values, "width activation"), **norm, "generator": torch.Generator()}
+        made = Mlp(math.prod(data.shape), data.classes, depth=depth, norm="batch", bias=False, init="lecun", **options)
+        for module in made.modules():
+            if isinstance(module, nn.BatchNorm1d):
+                module.requires_grad_(False)  # scale and shift are constants of a cell
+        patterns.append(made.to(context.device))
     networks: list[nn.Module] = []
     for offset in offsets:
         for pattern in patterns:
@@ -100,16 +133,7 @@ def draw_networks(
     return networks
 
 
-def hold_norms(network: Any) -> Any:
-    """The network with the scale and shift of its batch norms held constant."""
-    for module in network.modules():
-        if isinstance(module, torch.nn.BatchNorm1d):
-            for parameter in module.parameters():
-                parameter.requires_grad = False
-    return network
-
-
-def chance_of(values: Mapping[str, Any]) -> float:
+def chance_of(values: Values) -> float:
     """The accuracy of guessing."""
     shape = known_shape(values["data"])
     return 1 / shape[1] if shape else 0.1
@@ -131,10 +155,13 @@ def judge_cells(
     limit = np.array(allowed, dtype=np.float64)[None, :, None] + 0 * score
     right = (score > 0.5) == (depth <= limit)
     inside, beyond = depth <= limit, depth >= CLEARLY_DEEPER * limit
+    share, by_seed = fraction_of(int(right.sum()), right.size), mean_of(right.mean((0, 1)))
+    # the interval covers both: runs of one seed need not be independent of each other
+    low, high = max(0.0, min(share.low, by_seed.low)), min(1.0, max(share.high, by_seed.high))
     seeds = range(score.shape[2])
     within, left = ([_mean(score[..., s][side[..., s]]) for s in seeds] for side in (inside, beyond))
     return {
-        "share_on_right_side": _widest(fraction_of(int(right.sum()), right.size), mean_of(right.mean((0, 1)))),
+        "share_on_right_side": Number(share.value, low, high, share.samples),
         "gap_across_boundary": mean_of(np.array(within) - np.array(left)),
         "score_beyond": mean_of(left),
         "best_accuracy": mean_of(accuracy.max((0, 1))),
@@ -184,12 +211,6 @@ def last_trainable(accuracy: Array, depths: Sequence[int], *, chance: float) -> 
     return np.exp(found)
 
 
-def _widest(first: Number, second: Number) -> Number:
-    """The first share with the interval that covers both: runs of one seed need not be independent of each other."""
-    low, high = min(first.low, second.low), max(first.high, second.high)
-    return Number(first.value, max(0.0, low), min(1.0, high), first.samples)
-
-
 def _mean(values: Array) -> float:
     """NaN where a grid has no cell on that side: the verdict is then left open."""
     return float(values.mean()) if values.size else math.nan
@@ -205,12 +226,92 @@ def draw_cells(
     line = np.interp(wanted, logs, places)
     outer = (logs[-1] - logs[0]) / max(len(logs) - 1, 1)
     line = np.where(wanted > logs[-1], np.minimum(places[-1] + (wanted - logs[-1]) / outer, places[-1] + 0.5), line)
-    across = [float(index) for index in range(len(columns))]
-    return Panel(
-        label,
-        "depth [layers]",
-        (Series("16ξ", across, line, role="paper"),),
-        map=Map("test accuracy", across, list(places), accuracy.mean(2)),
-        ticks={index: f"{column:g}" for index, column in zip(across, columns, strict=True)},
-        y_ticks={float(place): str(depth) for place, depth in zip(places, depths, strict=True)},
+    limit = Series("16ξ", np.arange(len(columns)), line, role="paper")
+    return cells_of((label, "depth [layers]"), columns, depths, accuracy.mean(2), limit)
+
+
+EPS = 0.001  # the paper's eps; a column with another has it in its name
+
+
+def measure_depth_by_batch_size(values: Values, context: Context) -> Outcome:
+    """Accuracy over depth × batch size; with `whole_batch`, batches of that size and statistics over a part of them."""
+    sizes, whole = values["batch_sizes"], values.get("whole_batch")
+    norm = {"eps": values["eps"]}
+    parts = []
+    for place, size in enumerate(sizes):
+        settings = {**values, "activation": "relu", "statistics_over": size if whole else None}
+        parts.append(train_cells([norm], settings, context, batch_size=whole or size, offset=place))
+        context.progress((place + 1) / len(sizes))
+    accuracy = np.concatenate(parts, axis=1)
+    allowed = [batchnorm("relu", batch_size=size, eps=values["eps"]).trainable_depth for size in sizes]
+    numbers = judge_cells(accuracy, values["depths"], allowed, chance=chance_of(values))
+    panel = draw_cells(accuracy, values["depths"], sizes, allowed, label="batch size B")
+    caption = (
+        f"Test accuracy on {values['data']}, width {values['width']}, mean of {values['seeds']} seeds. Networks much "
+        "deeper than 16ξ (white) learn nothing, whatever the batch size."
     )
+    return Outcome(numbers, Picture((panel,), caption))
+
+
+def measure_depth_against_xi(values: Values, context: Context) -> Outcome:
+    """The depth to which networks train over the mean field's ξ: k of kξ in each column, and whether a constant does.
+
+    A column is an activation, the size of the normalized part of the batch and eps. Its depths are the given multiples
+    of its own 16ξ, so every column brackets its limit as finely as the others.
+    """
+    whole, chance = values["whole_batch"], 0.1
+    names, scales, limits = [], [], []
+    for place, (activation, size, eps) in enumerate(values["columns"]):
+        scale = batchnorm(activation, batch_size=size, eps=eps).depth_scale
+        depths = [max(2, round(16 * scale * multiple)) for multiple in values["multiples"]]
+        settings = {**values, "activation": activation, "statistics_over": size, "depths": depths}
+        cells = train_cells([{"eps": eps}], settings, context, batch_size=whole, offset=place)
+        names.append(f"{activation}_{size}" + (f"_eps_{eps:g}" if eps > EPS else ""))
+        scales.append(scale)
+        limits.append(last_trainable(cells[:, 0], depths, chance=chance))
+        context.progress((place + 1) / len(values["columns"]))
+    xi, deepest = np.array(scales), np.array(limits)  # (columns,), (columns, seeds)
+    ratios = [mean_of(row / scale) for row, scale in zip(deepest, xi, strict=True)]
+    logs, centred = np.log(deepest), np.log(xi) - np.log(xi).mean()
+    slopes = centred @ logs / np.sum(centred**2)
+    left = (logs - np.log(xi)[:, None]).std(axis=0)
+    numbers = {f"k_{name}": number for name, number in zip(names, ratios, strict=True)}
+    middle = float(np.exp(np.log([n.value for n in ratios]).mean()))
+    numbers |= {
+        "k": Number(middle, min(n.low for n in ratios), max(n.high for n in ratios), deepest.size),
+        "exponent_of_depth_in_xi": mean_of(slopes),
+        "spread_left_by_xi_over_constant": mean_of(left / logs.std(axis=0)),
+    }
+    ends = np.array([xi.min(), xi.max()])
+    series = [
+        points_of("measured", xi, [mean_of(row) for row in deepest]),
+        Series("16ξ (the paper)", ends, 16 * ends, role="paper"),
+        Series("the best constant depth", ends, np.full(2, np.exp(logs.mean())), role="bound"),
+    ]
+    panel = Panel("ξ of the mean field, layers", "deepest network that trains", series, **LOG_LOG)
+    caption = (
+        f"Depth at which accuracy on {values['data']} falls to half of best minus chance, {values['seeds']} seeds; "
+        "a point is an activation, the size of the normalized parts and eps."
+    )
+    return Outcome(numbers, Picture((panel,), caption))
+
+
+def measure_depth_by_norm(values: Values, context: Context) -> Outcome:
+    """Accuracy over depth × one number of the batch norm: its scale γ, its shift β or its eps."""
+    knob, columns, size = values["knob"], values["columns"], values["batch_size"]
+    fixed = {"eps": values["eps"], "scale": 1.0, "shift": values.get("shift", 0.0)}
+    norms = [{**fixed, knob: value} for value in columns]
+    accuracy = train_cells(norms, values, context, batch_size=size, offset=0)
+    allowed = [batchnorm(values["activation"], batch_size=size, **norm).trainable_depth for norm in norms]
+    chance = chance_of(values)
+    numbers = judge_cells(accuracy, values["depths"], allowed, chance=chance)
+    good, bad = (columns.index(values[which]) for which in ("deep_at", "shallow_at"))
+    unit = numbers["best_accuracy"].value - chance
+    numbers["gain_at_deepest"] = mean_of((accuracy[-1, good] - accuracy[-1, bad]) / unit)
+    name = {"scale": "scale γ", "shift": "shift β", "eps": "eps"}[knob]
+    panel = draw_cells(accuracy, values["depths"], columns, allowed, label=f"{name} of batch norm")
+    caption = (
+        f"Test accuracy of {values['activation']} networks on {values['data']}, B = {size}, width {values['width']}, "
+        f"mean of {values['seeds']} seeds; 16ξ in white, cut above the deepest networks."
+    )
+    return Outcome(numbers, Picture((panel,), caption))

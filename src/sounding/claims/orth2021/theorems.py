@@ -1,4 +1,7 @@
-"""Rows for the theorems and lemmas of orth2021, which thesis2024 repeats in chapter 2 and appendix A."""
+"""The theorems and lemmas of orth2021 (thesis2024 chapter 2 and appendix A), tried on spectra of every shape.
+
+The chain is H ↦ BN(WH)/√d without centring, ‖H‖_F = 1, so the eigenvalues σ_i² of HᵀH sum to 1.
+"""
 
 from __future__ import annotations
 
@@ -9,60 +12,258 @@ from typing import Any
 import numpy as np
 import torch
 
+from sounding.activations.activation import Array
 from sounding.chain import simulate
-from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import DRAWN, Number, estimate, exact, fraction_of, highest, slope_of
-from sounding.claims.orth2021 import spectra
-from sounding.claims.picture import Panel, Picture, Role, Series, scattered
+from sounding.claims.claim import Context, Outcome, Values, pick
+from sounding.claims.number import (
+    DRAWN,
+    GROUPS,
+    Number,
+    estimate,
+    exact,
+    extreme_of,
+    fraction_of,
+    highest,
+    slope_of,
+    worst,
+)
+from sounding.claims.orth2021.chains import linear_chain
+from sounding.claims.picture import LOG_LOG, Panel, Picture, Role, Series, level, scattered
+from sounding.claims.walk import draw_normals
 from sounding.measures import orthogonality_gap
 from sounding.theory.bounds import orth2021 as bounds
 from sounding.theory.bounds.bound import Version
 
+ROUNDING = 1e-9  # stated for what the quadrature of p leaves; its shares sum to 1 within 2e-14
+SHOWN = 300  # spectra in a picture
 
-def measure_lemma2(values: Mapping[str, Any], context: Context) -> Outcome:
+
+def draw_spectra(trials: int, largest: int, *, seed: int) -> list[Array]:
+    """Eigenvalues that sum to 1, from equal to nearly rank one, of 2 to `largest` samples, in falling order."""
+    rng = np.random.default_rng(seed)
+    spectra = []
+    for _ in range(trials):
+        n = int(rng.integers(2, largest + 1))
+        # a large shape gives equal eigenvalues, a small one nearly rank one
+        eigenvalues = rng.gamma(10.0 ** rng.uniform(-1, 2), size=n) + 1e-12
+        spectra.append(np.sort(eigenvalues / eigenvalues.sum())[::-1])
+    return spectra
+
+
+def gap(eigenvalues: Array) -> float:
+    """V from eigenvalues that sum to 1."""
+    return float(np.linalg.norm(eigenvalues - 1 / len(eigenvalues)))
+
+
+def draw_layer(eigenvalues: Array, width: int, draws: int, generator: torch.Generator) -> Array:
+    """HᵀH after one layer, `draws` times: the mean of d outer products of (w ⊙ σ)/‖w ⊙ σ‖ (appendix C.2)."""
+    sigma = torch.from_numpy(np.sqrt(eigenvalues))  # by rotation invariance H may be diagonal
+    rows = draw_normals(generator, draws, width, len(eigenvalues)) * sigma
+    rows = rows / rows.norm(dim=-1, keepdim=True)
+    return np.asarray((rows.mT @ rows / width).numpy())
+
+
+def measure_lemma4(values: Values, context: Context) -> Outcome:
+    """V against V̂ = 1/n − σ_n²."""
+    spectra = draw_spectra(values["trials"], values["largest"], seed=context.random_seed)
+    sizes = np.array([len(s) for s in spectra])
+    v, lyapunov = np.array([gap(s) for s in spectra]), np.array([1 / len(s) - s[-1] for s in spectra])
+    numbers = {
+        "largest_share_of_bound": worst(v / (2 * sizes * lyapunov)),
+        "largest_share_of_sharper": worst(v / (np.sqrt(sizes * (sizes - 1)) * lyapunov)),
+    }
+    cases = Series("spectra", (2 * sizes * lyapunov)[:SHOWN], v[:SHOWN])
+    panel = scattered("2n V̂, the bound", "orthogonality gap V", cases, ("V = 2n V̂", [1e-3, 2.0]), **LOG_LOG)
+    caption = "Each point is a spectrum; none lies above the line. √(n(n−1)) V̂ is the sharp form, half as large."
+    return Outcome(numbers, Picture((panel,), caption))
+
+
+def _sharpness(n: int, delta: float) -> float:
+    """c/(2n/(n + 2)) at distance delta/n from orthogonality; the error is of first order in delta."""
+    delta = delta / n
+    eigenvalues = np.append(np.full(n - 1, 1 / n + delta / (n - 1)), 1 / n - delta)
+    share = bounds.expected_spectrum(np.sqrt(eigenvalues))[-1]  # p_n, the expected least share
+    return float(n * (1 - (1 / n - share) / delta) / (2 * n / (n + 2)))
+
+
+def measure_lemma8(values: Values, context: Context) -> Outcome:
+    """One expected layer against its bound, by quadrature; which constant in the contraction is true and sharp."""
+    spectra = draw_spectra(values["trials"], values["largest"], seed=context.random_seed)
+    printed, sharp, shown = [], [], []
+    for eigenvalues in spectra:
+        bound = bounds.lemma_8(np.sqrt(eigenvalues), version="printed")
+        corrected = bounds.lemma_8(np.sqrt(eigenvalues), version="corrected")
+        assert bound.actual is not None
+        printed.append(bound.actual - bound.value)
+        sharp.append(bound.actual - corrected.value)
+        shown.append((bound.value, bound.actual))
+    # to first order at orthogonality 1/n − p_n = (1 − c/n)(1/n − σ_n²) with c = 2n/(n + 2): no larger c is possible
+    near, nearer = (np.mean([_sharpness(n, delta) for n in (2, 4, 16, 64)]) for delta in (2e-4, 1e-4))
+    numbers = {
+        "largest_excess_printed": exact(max(printed), error=ROUNDING),
+        "largest_excess_sharper": exact(max(sharp), error=ROUNDING),
+        "sharpness": exact(float(nearer), error=2 * abs(float(near - nearer))),
+    }
+    x, y = np.array(shown[:SHOWN]).T
+    labels = ("the bound (1 − ⅔σ_n²)(1/n − σ_n²)", "1/n − p_n(σ), one expected layer")
+    panel = scattered(*labels, Series("spectra", x, y), ("equal", [1e-4, 0.5]), **LOG_LOG)
+    return Outcome(numbers, Picture((panel,), "Each point is a spectrum; none lies above the line."))
+
+
+def measure_lemma10(values: Values, context: Context) -> Outcome:
+    """The second derivative of g(δ), in closed form, over θ, δ and n."""
+    lowest, series = math.inf, []
+    for n in values["sizes"]:
+        delta = np.linspace(0, 1 / n, values["points"])[None, :]
+        theta = np.logspace(-3, 4, values["points"])[:, None]
+        # one eigenvalue is 1/n − δ, the others are 1/n + δ/(n − 1)
+        a, b = 1 + 2 * theta * (1 / n - delta), 1 + 2 * theta * (1 / n + delta / (n - 1))
+        # g = a^(−3/2) b^(−(n−1)/2), so (ln g)′ = 3θ/a − θ/b, and g″/g = ((ln g)′)² + (ln g)″
+        first = 3 * theta / a - theta / b
+        second = 6 * theta**2 / a**2 + 2 * theta**2 / ((n - 1) * b**2)
+        curvature = (first**2 + second) / theta**2
+        lowest = min(lowest, float(curvature.min()))
+        series.append(Series(f"n = {n}", theta[:, 0], curvature.min(axis=1), role="theory"))
+    panel = Panel("θ", "smallest g″/(g θ²) over δ", series, **LOG_LOG)
+    caption = "g″ is positive for every θ, δ and n: both terms of g″/g are squares or sums of squares."
+    return Outcome({"lowest_curvature": exact(lowest, error=ROUNDING)}, Picture((panel,), caption))
+
+
+def _layer_excess(values: Values, context: Context, what: str) -> tuple[Number, list[tuple[float, ...]]]:
+    """The largest measured/bound over a group of spectra and widths, and each spectrum's."""
+    points: list[tuple[float, ...]] = []
+    for index, eigenvalues in enumerate(draw_spectra(values["trials"], values["largest"], seed=context.random_seed)):
+        n, width = len(eigenvalues), values["widths"][index % len(values["widths"])]
+        layer = draw_layer(eigenvalues, width, values["draws"], context.generator(index))
+        after = 1 / n - np.linalg.eigvalsh(layer)[:, 0]  # V̂ of the layer
+        expected = np.sort(bounds.expected_spectrum(np.sqrt(eigenvalues)))[::-1]
+        if what == "lemma6":
+            sample, bound = ((layer - np.diag(expected)) ** 2).sum((1, 2)), 1 / width
+        elif what == "lemma7":
+            sample, bound = (after - (1 / n - expected[-1])) ** 2, 1 / width
+        else:
+            before = 1 / n - eigenvalues[-1]
+            sample, bound = after, (1 - 2 / 3 * eigenvalues[-1]) * before + 1 / math.sqrt(width)
+        ratio = sample / bound
+        # a share of the family-wise error for each spectrum: an estimate's interval widened to all trials
+        number = estimate(float(ratio.mean()), 1.6 * float(ratio.std(ddof=1)) / math.sqrt(len(ratio)))
+        points.append((width, n, number.value, number.high - number.value))
+        context.progress((index + 1) / values["trials"])
+    array = np.array(points)
+    middle, upper = worst(array[:, 2]), float((array[:, 2] + array[:, 3]).max())
+    return Number(middle.value, middle.low, max(middle.high, upper), middle.samples), points
+
+
+def measure_layer(values: Values, context: Context) -> Outcome:
+    """One layer from many spectra, against a bound on its mean (Theorem 5, Lemmas 6 and 7)."""
+    worst, points = _layer_excess(values, context, values["what"])
+    array = np.array(points[:SHOWN])
+    by_width = {width: array[array[:, 0] == width] for width in values["widths"]}
+    series = [Series(f"width {width}", part[:, 1], part[:, 2], error=part[:, 3]) for width, part in by_width.items()]
+    series.append(level("the bound", [2, values["largest"]], 1))
+    panel = Panel("samples n", "measured / bound", series)
+    return Outcome({"largest_share_of_bound": worst}, Picture((panel,), "No point reaches the bound at 1."))
+
+
+def measure_theorem1(values: Values, context: Context) -> Outcome:
+    """The gap along the chain at finite width, and along the infinitely wide chain, against both bounds."""
+    finite: dict[Version, list[list[float]]] = {"printed": [], "corrected": []}
+    infinite: dict[Version, list[float]] = {"printed": [], "corrected": []}
+    series = []
+    for index, (n, width) in enumerate(values["shapes"] * GROUPS):  # each shape once in every group
+        depth = values["depth"]
+        shape: dict[str, Any] = {"width": width, "batch_size": n, "depth": depth, "input": "collinear:0.1"}
+        run = linear_chain(context, index, measures=("orthogonality_gap",), runs=values["runs"] // GROUPS, **shape)
+        rows = run.profile.series("orthogonality_gap")
+        sigma = _smallest_singular_value(context, 10_000 + index, shape)
+        for version, shares in finite.items():
+            bound = bounds.theorem_1(width, n, depth=depth - 1, smallest_singular_value=sigma, version=version)
+            if index % len(values["shapes"]) == 0:
+                shares.append([])
+            shares[-1].append(float(np.max((rows.value[1:] + 3 * rows.stderr[1:]) / bound.curve)))
+        if index >= len(values["shapes"]):  # one group is drawn
+            continue
+        series.append(Series(f"n = {n}, d = {width}", rows.layer[1:], rows.value[1:], error=rows.stderr[1:]))
+    panels = [Panel("layer", "orthogonality gap V", series, title="finite width", y_scale="log")]
+    for n, layers in values["infinite"]:
+        series = []
+        path, sigma = follow_wide(n, layers)
+        v = np.array([gap(e) for e in path])
+        for version, kept in infinite.items():
+            # a width at which the floor is below everything drawn: the chain is its mean field to 1/√d
+            bound = bounds.theorem_1(10**24, n, depth=layers, smallest_singular_value=sigma, version=version)
+            kept.append(float(np.max(v / bound.curve)))
+            role: Role = "paper" if version == "printed" else "bound"
+            series.append(Series(f"{version} bound", np.arange(layers + 1), bound.curve, role=role))
+        series.append(Series("mean field", np.arange(layers + 1), v, role="theory"))
+        panels.append(Panel("layer", "orthogonality gap V", series, title=f"n = {n}, d → ∞", y_scale="log"))
+    numbers = {
+        f"largest_share_of_{version}_bound": extreme_of([max(*group, *infinite[version]) for group in groups])
+        for version, groups in finite.items()
+    }
+    caption = (
+        "The gap falls to a floor at finite width. In the infinitely wide chain of many samples it falls by n/(n + 2) "
+        "per layer: slower than the printed bound with α = σ_n (dashed), below the bound with α = σ_n² (dotted)."
+    )
+    return Outcome(numbers, Picture(panels, caption))
+
+
+def follow_wide(n: int, layers: int) -> tuple[list[Array], float]:
+    """The spectra of HᵀH over the layers of an infinitely wide chain, and the least σ_n; it starts at σ_n² = 0.9/n."""
+    path = [np.append(np.full(n - 1, (1 - 0.9 / n) / (n - 1)), 0.9 / n)]
+    for _ in range(layers):
+        path.append(np.sort(bounds.expected_spectrum(np.sqrt(path[-1])))[::-1])
+    return path, math.sqrt(min(e[-1] for e in path))
+
+
+def _smallest_singular_value(context: Context, offset: int, shape: Mapping[str, Any]) -> float:
+    """min σ_n(H_k) over the layers of chains from the same kind of input: what Assumption A1 calls α."""
+    n = shape["batch_size"]
+    run = linear_chain(context, offset, measures=(f"top_eigenvalues:{n}",), runs=8, **shape)
+    smallest = run.profile.series(f"eigenvalue_{n}").value[1:]
+    total = sum(run.profile.series(f"eigenvalue_{i}").value[1:] for i in range(1, n + 1))
+    return math.sqrt(float(np.min(smallest / total)))  # eigenvalues over their sum: ‖H‖_F = 1
+
+
+def measure_lemma2(values: Values, context: Context) -> Outcome:
     """W₂² of two Gaussian laws, in closed form, against 2n V and n V²."""
-    drawn = spectra.draw_spectra(values["trials"], values["largest"], seed=context.random_seed)
+    drawn = draw_spectra(values["trials"], values["largest"], seed=context.random_seed)
     sizes = np.array([len(s) for s in drawn])
     distance = np.array([_squared_distance(s) for s in drawn])
-    gaps = np.array([spectra.gap(s) for s in drawn])
+    gaps = np.array([gap(s) for s in drawn])
     numbers = {
-        "largest_share_of_bound": spectra.largest_of_groups(distance / (2 * sizes * gaps)),
-        "largest_share_of_second_order": spectra.largest_of_groups(distance / (sizes * gaps**2)),
+        "largest_share_of_bound": worst(distance / (2 * sizes * gaps)),
+        "largest_share_of_second_order": worst(distance / (sizes * gaps**2)),
     }
-    cases = Series("spectra", (2 * sizes * gaps)[: spectra.SHOWN], distance[: spectra.SHOWN])
+    cases = Series("spectra", (2 * sizes * gaps)[:SHOWN], distance[:SHOWN])
     labels = ("the bound 2n V", "W₂² to the isotropic Gaussian")
-    panel = scattered(*labels, cases, ("equal", [1e-4, 60.0]), **spectra.LOGARITHMIC)
+    panel = scattered(*labels, cases, ("equal", [1e-4, 60.0]), **LOG_LOG)
     caption = "Each point is a spectrum. W₂² falls with the square of the gap: the bound is far away for small gaps."
     return Outcome(numbers, Picture((panel,), caption))
 
 
-def measure_corollary3(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_corollary3(values: Values, context: Context) -> Outcome:
     """W₂² of chains at depth and of infinitely wide chains at every layer against the bounds; its fall with width."""
     shares: dict[Version, list[Number]] = {"printed": [], "corrected": []}
     radii, errors, panels = [], [], []
     n, depth = values["batch_size"], values["depth"]
     for index, width in enumerate(values["widths"]):
         run = simulate(
-            width=width,
-            batch_size=n,
-            depth=depth,
-            runs=values["runs"],
-            burn_in=depth // 3,
-            measures=("isotropy_distance", f"top_eigenvalues:{n}"),
-            centring=False,
-            device=context.device,
+            **pick(values, "batch_size depth runs"), width=width, burn_in=depth // 3, centring=False,
+            measures=("isotropy_distance", f"top_eigenvalues:{n}"), device=context.device,
             generator=context.generator(index),
-        )
+        )  # fmt: skip
         radius = run.averages["isotropy_distance"]
         eigenvalues = [run.averages[f"eigenvalue_{i + 1}"].value for i in range(n)]
-        sigma = math.sqrt(min(eigenvalues) / sum(eigenvalues))
+        sigma = math.sqrt(min(eigenvalues) / sum(eigenvalues))  # the bound is for ‖H‖_F = 1
         for version, kept in shares.items():
             bound = bounds.corollary_3(width, n, depth=depth, smallest_singular_value=sigma, version=version).value
+            # the error of a square is 2r·dr
             kept.append(estimate(radius.value**2 / bound, 2 * radius.value * (radius.stderr or 0.0) / bound))
         radii.append(radius.value)
         errors.append(radius.stderr or 0.0)
     for samples, layers in values["infinite"]:
-        path, sigma = spectra.follow_wide(samples, layers)
+        path, sigma = follow_wide(samples, layers)
         distances = np.array([_squared_distance(eigenvalues) for eigenvalues in path])
         series = [Series("mean field", np.arange(layers + 1), distances, role="theory")]
         for version, kept in shares.items():
@@ -74,22 +275,13 @@ def measure_corollary3(values: Mapping[str, Any], context: Context) -> Outcome:
         panels.append(Panel("layer", "W₂² to the Gaussian", series, title=f"n = {samples}, d → ∞", y_scale="log"))
     widths = np.array(values["widths"])
     slope = slope_of(np.log(widths), np.log(radii), stderr=list(np.array(errors) / np.array(radii)))
-    numbers = {
-        **{f"largest_share_of_{v}_bound": highest(kept) for v, kept in shares.items()},
-        "slope_of_radius": slope,
-    }
-    panel = Panel(
-        "width d",
-        "stationary W₂ to the isotropic Gaussian",
-        (
-            Series("measured", widths, radii, error=DRAWN * np.array(errors)),
-            Series("d^(−1/2)", widths, radii[0] * (widths / widths[0]) ** -0.5, role="theory"),
-            Series("d^(−1/4), table 1", widths, radii[0] * (widths / widths[0]) ** -0.25, role="paper"),
-        ),
-        title=f"n = {n}",
-        x_scale="log",
-        y_scale="log",
+    numbers = {**{f"largest_share_of_{v}_bound": highest(kept) for v, kept in shares.items()}, "slope_of_radius": slope}
+    drawn = (
+        Series("measured", widths, radii, error=DRAWN * np.array(errors)),
+        Series("d^(−1/2)", widths, radii[0] * (widths / widths[0]) ** -0.5, role="theory"),
+        Series("d^(−1/4), table 1", widths, radii[0] * (widths / widths[0]) ** -0.25, role="paper"),
     )
+    panel = Panel("width d", "stationary W₂ to the isotropic Gaussian", drawn, title=f"n = {n}", **LOG_LOG)
     caption = (
         "Left: the radius falls as d^(−1/2). Right: in wide networks of many samples W₂² falls more slowly than the "
         "printed bound with α = σ_n, and passes it; it stays below the bound with α = σ_n²."
@@ -102,7 +294,7 @@ def _squared_distance(eigenvalues: np.ndarray[Any, np.dtype[np.float64]]) -> flo
     return float(np.sum((np.sqrt(eigenvalues) - len(eigenvalues) ** -0.5) ** 2))
 
 
-def measure_appendix_e(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_appendix_e(values: Values, context: Context) -> Outcome:
     """The gap before and after W = V′ Σ^(−1/2) Uᵀ, with V′ a slice of V or a matrix of orthonormal columns."""
     generator = context.generator()
     before, after = [], []
@@ -110,19 +302,17 @@ def measure_appendix_e(values: Mapping[str, Any], context: Context) -> Outcome:
     for _ in range(values["trials"]):
         n = int(torch.randint(values["least"], values["most"] + 1, (), generator=generator))
         scales = torch.rand(d, dtype=torch.float64, generator=generator) * values["spread"] + 0.1
-        features = scales[:, None] * torch.randn(d, n, dtype=torch.float64, generator=generator)
-        _, sigma, right = torch.linalg.svd(features, full_matrices=False)
-        if values["slice"]:
-            inner = right.mT[: len(sigma)]
-        else:
-            inner = torch.linalg.qr(torch.randn(d, len(sigma), dtype=torch.float64, generator=generator))[0]
+        features = scales[:, None] * draw_normals(generator, d, n)
+        _, sigma, right = torch.linalg.svd(features, full_matrices=False)  # H = U Σ Vᵀ, so W H = V′ Σ^(1/2) Vᵀ
+        count = len(sigma)
+        inner = right.mT[:count] if values["slice"] else torch.linalg.qr(draw_normals(generator, d, count))[0]
         mapped = inner @ torch.diag(sigma.sqrt()) @ right
         before.append(_gap_of(features))
         after.append(_gap_of(mapped))
     x, y = np.array(before), np.array(after)
     numbers = {"share_with_smaller_gap": fraction_of(int(np.sum(y < x)), len(x))}
     line = [0.9 * min(x.min(), y.min()), 1.1 * max(x.max(), y.max())]
-    cases = Series("batches", x[: spectra.SHOWN], y[: spectra.SHOWN])
+    cases = Series("batches", x[:SHOWN], y[:SHOWN])
     panel = scattered("V(H)", "V(WH)", cases, ("equal", line), "paper")
     caption = "Each point is a batch of samples; the appendix says that all lie below the line."
     return Outcome(numbers, Picture((panel,), caption))

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from sounding.activations.activation import Array
-from sounding.claims.claim import Context, Outcome, pick
+from sounding.claims.claim import Context, Outcome, Values, pick
 from sounding.claims.number import Number, fraction_of, jackknife, mean_of
 from sounding.claims.picture import Panel, Picture, Series, points_of
 from sounding.claims.share import share
-from sounding.claims.train import train_alike_
+from sounding.claims.train import last_hidden, train_alike_
 from sounding.data import Dataset, load_dataset, normalize
 from sounding.measures import orthogonality_gap
 from sounding.models import Mlp
@@ -42,6 +42,7 @@ Curves = dict[int, Array]
 def load(name: str, device: str) -> Dataset:
     """A data set on the device, read once; without its test part, which no row of the paper looks at."""
     data = load_dataset(name, device=device)
+    # the test part would take memory for nothing
     return replace(data, test_inputs=data.test_inputs[:0], test_labels=data.test_labels[:0])
 
 
@@ -65,13 +66,13 @@ def jackknife_correlation(x: Array, y: Array) -> Number:
 
     def fisher(pairs: Array) -> float:
         found = float(np.corrcoef(pairs[..., 0].ravel(), pairs[..., 1].ravel())[0, 1])
-        return math.atanh(min(max(found, -1 + 1e-12), 1 - 1e-12))
+        return math.atanh(min(max(found, -1 + 1e-12), 1 - 1e-12))  # a perfect correlation has no finite z
 
     z = jackknife(fisher, np.stack([x.T, y.T], axis=-1))
     return Number(math.tanh(z.value), math.tanh(z.low), math.tanh(z.high), z.samples)
 
 
-def draw_networks(values: Mapping[str, Any], depth: int, context: Context) -> list[Mlp]:
+def draw_networks(values: Values, depth: int, context: Context) -> list[Mlp]:
     """One network of Xavier's weights per seed; a deeper one begins with the layers of a shallower one."""
     data = load(values["data"], context.device)
     # Xavier's variance times gain² = 2 is He's where the fans are equal
@@ -82,21 +83,16 @@ def draw_networks(values: Mapping[str, Any], depth: int, context: Context) -> li
     ]
 
 
-def change_weights_(networks: Sequence[Mlp], values: Mapping[str, Any], variant: str, context: Context) -> None:
+def change_weights_(networks: Sequence[Mlp], values: Values, variant: str, context: Context) -> None:
     """Turn Xavier's weights into those of a variant, in place; the first and last layer keep theirs."""
     outer = ["1.linear", "readout"]
     for seed, network in enumerate(networks):
-        generator = context.generator(1000 + seed, device=context.device)
+        generator = context.generator(1000 + seed, device=context.device)  # apart from those of the weights
         if variant in ("iterative", "orthonormal", "released"):
             inputs = draw_inputs(values, values["init_samples"], context.generator(2000 + seed), context)
-            orthogonalize_(
-                network,
-                inputs,
-                exponent=-1.0 if variant == "released" else -0.5,
-                frame="haar" if variant == "orthonormal" else "slice",
-                exclude=outer,
-                generator=generator,
-            )
+            exponent = -1.0 if variant == "released" else -0.5
+            frame: Any = "haar" if variant == "orthonormal" else "slice"
+            orthogonalize_(network, inputs, exponent=exponent, frame=frame, exclude=outer, generator=generator)
             _print_scale_(network, len(inputs))
         elif variant == "orthogonal":
             haar_(network, gain=math.sqrt(2), exclude=outer, generator=generator)
@@ -119,32 +115,22 @@ def _print_scale_(network: nn.Module, samples: int) -> None:
     """
     weight = network.get_parameter("2.linear.weight")
     with torch.no_grad():
+        # mean square 1 after ReLU is a mean square of 2 before it
         weight.div_(math.sqrt(2 * weight.shape[0] * samples))
 
 
-def draw_inputs(values: Mapping[str, Any], count: int, generator: torch.Generator, context: Context) -> torch.Tensor:
+def draw_inputs(values: Values, count: int, generator: torch.Generator, context: Context) -> torch.Tensor:
     """`count` training samples drawn by chance, normalized."""
     data = load(values["data"], context.device)
     samples = data.part("train")[0]
-    chosen = torch.randperm(len(samples), generator=generator)[:count]
+    chosen = torch.randperm(len(samples), generator=generator)[:count]  # on the CPU: the same samples on every device
     return normalize(data, samples[chosen.to(samples.device)])
 
 
-def draw_orders(seeds: int, context: Context) -> list[torch.Generator]:
-    """A generator for each seed that orders its samples, the same whatever is trained."""
-    return [context.generator(5000 + seed, device=context.device) for seed in range(seeds)]
+ORDERS = 5000  # offset of the generators that order the samples, one for each seed, the same whatever is trained
 
 
-def gap_of_last_layer(network: nn.Module, inputs: torch.Tensor) -> float:
-    """V of what reaches the readout."""
-    with torch.no_grad():
-        hidden = inputs.flatten(1)
-        for layer in list(network.children())[:-1]:
-            hidden = layer(hidden)
-    return float(orthogonality_gap(hidden))
-
-
-def draw_batches(values: Mapping[str, Any], context: Context) -> list[torch.Tensor]:
+def draw_batches(values: Values, context: Context) -> list[torch.Tensor]:
     """A batch for each seed, on which its gap is measured."""
     offsets = range(3000, 3000 + values["seeds"])
     return [draw_inputs(values, values["batch_size"], context.generator(offset), context) for offset in offsets]
@@ -153,35 +139,37 @@ def draw_batches(values: Mapping[str, Any], context: Context) -> list[torch.Tens
 def gaps_of(networks: Sequence[nn.Module], batches: Sequence[torch.Tensor]) -> Array:
     """V of what reaches each network's readout, on its own batch."""
     pairs = zip(networks, batches, strict=True)
-    return np.array([gap_of_last_layer(network, batch) for network, batch in pairs])
+    return np.array([float(orthogonality_gap(last_hidden(network, batch))) for network, batch in pairs])
 
 
-def final_losses(networks: Sequence[Mlp], values: Mapping[str, Any], clipping: float | None, context: Context) -> Array:
+def final_losses(networks: Sequence[Mlp], values: Values, clipping: float | None, context: Context) -> Array:
     """Training loss at the end, one per seed, at the rate of the lowest mean; a run that diverged counts as chance."""
     data, rates = load(values["data"], context.device), values["rates"]
-    runs = [copy.deepcopy(network) for _ in rates for network in networks]
+    runs = [copy.deepcopy(network) for _ in rates for network in networks]  # a block of networks for each rate
     with products(values["precision"], context.device):
         recipe = Recipe(**pick(values, "batch_size epochs"), clipping=clipping, clipping_by="parameter", evaluate="end")
-        history = train_alike_(runs, data, recipe, context, rates=rates, orders=draw_orders(len(networks), context))
+        history = train_alike_(
+            runs, data, recipe, context, rates=rates, orders=context.generators(ORDERS, len(networks))
+        )
     losses = np.array([history.final(run).train_loss for run in range(len(runs))])
     losses = np.where(np.isfinite(losses), losses, math.log(data.classes)).reshape(len(rates), -1)
-    return np.asarray(losses[losses.mean(1).argmin()])
+    return np.asarray(losses[losses.mean(1).argmin()])  # the best rate of all seeds, not of each
 
 
+# the settings that a training depends on: rows that agree in them share it
 SHARED = "data width batch_size rates seeds init_samples epochs precision depths"
-"""The settings that a training depends on: rows that agree in them share it."""
 
 
-def over_depth(values: Mapping[str, Any], variant: str, context: Context) -> Curves:
+def over_depth(values: Values, variant: str, context: Context) -> Curves:
     """Losses at the end by depth; rows that show the same training share it."""
     return _losses(pick(values, SHARED), context, variant)
 
 
 @share()
-def _losses(values: Mapping[str, Any], context: Context, variant: str) -> Curves:
+def _losses(values: Values, context: Context, variant: str) -> Curves:
     """A layer is set from those before it, so the deepest networks hold the layers of all."""
     clipping = float(variant.split(":")[1]) if variant.startswith("clipping") else None
-    deepest = max(values["depths"])
+    deepest = max(values["depths"])  # only these are changed; shallower ones take over their layers
     changed = draw_networks(values, deepest, context)
     change_weights_(changed, values, variant, context)
     found = {}
@@ -197,10 +185,11 @@ def _losses(values: Mapping[str, Any], context: Context, variant: str) -> Curves
 def draw_curves(label: str, curves: Curves) -> Series:
     """Means and 99% intervals over seeds, by depth, epoch or step."""
     drawn = points_of(label, list(curves), [mean_of(samples) for samples in curves.values()])
+    # an interval of few seeds would leave the picture
     return replace(drawn, error=np.minimum(np.asarray(drawn.error), 2.0))
 
 
-def measure_figure3a(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_figure3a(values: Values, context: Context) -> Outcome:
     """The gap at initialization and the training loss at the end, over depth."""
     batches = draw_batches(values, context)
     gaps: Curves = {depth: gaps_of(draw_networks(values, depth, context), batches) for depth in values["depths"]}
@@ -220,14 +209,14 @@ def measure_figure3a(values: Mapping[str, Any], context: Context) -> Outcome:
     return Outcome(numbers, Picture(panels, caption))
 
 
-def measure_figure3b(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_figure3b(values: Values, context: Context) -> Outcome:
     """The gap of the last layer and the training loss during training."""
     data, batches = load(values["data"], context.device), draw_batches(values, context)
     networks = draw_networks(values, values["depth"], context)
-    orders = draw_orders(len(networks), context)
+    orders = context.generators(ORDERS, len(networks))
     gaps = [gaps_of(networks, batches)]
     losses: list[list[float]] = []
-    for epoch in range(values["epochs"]):
+    for epoch in range(values["epochs"]):  # epoch by epoch: plain SGD has no state to lose between them
         recipe = Recipe(batch_size=values["batch_size"], epochs=1, evaluate="end")
         with products(values["precision"], context.device):
             history = train_alike_(networks, data, recipe, context, rates=values["rates"][:1], orders=orders)
@@ -238,7 +227,7 @@ def measure_figure3b(values: Mapping[str, Any], context: Context) -> Outcome:
     numbers = {
         "gap_change": mean_of(v[-1] - v[0]),
         "loss_change": mean_of(loss[-1] - loss[0]),
-        "correlation_over_epochs": jackknife_correlation(v[1:], loss),
+        "correlation_over_epochs": jackknife_correlation(v[1:], loss),  # the gap at the start belongs to no loss
     }
     epochs = np.arange(len(v))
     panels = (
@@ -249,7 +238,7 @@ def measure_figure3b(values: Mapping[str, Any], context: Context) -> Outcome:
     return Outcome(numbers, Picture(panels, caption))
 
 
-def train_variants(values: Mapping[str, Any], context: Context) -> dict[str, Curves]:
+def train_variants(values: Values, context: Context) -> dict[str, Curves]:
     """Training losses at the end by depth, for each of the variants."""
     found = {}
     for index, variant in enumerate(values["variants"]):
@@ -258,7 +247,7 @@ def train_variants(values: Mapping[str, Any], context: Context) -> dict[str, Cur
     return found
 
 
-def draw_variants(found: Mapping[str, Curves], values: Mapping[str, Any]) -> Picture:
+def draw_variants(found: Mapping[str, Curves], values: Values) -> Picture:
     """The training loss at the end over depth."""
     drawn = [draw_curves(LABELS[variant], curves) for variant, curves in found.items()]
     trained = "1 epoch" if values["epochs"] == 1 else f"{values['epochs']} epochs"
@@ -266,7 +255,7 @@ def draw_variants(found: Mapping[str, Curves], values: Mapping[str, Any]) -> Pic
     return Picture((Panel("depth, layers", "training loss at the end", drawn),), caption)
 
 
-def measure_initializations(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_initializations(values: Values, context: Context) -> Outcome:
     """The training loss at the end over depth, for several ways to start or to train."""
     found = train_variants(values, context)
     shallow, deep = values["depths"][0], values["depths"][-1]
@@ -276,13 +265,13 @@ def measure_initializations(values: Mapping[str, Any], context: Context) -> Outc
         numbers[f"rise_{key}"] = mean_of(curves[deep] - curves[shallow])
         if variant != "iterative":
             numbers[f"{key}_minus_iterative"] = mean_of(curves[deep] - found["iterative"][deep])
-            numbers[f"rise_{key}_minus_iterative"] = mean_of(
+            numbers[f"rise_{key}_minus_iterative"] = mean_of(  # pairs of one seed
                 (curves[deep] - curves[shallow]) - (found["iterative"][deep] - found["iterative"][shallow])
             )
     return Outcome(numbers, draw_variants(found, values))
 
 
-def measure_clipping(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_clipping(values: Values, context: Context) -> Outcome:
     """How much less the training loss grows with depth when gradients are clipped; seeds share weights and order."""
     found = train_variants(values, context)
     return Outcome(compare_rises(found, values["depths"]), draw_variants(found, values))
@@ -300,6 +289,7 @@ def compare_rises(found: Mapping[str, Curves], depths: Sequence[int]) -> dict[st
         numbers[f"rise_xavier_minus_{key}"] = mean_of(rises["xavier"] - rises[variant])
         for name, depth in (("shallow", depths[0]), ("deep", depths[-1])):
             numbers[f"{key}_minus_xavier_{name}"] = mean_of(curves[depth] - plain[depth])
+            # a run that clipping never touched ends with the very same loss
             changed = int(np.sum(curves[depth] != plain[depth]))
             numbers[f"changed_by_{key}_{name}"] = fraction_of(changed, len(plain[depth]))
     return numbers

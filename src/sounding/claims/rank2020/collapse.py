@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from sounding.chain import simulate
-from sounding.claims.claim import Context, Outcome, pick
+from sounding.claims.claim import Context, Outcome, Values, pick
 from sounding.claims.number import Number, estimate, exact, highest, lowest, mean_of
-from sounding.claims.picture import Panel, Picture, Series, points_of
+from sounding.claims.picture import Panel, Picture, Series, level, points_of
+from sounding.claims.walk import draw_normals
 from sounding.measures import gradient_alignment
 from sounding.profile import Estimate
 from sounding.weights import resolve
@@ -28,68 +28,51 @@ def lyapunov_gap(
     """
     law = resolve(weights)
     shape = (runs, width, width)
-    frame = torch.linalg.qr(torch.randn(runs, width, 2, dtype=torch.float64, generator=generator))[0]
+    frame = torch.linalg.qr(draw_normals(generator, runs, width, 2))[0]
     logs = torch.zeros(runs, 2, dtype=torch.float64)
     before = frame
     for _ in range(depth):
         before = frame
         drawn = law.draw(shape, generator=generator, dtype=torch.float64, device=torch.device("cpu"))
+        # QR keeps two vectors apart that would align; R holds their growth
         frame, triangle = torch.linalg.qr(frame + strength * (drawn @ frame))
+        # the sum over layers is ln of both singular values
         logs += torch.diagonal(triangle, dim1=-2, dim2=-1).abs().log()
-    turned = 1 - (frame[..., 0] * before[..., 0]).sum(-1).abs()
+    turned = 1 - (frame[..., 0] * before[..., 0]).sum(-1).abs()  # 0 where the one direction that is left stays
     return ((logs[:, 1] - logs[:, 0]) / depth).numpy(), turned.numpy()
 
 
-def measure_lemma3(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_lemma3(values: Values, context: Context) -> Outcome:
     """Products of I + γW: the second singular value falls behind exponentially, at every γ."""
     width, depth = values["width"], values["depth"]
     gaps: dict[float, Number] = {}
     turns, series = [], []
     left: list[Number] = []
     for index, gamma in enumerate(values["strengths"]):
-        gap, turned = lyapunov_gap(
-            gamma,
-            width,
-            depth=values["exponent_depth"],
-            runs=values["runs"],
-            weights=values["weights"],
-            generator=context.generator(2 * index),
-        )
+        shape = {**pick(values, "runs weights"), "depth": values["exponent_depth"]}
+        gap, turned = lyapunov_gap(gamma, width, generator=context.generator(2 * index), **shape)
         gaps[gamma] = mean_of(gap)
         turns.append(mean_of(turned))
-        chain = simulate(
-            **pick(values, "width depth runs weights"),
-            batch_size=width,
-            every=depth // 20,
-            norm="none",
-            residual=gamma,
-            measures=["participation_ratio", "orthogonality_gap"],
-            profile=True,
-            dtype="float64",
+        profile = simulate(
+            **pick(values, "width depth runs weights"), batch_size=width, every=depth // 20, norm="none",
+            residual=gamma, measures=["participation_ratio", "orthogonality_gap"], profile=True, dtype="float64",
             generator=context.generator(2 * index + 1),
-        )
-        layers = chain.profile.layers[1:]
-        found = [chain.profile.value("participation_ratio", layer=layer) for layer in layers]
-        ratio = [estimated.value for estimated in found]
+        ).profile  # fmt: skip
+        layers = profile.layers[1:]
+        found = [profile.value("participation_ratio", layer=layer) for layer in layers]
         left.append(_distance(found[-1], values["runs"]))
-        series.append(Series(f"γ = {gamma:g}", layers, np.maximum(np.array(ratio) - 1, 1e-16)))
+        # a logarithmic axis takes no 0
+        series.append(Series(f"γ = {gamma:g}", layers, np.maximum([ratio.value - 1 for ratio in found], 1e-16)))
     strengths = list(gaps)
     numbers = {
         "largest_exponent_gap": highest(gaps.values()),
         "largest_r_minus_1": highest(left),
         "smallest_turn_per_layer": lowest(turns),
     }
+    exponents = (points_of("measured", strengths, gaps.values()), level("0: no collapse", strengths, 0.0))
     panels = (
         Panel("layer", "r(H) − 1", series, y_scale="log", title="distance from rank one"),
-        Panel(
-            "γ",
-            "ln σ₂/σ₁ per layer",
-            (
-                points_of("measured", strengths, gaps.values()),
-                Series("0: no collapse", [strengths[0], strengths[-1]], [0.0, 0.0], role="bound"),
-            ),
-            title="Lyapunov exponents",
-        ),
+        Panel("γ", "ln σ₂/σ₁ per layer", exponents, title="Lyapunov exponents"),
     )
     caption = "Without normalization r falls to 1: the second singular value falls behind the first exponentially."
     return Outcome(numbers, Picture(panels, caption))
@@ -101,7 +84,7 @@ def _distance(ratio: Estimate, runs: int) -> Number:
     return number if number.high - number.value > ROUNDING else exact(number.value, error=ROUNDING)
 
 
-def measure_prop19(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_prop19(values: Values, context: Context) -> Outcome:
     """Per-sample gradients of each neuron's weights in the last layer, from hidden features of rank 1, 2, …"""
     generator = context.generator()
     samples, width, classes = values["samples"], values["width"], values["classes"]
@@ -110,12 +93,11 @@ def measure_prop19(values: Mapping[str, Any], context: Context) -> Outcome:
     for rank in ranks:
         found: dict[str, list[float]] = {loss: [] for loss in aligned}
         for _ in range(values["trials"]):
-            hidden = torch.randn(samples, rank, dtype=torch.float64, generator=generator) @ torch.randn(
-                rank, width, dtype=torch.float64, generator=generator
-            )
-            readout = torch.randn(classes, width, dtype=torch.float64, generator=generator)
+            hidden = draw_normals(generator, samples, rank) @ draw_normals(generator, rank, width)
+            readout = draw_normals(generator, classes, width)
             labels = torch.randint(classes, (samples,), generator=generator)
             for loss in aligned:
+                # the class whose gradients are least aligned
                 found[loss].append(float(gradient_alignment(_row_gradients(hidden, readout, labels, loss)).min()))
         for loss, row in found.items():
             aligned[loss].append(mean_of(row))
@@ -124,16 +106,12 @@ def measure_prop19(values: Mapping[str, Any], context: Context) -> Outcome:
         "alignment_at_largest_rank": highest(row[-1] for row in aligned.values()),
     }
     series = [points_of(loss, ranks, row) for loss, row in aligned.items()]
-    panel = Panel(
-        "rank of the last hidden representation",
-        "mean |cos| between gradients",
-        (*series, Series("1: all collinear (proposition)", [ranks[0], ranks[-1]], [1.0, 1.0], role="paper")),
-        x_scale="log",
-        ticks={float(rank): str(rank) for rank in ranks},
-    )
-    return Outcome(
-        numbers, Picture((panel,), "At rank one every sample pulls each neuron along one line, at full rank not.")
-    )
+    series.append(level("1: all collinear (proposition)", ranks, 1.0, "paper"))
+    ticks = {float(rank): str(rank) for rank in ranks}
+    label = "rank of the last hidden representation"
+    panel = Panel(label, "mean |cos| between gradients", series, x_scale="log", ticks=ticks)
+    caption = "At rank one every sample pulls each neuron along one line, at full rank not."
+    return Outcome(numbers, Picture((panel,), caption))
 
 
 def _row_gradients(hidden: torch.Tensor, readout: torch.Tensor, labels: torch.Tensor, loss: str) -> torch.Tensor:
@@ -143,7 +121,7 @@ def _row_gradients(hidden: torch.Tensor, readout: torch.Tensor, labels: torch.Te
         logits = features @ weight.mT
         if loss == "cross-entropy":
             return torch.nn.functional.cross_entropy(logits, label)
-        return (logits - (torch.arange(len(weight)) == label).double()).square().sum()
+        return (logits - (torch.arange(len(weight)) == label).double()).square().sum()  # the one-hot target
 
     gradients: torch.Tensor = torch.func.vmap(torch.func.grad(of_one), in_dims=(None, 0, 0))(readout, hidden, labels)
-    return gradients.transpose(0, 1)
+    return gradients.transpose(0, 1)  # vmap has samples first

@@ -1,9 +1,9 @@
-"""Rank against depth: figures 2 and 3b, and Corollary 15 with its assumption."""
+"""Rank against depth and width: figures 2 and 3, and Corollary 15 with its assumption."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,19 +11,17 @@ import numpy as np
 import torch
 
 from sounding.activations import resolve
-from sounding.chain import simulate
-from sounding.claims.claim import Context, Outcome, pick
-from sounding.claims.number import DRAWN, Number, estimate, exact, lowest, over_runs, ratio_of, scaled
-from sounding.claims.picture import Panel, Picture, Series, points_of
+from sounding.claims.claim import Context, Outcome, Values, pick
+from sounding.claims.number import DRAWN, Number, estimate, exact, highest, lowest, mean_of, over_runs, ratio_of, scaled
+from sounding.claims.picture import LOG_LOG, Panel, Picture, Series, level, over_widths, points_of, points_over
+from sounding.claims.rank2020.invariant import averages_of, follow, log_slope, measured, name_of, number_of
 from sounding.claims.walk import measure_at, unit_features, unit_matrix, walk
 from sounding.measures import numerical_rank
 from sounding.profile import Estimate, Profile
 from sounding.weights import draw_uniform
 
 
-def follow_ranks(
-    values: Mapping[str, Any], context: Context, *, norm: str, offset: int
-) -> tuple[list[int], np.ndarray[Any, Any]]:
+def follow_ranks(values: Values, context: Context, *, norm: str, offset: int) -> tuple[list[int], np.ndarray[Any, Any]]:
     """Layers and the numerical rank of each run there: H ↦ φ(BN(HWᵀ)), or φ(HWᵀ) over its Frobenius norm.
 
     Weights are uniform of unit variance, inputs Gaussian, as many samples as features. Dividing by the Frobenius norm
@@ -31,7 +29,7 @@ def follow_ranks(
     """
     function, device = resolve(values["activation"]).torch(), context.device
     seed = torch.randint(2**31, (), generator=context.generator(offset))
-    on = torch.Generator(device).manual_seed(int(seed))
+    on = torch.Generator(device).manual_seed(int(seed))  # drawn on the device, but seeded as everything else
     shape = (values["runs"], values["width"], values["width"])
     start = torch.randn(shape, generator=on, device=device)
     weights = (draw_uniform(shape, generator=on, dtype=start.dtype, device=device) for _ in range(values["depth"]))
@@ -40,42 +38,41 @@ def follow_ranks(
     else:
         states = walk(start, weights, activation=lambda product: unit_matrix(function(product)))
     layers = range(values["every"], values["depth"] + 1, values["every"])
+    # a walk begins with layer 1; the input's rank stands in front
     ranks = torch.cat([numerical_rank(start)[None], measure_at(states, layers, numerical_rank)])
     return [0, *layers], ranks.cpu().numpy()
 
 
-def measure_fig2(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_fig2(values: Values, context: Context) -> Outcome:
     """The rank of the last hidden layer against depth, with and without batch norm."""
     numbers: dict[str, Number] = {}
     series = []
-    for index, (norm, label) in enumerate((("batch", "batch norm"), ("none", "no norm"))):
+    kinds = (("batch", "batch norm", "with"), ("none", "no norm", "without"))
+    for index, (norm, label, key) in enumerate(kinds):
         layers, ranks = follow_ranks(values, context, norm=norm, offset=index)
-        late = 3 * len(layers) // 4
-        numbers[f"rank_{'with' if norm == 'batch' else 'without'}_batch_norm"] = over_runs(ranks[late:].mean(axis=0))
-        series.append(points_of(label, layers, [over_runs(row) for row in ranks]))
+        late = 3 * len(layers) // 4  # the last quarter, where the rank has settled
+        numbers[f"rank_{key}_batch_norm"] = over_runs(ranks[late:].mean(axis=0))
+        series.append(points_over(label, layers, ranks.T))
     root = math.sqrt(values["width"])
-    series.append(Series("√d (the paper's floor)", [0, values["depth"]], [root, root], role="paper"))
-    series.append(Series("1: collapse", [0, values["depth"]], [1.0, 1.0], role="bound"))
+    series.append(level("√d (the paper's floor)", [0, values["depth"]], root, "paper"))
+    series.append(level("1: collapse", [0, values["depth"]], 1.0))
     panel = Panel("layer", "numerical rank", series, y_scale="log", title=values["activation"])
     return Outcome(numbers, Picture((panel,), values["caption"]))
 
 
-def measure_cor15(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_cor15(values: Values, context: Context) -> Outcome:
     """The rank at every layer, from orthogonal inputs, over widths."""
     smallest, over, series = [], [], []
+    shape = pick(values, "depth runs residual every")
+    shape |= {"weights": "uniform", "input": "orthogonal", "measures": ["numerical_rank"]}
     for index, (width, alpha) in enumerate(zip(values["widths"], values["regularities"], strict=True)):
-        profile = _follow(
-            values, context.generator(index), width=width, start="orthogonal", measures=["numerical_rank"]
-        )
+        profile = follow(context.generator(index), width=width, **shape)
         ranks = [profile.value("numerical_rank", layer=layer) for layer in profile.layers if layer]
-        least = min(ranks, key=lambda rank: rank.value)
-        smallest.append(_of_runs(least, values["runs"]))
+        smallest.append(_of_runs(min(ranks, key=lambda rank: rank.value), values["runs"]))
         over.append(scaled(smallest[-1], 1 / math.sqrt((1 - alpha) * width)))
         series.append(_curve(f"d = {width}", profile, "numerical_rank"))
         context.progress((index + 1) / len(values["widths"]))
-    plain = _follow(
-        values, context.generator(99), width=width, start="orthogonal", measures=["numerical_rank"], norm="none"
-    )
+    plain = follow(context.generator(99), width=width, norm="none", **shape)  # at the widest
     last = plain.value("numerical_rank", layer=values["depth"])
     growth = ratio_of(smallest[-1], smallest[0])
     stretch = math.log(values["widths"][-1] / values["widths"][0])
@@ -88,31 +85,22 @@ def measure_cor15(values: Mapping[str, Any], context: Context) -> Outcome:
     series.append(_curve(f"d = {width}, no norm", plain, "numerical_rank"))
     widths = np.array(values["widths"])
     bounds = np.sqrt((1 - np.array(values["regularities"])) * widths)
+    least = (points_of("measured", widths, smallest), Series("√((1 − α)d)", widths, bounds, role="bound"))
     panels = (
-        Panel("layer", "rank of H", series, title="every layer", x_scale="log", y_scale="log"),
-        Panel(
-            "width d",
-            "smallest rank over the layers",
-            (
-                points_of("measured", widths, smallest),
-                Series("√((1 − α)d)", widths, bounds, role="bound"),
-            ),
-            title="smallest",
-            x_scale="log",
-            y_scale="log",
-        ),
+        Panel("layer", "rank of H", series, title="every layer", **LOG_LOG),
+        Panel("width d", "smallest rank over the layers", least, title="smallest", **LOG_LOG),
     )
     caption = "The rank of a full-rank input, as floating point numbers show it, stays above the bound at every layer."
     return Outcome(numbers, Picture(panels, caption))
 
 
-def measure_soft_rank(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_soft_rank(values: Values, context: Context) -> Outcome:
     """Rank and soft rank at every layer from nearly collinear inputs, which are of full rank."""
     width, tau = values["width"], values["threshold"]
     name = f"soft_rank:{tau}"
-    near = _follow(
-        values, context.generator(), width=width, start=values["collinear"], measures=["numerical_rank", name]
-    )
+    shape = pick(values, "width depth runs residual every")
+    start = {"weights": "uniform", "input": values["collinear"], "measures": ["numerical_rank", name]}
+    near = follow(context.generator(), **start, **shape)
     layers = [layer for layer in near.layers if layer]
     rank, soft = ([near.value(measure, layer=layer) for layer in layers] for measure in ("numerical_rank", name))
     floor = math.sqrt((1 - values["regularity"]) * width)
@@ -127,61 +115,20 @@ def measure_soft_rank(values: Mapping[str, Any], context: Context) -> Outcome:
         "average_soft_rank_over_bound": _of_runs(Estimate(average, spread), runs, unit=bound),
         "smallest_rank_over_bound": lowest(_of_runs(e, runs, unit=floor) for e in rank),
     }
-    ends = [1, layers[-1]]
+    label, ends = "nearly collinear input", [1, layers[-1]]
+    softs = (_curve(label, near, name), level("(1 − τ)²√((1 − α)d)", ends, bound, "paper"))
+    ranks = (_curve(label, near, "numerical_rank"), level("√((1 − α)d)", ends, floor))
     panels = (
-        Panel(
-            "layer",
-            f"soft rank at {tau}",
-            (
-                _curve("nearly collinear input", near, name),
-                Series("(1 − τ)²√((1 − α)d)", ends, [bound, bound], role="paper"),
-            ),
-            title="soft rank",
-            x_scale="log",
-        ),
-        Panel(
-            "layer",
-            "rank of H",
-            (
-                _curve("nearly collinear input", near, "numerical_rank"),
-                Series("√((1 − α)d)", ends, [floor, floor], role="bound"),
-            ),
-            title="rank",
-            x_scale="log",
-        ),
+        Panel("layer", f"soft rank at {tau}", softs, title="soft rank", x_scale="log"),
+        Panel("layer", "rank of H", ranks, title="rank", x_scale="log"),
     )
     caption = "From nearly collinear samples the soft rank begins below its bound and grows; the rank is above its own."
     return Outcome(numbers, Picture(panels, caption))
 
 
-def _follow(
-    values: Mapping[str, Any],
-    generator: torch.Generator,
-    *,
-    width: int,
-    start: str,
-    measures: list[str],
-    norm: str = "batch",
-) -> Profile:
-    """Chains H ↦ BN((I + γW)H), or (I + γW)H, with uniform weights and as many samples as features."""
-    return simulate(
-        **pick(values, "depth runs residual every"),
-        width=width,
-        batch_size=width,
-        weights="uniform",
-        norm=norm,
-        centring=False,
-        input=start,
-        measures=measures,
-        profile=True,
-        dtype="float64",
-        generator=generator,
-    ).profile
-
-
 def _curve(label: str, profile: Profile, name: str) -> Series:
     """A measure at a dozen layers."""
-    known = np.array([layer for layer in profile.layers if layer])
+    known = np.array([layer for layer in profile.layers if layer])  # a logarithmic axis has no layer 0
     wanted = np.geomspace(known[0], known[-1], 12)
     picked = sorted({int(known[np.argmin(np.abs(known - layer))]) for layer in wanted})
     points = [profile.value(name, layer=layer) for layer in picked]
@@ -192,3 +139,65 @@ def _of_runs(mean: Estimate, runs: int, *, unit: float = 1.0) -> Number:
     """Student's interval of a mean over runs, in some unit; all runs alike is exact."""
     value, stderr = mean.value / unit, (mean.stderr or 0.0) / unit
     return exact(value) if stderr == 0 else estimate(value, stderr, samples=runs)
+
+
+# shares of the largest singular value above which a direction is counted: the released programs have 1e-9 and what
+# float32 resolves, about 1e-5 at width 256; float64 resolves directions down to 1e-13
+TOLERANCES = ("1e-5", "1e-7", "1e-9", "1e-12")
+
+
+def measure_fig3a(values: Values, context: Context) -> Outcome:
+    """The rank averaged over depth against the width, for each residual strength, and at each tolerance if it has one.
+
+    Both rows of the figure share the chains, so both have all measures taken.
+    """
+    widths, counted = values["widths"], [f"numerical_rank:{share}" for share in TOLERANCES]
+    by_gamma = averages_of(values, context, measures=("soft_rank", *counted))
+    shown = counted if values["measure"] == "numerical_rank" else ["soft_rank"]
+    numbers: dict[str, Number] = {}
+    exponents: dict[str, list[Number]] = {measure: [] for measure in shown}  # one for each strength
+    series = []
+    for gamma, found in by_gamma.items():
+        for measure in shown:
+            exponents[measure].append(log_slope(widths, [average[measure] for average in found]))
+        numbers[f"exponent_at_gamma_{name_of(gamma)}"] = lowest(e[-1] for e in exponents.values())
+        drawn = [average[shown[len(shown) // 2]] for average in found]
+        label = "no skip connection" if math.isinf(gamma) else f"γ = {gamma:g}"
+        series.append(measured(label, widths, drawn))
+    every = [number for found in exponents.values() for number in found]
+    numbers |= {"smallest_exponent": lowest(every), "largest_exponent": highest(every)}
+    over = [(found[place][m], d) for found in by_gamma.values() for place, d in enumerate(widths) for m in shown]
+    shares = [number_of(rank, scale=1 / math.sqrt(d)) for rank, d in over]
+    numbers["smallest_rank_over_sqrt_width"] = lowest(shares)
+    if len(shown) > 1:
+        weakest = by_gamma[min(by_gamma)]  # the smallest γ leaves the rank longest on its way
+        for measure, share in zip(shown, TOLERANCES, strict=True):
+            numbers[f"smallest_exponent_at_tolerance_{share}"] = lowest(exponents[measure])
+            for place in (0, -1):
+                numbers[f"rank_at_width_{widths[place]}_tolerance_{share}"] = number_of(weakest[place][measure])
+    series.append(Series("√d (the paper's order)", widths, np.sqrt(widths), role="paper"))
+    series.append(Series("d (full rank)", widths, widths, role="bound"))
+    panel = over_widths(values["label"], widths, series, y_scale="log")
+    return Outcome(numbers, Picture((panel,), values["caption"]))
+
+
+def measure_fig3b(values: Values, context: Context) -> Outcome:
+    """The ten largest eigenvalues of nearly collinear inputs on their way through batch norm."""
+    last = values["depth"]
+    layers = [layer for layer in range(1, last + 1) if (layer < 20 and layer % 2) or layer % max(last // 20, 1) == 0]
+    # eigenvalues that grow at random spread over orders of magnitude: their logarithms are averaged, run by run
+    logs = np.stack([_log_eigenvalues(values, context.generator(run), layers) for run in range(values["runs"])])
+    changes = [mean_of(change) for change in (logs[:, -1] - logs[:, 0]).T]
+    numbers = {"change_of_largest": changes[0], "smallest_growth_of_others": lowest(changes[1:])}
+    typical = np.sqrt(values["width"] * 10 ** logs.mean(axis=0))
+    series = [Series(f"σ{k}", layers, row) for k, row in enumerate(typical.T, start=1)]
+    panel = Panel("layer", "singular value of H, geometric mean over runs", series, y_scale="log")
+    caption = "Differences of 1e-5 between samples grow to the size of the largest singular value, which falls."
+    return Outcome(numbers, Picture((panel,), caption))
+
+
+def _log_eigenvalues(values: Values, generator: torch.Generator, layers: Sequence[int]) -> np.ndarray[Any, Any]:
+    """(layers, 10): log₁₀ of the largest eigenvalues of one run."""
+    start: dict[str, Any] = {"input": f"collinear:{values['noise']}", "measures": ["top_eigenvalues:10"]}
+    found = follow(generator, runs=1, **start, **pick(values, "width depth residual"))
+    return np.log10([[found.value(f"eigenvalue_{k}", layer=at).value for k in range(1, 11)] for at in layers])

@@ -8,23 +8,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
-from sounding.chain import simulate_many
-from sounding.claims.claim import Context, Outcome, pick
+from sounding.chain import simulate, simulate_many
+from sounding.claims.claim import Context, Outcome, Values, pick
 from sounding.claims.number import Number, estimate, highest, lowest
-from sounding.claims.picture import Panel, Picture, Series, over_widths, points_of
+from sounding.claims.picture import Panel, Picture, Series, level, over_widths, points_of
 from sounding.claims.share import share
-from sounding.profile import Estimate
+from sounding.profile import Estimate, Profile
 from sounding.theory.bounds import rank2020
 
-GROUPS = 32
-"""Behind a simulation's standard error there are so many runs or more, or about so many batches of layers."""
+GROUPS = 32  # behind a simulation's standard error there are so many runs or more, or about so many batches of layers
 MEASURES = ("participation_ratio", "soft_rank", "frobenius_squared", "regularity")
+
+
+def follow(generator: torch.Generator, *, width: int, **options: Any) -> Profile:
+    """The profile of chains H ↦ BN((I + γW)H) in float64, or (I + γW)H, with as many samples as features."""
+    square: dict[str, Any] = {"width": width, "batch_size": width, "centring": False, "dtype": "float64"}
+    return simulate(profile=True, generator=generator, **square, **options).profile
 
 
 @share("measure", "label", "caption")
 def averages_of(
-    values: Mapping[str, Any], context: Context, *, measures: tuple[str, ...] = MEASURES
+    values: Values, context: Context, *, measures: tuple[str, ...] = MEASURES
 ) -> dict[float, list[Mapping[str, Estimate]]]:
     """By residual strength, the averages at each width of H ↦ BN(H + γWH); figures that show one experiment share it.
 
@@ -39,7 +45,7 @@ def averages_of(
         device=context.device,
         generator=context.generator(),
     )
-    count = len(values["residuals"])
+    count = len(values["residuals"])  # simulations come by width, then by strength
     each = enumerate(values["residuals"])
     return {gamma: [simulation.averages for simulation in found[index::count]] for index, gamma in each}
 
@@ -52,6 +58,7 @@ def number_of(average: Estimate, *, scale: float = 1.0) -> Number:
 def share_of(average: Estimate, reference: float, *, relative_error: float = 0.0) -> Number:
     """average / reference, where the reference was measured too, with that relative standard error."""
     value = average.value / reference
+    # relative errors of a quotient add in squares
     error = abs(value) * math.hypot((average.stderr or 0.0) / average.value, relative_error)
     return estimate(value, error, samples=GROUPS)
 
@@ -63,7 +70,7 @@ def relative_error(average: Estimate) -> float:
 
 def error_of_bound(regularity: Estimate) -> float:
     """The relative error that α leaves in a bound: both bounds grow at most like √(1 − α)."""
-    return 0.5 * (regularity.stderr or 0.0) / (1 - regularity.value)
+    return 0.5 * (regularity.stderr or 0.0) / (1 - regularity.value)  # d ln √(1 − α) = −dα/(2(1 − α))
 
 
 def log_slope(widths: Sequence[int], averages: Sequence[Estimate]) -> Number:
@@ -83,55 +90,47 @@ def measured(label: str, widths: Sequence[int], averages: Sequence[Estimate]) ->
     return points_of(label, widths, [number_of(average) for average in averages])
 
 
-def measure_theorem2(values: Mapping[str, Any], context: Context) -> Outcome:
+def _columns(values: Values, context: Context, *names: str) -> list[list[Estimate]]:
+    """Averages by width, for each name, of the one residual strength that a row has."""
+    ((_, found),) = averages_of(values, context).items()
+    return [[average[name] for average in found] for name in names]
+
+
+def _over_bounds(averages: Sequence[Estimate], bounds: Sequence[float], alphas: Sequence[Estimate]) -> list[Number]:
+    """Each average over its bound, which has an error of its own: α was measured."""
+    found = zip(averages, bounds, alphas, strict=True)
+    return [share_of(average, bound, relative_error=error_of_bound(alpha)) for average, bound, alpha in found]
+
+
+def measure_theorem2(values: Values, context: Context) -> Outcome:
     """r and the soft rank beside the printed and the corrected bound, with the measured regularity constant."""
     widths = values["widths"]
-    ((_, found),) = averages_of(values, context).items()
-    alphas = [average["regularity"] for average in found]
+    alphas, ratios, softs = _columns(values, context, "regularity", "participation_ratio", "soft_rank")
+    pairs = list(zip(widths, alphas, strict=True))
     printed, corrected = (
-        [
-            rank2020.theorem_2(d, regularity=a.value, threshold=0.0, version=version).value
-            for d, a in zip(widths, alphas, strict=True)
-        ]
+        [rank2020.theorem_2(d, regularity=a.value, threshold=0.0, version=version).value for d, a in pairs]
         for version in ("printed", "corrected")
     )
-    ratios = [average["participation_ratio"] for average in found]
-    softs = [average["soft_rank"] for average in found]
-    errors = [error_of_bound(a) for a in alphas]
-    over, sharper = (
-        lowest(share_of(r, bound, relative_error=e) for r, bound, e in zip(ratios, bounds, errors, strict=True))
-        for bounds in (printed, corrected)
-    )
-    soft = lowest(
-        share_of(s, r.value / 4, relative_error=relative_error(r)) for s, r in zip(softs, ratios, strict=True)
-    )
+    # the theorem's (1 − τ)² r at τ = ½ is r/4
+    quarters = [share_of(s, r.value / 4, relative_error=relative_error(r)) for s, r in zip(softs, ratios, strict=True)]
     numbers = {
         "largest_regularity": highest(number_of(a) for a in alphas),
-        "smallest_r_over_bound": over,
-        "smallest_soft_rank_over_r_bound": soft,
+        "smallest_r_over_bound": lowest(_over_bounds(ratios, printed, alphas)),
+        "smallest_soft_rank_over_r_bound": lowest(quarters),
         "exponent_of_r": log_slope(widths, ratios),
         "exponent_of_soft_rank": log_slope(widths, softs),
-        "smallest_r_over_corrected_bound": sharper,
+        "smallest_r_over_corrected_bound": lowest(_over_bounds(ratios, corrected, alphas)),
     }
+    ranks = (
+        measured("participation ratio r", widths, ratios),
+        measured("soft rank at ½", widths, softs),
+        Series("√((1 − α)d), printed bound on r", widths, printed, role="bound"),
+        Series("corrected bound on r", widths, corrected, role="theory"),
+    )
+    constants = (measured("α", widths, alphas), level("1", widths, 1.0))
     panels = (
-        over_widths(
-            "average over depth",
-            widths,
-            (
-                measured("participation ratio r", widths, ratios),
-                measured("soft rank at ½", widths, softs),
-                Series("√((1 − α)d), printed bound on r", widths, printed, role="bound"),
-                Series("corrected bound on r", widths, corrected, role="theory"),
-            ),
-            y_scale="log",
-            title="rank",
-        ),
-        over_widths(
-            "regularity constant α",
-            widths,
-            (measured("α", widths, alphas), Series("1", [widths[0], widths[-1]], [1.0, 1.0], role="bound")),
-            title="regularity",
-        ),
+        over_widths("average over depth", widths, ranks, y_scale="log", title="rank"),
+        over_widths("regularity constant α", widths, constants, title="regularity"),
     )
     caption = (
         "The average of r over depth lies above the printed bound and close above the corrected one, and grows like "
@@ -140,74 +139,57 @@ def measure_theorem2(values: Mapping[str, Any], context: Context) -> Outcome:
     return Outcome(numbers, Picture(panels, caption))
 
 
-def measure_lemma13(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_lemma13(values: Values, context: Context) -> Outcome:
     """E‖M‖_F² beside its printed and corrected upper bounds, and the balance that the corrected one comes from."""
     widths = values["widths"]
-    ((_, found),) = averages_of(values, context).items()
-    squares = [average["frobenius_squared"] for average in found]
-    alphas = [average["regularity"] for average in found]
-    errors = [error_of_bound(a) for a in alphas]
-    bounds = {
-        version: [
-            rank2020.lemma_13(d, regularity=a.value, version=version).value for d, a in zip(widths, alphas, strict=True)
-        ]
+    squares, alphas = _columns(values, context, "frobenius_squared", "regularity")
+    pairs = list(zip(widths, alphas, strict=True))
+    printed, corrected = (
+        [rank2020.lemma_13(d, regularity=a.value, version=version).value for d, a in pairs]
         for version in ("printed", "corrected")
-    }
-    shares = {
-        version: highest(share_of(s, b, relative_error=e) for s, b, e in zip(squares, bound, errors, strict=True))
-        for version, bound in bounds.items()
-    }
+    )
     numbers = {
-        "largest_share_of_printed_bound": shares["printed"],
-        "largest_share_of_corrected_bound": shares["corrected"],
+        "largest_share_of_printed_bound": highest(_over_bounds(squares, printed, alphas)),
+        "largest_share_of_corrected_bound": highest(_over_bounds(squares, corrected, alphas)),
         "exponent": log_slope(widths, squares),
     }
     series = (
         measured("measured", widths, squares),
-        Series("d^(3/2)/√(1 − α), printed", widths, bounds["printed"], role="bound"),
-        Series("corrected bound", widths, bounds["corrected"], role="theory"),
+        Series("d^(3/2)/√(1 − α), printed", widths, printed, role="bound"),
+        Series("corrected bound", widths, corrected, role="theory"),
     )
     panel = over_widths("E‖M‖_F²", widths, series, y_scale="log")
     caption = "The printed bound is true and two to four times too large; the one with the right sign nearly touches."
     return Outcome(numbers, Picture((panel,), caption))
 
 
-def measure_fig8(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_fig8(values: Values, context: Context) -> Outcome:
     """The regularity constant against the width."""
     widths = values["widths"]
-    ((_, found),) = averages_of(values, context).items()
-    alphas = [average["regularity"] for average in found]
-    wide = [number_of(a) for d, a in zip(widths, alphas, strict=True) if d > 10]
+    (alphas,) = _columns(values, context, "regularity")
+    wide = [number_of(a) for d, a in zip(widths, alphas, strict=True) if d > 10]  # the paper says it for d > 10
     falls = [
         estimate(a.value - b.value, math.hypot(a.stderr or 0.0, b.stderr or 0.0), samples=GROUPS)
         for a, b in itertools.pairwise(alphas)
     ]
-    numbers = {
-        "largest_regularity_above_width_10": highest(wide),
-        "smallest_fall_to_the_next_width": lowest(falls),
-    }
-    ends = [widths[0], widths[-1]]
-    series = (measured("measured", widths, alphas), Series("0.9 (the paper's limit)", ends, [0.9, 0.9], role="paper"))
+    numbers = {"largest_regularity_above_width_10": highest(wide), "smallest_fall_to_the_next_width": lowest(falls)}
+    series = (measured("measured", widths, alphas), level("0.9 (the paper's limit)", widths, 0.9, "paper"))
     panel = over_widths("regularity constant α", widths, series)
     return Outcome(numbers, Picture((panel,), "From width 11 on α is below 0.9, and it falls as the width grows."))
 
 
-def measure_fig9(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_fig9(values: Values, context: Context) -> Outcome:
     """log₂ E‖M‖_F² against log₂ d."""
     widths = values["widths"]
-    ((_, found),) = averages_of(values, context).items()
-    squares = [average["frobenius_squared"] for average in found]
+    (squares,) = _columns(values, context, "frobenius_squared")
     logs = np.log2(widths)
-    errors = [(number_of(s).high / s.value - 1) / math.log(2) for s in squares]
+    errors = [(number_of(s).high / s.value - 1) / math.log(2) for s in squares]  # d log₂ s = ds/(s ln 2)
     largest = highest(number_of(s, scale=d**-1.5) for s, d in zip(squares, widths, strict=True))
     numbers = {"exponent": log_slope(widths, squares), "largest_over_d_to_3_halves": largest}
-    panel = Panel(
-        "log₂ d",
-        "log₂ of the average of ‖M‖_F²",
-        (
-            Series("measured", logs, [math.log2(s.value) for s in squares], error=errors),
-            Series("log₂ d^1.5 (the paper's line)", logs, 1.5 * logs, role="paper"),
-        ),
+    series = (
+        Series("measured", logs, [math.log2(s.value) for s in squares], error=errors),
+        Series("log₂ d^1.5 (the paper's line)", logs, 1.5 * logs, role="paper"),
     )
+    panel = Panel("log₂ d", "log₂ of the average of ‖M‖_F²", series)
     caption = "The points follow the line of slope 3/2: far from 1 (orthogonal features) and from 2 (collapse)."
     return Outcome(numbers, Picture((panel,), caption))

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from sounding.activations import resolve
-from sounding.claims.claim import Context, Outcome
+from sounding.claims.claim import Context, Outcome, Values
 from sounding.claims.number import (
     DRAWN,
     Number,
+    counted,
     estimate,
     exact,
     fraction_of,
@@ -23,7 +24,7 @@ from sounding.claims.number import (
     over_runs,
     slope_of,
 )
-from sounding.claims.picture import Panel, Picture, Series, over_widths, points_of
+from sounding.claims.picture import Panel, Picture, Series, level, over_widths, points_of
 from sounding.claims.walk import measure_at, unit_features, unit_matrix, walk
 from sounding.measures import numerical_rank, participation_ratio, soft_rank
 from sounding.weights import draw_uniform
@@ -31,14 +32,13 @@ from sounding.weights import draw_uniform
 Scaling = Literal["batch", "frobenius", "none"]
 Array = np.ndarray[Any, Any]
 Measure = Callable[[torch.Tensor], torch.Tensor]
-ZERO = 1e-9
-"""Singular values below this share of the largest count as zero, as in figure 1 of the paper."""
+ZERO = 1e-9  # singular values below this share of the largest count as zero, as in figure 1 of the paper
+# r of a state whose second singular value is 16% of the first: a whole rank that is at least as large is 2 or more
 NEAR_ONE = 1.05
-"""r of a state whose second singular value is 16% of the first: a whole rank that is at least as large is 2 or more."""
 
 
 def follow_chain(
-    values: Mapping[str, Any],
+    values: Values,
     context: Context,
     measure: Measure,
     *,
@@ -62,6 +62,7 @@ def follow_chain(
     shape = (runs, width, width)
     state = torch.randn(shape, generator=generator, **options)
     if start == "rank one":
+        # every feature is plus or minus the first one
         signs = torch.randint(2, (runs, 1, width), generator=generator, device=context.device) * 2.0 - 1
         state = state[..., :1] * signs
     weights = (draw_uniform(shape, generator=generator, **options) for _ in range(layers[-1]))
@@ -80,7 +81,7 @@ def soft_rank_of_scaled(state: torch.Tensor) -> torch.Tensor:
     return soft_rank(state / state.square().mean(dim=(-2, -1), keepdim=True).sqrt())
 
 
-def measure_fig1(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_fig1(values: Values, context: Context) -> Outcome:
     """ln of the rank over depth, with and without batch norm, for two strengths."""
     depth, width = values["depth"], values["width"]
     layers = sorted(
@@ -94,42 +95,38 @@ def measure_fig1(values: Mapping[str, Any], context: Context) -> Outcome:
             kind: dict[str, Any] = {"strength": gamma, "activation": "identity", "scaling": scaling}
             offset = 2 * index + (scaling == "batch")
             ranks = follow_chain(values, context, count_directions, width=width, layers=layers, offset=offset, **kind)
-            late = np.array(layers) >= 3 * depth // 4
+            late = np.array(layers) >= 3 * depth // 4  # the rank has settled by then
             name = "with" if scaling == "batch" else "without"
             numbers[f"rank_{name}_batch_norm_at_gamma_{gamma:g}"] = over_runs(ranks[late].mean(axis=0))
             points = [over_runs(row) for row in ranks]
-            error = [(n.high - n.low) / 2 / n.value for n in points]
+            error = [(n.high - n.low) / 2 / n.value for n in points]  # d ln x = dx/x
             series.append(Series(label, layers, np.log([n.value for n in points]), error=error))
         ends = [1, depth]
-        series.append(Series("ln √d (the order claimed)", ends, [0.5 * math.log(width)] * 2, role="paper"))
+        series.append(level("ln √d (the order claimed)", ends, 0.5 * math.log(width), "paper"))
         panels.append(Panel("layer", "ln of the rank", series, x_scale="log", title=f"γ = {gamma:g}"))
-    with_norm = [n for name, n in numbers.items() if "with_" in name]
-    without = [n for name, n in numbers.items() if "without_" in name]
-    numbers["smallest_rank_with_batch_norm"] = lowest(with_norm)
-    numbers["largest_rank_without_batch_norm"] = highest(without)
+    numbers |= {
+        "smallest_rank_with_batch_norm": lowest(n for name, n in numbers.items() if "with_" in name),
+        "largest_rank_without_batch_norm": highest(n for name, n in numbers.items() if "without_" in name),
+    }
     caption = "Without a norm one direction is left; batch norm stops the fall above √d, at both strengths."
     return Outcome(numbers, Picture(panels, caption))
 
 
-def measure_by_width(
-    measure: Measure, values: Mapping[str, Any], context: Context, *, offset: int, **chain: Any
-) -> list[Number]:
+def measure_by_width(measure: Measure, values: Values, context: Context, *, offset: int, **chain: Any) -> list[Number]:
     """The average of a measure over depth, at each width; `chain` are further options of `follow_chain`."""
     layers = range(values["burn_in"], values["depth"] + 1, values["every"])
-    return [
-        over_runs(
-            follow_chain(
-                values, context, measure, width=width, layers=layers, offset=100 * offset + index, **chain
-            ).mean(axis=0)
-        )
-        for index, width in enumerate(values["widths"])
-    ]
+    found = []
+    for index, width in enumerate(values["widths"]):
+        place = {"width": width, "layers": layers, "offset": 100 * offset + index}
+        found.append(over_runs(follow_chain(values, context, measure, **place, **chain).mean(axis=0)))
+    return found
 
 
 def exponent_of(widths: Sequence[int], numbers: Sequence[Number]) -> Number:
     """The mean slope of ln value against ln width, from the narrowest to the widest."""
     ends = (numbers[0], numbers[-1])
     errors = [_stderr(n) / n.value for n in ends]
+    # two points have no scatter, only their errors
     return slope_of(np.log([widths[0], widths[-1]]), np.log([n.value for n in ends]), stderr=errors)
 
 
@@ -147,7 +144,7 @@ def _stderr(number: Number) -> float:
     return (number.high - number.low) / 2 / DRAWN
 
 
-def measure_fig4(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_fig4(values: Values, context: Context) -> Outcome:
     """r averaged over depth against the width, F = tanh, for several strengths."""
     widths = values["widths"]
     numbers: dict[str, Number] = {}
@@ -163,12 +160,12 @@ def measure_fig4(values: Mapping[str, Any], context: Context) -> Outcome:
     numbers["smallest_exponent"] = lowest(exponents)
     numbers["smallest_r"] = lowest(every)
     series.append(Series("√d (linear networks' order)", widths, np.sqrt(widths), role="paper"))
-    series.append(Series("2 (theorem 5)", [widths[0], widths[-1]], [2.0, 2.0], role="bound"))
+    series.append(level("2 (theorem 5)", widths, 2.0))
     panel = over_widths("average over depth of r(H)", widths, series, y_scale="log")
     return Outcome(numbers, Picture((panel,), "At every γ, r lies above 2 and grows with the width at least like √d."))
 
 
-def measure_table1(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_table1(values: Values, context: Context) -> Outcome:
     """Soft ranks of linear and tanh networks, with and without batch norm, by width."""
     widths, gamma = values["widths"], values["strength"]
     kinds: dict[str, tuple[str, Scaling]] = {
@@ -178,12 +175,10 @@ def measure_table1(values: Mapping[str, Any], context: Context) -> Outcome:
         "tanh, no norm": ("tanh", "none"),
         "tanh, no norm, kept small": ("tanh", "frobenius"),
     }
-    found = {
-        label: measure_by_width(
-            soft_rank_of_scaled, values, context, strength=gamma, activation=name, scaling=scaling, offset=index
-        )
-        for index, (label, (name, scaling)) in enumerate(kinds.items())
-    }
+    found = {}
+    for index, (label, (name, scaling)) in enumerate(kinds.items()):
+        chain: dict[str, Any] = {"strength": gamma, "activation": name, "scaling": scaling}
+        found[label] = measure_by_width(soft_rank_of_scaled, values, context, offset=index, **chain)
     numbers = {
         "exponent_linear_with_batch_norm": exponent_of(widths, found["linear, batch norm"]),
         "exponent_tanh_with_batch_norm": exponent_of(widths, found["tanh, batch norm"]),
@@ -196,7 +191,7 @@ def measure_table1(values: Mapping[str, Any], context: Context) -> Outcome:
     series = [points_of(label, widths, row) for label, row in found.items()]
     series.append(Series("√d, linear (the paper)", widths, np.sqrt(widths), role="paper"))
     series.append(Series("d, tanh (the paper)", widths, widths, role="paper"))
-    series.append(Series("1: collapse", [widths[0], widths[-1]], [1.0, 1.0], role="bound"))
+    series.append(level("1: collapse", widths, 1.0))
     panel = over_widths("mean soft rank at ½ over depth", widths, series, y_scale="log")
     caption = (
         "With batch norm linear and tanh networks keep a rank that grows with the width. Without it linear ones "
@@ -207,13 +202,14 @@ def measure_table1(values: Mapping[str, Any], context: Context) -> Outcome:
 
 def ratio_of_moments(state: torch.Tensor) -> torch.Tensor:
     """r = (Tr M)²/‖M‖_F² without eigenvalues, quick enough to look at every layer."""
+    # Tr M = ‖H‖_F², and ‖HᵀH‖_F = ‖HHᵀ‖_F
     return state.square().sum(dim=(-2, -1)) ** 2 / (state.mT @ state).square().sum(dim=(-2, -1))
 
 
-def measure_theorem5(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_theorem5(values: Values, context: Context) -> Outcome:
     """The smallest r over all layers of each run, γ = 1/(8d): odd activations with batch norm, linear without."""
     width, depth, runs = values["width"], values["depth"], values["runs"]
-    common: dict[str, Any] = {"strength": 1 / (8 * width), "width": width}
+    common: dict[str, Any] = {"strength": 1 / (8 * width), "width": width}  # the largest γ that the theorem allows
     every = range(1, depth + 1)
     shown = np.array(sorted({int(layer) for layer in np.geomspace(1, depth, 14)}))
     smallest, series, raised = [], [], []
@@ -221,7 +217,7 @@ def measure_theorem5(values: Mapping[str, Any], context: Context) -> Outcome:
     def follow(activation: str, scaling: Scaling, label: str, offset: int) -> Array:
         chain: dict[str, Any] = {"activation": activation, "scaling": scaling, "layers": every, "offset": offset}
         ratios = follow_chain(values, context, ratio_of_moments, **chain, **common)
-        points = ratios[shown - 1]
+        points = ratios[shown - 1]  # layers count from 1
         low, mean, high = points.min(axis=1), points.mean(axis=1), points.max(axis=1)
         series.append(Series(label, shown, mean, error=np.stack([mean - low, high - mean])))
         return np.asarray(ratios.min(axis=0))
@@ -229,19 +225,18 @@ def measure_theorem5(values: Mapping[str, Any], context: Context) -> Outcome:
     for index, activation in enumerate(values["activations"]):
         smallest.append(follow(activation, "batch", activation, index))
         if activation != "identity":
+            # a rank of one must be left within two layers
             few: dict[str, Any] = {"activation": activation, "scaling": "batch", "layers": [2], "offset": index}
             raised.append(follow_chain(values, context, count_directions, start="rank one", **few, **common))
     without = follow("identity", "frobenius", "identity, no norm", len(smallest))
     near_one, reached = np.concatenate(smallest) < NEAR_ONE, np.concatenate(raised, axis=1) >= 2
-    numbers = {
-        "runs_that_come_near_rank_one": exact(int(near_one.sum())),
-        "share_of_runs_that_come_near_rank_one": fraction_of(int(near_one.sum()), near_one.size),
+    numbers = counted("runs_that_come_near_rank_one", near_one) | {
         "share_without_norm_that_come_near_rank_one": fraction_of(int((without < NEAR_ONE).sum()), runs),
         "smallest_r_of_a_run": lowest(mean_of(ratios) for ratios in smallest),
         "smallest_r_of_all": exact(min(float(ratios.min()) for ratios in smallest)),
         "share_of_runs_raised_from_rank_one_in_two_layers": fraction_of(int(reached.sum()), reached.size),
     }
-    series.append(Series(f"{NEAR_ONE}: next to rank one", [1, depth], [NEAR_ONE] * 2, role="bound"))
+    series.append(level(f"{NEAR_ONE}: next to rank one", [1, depth], NEAR_ONE))
     panel = Panel("layer", "r(H), mean and range over runs", series, x_scale="log")
     caption = (
         f"Of all layers of all runs with batch norm the smallest r is {numbers['smallest_r_of_all'].value:.2f}, and "

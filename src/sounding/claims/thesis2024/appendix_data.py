@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
 from scipy import stats
 
 from sounding.activations.activation import Array
-from sounding.claims.claim import Context, Outcome
+from sounding.claims.claim import Context, Outcome, Values
 from sounding.claims.number import LEVEL, Number, exact, highest, lowest, over_runs, scaled
-from sounding.claims.picture import Panel, Picture, Series, points_of
+from sounding.claims.picture import Panel, Picture, Series, points_of, points_over
 from sounding.data import load_dataset
 from sounding.data.dataset import normalize
 from sounding.measures import mean_cosine
 
 SETS = ("cifar-10", "mnist", "fashion-mnist", "cifar-100")
 SIZES = (16, 32, 64, 128, 256, 512)  # of batches
+# mean and standard deviation over 100 batches of table C.1; for smaller batches every rank is n
 PRINTED_RANKS = {
     "cifar-10": {128: (127.99, 0.09), 256: (221.06, 2.89), 512: (203.70, 3.58)},
     "mnist": {128: (128.00, 0.00), 256: (250.48, 1.53), 512: (318.04, 2.82)},
     "fashion-mnist": {128: (128.00, 0.00), 256: (238.19, 3.27), 512: (275.37, 4.20)},
     "cifar-100": {128: (127.92, 0.27), 256: (218.11, 3.69), 512: (201.51, 3.95)},
 }
-"""Mean and standard deviation over 100 batches of table C.1; for smaller batches every rank is n."""
 PRINTED_COSINES = {"cifar-10": 0.81, "mnist": 0.40, "fashion-mnist": 0.58, "cifar-100": 0.81}
-HALF_DIGIT = 0.005
-"""The rounding of a cosine that is printed with two digits."""
+HALF_DIGIT = 0.005  # the rounding of a cosine that is printed with two digits
 
 
 def draw_pixels(name: str, size: int, count: int, *, context: Context, offset: int) -> list[torch.Tensor]:
@@ -40,7 +38,7 @@ def draw_pixels(name: str, size: int, count: int, *, context: Context, offset: i
     return [stored[chosen].flatten(1).to(context.device, torch.float32) * factor for chosen in drawn]
 
 
-def measure_ranks(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_ranks(values: Values, context: Context) -> Outcome:
     """Table C.1: `torch.linalg.matrix_rank` of XXᵀ, computed in single and in double precision."""
     ranks: dict[tuple[str, str], list[Number]] = {}
     for place, name in enumerate(values["sets"]):
@@ -71,16 +69,15 @@ def measure_ranks(values: Mapping[str, Any], context: Context) -> Outcome:
 
 def _scatter(values: Array) -> Number:
     """The standard deviation over batches, with the interval of a Gaussian law's."""
-    value, freedom = float(values.std(ddof=1)), len(values) - 1
-    ends = [
-        value * float(np.sqrt(freedom / stats.chi2.ppf(tail, freedom))) for tail in ((1 + LEVEL) / 2, (1 - LEVEL) / 2)
-    ]
-    return Number(value, ends[0], ends[1], len(values))
+    value, freedom = float(values.std(ddof=1)), len(values) - 1  # of a Gaussian law (n − 1)s²/σ² is χ² of n − 1 degrees
+    low, high = (float(np.sqrt(freedom / stats.chi2.ppf((1 + side * LEVEL) / 2, freedom))) for side in (1, -1))
+    return Number(value, value * low, value * high, len(values))
 
 
 def _distance(found: Number, printed: float) -> Number:
     """|found − printed|; its interval begins at 0 where that of `found` holds the printed value."""
     ends = sorted((abs(found.low - printed), abs(found.high - printed)))
+    # where the interval holds the printed value the distance may be 0
     least = 0.0 if found.low <= printed <= found.high else ends[0]
     return Number(abs(found.value - printed), least, ends[1], found.samples)
 
@@ -88,16 +85,14 @@ def _distance(found: Number, printed: float) -> Number:
 def _against_table(numbers: Mapping[str, Number]) -> dict[str, Number]:
     """What the statement and its correction name: the cell that is farthest from the table, or from n."""
 
-    def deviation(name: str, size: int, kind: str) -> Number:
-        mean, spread = PRINTED_RANKS[name][size]
-        found = numbers[f"rank_{name}_{size}_{kind}"]
-        return scaled(_distance(found, mean), 1 / spread)
-
     def farthest(kind: str) -> Number:
-        return highest(deviation(name, n, kind) for name in SETS for n in (256, 512))
+        """In standard deviations of the table; smaller batches have none."""
+        cells = [(PRINTED_RANKS[name][n], numbers[f"rank_{name}_{n}_{kind}"]) for name in SETS for n in (256, 512)]
+        return highest(scaled(_distance(found, mean), 1 / spread) for (mean, spread), found in cells)
 
+    # the table prints n for all of them
     small = [numbers[f"rank_{name}_{n}_float32"].low / n for name in SETS for n in (16, 32, 64)]
-    middle = [numbers[f"rank_{name}_128_float32"] for name in SETS]
+    middle = [numbers[f"rank_{name}_128_float32"] for name in SETS]  # here rounding begins to cost a rank
     missing = [n - numbers[f"rank_{name}_{n}_float64"].low for name in SETS for n in SIZES]
     return {
         "least_rank_over_n_up_to_64": exact(min(small)),
@@ -117,7 +112,7 @@ def _draw_ranks(name: str, sizes: tuple[int, ...], ranks: Mapping[tuple[str, str
     return Panel("batch size n", "rank of XXᵀ", series, title=name)
 
 
-def measure_cosines(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_cosines(values: Values, context: Context) -> Outcome:
     """The mean cosine similarity of different samples of a batch of raw pixels, and of normalized ones beside it."""
     raw, centred = {}, {}
     for place, name in enumerate(values["sets"]):
@@ -137,7 +132,8 @@ def measure_cosines(values: Mapping[str, Any], context: Context) -> Outcome:
     }
     known = {name: PRINTED_COSINES[name] for name in values["sets"] if name in PRINTED_COSINES}
     places = list(range(len(values["sets"])))
-    series = [_drawn("raw pixels", places, raw), _drawn("normalized pixels", places, centred)]
+    kinds = {"raw pixels": raw, "normalized pixels": centred}
+    series = [points_over(kind, places, np.array(list(found.values())).T) for kind, found in kinds.items()]
     if known:
         series.append(Series("printed", places, list(known.values()), role="paper"))
     ticks = dict(zip(map(float, places), values["sets"], strict=True))
@@ -157,7 +153,3 @@ def excess_in_scatters(found: Array, printed: float) -> Number:
     apart, unit = _distance(over_runs(found), printed), _scatter(found)
     value, low, high = (max(0.0, end - HALF_DIGIT) for end in (apart.value, apart.low, apart.high))
     return Number(value / unit.value, low / unit.high, high / unit.low, len(found))
-
-
-def _drawn(label: str, places: list[int], found: Mapping[str, Array]) -> Series:
-    return points_of(label, places, [over_runs(row) for row in found.values()])

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
+import numpy as np
 import torch
 
-from sounding.claims.claim import Context, Outcome, charted
-from sounding.claims.number import GROUPS, exact
-from sounding.claims.picture import Panel, Picture, Series
-from sounding.claims.thesis2024.lemmas import worst
-from sounding.claims.thesis2024.orthogonalization import draw_inputs
-from sounding.claims.walk import unit_features, walk
+from sounding.claims.claim import Context, Outcome, Values, charted
+from sounding.claims.number import GROUPS, exact, worst
+from sounding.claims.picture import LOG_LOG, Panel, Picture, Series
+from sounding.claims.thesis2024.networks import draw_inputs
+from sounding.claims.walk import draw_normals, unit_features, walk
 from sounding.measures import isometry_gap
 from sounding.weights import draw_orthogonal
 
@@ -27,8 +26,9 @@ def jacobian(function: Callable[[torch.Tensor], torch.Tensor], at: torch.Tensor)
 
 def draw_near(width: int, count: int, *, generator: torch.Generator) -> torch.Tensor:
     """Batches (count, d, d) of unit features, from close to orthogonal to nearly dependent, samples as rows."""
+    # in a random order, so that groups of cases hold all sizes
     size = 10 ** torch.linspace(-3, 1.5, count, dtype=torch.float64)[torch.randperm(count, generator=generator)]
-    noise = torch.randn(count, width, width, generator=generator, dtype=torch.float64)
+    noise = draw_normals(generator, count, width, width)
     batch = torch.eye(width, dtype=torch.float64) + size[:, None, None] * noise / math.sqrt(width)
     unit: torch.Tensor = batch / torch.linalg.vector_norm(batch, dim=-2, keepdim=True)
     return unit
@@ -46,7 +46,7 @@ def turn(count: int, width: int, generator: torch.Generator) -> torch.Tensor:
     return drawn / math.sqrt(width)
 
 
-def measure_lemmaC_8(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_lemmaC_8(values: Values, context: Context) -> Outcome:
     """The furthest eigenvalue that a gap of c/(16d) or c²/(16d) allows, where one stands out and the rest are equal."""
     shares: dict[str, list[float]] = {"printed": [], "corrected": []}
     for power, name in ((1, "printed"), (2, "corrected")):
@@ -54,8 +54,9 @@ def measure_lemmaC_8(values: Mapping[str, Any], context: Context) -> Outcome:
             largest = 0.0
             for d in values["widths"]:
                 for sign in (1.0, -1.0):
+                    # one eigenvalue is 1 ± e, the others share what is left
                     low, high = 0.0, 0.999 if sign < 0 else float(d - 1)
-                    for _ in range(200):
+                    for _ in range(200):  # bisection, to rounding
                         e = (low + high) / 2
                         gap = -(math.log1p(sign * e) + (d - 1) * math.log1p(-sign * e / (d - 1))) / d
                         low, high = (e, high) if gap <= c**power / (16 * d) else (low, e)
@@ -66,19 +67,13 @@ def measure_lemmaC_8(values: Mapping[str, Any], context: Context) -> Outcome:
         Series(f"ψ = {formula}", values["levels"], shares[name], role="theory")
         for name, formula in (("printed", "c/(16d)"), ("corrected", "c²/(16d)"))
     ]
-    panel = Panel(
-        "c",
-        "largest |λ − 1| over c",
-        [*shown, Series("1", values["levels"], [1.0] * len(values["levels"]), role="bound")],
-        x_scale="log",
-        y_scale="log",
-    )
-    return Outcome(
-        numbers, Picture((panel,), "A gap is quadratic in the eigenvalues' deviations, so c/(16d) leaves √(c/8).")
-    )
+    series = [*shown, Series("1", values["levels"], [1.0] * len(values["levels"]), role="bound")]
+    panel = Panel("c", "largest |λ − 1| over c", series, **LOG_LOG)
+    caption = "A gap is quadratic in the eigenvalues' deviations, so c/(16d) leaves √(c/8)."
+    return Outcome(numbers, Picture((panel,), caption))
 
 
-def measure_lemmaC_9(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_lemmaC_9(values: Values, context: Context) -> Outcome:
     """The mean fall of the isometry gap over a layer with Haar weights, over the falls that the lemma promises."""
     generator, near, far = context.generator(), [], []
     for d in values["widths"]:
@@ -89,28 +84,29 @@ def measure_lemmaC_9(values: Mapping[str, Any], context: Context) -> Outcome:
             for _ in range(values["draws"]):
                 turns = turn(len(batch), d, generator)
                 after += gap_of(unit_features(batch @ turns.mT)) / values["draws"]
-            fall, small = gap - after, gap <= 1 / (16 * d)
+            fall, small = gap - after, gap <= 1 / (16 * d)  # the lemma has one bound near isometry and one far from it
             near.append((fall / (gap / (2 * d**2)))[small])
             far.append((fall * 32 * d**3)[~small])
     numbers = {
-        "smallest_fall_over_bound_near": worst(torch.cat(near), largest=False),
-        "smallest_fall_over_bound_far": worst(torch.cat(far), largest=False),
+        "smallest_fall_over_bound_near": worst(torch.cat(near), np.min),
+        "smallest_fall_over_bound_far": worst(torch.cat(far), np.min),
     }
     return charted(numbers, "Fall of the gap over what the lemma promises: far above 1.", log=True)
 
 
-def measure_lemmaC_11(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_lemmaC_11(values: Values, context: Context) -> Outcome:
     """The gradient norm of both losses in the logits, over the size of the logits."""
     generator = context.generator()
     norms: dict[str, list[float]] = {"cross_entropy": [], "mean_squared": []}
     for size in values["sizes"]:
-        logits = size * torch.randn(values["draws"], values["classes"], generator=generator, dtype=torch.float64)
+        logits = size * draw_normals(generator, values["draws"], values["classes"])
         labels = torch.randint(values["classes"], (values["draws"],), generator=generator)
         logits.requires_grad_()
         entropy = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
         targets = torch.nn.functional.one_hot(labels, values["classes"]).double()
         square = (logits - targets).square().mean(1).sum()
         for name, loss in (("cross_entropy", entropy), ("mean_squared", square)):
+            # losses are sums over samples, so rows are the gradients of each
             (gradient,) = torch.autograd.grad(loss, logits, retain_graph=True)
             norms[name].append(float(gradient.norm(dim=1).max()))
     numbers = {
@@ -118,16 +114,12 @@ def measure_lemmaC_11(values: Mapping[str, Any], context: Context) -> Outcome:
         "growth_of_mean_squared_with_logits": exact(norms["mean_squared"][-1] / norms["mean_squared"][0]),
     }
     series = [Series(name.replace("_", " "), values["sizes"], part) for name, part in norms.items()]
-    panel = Panel(
-        "standard deviation of the logits", "largest gradient norm of a sample", series, x_scale="log", y_scale="log"
-    )
-    return Outcome(
-        numbers,
-        Picture((panel,), "The gradient of the squared error grows with the logits, that of cross entropy does not."),
-    )
+    panel = Panel("standard deviation of the logits", "largest gradient norm of a sample", series, **LOG_LOG)
+    caption = "The gradient of the squared error grows with the logits, that of cross entropy does not."
+    return Outcome(numbers, Picture((panel,), caption))
 
 
-def measure_jacobian(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_jacobian(values: Values, context: Context) -> Outcome:
     """Lemmas C.13, C.16, C.17, C.20 and C.21: ‖J_BN‖, row norms and least eigenvalues of batches, over each bound."""
     generator = context.generator()
     found: dict[str, list[torch.Tensor]] = {}
@@ -135,11 +127,11 @@ def measure_jacobian(values: Mapping[str, Any], context: Context) -> Outcome:
         start = draw_near(d, values["draws"], generator=generator)
         batch = start @ turn(len(start), d, generator).mT  # H of the network: unit features, rotated, so its trace is d
         eigen = torch.linalg.eigvalsh(batch.mT @ batch)
-        gap = -eigen.clamp_min(1e-300).log().mean(dim=-1)
+        gap = -eigen.clamp_min(1e-300).log().mean(dim=-1)  # a singular batch has an infinite gap
         rows = torch.linalg.vector_norm(batch, dim=-2).min(dim=-1).values
         log_jacobian, least = -rows.log(), -eigen[:, 0].log()
         near = gap <= 1 / (16 * d)
-        root = 2 * (d * gap).sqrt()
+        root = 2 * (d * gap).sqrt()  # the near bound of the lemmas
         parts = {
             "log_jacobian_over_far_bound": log_jacobian / (d * gap + 1),
             "log_jacobian_over_near_bound": (log_jacobian / root)[near],
@@ -176,16 +168,17 @@ def _layer_jacobians(d: int, count: int, generator: torch.Generator) -> torch.Te
     return torch.stack(shares)
 
 
-def measure_row_jacobian(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_row_jacobian(values: Values, context: Context) -> Outcome:
     """Lemma C.18 and corollary C.19: the Jacobian of x/‖x‖ by differentiation, against formula and multiplicities."""
     generator, off, counted = context.generator(), [], []
     for d in values["widths"]:
         for _ in range(values["draws"]):
-            x = torch.randn(d, generator=generator, dtype=torch.float64)
+            x = draw_normals(generator, d)
             size = x.norm()
             found = jacobian(lambda y: y / y.norm(), x)
             formula = torch.eye(d, dtype=torch.float64) / size - torch.outer(x, x) / size**3
             off.append((found - formula).abs().max())
+            # the identity over ‖x‖ but for the direction x itself
             same = (torch.linalg.eigvalsh(found) - 1 / size).abs() < 1e-9
             counted.append((float(same.sum()), d))
     numbers = {
@@ -196,15 +189,17 @@ def measure_row_jacobian(values: Mapping[str, Any], context: Context) -> Outcome
     return charted(numbers, "The identity is that of d, not d², dimensions.")
 
 
-def measure_lemmaC_14(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_lemmaC_14(values: Values, context: Context) -> Outcome:
     """The mean layer at which the isometry gap falls below 1/(16d), over 512 d⁴ψ²."""
     generator, shares = context.generator(), []
     for d in values["widths"]:
+        # each input has `draws` networks of its own
         batch = draw_inputs("gaussian", d, values["inputs"], generator=generator).repeat_interleave(values["draws"], 0)
         first = gap_of(batch)
         hit = torch.zeros(len(batch), dtype=torch.float64)
         weights = (turn(len(batch), d, generator) for _ in range(values["depth"]))
         for state in walk(batch, weights, norm=unit_features):
+            # layers above the threshold, counted: the stopping time of a gap that only falls
             hit += (gap_of(state) > 1 / (16 * d)).double()
         mean = hit.reshape(values["inputs"], values["draws"]).mean(1)
         shares.append(mean / (512 * d**4 * first[:: values["draws"]].square()))

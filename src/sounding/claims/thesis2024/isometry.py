@@ -1,4 +1,4 @@
-"""Chapter 4 and the one-layer statements of chapter 6: normalization does not lower isometry.
+"""Chapters 4 and 6: normalization does not lower isometry, and Haar weights with batch norm raise it.
 
 Isometry is det(G)^{1/n}/(Tr G/n). Chapter 6 rotates with a Haar matrix before batch norm without centring, n = d.
 """
@@ -6,7 +6,9 @@ Isometry is det(G)^{1/n}/(Tr G/n). Chapter 6 rotates with a Haar matrix before b
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,22 @@ import torch
 from scipy.stats import ortho_group
 
 from sounding.activations.activation import Array
-from sounding.claims.claim import Context, Outcome
-from sounding.claims.number import GROUPS, Number, exact, extreme_of, fraction_of, lowest, mean_of
-from sounding.claims.picture import Panel, Picture, Series, points_of
-from sounding.claims.thesis2024.gram_paths import thin
+from sounding.claims.claim import Context, Outcome, Values
+from sounding.claims.number import (
+    GROUPS,
+    Number,
+    exact,
+    extreme_of,
+    fraction_of,
+    lowest,
+    mean_of,
+    mean_slope_of,
+    ratio_of,
+    scaled,
+    worst,
+)
+from sounding.claims.picture import Panel, Picture, Series, level, points_of, points_over, thin
+from sounding.claims.thesis2024.networks import draw_inputs, gaps_over_depth
 from sounding.measures import isometry, second_moment
 from sounding.theory.bounds.bound import Bound
 from sounding.theory.bounds.thesis2024 import corollary_4_4, corollary_4_5, corollary_6_4, theorem_4_3, theorem_6_3
@@ -28,7 +42,7 @@ LARGEST_CONDITION = 1e4  # of the batches that are tried
 SHOWN = 80  # batches in a picture
 
 
-def draw_batches(values: Mapping[str, Any], context: Context) -> Iterator[Array]:
+def draw_batches(values: Values, context: Context) -> Iterator[Array]:
     """Batches (samples, features) of every shape in the settings, from nearly orthogonal to nearly dependent ones.
 
     Norms of samples and of features are spread over up to two powers of ten, and half of the batches have a common
@@ -49,12 +63,12 @@ def draw_batches(values: Mapping[str, Any], context: Context) -> Iterator[Array]
             yield batch
 
 
-def compare(values: Mapping[str, Any], context: Context, bound: Callable[..., Any], **options: Any) -> Array:
+def compare(values: Values, context: Context, bound: Callable[..., Any], **options: Any) -> Array:
     """ln(isometry after / the bound's value) of each batch whose bound is positive; −∞ for a degenerate result."""
     ratios = []
     for batch in draw_batches(values, context):
         found = bound(batch, **options)
-        if found.value > 0:
+        if found.value > 0:  # a bound of 0 promises nothing
             ratios.append(found.actual / found.value)
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(ratios))
@@ -62,7 +76,7 @@ def compare(values: Mapping[str, Any], context: Context, bound: Callable[..., An
 
 def least(logs: Array) -> Number:
     """The smallest ratio of isometry after normalization to the bound, over eight groups of batches."""
-    return extreme_of([np.exp(part.min()) for part in np.array_split(logs, GROUPS)])
+    return worst(np.exp(logs), np.min)
 
 
 def middle(logs: Array) -> Number:
@@ -81,15 +95,12 @@ def histogram(panels: Mapping[str, Array], caption: str) -> Picture:
     for title, logs in panels.items():
         kept = np.sort(logs)[thin(len(logs), SHOWN)]
         share = np.linspace(0, 100, len(kept))
-        series = (
-            Series("batches", share, np.exp(np.maximum(kept, -12))),
-            Series("the bound", [0, 100], [1.0, 1.0], role="bound"),
-        )
+        series = (Series("batches", share, np.exp(np.maximum(kept, -12))), level("the bound", [0, 100], 1.0))
         drawn.append(Panel("share of batches (%)", "isometry after / bound", series, title=title, y_scale="log"))
     return Picture(drawn, caption)
 
 
-def measure_theorem_4_3(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_theorem_4_3(values: Values, context: Context) -> Outcome:
     """Isometry after unit-norm projection against the bound."""
     logs = compare(values, context, theorem_4_3)
     equal = np.random.default_rng(context.random_seed).standard_normal((6, 9))
@@ -104,7 +115,7 @@ def measure_theorem_4_3(values: Mapping[str, Any], context: Context) -> Outcome:
     return Outcome(numbers, histogram({"projection onto the sphere": logs}, caption))
 
 
-def measure_corollary_4_4(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_corollary_4_4(values: Values, context: Context) -> Outcome:
     """Isometry before and after layer norm and RMS norm, on random samples."""
     printed, corrected = (compare(values, context, corollary_4_4, version=v) for v in ("printed", "corrected"))
     four = corollary_4_4(np.eye(4), version="printed")
@@ -121,7 +132,7 @@ def measure_corollary_4_4(values: Mapping[str, Any], context: Context) -> Outcom
     return Outcome(numbers, histogram({"layer norm": printed, "RMS norm": corrected}, caption))
 
 
-def measure_corollary_4_5(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_corollary_4_5(values: Values, context: Context) -> Outcome:
     """Isometry of the feature covariance after batch norm, with ā over n and over d."""
     printed, corrected = (compare(values, context, corollary_4_5, version=v) for v in ("printed", "corrected"))
     numbers = {
@@ -133,7 +144,7 @@ def measure_corollary_4_5(values: Mapping[str, Any], context: Context) -> Outcom
     return Outcome(numbers, histogram({"ā = (1/n) Σ a": printed, "ā = (1/d) Σ a": corrected}, caption))
 
 
-def measure_lemma_6_2(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_lemma_6_2(values: Values, context: Context) -> Outcome:
     """Isometry after a rotation and batch norm against the variance of the rotated features' norms."""
     generator = np.random.default_rng(context.random_seed + 1)
 
@@ -152,13 +163,15 @@ def rotate_many(inputs: Array, *, draws: int, context: Context, offset: int, nor
     generator = context.generator(offset, device=context.device)
     batch = torch.as_tensor(inputs, dtype=torch.float64, device=context.device)
     shape = (draws, len(inputs), len(inputs))
+    # up to a factor, which isometry does not see
     weights = draw_orthogonal(shape, generator=generator, dtype=torch.float64, device=context.device)
     rotated = batch @ weights.mT
+    # batch norm without centring, up to a factor that isometry does not see
     features = rotated / rotated.norm(dim=1, keepdim=True) if norm else rotated
     return np.asarray(isometry(second_moment(features), tolerance=0.0).cpu().numpy())
 
 
-def haar_inputs(values: Mapping[str, Any], context: Context, group: int) -> Iterator[tuple[int, float, Array]]:
+def haar_inputs(values: Values, context: Context, group: int) -> Iterator[tuple[int, Array]]:
     """Batch-normalized square inputs X (features of norm 1) for each width, from near isometry to near dependence."""
     generator = np.random.default_rng([context.random_seed, group])
     for width in values["widths"]:
@@ -169,18 +182,17 @@ def haar_inputs(values: Mapping[str, Any], context: Context, group: int) -> Iter
                 batch = generator.standard_normal(width) + 0.1 * generator.standard_normal((width, width))
             else:
                 batch = np.eye(width) + noise * generator.standard_normal((width, width)) / np.sqrt(width)
-            yield width, np.inf if isinstance(noise, str) else noise, batch / np.linalg.norm(batch, axis=0)
+            yield width, batch / np.linalg.norm(batch, axis=0)
 
 
-def measure_theorem_6_3(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_theorem_6_3(values: Values, context: Context) -> Outcome:
     """E I(BN(WX)) by Monte Carlo against the bound, and the eigenvalues of XXᵀ."""
     lows, results, largest, widest = [], [], [], []
     for group in range(GROUPS):
         ratios, eigenvalues = [], []
-        for index, (width, _, batch) in enumerate(haar_inputs(values, context, group)):
+        for index, (width, batch) in enumerate(haar_inputs(values, context, group)):
             bound = theorem_6_3(batch)
-            offset = 1000 * group + index
-            after = rotate_many(batch, draws=values["draws"], context=context, offset=offset)
+            after = rotate_many(batch, draws=values["draws"], context=context, offset=1000 * group + index)
             ratios.append(mean_of(after / bound.value))
             eigenvalues.append(np.linalg.eigvalsh(batch.T @ batch))
             if group == 0:
@@ -188,6 +200,7 @@ def measure_theorem_6_3(values: Mapping[str, Any], context: Context) -> Outcome:
         lows.append(lowest(ratios))
         largest.append(max(e.max() for e in eigenvalues))
         widest.append(max(e.max() / len(e) for e in eigenvalues))
+    # isometric already: nothing to gain
     identity = rotate_many(np.eye(values["widths"][0]), draws=200, context=context, offset=99_999)
     numbers = {
         "smallest_ratio": _least_of(lows),
@@ -208,22 +221,21 @@ def measure_theorem_6_3(values: Mapping[str, Any], context: Context) -> Outcome:
     return Outcome(numbers, Picture((panel,), caption))
 
 
-def measure_corollary_6_4(values: Mapping[str, Any], context: Context) -> Outcome:
+def measure_corollary_6_4(values: Values, context: Context) -> Outcome:
     """E ψ(WX) and E ψ(BN(WX)) against ψ(X) + ln(1 − Σ(λ − 1)²/(2d²(d + 2)))."""
     lows, highs = [], []
     series: dict[int, list[tuple[float, Number, Number]]] = {}
     for group in range(GROUPS):
         plain, normed = [], []
-        for index, (width, _, batch) in enumerate(haar_inputs(values, context, group)):
+        for index, (width, batch) in enumerate(haar_inputs(values, context, group)):
             bound = corollary_6_4(batch)
-            promised = bound.values["isometry_gap"] - bound.value
-            offset = 1000 * group + index
+            gap, offset = bound.values["isometry_gap"], 1000 * group + index
             after = rotate_many(batch, draws=values["draws"], context=context, offset=offset)
             before = rotate_many(batch, draws=20, context=context, offset=offset, norm=False)
-            normed.append(mean_of((bound.values["isometry_gap"] + np.log(after)) / promised))
-            plain.append(mean_of((bound.values["isometry_gap"] + np.log(before)) / promised))
+            normed.append(mean_of((gap + np.log(after)) / (gap - bound.value)))
+            plain.append(mean_of((gap + np.log(before)) / (gap - bound.value)))
             if group == 0:
-                series.setdefault(width, []).append((bound.values["isometry_gap"], normed[-1], plain[-1]))
+                series.setdefault(width, []).append((gap, normed[-1], plain[-1]))
         lows.append(lowest(normed))
         highs.append(max(number.value for number in plain))
     numbers = {
@@ -236,7 +248,112 @@ def measure_corollary_6_4(values: Mapping[str, Any], context: Context) -> Outcom
         x, *found = zip(*rows, strict=True)
         gaps += x
         drawn += [points_of(f"{name}, d = {width}", x, row) for name, row in zip(("BN(WX)", "WX"), found, strict=True)]
-    drawn.append(Series("promised", [min(gaps), max(gaps)], [1.0, 1.0], role="bound"))
+    drawn.append(level("promised", [min(gaps), max(gaps)], 1.0))
     panel = Panel("isometry gap of X", "fall of the gap over the promised one", drawn, x_scale="log", y_scale="symlog")
     caption = "A rotation alone leaves the gap as it is (fall 0); with batch norm it falls by more than promised (1)."
     return Outcome(numbers, Picture((panel,), caption))
+
+
+RELEASED_CONSTANT = 0.015  # C of Theorem 6.1 in the program behind the figure, set by hand
+PROVED_CONSTANT = 32.0  # C of its proof
+RESOLVED_GAP = 1e-11  # below this a mean gap is rounding
+
+
+def measure_gap_decay(values: Values, context: Context) -> Outcome:
+    """Figure 6.1: the isometry gap over depth from (1 − f)I + f·uvᵀ."""
+    depth, share, runs = values["depth"], values["share"], values["runs"]
+    layers = np.arange(depth + 1)
+    numbers: dict[str, Number] = {}
+    series, rates = [], []
+    for index, width in enumerate(values["widths"]):
+        generator = context.generator(100 + index, device=context.device)
+        pair = torch.rand(2, runs, width, generator=generator, dtype=torch.float64, device=context.device)
+        unit = torch.eye(width, dtype=torch.float64, device=context.device)
+        start = (1 - share) * unit + share * pair[0].unsqueeze(-1) * pair[1].unsqueeze(-2)
+        gaps = gaps_over_depth(start, depth=depth, context=context, offset=index)
+        logs = np.log(gaps)  # looked at from layer 5 on: the first layers are the start's
+        half = depth // 2
+        late = slice(half, depth + 1)
+        numbers[f"slope_{width}"] = mean_slope_of(layers[5:], logs[:, 5:])
+        by_run = (logs[:, -1] - logs[:, half]) / (depth - half) / ((logs[:, half] - logs[:, 5]) / (half - 5))
+        numbers[f"late_over_early_slope_{width}"] = mean_of(by_run)
+        limit = math.log(width / (width + 2))
+        numbers[f"slope_over_theory_{width}"] = scaled(mean_slope_of(layers[late], logs[:, late]), 1 / limit)
+        rates.append(-(logs[:, -1] - logs[:, 5]) / (depth - 5))  # as a positive number
+        shown = thin(depth + 1, 21)
+        first = float(gaps[:, 0].mean())
+        line = gaps[:, 5].mean() * (width / (width + 2)) ** (shown - 5.0)
+        stated = first * np.exp(-shown / (RELEASED_CONSTANT * width**2 * (1 + width * first)))
+        series += [
+            points_over(f"d = {width}", shown, gaps[:, shown]),
+            Series(f"d = {width} (d/(d + 2) per layer)", shown, line, role="theory"),
+            Series(f"d = {width} (Theorem 6.1, C = {RELEASED_CONSTANT})", shown, stated, role="paper"),
+        ]
+    numbers["rate_difference"] = mean_of(rates[0] - rates[-1])
+    narrow, wide = (numbers[f"slope_{width}"] for width in (values["widths"][0], values["widths"][-1]))
+    numbers["ratio_of_rates"] = ratio_of(scaled(narrow, -1.0), scaled(wide, -1.0))
+    panel = Panel("layer ℓ", "isometry gap", series, y_scale="log")
+    caption = (
+        "The gap falls exponentially, faster in narrow networks, at d/(d + 2) per layer (lines). Dashed: Theorem 6.1 "
+        f"with C = {RELEASED_CONSTANT}, a constant set by hand; the proof has 32, whose line would be flat here."
+    )
+    return Outcome(numbers, Picture((panel,), caption))
+
+
+def needed_constant(gaps: Array, width: int) -> tuple[float, float]:
+    """The least C that serves Theorem 6.1 at every layer of one input's networks (runs, 1 + depth), and its upper end.
+
+    Layers count as long as the mean gap is above rounding. Where the interval of that mean reaches ψ(X_0) the upper end
+    is infinite.
+    """
+    first = float(gaps[0, 0])
+    scale = width**2 * (1 + width * first)  # k of the theorem is C times this
+    value = high = 0.0
+    # E ψ(X_{ℓ+1}) ≤ ψ(X_0) exp(−ℓ/k): gaps[:, ℓ + 1] belongs to ℓ
+    for layer in range(1, gaps.shape[1] - 1):
+        mean = mean_of(gaps[:, layer + 1])
+        if mean.value < RESOLVED_GAP:
+            break
+        value = max(value, layer / math.log(first / mean.value) / scale)
+        high = max(high, layer / math.log(first / mean.high) / scale if mean.high < first else math.inf)
+    return value, high
+
+
+def measure_theorem_6_1(values: Values, context: Context) -> Outcome:
+    """The constant C that Theorem 6.1 needs for each of many inputs, by the mean over networks of its own."""
+    runs = values["runs"]
+    each = GROUPS * values["inputs_per_group"]
+    needed: dict[int, list[Array]] = {}
+    series: dict[int, list[Series]] = {width: [] for width in values["widths"]}
+    for index, (width, kind) in enumerate(product(values["widths"], values["kinds"])):
+        depth = values["depth_at_0"] + values["depth_per_width"] * width
+        inputs = draw_inputs(kind, width, each, generator=context.generator(100 + index, device=context.device))
+        gaps = gaps_over_depth(inputs.repeat_interleave(runs, dim=0), depth=depth, context=context, offset=index)
+        by_input = gaps.reshape(each, runs, depth + 1)
+        needed.setdefault(width, []).append(np.array([needed_constant(one, width) for one in by_input]))
+        means = by_input.mean(1)
+        shown = thin(int(np.sum(np.all(means >= RESOLVED_GAP, axis=0))), 9)
+        series[width].append(points_over(kind, shown, means[:, shown] / means[:, :1]))
+        if index == 0:
+            scale = width**2 * (1 + width * np.median(means[:, 0]))
+            bound = np.exp(-np.maximum(shown - 1, 0) / (PROVED_CONSTANT * scale))
+            promised = Series("Theorem 6.1, C = 32", shown, bound, role="bound")
+    series[values["widths"][0]].append(promised)
+    numbers = {"needed_constant": largest_over_inputs([part for parts in needed.values() for part in parts])}
+    numbers |= {f"needed_constant_{width}": largest_over_inputs(parts) for width, parts in needed.items()}
+    panels = [
+        Panel("layer ℓ", "isometry gap over that of the input", drawn, title=f"d = {width}", y_scale="log")
+        for width, drawn in series.items()
+    ]
+    caption = (
+        f"Each point is the mean over {each} inputs of the means over {runs} networks. The gap falls far faster than "
+        "Theorem 6.1 promises (dotted, nearly flat)."
+    )
+    return Outcome(numbers, Picture(panels, caption))
+
+
+def largest_over_inputs(parts: list[Array]) -> Number:
+    """The largest constant of a group of inputs, one eighth of each part (inputs, 2); up to the largest upper end."""
+    groups = [np.concatenate(group) for group in zip(*(np.array_split(part, GROUPS) for part in parts), strict=True)]
+    middle = extreme_of([group[:, 0].max() for group in groups])
+    return dataclasses.replace(middle, high=max(float(group[:, 1].max()) for group in groups))

@@ -7,7 +7,7 @@ finite; networks of all depths share their first layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -16,19 +16,18 @@ import numpy as np
 import torch
 
 from sounding.activations.activation import Array
-from sounding.claims.claim import Context
-from sounding.claims.walk import walk_in_law
+from sounding.claims.claim import Context, Values
+from sounding.claims.walk import draw_normals, walk_in_law
 from sounding.data import load_dataset
 from sounding.data.dataset import batches
 from sounding.measures import isometry_gap, of_spectrum
 
 Schedule = Callable[[int], float]
 
-CHUNK = 50
-"""Layers whose weights are drawn at once: enough to keep a GPU busy, few enough to hold."""
+CHUNK = 50  # layers whose weights are drawn at once: enough to keep a GPU busy, few enough to hold
 
+# pivots of Cholesky's factor in this ratio: beyond it Newton's two steps would not reach rounding
 NEARLY_SINGULAR = 1e-4
-"""Pivots of Cholesky's factor in this ratio: beyond it Newton's two steps would not reach rounding."""
 
 
 def constant(gain: float) -> Schedule:
@@ -46,26 +45,19 @@ def draw_haar(count: int, width: int, *, generator: torch.Generator) -> torch.Te
 
     Cholesky squares the condition, so draws that are close to singular take the QR decomposition: the same matrices.
     """
-    shape = (count, width, width)
-    normals = torch.randn(shape, generator=generator, dtype=torch.float64, device=generator.device)
+    # (L⁻¹N)(L⁻¹N)ᵀ = 1 with NNᵀ = LLᵀ, and L has a positive diagonal: Haar
+    normals = draw_normals(generator, count, width, width)
     lower, failed = torch.linalg.cholesky_ex(normals @ normals.mT)
     pivots = lower.diagonal(dim1=-2, dim2=-1)
     safe = (failed == 0) & (pivots.amin(-1) > NEARLY_SINGULAR * pivots.amax(-1))
     frames: torch.Tensor = torch.linalg.solve_triangular(lower, normals, upper=False)
     for _ in range(2):
+        # Newton for the orthogonal factor, which squares the error
         frames = 1.5 * frames - 0.5 * frames @ (frames.mT @ frames)
     if not bool(safe.all()):
         columns, upper = torch.linalg.qr(normals[~safe].mT)
         frames[~safe] = (columns * upper.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]).mT
     return frames
-
-
-def draw_weights(law: str, count: int, width: int, *, generator: torch.Generator) -> torch.Tensor:
-    """(count, width, width) weights: "orthogonal", or "gaussian" of variance 1/width."""
-    if law == "orthogonal":
-        return draw_haar(count, width, generator=generator)
-    shape = (count, width, width)
-    return torch.randn(shape, generator=generator, dtype=torch.float64, device=generator.device) / math.sqrt(width)
 
 
 @dataclass(frozen=True)
@@ -111,6 +103,7 @@ def build_networks(
     """Send `start` (runs, n, d) through `depth` layers of weights of the law, with `labels` for the loss at the end.
 
     Args:
+        law: "orthogonal", Haar matrices, or "gaussian", of variance 1/d.
         gain: α by layer; None for 1.
         length: of every feature behind batch norm; None for unit mean square.
         repeats: which sample each sample repeats. Copies are kept equal, for rounding would tell them apart, and the
@@ -119,7 +112,11 @@ def build_networks(
     runs, _, width = start.shape
     states, layers = [start], list[Layer]()
     while len(layers) < depth:
-        drawn = draw_weights(law, min(CHUNK, depth - len(layers)) * runs, width, generator=generator)
+        count = min(CHUNK, depth - len(layers)) * runs
+        if law == "orthogonal":
+            drawn = draw_haar(count, width, generator=generator)
+        else:
+            drawn = draw_normals(generator, count, width, width) / math.sqrt(width)
         for weight in drawn.view(-1, runs, width, width):
             product = states[-1] @ weight.mT
             product = product if repeats is None else product[:, repeats]
@@ -161,9 +158,10 @@ def pull_back(networks: Networks, layer: int, cotangent: torch.Tensor) -> tuple[
     """The gradient at layer `layer`'s product HWᵀ, and at the state before it; (..., runs, n, d)."""
     made = networks.layers[layer - 1]
     inner = cotangent if made.slope is None else cotangent * made.slope
-    if networks.centring:
+    if networks.centring:  # likewise along the constant vector
         inner = inner - inner.mean(dim=-2, keepdim=True)
     unit = made.normalized / made.length
+    # the size of a feature is divided out, so that the gradient along the feature itself is lost
     inner = inner - unit * (unit * inner).sum(dim=-2, keepdim=True)
     product = inner * made.factor
     return product, product @ made.weight
@@ -173,8 +171,7 @@ def loss_gradient(networks: Networks, layer: int) -> torch.Tensor:
     """The gradient of the mean cross-entropy of a random linear classifier behind a layer, at that layer's state."""
     state, generator = networks.states[layer], networks.generator
     runs, size, width = state.shape
-    shape = (runs, width, networks.classes)
-    head = torch.randn(shape, generator=generator, dtype=torch.float64, device=generator.device) / math.sqrt(width)
+    head = draw_normals(generator, runs, width, networks.classes) / math.sqrt(width)
     logits = state @ head
     target = torch.nn.functional.one_hot(networks.labels, networks.classes).to(logits.dtype)
     return (logits.softmax(dim=-1) - target) / size @ head.mT
@@ -188,17 +185,18 @@ def log_norms_at(networks: Networks, depths: Sequence[int], layers: Sequence[int
     start = networks.states[0]
     gradient, logs = start.new_empty(0, *start.shape), start.new_empty(0, len(start))
     found = {}
-    for layer in range(max(depths), 0, -1):
+    for layer in range(max(depths), 0, -1):  # from the deepest output to the first layer: all depths in one pass
         if layer in depths:
-            fresh = loss_gradient(networks, layer)
+            fresh = loss_gradient(networks, layer)  # a network of this depth begins here
             size = fresh.norm(dim=(-2, -1), keepdim=True)
             gradient, logs = torch.cat([gradient, (fresh / size)[None]]), torch.cat([logs, size.log().view(1, -1)])
         product, below = pull_back(networks, layer, gradient)
         if layer in layers:
             found[layer] = logs + (product.mT @ networks.states[layer - 1]).norm(dim=(-2, -1)).log()
         norm = below.norm(dim=(-2, -1), keepdim=True)
+        # a thousand layers would leave the floating numbers
         gradient, logs = below / norm, logs + norm.flatten(1).log()
-    order = np.argsort(-np.asarray(depths))
+    order = np.argsort(-np.asarray(depths))  # networks joined in the order of falling depth
     result = np.full((len(layers), len(start), len(depths)), np.nan)
     for index, layer in enumerate(layers):
         rows = found[layer].cpu().numpy()
@@ -251,7 +249,7 @@ def gaps_over_depth(start: torch.Tensor, *, depth: int, context: Context, offset
 
 
 def draw_input(
-    values: Mapping[str, Any],
+    values: Values,
     context: Context,
     *,
     generator: torch.Generator,
@@ -267,33 +265,23 @@ def draw_input(
     """
     size, width, runs = values["batch_size"], values["width"], values["runs"]
     inputs, labels, classes = draw_batches(values["data"], distinct or size, runs, context)
-    shape = (runs, inputs.shape[2], width)
-    weights = torch.randn(shape, generator=generator, dtype=torch.float64, device=context.device)
+    weights = draw_normals(generator, runs, inputs.shape[2], width)
     state = inputs @ (torch.linalg.qr(weights).Q if law == "orthogonal" else weights)
     if distinct:
-        again = torch.arange(size, device=context.device) % distinct
+        again = torch.arange(size, device=context.device) % distinct  # in turn: 0, 1, …, k − 1, 0, 1, …
         state, labels = state[:, again], labels[:, again]
     return normalize(state, centring=centring, length=length)[0], labels, classes
 
 
 def build_on_data(
-    values: Mapping[str, Any],
-    context: Context,
-    *,
-    depth: int,
-    offset: int,
-    law: str = "orthogonal",
-    centring: bool = True,
-    length: float | None = None,
-    distinct: int | None = None,
-    **layers: Any,
+    values: Values, context: Context, *, offset: int, distinct: int | None = None, **layers: Any
 ) -> Networks:
-    """Networks on batches of real data as `draw_input` has them; `layers` are further options of `build_networks`."""
+    """Networks on batches of real data as `draw_input` has them; `layers` are the options of `build_networks`."""
     generator = context.generator(offset, device=context.device)
-    shared: dict[str, Any] = {"generator": generator, "law": law, "centring": centring, "length": length}
-    start, labels, classes = draw_input(values, context, distinct=distinct, **shared)
+    shared = {name: layers[name] for name in ("law", "centring", "length") if name in layers}
+    start, labels, classes = draw_input(values, context, generator=generator, distinct=distinct, **shared)
     repeats = torch.arange(len(labels[0]), device=context.device) % distinct if distinct else None
-    return build_networks(start, labels, depth=depth, repeats=repeats, classes=classes, **shared, **layers)
+    return build_networks(start, labels, generator=generator, repeats=repeats, classes=classes, **layers)
 
 
 def draw_batches(data: str, size: int, runs: int, context: Context) -> tuple[torch.Tensor, torch.Tensor, int]:
@@ -306,17 +294,27 @@ def _draw_batches(
     data: str, size: int, runs: int, device: str, random_seed: int
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
     dataset = load_dataset(data)
-    generator = Context(random_seed=random_seed).generator(7)
+    generator = Context(random_seed=random_seed).generator(7)  # one offset for all rows: they share their batches
     drawn = [next(batches(dataset, size, generator=generator)) for _ in range(runs)]
     inputs = torch.stack([batch.flatten(1) for batch, _ in drawn]).to(device, torch.float64)
     return inputs, torch.stack([labels for _, labels in drawn]).to(device), dataset.classes
 
 
-def square_inputs(kind: str, width: int, runs: int, *, generator: torch.Generator) -> torch.Tensor:
-    """Batches (runs, d, d) whose features have norm 1: "gaussian", or "correlated" samples with a common part."""
-    options = {"dtype": torch.float64, "device": generator.device}
-    batch = torch.randn(1, width, width, generator=generator, **options)  # type: ignore[call-overload]
-    if kind == "correlated":
-        batch = batch + 2 * torch.randn(1, 1, width, generator=generator, **options)  # type: ignore[call-overload]
-    one: torch.Tensor = batch / batch.norm(dim=1, keepdim=True)
-    return one.expand(runs, width, width).contiguous()
+def draw_inputs(kind: str, width: int, count: int, *, generator: torch.Generator) -> torch.Tensor:
+    """Independent batches (count, d, d) whose features have norm 1.
+
+    Args:
+        kind: "gaussian", "correlated" samples with a common part, or "isometric", close to the identity.
+    """
+    if kind == "isometric":
+        unit = torch.eye(width, dtype=torch.float64, device=generator.device)
+        batch = unit + 0.1 * draw_normals(generator, count, width, width) / math.sqrt(width)
+    else:
+        common = 2.0 if kind == "correlated" else 0.0
+        drawn = []
+        for _ in range(count):  # an input has the same entries however many follow it
+            one = draw_normals(generator, width, width)
+            drawn.append(one + common * draw_normals(generator, 1, width) if common else one)
+        batch = torch.stack(drawn)
+    size: torch.Tensor = batch.norm(dim=1, keepdim=True)
+    return batch / size

@@ -68,6 +68,7 @@ async function ask(name, text) {
   if (mine !== asked[name]) return; // a later move has been asked for
   section.classList.remove("waiting");
   draw(section, name, panel);
+  if (panel.more) ask(name, text); // what took too long for one answer comes with the next ones
 }
 
 function element(tag, attributes = {}, ...children) {

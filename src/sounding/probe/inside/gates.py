@@ -132,11 +132,9 @@ class WrittenGates:
         read = [self._products[key] for key in taken if key in self._products]
         if name in ("mm", "addmm", "bmm"):
             self._resets.update(read)
-        for key in fresh:
-            self._sigmoids.discard(key)
-            self._products.pop(key, None)
-            if name == "cat" and read:
-                self._products[key] = read[0]
+        self.forget(fresh)
+        if name == "cat" and read:
+            self._products.update(dict.fromkeys(fresh, read[0]))
         if name == "sigmoid":
             self._sigmoids.update(fresh)
         base, _, step = last.partition("#")
@@ -150,6 +148,12 @@ class WrittenGates:
         opened = args[taken.index(gate)].detach()[:SAMPLES].float()
         flat = ((opened < SHUT) | (opened > 1 - SHUT)).float().mean()
         self._gates.setdefault((base, place), []).append(torch.stack([opened.mean(), flat]))
+
+    def forget(self, fresh: Sequence[int]) -> None:
+        """What was known of storages that an operation has made anew, where others lay before."""
+        for key in fresh:
+            self._sigmoids.discard(key)
+            self._products.pop(key, None)
 
     def measures(self) -> dict[str, dict[str, float]]:
         """The mean of the gate that is least open and, of two or more, the share that is flat; resets are left out."""

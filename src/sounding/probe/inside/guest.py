@@ -7,11 +7,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sounding.probe.calls import OpenCall, Pass, Spec
+from sounding.probe.calls import OpenCall, Pass, Spec, is_opaque, named_modules
+from sounding.probe.hooks import Listener
 from sounding.probe.inside.listen import Inside
+from sounding.probe.outputs import main_tensor
 from sounding.probe.tap import Tap
 
 
@@ -20,13 +22,33 @@ class GuestTap(Tap):
 
     guest: Inside | None = None
 
+    def _attach_parts(self) -> None:
+        """Hook the blocks too, modules that hold others and have a number in a list: the guest hears when they end."""
+        super()._attach_parts()
+        watched = {id(spec.module) for spec in self.specs}
+        for name, module in named_modules(self.root):
+            if _is_block(name, module) and id(module) not in watched:
+                self._listen().on_call(module, Listener(partial(self._end_block, name)))
+
+    def _end_block(self, name: str, module: nn.Module, _args: Any, output: Any) -> None:
+        if self.guest is not None:
+            tensor = main_tensor(output)
+            self.guest.trail.close(name, module, () if tensor is None else tuple(tensor.shape), self.guest.calls())
+
     def observe(self, spec: Spec, args: Any, output: Any) -> Any:
         """Measure the call, and tell the guest of it."""
         record = partial(super().observe, spec, args, output)
         with _disable_current_modes():  # what is measured is no operation of the model
-            return record() if self.guest is None else self.guest.observe(spec.module, args, output, record)
+            seeded = record() if self.guest is None else self.guest.observe(spec.module, args, output, record)
+            if _is_block(spec.name, spec.module):
+                self._end_block(spec.name, spec.module, args, output)
+            return seeded
 
     def take_gradient(self, one: Pass, call: OpenCall, gradient: Tensor | None) -> None:
         """A gradient came back to what a call returned."""
         with torch._C.DisableTorchFunction() if type(gradient) is Tensor else nullcontext():
             super().take_gradient(one, call, gradient)
+
+
+def _is_block(name: str, module: nn.Module) -> bool:
+    return name.rpartition(".")[2].isdecimal() and bool(module._modules) and not is_opaque(module)

@@ -7,12 +7,13 @@ Severity is what short trainings lost (`bench/inside_harm.py`, docs/verdict.md).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import median
 
 from sounding.probe.calls import Pass
 from sounding.probe.inside.listen import Inside
-from sounding.probe.inside.oddities import HARMFUL, SENTENCES
+from sounding.probe.inside.oddities import BENDS, HARMFUL, SENTENCES
 from sounding.probe.inside.roles import block_of
 from sounding.probe.inside.rows import Seen, rows_of
 from sounding.probe.records import Finding, FindingKind, Severity, Unmeasured
@@ -101,6 +102,20 @@ def find_token_collapse(seen: Sequence[Seen]) -> Iterator[Finding]:
     )  # fmt: skip
 
 
+def find_merged_tokens(seen: Sequence[Seen]) -> Iterator[Finding]:
+    """Positions that are replaced by one and the same vector."""
+    for one in seen:
+        if one.kind == "merged":
+            yield _finding(
+                "token_collapse", "medium" if one.shape[0] else "low", one,
+                f"From {one.name} on all positions of a sequence hold the same: what told them apart is gone, as if "
+                "they had been replaced by their mean.",
+                ("add what sums up a sequence to its positions, in place of putting it there",
+                 "nothing, if one vector is repeated on purpose for what reads it"),
+                expected="positions that differ", found="one vector at all of them", evidence={},
+            )  # fmt: skip
+
+
 def find_massive_activation(seen: Sequence[Seen]) -> Iterator[Finding]:
     """Entries of the stream that are hundreds of times the median one."""
     found = [one for one in seen if one.values.get("largest_over_median", 0.0) > THRESHOLDS.massive]
@@ -144,26 +159,38 @@ def find_odd_branch(seen: Sequence[Seen]) -> Iterator[Finding]:
                 )  # fmt: skip
 
 
-def find_odd_stream(seen: Sequence[Seen]) -> Iterator[Finding]:
-    """Blocks without the shortcut that their siblings have, and streams that blocks multiply by a number."""
-    blocks: dict[str, dict[str, int]] = {}
-    first: dict[str, Seen] = {}
+def find_odd_blocks(seen: Sequence[Seen]) -> Iterator[Finding]:
+    """Blocks that compute something else than their siblings, which all do the same."""
     for one in seen:
-        block = block_of(one.name)
-        first.setdefault(block, one)
-        family = blocks.setdefault(block.rpartition(".")[0], {})
-        family[block] = family.get(block, 0) + (one.kind == "addition")
-    for family in blocks.values():
-        inner = dict(list(family.items())[1:-1])  # a stem or a head may stand in the same row
-        without = [block for block, sums in inner.items() if not sums]
-        if len(inner) >= FEW and len(without) == 1:
-            yield _finding(
-                "odd_branch", "low", first[without[0]],
-                f"Nothing leads around {without[0]}: its {len(inner) - 1} siblings add what they compute to their "
-                "input, and it does not.",
-                (f"add the input of {without[0]} to its output, if it is meant to be a residual block",),
-                expected="an addition to its input, as its siblings have", found="none", evidence={},
-            )  # fmt: skip
+        if one.kind != "block":
+            continue
+        siblings, missing, extra = one.shape
+        assert isinstance(missing, Counter)
+        assert isinstance(extra, Counter)
+        parts = [f"{verb} {_listed(names)}" for verb, names in (("lacks", missing), ("also has", extra)) if names]
+        told = " and ".join(parts) or "does the same in another order"
+        bent = bool(parts) and {name.replace(" ", "_") for name in missing | extra} <= {"relu", *BENDS}
+        yield _finding(
+            "activation" if bent else "odd_branch", "low", one,
+            f"The block {one.name!r} computes something else than its {siblings} siblings, which all do the same: "
+            f"beside them it {told}.",
+            (f"compare the code and settings of {one.name!r} with those of its siblings", "nothing, if it is meant"),
+            expected="the operations of its siblings", found=f"it {told}", evidence={},
+        )  # fmt: skip
+
+
+def _listed(counts: Counter[str]) -> str:
+    """Operations in words.
+
+    >>> _listed(Counter(["add", "relu", "add"]))
+    'the operations “add” (2 times), “relu”'
+    """
+    told = [f"“{name}”" if count == 1 else f"“{name}” ({count} times)" for name, count in counts.items()]
+    return f"the operation{'s' * (len(told) > 1)} " + ", ".join(told[:4] + (["…"] if len(told) > 4 else []))
+
+
+def find_odd_stream(seen: Sequence[Seen]) -> Iterator[Finding]:
+    """Blocks with attention and no shortcuts, and streams that blocks multiply by a number."""
     additions = [one for one in seen if one.kind == "addition" and one.values.get("stream_mean_square", 0) > 0]
     attending = {block_of(one.name): one for one in seen if one.kind == "attention" and block_of(one.name)}
     if len(attending) > 2 and not additions:
@@ -181,7 +208,7 @@ def find_odd_stream(seen: Sequence[Seen]) -> Iterator[Finding]:
     asked = 2 * sum(math.log(abs(one.factor)) for one in scaled[1:])
     if grown > max(0.5 * asked, 2 * math.log(THRESHOLDS.odd)):  # a norm behind each sum takes DeepNorm's factor back
         yield _finding(
-            "odd_branch", "low", scaled[0],
+            "odd_branch", "medium" if grown > 3 * math.log(THRESHOLDS.odd) else "low", scaled[0],
             f"{len(scaled)} blocks multiply the residual stream by {abs(scaled[0].factor):.3g} on its way around them: "
             f"its mean square grows ×{math.exp(grown):.3g} from the first to the last.",
             ("add the input as it is, or put a norm behind each sum, as DeepNorm does",),
@@ -213,6 +240,33 @@ def find_alike_outputs(seen: Sequence[Seen]) -> Iterator[Finding]:
                 "it: nothing of what tells samples apart reaches it.",
                 ("look for an index that takes the wrong step, and for units that are zero for every sample",),
                 expected="an output that differs between samples", found="one for all of them", evidence={},
+            )  # fmt: skip
+
+
+def find_huge_side_inputs(seen: Sequence[Seen]) -> Iterator[Finding]:
+    """What a layer is given beside the main input, in the unit in which it was counted."""
+    for one in seen:
+        if one.kind == "given":
+            (size,) = one.shape
+            yield _finding(
+                "huge_signal", "low", one,
+                f"What {one.name} is given beside the main input has a root mean square of {size:.3g}: as it comes it "
+                "drowns what this layer adds to it.",
+                ("scale it to unit size, or give sines and cosines of it",),
+                expected="a root mean square around 1", found=f"{size:.3g}", evidence={},
+            )  # fmt: skip
+
+
+def find_repeated_outputs(seen: Sequence[Seen]) -> Iterator[Finding]:
+    """Two outputs that are computed apart and are the same."""
+    for one in seen:
+        if one.kind == "repeated":
+            yield _finding(
+                "cloned_weights", "medium", one,
+                f"What the network returns at {one.shape[1]} is, number for number, what it returns at {one.shape[0]}: "
+                "both come from one module, or from copies, and what one of them learns the other forgets.",
+                ("give each output a module of its own", "nothing, if it is meant"),
+                expected="two outputs", found="one, twice", evidence={},
             )  # fmt: skip
 
 
@@ -299,11 +353,15 @@ FINDERS = (
     find_oddities,
     find_entropy_collapse,
     find_token_collapse,
+    find_merged_tokens,
     find_massive_activation,
     find_odd_branch,
+    find_odd_blocks,
     find_odd_stream,
     find_cuts,
     find_alike_outputs,
+    find_huge_side_inputs,
+    find_repeated_outputs,
     find_shut_gates,
     find_router_collapse,
     find_mixed_samples,

@@ -7,7 +7,8 @@ known by their storage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,8 @@ from sounding.probe.inside.oddities import NORMS, Oddities
 from sounding.probe.inside.precision import Range, ends_of
 from sounding.probe.inside.router import Router, count_choices
 from sounding.probe.inside.stream import SAMPLES, Addition, look_behind, sizes_of
+from sounding.probe.inside.tokens import are_told_apart, share_unread
+from sounding.probe.inside.trail import Trail
 from sounding.probe.moments import no_autocast
 from sounding.probe.outputs import main_tensor, tensors_in, why_unmeasurable
 
@@ -55,13 +58,16 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         weights: parameters and buffers, which are no activations.
         passes: the records of the watch; the last one knows the number of samples and the calls that have ended.
         axis: which axis holds the samples.
+        tokens: the shapes of inputs that hold tokens; what else is looked up are distances and types.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, weights: Sequence[Tensor], passes: Sequence[Pass], *, axis: int) -> None:
+    def __init__(
+        self, weights: Sequence[Tensor], passes: Sequence[Pass], *, axis: int, tokens: Container[tuple[int, ...]] = ()
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._passes, self._axis = passes, axis
+        self._passes, self._axis, self._tokens = passes, axis, tokens
         self._born: dict[int, int] = {}
         self._read: dict[int, int] = {}
         self._marks: dict[int, Mark] = dict.fromkeys(_keys(weights), (WEIGHT, None))
@@ -80,9 +86,13 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.ranges: list[Range] = []
         self.mixed: tuple[int, str] | None = None
         self.cuts: list[int] = []
+        self.repeated: tuple[str, str] | None = None  # two outputs that are computed apart and are equal
         self.alike: str | None = None  # what of several outputs is the same for every sample
         self.additions: list[Addition] = []
+        self.given: dict[int, float] = {}  # mean squares of what layers are given as it comes, by the calls before them
+        self.unread = 0.0  # the largest share of different tokens, or of positions, that no gradient comes back to
         self.oddities = Oddities()
+        self.trail = Trail()
         self.reason: str | None = None
 
     @classmethod
@@ -137,6 +147,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _take(self, name: str, func: Any, args: Any, kwargs: Any, out: Any, sizes: Tensor | None) -> None:
         """Note one operation: when its tensors were made and read, what they are, and what it tells."""
         self._time += 1
+        self.trail.note(name)
         if name in LAYERS or name.startswith(FUSED):
             self._product = self._time
         taken, made = _keys(_tensors((args, kwargs))), list(_tensors(out))
@@ -146,6 +157,11 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.oddities.note(name, args, made, taken, fresh, signals, self.calls())
         if name in MIXERS or name in GATHERS:
             self._mix(name, args)
+        if name == "add" and len(args) > 1 and all(isinstance(one, Tensor) for one in args[:2]):
+            marks = [self._marks.get(key, ("",))[0] for key in _keys(args[:2])]
+            if len(marks) == 2 and SCORES not in marks and made[0].dim() > 1:
+                with _disable_current_modes():
+                    self.oddities.note_sum(args, [one == WEIGHT for one in marks], self.calls(), axis=self._axis)
         changes = not fresh and bool(made) and name in ("add", "mul", "copy")
         if fresh or changes or not made:
             self._read.update(dict.fromkeys(taken, self._time))
@@ -155,16 +171,16 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in GATING:
             old = [key for key in taken if self._born.get(key, 0) < self._product]
             self._written.take(name, args, taken, fresh, self._last_name(), old)
+        else:
+            self._written.forget(fresh)
+        if name in ("mm", "addmm") and WEIGHT in (self._marks.get(key, ("",))[0] for key in taken):
+            self._note_given(args[-2])
         source, factor = self._scaled(name, args, made)
         learned = any(key in self._learned for key in taken)
         learned = learned or (name in LAYERS and any(key in self._trained for key in taken))
         # of a shape alone, and of comparisons, nothing could be learned
-        learned = (
-            learned
-            and all(one.is_floating_point() for one in made)
-            and not name.endswith("_like")
-            and not name.startswith("new_")
-        )
+        of_shapes = name.endswith("_like") or name.startswith("new_")
+        learned = learned and not of_shapes and all(one.is_floating_point() for one in made)
         for key in fresh:
             self._born[key] = self._time if source is None else self._born.get(source, 0)
             self._read.pop(key, None)
@@ -186,12 +202,21 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _scaled(self, name: str, args: Any, made: list[Tensor]) -> tuple[int | None, float]:
         """The storage of which a result is a multiple, and by which number."""
-        if name not in ("mul", "div") or len(args) < 2 or not isinstance(args[1], float | int) or len(made) != 1:
+        if len(args) < 2 or not isinstance(args[0], Tensor) or len(made) != 1:
             return None, 1.0
         keys = _keys(args[:1])
-        if not keys or args[1] == 0:
+        if name == "add" and args[1] is args[0] and keys:
+            return keys[0], 2 * self._factors.get(keys[0], 1.0)
+        if name not in ("mul", "div") or not isinstance(args[1], float | int) or not keys or args[1] == 0:
             return None, 1.0
         return keys[0], self._factors.get(keys[0], 1.0) * (args[1] if name == "mul" else 1 / args[1])
+
+    def _note_given(self, tensor: Tensor) -> None:
+        """Note the size of what a layer is given that no trained layer has made: a side input, as it comes."""
+        keys = _keys([tensor])
+        if keys and keys[0] not in self._learned and self._marks.get(keys[0], ("",))[0] != WEIGHT:
+            with _disable_current_modes():
+                self.given[self.calls()] = float(tensor.detach().double().square().mean())
 
     def _notice_cuts(self, args: Any) -> None:
         """Note a read without a gradient of what trained weights have made: something detached it on this way."""
@@ -212,6 +237,10 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 spread = (rows.double() - rows[:1]).norm()
                 if float(spread) <= ROUNDING * float(rows.double().norm()) and not self._zeros():
                     self.alike = path
+        for (first, one), (second, other) in itertools.combinations(whole, 2):
+            apart = _keys([one]) != _keys([other]) and one.shape == other.shape and one.numel() > 1
+            if apart and any(key in self._learned for key in _keys([one])) and torch.equal(one, other):
+                self.repeated = (first, second)
 
     def _mark(self, name: str, func: Any, args: Any, kwargs: Any, out: Any, taken: list[int]) -> Mark | None:
         """What the result of an operation is for attention, and a look at it where it is one."""
@@ -238,10 +267,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
         found = next((mark for mark in marks if mark is not None and mark[0] != WEIGHT), None)
         if name in SOFTMAX and args[0].dim() > 1:
-            self.oddities.note_softmax(
-                args[0], args[1], self.calls(), batch=self._batch(), batch_axis=self._axis,
-                products=found is not None and found[0] == SCORES,
-            )  # fmt: skip
+            self.oddities.note_softmax(args[0], args[1], self.calls(), batch=self._batch(), batch_axis=self._axis)
         if found is not None and found[0] == LOGITS:
             return found if name in ROUTED else None
         if found is not None and found[0] == SCORES and name in SOFTMAX:
@@ -295,12 +321,26 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.reason is None and isinstance(module, nn.RNNBase | nn.RNNCellBase):
             self._safely(partial(self._open_gates, module, args))
         if self.reason is None and isinstance(module, NORMS) and args and isinstance(args[0], Tensor):
-            self.oddities.note_norm(module, args[0], next(iter(_keys(args[:1])), 0), before)
+            self.oddities.note_norm(module, args[0], before)
         seeded = record()
         tensor = main_tensor(output if seeded is None else seeded) if self.calls() > before else None
         if self.reason is None and tensor is not None and why_unmeasurable(tensor) is None:
             self._safely(partial(self._size, tensor))
+            if isinstance(module, nn.Embedding):
+                self._safely(partial(self._await_tokens, args, tensor))
         return seeded
+
+    def _await_tokens(self, args: Any, tensor: Tensor) -> None:
+        tokens = args[0].detach() if args and isinstance(args[0], Tensor) else None
+        if tokens is None or tuple(tokens.shape) not in self._tokens:
+            return
+        if tensor.requires_grad and are_told_apart(tokens):
+            self._await(tensor, partial(self._note_unread, tokens.clone()))
+
+    def _note_unread(self, tokens: Tensor, gradient: Tensor | None) -> None:
+        if gradient is not None:
+            with _disable_current_modes(), torch.no_grad():
+                self.unread = max(self.unread, share_unread(tokens, gradient.detach()))
 
     def _size(self, tensor: Tensor) -> None:
         one = Range(self.calls() - 1, tensor.dtype, ends_of(tensor))
@@ -350,7 +390,13 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if len(args) < 2 or not isinstance(args[1], Tensor) or kwargs.get("alpha", 1) != 1:
             return None
         left, right = args[:2]
-        if left.shape != right.shape or left.dim() < 2 or not left.is_floating_point() or left.numel() < 2:
+        if (
+            left is right
+            or left.shape != right.shape
+            or left.dim() < 2
+            or not left.is_floating_point()
+            or left.numel() < 2
+        ):
             return None
         keys = _keys([left, right])
         if len(keys) < 2 or any(self._marks.get(key, (LOGITS,))[0] != LOGITS for key in keys):

@@ -9,9 +9,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from sounding.probe.records import FindingKind
+from sounding.probe.thresholds import THRESHOLDS
+from sounding.probe.units import BOUNDS, saturated_fraction
 
 # Activations that bend once more what they have bent; ReLU of ReLU changes nothing, and a sigmoid may follow others.
 BENDS = frozenset({"gelu", "silu", "tanh", "elu", "leaky_relu", "mish", "hardswish", "softplus"})
+GATES = frozenset({"sigmoid", "silu", "hardsigmoid", "softplus", "gelu"})  # what opens and shuts a gate
+SHUT = 1e-3  # of what a gate multiplies: steps of a state space start there, at the least (0.001 to 0.1)
+SAMPLES = 16  # of a batch that activations are looked at for
+DROWNING = 40.0  # positions over tokens: sines beside tokens of a standard deviation of 0.02 are at 35, and train
+LOOKUPS = frozenset({"embedding"})
 # What a network consists of that only multiplies by weights, adds and rearranges.
 PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "convolution"})
 STRAIGHT = PRODUCTS | frozenset(
@@ -22,7 +29,8 @@ STRAIGHT = PRODUCTS | frozenset(
 LAYERS = 3  # products from which on a network without activation was hardly meant: two are a factored matrix
 ROW = 4  # within a network: a branch that ends in a linear map, a sum and a smoothing one make three
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
-HARMFUL = frozenset({"one", "batch", "row"})  # what trainings lose to (docs/audit.md, what hurts); the others are notes
+# what trainings lose to (docs/audit.md, what hurts); the others are notes
+HARMFUL = frozenset({"one", "batch", "row", "drowned", "shut", "flat"})
 # (kind, why, what to do, what is expected there, what was found), by what was noted; {name} is the module.
 SENTENCES: dict[str, tuple[FindingKind, str, str, str, str]] = {
     "queries": (
@@ -35,11 +43,11 @@ SENTENCES: dict[str, tuple[FindingKind, str, str, str, str]] = {
     ),
     "places": (
         "wrong_axis",
-        "{name} takes the output of a convolution, whose last axis holds places, and normalizes over this axis; its "
-        "weights then belong to places, and not to channels",
-        "move the channels to the last axis (permute), or use GroupNorm(1, channels)",
-        "a norm over the channels",
-        "a norm over the last axis of an image or a signal",
+        "The norm at {name} runs over an axis that holds places (tokens, steps, pixels), and not over the features "
+        "that the layer before it has made: its weights belong to places, and places are no longer independent",
+        "move the features to the last axis (transpose, permute), or use GroupNorm(1, channels) for images",
+        "a norm over the features",
+        "a norm over places",
     ),
     "one": (
         "wrong_axis",
@@ -62,6 +70,38 @@ SENTENCES: dict[str, tuple[FindingKind, str, str, str, str]] = {
         "an activation behind each layer but the last",
         "an activation between layers",
         "none in a row of layers",
+    ),
+    "wide": (
+        "activation",
+        "At {name} a layer with many outputs is followed by one with fewer, and no activation stands between them: "
+        "together they compute what one small matrix could",
+        "an activation between the two",
+        "an activation behind a layer that widens",
+        "none",
+    ),
+    "drowned": (
+        "large_bias",
+        "What is added at {name} is the same for every sample and far larger than what tells samples apart: positions "
+        "drown the tokens, until training has made them smaller",
+        "draw both by laws of the same size, such as a standard deviation of 0.02",
+        "positions of the size of the tokens",
+        "a sum that is nearly the same for every sample",
+    ),
+    "shut": (
+        "shut_gates",
+        "A gate at {name} is shut for every sample: less than a thousandth of what it multiplies passes, and no more "
+        "gradient comes back to what opens it",
+        "start the bias in front of it at zero, or at a positive number where it keeps a state",
+        "a gate that lets something through",
+        "a gate that is shut",
+    ),
+    "flat": (
+        "saturation",
+        "The activation at {name} is flat for nearly all that it is given: it says little more than a sign, and hardly "
+        "any gradient comes back",
+        "smaller weights or inputs in front of it, or a norm",
+        "inputs around one",
+        "inputs far beyond where it bends",
     ),
     "twice": (
         "activation",
@@ -87,7 +127,11 @@ class Oddities:
     def __init__(self) -> None:
         self.found: list[tuple[int, str]] = []
         self._bent: dict[int, str] = {}
-        self._convolved: dict[int, tuple[Any, Any]] = {}
+        self._features: dict[int, int] = {}  # by storage: the stride of the axis that holds features
+        self._shut: set[int] = set()  # storages of what a sigmoid or one of its relatives has made that is shut
+        self._tables: set[int] = set()  # storages that a look-up has made
+        self._shares: dict[int, int] = {}  # by storage of what a softmax has made: the stride of the axis it runs over
+        self._entered: dict[int, int] = {}  # by storage: how many features entered the layer that made it
         self._products, self._straight = 0, True
         self._rows: dict[int, int] = {}  # by storage: products by weights since the last bend on every way to it
         self._row: int | None = None  # where a row of too many ended
@@ -106,39 +150,110 @@ class Oddities:
         read and that are no weights."""
         if name in BENDS and taken and self._bent.get(taken[0]) == name:
             self.found.append((at, "twice"))
+        elif name == "native_layer_norm" and args[0].dim() > 2:
+            axis = self._axis_of_features(args[0])
+            if axis is not None and axis < args[0].dim() - len(args[1]):
+                self.found.append((at, "places"))
+        elif name == "mul" and len(signals) == 2 and any(key in self._shut for key in taken):
+            self.found.append((at, "shut"))
+            self._shut.difference_update(taken)  # of a gate for all steps, one product speaks
+        elif name == "tanh" and signals and _share_flat(made[0]) >= THRESHOLDS.saturated:
+            self.found.append((at, "flat"))
+        shut = name in GATES and bool(signals) and _is_shut(args[0], made[0])
+        features = self._stride_of_features(name, args, made)
+        if name in PRODUCTS and name != "convolution":
+            self._look_at_weights(args[-2:], at)
         for key in fresh:
-            self._bent.pop(key, None)
-            self._convolved.pop(key, None)
+            for kept in (self._bent, self._features, self._shares):
+                kept.pop(key, None)
+            if name in ("_softmax", "_safe_softmax"):
+                self._shares[key] = made[0].stride(args[1])
+            for group, joins in ((self._shut, shut), (self._tables, name in LOOKUPS)):
+                (group.add if joins else group.discard)(key)
             if name in BENDS:
                 self._bent[key] = name
-            elif name == "convolution":
-                self._convolved[key] = (made[0].shape, made[0].stride())
+            if features is not None:
+                self._features[key] = features
         self._products += name in PRODUCTS
         if name in ("mul", "div") and len(args) > 1 and not isinstance(args[1], Tensor):
             name = "mul_by_number"
         self._straight = self._straight and name in STRAIGHT
+        self._count_row(name, args, made, fresh, signals, at)
+
+    def _count_row(
+        self, name: str, args: Any, made: Sequence[Tensor], fresh: list[int], signals: list[int], at: int
+    ) -> None:
+        """How many products by weights stand in a row with no bend between them, and how many features the last one of
+        them took."""
         before = [self._rows.get(key, 0) for key in signals if name in PRODUCTS or key in self._rows]
         row = min(before, default=0) if name in STRAIGHT else 0
+        entered = self._entered.get(signals[0]) if row and len(signals) == 1 else None
         if name in PRODUCTS:
             row = row + 1 if len(before) == 1 else 0
             self._row = at if row >= ROW else self._row
+            inner, entering = 0, entered
+            if row and name in ("mm", "addmm") and key_of(args[-2]) == signals[0]:
+                inner = int(args[-2].shape[-1])
+                # a factor of low rank narrows; what widens between two layers asks for an activation
+                if row == 2 and entering is not None and inner > max(entering, made[0].shape[-1]):
+                    self.found.append((at, "wide"))
+            entered = inner or None
+        for key in fresh:
+            self._entered.pop(key, None)
+            if entered is not None:
+                self._entered[key] = entered
         self._rows.update(dict.fromkeys(fresh or signals[:1], row))
 
-    def note_softmax(self, scores: Tensor, axis: int, at: int, *, batch: int, batch_axis: int, products: bool) -> None:
-        """Look at a softmax; `products` says that its scores are (…, queries, keys)."""
+    def _stride_of_features(self, name: str, args: Any, made: Sequence[Tensor]) -> int | None:
+        """The stride, in what an operation makes, of the axis that holds features: those of the last layer before."""
+        if not made or made[0].dim() < 2:
+            return None
+        out = made[0]
+        if name == "convolution":
+            return out.stride(1)
+        if name in ("mm", "addmm", *LOOKUPS):
+            return out.stride(-1)
+        read = [one for part in args[:2] for one in (part if isinstance(part, list | tuple) else (part,))]
+        known = [self._axis_of_features(one) for one in read if isinstance(one, Tensor) and one.dim() == out.dim()]
+        axes = {axis for axis in known if axis is not None}
+        return out.stride(axes.pop()) if len(axes) == 1 else None
+
+    def _axis_of_features(self, tensor: Tensor) -> int | None:
+        """The axis that holds features, where only one has their stride."""
+        stride = self._features.get(key_of(tensor))
+        axes = [axis for axis, size in enumerate(tensor.shape) if size > 1 and tensor.stride(axis) == stride]
+        return axes[0] if len(axes) == 1 else None
+
+    def _look_at_weights(self, pair: Any, at: int) -> None:
+        """Note weights of a softmax that are summed over another axis than they add up to one over."""
+        for one, axis in zip(pair, (-1, -2), strict=True):
+            shared = self._shares.get(key_of(one)) if isinstance(one, Tensor) and one.dim() > 1 else None
+            if shared is not None and one.shape[axis] > 1 and one.stride(axis) != shared and shared in one.stride():
+                self.found.append((at, "queries"))
+
+    def note_sum(self, args: Any, weights: Sequence[bool], at: int, *, axis: int) -> None:
+        """Look at a sum of two tensors, of which a table may drown what differs between samples."""
+        pair = args[:2]
+        if not any(weights) and not all(key_of(one) in self._tables for one in pair):
+            return
+        rank = max(one.dim() for one in pair)
+        fixed = [weight or _is_fixed(one, axis, rank) for one, weight in zip(pair, weights, strict=True)]
+        if sum(fixed) != 1 or sum(size > 1 for size in pair[fixed.index(True)].shape) < 2:
+            return
+        table, other = (float(pair[fixed.index(which)].detach().float().square().mean()) for which in (True, False))
+        if DROWNING**2 * other < table < math.inf and other > 0:
+            self.found.append((at, "drowned"))
+
+    def note_softmax(self, scores: Tensor, axis: int, at: int, *, batch: int, batch_axis: int) -> None:
+        """Look at the axis of a softmax."""
         if axis % scores.dim() == batch_axis and scores.shape[batch_axis] == batch > 1 and scores.numel() > batch:
             self.found.append((at, "batch"))
-        elif products and scores.dim() > 2 and axis % scores.dim() == scores.dim() - 2 and scores.shape[-2] > 1:
-            self.found.append((at, "queries"))
 
-    def note_norm(self, module: nn.Module, tensor: Tensor, key: int, at: int) -> None:
+    def note_norm(self, module: nn.Module, tensor: Tensor, at: int) -> None:
         """Look at what a norm is given."""
         places = math.prod(tensor.shape[2:])
         if isinstance(module, nn.LayerNorm):
             values = math.prod(module.normalized_shape)
-            straight = self._convolved.get(key) == (tensor.shape, tensor.stride())
-            if straight and tensor.dim() > 2 and len(module.normalized_shape) == 1:
-                self.found.append((at, "places"))
         elif isinstance(module, nn.GroupNorm):
             values = module.num_channels // module.num_groups * places
         else:
@@ -153,3 +268,30 @@ class Oddities:
             yield 0, "straight"
         elif self._row is not None:
             yield self._row, "row"
+
+
+def key_of(tensor: Tensor) -> int:
+    """What tells the storage of a tensor apart."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _is_fixed(tensor: Tensor, axis: int, rank: int) -> bool:
+    """Whether a tensor holds the same for every sample, one axis of so many being that of the samples."""
+    if tensor.dim() < rank or tensor.shape[axis] < 2:
+        return True
+    rows = tensor.detach().movedim(axis, 0)
+    return bool((rows[1:] == rows[:1]).all())
+
+
+def _is_shut(given: Tensor, made: Tensor) -> bool:
+    """Whether an activation gives nearly nothing for what is not small: a gate that its bias shuts.
+
+    A gate of exactly zero is a way to start, and small signals make small ones.
+    """
+    size = float(made.detach()[:SAMPLES].abs().mean())
+    return 0 < size < SHUT and float(given.detach()[:SAMPLES].abs().mean()) > 1
+
+
+def _share_flat(made: Tensor) -> float:
+    """The share of outputs of a tanh at which its slope is below 1% of the largest one."""
+    return saturated_fraction(made.detach()[:SAMPLES], BOUNDS[nn.Tanh])

@@ -23,10 +23,13 @@ from sounding.probe.inside.stream import MEASURES as STREAM_MEASURES
 from sounding.probe.inside.stream import Addition
 from sounding.probe.late import read_back
 from sounding.probe.table import merge_order
+from sounding.probe.thresholds import THRESHOLDS
 from sounding.profile import Row
 
 GRADIENTS = tuple(f"{name}_gradient_log_norm" for name in ("query", "key", "value"))
 HEADS = tuple(f"head_{name}" for name in MEASURES)
+ALONE, APART = 1e-5, 1.1  # participation ratios beyond 1 of equal tokens in float32, and of tokens that differ
+SAME = 0.01  # up to which a side input is no larger than the main one, of which another rule speaks
 INSIDE = frozenset({*MEASURES, *HEADS, *GRADIENTS, *STREAM_MEASURES, *GATE_MEASURES, *ROUTER_MEASURES, *RANGE_MEASURES})
 
 
@@ -37,13 +40,14 @@ class Seen:
     Args:
         layer: the place in execution order of the call it belongs to.
         name: the module that attends, recurs or routes, or the last layer of the branch that is added.
-        kind: "attention", "addition", "gates", "router", "range", "mixing", "cut", "alike" or
-            "oddity".
+        kind: "attention", "addition", "gates", "router", "range", "mixing", "cut", "alike",
+            "repeated", "given", "merged", "block" or "oddity".
         values: measure → value.
         heads: measure → value of each head, for attention.
-        shape: of the stream, for an addition; the kind of its branch stands first. How rows are mixed, for "mixing".
-            The path of the output, for "alike".
-            A key of `oddities.SENTENCES`, for "oddity".
+        shape: what else is known. For an addition the kind of its branch and the shape of the stream; for "mixing" how
+            rows are mixed; for "alike" the path of the output, and for "repeated" two of them; for a "block" how many
+            siblings agree, what they compute and it does not, and the other way round; for "given" the root mean
+            square; for "merged" whether it stays so; for an "oddity" a key of `oddities.SENTENCES`.
         routing: of a router: how many choices it made, how many for each token, among how many experts, and the share
             of them that falls on the most chosen experts.
         factor: of an addition: what the stream is multiplied by on its way around the branch.
@@ -72,18 +76,51 @@ def see(one: Pass, inside: Inside, places: Mapping[str, int]) -> list[Seen]:
         at, how = inside.mixed
         call = one.calls[max(at - 1, 0)]
         found.append(Seen(places[call.name], call.name, "mixing", {}, shape=(how,)))
-    for name, values in inside.gates_by_hand().items():
+    by_hand = inside.gates_by_hand()
+    for name, values in by_hand.items():
         found.append(Seen(places.get(name, 0), name, "gates", values | _rate_through_time(one.calls, name)))
     if inside.alike is not None and one.calls:
         found.append(Seen(len(places), one.calls[-1].name, "alike", {}, shape=(inside.alike,)))
+    if inside.repeated is not None and one.calls:
+        found.append(Seen(len(places), one.calls[-1].name, "repeated", {}, shape=inside.repeated))
+    largest = one.input.get("mean_square", 0.0)
+    for at, mean_square in inside.given.items() if one.calls else ():
+        call = one.calls[min(at, len(one.calls) - 1)]
+        if mean_square > max(THRESHOLDS.huge_input**2, (1 + SAME) * largest):
+            found.append(Seen(places[call.name], call.name, "given", {}, shape=(math.sqrt(mean_square),)))
     for at in dict.fromkeys(inside.cuts):
         call = one.calls[min(at, len(one.calls) - 1)]
         found.append(Seen(places[call.name], call.name, "cut", {}))
     for at, key in inside.oddities.told() if one.calls else ():
-        # a norm is noted before its call ends; an operation belongs to the module that runs, which has not ended either
-        call = one.calls[min(at, len(one.calls) - 1)]
+        if key == "shut" and by_hand:
+            continue  # the gates of a loop are known by their roles: a reset gate may be shut
+        # a norm is noted before its call ends; an operation belongs to the module that runs, which has not ended yet,
+        # but for a function of what the last layer gave
+        call = one.calls[max(min(at - (key == "flat"), len(one.calls) - 1), 0)]
         found.append(Seen(places[call.name], call.name, "oddity", {}, shape=(key,)))
+    merged = _merged_tokens(one.calls)
+    if merged is not None:
+        call, stays = merged
+        found.append(Seen(places[call.name], call.name, "merged", {}, shape=(stays,)))
+    for odd in inside.trail.odd_blocks() if one.calls else ():
+        layer = places[one.calls[max(odd.at - 1, 0)].name]
+        found.append(Seen(layer, odd.block, "block", {}, shape=(odd.siblings, odd.missing, odd.extra)))
     return sorted(found, key=lambda seen: seen.layer)
+
+
+def _merged_tokens(calls: Sequence[OpenCall]) -> tuple[OpenCall, bool] | None:
+    """The first call from which on the positions of each sample are the same, though they were not before it, and
+    whether they stay so to the last call that has positions."""
+    known = [
+        call for call in calls
+        if "token_participation_ratio" in call.values and 1 < call.positions < call.features
+        and call.values.get("distinct_share", 0.0) > ALONE  # a layer of zeros gives the same to every sample as well
+    ]  # fmt: skip
+    alone = [call.values["token_participation_ratio"] <= 1 + ALONE for call in known]
+    for index in range(1, len(known)):
+        if alone[index] and not alone[index - 1] and known[index - 1].values["token_participation_ratio"] > APART:
+            return known[index], all(alone[index:])
+    return None
 
 
 def rows_of(passes: Sequence[tuple[Pass, Inside]], *, source: str) -> tuple[tuple[Row, ...], list[Seen]]:

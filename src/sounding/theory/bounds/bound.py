@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from sounding.activations.activation import Array
 from sounding.encoding import fields_of
@@ -23,50 +23,32 @@ _SIGN = {"upper": "≤", "lower": "≥", "equal": "="}
 
 @dataclass(frozen=True)
 class Assumption:
-    """One condition of a theorem and whether it is met.
+    """One condition of a theorem and whether it is met."""
 
-    Args:
-        text: the condition, as a phrase.
-        holds: True or False where the given numbers decide it, None where only the user can know.
-        detail: the numbers that decided it, or how to find out.
-    """
-
-    text: str
-    holds: bool | None
-    detail: str = ""
+    text: str  # the condition, as a phrase
+    holds: bool | None  # True or False where the given numbers decide it, None where only the user can know
+    detail: str = ""  # the numbers that decided it, or how to find out
 
 
 @dataclass(frozen=True)
 class Bound:
-    """One theorem, evaluated.
+    """One theorem, evaluated."""
 
-    Args:
-        name: how the command line calls it, "rank2020-theorem2".
-        source: seed key, theorem and equation.
-        statement: the inequality in one line.
-        quantity: what is bounded.
-        sense: whether `value` bounds it from above, from below, or equals it.
-        value: the bound.
-        assumptions: the conditions, each with whether it is met.
-        version: "corrected" or "printed".
-        erratum: how the printed statement differs; empty where the two agree.
-        actual: the bounded quantity itself, where the input determines it.
-        values: further numbers of the theorem (rate, floor, …).
-        profile: the bound layer by layer, where there is a depth.
-    """
-
-    name: str
-    source: str
-    statement: str
-    quantity: str
-    sense: Sense
-    value: float
-    assumptions: tuple[Assumption, ...] = ()
+    name: str  # how the command line calls it, "rank2020-theorem2"
+    source: str  # seed key, theorem and equation
+    statement: str  # the inequality in one line
+    quantity: str  # what is bounded
+    sense: Sense  # whether `value` bounds it from above, from below, or equals it
+    value: float  # the bound
+    assumptions: tuple[Assumption, ...] = ()  # the conditions, each with whether it is met
     version: Version = "corrected"
-    erratum: str = ""
-    actual: float | None = None
-    values: Mapping[str, float] = field(default_factory=dict)
-    profile: Profile | None = None
+    erratum: str = ""  # how the printed statement differs; empty where the two agree
+    actual: float | None = None  # the bounded quantity itself, where the input determines it
+    values: Mapping[str, float] = field(default_factory=dict)  # further numbers of the theorem (rate, floor, …)
+    profile: Profile | None = None  # the bound layer by layer, where there is a depth
+
+    def __post_init__(self) -> None:
+        check_version(self.version)
 
     @property
     def holds_for_input(self) -> bool | None:
@@ -110,10 +92,12 @@ class Bound:
         return "\n".join(lines)
 
 
-def depth_profile(values: ArrayLike, *, measure: str, name: str, first_layer: int = 0) -> Profile:
-    """A bound over depth as a profile with the source "bound"."""
-    columns = {measure: np.asarray(values)}
-    return Profile.over_depth(columns, {"bound": name}, first=first_layer, name=name, source="bound")
+def over_depth(
+    curve: NDArray[np.floating[Any]], *, name: str, measure: str, first_layer: int = 0, **words: Any
+) -> Bound:
+    """An upper bound for each layer: `value` is that of the last one, and the profile has all."""
+    profile = Profile.over_depth({measure: curve}, {"bound": name}, first=first_layer, name=name, source="bound")
+    return Bound(name=name, sense="upper", value=float(curve[-1]), profile=profile, **words)
 
 
 def check_version(version: str) -> None:

@@ -8,22 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from sounding.activations.activation import Array
 from sounding.errors import UsageError
-from sounding.theory.bounds.bound import (
-    Assumption,
-    Bound,
-    Version,
-    check_integer,
-    check_number,
-    check_version,
-    depth_profile,
-)
+from sounding.theory.bounds.bound import Assumption, Bound, Version, check_integer, check_number, over_depth
 
 KernelMap = Callable[[float], float]
 Norm = Literal["none", "pre-rms", "post-rms", "pre-ln", "post-ln"]
@@ -49,19 +40,14 @@ def theorem_5_8(
         slope_zero: κ′(0) = c_1², in [0, 1].
         start: ρ_0.
     """
-    slope = check_number(slope_zero, name="slope_zero", least=0.0, most=1.0)
     return _contraction(
-        1 / (2 - slope),
+        *_centred(slope_zero, kappa_zero),
         start=start,
         depth=depth,
         kappa=kappa,
         name="thesis2024-theorem5.8",
         source="thesis2024, Theorem 5.8, eq. (5.6)",
         statement="|ρ_ℓ|/(1 − |ρ_ℓ|) ≤ α^ℓ |ρ_0|/(1 − |ρ_0|), α = 1/(2 − κ′(0))",
-        assumptions=(
-            Assumption("the activation is centred, κ(0) = 0", abs(kappa_zero) < _EDGE, f"κ(0) = {kappa_zero:.4g}"),
-            Assumption("the activation is not linear, κ′(0) < 1", slope < 1, f"κ′(0) = {slope:.6g}"),
-        ),
     )
 
 
@@ -69,17 +55,25 @@ def corollary_5_10(
     slope_zero: float, *, start: float, depth: int, kappa: KernelMap | None = None, kappa_zero: float = 0.0
 ) -> Bound:
     """A geometric bound on ρ itself, |ρ_ℓ| ≤ α^ℓ|ρ_0|/(1 − |ρ_0|) (thesis2024 Corollary 5.10; ρ_0 needs a modulus)."""
-    inner = theorem_5_8(slope_zero, start=start, depth=depth, kappa_zero=kappa_zero)
-    sequence = _sequence(kappa, start, int(depth))
-    return replace(
-        inner,
+    return _contraction(
+        *_centred(slope_zero, kappa_zero),
+        start=start,
+        depth=depth,
+        kappa=kappa,
+        bounded=("|correlation|", "correlation", abs),  # |ρ| ≤ |ρ|/(1 − |ρ|), so the bound of Theorem 5.8 holds for it
         name="thesis2024-corollary5.10",
         source="thesis2024, Corollary 5.10",
         statement="|ρ_ℓ| ≤ α^ℓ |ρ_0|/(1 − |ρ_0|), α = 1/(2 − κ′(0))",
-        quantity=f"|correlation| at layer {int(depth)}",
-        actual=None if sequence is None else abs(float(sequence[-1])),
         erratum="printed ρ_0 needs its modulus",
-        profile=depth_profile(inner.curve, measure="correlation", name="thesis2024-corollary5.10"),
+    )
+
+
+def _centred(slope_zero: float, kappa_zero: float) -> tuple[float, tuple[Assumption, ...]]:
+    """The rate of Theorem 5.8 and what it assumes of the activation."""
+    slope = check_number(slope_zero, name="slope_zero", least=0.0, most=1.0)
+    return 1 / (2 - slope), (
+        Assumption("the activation is centred, κ(0) = 0", abs(kappa_zero) < _EDGE, f"κ(0) = {kappa_zero:.4g}"),
+        Assumption("the activation is not linear, κ′(0) < 1", slope < 1, f"κ′(0) = {slope:.6g}"),
     )
 
 
@@ -104,7 +98,6 @@ def theorem_5_11(
     4. κ(0) > 0, κ′(1) > 1: ρ* in (0, 1), |ρ_ℓ − ρ*| ≤ α^ℓ|ρ_0 − ρ*|/(1 − |ρ_0|), α = max{1 − κ(0), 1/(2 − κ′(ρ*))};
        printed max{1 − κ(0), κ′(ρ*), (1 − ρ*)/(2 − κ′(ρ*))} (5.10), false for κ(ρ) = 0.9 + 0.1ρ³⁰ near ρ_0 = 1.
     """
-    check_version(version)
     zero = check_number(kappa_zero, name="kappa_zero", least=-_EDGE, most=1.0)
     slope0 = check_number(slope_zero, name="slope_zero", least=-_EDGE, most=1.0 + _EDGE)
     slope1 = check_number(slope_one, name="slope_one", least=0.0)
@@ -112,49 +105,31 @@ def theorem_5_11(
     slope = check_number(slope_fixed_point, name="slope_fixed_point", least=0.0)
     origin = check_number(start, name="start", least=-1.0, most=1.0)
     layers = check_integer(depth, name="depth", least=0)
-    case = kernel_case(zero, slope1)
-    levels = np.arange(layers + 1)
-    if case == 1:
-        rate = 1 / slope1 if version == "printed" else 1 / (2 - slope0)
-        curve, quantity = potential(origin) * rate**levels, "|ρ_ℓ|/(1 − |ρ_ℓ|)"
-        statement = "|ρ_ℓ|/(1 − |ρ_ℓ|) ≤ α^ℓ |ρ_0|/(1 − |ρ_0|), α = " + (
-            "1/κ′(1)" if version == "printed" else "1/(2 − κ′(0))"
-        )
-    elif case == 2:
-        rate, quantity, statement = slope1, "1 − ρ_ℓ", "|ρ_ℓ − 1| ≤ |ρ_0 − 1| κ′(1)^ℓ"
-        curve = (1 - origin) * rate**levels
-    elif case == 3:
-        rate, quantity = 1 - zero - slope0, "1 − ρ_ℓ"
-        statement = "|ρ_ℓ − 1| ≤ x_0/(1 + ℓαx_0), x_0 = 1 − ρ_0, α = 1 − κ(0) − κ′(0)"
-        curve = (1 - origin) / (1 + levels * rate * (1 - origin))
-    else:
-        rate = case_four_rate(zero, target, slope, version=version)
-        quantity = "|ρ_ℓ − ρ*|"
-        curve = (abs(origin - target) / (1 - abs(origin)) if abs(origin) < 1 else math.inf) * rate**levels
-        statement = "|ρ_ℓ − ρ*| ≤ α^ℓ |ρ_0 − ρ*|/(1 − |ρ_0|), α = " + (
-            "max{1 − κ(0), κ′(ρ*), (1 − ρ*)/(2 − κ′(ρ*))}" if version == "printed" else "max{1 − κ(0), 1/(2 − κ′(ρ*))}"
-        )
-    sequence = _sequence(kappa, origin, layers)
-    actual = None
-    if sequence is not None:
-        last = float(sequence[-1])
-        actual = {1: potential(last), 2: 1 - last, 3: 1 - last, 4: abs(last - target)}[case]
-    return Bound(
+    case, printed = kernel_case(zero, slope1), version == "printed"
+    rate = 1 - zero - slope0
+    if case != 3:
+        rate = case_rate(case, zero, slope0, slope1, fixed_point=target, slope=slope, version=version)
+    largest = "max{1 − κ(0), κ′(ρ*), (1 − ρ*)/(2 − κ′(ρ*))}" if printed else "max{1 − κ(0), 1/(2 − κ′(ρ*))}"
+    statement = {
+        1: "|ρ_ℓ|/(1 − |ρ_ℓ|) ≤ α^ℓ |ρ_0|/(1 − |ρ_0|), α = " + ("1/κ′(1)" if printed else "1/(2 − κ′(0))"),
+        2: "|ρ_ℓ − 1| ≤ |ρ_0 − 1| κ′(1)^ℓ",
+        3: "|ρ_ℓ − 1| ≤ x_0/(1 + ℓαx_0), x_0 = 1 − ρ_0, α = 1 − κ(0) − κ′(0)",
+        4: f"|ρ_ℓ − ρ*| ≤ α^ℓ |ρ_0 − ρ*|/(1 − |ρ_0|), α = {largest}",
+    }[case]
+    quantity = {1: "|ρ_ℓ|/(1 − |ρ_ℓ|)", 4: "|ρ_ℓ − ρ*|"}.get(case, "1 − ρ_ℓ")
+    seen: Callable[[float], float] = {1: potential, 4: lambda rho: abs(rho - target)}.get(case, lambda rho: 1 - rho)
+    return over_depth(
+        decay(case, rate, start=origin, fixed_point=target, layers=layers),
         name="thesis2024-theorem5.11",
         source=f"thesis2024, Theorem 5.11 case {case}, eq. (5.{6 + case})",
         statement=statement,
         quantity=f"{quantity} at layer {layers}",
-        sense="upper",
-        value=float(curve[-1]),
-        actual=actual,
+        actual=None if kappa is None else seen(_last(kappa, origin, layers)),
         version=version,
         erratum={1: "(5.7) is false", 4: "(5.10): the last numerator must be 1"}.get(case, ""),
-        assumptions=(
-            Assumption("the activation is not linear", slope0 < 1, f"κ′(0) = {slope0:.6g}"),
-            Assumption("the start is inside (−1, 1)", abs(origin) < 1, f"ρ_0 = {origin:g}"),
-        ),
+        assumptions=(Assumption("the activation is not linear", slope0 < 1, f"κ′(0) = {slope0:.6g}"), _inside(origin)),
         values={"case": float(case), "rate": rate, "fixed_point": target},
-        profile=depth_profile(curve, measure="correlation_bound", name="thesis2024-theorem5.11"),
+        measure="correlation_bound",
     )
 
 
@@ -167,11 +142,30 @@ def kernel_case(kappa_zero: float, slope_one: float) -> int:
     return 2 if slope_one < 1 else 4
 
 
-def case_four_rate(kappa_zero: float, fixed_point: float, slope: float, *, version: Version = "corrected") -> float:
-    """α of (5.10): max{1 − κ(0), 1/(2 − κ′(ρ*))}, or as printed."""
-    if version == "printed":
-        return max(1 - kappa_zero, slope, (1 - fixed_point) / (2 - slope))
-    return max(1 - kappa_zero, 1 / (2 - slope))
+def case_rate(
+    case: int, zero: float, slope_zero: float, slope_one: float, *, fixed_point: float, slope: float, version: Version
+) -> float:
+    """α of a case of Theorem 5.11, corrected or as printed; 1 in case 3, which is slower than any rate."""
+    printed = version == "printed"
+    if case == 1:
+        if printed:
+            return 1 / slope_one if slope_one > 0 else math.inf
+        return 1 / (2 - min(slope_zero, 1.0))  # rounding may leave κ′(0) of a linear activation above 1
+    if case in (2, 3):
+        return slope_one if case == 2 else 1.0
+    return max(1 - zero, slope, (1 - fixed_point) / (2 - slope)) if printed else max(1 - zero, 1 / (2 - slope))
+
+
+def decay(case: int, rate: float, *, start: float, fixed_point: float, layers: int) -> Array:
+    """The bound of each case of Theorem 5.11 over layers 0 … `layers`, on what that case bounds."""
+    levels = np.arange(layers + 1)
+    if case == 3:
+        return np.asarray((1 - start) / (1 + levels * rate * (1 - start)))
+    if case == 4:
+        first = abs(start - fixed_point) / (1 - abs(start)) if abs(start) < 1 else math.inf
+    else:
+        first = potential(start) if case == 1 else 1 - start
+    return np.asarray(first * rate**levels)
 
 
 def theorem_5_15(
@@ -200,7 +194,6 @@ def theorem_5_15(
     """
     if norm not in NORMS:
         raise UsageError(f"expected a norm among {', '.join(NORMS)}, got {norm!r}")
-    check_version(version)
     total = check_number(second_moment, name="second_moment", least=0.0)
     zero = check_number(squared_mean, name="squared_mean", least=0.0, most=total * (1 + _EDGE))
     spread = total - zero
@@ -210,16 +203,17 @@ def theorem_5_15(
     unit = Assumption("E φ² = 1", abs(total - 1) < _EDGE, f"E φ² = {total:.6g}")
     needed = {"none": (centred, unit), "post-ln": ()}.get(norm, (centred,))
     linear = Assumption("the activation is not linear", slope_zero < spread * (1 - _EDGE), f"κ′(0) = {slope_zero:.4g}")
+    printed = version == "printed"
     return _contraction(
-        spread / slope_one if version == "printed" else spread / (2 * spread - slope_zero),
+        spread / slope_one if printed else spread / (2 * spread - slope_zero),
+        (*needed, linear),
         start=start,
         depth=depth,
         kappa=kappa,
         name="thesis2024-theorem5.15",
         source="thesis2024, Theorem 5.15, eq. (5.14)",
         statement="|ρ_ℓ|/(1 − |ρ_ℓ|) ≤ α^ℓ |ρ_0|/(1 − |ρ_0|), α = "
-        + ("K/κ′(1)" if version == "printed" else "K/(2K − κ′(0)), K = κ(1) − κ(0)"),
-        assumptions=(*needed, linear),
+        + ("K/κ′(1)" if printed else "K/(2K − κ′(0)), K = κ(1) − κ(0)"),
         version=version,
         erratum="(5.14) with κ′(1) is false; with K = κ(1) − κ(0) the rate is K/(2K − κ′(0))",
     )
@@ -227,46 +221,36 @@ def theorem_5_15(
 
 def _contraction(
     rate: float,
+    assumptions: tuple[Assumption, ...],
     *,
     start: float,
     depth: int,
     kappa: KernelMap | None,
-    name: str,
-    source: str,
-    statement: str,
-    assumptions: tuple[Assumption, ...],
-    version: Version = "corrected",
-    erratum: str = "",
+    bounded: tuple[str, str, KernelMap] = ("|ρ_ℓ|/(1 − |ρ_ℓ|)", "correlation_potential", potential),
+    **words: Any,
 ) -> Bound:
-    """The bound |ρ_ℓ|/(1 − |ρ_ℓ|) ≤ rate^ℓ·|ρ_0|/(1 − |ρ_0|); theorems differ in the rate and its conditions."""
+    """The bound rate^ℓ·|ρ_0|/(1 − |ρ_0|) on `bounded`: what in words, its measure, and it from the last ρ."""
     origin = check_number(start, name="start", least=-1.0, most=1.0)
     layers = check_integer(depth, name="depth", least=0)
-    curve = potential(origin) * rate ** np.arange(layers + 1)
-    sequence = _sequence(kappa, origin, layers)
-    return Bound(
-        name=name,
-        source=source,
-        statement=statement,
-        quantity=f"|ρ_ℓ|/(1 − |ρ_ℓ|) at layer {layers}",
-        sense="upper",
-        value=float(curve[-1]),
-        actual=None if sequence is None else potential(float(sequence[-1])),
-        version=version,
-        erratum=erratum,
-        assumptions=(
-            *assumptions,
-            Assumption("the start is inside (−1, 1)", abs(origin) < 1, f"ρ_0 = {origin:g}"),
-        ),
+    quantity, measure, seen = bounded
+    return over_depth(
+        potential(origin) * rate ** np.arange(layers + 1),
+        quantity=f"{quantity} at layer {layers}",
+        measure=measure,
+        actual=None if kappa is None else seen(_last(kappa, origin, layers)),
+        assumptions=(*assumptions, _inside(origin)),
         values={"rate": rate},
-        profile=depth_profile(curve, measure="correlation_potential", name=name),
+        **words,
     )
 
 
-def _sequence(kappa: KernelMap | None, start: float, layers: int) -> Array | None:
-    """ρ_0, κ(ρ_0), κ(κ(ρ_0)), …, None without a map."""
-    if kappa is None:
-        return None
-    values = [float(start)]
+def _inside(start: float) -> Assumption:
+    return Assumption("the start is inside (−1, 1)", abs(start) < 1, f"ρ_0 = {start:g}")
+
+
+def _last(kappa: KernelMap, start: float, layers: int) -> float:
+    """ρ_layers of ρ_0 = start and ρ_ℓ = κ(ρ_{ℓ−1})."""
+    rho = start
     for _ in range(layers):
-        values.append(float(kappa(values[-1])))
-    return np.array(values)
+        rho = float(kappa(rho))
+    return rho

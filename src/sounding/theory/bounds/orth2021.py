@@ -21,7 +21,7 @@ from sounding.theory.bounds.bound import (
     check_integer,
     check_number,
     check_version,
-    depth_profile,
+    over_depth,
 )
 from sounding.theory.bounds.spectrum import orthogonality_gap
 
@@ -43,8 +43,12 @@ def expected_spectrum(singular_values: ArrayLike) -> Array:
     """
     eigenvalues = _eigenvalues(singular_values)
     positive = eigenvalues > 0
+    coarse, fine = (_trapezoid(eigenvalues[positive], step) for step in (0.2, 0.1))
+    error = float(np.max(np.abs(fine - coarse)))
+    if error > 1e-11:
+        raise NumericalError(f"the p_i integral did not settle: two step sizes differ by {error:.2g}", state=fine)
     shares = np.zeros_like(eigenvalues)
-    shares[positive] = _shares_by_quadrature(eigenvalues[positive])
+    shares[positive] = fine
     return shares
 
 
@@ -57,19 +61,10 @@ def _eigenvalues(singular_values: ArrayLike) -> Array:
     return np.asarray(eigenvalues / eigenvalues.sum())
 
 
-def _shares_by_quadrature(eigenvalues: Array) -> Array:
-    """p_i by the trapezoid rule at two steps, which must agree."""
-    if len(eigenvalues) == 1:
-        return np.ones(1)
-    coarse, fine = (_trapezoid(eigenvalues, step) for step in (0.2, 0.1))
-    error = float(np.max(np.abs(fine - coarse)))
-    if error > 1e-11:
-        raise NumericalError(f"the p_i integral did not settle: two step sizes differ by {error:.2g}", state=fine)
-    return fine
-
-
 def _trapezoid(eigenvalues: Array, step: float) -> Array:
     """∫ over ln t; the ends are where the integrand has fallen below rounding (t^1 below, t^(−n/2) above)."""
+    if len(eigenvalues) == 1:
+        return np.ones(1)
     lower = -math.log(2 * float(eigenvalues.max())) - 40.0
     upper = -math.log(2 * float(eigenvalues.min())) + 80.0 / len(eigenvalues) + 4.0
     nodes = np.exp(np.arange(lower, upper + step, step))
@@ -147,20 +142,20 @@ def theorem_1(
     d, n = _shape(width, batch_size)
     layers = check_integer(depth, name="depth", least=0)
     sigma = check_number(smallest_singular_value, name="smallest_singular_value", least=0.0, most=1.0)
-    check_version(version)
-    alpha = sigma if version == "printed" else sigma**2
-    rate = 1 - contraction(n, version=version) * alpha
-    head, floor = _head_and_floor(d, n, alpha, version)
-    curve = head * rate ** np.arange(layers + 1) + floor
-    return Bound(
+    printed, c = version == "printed", contraction(n, version=version)
+    alpha = sigma if printed else sigma**2
+    rate, spread = 1 - c * alpha, math.sqrt(n * (n - 1))
+    head, floor = 2.0 if printed else spread / n, math.inf  # depth does not lower the floor
+    if alpha > 0:
+        floor = 3 * n / (alpha * math.sqrt(d)) if printed else spread / (c * alpha * math.sqrt(d))
+    return over_depth(
+        head * rate ** np.arange(layers + 1) + floor,
         name="orth2021-theorem1",
         source="orth2021, Theorem 1, eq. (3); thesis2024, Theorem 2.1",
         statement="E V ≤ 2(1 − 2α/3)^ℓ + 3n/(α√d), α = min σ_n"
-        if version == "printed"
+        if printed
         else "E V ≤ √(n(n−1)) [(1 − cα)^ℓ/n + 1/(cα√d)], α = min σ_n², c = 2n/(n+2)",
         quantity=f"expected orthogonality gap at layer {layers + 1}",
-        sense="upper",
-        value=float(curve[-1]),
         version=version,
         erratum="A1 must bound σ_n², not σ_n; the appendix's 3n/(2α√d) is a slip",
         assumptions=(
@@ -170,17 +165,9 @@ def theorem_1(
             ),
         ),
         values={"rate": rate, "floor": floor},
-        profile=depth_profile(curve, measure="orthogonality_gap", name="orth2021-theorem1", first_layer=1),
+        measure="orthogonality_gap",
+        first_layer=1,
     )
-
-
-def _head_and_floor(d: int, n: int, alpha: float, version: Version) -> tuple[float, float]:
-    """The factor of the geometric term and the floor that depth does not lower, as printed or corrected."""
-    if version == "printed":
-        return 2.0, 3 * n / (alpha * math.sqrt(d)) if alpha > 0 else math.inf
-    spread = math.sqrt(n * (n - 1))
-    c = contraction(n)
-    return spread / n, spread / (c * alpha * math.sqrt(d)) if alpha > 0 else math.inf
 
 
 def lemma_2(
@@ -201,7 +188,6 @@ def lemma_2(
         singular_values: those of H with ‖H‖_F = 1 (rescaled if not).
     """
     n = check_integer(batch_size, name="batch_size", least=2)
-    check_version(version)
     exact = None
     if singular_values is not None:
         sigma = np.sqrt(_eigenvalues(singular_values))
@@ -235,19 +221,18 @@ def corollary_3(
     """
     gap = theorem_1(width, batch_size, depth=depth, smallest_singular_value=smallest_singular_value, version=version)
     n = int(batch_size)
-    curve = 2 * n * gap.curve if version == "printed" else n * gap.curve**2
-    return Bound(
+    return over_depth(
+        2 * n * gap.curve if version == "printed" else n * gap.curve**2,
         name="orth2021-corollary3",
         source="orth2021, Corollary 3, eq. (5); thesis2024, Corollary 2.3",
         statement="W₂² ≤ 4n(1 − 2α/3)^ℓ + 6n²/(α√d)" if version == "printed" else "W₂² ≤ n (Theorem 1, corrected)²",
         quantity=f"squared Wasserstein-2 distance to a Gaussian at layer {int(depth) + 1}",
-        sense="upper",
-        value=float(curve[-1]),
         version=version,
         erratum="inherits A1 of Theorem 1; the printed radius is d^{-1/4}, the true one d^{-1/2}",
         assumptions=gap.assumptions,
         values={"rate": gap.values["rate"]},
-        profile=depth_profile(curve, measure="squared_wasserstein", name="orth2021-corollary3", first_layer=1),
+        measure="squared_wasserstein",
+        first_layer=1,
     )
 
 

@@ -12,16 +12,9 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
+from sounding.activations.activation import Array
 from sounding.errors import UsageError
-from sounding.theory.bounds.bound import (
-    Assumption,
-    Bound,
-    Version,
-    check_integer,
-    check_matrix,
-    check_number,
-    check_version,
-)
+from sounding.theory.bounds.bound import Assumption, Bound, Version, check_integer, check_matrix, check_number
 from sounding.theory.bounds.spectrum import participation_ratio, second_moment
 
 _UNIT = 1e-6  # what batch norm in float32 leaves of a mean square of 1
@@ -44,7 +37,6 @@ def lemma_1(features: ArrayLike, *, threshold: float = 0.5) -> Bound:
     eigenvalues = np.linalg.eigvalsh(moment)
     # an eigenvalue that is 1 up to rounding must count at τ = 1
     soft = int(np.sum(eigenvalues >= tau - 1e-12 * max(float(eigenvalues[-1]), 1.0)))
-    deviation = float(np.max(np.abs(np.diag(moment) - 1.0)))
     return Bound(
         name="rank2020-lemma1",
         source="rank2020, Lemma 1",
@@ -53,9 +45,7 @@ def lemma_1(features: ArrayLike, *, threshold: float = 0.5) -> Bound:
         sense="lower",
         value=(1 - tau) ** 2 * ratio,
         actual=float(soft),
-        assumptions=(
-            Assumption("every feature has mean square 1", deviation < _UNIT, f"largest deviation {deviation:.3g}"),
-        ),
+        assumptions=(_unit_features(moment),),
         values={"participation_ratio": ratio, "rank": float(np.linalg.matrix_rank(matrix))},
     )
 
@@ -77,7 +67,6 @@ def lemma_7(features: ArrayLike, *, step: float) -> Bound:
         - 8 * float(np.trace(square @ moment))
         + 8 * float(np.sum(np.diag(square) ** 2))
     )
-    deviation = float(np.max(np.abs(np.diag(moment) - 1.0)))
     return Bound(
         name="rank2020-lemma7",
         source="rank2020, Lemma 7, eq. (43)",
@@ -86,12 +75,17 @@ def lemma_7(features: ArrayLike, *, step: float) -> Bound:
         sense="equal",
         value=gamma**2 * drift,
         assumptions=(
-            Assumption("every feature has mean square 1", deviation < _UNIT, f"largest deviation {deviation:.3g}"),
+            _unit_features(moment),
             Assumption("weights are symmetric, of variance 1 and bounded", None, "U[−√3, √3] is"),
             Assumption("γ is small: γ√d well below 1", gamma * math.sqrt(d) < 0.2, f"γ√d = {gamma * math.sqrt(d):.3g}"),
         ),
         values={"drift": drift},
     )
+
+
+def _unit_features(moment: Array) -> Assumption:
+    deviation = float(np.max(np.abs(np.diag(moment) - 1.0)))
+    return Assumption("every feature has mean square 1", deviation < _UNIT, f"largest deviation {deviation:.3g}")
 
 
 def regularity_constant(moments: ArrayLike) -> float:
@@ -132,7 +126,6 @@ def lemma_13(width: int, *, regularity: float, version: Version = "corrected") -
     """
     d = check_integer(width, name="width", least=1)
     alpha = check_number(regularity, name="regularity", least=0.0, most=1.0)
-    check_version(version)
     if version == "printed":
         value = d**1.5 / math.sqrt(1 - alpha) if alpha < 1 else math.inf
     else:
@@ -164,7 +157,6 @@ def theorem_2(width: int, *, regularity: float, threshold: float = 0.5, version:
     d = check_integer(width, name="width", least=1)
     alpha = check_number(regularity, name="regularity", least=0.0, most=1.0)
     tau = check_number(threshold, name="threshold", least=0.0, most=1.0)
-    check_version(version)
     ratio = math.sqrt((1 - alpha) * d) if version == "printed" else (1 + math.sqrt(1 + 16 * (1 - alpha) * d)) / 2
     return Bound(
         name="rank2020-theorem2",

@@ -41,13 +41,3 @@ def orthogonality_gap(singular_values: Array) -> float:
 def normalize_features(features: Array) -> Array:
     """Batch norm without centring at norm 1 per feature (thesis2024 eq. 6.4): each column divided by its length."""
     return np.asarray(features / np.linalg.norm(features, axis=0, keepdims=True))
-
-
-def normalize_samples(features: Array) -> Array:
-    """RMS normalization up to scale: each row divided by its length."""
-    return np.asarray(features / np.linalg.norm(features, axis=1, keepdims=True))
-
-
-def relative_variance(lengths: Array) -> float:
-    """Variance over squared mean of some lengths, what normalization gains (thesis2024 eq. 4.3)."""
-    return float(np.var(lengths) / np.mean(lengths) ** 2)

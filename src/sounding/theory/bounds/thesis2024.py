@@ -20,10 +20,9 @@ from sounding.theory.bounds.bound import (
     check_integer,
     check_matrix,
     check_number,
-    check_version,
-    depth_profile,
+    over_depth,
 )
-from sounding.theory.bounds.spectrum import isometry, normalize_features, normalize_samples, relative_variance
+from sounding.theory.bounds.spectrum import isometry, normalize_features
 
 
 def theorem_3_2(
@@ -58,7 +57,6 @@ def theorem_3_2(
     layers = check_integer(depth, name="depth", least=0)
     alpha = check_number(mixing, name="mixing", least=0.0, most=1.0)
     check_number(failure, name="failure", least=0.0, most=1.0, open_ends=True)
-    check_version(version)
     n = gram.shape[0]
     eigenvalues = np.linalg.eigvalsh((gram + gram.T) / 2)
     regular = bool(eigenvalues[0] > 1e-9 * eigenvalues[-1])
@@ -73,15 +71,14 @@ def theorem_3_2(
     else:
         noise = epsilon**2 * math.log(1 / epsilon) / alpha if epsilon < 1 else math.inf
         curve = np.sqrt(constant * (eigenvalues[-1] ** 2 * (1 - alpha) ** levels + noise) / failure)
-    return Bound(
+    return over_depth(
+        curve,
         name="thesis2024-theorem3.2",
         source="thesis2024, Theorem 3.2, eq. (3.5), and B.6",
         statement="‖G* − G_ℓ‖_F ≤ C κ(G*) [(1 − α)^{ℓ/2} + n√(ln(d/n)/(αd))]"
         if version == "printed"
         else "‖G* − G_ℓ‖_F² ≤ C [‖G*‖²(1 − α)^ℓ + ε² ln(1/ε)/α]/δ, ε = nbκ(G*)/√d",
         quantity=f"‖G* − G_ℓ‖_F at layer {layers}",
-        sense="upper",
-        value=float(curve[-1]),
         version=version,
         erratum="(3.9) drops α^{-1/2}; G* is singular for linear activations; C grows with the batch for tanh",
         assumptions=(
@@ -92,7 +89,7 @@ def theorem_3_2(
             Assumption("the absolute constant C is known", None, f"the source does not give it; C = {constant:g}"),
         ),
         values={"condition_number": condition, "epsilon": epsilon},
-        profile=depth_profile(curve, measure="gram_deviation", name="thesis2024-theorem3.2"),
+        measure="gram_deviation",
     )
 
 
@@ -116,7 +113,6 @@ def corollary_4_4(features: ArrayLike, *, version: Version = "corrected") -> Bou
     corrected: for RMS normalization. printed: for layer norm, which also centres each sample, and there it is false: it
     takes I₄ from isometry 1 to 0. `actual` is the isometry after RMS normalization, or after layer norm when printed.
     """
-    check_version(version)
     matrix = check_matrix(features, name="features")
     return _isometry_gain(
         matrix,
@@ -134,7 +130,6 @@ def corollary_4_5(features: ArrayLike, *, version: Version = "corrected") -> Bou
     I(C̃) ≥ I(C)(1 + Var a/ā²) with a_i the norm of feature i over the batch. corrected: ā = (1/d)Σa_i; the printed
     ā = (1/n)Σa_i is false when there are more samples than features.
     """
-    check_version(version)
     matrix = check_matrix(features, name="features")
     n, d = matrix.shape
     lengths = np.linalg.norm(matrix, axis=0)
@@ -165,17 +160,17 @@ def _isometry_gain(
     _refuse_zero(lengths, "sample")
     before = isometry(matrix @ matrix.T)
     target = matrix if after is None else after
-    safe = target[np.linalg.norm(target, axis=1) > 0]
-    scaled = normalize_samples(safe)
-    # a sample that centring annihilates makes the Gram matrix degenerate
-    actual = isometry(scaled @ scaled.T) if len(safe) == len(target) else 0.0
+    after_lengths = np.linalg.norm(target, axis=1, keepdims=True)
+    actual = 0.0  # where centring annihilates a sample, the Gram matrix is degenerate
+    if np.all(after_lengths > 0):
+        actual = isometry((target / after_lengths) @ (target / after_lengths).T)
     return Bound(
         name=name,
         source=source,
         statement="I(G̃) ≥ I(G)(1 + (1/n)Σ(a_i − ā)²/ā²)",
         quantity="isometry of the Gram matrix after normalization",
         sense="lower",
-        value=before * (1 + relative_variance(lengths)),
+        value=before * (1 + float(np.var(lengths) / np.mean(lengths) ** 2)),
         actual=actual,
         version=version,
         erratum=erratum,
@@ -195,8 +190,7 @@ def theorem_6_3(features: ArrayLike) -> Bound:
     λ are the eigenvalues of XXᵀ for X = BN(·), square, features of norm 1 (thesis2024 Theorem 6.3, eq. 6.8). Erratum:
     they lie in (0, d], not (0, 1]; they sum to d.
     """
-    matrix, eigenvalues, before = _haar_input(features)
-    factor = _haar_factor(eigenvalues)
+    before, factor, assumptions = _haar_layer(features)
     return Bound(
         name="thesis2024-theorem6.3",
         source="thesis2024, Theorem 6.3, eq. (6.8)",
@@ -205,7 +199,7 @@ def theorem_6_3(features: ArrayLike) -> Bound:
         sense="lower",
         value=before / factor,
         erratum="the eigenvalues lie in (0, d]",
-        assumptions=_haar_assumptions(matrix, before),
+        assumptions=assumptions,
         values={"isometry_before": before, "factor": factor},
     )
 
@@ -215,8 +209,7 @@ def corollary_6_4(features: ArrayLike, *, version: Version = "corrected") -> Bou
 
     printed: for ψ(WX), which omits BN and is false, since a rotation leaves ψ as it is; `actual` shows it.
     """
-    check_version(version)
-    matrix, eigenvalues, before = _haar_input(features)
+    before, factor, assumptions = _haar_layer(features)
     gap = -math.log(before) if before > 0 else math.inf
     return Bound(
         name="thesis2024-corollary6.4",
@@ -224,34 +217,31 @@ def corollary_6_4(features: ArrayLike, *, version: Version = "corrected") -> Bou
         statement=f"E ψ({'WX' if version == 'printed' else 'BN(WX)'}) ≤ ψ(X) + ln(1 − Σ(λ_k − 1)²/(2d²(d + 2)))",
         quantity="expected isometry gap after one Haar layer",
         sense="upper",
-        value=gap + math.log(_haar_factor(eigenvalues)),
+        value=gap + math.log(factor),
         actual=gap if version == "printed" else None,
         version=version,
         erratum="printed without BN: ψ(WX) = ψ(X)",
-        assumptions=_haar_assumptions(matrix, before),
+        assumptions=assumptions,
         values={"isometry_gap": gap},
     )
 
 
-def _haar_input(features: ArrayLike) -> tuple[Array, Array, float]:
-    """The batch, the eigenvalues of its square Gram matrix, and its isometry."""
+def _haar_layer(features: ArrayLike) -> tuple[float, float, tuple[Assumption, ...]]:
+    """The isometry of a square batch, the expected factor of one Haar layer, and what statements about it assume."""
     matrix = check_matrix(features, name="features", square=True)
-    return matrix, np.asarray(np.linalg.eigvalsh(matrix.T @ matrix)), isometry(matrix.T @ matrix)
-
-
-def _haar_factor(eigenvalues: Array) -> float:
-    """1 − Σ(λ − 1)²/(2d²(d + 2)), the expected factor of one layer."""
-    d = len(eigenvalues)
-    return 1 - float(np.sum((eigenvalues - 1) ** 2)) / (2 * d**2 * (d + 2))
-
-
-def _haar_assumptions(matrix: Array, before: float) -> tuple[Assumption, ...]:
-    """What every statement about Haar weights assumes, and whether this batch fulfils it."""
-    deviation = float(np.max(np.abs(np.linalg.norm(matrix, axis=0) - 1)))
+    gram, d = matrix.T @ matrix, len(matrix)
+    before, deviation = isometry(gram), float(np.max(np.abs(np.linalg.norm(matrix, axis=0) - 1)))
+    factor = 1 - float(np.sum((np.linalg.eigvalsh(gram) - 1) ** 2)) / (2 * d**2 * (d + 2))
     return (
-        Assumption("every feature has norm 1 over the batch", deviation < 1e-6, f"largest deviation {deviation:.3g}"),
-        Assumption("the batch is not degenerate", before > 0, f"isometry {before:.4g}"),
-        Assumption("Haar-orthogonal weights, linear activations, batch norm without centring", None),
+        before,
+        factor,
+        (
+            Assumption(
+                "every feature has norm 1 over the batch", deviation < 1e-6, f"largest deviation {deviation:.3g}"
+            ),
+            Assumption("the batch is not degenerate", before > 0, f"isometry {before:.4g}"),
+            Assumption("Haar-orthogonal weights, linear activations, batch norm without centring", None),
+        ),
     )
 
 
@@ -270,17 +260,14 @@ def theorem_6_1(
     d = check_integer(width, name="width", least=2)
     layers = check_integer(depth, name="depth", least=0)
     gap = check_number(input_gap, name="input_gap", least=0.0)
-    check_version(version)
     k = constant * d**2 * (1 + d * gap) if version == "printed" else decay_length(d, gap)
-    curve = gap * np.exp(-np.arange(layers + 1) / k) if math.isfinite(gap) else np.full(layers + 1, math.inf)
-    return Bound(
+    return over_depth(
+        gap * np.exp(-np.arange(layers + 1) / k) if math.isfinite(gap) else np.full(layers + 1, math.inf),
         name="thesis2024-theorem6.1",
         source="thesis2024, Theorem 6.1, eq. (6.6)",
         statement="E ψ(X_{ℓ+1}) ≤ ψ(X_0) e^{−ℓ/k}, k = "
         + ("C d²(1 + dψ_0)" if version == "printed" else "max(2d(d+2), 32d²(d+2)ψ_0)"),
         quantity=f"expected isometry gap at layer {layers + 1}",
-        sense="upper",
-        value=float(curve[-1]),
         version=version,
         erratum="the proof replaces d(d + 2) by d²",
         assumptions=(
@@ -289,7 +276,8 @@ def theorem_6_1(
             Assumption("Haar-orthogonal weights, linear activations, batch norm without centring", None),
         ),
         values={"decay_length": k},
-        profile=depth_profile(curve, measure="isometry_gap", name="thesis2024-theorem6.1", first_layer=1),
+        measure="isometry_gap",
+        first_layer=1,
     )
 
 
@@ -316,7 +304,6 @@ def theorem_6_5(
     d = check_integer(width, name="width", least=2)
     gap = check_number(input_gap, name="input_gap", least=0.0)
     slope = check_number(loss_slope, name="loss_slope", least=0.0)
-    check_version(version)
     if version == "printed":
         value = constant * d**5 * (gap**3 + 1)
     elif not math.isfinite(gap):

@@ -42,6 +42,18 @@ def arc_cosines(correlation: Array, *, degree: float) -> Array:
     return _by_series(c, degree)
 
 
+def two_sided(correlation: Array, *, degree: float, slopes: tuple[float, float]) -> Array:
+    """J_φ(c) = (a² + b²) J_α(c) − 2ab J_α(−c) for φ = a x^α and −b |x|^α on the two sides of 0.
+
+    It is E φφ over E max(z, 0)^(2α) for standard Gaussian values of correlation c.
+    """
+    a, b = slopes
+    found = (a * a + b * b) * arc_cosines(correlation, degree=degree)
+    if a * b != 0:
+        found -= 2 * a * b * arc_cosines(-correlation, degree=degree)
+    return np.asarray(found)
+
+
 def _by_series(c: Array, degree: float) -> Array:
     """J_α by hypergeometric functions of its even and odd part."""
     even = math.gamma(0.5 * (degree + 1)) ** 2 * hyp2f1(-degree / 2, -degree / 2, 0.5, c * c)
@@ -54,12 +66,24 @@ def second_moment(degree: float) -> float:
     return math.pow(2.0, degree - 1) * math.gamma(degree + 0.5) / math.sqrt(math.pi)
 
 
+def gamma_ratio(x: float, shift: float) -> float:
+    """Γ(x + shift)/Γ(x) to rounding, where the difference of two lgamma would lose a digit for each of x."""
+    if x < 30.0 or x + shift < 30.0:
+        # up to where Stirling's series has all digits
+        steps = math.ceil(30.0 - min(x, x + shift))
+        factors = (x + np.arange(float(steps))) / (x + shift + np.arange(float(steps)))
+        return gamma_ratio(x + steps, shift) * float(np.prod(factors))
+    y = x + shift
+    logarithm = (x - 0.5) * math.log1p(shift / x) + shift * (math.log(y) - 1.0)
+    for index, coefficient in enumerate((1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188)):
+        logarithm += coefficient * (y ** -(2 * index + 1) - x ** -(2 * index + 1))
+    return math.exp(logarithm)
+
+
 @lru_cache(maxsize=32)
 def _table(degree: float) -> PiecewiseSeries:
-    """J_α(cos θ) on pieces of [0, π] that halve towards both ends, where it has the powers sin^(2α+1)θ.
-
-    The hypergeometric function is slow close to |c| = 1.
-    """
+    """J_α(cos θ) on pieces of [0, π] that halve towards both ends, where it has the powers sin^(2α+1)θ."""
+    # the hypergeometric function is slow close to |c| = 1, so that pieces are short there
     half = 0.5 * np.pi * 2.0 ** -np.arange(_HALVINGS, -1.0, -1.0)
     edges = np.concatenate([[0.0], half, np.pi - half[-2::-1], [np.pi]])
     return PiecewiseSeries.fit(lambda theta: _by_series(np.cos(theta), degree), edges, terms=_NODES)

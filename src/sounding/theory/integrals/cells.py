@@ -21,7 +21,7 @@ from scipy.special import beta, betainc
 
 from sounding.activations.activation import Array
 from sounding.errors import NumericalError
-from sounding.theory.integrals.panels import Adapted, Columns, coefficients, legendre
+from sounding.theory.integrals.panels import SOFT_EDGES, Adapted, Columns, coefficients, legendre
 
 # Gauss nodes in each direction of a cell: fewer make more cells, more are wasted on cells between many kinks. Graded
 # nodes crowd at fractional powers, and need some to spare in the middle.
@@ -40,15 +40,13 @@ _ONE_SIDED, _NEAR = 8.0, 0.2
 
 @dataclass(frozen=True)
 class Cells:
-    """Cells in (radial variable, angle). Columns: radial origin, width, power; curves below and above; unit ranges.
-
-    With `grading` p > 1 the nodes crowd as t^p at the curves and at the radii where they appear, for integrands with a
-    fractional power there.
-    """
+    """Cells in (radial variable, angle)."""
 
     table: Array
+    # p > 1: nodes crowd as t^p at the curves and at the radii where they appear, as fractional powers there ask for
     grading: int = 1
 
+    # columns: radial origin, width and power; ranges of the unit square; kink, sign and offset of the curves around it
     ORIGIN, WIDTH, POWER, W0, W1, Q0, Q1, K0, S0, O0, K1, S1, O1 = range(13)
 
     @property
@@ -61,10 +59,7 @@ class Cells:
         return self.table[:, index, None, None]
 
     def nodes(self, radius: Callable[[Array], Array]) -> tuple[Array, Array, Array, Array]:
-        """Radial variable (cells, n, 1), angles (cells, n, m), weights of radius (cells, n, 1) and angle (cells, n, m).
-
-        m is n + 2 without grading: nodes at the curves have no weight.
-        """
+        """Radial variable (cells, n, 1), angles (cells, n, m), and the weights of both."""
         x, w = legendre(self.order)
         unit, weight = 0.5 + 0.5 * x, 0.5 * w
         w0, w1, q0, q1 = (self.column(i) for i in (self.W0, self.W1, self.Q0, self.Q1))
@@ -75,8 +70,8 @@ class Cells:
         radial_weight = radial_weight * self.column(self.WIDTH) * power * u ** (power - 1.0)
         reach = np.maximum(radius(variable), np.finfo(float).tiny)
         below, above = (self._curve(reach, *columns) for columns in ((7, 8, 9), (10, 11, 12)))
+        # two more, of no weight, at the curves: what lies beyond the last node is seen there, so m = n + 2
         if self.grading == 1:
-            # two more, of no weight, at the curves: what lies beyond the last node is seen there
             unit, weight = np.concatenate([[_HAIR], unit, [1.0 - _HAIR]]), np.pad(weight, 1)
         q, angular_weight = q0 + (q1 - q0) * unit[None, None, :], (q1 - q0) * weight[None, None, :]
         q, angular_weight = _grade(q, angular_weight, self.grading)
@@ -84,11 +79,7 @@ class Cells:
         return variable, angle, radial_weight, (above - below) * angular_weight
 
     def beside_kinks(self, reach: Array, coordinates: Sequence[float]) -> list[tuple[Array, Array]]:
-        """For each coordinate T cos(ψ − c): how far it is from the kink bounding its cell, and that kink (else NaN).
-
-        (cells, n, n) each. The difference of two cosines is taken as a product, so that the distance keeps its digits
-        where the coordinate itself has lost them.
-        """
+        """For each coordinate T cos(ψ − c): how far it is from the kink bounding its cell, and that kink (else NaN)."""
         x, _ = legendre(self.order)
         q0, q1 = self.column(self.Q0), self.column(self.Q1)
         unit = (0.5 + 0.5 * x)[None, None, :]
@@ -97,6 +88,7 @@ class Cells:
         below, above = (self._curve(reach, *columns) for columns in ((7, 8, 9), (10, 11, 12)))
         first, last = below - self.column(self.O0), above - self.column(self.O1)
         from_below, from_above = 0.5 * (above - below) * forth, 0.5 * (above - below) * back
+        # differences of two cosines as products, so that a distance keeps its digits where the coordinate has lost them
         rise = -2 * reach * np.sin(first + from_below) * np.sin(from_below)
         fall = 2 * reach * np.sin(last - from_above) * np.sin(from_above)
         found = []
@@ -145,43 +137,30 @@ PairFunction = Callable[[Points], Array]
 
 @dataclass(frozen=True)
 class Goal:
-    """How far an integral is refined.
+    """How far an integral is refined."""
 
-    Args:
-        tolerance: the wanted error relative to ∫|f|.
-        floor: an error that f itself makes, below which nothing is refined; one number, or one for each weight.
-        most: about how many cells are cut; what they leave is in the stated errors.
-        what: what f is called in an error message.
-    """
-
-    tolerance: float = 1e-12
+    tolerance: float = 1e-12  # the wanted error relative to ∫|f|
+    # an error that f itself makes, below which nothing is refined; one number, or one for each weight
     floor: Array | float = 0.0
-    most: int = MAX_CELLS
-    what: str = "the integrand"
+    most: int = MAX_CELLS  # about how many cells are cut; what they leave is in the stated errors
+    what: str = "the integrand"  # what f is called in an error message
 
 
 @dataclass(frozen=True)
 class Rings(Columns):
-    """Integrals over the angle at the radial nodes of cells, times the radial rule but not the law's weight.
+    """Integrals over the angle at the radial nodes of cells, times the radial rule but not the law's weight."""
 
-    `variable` is (cells, n); `values`, `sizes` (of the integrand's absolute value) and `errors` are (m, cells, n).
-    `place` (cells,) is where in its angular range a cell had best be cut.
-    """
-
-    variable: Array
-    values: Array
-    sizes: Array
+    variable: Array  # (cells, n)
+    values: Array  # (m, cells, n)
+    sizes: Array  # of the integrand's absolute value
     errors: Array
-    place: Array
+    place: Array  # (cells,): where in its angular range a cell had best be cut
 
     deep = ("values", "sizes", "errors")
 
     def under(self, weight: Callable[[Array], Array], rows: tuple[int, ...]) -> tuple[Array, Array, Array, Array]:
-        """Values, errors from the angle, errors from the radius and ∫∫|·| of each cell under a law, (m, cells) each.
-
-        `rows` says which of the m each weight meets.
-        """
-        law, picked = weight(self.variable), list(rows)
+        """Values, errors from the angle, errors from the radius and ∫∫|·| of each cell under a law, (m, cells) each."""
+        law, picked = weight(self.variable), list(rows)  # of the m integrands each weight meets one of the rows
         values = self.values[picked] * law
         along_angle, size = ((stack[picked] * law).sum(axis=2) for stack in (self.errors, self.sizes))
         return values.sum(axis=2), along_angle, _rule_error(values @ _readings(values.shape[2])[:, 1:]), size
@@ -203,42 +182,44 @@ class AdaptedCells(Adapted):
 
 
 @dataclass(frozen=True)
-class Radial:
-    """A radial law: the variable's range, the radius T as a function of it and back, the weight, and edges in T.
+class Plane:
+    """Two coordinates T cos ψ and T cos(ψ − angle) of a rotation-invariant law, and where their plane is cut."""
 
-    The soft `edges` give way to kinks nearby, the `firm` ones do not.
-
-    `weight` maps an array of any shape to one of the same shape, or to a stack of them, of which each meets one of the
-    `rows` of the integrand.
-    """
-
-    start: float
-    end: float
-    radius: Callable[[Array], Array]
-    variable: Callable[[float], float]
-    weight: Callable[[Array], Array]
-    edges: tuple[float, ...]
+    batch_size: float  # B of the sphere of radius √(B−1), or infinity for a Gaussian
+    angle: float  # the arc cosine of the correlation
+    kinks: tuple[Sequence[float], Sequence[float]]  # where the integrand is not smooth, in each coordinate
+    spread: float = 1.0  # the scale of a coordinate under the weight
+    symmetric: bool = False  # whether f(x₁, x₂) = f(x₂, x₁), which halves the work
+    grading: int = 1  # above 1 nodes crowd at the kinks, as fractional powers need
+    edges: Sequence[float] = ()  # further radii to cut at; a kink nearby replaces an edge, and not a firm one
     firm: tuple[float, ...] = ()
-    rows: tuple[int, ...] = (0,)
 
 
-def build_cells(
-    radial: Radial,
-    angle: float,
-    *,
-    kinks: tuple[Sequence[float], Sequence[float]],
-    symmetric: bool = False,
-    grading: int = 1,
-) -> Cells:
-    """The first cells: between kink curves in the angle, between kink radii, crossings and soft edges in the radius."""
+@dataclass(frozen=True)
+class Radial:
+    """A block of a radial law."""
+
+    start: float  # of the variable
+    end: float
+    radius: Callable[[Array], Array]  # T as a function of the variable
+    variable: Callable[[float], float]  # and back
+    # of an array of any shape one of the same shape, or a stack of them, of which each meets one of the rows
+    weight: Callable[[Array], Array]
+    rows: tuple[int, ...]  # of the integrand
+
+
+def _first_cells(radial: Radial, plane: Plane) -> Cells:
+    """Between kink curves in the angle, between kink radii, crossings and soft edges in the radius."""
+    kinks, angle = plane.kinks, plane.angle
     curves = [
         (k, s, o) for lines, o in zip(kinks, (0.0, angle), strict=True) for k in sorted(set(lines)) for s in (1, -1)
     ]
     hard = {abs(k) for lines in kinks for k in lines} | set(crossings(kinks, math.cos(angle)))
     bottom, top = (float(radial.radius(np.array(limit))) for limit in (radial.start, radial.end))
     hard = {radius for radius in hard if bottom < radius < top}
-    soft = {e for e in radial.edges if bottom < e < top and all(abs(e - h) > 0.05 * max(e, 0.1) for h in hard)}
-    firm = {e for e in radial.firm if bottom < e < top}
+    scaled = (*(edge * plane.spread for edge in SOFT_EDGES[1:]), *plane.edges)
+    soft = {e for e in scaled if bottom < e < top and all(abs(e - h) > 0.05 * max(e, 0.1) for h in hard)}
+    firm = {e for e in plane.firm if bottom < e < top}
     cuts = sorted({radial.start, radial.end, *(radial.variable(radius) for radius in hard | soft | firm)})
     sharp = {radial.variable(radius) for radius in hard}
     if any(abs(k) < 1e-9 * top for lines in kinks for k in lines):
@@ -248,14 +229,14 @@ def build_cells(
         if high - low <= 1e-15 * radial.end:
             continue
         reach = float(radial.radius(np.array(0.5 * (low + high))))
-        power = 2.0 if low in sharp and grading == 1 else 1.0
-        for below, above in _slots(curves, reach, angle, symmetric):
+        power = 2.0 if low in sharp and plane.grading == 1 else 1.0
+        for below, above in _slots(curves, reach, angle, plane.symmetric):
             width = above[3] - below[3]
             pieces = max(1, math.ceil(width / (0.5 * math.pi) - 1e-9))
             for piece in range(pieces):
                 unit = [0.0, 1.0, piece / pieces, (piece + 1) / pieces]
                 rows.append([low, high - low, power, *unit, *below[:3], *above[:3]])
-    return Cells(np.array(rows), grading)
+    return Cells(np.array(rows), plane.grading)
 
 
 def _slots(
@@ -289,20 +270,15 @@ def crossings(kinks: tuple[Sequence[float], Sequence[float]], correlation: float
     return radii
 
 
-def integrate_cells(
-    f: PairFunction, radial: Radial, cells: Cells, *, angle: float, goal: Goal, beside: Array | float = 0.0
-) -> AdaptedCells:
-    """∫∫ weight(v) f(x₁, x₂) dv dψ over the cells for f returning (m, n), each as near as `goal` asks.
-
-    `beside` is what other cells hold of ∫∫|·|; without it the noise of a negligible block would be refined. The error
-    of a cell is that of Gauss's rule in either direction. A failing cell is cut across the worse one.
-    """
+def integrate_cells(f: PairFunction, radial: Radial, plane: Plane, goal: Goal, beside: Array | float) -> AdaptedCells:
+    """∫∫ weight(v) f(x₁, x₂) dv dψ over a block of the radius for f returning (m, n), each as near as `goal` asks."""
+    cells = _first_cells(radial, plane)
     done: list[Rings] = []
-    settled: Array | float = beside
+    settled: Array | float = beside  # ∫∫|·| of other cells: without it the noise of a negligible block would be refined
     count, evaluations, spent = 0, 0, 0.0
     for round_number in range(_MAX_ROUNDS):
         chunks = (Cells(cells.table[k : k + _CHUNK], cells.grading) for k in range(0, len(cells.table), _CHUNK))
-        rings = Rings.join([_evaluate(f, radial, chunk, angle, goal.what) for chunk in chunks])
+        rings = Rings.join([_evaluate(f, radial, chunk, plane.angle, goal.what) for chunk in chunks])
         evaluations += rings.variable.size * cells.order
         _, along_angle, along_radius, magnitude = rings.under(radial.weight, radial.rows)
         error = along_angle + along_radius
@@ -321,6 +297,7 @@ def integrate_cells(
         settled = settled + magnitude[:, good].sum(axis=1)
         if good.all():
             break
+        # a failing cell is cut across the direction in which Gauss's rule errs more
         worse = (along_angle / allowed[:, None]).sum(axis=0) >= (along_radius / allowed[:, None]).sum(axis=0)
         cells = _cut(cells.table[~good], worse[~good], rings.place[~good], cells.grading)
     return AdaptedCells.of(Rings.join(done), radial.weight, radial.rows, evaluations=evaluations)
@@ -367,11 +344,9 @@ def _evaluate(f: PairFunction, radial: Radial, cells: Cells, angle: float, what:
 
 
 def _rule_error(read: Array) -> Array:
-    """The error of Gauss's rule from the middle coefficients of the integrand and the last ones.
-
-    The rule of n nodes errs by about c_2n. Where coefficients fall as a power, c_2n/c_n = c_n/c_{n/2}; where they fall
-    geometrically it is less.
-    """
+    """The error of Gauss's rule from the middle coefficients of the integrand and the last ones."""
+    # The rule of n nodes errs by about c_2n. Where coefficients fall as a power, c_2n/c_n = c_n/c_{n/2}; where they
+    # fall geometrically it is less.
     middle, tail = (np.abs(part).max(axis=-1) for part in (read[..., :_TERMS], read[..., _TERMS:]))
     return np.asarray(tail * np.minimum(1.0, _DOUBT * tail / np.maximum(middle, 1e-300)))
 

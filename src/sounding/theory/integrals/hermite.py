@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count, islice
 
 import numpy as np
 
@@ -19,49 +20,40 @@ CHUNK = 256  # coefficients integrated at once: bounds the memory
 
 @dataclass(frozen=True)
 class Hermite:
-    """The expansion φ(z) = Σ c_k he_k(z) of the activation as it is, not scaled.
+    """The expansion φ(z) = Σ c_k he_k(z) of the activation as it is, not scaled."""
 
-    Args:
-        coefficients: c_0, c_1, …
-        second_moment: E φ(z)² = Σ c_k² over all k, those left out included.
-        error: an upper estimate of the error of every coefficient.
-    """
-
-    coefficients: tuple[float, ...]
-    second_moment: float
-    error: float
-
-    @property
-    def remainder(self) -> float:
-        """Σ c_k² over the k left out: how much of E φ² the coefficients do not carry."""
-        return max(self.second_moment - math.fsum(c * c for c in self.coefficients), 0.0)
+    coefficients: tuple[float, ...]  # c_0, c_1, …
+    second_moment: float  # E φ(z)² = Σ c_k² over all k, those left out included
+    error: float  # an upper estimate of the error of every coefficient
 
 
-def hermite_values(z: Array, start: int, stop: int) -> Array:
-    """he_k(z)·exp(−z²/4) for start ≤ k < stop, (stop − start, *z.shape), by the orthonormal three-term recurrence.
+def hermite_functions(z: Array) -> Iterator[Array]:
+    """he_k(z)·exp(−z²/4) for k = 0, 1, …, one after the other, by the orthonormal three-term recurrence.
 
     √(k+1)·he_{k+1} = z·he_k − √k·he_{k−1}, with E he_j he_k = δ_jk for z ~ N(0, 1) (thesis2024, Definition 5.4). The
     factor exp(−z²/4) keeps every value below 1; the bare polynomials overflow at order 300.
     """
-    values = np.empty((stop - start, *z.shape))
     previous, current = np.zeros_like(z), np.exp(-0.25 * z**2)
-    for k in range(stop):
-        if k >= start:
-            values[k - start] = current
+    for k in count():
+        yield current
         previous, current = current, (z * current - math.sqrt(k) * previous) / math.sqrt(k + 1)
+
+
+def hermite_values(z: Array, start: int, stop: int) -> Array:
+    """`hermite_functions` for start ≤ k < stop, (stop − start, *z.shape)."""
+    values = np.empty((stop - start, *z.shape))
+    for row, found in zip(values, islice(hermite_functions(z), start, stop), strict=True):
+        row[...] = found
     return values
 
 
 def expand(activation: ActivationLike, *, count: int = 16, tolerance: float = 1e-13) -> Hermite:
     """The first `count` coefficients c_k = E[φ(z) he_k(z)], z ~ N(0, 1) (thesis2024, Definition 5.5).
 
-    Args:
-        activation: name, record or callable.
-        count: how many, from 1 to 2048.
-        tolerance: wanted error relative to E|φ·he_k|.
+    Each to `tolerance` relative to E|φ·he_k|.
 
     Raises:
-        UsageError: `count` is out of range, or E φ² does not exist.
+        UsageError: `count` is not from 1 to 2048, or E φ² does not exist.
 
     >>> [round(c, 6) for c in expand("exp", count=4).coefficients]  # √e/√k!
     [1.648721, 1.648721, 1.165822, 0.673088]
@@ -69,17 +61,30 @@ def expand(activation: ActivationLike, *, count: int = 16, tolerance: float = 1e
     phi = resolve(activation)
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST:
         raise UsageError(f"the number of Hermite coefficients must be a whole number from 1 to {MOST}, got {count!r}")
-    require_second_moment(phi)
+    if not has_second_moment(phi, std=1.0):
+        raise UsageError(
+            f"activation {phi.name!r} must have a second moment E φ(z)² for z ~ N(0, 1), but it diverges or exceeds "
+            "float64",
+            hint="an activation that grows more slowly than exp(x²/4)",
+        )
     reach = _reach(phi)
     edges = [phi.center - phi.length, phi.center + phi.length]
     coefficients: list[float] = []
-    error, second_moment = 0.0, 0.0
+    error, second_moment, root = 0.0, 0.0, (2 * math.pi) ** -0.25
+
+    def products(z: Array) -> Array:
+        """φ² and φ·he_k for start ≤ k < stop, times the Gaussian density, one row each."""
+        weighted = phi(z) * root * np.exp(-0.25 * z**2)
+        rows = hermite_values(z, start, stop)
+        rows *= root * weighted
+        return np.concatenate([[weighted**2], rows])
+
     for start in range(0, count, CHUNK):
         stop = min(start + CHUNK, count)
         # 14 nodes resolve 8 radians of an oscillation of frequency √k
         soft = [*edges, *np.arange(-reach, reach, min(8.0 / math.sqrt(stop), 2.0))]
         adapted = integrate(
-            _products(phi, start, stop),
+            products,
             interval(-reach, reach, kinks=phi.kinks, edges=soft),
             tolerance=tolerance,
             what=f"the square of activation {phi.name!r}",
@@ -88,29 +93,6 @@ def expand(activation: ActivationLike, *, count: int = 16, tolerance: float = 1e
         coefficients.extend(adapted.values[1:].tolist())
         error = max(error, float(adapted.errors[1:].max()))
     return Hermite(tuple(coefficients), second_moment, error)
-
-
-def _products(phi: Activation, start: int, stop: int) -> Callable[[Array], Array]:
-    """φ² and φ·he_k for start ≤ k < stop, times the Gaussian density, one row each."""
-    root = (2 * math.pi) ** -0.25
-
-    def products(z: Array) -> Array:
-        weighted = phi(z) * root * np.exp(-0.25 * z**2)
-        rows = hermite_values(z, start, stop)
-        rows *= root * weighted
-        return np.concatenate([[weighted**2], rows])
-
-    return products
-
-
-def require_second_moment(activation: Activation, *, std: float = 1.0) -> None:
-    """Raise a UsageError unless E φ(std·z)² exists and is a float64."""
-    if not has_second_moment(activation, std=std):
-        raise UsageError(
-            f"activation {activation.name!r} must have a second moment E φ(z)² for z ~ N(0, {std**2:.4g}), but it "
-            "diverges or exceeds float64",
-            hint="an activation that grows more slowly than exp(x²/4)",
-        )
 
 
 def _reach(activation: Activation) -> float:

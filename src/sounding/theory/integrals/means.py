@@ -14,23 +14,14 @@ import numpy as np
 
 from sounding.activations.activation import Array
 from sounding.errors import NumericalError, UsageError
-from sounding.theory.integrals.cells import (
-    AdaptedCells,
-    Goal,
-    PairFunction,
-    Radial,
-    Rings,
-    build_cells,
-    integrate_cells,
-)
-from sounding.theory.integrals.panels import Adapted, Panels, end_panel, integrate, interval
+from sounding.theory.integrals.arc_cosine import gamma_ratio
+from sounding.theory.integrals.cells import AdaptedCells, Goal, PairFunction, Plane, Radial, Rings, integrate_cells
+from sounding.theory.integrals.panels import SOFT_EDGES, Adapted, Panels, end_panel, integrate, interval
 
 Function = Callable[[Array], Array]
 
 # beyond 38 standard deviations the Gaussian density underflows; an integrand that still matters there has no mean
 _BLOCKS = (13.0, 16.0, 20.0, 24.0, 28.0, 33.0, 38.0)
-# first panels of a Gaussian: two orders agree on each for a smooth integrand, so that none is cut
-_SOFT_EDGES = (0.0, 2.0, 4.0, 6.5, 9.5)
 
 
 def normal_density(z: Array) -> Array:
@@ -41,7 +32,7 @@ def normal_density(z: Array) -> Array:
 def sphere_density(batch_size: float) -> Function:
     """The density of one coordinate of the sphere of radius √B in the plane orthogonal to ones."""
     degrees = batch_size - 1
-    norm = half_gamma_ratio(0.5 * (degrees - 1)) / math.sqrt(math.pi * degrees)
+    norm = gamma_ratio(0.5 * (degrees - 1), 0.5) / math.sqrt(math.pi * degrees)
 
     def density(z: Array) -> Array:
         return norm * np.maximum(1.0 - z * z / degrees, 0.0) ** (0.5 * (batch_size - 4))
@@ -51,110 +42,70 @@ def sphere_density(batch_size: float) -> Function:
 
 @dataclass(frozen=True)
 class Line:
-    """One coordinate y = mean + std·z with the density of z on |z| < support, and what is known of f(y).
-
-    `kinks`, `length` and `center` are where f is not smooth, over which distance it varies and around which point.
-    """
+    """One coordinate y = mean + std·z with the density of z on |z| < support, and what is known of f(y)."""
 
     density: Function
     support: float
     mean: float
     std: float
-    kinks: Sequence[float]
-    length: float
-    center: float
-
-
-@dataclass(frozen=True)
-class Plane:
-    """Two coordinates T cos ψ and T cos(ψ − angle) of a rotation-invariant law, and where their plane is cut.
-
-    Args:
-        batch_size: B of the sphere of radius √(B−1), or infinity for a Gaussian.
-        angle: the arc cosine of the correlation.
-        kinks: where the integrand is not smooth, in each coordinate.
-        spread: the scale of a coordinate under the weight.
-        symmetric: whether f(x₁, x₂) = f(x₂, x₁), which halves the work.
-        grading: above 1 nodes crowd at the kinks, as fractional powers need.
-        edges, firm: further radii to cut at; a kink nearby replaces an edge, and not a firm one.
-    """
-
-    batch_size: float
-    angle: float
-    kinks: tuple[Sequence[float], Sequence[float]]
-    spread: float = 1.0
-    symmetric: bool = False
-    grading: int = 1
-    edges: Sequence[float] = ()
-    firm: tuple[float, ...] = ()
+    kinks: Sequence[float]  # where f is not smooth
+    length: float  # over which it varies
+    center: float  # around which it does
 
 
 def line_means(f: Function, line: Line, *, tolerance: float, what: str = "the integrand") -> Adapted:
-    """∫ f(y) density(z) dz over a line, for f: (n,) → (m, n).
-
-    The panels lie in y, so that a kink at 0 is approached without rounding. Blocks are added outwards while they
-    matter.
-    """
+    """∫ f(y) density(z) dz over a line, for f: (n,) → (m, n)."""
+    # the panels lie in y, so that a kink at 0 is approached without rounding
     mean, std, support, kinks = line.mean, line.std, line.support, line.kinks
     length, center = line.length, line.center
     if not (math.isfinite(mean) and math.isfinite(length) and length > 0 and math.isfinite(center)):
         raise UsageError(f"mean, length and center must be finite, length positive, got {mean}, {length}, {center}")
     scale = abs(std)
-    soft = [mean + sign * edge * scale for edge in (*_SOFT_EDGES, *_BLOCKS) for sign in (1, -1)]
+    soft = [mean + sign * edge * scale for edge in (*SOFT_EDGES, *_BLOCKS) for sign in (1, -1)]
     if length < scale:
         soft += [center + sign * length * 3.0**step for step in range(12) for sign in (1, -1)] + [center]
 
     def integrand(y: Array) -> Array:
         return np.atleast_2d(f(y)) * (line.density((y - mean) / std) / scale)
 
-    total: Adapted | None = None
+    blocks: list[Adapted] = []
     inner = 0.0
     for outer in _outer_ends(support):
         shells = [(-outer, -inner), (inner, outer)] if inner else [(-outer, outer)]
         pieces = [_piece(mean, scale, a, b, support, kinks, soft) for a, b in shells]
-        beside = 0.0 if total is None else total.magnitudes
+        beside = np.sum([earlier.magnitudes for earlier in blocks], axis=0) if blocks else 0.0
         block = integrate(integrand, Panels.join(pieces), tolerance=tolerance, beside=beside, what=what)
-        share = block.magnitudes / np.maximum(block.magnitudes if total is None else total.magnitudes, 1e-300)
-        total = block if total is None else _add(total, block)
+        share = block.magnitudes / np.maximum(beside if blocks else block.magnitudes, 1e-300)
+        blocks.append(block)
         inner = outer
-        if inner > _BLOCKS[0] and bool((share < 1e-17).all()):
-            return total
-    if total is None or (math.isinf(support) and bool((share > tolerance).any())):
-        raise NumericalError(f"the expectation of {what} does not exist: it grows faster than the Gaussian decays")
-    return total
+        if len(blocks) > 1 and bool((share < 1e-17).all()):
+            break
+    else:
+        if math.isinf(support) and bool((share > tolerance).any()):
+            raise NumericalError(f"the expectation of {what} does not exist: it grows faster than the Gaussian decays")
+    sums = np.sum([(block.values, block.errors, block.magnitudes) for block in blocks], axis=0)
+    return Adapted(sums[0], sums[1], sums[2], sum(block.evaluations for block in blocks))
 
 
 def pair_means(
-    f: PairFunction,
-    plane: Plane,
-    *,
-    goal: Goal,
-    weight: Function | None = None,
-    rows: tuple[int, ...] = (0,),
+    f: PairFunction, plane: Plane, *, goal: Goal, weight: Function | None = None, rows: tuple[int, ...] = (0,)
 ) -> AdaptedCells:
-    """(1/2π) ∫∫ weight(v) f dψ dv for f returning (m, n), in blocks of the radius while they matter.
-
-    The radial variable v is the angle χ with T = √(B−1) sin χ on the sphere and T itself for a Gaussian; the default
-    weight is the law of T: (B−3) cos^(B−4)χ sin χ, and T exp(−T²/2). A weight may return a stack, of which each meets
-    one of the `rows` of f.
-    """
+    """(1/2π) ∫∫ weight(v) f dψ dv for f returning (m, n), in blocks of the radius while they matter."""
     results: list[AdaptedCells] = []
     size, spread = plane.batch_size, plane.spread
+    # the radial variable is the angle χ with T = √(B−1) sin χ on the sphere, and T itself for a Gaussian; the default
+    # weight is the law of T: (B−3) cos^(B−4)χ sin χ, and T exp(−T²/2)
     radius, variable, default = radial_law(size)
     reach = math.sqrt(size - 1) if math.isfinite(size) else math.inf
     turns = math.pi if plane.symmetric else 2 * math.pi
-    soft = (*(edge * spread for edge in _SOFT_EDGES[1:]), *plane.edges)
     law = weight or default
     inner = 0.0
     for outer in _outer_ends(reach / spread):
         # the end of the support itself, since the arcsine makes 1e-8 of a rounding there
         end = reach if outer >= reach / spread else outer * spread
-        radial = Radial(
-            variable(inner * spread), variable(end), radius, variable, lambda v: law(v) / turns, soft, plane.firm, rows
-        )
-        cells = build_cells(radial, plane.angle, kinks=plane.kinks, symmetric=plane.symmetric, grading=plane.grading)
+        radial = Radial(variable(inner * spread), variable(end), radius, variable, lambda v: law(v) / turns, rows)
         beside = np.sum([result.magnitudes for result in results], axis=0) if results else 0.0
-        found = integrate_cells(f, radial, cells, angle=plane.angle, goal=goal, beside=beside)
+        found = integrate_cells(f, radial, plane, goal, beside)
         total = beside if results else found.magnitudes
         share = found.magnitudes / np.maximum(total, 1e-300)
         results.append(found)
@@ -173,15 +124,6 @@ def pair_means(
 def _outer_ends(support: float) -> list[float]:
     """Where the blocks end, in standard deviations; the last at the support or where the Gaussian underflows."""
     return [*(block for block in _BLOCKS if block < support), *([support] if support <= _BLOCKS[-1] else [])]
-
-
-def half_gamma_ratio(x: float) -> float:
-    """Γ(x + 1/2)/Γ(x) to rounding; the difference of two lgamma would lose three digits at x = 500."""
-    if x < 150:
-        return math.gamma(x + 0.5) / math.gamma(x)
-    y = 1.0 / x
-    series = 1 + y * (-1 / 8 + y * (1 / 128 + y * (5 / 1024 + y * (-21 / 32768 + y * (-399 / 262144)))))
-    return math.sqrt(x) * series
 
 
 def radial_law(batch_size: float) -> tuple[Function, Callable[[float], float], Function]:
@@ -214,13 +156,3 @@ def _piece(
         stop = max([b - cap, *(0.5 * (b + k) for k in inside)])
         parts.append(end_panel(b, stop))
     return Panels.join([interval(start, stop, kinks=inside, edges=soft), *parts])
-
-
-def _add(a: Adapted, b: Adapted) -> Adapted:
-    """Two integrations of the same integrands over different ranges, added up."""
-    return Adapted(
-        a.values + b.values,
-        a.errors + b.errors,
-        a.magnitudes + b.magnitudes,
-        a.evaluations + b.evaluations,
-    )

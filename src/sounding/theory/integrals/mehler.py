@@ -7,15 +7,13 @@ treats the plane as a whole needs millions of points where they run side by side
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from sounding.activations.activation import Array
-from sounding.theory.integrals.panels import HIGH_ORDER, LOW_ORDER, integrate, interval, legendre
-from sounding.theory.integrals.quadrature import Integral
-
-JointFunction = Callable[[Array, Array], Array]
+from sounding.theory.integrals.panels import HIGH_ORDER, LOW_ORDER, composite, integrate, interval
+from sounding.theory.integrals.quadrature import Integral, JointFunction
 
 # up to 38, where the density leaves float64; panels as wide as two orders agree on where the Gaussian has its weight
 _INNER_EDGES = np.array([-38.0, -20.0, -13.0, -9.5, -7.0, -5.0, -3.5, -2.0, -1.0, 0.0, 1.0, 2.0, 3.5, 5.0, 7.0, 9.5])
@@ -70,8 +68,6 @@ def _inner_rule(x: Array, correlation: float, free: float, kinks: Sequence[float
     if kinks:
         moved = (np.asarray(kinks)[None, :] - correlation * x[:, None]) / free
         edges = np.sort(np.concatenate([edges, np.clip(moved, _INNER[0], _INNER[-1])], axis=1), axis=1)
-    nodes, weights = legendre(order)
-    half = 0.5 * np.diff(edges, axis=1)[:, :, None]
-    w = 0.5 * (edges[:, 1:] + edges[:, :-1])[:, :, None] + half * nodes
+    w, step = composite(edges, order)
     density = np.exp(-0.5 * w**2) / math.sqrt(2 * math.pi)
-    return w.reshape(x.size, -1), (half * weights * density).reshape(x.size, -1)
+    return w.reshape(x.size, -1), (step * density).reshape(x.size, -1)

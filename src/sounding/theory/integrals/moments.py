@@ -101,17 +101,17 @@ class Expectations:
         self.tables = Tables(affine)
         self.polynomials = Polynomials(self.tables)
         self.cells = PlaneCells(affine)
-        self.method = self._first_method()
-
-    def _first_method(self) -> Method:
-        """What is tried first, which for closed forms, one variable and fractional powers is known without work."""
-        if self.affine.power is not None:
-            return Method("closed form", "the activation is positively homogeneous and nothing shifts it")
-        if math.isinf(self.batch_size):
-            return Method("one variable", "the samples of an infinite batch are independent")
-        if self.affine.kink_power != 0:
-            return Method("cells", "a slope with a fractional power at a kink has no table; cells crowd nodes there")
-        return Method("polynomials", "one table and polynomials of moderate degree tell what two samples share")
+        # what is tried first, which for closed forms, one variable and fractional powers is known without work
+        if affine.power is not None:
+            self.method = Method("closed form", "the activation is positively homogeneous and nothing shifts it")
+        elif math.isinf(batch_size):
+            self.method = Method("one variable", "the samples of an infinite batch are independent")
+        elif affine.kink_power != 0:
+            why = "a slope with a fractional power at a kink has no table; cells crowd nodes there"
+            self.method = Method("cells", why)
+        else:
+            why = "one table and polynomials of moderate degree tell what two samples share"
+            self.method = Method("polynomials", why)
 
     def at(self, law: NormalizedLaw, *, tolerance: float = 1e-12) -> tuple[Moments, Moments]:
         """The moments of the batch size, and their errors."""
@@ -169,15 +169,12 @@ class Expectations:
         return _pack(PairMoments, found.values, found.errors, noise)
 
     def spread(self, law: NormalizedLaw, *, tolerance: float = 1e-12, checked: bool = True) -> tuple[float, float]:
-        """E φ(x₁)² − E φ(x₁)φ(x₂) and its error: the forward map of μ (meanfield2019, Theorem 4), at any eps.
-
-        Without `checked` polynomials are summed once, which takes a third of the time, for callers that check the
-        result.
-        """
+        """E φ(x₁)² − E φ(x₁)φ(x₂) and its error: the forward map of μ (meanfield2019, Theorem 4), at any eps."""
         affine = self.affine
         if affine.power is not None:
             found = power_spread(*affine.power, law)
             return found, _CLOSED_ERROR * found
+        # without `checked` polynomials are summed once, in a third of the time, for callers that check the result
         if math.isfinite(law.batch_size) and affine.kink_power == 0:
             pairs, table = self._tabled(law, PAIRS[:1], tolerance, checked=checked)
             values, errors = line_sums(table, law)
@@ -197,11 +194,9 @@ class Expectations:
     def _tabled(
         self, law: NormalizedLaw, wanted: tuple[tuple[int, int, int], ...], tolerance: float, *, checked: bool = True
     ) -> tuple[PairSums, Table]:
-        """The pair moments of an activation without fractional powers, and the table of one coordinate.
-
-        By polynomials; where they would be of too high a degree, by cells; where there are too many of those, by as
-        many polynomials as time allows, with what they leave as error.
-        """
+        """The pair moments of an activation without fractional powers, and the table of one coordinate."""
+        # by polynomials; where they would be of too high a degree, by cells; where there are too many of those, by as
+        # many polynomials as time allows, with what they leave as error
         affine = self.affine
         allowed = max(tolerance, affine.noise(law.spread))
         if self.method.name == "polynomials":
@@ -212,7 +207,8 @@ class Expectations:
             self.method = Method(
                 "cells", "kinks, steep slopes or waves in a small batch ask for polynomials of too high a degree"
             )
-        if self.method.name == "cells" and self.cells.suits(law):
+        kinks = affine.kinks_within(law.support)
+        if self.method.name == "cells" and kinks <= MOST_KINKS:
             table = self.tables.at(law, degree=0, tolerance=allowed)
             goal = max(allowed, _CALLABLE_TOLERANCE if affine.activation.derivative_error > 0 else 0.0)
             cells = self.cells.sums(law, tolerance=goal, table=table)
@@ -224,7 +220,6 @@ class Expectations:
             self.method = Method("bounded polynomials", "cells ran out before they resolved the waves or steep slopes")
             return bounded
         if self.method.name == "cells":
-            kinks = affine.kinks_within(law.support)
             self.method = Method(
                 "bounded polynomials", f"{kinks} kinks within reach of a small batch; cells serve up to {MOST_KINKS}"
             )
@@ -254,12 +249,10 @@ def rescaled(moments: Moments, mu: float) -> Moments:
     """Moments at eps = 0 for another μ than 1: x does not depend on μ there, and s² is proportional to it."""
     if len(moments) == 1:
         return moments
-    powers = {"s2": 1.0, "r2": -1.0, "r4": -1.0}
 
     def scaled(record: Record) -> Record:
-        factors = {"slope": -0.5} if isinstance(record, LineMoments) else {}
-        factors |= {name: powers[name[:2]] for name in (f.name for f in fields(record)) if name[:2] in powers}
-        return replace(record, **{name: getattr(record, name) * mu**power for name, power in factors.items()})
+        powers = {name: {"sl": -0.5, "s2": 1.0, "r2": -1.0, "r4": -1.0}.get(name[:2], 0.0) for name in vars(record)}
+        return replace(record, **{name: getattr(record, name) * mu**power for name, power in powers.items()})
 
     line, pair = moments
     return scaled(line), scaled(pair)

@@ -23,8 +23,8 @@ from functools import lru_cache
 import numpy as np
 
 from sounding.activations.activation import Array
-from sounding.theory.integrals.means import half_gamma_ratio
-from sounding.theory.integrals.panels import PiecewiseSeries, legendre
+from sounding.theory.integrals.arc_cosine import gamma_ratio
+from sounding.theory.integrals.panels import PiecewiseSeries, composite
 
 
 @dataclass(frozen=True)
@@ -47,24 +47,20 @@ class NormalizedLaw:
 
     @property
     def layer(self) -> tuple[float, ...]:
-        """Radii around which the weight of a small eps falls to 0 next to the edge of the sphere, and on its way there.
-
-        The fall has a tail of eps/μ over the distance from the edge, which nodes far from the edge would not see.
-        """
+        """Radii around which the weight of a small eps falls to 0 next to the edge of the sphere, and on the way."""
         width = self.batch_size * self.eps / self.mu if math.isfinite(self.batch_size) else 0.0
+        # the fall has a tail of eps/μ over the distance from the edge, which nodes far from the edge would not see
         steps = (1.0, 8.0, *(64.0 ** np.arange(1.0, 8.0)))
         return tuple(self.support * math.sqrt(1.0 - width * step) for step in steps if _THINNEST < width * step < 0.5)
 
     def line_weight(self, x: Array, power: float, *, rest: Array | None = None) -> Array:
-        """The density of x₁ times the mean of s^(2·power) given x₁.
-
-        `rest` is 1 − x²/(B − 1) where it is known to more digits than that difference has.
-        """
+        """The density of x₁ times the mean of s^(2·power) given x₁."""
         size, mu, eps = self.batch_size, self.mu, self.eps
         if math.isinf(size):
             variance = mu / (mu + eps)
             return math.pow(mu + eps, power) * np.exp(-0.5 * x * x / variance) / math.sqrt(2 * math.pi * variance)
         tau = x * x / (size - 1.0)
+        # the caller may know 1 − x²/(B − 1) to more digits than that difference has
         rest = np.maximum(1.0 - tau, 0.0) if rest is None else rest
         norm = 1.0 / math.sqrt(2 * math.pi * mu * (size - 1.0)) * math.pow(size, -power)
         if eps == 0:
@@ -102,20 +98,18 @@ class NormalizedLaw:
 
 def _chi_square_mean(degrees: float, power: float) -> float:
     """E[(χ²_m)^(k + 1/2)] for k in {1, 0, −1/2, −1}, without the cancellation of two lgamma."""
-    root = math.sqrt(2.0) * half_gamma_ratio(0.5 * degrees)
+    root = math.sqrt(2.0) * gamma_ratio(0.5 * degrees, 0.5)
     return {1.0: (degrees + 1.0) * root, 0.0: root, -0.5: 1.0, -1.0: root / (degrees - 1.0)}[power]
 
 
 def _power_mean(degrees: float, a: Array, b: float, power: float) -> Array:
-    """E[(a χ²_m + b)^power] over an array of a ≥ 0, with b > 0.
-
-    It is (a·m + b)^power·h(ln(b/a)) with h analytic in a strip of half-width π: piecewise Chebyshev series of degree 17
-    on pieces of length 2 give it to rounding, where the sum over χ² for each a would dominate everything else.
-    """
+    """E[(a χ²_m + b)^power] over an array of a ≥ 0, with b > 0."""
     if power == 0:
         return np.ones_like(a)
     with np.errstate(divide="ignore"):
         logarithm = np.log(b / np.maximum(a, 1e-300))
+    # it is (a·m + b)^power·h(ln(b/a)) with h analytic in a strip of half-width π: piecewise Chebyshev series of degree
+    # 17 on pieces of length 2 give it to rounding, where the sum over χ² for each a would dominate everything else
     if a.size > _LARGE:
         shape = _interpolated_mean(degrees, power, logarithm)
     else:
@@ -180,7 +174,6 @@ def _power_quintics(degrees: float, power: float) -> Array:
 @lru_cache(maxsize=64)
 def _chi_square_rule(degrees: float) -> tuple[Array, Array]:
     """Values of χ²_m and weights: panels in χ, geometric towards 0 where few degrees leave mass there."""
-    x, w = legendre(16)
     center = math.sqrt(max(degrees - 1.0, 0.0))
     high = center + 9.5
     if center > 9.5:
@@ -188,9 +181,8 @@ def _chi_square_rule(degrees: float) -> tuple[Array, Array]:
     else:
         inner = 4.0 ** -np.arange(15.0, -1.0, -1.0)
         edges = np.concatenate([[0.0], inner, np.linspace(1.0, high, int(high / 1.6) + 2)[1:]])
-    half = 0.5 * np.diff(edges)[:, None]
-    chi = 0.5 * (edges[1:] + edges[:-1])[:, None] + half * x
+    chi, step = composite(edges, 16)
     log_density = (degrees - 1.0) * np.log(chi) - 0.5 * chi * chi
-    density = np.exp(log_density - log_density.max()) * half * w
+    density = np.exp(log_density - log_density.max()) * step
     keep = density > 1e-22 * density.max()
     return chi[keep] ** 2, density[keep] / density.sum()

@@ -22,6 +22,8 @@ from sounding.errors import NumericalError
 LOW_ORDER, HIGH_ORDER = 14, 22
 _MAX_ROUNDS = 48  # halvings: a panel is then at rounding
 _MAX_EVALUATIONS = 2_000_000  # some 0.2 s; what they leave is in the error
+# first panels of a Gaussian: two orders agree on each for a smooth integrand, so that none is cut
+SOFT_EDGES = (0.0, 2.0, 4.0, 6.5, 9.5)
 _LADDER_RATIO = 4.0  # of neighbouring rungs towards a power at a kink: 22 nodes hold the power on each to rounding
 _LADDER_DEPTH = 3  # cuts after which a panel at a kink is taken for a power
 
@@ -87,20 +89,25 @@ def legendre(order: int) -> tuple[Array, Array]:
     return nodes, weights
 
 
-def interval(low: float, high: float, *, kinks: Iterable[float], edges: Iterable[float]) -> Panels:
-    """Panels over [low, high] with an edge at every kink and near every one of `edges`.
+def composite(edges: Array, order: int) -> tuple[Array, Array]:
+    """Gauss–Legendre nodes and weights between neighbours along the last axis of `edges`, (…, pieces, order)."""
+    nodes, weights = legendre(order)
+    half = 0.5 * np.diff(edges)[..., None]
+    return 0.5 * (edges[..., 1:] + edges[..., :-1])[..., None] + half * nodes, half * weights
 
-    Panels next to a kink are measured from the kink. An edge closer to a kink than a thousandth of the span gives way.
-    """
+
+def interval(low: float, high: float, *, kinks: Iterable[float], edges: Iterable[float]) -> Panels:
+    """Panels over [low, high] with an edge at every kink and near every one of `edges`."""
     span = high - low
     inner = sorted({float(k) for k in kinks if low < k < high})
     fixed = [low, *inner, high]
+    # an edge closer to a kink than a thousandth of the span gives way
     soft = [e for e in edges if low < e < high and min(abs(e - f) for f in fixed) > 1e-3 * span / len(fixed)]
     cuts = sorted({*fixed, *soft})
     kinked = set(inner)
     rows: list[tuple[float, ...]] = []
     for a, b in pairwise(cuts):
-        if a in kinked and b in kinked:
+        if a in kinked and b in kinked:  # panels next to a kink are measured from it
             middle = 0.5 * (a + b)
             rows += [(a, 1.0, 1.0, 0.0, middle - a, 0.0), (b, -1.0, 1.0, 0.0, b - middle, 0.0)]
         elif b in kinked:
@@ -124,12 +131,7 @@ def integrate(
     beside: Array | float = 0.0,
     what: str = "the integrand",
 ) -> Adapted:
-    """∫ f over the panels for f: (n,) → (m, n), each to `tolerance` relative to ∫|f|, here and `beside` together.
-
-    The error is the sum over panels of the difference between orders 14 and 22, of which the second is returned, plus
-    rounding. A panel at a kink that keeps failing is replaced by a geometric ladder of panels down to the kink and the
-    remainder by the ladder's own geometric series; a series that does not shrink means that the integral diverges.
-    """
+    """∫ f over the panels for f: (n,) → (m, n), each to `tolerance` relative to ∫|f|, here and `beside` together."""
     done: list[tuple[int, Array, Array, Array]] = []
     tail_value: Array | float = 0.0
     tail_error: Array | float = 0.0
@@ -150,6 +152,8 @@ def integrate(
         if evaluations > _MAX_EVALUATIONS or bool((error.sum(axis=1) <= 0.5 * allowed).all()):
             done.append((bad.low.size, value[:, ~good], error[:, ~good], magnitude[:, ~good]))
             break
+        # a panel at a kink that keeps failing is replaced by a geometric ladder of panels down to the kink, and the
+        # remainder by the ladder's own geometric series
         at_kink = (bad.low == 0.0) & (bad.power == 1.0) & (bad.depth >= _LADDER_DEPTH)
         rungs: list[Panels] = []
         for row in np.flatnonzero(at_kink):
@@ -163,6 +167,7 @@ def integrate(
         done.append((panels.low.size, value, error, magnitude))
     values = sum((part[1].sum(axis=1) for part in done), np.zeros(1)) + tail_value
     magnitudes = sum((part[3].sum(axis=1) for part in done), np.zeros(1))
+    # the difference between orders 14 and 22, of which the second is returned, plus rounding
     errors = sum((part[2].sum(axis=1) for part in done), np.zeros(1)) + tail_error + 2e-16 * magnitudes
     return Adapted(values, errors, magnitudes, evaluations)
 

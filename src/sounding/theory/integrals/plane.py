@@ -13,8 +13,8 @@ import numpy as np
 from sounding.activations.activation import Array
 from sounding.errors import NumericalError
 from sounding.theory.integrals.affine import Affine
-from sounding.theory.integrals.cells import AdaptedCells, Goal, Points, Rings, crossings
-from sounding.theory.integrals.means import Plane, pair_means
+from sounding.theory.integrals.cells import AdaptedCells, Goal, Plane, Points, Rings, crossings
+from sounding.theory.integrals.means import pair_means
 from sounding.theory.integrals.normalized import NormalizedLaw
 from sounding.theory.integrals.polynomials import PairSums, line_sums
 from sounding.theory.integrals.table import Table
@@ -55,19 +55,11 @@ class PlaneCells:
         self.affine = affine
         self._last: tuple[NormalizedLaw, float, Rings, float] | None = None
 
-    def suits(self, law: NormalizedLaw) -> bool:
-        """Whether the kinks are few enough for their cells."""
-        return self.affine.kinks_within(law.support) <= MOST_KINKS
-
     def sums(self, law: NormalizedLaw, *, tolerance: float, table: Table | None = None) -> PairSums:
-        """All pair moments; with the table of one coordinate a callable without a derivative is read from it.
-
-        Cells of the last law are used again where they are as good for this one. With a table the errors say what the
-        budget left; without one too large an error raises. `scales` are ∫|·|, or a share of the moments of one
-        coordinate, to which these are added in every eigenvalue, where that is larger.
-        """
+        """All pair moments; with the table of one coordinate a callable without a derivative is read from it."""
         noise = np.zeros(len(PAIRS)) if table is None else _table_noise(table, law)
         bound = np.zeros(len(PAIRS)) if table is None else _BESIDE * _beside(table, law)
+        # cells of the last law are used again where they are as good for this one
         if self._last is not None and self._last[1] == tolerance:
             made, _, rings, worst = self._last
             if math.isclose(made.mu * law.eps, law.mu * made.eps, rel_tol=_NEAR):
@@ -76,7 +68,9 @@ class PlaneCells:
                 if bool((again.errors <= 2 * worst * sizes).all()):
                     return PairSums(again.values, again.errors + noise, sizes)
         allowed = max(tolerance, _STEEP_TOLERANCE if self.affine.kink_power < 0 else 0.0)
+        # with a table the errors say what the budget left; without one too large an error raises
         found = self._integrated(law, table, allowed, np.maximum(5 * noise, allowed * bound))
+        # errors count beside ∫|·|, or beside a share of the moments of one coordinate, to which these are added
         sizes = np.maximum(found.magnitudes, bound)
         self._last = law, tolerance, found.rings, float((found.errors / np.maximum(sizes, 1e-300)).max())
         return PairSums(found.values, found.errors + noise, sizes)

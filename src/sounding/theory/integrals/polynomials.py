@@ -69,12 +69,9 @@ def line_sums(table: Table, law: NormalizedLaw) -> tuple[Array, Array]:
     phi, slope, e, d = table.rise, table.slope, table.rise_error, table.slope_error
     square, slope2 = phi * phi, slope * slope
     square_error, slope2_error = (2 * np.abs(phi) + e) * e, (2 * np.abs(slope) + d) * d
-    values, errors, sizes = np.empty(9), np.empty(9), np.empty(9)
-    fields = (
-        [(phi, e)] + [(square, square_error)] * 3 + [(slope, d)] + [(slope2, slope2_error)] * 4
-    )  # fmt: skip
-    for index, ((field, error), weight) in enumerate(zip(fields, weights, strict=True)):
-        values[index], errors[index], sizes[index] = weight @ field, weight @ error, weight @ np.abs(field)
+    found = np.stack([phi, *[square] * 3, slope, *[slope2] * 4])
+    blurred = np.stack([e, *[square_error] * 3, d, *[slope2_error] * 4])
+    values, errors, sizes = (np.einsum("ij,ij->i", weights, rows) for rows in (found, blurred, np.abs(found)))
     missing = abs(float(w0.sum()) - 1.0)
     return values, errors + (missing + 1e-15) * sizes
 
@@ -141,22 +138,11 @@ class Polynomials:
         return projection.bounded(wanted, float(envelope[terms - 1])), table
 
 
-def second_coordinates(batch_size: float, terms: int) -> Array:
-    """P_k(−1/(B−1)) for k < terms, by (k+B−3)P_{k+1} = (2k+B−3)tP_k − kP_{k−1}."""
-    t, shift = -1.0 / (batch_size - 1.0), batch_size - 3.0
-    values = [1.0, t]
-    for k in range(1, terms - 1):
-        values.append(((2 * k + shift) * t * values[k] - k * values[k - 1]) / (k + shift))
-    return np.array(values[:terms])
-
-
 def radial_rule(law: NormalizedLaw, step: float) -> tuple[Array, Array, Array]:
-    """R, s² and probability weights of the radius, (M,) each, for eps > 0; x₁ = √(B−1)·R·t with t on the sphere.
-
-    The trapezoid rule in ln r, r² = μχ²_{B−1}: the law's density is analytic there and falls off on both sides, and
-    the poles of s^−2 stay half a turn away whatever eps is, so it converges exponentially in 1/step; `step` is in units
-    of what the density alone needs.
-    """
+    """R, s² and probability weights of the radius, (M,) each, for eps > 0; x₁ = √(B−1)·R·t with t on the sphere."""
+    # the trapezoid rule in ln r, r² = μχ²_{B−1}: the law's density is analytic there and falls off on both sides, and
+    # the poles of s^−2 stay half a turn away whatever eps is, so it converges exponentially in 1/step; `step` is in
+    # units of what the density alone needs
     degrees = law.batch_size - 1.0
     center, spacing = 0.5 * math.log(degrees), step * min(0.13, 0.45 / math.sqrt(degrees))
     size = law.batch_size
@@ -174,8 +160,13 @@ def radial_rule(law: NormalizedLaw, step: float) -> tuple[Array, Array, Array]:
 
 @lru_cache(maxsize=16)
 def _tabulated(batch_size: float) -> tuple[Array, Array]:
-    """P_k(−1/(B−1)), and a bound on it and on those that follow; they oscillate with a period of about 4."""
-    second = second_coordinates(batch_size, MOST_TERMS + 16)
+    """P_k(−1/(B−1)) by (k+B−3)P_{k+1} = (2k+B−3)tP_k − kP_{k−1}, and a bound on it and on those that follow."""
+    t, shift = -1.0 / (batch_size - 1.0), batch_size - 3.0
+    values = [1.0, t]
+    for k in range(1, MOST_TERMS + 15):
+        values.append(((2 * k + shift) * t * values[k] - k * values[k - 1]) / (k + shift))
+    second = np.array(values)
+    # they oscillate with a period of about 4
     envelope = np.lib.stride_tricks.sliding_window_view(np.abs(second), 8)[: MOST_TERMS + 8].max(axis=1)
     second.setflags(write=False)
     envelope.setflags(write=False)
@@ -190,20 +181,16 @@ def _steps(batch_size: float, terms: int) -> Array:
 
 @dataclass(frozen=True)
 class _Projection:
-    """Coefficients (2, terms) of φ and D in the polynomials orthonormal under the law of x₁, with their recurrence.
-
-    `norms` (7,) are E f² of φ, xφ, x²φ, D, xD, x²D, x³D, `rests` (7,) what the terms leave of them; `noise` (2,) is the
-    mean square of the table's errors.
-    """
+    """Coefficients of φ and D in the polynomials orthonormal under the law of x₁."""
 
     law: NormalizedLaw
     table: Table
     weight: Array
-    coefficients: Array
-    steps: Array
-    norms: Array
-    rests: Array
-    noise: tuple[float, float]
+    coefficients: Array  # (2, terms)
+    steps: Array  # of the polynomials' recurrence
+    norms: Array  # (7,): √E f² of φ, xφ, x²φ, D, xD, x²D, x³D
+    rests: Array  # what the terms leave of them
+    noise: tuple[float, float]  # root mean squares of the table's errors
 
     @classmethod
     def of(cls, table: Table, law: NormalizedLaw, terms: int) -> _Projection:
@@ -225,10 +212,7 @@ class _Projection:
         return cls(law, table, weight, coefficients[:, :terms], steps, np.sqrt(norms), rests, (noise[0], noise[1]))
 
     def needed(self, wanted: Wanted, envelope: Array, tolerance: float) -> float:
-        """How many terms would do, judged by how fast the coefficients fall over the second half of those here.
-
-        On one sphere what is left out meets only itself; with eps > 0 it also meets what is kept.
-        """
+        """How many terms would do, judged by how fast the coefficients fall over the second half of those here."""
         count = self.coefficients.shape[1]
         both = self.law.eps > 0
         found = 0.0
@@ -236,6 +220,7 @@ class _Projection:
             norm = max(self.norms[0 if row == 0 else 3], 1e-300)
             rest, half = (self._rest(min(row, 1), k) / norm for k in (count, count // 2))
             goal = tolerance / max(float(envelope[count - 1]), 1e-300)
+            # on one sphere what is left out meets only itself; with eps > 0 it also meets what is kept
             goal = max(goal if both else math.sqrt(goal), self.noise[min(row, 1)] / norm)
             if rest <= goal:
                 found = max(found, float(count))
@@ -248,12 +233,10 @@ class _Projection:
         return found
 
     def _rest(self, row: int, count: int) -> float:
-        """The norm of what the first `count` terms of φ (0) or D (1) leave out.
-
-        The difference of squares has no digits below 1e-7; there the last coefficients speak for those that follow.
-        """
+        """The norm of what the first `count` terms of φ (0) or D (1) leave out."""
         norm, coefficients = float(self.norms[0 if row == 0 else 3]), self.coefficients[row]
         rest = math.sqrt(max(norm**2 - float((coefficients[:count] ** 2).sum()), 0.0))
+        # the difference of squares has no digits below 1e-7; there the last coefficients speak for those that follow
         if rest > 1e-7 * norm:
             return rest
         beyond = coefficients[count:]
@@ -286,15 +269,13 @@ class _Projection:
         return PairSums(values, errors, scales)
 
     def bounded(self, wanted: Wanted, envelope: float) -> PairSums:
-        """The series with a bound on the rest, though it has not converged.
-
-        On one sphere the rest meets only itself, and Cauchy and Schwarz bound it. With eps it also meets what is kept;
-        how much is read off two lower degrees, of which one close by may agree by chance, and the step in the radius,
-        for which waves are as hard as for the degree, is compared with a longer one.
-        """
+        """The series with a bound on the rest, though it has not converged."""
         scales, noise = self._scales(wanted)
         errors = self._bounds(wanted, scales, envelope) + noise + 1e-15 * scales
         values, nearby = self._over_radii(wanted, _FINE, _LOWER)
+        # On one sphere the rest meets only itself, and Cauchy and Schwarz bound it. With eps it also meets what is
+        # kept; how much is read off two lower degrees, of which one close by may agree by chance, and the step in the
+        # radius, for which waves are as hard as for the degree, is compared with a longer one.
         if self.law.eps > 0:
             coarse, far = self._over_radii(wanted, 1.0, _HALF)
             lower = np.maximum(np.abs(values - nearby), np.abs(coarse - far))
@@ -429,10 +410,7 @@ def _sphere(batch_size: float, terms: int) -> tuple[Array, Array, Array]:
 
 
 def _raised(coefficients: Array, steps: Array, reach: Array, terms: int, *, slopes: bool = True) -> Array:
-    """(7, radii, terms) of φ, xφ, x²φ, D, xD, x²D, x³D from (2, radii, more) of φ and D; or of φ alone.
-
-    x p_k = step_k p_{k+1} + step_{k−1} p_{k−1} multiplies a series by x; `reach` is x/t where the steps are those of t.
-    """
+    """(7, radii, terms) of φ, xφ, x²φ, D, xD, x²D, x³D from (2, radii, more) of φ and D; or of φ alone."""
     lists = []
     for row, highest in zip(range(len(coefficients)), (2, 3), strict=False):
         current = coefficients[row]
@@ -440,6 +418,8 @@ def _raised(coefficients: Array, steps: Array, reach: Array, terms: int, *, slop
             lists.append(current[:, :terms])
             if power == highest:
                 break
+            # x p_k = step_k p_{k+1} + step_{k−1} p_{k−1} multiplies a series by x; `reach` is x/t where the steps are
+            # those of t
             more = np.zeros_like(current)
             more[:, :-1] += steps[: current.shape[1] - 1] * current[:, 1:]
             more[:, 1:] += steps[: current.shape[1] - 1] * current[:, :-1]

@@ -17,17 +17,15 @@ import math
 import numpy as np
 
 from sounding.errors import NumericalError
-from sounding.theory.integrals.arc_cosine import arc_cosine, second_moment
+from sounding.theory.integrals.arc_cosine import arc_cosine, gamma_ratio, second_moment, two_sided
 from sounding.theory.integrals.normalized import NormalizedLaw
 
 Slopes = tuple[float, float]
 
 
 def kernel(correlation: float, *, degree: float, slopes: Slopes) -> float:
-    """J_φ(c) = (a² + b²) J_α(c) − 2ab J_α(−c), which is E φφ over E max(z, 0)^(2α)."""
-    a, b = slopes
-    same, opposite = (arc_cosine(sign * correlation, degree=degree) for sign in (1, -1))
-    return (a * a + b * b) * same - 2 * a * b * opposite
+    """J_φ(c), see `two_sided`."""
+    return float(two_sided(np.array(correlation), degree=degree, slopes=slopes))
 
 
 def kernel_slope(correlation: float, *, degree: float, slopes: Slopes) -> float:
@@ -125,17 +123,15 @@ def require_slope(degree: float) -> None:
 
 
 def _radial(law: NormalizedLaw, degree: float, power: float) -> float:
-    """v^(d/2) E[(μχ²/B + eps)^(p − d/2)] over χ² of B − 1 + d degrees of freedom.
-
-    With eps the mean is a trapezoid sum in ln χ², where the density is analytic and falls off on both sides: it
-    converges geometrically, and at this step to rounding.
-    """
+    """v^(d/2) E[(μχ²/B + eps)^(p − d/2)] over χ² of B − 1 + d degrees of freedom."""
     size, count, exponent = law.batch_size, law.batch_size - 1.0 + degree, power - 0.5 * degree
     half = 0.5 * count
     if law.eps == 0:
         # v^(d/2) (μ/B)^(p − d/2) = μ^p B^−p (B−1)^(d/2)
         ratio = gamma_ratio(half, exponent) * math.pow(0.5 * (size - 1.0), 0.5 * degree)
         return math.pow(law.mu * 2.0 / size, power) * ratio
+    # a trapezoid sum in ln χ², where the density is analytic and falls off on both sides: it converges geometrically,
+    # and at this step to rounding
     unit = law.mu / size
     # the integrand falls like χ^(2(half + exponent)) down to where eps takes over, and then like χ^(2·half)
     rest = math.log(max(unit * count / law.eps, 1.0)) + 44.0 / half
@@ -146,17 +142,3 @@ def _radial(law: NormalizedLaw, degree: float, power: float) -> float:
     weights = np.exp(half * (places - np.expm1(places)))
     means = (unit * count * np.exp(places) + law.eps) ** exponent
     return math.pow(law.mu * (size - 1.0) / size, 0.5 * degree) * float(weights @ means) / float(weights.sum())
-
-
-def gamma_ratio(x: float, shift: float) -> float:
-    """Γ(x + shift)/Γ(x) to rounding, where the difference of two lgamma would lose a digit for each of x."""
-    if x < 30.0 or x + shift < 30.0:
-        # up to where Stirling's series has all digits
-        steps = math.ceil(30.0 - min(x, x + shift))
-        factors = (x + np.arange(float(steps))) / (x + shift + np.arange(float(steps)))
-        return gamma_ratio(x + steps, shift) * float(np.prod(factors))
-    y = x + shift
-    logarithm = (x - 0.5) * math.log1p(shift / x) + shift * (math.log(y) - 1.0)
-    for index, coefficient in enumerate((1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188)):
-        logarithm += coefficient * (y ** -(2 * index + 1) - x ** -(2 * index + 1))
-    return math.exp(logarithm)

@@ -29,8 +29,8 @@ from scipy.special import wofz
 from sounding.activations import Activation
 from sounding.activations.activation import Array
 from sounding.errors import NumericalError
-from sounding.theory.integrals.cells import Goal, Points
-from sounding.theory.integrals.means import Plane, pair_means
+from sounding.theory.integrals.cells import Goal, Plane, Points
+from sounding.theory.integrals.means import pair_means
 from sounding.theory.integrals.panels import integrate, interval
 
 Complex = NDArray[np.complex128]
@@ -44,17 +44,13 @@ _FLAT = 1e-9  # a coordinate, or a sine between two, that counts as 0: the pair 
 
 @dataclass(frozen=True)
 class ProjectedLaw:
-    """The law of a batch-normalized neuron at any covariance of the batch.
+    """The law of a batch-normalized neuron at any covariance of the batch, in units in which tr S = 1."""
 
-    `points` and `weights` are the nodes s and ds·D(s)/π of the contour's upper half. `precisions` are the eigenvalues
-    of S^−1 on its range, `rows` (B, rank) the samples in that eigenbasis, in units in which tr S = 1; `excess` is b.
-    """
-
-    points: Complex
-    weights: Complex
-    precisions: Array
-    rows: Array
-    excess: float
+    points: Complex  # the nodes s of the contour's upper half
+    weights: Complex  # ds·D(s)/π
+    precisions: Array  # the eigenvalues of S^−1 on its range
+    rows: Array  # (B, rank): the samples in that eigenbasis
+    excess: float  # b
 
     @classmethod
     def of(cls, centred: Array, eps: float) -> ProjectedLaw:
@@ -117,11 +113,9 @@ class Section:
         return self._summed(total, front, np.stack([z, rest]))
 
     def plane(self, first: Array, second: Array, rest: Array) -> Array:
-        """The joint density of two coordinates, with rest = 1 − |z|² given apart.
-
-        In real and imaginary parts: every number of a batch's map passes here, and complex division and exponential
-        take several times as long.
-        """
+        """The joint density of two coordinates, with rest = 1 − |z|² given apart."""
+        # in real and imaginary parts: every number of a batch's map passes here, and complex division and exponential
+        # take several times as long
         s, b = self.points, self.excess
         first_own, mixed, second_own = (self.bent[:, k, m] for k, m in ((0, 0), (0, 1), (1, 1)))
         front = self.weights * np.sqrt((first_own + 2 * s) * (second_own + 2 * s) - mixed**2) / (2 * math.pi)
@@ -171,11 +165,9 @@ class Section:
 def projected_map(
     activation: Activation, centred: Array, *, eps: float, tolerance: float = 1e-11
 ) -> tuple[Array, Array]:
-    """E[φ(x)φ(x)ᵀ] and a bound on its error, (B, B) each, for x of the law above; any activation, any covariance.
-
-    One coordinate at a time for the diagonal, two for the rest: B(B−1)/2 double integrals of some 20 ms at eps = 0,
-    longer with eps > 0. The density is integrated along with them, and what it misses of 1 counts as error.
-    """
+    """E[φ(x)φ(x)ᵀ] and a bound on its error, (B, B) each, for x of the law above; any activation, any covariance."""
+    # B(B−1)/2 double integrals of some 20 ms at eps = 0, longer with eps > 0; the density is integrated along with
+    # them, and what it misses of 1 counts as error
     size, law = len(centred), ProjectedLaw.of(centred, eps)
     mapped, error = np.zeros((size, size)), np.zeros((size, size))
     ends = np.linalg.norm(law.rows, axis=1)

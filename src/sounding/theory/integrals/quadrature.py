@@ -18,29 +18,10 @@ import numpy as np
 
 from sounding.activations.activation import Array
 from sounding.errors import UsageError
-from sounding.theory.integrals.cells import Goal, Points
-from sounding.theory.integrals.means import (
-    Function,
-    Line,
-    Plane,
-    line_means,
-    normal_density,
-    pair_means,
-    sphere_density,
-)
-from sounding.theory.integrals.panels import Adapted
+from sounding.theory.integrals.cells import Goal, Plane, Points
+from sounding.theory.integrals.means import Function, Line, line_means, normal_density, pair_means, sphere_density
 
 JointFunction = Callable[[Array, Array], Array]
-
-__all__ = [
-    "Integral",
-    "gaussian_joint_mean",
-    "gaussian_mean",
-    "gaussian_pair_mean",
-    "sphere_joint_mean",
-    "sphere_mean",
-    "sphere_pair_mean",
-]
 
 
 @dataclass(frozen=True)
@@ -84,8 +65,7 @@ def gaussian_mean(
     >>> round(gaussian_mean(lambda z: np.maximum(z, 0.0) ** 2, kinks=(0.0,)).value, 12)
     0.5
     """
-    line = Line(normal_density, math.inf, mean, _positive(std, "std"), tuple(kinks), length, center)
-    return _scalar(line_means(_one(f), line, tolerance=tolerance))
+    return sphere_mean(f, math.inf, mean=mean, std=std, kinks=kinks, length=length, center=center, tolerance=tolerance)
 
 
 def sphere_mean(
@@ -107,11 +87,20 @@ def sphere_mean(
     1.800000000000
     """
     size = check_batch_size(batch_size)
-    if math.isinf(size):
-        return gaussian_mean(f, mean=mean, std=std, kinks=kinks, length=length, center=center, tolerance=tolerance)
-    support = math.sqrt(size - 1)
-    line = Line(sphere_density(size), support, mean, _positive(std, "std"), tuple(kinks), length, center)
-    return _scalar(line_means(_one(f), line, tolerance=tolerance))
+    density, support = (normal_density if math.isinf(size) else sphere_density(size)), math.sqrt(size - 1)
+    line = Line(density, support, mean, _positive(std), tuple(kinks), length, center)
+
+    def checked(y: Array) -> Array:
+        values = np.asarray(f(y), dtype=np.float64)
+        if values.shape != y.shape:
+            raise UsageError(
+                f"the integrand must return an array of its input's shape {y.shape}, got {values.shape}",
+                hint="a function that acts on each element",
+            )
+        return values
+
+    found = line_means(checked, line, tolerance=tolerance)
+    return Integral(float(found.values[0]), float(found.errors[0]), found.evaluations)
 
 
 def gaussian_pair_mean(
@@ -239,7 +228,7 @@ def _joint_mean(
 ) -> Integral:
     """E h over a pair, with kinks moved into the coordinates of the law."""
     means, lengths, centers = (_both(entry) for entry in (mean, length, center))
-    stds = tuple(_positive(entry, "std") for entry in _both(std))
+    stds = tuple(_positive(entry) for entry in _both(std))
     lines: list[list[float]] = []
     for i in range(2):
         line = [(k - means[i]) / stds[i] for k in kinks[i]]
@@ -260,28 +249,7 @@ def _both(entry: float | tuple[float, float]) -> tuple[float, float]:
     return entry if isinstance(entry, tuple) else (entry, entry)
 
 
-def _positive(value: float, name: str) -> float:
-    """A finite number other than 0."""
-    if not math.isfinite(value) or value == 0:
-        raise UsageError(f"{name} must be finite and not 0, got {value}")
-    return float(value)
-
-
-def _one(f: Function) -> Function:
-    """An integrand that is checked to act on each element."""
-
-    def checked(y: Array) -> Array:
-        values = np.asarray(f(y), dtype=np.float64)
-        if values.shape != y.shape:
-            raise UsageError(
-                f"the integrand must return an array of its input's shape {y.shape}, got {values.shape}",
-                hint="a function that acts on each element",
-            )
-        return values
-
-    return checked
-
-
-def _scalar(adapted: Adapted) -> Integral:
-    """The first of several integrals as a record."""
-    return Integral(float(adapted.values[0]), float(adapted.errors[0]), adapted.evaluations)
+def _positive(std: float) -> float:
+    if not math.isfinite(std) or std == 0:
+        raise UsageError(f"std must be finite and not 0, got {std}")
+    return float(std)

@@ -20,7 +20,7 @@ from scipy.fft import dct
 from sounding.activations.activation import Array
 from sounding.theory.integrals.affine import Affine
 from sounding.theory.integrals.normalized import NormalizedLaw
-from sounding.theory.integrals.panels import legendre
+from sounding.theory.integrals.panels import composite
 
 _ORDER = 12  # nodes of a panel in the radius: with these panels a wave of frequency 30 is resolved
 # samples of half a circle, of one that is small, and its radius: kinks leave 1e-6 of F, which a later step takes off
@@ -36,37 +36,27 @@ _RESOLVED, _UNSEEN, _TYPICAL = 1e-13, 1e-6, 3.0
 
 @dataclass(frozen=True)
 class Sketch:
-    """F of one activation and batch size: m at Gauss nodes of panels in χ, T = √(B−1) sin χ, (panels, order) each.
-
-    `resolved` says that the circles that matter hold φ to rounding; then so is F.
-    """
+    """F of one activation and batch size: m at Gauss nodes of panels in χ, T = √(B−1) sin χ, (panels, order) each."""
 
     chi: Array
     step: Array
     means: Array
-    resolved: bool
+    resolved: bool  # whether the circles that matter hold φ to rounding; then F is as exact
 
     @classmethod
     def of(cls, affine: Affine, batch_size: float) -> Sketch:
         """On circles that resolve any law of this batch size."""
         reach = math.sqrt(batch_size - 1.0)
-        edges = _edges(reach)
-        nodes, weights = legendre(_ORDER)
-        half = 0.5 * np.diff(edges)[:, None]
-        chi = 0.5 * (edges[1:] + edges[:-1])[:, None] + half * nodes
+        chi, step = composite(_edges(reach), _ORDER)
         radius, omega = reach * np.sin(chi), math.acos(-1.0 / (batch_size - 1.0))
         small = int(np.searchsorted(radius[:, -1], _SMALL))
         inner, _ = _means(affine, radius[:small], omega, _FEW_SAMPLES)
         outer, series = _means(affine, radius[small:], omega, _SAMPLES)
-        return cls(chi, half * weights, np.concatenate([inner, outer]), _resolved(np.abs(series), radius[small:]))
+        return cls(chi, step, np.concatenate([inner, outer]), _resolved(np.abs(series), radius[small:]))
 
     def spread(self, law: NormalizedLaw) -> float:
         """F at one law."""
         return float((law.radial_weight(self.chi, 0) * self.means * self.step).sum())
-
-    def highest(self) -> float:
-        """The largest mean over a circle, which no F exceeds."""
-        return float(self.means.max())
 
 
 def _means(affine: Affine, radius: Array, omega: float, samples: int) -> tuple[Array, Array]:

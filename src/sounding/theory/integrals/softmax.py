@@ -31,23 +31,17 @@ CHI_NODES = 6  # of the law of a query's length; its relative variance is 2 over
 
 @dataclass(frozen=True)
 class SoftmaxMoments:
-    """Means over random scores of two rows that see the same n keys.
+    """Means over random scores of two rows that see the same n keys."""
 
-    Args:
-        own: E Σ A_b², 1/n for uniform and 1 for one-hot rows: the inverse number of keys that a row looks at.
-        shared: E Σ A_b A′_b of two rows, whose scores of the same key correlate.
-        slope: E tr J² of the softmax Jacobian J = diag(A) − A Aᵀ.
-        shared_slope: E tr J J′ of two rows.
-        entropy: E −Σ A ln A over ln n; 1 for a single key.
-    """
-
-    own: float
-    shared: float
-    slope: float
-    shared_slope: float
-    entropy: float
+    own: float  # E Σ A_b², 1/n for uniform and 1 for one-hot rows: the inverse number of keys that a row looks at
+    shared: float  # E Σ A_b A′_b of two rows, whose scores of the same key correlate
+    slope: float  # E tr J² of the softmax Jacobian J = diag(A) − A Aᵀ
+    shared_slope: float  # E tr J J′ of two rows
+    entropy: float  # E −Σ A ln A over ln n; 1 for a single key
 
 
+# networks of several depths meet the same scores in their first blocks
+@lru_cache(maxsize=4096)
 def softmax_moments(variance: float, correlation: float, *, keys: int, head_size: int | None = None) -> SoftmaxMoments:
     """The moments for scores of this variance, independent between keys, correlated between two rows by ρ ≥ 0.
 

@@ -19,7 +19,7 @@ from sounding.activations.activation import Array
 from sounding.errors import NumericalError
 from sounding.theory.integrals.affine import Affine
 from sounding.theory.integrals.normalized import NormalizedLaw
-from sounding.theory.integrals.panels import Columns, legendre
+from sounding.theory.integrals.panels import Columns, composite, legendre
 
 ORDER = 16  # of the series on a panel: twelve digits of a smooth φ on panels as wide as its own scale
 # some 0.2 s of work; with eps the polynomials are orthogonalized over all nodes, which costs three times as much
@@ -164,32 +164,24 @@ class Tables:
         self._panels: dict[float, tuple[NormalizedLaw, _Panels, float]] = {}  # by tolerance
 
     def at(self, law: NormalizedLaw, *, degree: int, tolerance: float) -> Table:
-        """The table to `tolerance` in the mean square of the law, fit for polynomials of `degree`.
-
-        Where the panels run out the errors say so.
-        """
+        """The table to `tolerance` in the mean square of the law, fit for polynomials of `degree`."""
         known = self._panels.get(tolerance)
         if known is None or not math.isclose(known[0].mu * law.eps, law.mu * known[0].eps, rel_tol=_SAME):
             end = outer_end(self.affine, law)
             panels = _settled(self.affine, law, end, tolerance, self._breaks)
-            if self._remember(panels, law.support):
+            # where panels became very narrow are kinks that the search did not see: panels shall end there
+            narrow, before = panels.high - panels.low < _TELLING, len(self._breaks)
+            for angle in 0.5 * (panels.low + panels.high)[narrow]:
+                x = law.support * math.sin(angle)
+                apart = all(abs(x - other) > 1e-7 * law.support for other in self._breaks)
+                if len(self._breaks) < _MOST_BREAKS and apart:
+                    self._breaks.append(x)
+            if len(self._breaks) > before:
                 panels = _settled(self.affine, law, end, tolerance, self._breaks)
             known = self._panels[tolerance] = law, panels, end
+        # where the panels run out the errors of the table say so
         _, panels, end = known
         return panels.table(law.support, _further_edges(law, end, degree))
-
-    def _remember(self, panels: _Panels, reach: float) -> bool:
-        """Keep where panels became very narrow, at kinks that the search did not see, for tables to end panels there.
-
-        Returns whether any place is new.
-        """
-        narrow = panels.high - panels.low < _TELLING
-        before = len(self._breaks)
-        for angle in 0.5 * (panels.low + panels.high)[narrow]:
-            x = reach * math.sin(angle)
-            if len(self._breaks) < _MOST_BREAKS and all(abs(x - other) > 1e-7 * reach for other in self._breaks):
-                self._breaks.append(x)
-        return len(self._breaks) > before
 
 
 def _settled(affine: Affine, law: NormalizedLaw, end: float, tolerance: float, breaks: list[float]) -> _Panels:
@@ -366,24 +358,22 @@ class _Panels(Columns):
 
     def table(self, reach: float, further: Array) -> Table:
         """The table, cut at `further` edges too, where the series are evaluated instead of φ."""
-        nodes, weights = legendre(ORDER)
         to_series = _transforms()[0]
         own = np.append(self.low, self.high[-1])
         edges = _joined(own[1:-1], further, float(own[-1]))
         parent = np.clip(np.searchsorted(own, 0.5 * (edges[1:] + edges[:-1])) - 1, 0, self.low.size - 1)
-        half = 0.5 * np.diff(edges)[:, None]
-        angle = 0.5 * (edges[1:] + edges[:-1])[:, None] + half * nodes
+        angle, step = composite(edges, ORDER)
         columns = [column[parent] for column in (self.rise, self.slope, self.rise_error, self.slope_error)]
         cut = np.flatnonzero(np.diff(edges) < 0.999 * (self.high - self.low)[parent])
         if cut.size:
             low, high = self.low[parent[cut], None], self.high[parent[cut], None]
             place = 2.0 * (angle[cut] - low) / (high - low) - 1.0
             basis = np.polynomial.legendre.legvander(np.clip(place, -1.0, 1.0), ORDER - 1)
-            nearest = np.clip(np.searchsorted(nodes, place), 0, ORDER - 1)
+            nearest = np.clip(np.searchsorted(legendre(ORDER)[0], place), 0, ORDER - 1)
             for column, values in enumerate((self.rise, self.slope)):
                 columns[column][cut] = np.einsum("pnk,pk->pn", basis, (values @ to_series.T)[parent[cut]])
                 errors = columns[column + 2]
                 errors[cut] = 1.5 * np.take_along_axis(errors[cut], nearest, axis=1)
         cosine = np.cos(angle)
-        flat = (reach * np.sin(angle), cosine, half * weights * reach * cosine, *columns)
+        flat = (reach * np.sin(angle), cosine, step * reach * cosine, *columns)
         return Table(edges, *(a.ravel() for a in flat))

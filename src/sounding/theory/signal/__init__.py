@@ -5,7 +5,7 @@ D, the sum over features of the gradients' products g_a g_b. Every measure of a 
 
 - `description`: what theory is told about a network: nodes, each with a rule, its inputs and the law of its weights.
 - `signal`: K (or D) over the pairs of points that are followed, and the measures read off it.
-- `rules`, `gaussian`, `normalize`, `group`, `windows`, `attention`: the rules; `propagate` runs a description.
+- `rules`, `gaussian`, `normalize`, `batch`, `windows`, `attention`: the rules; `propagate` runs a description.
 """
 
 from sounding.theory.signal.description import (

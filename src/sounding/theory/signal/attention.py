@@ -57,44 +57,26 @@ SIGNS = 4  # value and gradient features drawn with each head: they cost less th
 
 @dataclass(frozen=True)
 class Attended:
-    """What attention makes of its inputs, in the mean over heads.
+    """What attention makes of its inputs, in the mean over heads."""
 
-    Args:
-        gram: K_out, over the query points; its features have mean 0, like those of the values.
-        score_std: root mean square of the scores that are not masked.
-        largest_score: the largest absolute score of one head, over all samples and positions.
-        entropy: of the rows that see more than one key, as a share of uniform attention's: 1 is uniform, 0 one-hot.
-        one_hot: the share of these rows in which one key has a weight above 0.9.
-        stderr: the standard error of the mean square, relative; of the closed form `spread` squared, an estimate.
-        draws: how many heads were drawn for `gram`; 0 for the closed form.
-    """
-
-    gram: Array
-    score_std: float
-    largest_score: float
-    entropy: float
-    one_hot: float
-    stderr: float
-    draws: int
+    gram: Array  # K_out, over the query points; its features have mean 0, like those of the values
+    score_std: float  # root mean square of the scores that are not masked
+    largest_score: float  # the largest absolute score of one head, over all samples and positions
+    entropy: float  # of the rows that see more than one key, as a share of uniform attention's: 1 is uniform, 0 one-hot
+    one_hot: float  # the share of these rows in which one key has a weight above 0.9
+    stderr: float  # the standard error of the mean square, relative; of the closed form `spread` squared, an estimate
+    draws: int  # how many heads were drawn for `gram`; 0 for the closed form
 
 
 @dataclass(frozen=True)
 class AttendedBackward:
-    """The Gram matrices (sums over features) of the gradients at queries, keys and values, with their error.
+    """The Gram matrices (sums over features) of the gradients at queries, keys and values, with their error."""
 
-    Args:
-        queries: D at the queries as the projection leaves them.
-        keys: D at the keys.
-        values: D at the values.
-        stderr: the relative standard error of all squared gradients together; see `Attended`.
-        draws: how many heads were drawn; 0 for the closed form.
-    """
-
-    queries: Array
-    keys: Array
-    values: Array
-    stderr: float
-    draws: int
+    queries: Array  # D at the queries as the projection leaves them
+    keys: Array  # D at the keys
+    values: Array  # D at the values
+    stderr: float  # the relative standard error of all squared gradients together; see `Attended`
+    draws: int  # how many heads were drawn; 0 for the closed form
 
 
 def attend(
@@ -142,6 +124,11 @@ def attend(
     return _described(size / used * total, seen, error, used)
 
 
+def _described(gram: Array, seen: list[Statistics], error: float, draws: int) -> Attended:
+    square, largest, entropy, one_hot = np.mean(np.array(seen), axis=0).tolist()
+    return Attended(gram, math.sqrt(square), largest, entropy, one_hot, error, draws)
+
+
 def attend_backward(
     rule: Attention,
     inputs: Projections,
@@ -154,18 +141,9 @@ def attend_backward(
 ) -> AttendedBackward:
     """D at queries, keys and values from D at the output, a sum over the features of all heads.
 
-    The value path is exact for each head. The score path is quadratic in a value feature ξ and a gradient feature γ,
-    so random signs through a factor of V and of D stand for their means: with softmax weights A of a row, the gradient
-    at a query is A(ξk) − (Aξ)(Ak) for D_Q / D, and at a key Σ_a γ_a A_ab (ξ_b − (Aξ)_a) q_a.
-
-    Args:
-        rule: the same as of `attend`.
-        inputs: the same as of `attend`.
-        gradient: D at the output, over the query points.
-        generator: of the heads that are drawn.
-        draws: the most heads that are drawn, at least 8.
-        precision: the relative standard error at which drawing stops.
-        route: as of `attend`.
+    `gradient` is D at the output, over the query points; the other settings are those of `attend`. The value path is
+    exact for each head. The score path is quadratic in a value feature ξ and a gradient feature γ, so random signs
+    through a factor of V and of D stand for their means.
     """
     if gradient.shape != inputs.queries.shape:
         raise UsageError(f"expected gradients at {len(inputs.queries)} points, got shape {gradient.shape}")
@@ -184,7 +162,9 @@ def attend_backward(
         squares = np.zeros(4)
         made_of = (roots[0] if head.inner is None else share * head.inner), roots[1]
         for _ in range(SIGNS):
-            feature, sent = (root @ _signs(generator, root.shape[1]) for root in made_of)
+            feature, sent = (
+                root @ generator.choice(np.array([-1.0, 1.0], np.float32), root.shape[1]) for root in made_of
+            )
             queries, keys = _score_path(rule, head, feature, sent)
             at_queries.append(queries)
             at_keys.append(keys)
@@ -207,45 +187,26 @@ def attend_backward(
 
 
 def attend_signals(
-    rule: Attention,
-    inputs: tuple[Signal, ...],
-    *,
-    draws: int,
-    generator: np.random.Generator,
-    precision: float = PRECISION,
-    width: float = math.inf,
+    rule: Attention, inputs: tuple[Signal, ...], *, width: float = math.inf, **settings: Any
 ) -> tuple[Attended, Signal]:
-    """`attend` on the signals of queries, keys and values, with the signal of its output."""
+    """`attend` with these settings on the signals of queries, keys and values, and the signal of its output."""
     inner, pairs, projections = _projections(rule, inputs, width)
-    found = attend(inner, projections, draws=draws, generator=generator, precision=precision)
+    found = attend(inner, projections, **settings)
     return found, _put_back(found.gram, pairs, inputs[0])
 
 
 def attend_signals_backward(
-    rule: Attention,
-    inputs: tuple[Signal, ...],
-    *,
-    gradient: Signal,
-    draws: int,
-    generator: np.random.Generator,
-    precision: float = PRECISION,
-    width: float = math.inf,
+    rule: Attention, inputs: tuple[Signal, ...], *, gradient: Signal, width: float = math.inf, **settings: Any
 ) -> tuple[Signal, ...]:
-    """`attend_backward` on signals: the gradients at queries, keys and values."""
+    """`attend_backward` with these settings on signals: the gradients at queries, keys and values."""
     inner, pairs, projections = _projections(rule, inputs, width)
-    arriving = gradient.gram[pairs]
-    found = attend_backward(
-        inner, projections, gradient=arriving, generator=generator, draws=draws, precision=precision
-    )
+    found = attend_backward(inner, projections, gradient=gradient.gram[pairs], **settings)
     grams = found.queries, found.keys, found.values
     return tuple(_put_back(gram, pairs, one) for gram, one in zip(grams, inputs, strict=True))
 
 
 def _projections(rule: Attention, inputs: tuple[Signal, ...], width: float) -> tuple[Attention, Any, Projections]:
-    """Attention within windows as attention within more, smaller samples: that rule, which pairs, their Grams.
-
-    Exact: softmax acts within a window, and all windows of all samples meet the same weights.
-    """
+    """Attention within windows as attention within more, smaller samples: that rule, which pairs, their Grams."""
     if len(inputs) != 3:
         raise UsageError(f"attention has three inputs, queries, keys and values, got {len(inputs)}")
     samples, (queries, keys, values) = inputs[0].points.samples, (one.gram for one in inputs)
@@ -254,6 +215,7 @@ def _projections(rule: Attention, inputs: tuple[Signal, ...], width: float) -> t
     within, count = np.array(rule.windows), len(rule.windows)
     if any(len(gram) != samples * within.size for gram in (queries, keys, values)):
         raise UsageError(f"expected windows over all positions, got {within.size} places in them")
+    # softmax acts within a window, and all windows of all samples meet the same weights: so this is exact
     order = (np.arange(samples)[:, None] * within.size + within.ravel()).ravel()
     mask, pairs = rule.mask, np.ix_(order, order)
     if mask is not None and len(mask) == count and mask.ndim == 3:
@@ -271,6 +233,7 @@ def _put_back(gram: Array, pairs: Any, like: Signal) -> Signal:
 
 def _score_path(rule: Attention, head: Head, feature: Floats, sent: Floats) -> tuple[Floats, Floats]:
     """Gradients at queries (without the factor that D is) and keys for one value and one gradient feature."""
+    # with softmax weights A of a row: A(ξk) − (Aξ)(Ak) at a query, and Σ_a γ_a A_ab (ξ_b − (Aξ)_a) q_a at a key
     weights = head.weights
     average = left(weights, feature[:, None])
     keys, queries = head.keys.features, head.queries.features
@@ -298,10 +261,7 @@ def _closed_form(rule: Attention, inputs: Projections, route: Route) -> SmallSco
 def _visit_pairs(
     pairs: Iterator[tuple[Head, Head]], visit: Callable[[Head], Array], *, most: int, precision: float, least: int
 ) -> tuple[float, int]:
-    """Shows pairs of heads to `visit` until the means of what it returns are known, all but the first to LOOSER.
-
-    Returns the relative standard error of the first, and how many heads were seen.
-    """
+    """Shows pairs of heads to `visit` until the means of what it returns are known, all but the first to LOOSER."""
     if most < 2 * FEWEST:
         raise UsageError(f"expected at least {2 * FEWEST} draws of heads, got {most}")
     sizes: list[Array] = []
@@ -312,7 +272,7 @@ def _visit_pairs(
         if len(sizes) >= FEWEST and len(sizes) % least == 0:
             middle = np.mean(sizes, axis=0)
             errors = np.std(sizes, axis=0, ddof=1) / math.sqrt(len(sizes)) / np.where(middle > 0, middle, math.inf)
-            error = float(errors[0])
+            error = float(errors[0])  # the relative standard error of the first mean is what is returned
             if 2 * (len(sizes) + least) > max(most, 4 * least) or (
                 error <= precision and (errors <= LOOSER * precision).all()
             ):
@@ -325,11 +285,6 @@ def _least(rule: Attention) -> int:
     return own * math.ceil(FEWEST / own) if own > 1 else 1
 
 
-def _described(gram: Array, seen: list[Statistics], error: float, draws: int) -> Attended:
-    square, largest, entropy, one_hot = np.mean(np.array(seen), axis=0).tolist()
-    return Attended(gram, math.sqrt(square), largest, entropy, one_hot, error, draws)
-
-
 def _size(gram: Array) -> float:
     """The mean of the diagonal, or 1 where all of it is 0; what is divided by it fits single precision."""
     return float(np.mean(np.diag(gram))) or 1.0
@@ -339,7 +294,3 @@ def _gram(features: list[Floats]) -> Array:
     """The sum over heads of their features' Gram matrices."""
     together = np.concatenate(features, axis=1)
     return np.asarray(together @ together.T, dtype=np.float64)
-
-
-def _signs(generator: np.random.Generator, count: int) -> Floats:
-    return generator.choice(np.array([-1.0, 1.0], dtype=np.float32), size=count)

@@ -29,8 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sounding.theory.signal.description import Array, Normalize
-from sounding.theory.signal.gaussian import horner
-from sounding.theory.signal.shapes import hermite_rows
+from sounding.theory.signal.shapes import correlation_places, hermite_rows, horner, look_up
 from sounding.theory.signal.signal import Signal
 
 MODES = 48  # that are weighed one by one; the largest of the others has a few thousandths of the variance
@@ -71,26 +70,21 @@ def batch_norm_backward(rule: Normalize, signal: Signal, gradient: Signal, ampli
 
 
 def _bend(rule: Normalize, modes: Modes, gradient: Signal, amplitude: Array) -> Array:
-    """What the amplitude of gradients changes, before the factor E σ⁻² and the centring.
-
-    Of Y diag(q) Y the leading modes are taken, which hold it.
-    """
+    """What the amplitude of gradients changes, before the factor E σ⁻² and the centring."""
     size, y = gradient.points.size, modes.standard(rule.eps)
     root = np.sqrt(np.maximum(np.diagonal(y, axis1=1, axis2=2), 1e-300))
-    place = y / (root[:, :, None] * root[:, None, :])
-    place = (np.clip(place, -1.0, 1.0) + 1.0) * (0.5 * (STEIN_GRID - 1))
-    index = np.clip(place.astype(np.int64), 0, STEIN_GRID - 2)  # of NaN too, which then stays NaN
-    place -= index
+    places = correlation_places(y / (root[:, :, None] * root[:, None, :]), STEIN_GRID)
     tables = stein_tables(amplitude)
-    mixed, excess = (gradient.matrix * (table[index] + place * np.diff(table)[index]) for table in tables[:2])
+    mixed, excess = (gradient.matrix * look_up(table, places) for table in tables[:2])
     q = gradient.row_sums(mixed) / size
     s = float(gradient.row_sums(excess).sum()) / size**2
     result = y * (s - q[:, :, None] - q[:, None, :])
+    # of Y diag(q) Y the leading modes are taken, which hold it
     vectors = modes.vectors * modes.forward(rule.eps)[1]
     core = np.swapaxes(modes.vectors, 1, 2) @ (q[:, :, None] * modes.vectors)
     result += (2 * y.shape[1]) * vectors @ core @ np.swapaxes(vectors, 1, 2)
     if float(np.abs(tables[2]).max()) > STRAIGHT:
-        slant = gradient.matrix * (tables[2][index] + place * np.diff(tables[2])[index])
+        slant = gradient.matrix * look_up(tables[2], places)
         turned = gradient.multiply(y, slant) / size
         result -= turned + np.swapaxes(turned, 1, 2)
     return np.asarray(result)
@@ -103,14 +97,12 @@ def centre(signal: Signal) -> Array:
 
 
 def row_means(signal: Signal) -> Array:
-    """Σ_b K_ab/N over all N points b, (blocks, size).
-
-    Sub-grids pair no border with a border, and points at borders, where a convolution sees zeros, are shorter. So what
-    they leave out is estimated by how long it is: K_ab = s_a s_b ρ, with the ρ that is followed. Of few followed pairs
-    ρ is noise, which deep networks add up: it is smoothed to a part of the sample and a part of the position.
-    """
+    """Σ_b K_ab/N over all N points b, (blocks, size)."""
     if signal.is_full:
         return signal.row_sums(signal.matrix) / signal.points.size
+    # Sub-grids pair no border with a border, and points at borders, where a convolution sees zeros, are shorter. So
+    # what they leave out is estimated by how long it is: K_ab = s_a s_b ρ, with the ρ that is followed. Of few followed
+    # pairs ρ is noise, which deep networks add up: it is smoothed to a part of the sample and a part of the position.
     samples, blocks = signal.points.samples, len(signal.matrix)
     lengths = np.sqrt(np.maximum(signal.diagonal, 0.0))
     apart = signal.apart(signal.matrix).sum(axis=2)
@@ -126,23 +118,14 @@ def row_means(signal: Signal) -> Array:
 
 @dataclass(frozen=True)
 class Modes:
-    """The leading modes of C K C/N, and what is left of its trace.
+    """The leading modes of C K C/N, and what is left of its trace."""
 
-    Args:
-        centred: C K C at the followed pairs.
-        values: λ_i, (modes,).
-        vectors: v_i, (1, size, modes), of length 1 within a block; all blocks share them.
-        rest: Σ λ over the modes left out.
-        typical: the λ that the modes left out share: their Σ λ² over their Σ λ.
-        average: the mean λ over all directions left out, most of which have none; a gradient has them all.
-    """
-
-    centred: Array
-    values: Array
-    vectors: Array
-    rest: float
-    typical: float
-    average: float
+    centred: Array  # C K C at the followed pairs
+    values: Array  # λ_i, (modes,)
+    vectors: Array  # v_i, (1, size, modes), of length 1 within a block; all blocks share them
+    rest: float  # Σ λ over the modes left out
+    typical: float  # the λ that the modes left out share: their Σ λ² over their Σ λ
+    average: float  # the mean λ over all directions left out, most of which have none; a gradient has them all
 
     @classmethod
     def of(cls, signal: Signal) -> Modes:
@@ -196,26 +179,22 @@ class Modes:
         return shared, own
 
     def backward(self, eps: float) -> tuple[Array, Array, Array, float]:
-        """f_ij with the modes left out as the last; γ_ij; γ of each mode and one left out, per λ of the latter; of two.
-
-        The modes left out differ in λ, to which their γ is proportional: `rest` carries it.
-        """
+        """f_ij with the modes left out as the last; γ_ij; γ of each mode and one left out, per its λ; of two."""
         s, weights = self._nodes(eps)
         loose = 1 / (1 + 2 * s * self.typical)
         shrunk = np.column_stack([self.values / (1 + 2 * s[:, None] * self.values), self.average * loose])
         once = (s * weights) @ shrunk
         gamma = 0.5 * shrunk.T @ ((s * s * weights)[:, None] * shrunk)
         f = weights.sum() - once[:, None] - once + 2 * gamma
+        # the modes left out differ in λ, to which their γ is proportional: what is left of the matrix carries it
         gamma_rest = 0.5 * (s * s * weights * loose) @ shrunk[:, :-1]
         return f, gamma[:-1, :-1], gamma_rest, float(0.5 * (s * s * weights * loose**2).sum())
 
 
 def stein_tables(amplitude: Array) -> tuple[Array, Array, Array]:
-    """E[p′u]/E[pp], E[uu]/E[pp] − ρ and E[pu′]/E[pp] − 1 over equal steps of ρ from −1 to 1, p the amplitude.
-
-    With p = Σ p_k he_k: u_k = √k p_{k−1} + √(k+1) p_{k+1}, and a derivative takes c_k to √(k+1) c_{k+1}. Where p is a
-    step (ReLU), E[pu′] is E[pp], and the last table is 0 up to what the series leaves out.
-    """
+    """E[p′u]/E[pp], E[uu]/E[pp] − ρ and E[pu′]/E[pp] − 1 over equal steps of ρ from −1 to 1, p the amplitude."""
+    # p = Σ p_k he_k and u_k = √k p_{k−1} + √(k+1) p_{k+1}; a derivative takes c_k to √(k+1) c_{k+1}. Where p is a step
+    # (ReLU), E[pu′] is E[pp], and the last table is 0 up to what the series leaves out.
     p = hermite_rows(STEIN_TERMS) @ amplitude
     roots = np.sqrt(np.arange(1, p.size))
     raised, lowered = np.append(0.0, roots * p[:-1]), np.append(roots * p[1:], 0.0)

@@ -22,19 +22,12 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Law:
-    """How the entries of a weight, a bias or a scale are distributed.
+    """How the entries of a weight, a bias or a scale are distributed."""
 
-    Args:
-        variance: of the entries around their mean.
-        mean: of the entries.
-        shape: "gaussian", "uniform", "truncated", "orthogonal", "constant" or "other".
-        kurtosis: E(w − mean)⁴ over the squared variance, 3 for a Gaussian; spreads at finite width use it.
-    """
-
-    variance: float
-    mean: float = 0.0
-    shape: str = "gaussian"
-    kurtosis: float = 3.0
+    variance: float  # of the entries around their mean
+    mean: float = 0.0  # of the entries
+    shape: str = "gaussian"  # "gaussian", "uniform", "truncated", "orthogonal", "constant" or "other"
+    kurtosis: float = 3.0  # E(w − mean)⁴ over the squared variance, 3 for a Gaussian; spreads at finite width use it
 
     @property
     def second_moment(self) -> float:
@@ -74,15 +67,11 @@ class Rule:
 
 @dataclass(frozen=True)
 class Given(Rule):
-    """The signal is measured here, not predicted: an input, or what stands behind a part that no rule covers.
+    """The signal is measured here, not predicted: an input, or what stands behind a part that no rule covers."""
 
-    Args:
-        reason: why, in words that follow "measured, because"; "" for an input of the network.
-        constant: whether the value is the same for every batch (position embeddings, a class token).
-    """
-
-    reason: str = ""
-    constant: bool = False
+    reason: str = ""  # why, in words that follow "measured, because"; "" for an input of the network
+    constant: bool = False  # whether the value is the same for every batch (position embeddings, a class token)
+    own: bool = False  # whether the module's own parameters made it, as an embedding
 
 
 @dataclass(frozen=True)
@@ -106,28 +95,15 @@ class Tied(Linear):
 
 @dataclass(frozen=True)
 class Convolution(Rule):
-    """A convolution over the grid, in one to three dimensions; depthwise when `groups` is the number of channels.
+    """A convolution over the grid, in one to three dimensions; depthwise when `groups` is the number of channels."""
 
-    Args:
-        channels_in: of the input, all groups together.
-        channels_out: of the output, all groups together.
-        kernel: its size along each axis of the grid.
-        stride: along each axis.
-        padding: zeros added (before, after) along each axis.
-        dilation: along each axis.
-        groups: how many groups of channels do not mix.
-        transposed: whether it is a transposed convolution.
-        weight: the law of the kernel's entries.
-        bias: the law of the bias.
-    """
-
-    channels_in: int
-    channels_out: int
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[tuple[int, int], ...]
-    dilation: tuple[int, ...]
-    groups: int
+    channels_in: int  # of the input, all groups together
+    channels_out: int  # of the output, all groups together
+    kernel: tuple[int, ...]  # its size along each axis of the grid
+    stride: tuple[int, ...]  # along each axis
+    padding: tuple[tuple[int, int], ...]  # zeros added (before, after) along each axis
+    dilation: tuple[int, ...]  # along each axis
+    groups: int  # how many groups of channels do not mix
     weight: Law
     bias: Law = ZERO
     transposed: bool = False
@@ -142,24 +118,17 @@ class Elementwise(Rule):
 
 @dataclass(frozen=True)
 class Normalize(Rule):
-    """A normalization with the moments of its own scale and shift.
+    """A normalization with the moments of its own scale and shift."""
 
-    Args:
-        kind: "rms" and "layer" act on the features of each point; "group" on groups of channels over all positions of a
-            sample (one group per channel is instance norm); "batch" on each channel over all points.
-        eps: inside the root.
-        scale: the law of the weight γ.
-        shift: the law of the bias β.
-        groups: of "group".
-        running: None for batch statistics; else the laws of a batch norm's running mean and running variance, which
-            it uses in evaluation mode.
-    """
-
+    # "rms" and "layer" act on the features of each point; "group" on groups of channels over all positions of a sample
+    # (one group per channel is instance norm); "batch" on each channel over all points
     kind: Literal["rms", "layer", "group", "batch"]
-    eps: float
-    scale: Law = ONE
-    shift: Law = ZERO
-    groups: int = 1
+    eps: float  # inside the root
+    scale: Law = ONE  # the law of the weight γ
+    shift: Law = ZERO  # the law of the bias β
+    groups: int = 1  # of "group"
+    # None for batch statistics; else the laws of a batch norm's running mean and running variance, which it uses in
+    # evaluation mode
     running: tuple[Law, Law] | None = None
 
 
@@ -185,13 +154,9 @@ class Multiply(Rule):
 
 @dataclass(frozen=True)
 class Mix(Rule):
-    """Positions of each sample mixed by fixed numbers: y_p = Σ_q A[p, q] x_q.
+    """Positions of each sample mixed by fixed numbers: y_p = Σ_q A[p, q] x_q."""
 
-    Args:
-        matrix: (positions out, positions in).
-    """
-
-    matrix: Array = field(repr=False)
+    matrix: Array = field(repr=False)  # (positions out, positions in)
 
 
 @dataclass(frozen=True)
@@ -206,44 +171,31 @@ class Pool(Rule):
 
 @dataclass(frozen=True)
 class Attention(Rule):
-    """Softmax attention; its three inputs are queries, keys and values as the projections leave them.
+    """Softmax attention; its three inputs are queries, keys and values as the projections leave them."""
 
-    Args:
-        heads: of the queries.
-        key_heads: of keys and values; fewer than `heads` for grouped queries.
-        head_size: features of one head.
-        scale: what scores are multiplied by, usually head_size^(−1/2).
-        causal: whether a position sees only itself and what came before.
-        mask: additive, (queries, keys) or (samples, queries, keys), −inf where hidden; None for none.
-        angles: of rotary embeddings, (positions, pairs of features), None for none; a head has twice as many features
-            as pairs, and a pair that is not rotated has the angle 0.
-        query_norm: the norm of each head's queries and keys (QK-norm), None for none.
-        own_masks: (heads, queries, keys), what each head adds to its scores besides (ALiBi, T5), None for none.
-        windows: the numbers of the positions of each window, within which attention acts (Swin); None for one window.
-            A mask is then of (queries, keys) within a window, with one for each window or for each of every sample.
-    """
-
-    heads: int
-    key_heads: int
-    head_size: int
-    scale: float
-    causal: bool = False
+    heads: int  # of the queries
+    key_heads: int  # of keys and values; fewer than `heads` for grouped queries
+    head_size: int  # features of one head
+    scale: float  # what scores are multiplied by, usually head_size^(−1/2)
+    causal: bool = False  # whether a position sees only itself and what came before
+    # additive, (queries, keys) or (samples, queries, keys), −inf where hidden; None for none
     mask: Array | None = field(default=None, repr=False)
+    # of rotary embeddings, (positions, pairs of features), None for none; a head has twice as many features as pairs,
+    # and a pair that is not rotated has the angle 0
     angles: Array | None = field(default=None, repr=False)
-    query_norm: Normalize | None = None
+    query_norm: Normalize | None = None  # the norm of each head's queries and keys (QK-norm), None for none
+    # (heads, queries, keys), what each head adds to its scores besides (ALiBi, T5), None for none
     own_masks: Array | None = field(default=None, repr=False)
+    # the numbers of the positions of each window, within which attention acts (Swin); None for one window. A mask is
+    # then of (queries, keys) within a window, with one for each window or for each of every sample.
     windows: tuple[tuple[int, ...], ...] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
 class Rotate(Rule):
-    """Pairs of features turned by an angle that depends on the position (rotary embeddings).
+    """Pairs of features turned by an angle that depends on the position (rotary embeddings)."""
 
-    Args:
-        angles: (positions, pairs of one head's features).
-    """
-
-    angles: Array = field(repr=False)
+    angles: Array = field(repr=False)  # (positions, pairs of one head's features)
 
 
 @dataclass(frozen=True)
@@ -265,14 +217,10 @@ class Part(Rule):
     """Some of the features of a random linear map's output, as a fused projection is cut into queries, keys, values.
 
     Parts of one output share its Gram matrix and are independent of each other.
-
-    Args:
-        start: the first feature.
-        stop: one past the last feature.
     """
 
-    start: int
-    stop: int
+    start: int  # the first feature
+    stop: int  # one past the last feature
 
 
 @dataclass(frozen=True)
@@ -289,40 +237,24 @@ class Regrid(Rule):
 
 @dataclass(frozen=True)
 class Node:
-    """One value of the network: the rule that makes it, from which values, under which name a check measures it.
-
-    Args:
-        rule: what makes the value.
-        inputs: the numbers of the nodes it is made from.
-        points: where the value lives.
-        features: how many features each point has.
-        name: the call under which `check` measures the value ("blocks.0.fc#2"), "" where no module returns it.
-        weight: the name of the weight parameter, where the rule has one; its gradient is predicted under it.
-        label: what a person reads: "Linear 64 → 128".
-    """
+    """One value of the network: the rule that makes it, from which values, under which name a check measures it."""
 
     rule: Rule
-    inputs: tuple[int, ...]
+    inputs: tuple[int, ...]  # the numbers of the nodes it is made from
     points: Points
-    features: int
-    name: str = ""
-    weight: str = ""
-    label: str = ""
+    features: int  # how many features each point has
+    name: str = ""  # the call under which `check` measures the value ("blocks.0.fc#2"), "" where no module returns it
+    weight: str = ""  # the name of the weight parameter, where the rule has one; its gradient is predicted under it
+    label: str = ""  # what a person reads: "Linear 64 → 128"
 
 
 @dataclass(frozen=True)
 class Description:
-    """A network as theory sees it: nodes in an order in which every input comes before its use.
+    """A network as theory sees it: nodes in an order in which every input comes before its use."""
 
-    Args:
-        nodes: the graph; the last one that is an output carries the loss.
-        outputs: the nodes at which gradients arrive from outside, usually one.
-        notes: what was not covered, and what was assumed, in whole sentences.
-    """
-
-    nodes: tuple[Node, ...]
-    outputs: tuple[int, ...]
-    notes: tuple[str, ...] = ()
+    nodes: tuple[Node, ...]  # the graph; the last one that is an output carries the loss
+    outputs: tuple[int, ...]  # the nodes at which gradients arrive from outside, usually one
+    notes: tuple[str, ...] = ()  # what was not covered, and what was assumed, in whole sentences
 
     def replace(self, index: int, *, rule: Rule) -> Description:
         """A description in which one node has another rule."""

@@ -11,16 +11,20 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from sounding.activations.activation import Activation
-from sounding.theory.integrals.arc_cosine import arc_cosines, second_moment
-from sounding.theory.integrals.panels import legendre
+from sounding.theory.integrals.arc_cosine import second_moment, two_sided
+from sounding.theory.integrals.hermite import hermite_functions
+from sounding.theory.integrals.panels import composite, legendre
+from sounding.theory.integrals.powers import half_moment
 from sounding.theory.signal.description import Array
-from sounding.theory.signal.shapes import PLACES, map_shaped
+from sounding.theory.signal.shapes import PLACES, between, horner, look_up, map_shaped
 
 Function = Callable[[Array], Array]
 
@@ -63,13 +67,8 @@ def map_pairs(
 ) -> Mapped:
     """E f(x_a) f(x_b) and E f(x_a), f = φ or, with `slope`, φ′, for x Gaussian with these means and second moments.
 
-    Args:
-        activation: φ with its kinks and its length.
-        matrix: K, (blocks, n, n).
-        mean: m, (blocks, n).
-        slope: whether f is φ′.
-        shape: the law of x over features where it is not Gaussian; see `shapes`.
-        amplitude: how gradients depend on x.
+    The matrix is (blocks, n, n), the mean (blocks, n). `shape` is the law of x over features where it is not Gaussian,
+    `amplitude` how gradients depend on x; see `shapes`.
 
     Error: rounding for positively homogeneous φ (of degree 1 also with means: 1e-9); elsewhere about 1e-9 of E f² where
     all points have one variance, and LEFT_OUT or what `TERMS` terms leave out times how much the tail's shape differs
@@ -105,15 +104,11 @@ def _homogeneous(
         return Mapped(a * a * correlation * outer, np.zeros_like(std))
     if a == -b and alpha == 0.0:
         return Mapped(np.full_like(correlation, a * a), np.full_like(std, a))
-    matrix = arc_cosines(correlation, degree=alpha)
-    matrix *= a * a + b * b
-    if a * b != 0:
-        matrix -= 2 * a * b * arc_cosines(-correlation, degree=alpha)
+    matrix = two_sided(correlation, degree=alpha, slopes=(a, b))
     if alpha != 0:
         matrix *= outer if alpha == 1.0 else outer**alpha
     matrix *= second_moment(alpha)
-    half_moment = 2.0 ** (0.5 * alpha - 1.0) * math.gamma(0.5 * (alpha + 1.0)) / math.sqrt(math.pi)
-    return Mapped(matrix, (a - b) * half_moment * std**alpha)
+    return Mapped(matrix, (a - b) * half_moment(alpha) * std**alpha)
 
 
 def _bent(slopes: tuple[float, float], mean: Array, std: Array, correlation: Array, slope: bool) -> Mapped:
@@ -166,13 +161,7 @@ def _bent(slopes: tuple[float, float], mean: Array, std: Array, correlation: Arr
 
 
 def _plackett(first: Array, second: Array, rho: Array, power: int) -> Array:
-    """I_power of `_bent` for pairs of u: its closed form for u = 0, and by Gauss–Legendre what the exponential takes
-    away from it.
-
-    With v = tan(t/2) the integrand is rational but for its exponential. A substitution crowds nodes towards ρ = ±1,
-    where the exponent may be steep; a flat one takes fewer. The error is below 4e-9; where |ρ| > 0.999 and u_a ≠ u_b
-    that of I₀ stays below 2e-5.
-    """
+    """I_power of `_bent` for pairs of u: closed for u = 0, by Gauss–Legendre what the exponential takes from it."""
     squares, cross = 0.5 * (first**2 + second**2), first * second
     if float(np.max(squares, initial=0.0)) < 2 * FLAT:  # half of it is the least that the exponent can be
         pairs, exponent = _flat(rho, squares, cross, power)
@@ -181,6 +170,9 @@ def _plackett(first: Array, second: Array, rho: Array, power: int) -> Array:
     cosine = np.sqrt(np.maximum(1.0 - rho * rho, 0.0))
     steepest = float(np.max((squares - rho * cross) / np.maximum(cosine * cosine, 1e-12), initial=0.0))
     nodes, weights = legendre(next(count for line, count in NODES if not steepest > line))
+    # With v = tan(t/2) the integrand is rational but for its exponential. A substitution crowds nodes towards ρ = ±1,
+    # where the exponent may be steep; a flat one takes fewer. The error is below 4e-9; where |ρ| > 0.999 and u_a ≠ u_b
+    # that of I₀ stays below 2e-5.
     end = rho / (1.0 + cosine)
     loss = np.zeros_like(rho)
     for node, weight in zip(nodes, weights, strict=True):
@@ -204,12 +196,10 @@ def _upper(size: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 
 
 def _flat(correlation: Array, squares: Array, cross: Array, power: int) -> tuple[Array, float]:
-    """I_power of `_bent` to second order in its exponent x = (s − c sin t)/cos² t, and the largest |x|.
-
-    With ρ the correlation, s = (u_a² + u_b²)/2, c = u_a u_b, T = tan t, S_k = (1/cos^k t − 1)/k, ∫ x dt = s T − c S₁,
-    ∫ x sin t dt = s S₁ − c (T − t), ∫ x² dt = s² (T + T³/3) − 2sc S₃ + c² T³/3, and
-    ∫ x² sin t dt = s² S₃ − 2sc T³/3 + c² (S₃ − S₁).
-    """
+    """I_power of `_bent` to second order in its exponent x = (s − c sin t)/cos² t, and the largest |x|."""
+    # ρ the correlation, s = (u_a² + u_b²)/2, c = u_a u_b, T = tan t, S_k = (1/cos^k t − 1)/k: ∫ x dt = s T − c S₁, ∫ x
+    # sin t dt = s S₁ − c (T − t), ∫ x² dt = s² (T + T³/3) − 2sc S₃ + c² T³/3, and ∫ x² sin t dt = s² S₃ − 2sc T³/3 + c²
+    # (S₃ − S₁)
     cosine = np.sqrt(np.maximum(1.0 - correlation * correlation, 1e-14))  # at ρ = 1 both u are equal, and x is bounded
     exponent = float(np.max(np.abs(squares - correlation * cross) / (cosine * cosine), initial=0.0))
     angle, tangent, secant = np.arcsin(correlation), correlation / cosine, 1.0 / cosine - 1.0
@@ -268,13 +258,12 @@ def _distinct(mean: Array, std: Array) -> tuple[Array, NDArray[np.int64]]:
     return laws, np.asarray(inverse.reshape(std.shape), dtype=np.int64)
 
 
-@dataclass(frozen=True)
-class _Expansion:
-    """c_k of every law, (laws, terms), E f², and E f(m + s z) f(m − s z)."""
+class _Expansion(NamedTuple):
+    """What the moments of a function under each of several laws are made of."""
 
-    coefficients: Array
-    second: Array
-    opposite: Array
+    coefficients: Array  # c_k, (laws, terms)
+    second: Array  # E f²
+    opposite: Array  # E f(m + s z) f(m − s z)
 
 
 def _expand_all(activation: Activation, f: Function, laws: Array) -> _Expansion:
@@ -293,13 +282,9 @@ def _expand_all(activation: Activation, f: Function, laws: Array) -> _Expansion:
         to_series = np.polynomial.chebyshev.chebvander(nodes, count - 1).T * (2.0 / count)
         to_series[0] *= 0.5
         weights = basis @ to_series
-        return _Expansion(weights @ at.coefficients, weights @ at.second, weights @ at.opposite)
+        return _Expansion(*(weights @ column for column in at))
     parts = [_expand(activation, f, laws[at : at + 32], TERMS, width=0.75) for at in range(0, len(laws), 32)]
-    return _Expansion(
-        np.concatenate([part.coefficients for part in parts]),
-        np.concatenate([part.second for part in parts]),
-        np.concatenate([part.opposite for part in parts]),
-    )
+    return _Expansion(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
 def _expand(activation: Activation, f: Function, laws: Array, terms: int, *, width: float) -> _Expansion:
@@ -311,30 +296,21 @@ def _expand(activation: Activation, f: Function, laws: Array, terms: int, *, wid
     places = [*activation.kinks, activation.center, *(activation.center + rungs), *(activation.center - rungs)]
     own = np.clip((np.array(places) - mean) / std, base[0], base[-1])
     edges = np.sort(np.concatenate([np.broadcast_to(base, (len(laws), base.size)), own, -own], axis=1), axis=1)
-    nodes, weights = legendre(PANEL_NODES)
-    half = 0.5 * np.diff(edges, axis=1)[:, :, None]
-    z = (0.5 * (edges[:, 1:] + edges[:, :-1])[:, :, None] + half * nodes).reshape(len(laws), -1)
-    density = (half * weights).reshape(len(laws), -1) * np.exp(-0.25 * z * z) / math.sqrt(2 * math.pi)
+    z, step = (found.reshape(len(laws), -1) for found in composite(edges, PANEL_NODES))
+    density = step * np.exp(-0.25 * z * z) / math.sqrt(2 * math.pi)
     values = f(mean + std * z)
     weighted = values * density
     coefficients = np.empty((len(laws), terms))
-    previous, current = np.zeros_like(z), np.exp(-0.25 * z**2)
-    envelope = current
-    for k in range(terms):
-        coefficients[:, k] = np.einsum("ij,ij->i", weighted, current)
-        previous, current = current, (z * current - math.sqrt(k) * previous) / math.sqrt(k + 1)
-    mirrored = f(mean - std * z)
+    for k, function in enumerate(islice(hermite_functions(z), terms)):
+        coefficients[:, k] = np.einsum("ij,ij->i", weighted, function)
+    mirrored, envelope = f(mean - std * z), np.exp(-0.25 * z**2)
     return _Expansion(
         coefficients, (values * weighted * envelope).sum(axis=1), (mirrored * weighted * envelope).sum(axis=1)
     )
 
 
 def _tabulate(expansion: _Expansion, *, start: int) -> Array:
-    """Σ_{k ≥ start} c_k² cos^k θ of one law on `GRID` equal angles from 0 to π.
-
-    Kinks leave Σ c_k² slowly convergent at ρ = ±1, while the sum is a smooth function of θ there. Within NEAR of the
-    ends it is the polynomial through the exact value at the end and nodes beyond.
-    """
+    """Σ_{k ≥ start} c_k² cos^k θ of one law on `GRID` equal angles from 0 to π."""
     powers = expansion.coefficients[0] ** 2
     parity = np.where(np.arange(powers.size) % 2, -1.0, 1.0)
     kept = powers.copy()
@@ -344,6 +320,8 @@ def _tabulate(expansion: _Expansion, *, start: int) -> Array:
     angle = np.linspace(0.0, math.pi, GRID)
     used = np.flatnonzero(kept > 1e-17 * max(end, 1e-300))
     values = horner(kept[: int(used[-1]) + 1] if used.size else kept[:1], np.cos(angle))
+    # Kinks leave Σ c_k² slowly convergent at ρ = ±1, while the sum is a smooth function of θ there. Within NEAR of the
+    # ends it is the polynomial through the exact value at the end and nodes beyond.
     if end - kept.sum() > LEFT_OUT * max(float(expansion.second[0]), 1e-300):
         for exact, turn in ((end, 0.0), (other, math.pi)):
             nodes = NEAR + 0.5 * BRIDGE * (1 - np.cos(math.pi * (np.arange(BRIDGE_NODES) + 0.5) / BRIDGE_NODES))
@@ -358,20 +336,8 @@ def _tabulate(expansion: _Expansion, *, start: int) -> Array:
     return values
 
 
-def horner(coefficients: Array, x: Array) -> Array:
-    """Σ c_k x^k."""
-    total = np.full_like(x, coefficients[-1])
-    for coefficient in coefficients[-2::-1]:
-        total *= x
-        total += coefficient
-    return total
-
-
 def _look_up(table: Array, correlation: Array) -> Array:
-    """A table over angles, interpolated linearly at arccos ρ."""
+    """A table over angles, at arccos ρ."""
     place = np.arccos(correlation)
     place *= (GRID - 1) / math.pi
-    index = np.minimum(place.astype(np.int64), GRID - 2)
-    place -= index
-    step = np.diff(table)
-    return np.asarray(table[index] + place * step[index])
+    return look_up(table, between(place, GRID))

@@ -30,20 +30,13 @@ ONE_HOT = 0.9  # the weight from which on a row of attention counts as looking a
 
 @dataclass(frozen=True)
 class Projections:
-    """The Gram matrices (means over features) of an attention's three inputs, over all points of all samples.
+    """The Gram matrices (means over features) of an attention's three inputs, over all points of all samples."""
 
-    Args:
-        queries: (samples · query positions) squared.
-        keys: (samples · key positions) squared.
-        values: of the same points as the keys.
-        samples: how many samples the points belong to; attention acts within each of them.
-        width: of how many random features keys and values are made; infinite where their Gram matrix is measured.
-    """
-
-    queries: Array
-    keys: Array
-    values: Array
-    samples: int
+    queries: Array  # (samples · query positions) squared
+    keys: Array  # (samples · key positions) squared
+    values: Array  # of the same points as the keys
+    samples: int  # how many samples the points belong to; attention acts within each of them
+    # of how many random features keys and values are made; infinite where their Gram matrix is measured
     width: float = math.inf
 
     def __post_init__(self) -> None:
@@ -79,21 +72,14 @@ class Statistics(NamedTuple):
 
 @dataclass(frozen=True)
 class Side:
-    """Queries or keys of one head as the scores use them: normalized, rotated.
+    """Queries or keys of one head as the scores use them: normalized, rotated."""
 
-    Args:
-        features: (points, head size).
-        turns: cosines and sines of the rotary embedding, or None.
-        scales: γ/r of each point and feature, r the root mean square that the norm divided by; None without a norm.
-        units: what the norm divided to unit mean square, None without a norm.
-        centred: whether the norm took the mean over features off.
-    """
-
-    features: Floats
-    turns: tuple[Floats, Floats] | None
+    features: Floats  # (points, head size)
+    turns: tuple[Floats, Floats] | None  # cosines and sines of the rotary embedding, or None
+    # γ/r of each point and feature, r the root mean square that the norm divided by; None without a norm
     scales: Floats | None
-    units: Floats | None
-    centred: bool
+    units: Floats | None  # what the norm divided to unit mean square, None without a norm
+    centred: bool  # whether the norm took the mean over features off
 
     def pull_back(self, gradient: Floats) -> Floats:
         """A gradient at `features` taken back through rotation and norm, to what the projection left."""
@@ -111,23 +97,20 @@ class Side:
 
 @dataclass(frozen=True)
 class Head:
-    """One head: its queries and keys, its attention weights (samples, queries, keys), and its statistics.
-
-    `inner` holds the features (points, width) that keys and values are made of, None for infinitely many.
-    """
+    """One head: its queries and keys, its attention weights, and its statistics."""
 
     queries: Side
     keys: Side
-    weights: Floats
+    weights: Floats  # (samples, queries, keys)
     statistics: Statistics
-    inner: Floats | None = None
+    inner: Floats | None = (
+        None  # the features (points, width) that keys and values are made of, None for infinitely many
+    )
 
 
 def factor(gram: Array) -> Floats:
-    """F with F Fᵀ = gram, as many columns as the matrix has numerical rank; in single precision.
-
-    Pivoted Cholesky serves singular matrices too: the first token of a causal network is often the same in all samples.
-    """
+    """F with F Fᵀ = gram, as many columns as the matrix has numerical rank; in single precision."""
+    # pivoted Cholesky serves singular matrices: the first token of a causal network is often the same in all samples
     packed, pivots, rank, _ = lapack.dpstrf(gram, lower=1)
     root = np.empty((len(gram), rank), dtype=np.float32)
     root[pivots - 1] = np.tril(packed[:, :rank].astype(np.float32))
@@ -154,12 +137,6 @@ def _roots(inputs: Projections, joint: bool) -> tuple[Floats, Floats]:
 def rotary_angles(positions: int, head_size: int, *, base: float = 10_000.0, share: float = 1.0) -> Array:
     """The usual angles p·base^(−2i/r) of rotary embeddings: positions p, pairs i of the first r features of a head.
 
-    Args:
-        positions: how many there are.
-        head_size: features of a head.
-        base: of the frequencies.
-        share: which share of a head's features is rotated.
-
     >>> rotary_angles(3, 4, base=100.0).round(3).tolist()
     [[0.0, 0.0], [1.0, 0.1], [2.0, 0.2]]
     """
@@ -171,17 +148,18 @@ def rotary_angles(positions: int, head_size: int, *, base: float = 10_000.0, sha
 def draw_heads(
     rule: Attention, inputs: Projections, *, generator: np.random.Generator, joint: bool = True
 ) -> Iterator[tuple[Head, Head]]:
-    """Pairs of heads without end; the second of a pair has the same keys and the opposite queries.
-
-    Opposite queries have the same law and opposite scores, so that terms of odd order in the scores, the noisiest
-    ones while scores are small, cancel from the mean of a pair. Statistics of the scores need no joint law of
-    different samples; without it the factors cost less.
-    """
-    roots = _roots(inputs, joint)
+    """Pairs of heads without end; the second of a pair has the same keys and the opposite queries."""
+    roots = _roots(
+        inputs, joint
+    )  # statistics of scores need no joint law of different samples, whose factors cost more
     masks = [score_mask(rule, inputs, head) for head in range(1 if rule.own_masks is None else len(rule.own_masks))]
     turn = 0
     turns = [_turns(rule, inputs.samples, positions) for positions in inputs.positions]
-    shared = _shared(inputs)
+    # how many features keys and values share, 0 for infinitely many or where the two are not made of the same
+    ratio = float(np.trace(inputs.values)) / max(float(np.trace(inputs.keys)), 1e-300)
+    apart = np.abs(inputs.values - ratio * inputs.keys).max()
+    same = apart <= ALIKE * float(np.trace(inputs.values)) / len(inputs.values)
+    shared = round(inputs.width) if same and inputs.width < MOST_FEATURES else 0
     while True:
         inner = None
         if shared:
@@ -191,17 +169,11 @@ def draw_heads(
         gains = _gains(rule, generator)
         additive, turn = masks[turn % len(masks)], turn + 1
         keys = _side(rule.query_norm, k, gains[1], turns[1])
+        # opposite queries have the same law and opposite scores, so that terms of odd order in the scores, the noisiest
+        # ones while scores are small, cancel from the mean of a pair
         pair = [_head(rule, inputs, _side(rule.query_norm, sign * q, gains[0], turns[0]), keys, additive)
                 for sign in (1, -1)]  # fmt: skip
         yield replace(pair[0], inner=inner), replace(pair[1], inner=inner)
-
-
-def _shared(inputs: Projections) -> int:
-    """How many features keys and values share, 0 for infinitely many or where the two are not made of the same."""
-    ratio = float(np.trace(inputs.values)) / max(float(np.trace(inputs.keys)), 1e-300)
-    apart = np.abs(inputs.values - ratio * inputs.keys).max()
-    same = apart <= ALIKE * float(np.trace(inputs.values)) / len(inputs.values)
-    return round(inputs.width) if same and inputs.width < MOST_FEATURES else 0
 
 
 def score_mask(rule: Attention, inputs: Projections, head: int = 0) -> Array:

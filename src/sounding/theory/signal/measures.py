@@ -49,7 +49,8 @@ def measures(
     grams = samples[None]
     if finite_width:
         grams = _wishart(samples, width_of_samples(signal, features), generator or np.random.default_rng(0))
-    found = _mean_of([_of_gram(gram, flat, spectrum, eps) for gram in grams])
+    drawn = [_of_gram(gram, flat, spectrum, eps) for gram in grams]
+    found = {name: float(np.mean([one[name] for one in drawn])) for name in drawn[0]}
     found["mean_square"] = float(samples.trace()) / len(samples)
     if len(signal.points.grid) == 1 and signal.points.positions > 1:
         found |= _token_measures(signal, features if finite_width else math.inf)
@@ -57,20 +58,16 @@ def measures(
 
 
 def width_of_samples(signal: Signal, features: int) -> float:
-    """How many independent features a sample has: between the features of one position and those of all.
-
-    The inner product of samples s and t over P positions has the variance
-    Σ_pq (K_sp,sq K_tp,tq + K_sp,tq K_tp,sq)/(P² features); the width is the one at which a Wishart matrix with the mean
-    of the sample Gram matrix has the same total variance.
-    """
-    samples, positions = signal.points.samples, signal.points.positions
+    """How many independent features a sample has: between the features of one position and those of all."""
+    positions, blocks = signal.points.positions, signal.by_sample(signal.matrix)
     if positions == 1:
         return float(features)
-    rest = signal.matrix.shape[1] // samples
-    weight = np.full((rest, rest), signal.repeat)
+    weight = np.full((blocks.shape[2],) * 2, signal.repeat)
     np.fill_diagonal(weight, signal.near)
+    # the inner product of samples s and t over P positions has the variance Σ_pq (K_sp,sq K_tp,tq + K_sp,tq K_tp,sq) /
+    # (P² features), and a Wishart matrix with the mean of the sample Gram matrix shall have the same one in total
     variance = 0.0
-    for block in signal.matrix.reshape(-1, samples, rest, samples, rest):
+    for block in blocks:
         within = np.einsum("spsq->pq", block)
         crossed = np.einsum("sptq,tpsq->pq", block, block, optimize=True)
         variance += float((weight * (within**2 + crossed)).sum())
@@ -85,13 +82,9 @@ def spread_of_spectrum(
 ) -> dict[str, tuple[float, float]]:
     """Mean and standard deviation of the effective rank and the isometry gap over networks of so many features.
 
-    Args:
-        gram: of the samples.
-        common: the part of it that all features share, which does not scatter.
-        width: how many independent features the Gram matrix is a mean of.
-        features: of a sample, all positions together.
-        eps: of the type in which the network computes.
+    `width` is how many independent features the Gram matrix is a mean of, `features` all those of a sample.
     """
+    # the part that all features share does not scatter
     drawn = common + _wishart(gram - common, width, np.random.default_rng(0))
     found = _of_spectra(drawn, features, eps)
     return {
@@ -114,10 +107,6 @@ def _wishart(gram: Array, width: float, generator: np.random.Generator) -> Array
     factor[:, index, index] = np.sqrt(generator.chisquare(width - index, size=(DRAWS, size)))
     rows = root @ factor
     return np.asarray(rows @ np.swapaxes(rows, 1, 2) / width)
-
-
-def _mean_of(found: list[dict[str, float]]) -> dict[str, float]:
-    return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
 
 
 def _of_gram(gram: Array, features: int, spectrum: bool, eps: float) -> dict[str, float]:
@@ -180,16 +169,11 @@ def mean_cosine(gram: Array) -> float:
 
 
 def _token_measures(signal: Signal, features: float) -> dict[str, float]:
-    """The participation ratio and the mean cosine across the positions of a sample, in the mean over samples.
-
-    A finite width adds ((tr G)² + ‖G‖²)/features to the mean of ‖G‖², so 1/r grows by (1 + 1/r)/features.
-    """
+    """The participation ratio and the mean cosine across the positions of a sample, in the mean over samples."""
     ratios, cosines = [], []
     for gram in list(signal.tokens())[:MOST_TOKENS]:
         ratio = participation(gram)
-        if ratio > 0:
-            ratios.append(1 / (1 / ratio + (1 + 1 / ratio) / features))
-        else:
-            ratios.append(0.0)
+        # a finite width adds ((tr G)² + ‖G‖²)/features to the mean of ‖G‖², so 1/r grows by (1 + 1/r)/features
+        ratios.append(1 / (1 / ratio + (1 + 1 / ratio) / features) if ratio > 0 else 0.0)
         cosines.append(mean_cosine(gram))
     return {"token_participation_ratio": float(np.mean(ratios)), "token_cosine": float(np.mean(cosines))}

@@ -7,19 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 from sounding.errors import UsageError
-from sounding.theory.signal.description import (
-    Attention,
-    Convolution,
-    Description,
-    Given,
-    Join,
-    Mix,
-    Node,
-    Pool,
-    Regrid,
-    Rotate,
-    Take,
-)
+from sounding.theory.signal import description as kinds
+from sounding.theory.signal.description import Description, Node
 from sounding.theory.signal.signal import FULL
 
 PAIRS = 2**20  # followed at one node: 8 MiB; more pairs sharpen the means over all of them that batch norm needs
@@ -47,14 +36,12 @@ def spacings(description: Description, *, points: int = FULL, pairs: int = PAIRS
 
 
 def plan(description: Description, *, points: int = FULL, pairs: int = PAIRS) -> tuple[Spacing | None, ...]:
-    """The spacing at each node, None where neither all pairs nor those of sub-grids can be followed.
-
-    What stands between measured values is planned together. All its pairs are followed if no node has more than
-    `points` points. Otherwise positions are dealt to sub-grids: the largest grid to those of every r-th position, with
-    at most `pairs` pairs at what is not measured, and a grid s times as coarse, behind strides of s, to those of every
-    r/gcd(r, s)-th, at whose offsets the same pairs meet. Where no r fits, the nodes of the largest grid are left out,
-    and the rest is planned anew.
-    """
+    """The spacing at each node, None where neither all pairs nor those of sub-grids can be followed."""
+    # What stands between measured values is planned together. All its pairs are followed if no node has more than
+    # `points` points. Otherwise positions are dealt to sub-grids: the largest grid to those of every r-th position,
+    # with at most `pairs` pairs at what is not measured, and a grid s times as coarse, behind strides of s, to those of
+    # every r/gcd(r, s)-th, at whose offsets the same pairs meet. Where no r fits, the nodes of the largest grid are
+    # left out, and the rest is planned anew.
     nodes = description.nodes
     found: list[Spacing | None] = [None] * len(nodes)
     waiting = [set(range(len(nodes)))]
@@ -74,7 +61,7 @@ def _connected(nodes: Sequence[Node], kept: set[int]) -> list[set[int]]:
     """The nodes in groups that share no value; what is measured comes from none."""
     group = {at: {at} for at in kept}
     for at in sorted(kept):
-        for other in () if isinstance(nodes[at].rule, Given) else nodes[at].inputs:
+        for other in () if isinstance(nodes[at].rule, kinds.Given) else nodes[at].inputs:
             if other in kept and group[other] is not group[at]:
                 group[at] |= group[other]
                 for member in group[other]:
@@ -87,7 +74,7 @@ def _planned(nodes: Sequence[Node], part: Sequence[int], points: int, pairs: int
     if max(nodes[at].points.size for at in part) <= points:
         return {at: (1,) * len(nodes[at].points.grid) for at in part}
     whole = max((nodes[at].points for at in part), key=lambda one: one.size)
-    random = [nodes[at].points for at in part if not isinstance(nodes[at].rule, Given)]
+    random = [nodes[at].points for at in part if not isinstance(nodes[at].rule, kinds.Given)]
     most = min(max(pairs / max((one.samples * one.size for one in random), default=1), 2), PLACES)
     for spacing in _spacings_of(whole.grid, most):
         found = {at: _behind(nodes[at].points.grid, whole.grid, spacing) for at in part}
@@ -118,16 +105,16 @@ def _fits(nodes: Sequence[Node], at: int, found: dict[int, Spacing | None]) -> b
     """Whether a node's rule can follow these sub-grids; one with an input that is not followed will be measured."""
     node, own = nodes[at], found[at] or ()
     rule, points = node.rule, node.points
-    if isinstance(rule, Given) or any(one not in found for one in node.inputs):
+    if isinstance(rule, kinds.Given) or any(one not in found for one in node.inputs):
         return True
     before = [found[one] or () for one in node.inputs]
-    if isinstance(rule, Attention | Mix | Take | Regrid | Rotate) or (
-        isinstance(rule, Join) and rule.axis != "features"
+    if isinstance(rule, kinds.Attention | kinds.Mix | kinds.Take | kinds.Regrid | kinds.Rotate) or (
+        isinstance(rule, kinds.Join) and rule.axis != "features"
     ):
         return max((*own, *(step for one in before for step in one)), default=1) == 1
-    if isinstance(rule, Pool) and points.positions > 1:
+    if isinstance(rule, kinds.Pool) and points.positions > 1:
         return max((*own, *before[0]), default=1) == 1
-    if isinstance(rule, Convolution) and max((*own, *before[0]), default=1) > 1:
+    if isinstance(rule, kinds.Convolution) and max((*own, *before[0]), default=1) > 1:
         grids = points.grid, nodes[node.inputs[0]].points.grid
         large, small = grids if rule.transposed else grids[::-1]
         ratio = tuple(b // a for a, b in zip(small, large, strict=False))

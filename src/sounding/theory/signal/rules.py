@@ -7,7 +7,7 @@ Every forward function takes (rule, node, inputs) and gives the signal of the no
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,28 +15,10 @@ from numpy.typing import NDArray
 
 from sounding.activations import Activation
 from sounding.errors import UsageError
-from sounding.theory.signal.description import (
-    Add,
-    Array,
-    Elementwise,
-    Flatten,
-    Join,
-    Law,
-    Linear,
-    Mix,
-    Multiply,
-    Node,
-    Normalize,
-    Part,
-    Points,
-    Regrid,
-    Rotate,
-    Scale,
-    Take,
-    Tied,
-)
+from sounding.theory.signal import description as kinds
+from sounding.theory.signal.description import Array, Law, Node, Points
 from sounding.theory.signal.gaussian import map_pairs
-from sounding.theory.signal.normalize import normalize, normalize_backward, scale, spread_of
+from sounding.theory.signal.normalize import spread_of
 from sounding.theory.signal.shapes import amplitude_before, amplitude_of_term, pushed, summed
 from sounding.theory.signal.signal import Signal, block_points
 
@@ -44,11 +26,9 @@ Inputs = tuple[Signal, ...]
 Gradients = tuple[Signal, ...]
 
 
-def linear(rule: Linear, node: Node, inputs: Inputs) -> Signal:
-    """K′ = n_in v K + (n_in μ)² m mᵀ + n_in μ β (m_a + m_b) + E b² behind y = W x + b; μ, v are the weights' moments.
-
-    Exact in the mean over weights at any width; over seeds K′ scatters by √(2/n_out).
-    """
+def linear(rule: kinds.Linear, node: Node, inputs: Inputs) -> Signal:
+    """K′ = n_in v K + (n_in μ)² m mᵀ + n_in μ β (m_a + m_b) + E b² behind y = W x + b; μ, v the weights' moments."""
+    # exact in the mean over weights at any width; over seeds K′ scatters by √(2/n_out)
     return through_weights(inputs[0], rule.weight, rule.bias, rule.fan_in)
 
 
@@ -62,31 +42,31 @@ def through_weights(signal: Signal, weight: Law, bias: Law, fan_in: int) -> Sign
     return signal.like(matrix, total * signal.mean + bias.mean)
 
 
-def linear_backward(rule: Linear, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
+def linear_backward(rule: kinds.Linear, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
     """D′ = n_in (v D + μ² G Gᵀ), G the sum of the gradient over features; G′ = n_in μ G."""
-    matrix = rule.fan_in * rule.weight.variance * gradient.matrix
-    if rule.weight.mean != 0:
-        matrix += rule.fan_in * rule.weight.mean**2 * gradient.mean[:, :, None] * gradient.mean[:, None, :]
-    return (gradient.like(matrix, rule.fan_in * rule.weight.mean * gradient.mean),)
+    return (back_through_weights(gradient, rule.weight, rule.fan_in),)
 
 
-def tied(rule: Tied, inputs: Inputs, share: Array) -> Signal:
-    """K′ = n_in v (K + c_a c_b (I_ab − E_ab)) + E b² where the stream holds c_a times the embedding e_a, K(e) = E.
+def back_through_weights(gradient: Signal, weight: Law, fan_in: int) -> Signal:
+    """The gradient in front of random weights that each see `fan_in` features."""
+    matrix = fan_in * weight.variance * gradient.matrix
+    if weight.mean != 0:
+        matrix += fan_in * weight.mean**2 * gradient.mean[:, :, None] * gradient.mean[:, None, :]
+    return gradient.like(matrix, fan_in * weight.mean * gradient.mean)
 
-    The rest of the stream went through other random maps and meets W as a linear map does. The embedding is made of
-    rows of W: its image I is measured. Exact in the mean over all other weights; what is left out is how the rest
-    scatters with c, of relative size 1/features.
-    """
+
+def tied(rule: kinds.Tied, inputs: Inputs, share: Array) -> Signal:
+    """K′ = n_in v (K + c_a c_b (I_ab − E_ab)) + E b² where the stream holds c_a times the embedding e_a, K(e) = E."""
+    # The rest of the stream went through other random maps and meets W as a linear map does. The embedding is made of
+    # rows of W: its image I is measured. Exact in the mean over all other weights; what is left out is how the rest
+    # scatters with c, of relative size 1/features.
     stream, own, image = inputs
     grown = share[:, :, None] * share[:, None, :] * (image.matrix - own.matrix)
     return linear(rule, Node(rule, (), stream.points, rule.fan_out), (stream.like(stream.matrix + grown, stream.mean),))
 
 
 def share_of(source: int, at: int, nodes: Sequence[Node], forward: Sequence[Signal | None]) -> Array:
-    """How much of one node's own value another holds, (blocks, size): what comes through sums, scales and norms.
-
-    Every other rule sends it through random weights or a function, behind which nothing of it is told apart.
-    """
+    """How much of one node's own value another holds, (blocks, size): what comes through sums, scales and norms."""
     shares: dict[int, Array] = {}
     for index in range(source, at + 1):
         signal, node = forward[index], nodes[index]
@@ -96,30 +76,29 @@ def share_of(source: int, at: int, nodes: Sequence[Node], forward: Sequence[Sign
         before = {one: shares[one] for one in node.inputs if one in shares and shares[one].shape == share.shape}
         for at_input, held in before.items():
             inner = forward[at_input]
+            # every other rule sends it through random weights or a function, behind which nothing of it is told apart
             match node.rule:
-                case Add(coefficients):
+                case kinds.Add(coefficients):
                     share = share + _merge(coefficients, node.inputs)[node.inputs.index(at_input)] * held
-                case Scale(factor):
+                case kinds.Scale(factor):
                     share = factor.mean * held
-                case Normalize("rms" | "layer", eps, factor) if inner is not None:
+                case kinds.Normalize("rms" | "layer", eps, factor) if inner is not None:
                     share = factor.mean * held / np.sqrt(spread_of(node.rule, inner) + eps)
         shares[index] = share
     return shares[at]
 
 
-def elementwise(rule: Elementwise, node: Node, inputs: Inputs) -> Signal:
-    """K′ = E φ(x_a)φ(x_b) for Gaussian x with the signal's means and second moments; see `gaussian.map_pairs`.
-
-    The limit is that of wide layers, whose sums over inputs are Gaussian; behind a sum that holds another function's
-    output (a residual stream of rectified values) the law over features is followed (`shapes`), pairs by a copula.
-    """
+def elementwise(rule: kinds.Elementwise, node: Node, inputs: Inputs) -> Signal:
+    """K′ = E φ(x_a)φ(x_b) for Gaussian x with the signal's means and second moments; see `gaussian.map_pairs`."""
     (signal,) = inputs
+    # wide sums are Gaussian; behind a sum that holds another function's output (a residual stream of rectified values)
+    # the law over features is followed (`shapes`), pairs by a copula
     mapped = map_pairs(rule.activation, signal.matrix, signal.mean, shape=signal.shape)
     shape = pushed(rule.activation, *signal.typical, signal.shape)
     return replace(signal.like(mapped.matrix, mapped.mean), shape=shape)
 
 
-def elementwise_backward(rule: Elementwise, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
+def elementwise_backward(rule: kinds.Elementwise, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
     """D′ = D ∘ E φ′(x_a)φ′(x_b): wide random weights make gradients independent of the values that they meet."""
     (signal,) = inputs
     mapped = map_pairs(
@@ -129,33 +108,11 @@ def elementwise_backward(rule: Elementwise, node: Node, inputs: Inputs, gradient
     return (replace(before, shape=amplitude_before(rule.activation, *signal.typical, signal.shape, gradient.shape)),)
 
 
-def normalized(rule: Normalize, node: Node, inputs: Inputs) -> Signal:
-    """The signal behind a norm."""
-    return normalize(rule, inputs[0], node.features)
-
-
-def normalized_backward(rule: Normalize, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
-    """The gradient in front of a norm."""
-    return (normalize_backward(rule, inputs[0], gradient, node.features),)
-
-
-def scaled(rule: Scale, node: Node, inputs: Inputs) -> Signal:
-    """K′ = E c² K + E c E u (m_a + m_b) + E u²."""
-    return replace(scale(inputs[0], rule.factor, rule.shift), shape=inputs[0].shape)
-
-
-def scaled_backward(rule: Scale, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
-    """D′ = E c² D."""
-    return (gradient.like(rule.factor.second_moment * gradient.matrix, rule.factor.mean * gradient.mean),)
-
-
-def add(rule: Add, node: Node, inputs: Inputs) -> Signal:
-    """K′ = Σ c_i² K_i + Σ_{i≠j} c_i c_j m_i m_jᵀ: inputs share nothing but their feature means.
-
-    A branch whose last weights are centred and independent of the stream is such an input. An input that is added to
-    itself is merged with itself.
-    """
+def add(rule: kinds.Add, node: Node, inputs: Inputs) -> Signal:
+    """K′ = Σ c_i² K_i + Σ_{i≠j} c_i c_j m_i m_jᵀ: inputs share nothing but their feature means."""
     parts = spread_all(inputs, node.points)
+    # a branch whose last weights are centred and independent of the stream is independent of it; an input that is added
+    # to itself is merged with itself
     merged = _merge(rule.coefficients, node.inputs)
     first = parts[0]
     matrix, mean = np.zeros_like(first.matrix), np.zeros_like(first.mean)
@@ -170,7 +127,7 @@ def add(rule: Add, node: Node, inputs: Inputs) -> Signal:
     return replace(first.like(matrix, mean), shape=summed(spreads))
 
 
-def add_backward(rule: Add, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
+def add_backward(rule: kinds.Add, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
     """D_i = c_i² D, summed over what was spread out."""
     merged = _merge(rule.coefficients, node.inputs)
     terms = {at: (abs(c) * inputs[at].typical[1], inputs[at].shape) for at, c in merged.items()}
@@ -202,18 +159,18 @@ def _merge(coefficients: tuple[float, ...], nodes: tuple[int, ...]) -> dict[int,
 SQUARE = Activation("square", lambda x: x * x, lambda x: 2.0 * x, degree=2.0, slopes=(1.0, -1.0))
 
 
-def multiply(rule: Multiply, node: Node, inputs: Inputs) -> Signal:
+def multiply(rule: kinds.Multiply, node: Node, inputs: Inputs) -> Signal:
     """K′ = K₁ ∘ K₂ for independent inputs; a value times itself is the function x², with Gaussian x."""
     if node.inputs[0] == node.inputs[1]:
-        return elementwise(Elementwise(SQUARE), node, inputs[:1])
+        return elementwise(kinds.Elementwise(SQUARE), node, inputs[:1])
     left, right = spread_all(inputs, node.points)
     return left.like(left.matrix * right.matrix, left.mean * right.mean)
 
 
-def multiply_backward(rule: Multiply, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
+def multiply_backward(rule: kinds.Multiply, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
     """D₁ = D ∘ K₂ and D₂ = D ∘ K₁."""
     if node.inputs[0] == node.inputs[1]:
-        (whole,) = elementwise_backward(Elementwise(SQUARE), node, inputs[:1], gradient)
+        (whole,) = elementwise_backward(kinds.Elementwise(SQUARE), node, inputs[:1], gradient)
         return whole, whole.like(np.zeros_like(whole.matrix))
     left, right = spread_all(inputs, node.points)
     return (
@@ -258,16 +215,6 @@ def gather(gradient: Signal, target: Signal) -> Signal:
     return Signal.full(summed.reshape(target.points.size, -1), target.points, mean)
 
 
-def mix(rule: Mix, node: Node, inputs: Inputs) -> Signal:
-    """K′ = A K Aᵀ within and between samples."""
-    return mixed(rule.matrix, inputs[0], node.points)
-
-
-def mix_backward(rule: Mix, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
-    """D′ = Aᵀ D A."""
-    return (mixed(rule.matrix.T, gradient, inputs[0].points),)
-
-
 def mixed(matrix: Array, signal: Signal, points: Points) -> Signal:
     """The positions of each sample mixed by a fixed matrix (positions out, positions in)."""
     samples, out = points.samples, matrix.shape[0]
@@ -281,13 +228,13 @@ def mixed(matrix: Array, signal: Signal, points: Points) -> Signal:
     return Signal.full(pairs.reshape(points.size, points.size), points, mean)
 
 
-def take(rule: Take, node: Node, inputs: Inputs) -> Signal:
+def take(rule: kinds.Take, node: Node, inputs: Inputs) -> Signal:
     """The pairs of the positions taken."""
     index = _taken(rule, inputs[0])
     return Signal.full(inputs[0].gram[np.ix_(index, index)], node.points, inputs[0].mean[0][index])
 
 
-def take_backward(rule: Take, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
+def take_backward(rule: kinds.Take, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
     """D at the positions taken, 0 elsewhere; a position that was taken twice gets the sum."""
     index, points = _taken(rule, inputs[0]), inputs[0].points
     choice = np.zeros((len(index), points.size))
@@ -295,14 +242,13 @@ def take_backward(rule: Take, node: Node, inputs: Inputs, gradient: Signal) -> G
     return (Signal.full(choice.T @ gradient.gram @ choice, points, gradient.mean[0] @ choice),)
 
 
-def _taken(rule: Take, signal: Signal) -> NDArray[np.int64]:
+def _taken(rule: kinds.Take, signal: Signal) -> NDArray[np.int64]:
     starts = np.arange(signal.points.samples)[:, None] * signal.points.positions
     return np.asarray((starts + np.asarray(rule.positions)).ravel(), dtype=np.int64)
 
 
-def join(rule: Join, node: Node, inputs: Inputs, features: tuple[int, ...]) -> Signal:
-    """Features side by side: the mean of the K_i weighed by their features. Positions side by side: blocks of one
-    matrix, with m_a m_b between points of different inputs, which share nothing but their feature means."""
+def join(rule: kinds.Join, node: Node, inputs: Inputs, features: tuple[int, ...]) -> Signal:
+    """Features side by side: the mean of the K_i weighed by their features. Positions side by side: blocks of K′."""
     if rule.axis == "features":
         parts = spread_all(inputs, node.points)
         shares = np.array(features) / sum(features)
@@ -313,13 +259,15 @@ def join(rule: Join, node: Node, inputs: Inputs, features: tuple[int, ...]) -> S
     mean = np.zeros(node.points.size)
     for at, one in zip(where, inputs, strict=True):
         mean[at] = one.mean[0]
-    matrix = np.outer(mean, mean)
+    matrix = np.outer(mean, mean)  # points of different inputs share nothing but their feature means
     for at, one in zip(where, inputs, strict=True):
         matrix[np.ix_(at, at)] = one.gram
     return Signal.full(matrix, node.points, mean)
 
 
-def join_backward(rule: Join, node: Node, inputs: Inputs, gradient: Signal, features: tuple[int, ...]) -> Gradients:
+def join_backward(
+    rule: kinds.Join, node: Node, inputs: Inputs, gradient: Signal, features: tuple[int, ...]
+) -> Gradients:
     """Each input's block of D; of joined features each gets its share, as if all features weighed alike."""
     if rule.axis == "features":
         shares = [count / sum(features) for count in features]
@@ -341,59 +289,28 @@ def _places(points: Points, inputs: Inputs) -> list[NDArray[np.int64]]:
     return [np.asarray(part.ravel(), dtype=np.int64) for part in np.split(numbers, ends[:-1], axis=1)]
 
 
-def part(rule: Part, node: Node, inputs: Inputs) -> Signal:
-    """Features of a random map are alike: a part has the Gram matrix of the whole."""
-    return inputs[0]
-
-
-def part_backward(rule: Part, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
-    """D is a sum over features: a part's gradient is its share of the whole's sum."""
-    return (gradient,)
-
-
-def flatten(rule: Flatten, node: Node, inputs: Inputs) -> Signal:
+def flatten(rule: kinds.Flatten, node: Node, inputs: Inputs) -> Signal:
     """K′[s, t] = the mean over positions of K at equal positions."""
     (signal,) = inputs
     mean = signal.mean.reshape(len(signal.matrix), signal.points.samples, -1).mean(axis=(0, 2))
     return Signal.full(signal.sample_gram, node.points, mean)
 
 
-def flatten_backward(rule: Flatten, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
+def flatten_backward(rule: kinds.Flatten, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
     """D/positions at equal positions; gradients of different positions come through different weights: 0."""
-    (signal,) = inputs
-    positions, rest = signal.points.positions, signal.matrix.shape[1] // signal.points.samples
-    block: Array = np.kron(gradient.gram / positions, np.eye(rest)).astype(np.float64)
-    mean = np.repeat(gradient.mean[0] / positions, rest)
-    return (repeated(signal, block, mean),)
+    return (over_positions(gradient, inputs[0], np.eye, inputs[0].points.positions),)
 
 
-def repeated(signal: Signal, block: Array, mean: Array) -> Signal:
-    """A signal over the pairs of another with the same numbers in every block."""
-    blocks = len(signal.matrix)
-    return signal.like(np.repeat(block[None], blocks, axis=0), np.repeat(mean[None], blocks, axis=0))
+def over_positions(gradient: Signal, signal: Signal, pairs: Callable[[int], Array], divisor: float) -> Signal:
+    """The gradient at one point of each sample, handed to these pairs of followed positions, over a divisor."""
+    rest = signal.matrix.shape[1] // signal.points.samples
+    block = np.kron(gradient.gram / divisor, pairs(rest)).astype(np.float64)
+    mean = np.repeat(gradient.mean[0] / signal.points.positions, rest)
+    return signal.like(*(np.repeat(one[None], len(signal.matrix), axis=0) for one in (block, mean)))
 
 
-def regrid(rule: Regrid, node: Node, inputs: Inputs) -> Signal:
-    """The signal with its pairs named by another grid."""
-    return Signal.full(inputs[0].gram, node.points, inputs[0].mean)
-
-
-def regrid_backward(rule: Regrid, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
-    """The gradient with its pairs named by the grid before."""
-    return (Signal.full(gradient.gram, inputs[0].points, gradient.mean),)
-
-
-def rotate(rule: Rotate, node: Node, inputs: Inputs) -> Signal:
+def turned(rule: kinds.Rotate, signal: Signal) -> Signal:
     """K′_ab = K_ab · the mean over pairs of features of cos(θ_a − θ_b), for features that are alike."""
-    return _turned(rule, inputs[0])
-
-
-def rotate_backward(rule: Rotate, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
-    """The rotation back: the same factor."""
-    return (_turned(rule, gradient),)
-
-
-def _turned(rule: Rotate, signal: Signal) -> Signal:
     cosine, sine = np.cos(rule.angles), np.sin(rule.angles)
     factor = (cosine @ cosine.T + sine @ sine.T) / rule.angles.shape[1]
     if len(factor) != signal.points.positions:
@@ -404,14 +321,12 @@ def _turned(rule: Rotate, signal: Signal) -> Signal:
 
 
 def weight_gradient(seen: Signal, gradient: Signal, fan_in: int, samples: int | None = None) -> float:
-    """E ‖dL/dW‖² = n_in Σ_ab D_ab K_ab, since dL/dW = Σ_a g_a h_aᵀ; `seen` is K, or its window sums.
-
-    Of a batch of more samples than are followed, pairs of different ones are more numerous than pairs within one, which
-    D stands for already: (samples − 1)/(followed − 1) times.
-    """
+    """E ‖dL/dW‖² = n_in Σ_ab D_ab K_ab, since dL/dW = Σ_a g_a h_aᵀ; `seen` is K, or its window sums."""
     products, followed = gradient.matrix * seen.matrix, gradient.points.samples
     whole = float(gradient.row_sums(products).sum())
     if samples is None or not 1 < followed < samples:
         return fan_in * whole
+    # of a batch of more samples than are followed, pairs of different ones are more numerous than pairs within one,
+    # which D stands for already: (samples − 1)/(followed − 1) times
     within = float(sum(one.sum() for one in gradient.like(gradient.weigh(products)).tokens()))
     return fan_in * (within + (samples - 1) / (followed - 1) * (whole - within))

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from sounding.activations.activation import Activation
+from sounding.theory.integrals.hermite import hermite_values
 from sounding.theory.signal.description import Array
 
 PLACES: Array = np.linspace(-7.0, 7.0, 1401)  # a kink between two of them costs 1e-5
@@ -33,6 +34,8 @@ LOST = 1e-3  # of the largest direction of the coefficients over points, those b
 RATIOS = 65  # places of mean/std at which a homogeneous function is expanded; between them coefficients are linear
 CHUNK = 512  # points whose coefficients are computed at once: 6 MiB
 ATOMS = 4  # of the places, every so many stand for a law in a sum
+
+Between = tuple[NDArray[np.int64], Array]
 
 
 def pushed(activation: Activation, mean: float, std: float, shape: Array | None) -> Array | None:
@@ -85,22 +88,21 @@ def map_shaped(
     slope: bool,
     amplitude: Array | None = None,
 ) -> tuple[Array, Array]:
-    """E f(h_a) f(h_b), (blocks, n, n), and E f(h_a), f = φ or φ′, for values with a shape and these correlations.
-
-    With an `amplitude` v of gradients, E f f v v over E v v.
-    """
+    """E f(h_a) f(h_b), (blocks, n, n), and E f(h_a), f = φ or φ′, for values with a shape and these correlations."""
     f = activation.derivative if slope else activation.function
     basis = hermite_rows(TERMS)
     own = basis @ shape
-    places = _places(correlation)
-    mapped = _looked_up(np.interp(CORRELATIONS, _kernel(own, 1.0), CORRELATIONS), places)
-    places = _places(mapped)
+    size = CORRELATIONS.size
+    # the correlation of the copula's z is the one whose kernel is that of h
+    mapped = look_up(np.interp(CORRELATIONS, _kernel(own), CORRELATIONS), correlation_places(correlation, size))
+    places = correlation_places(mapped, size)
     degree = None if activation.degree is None else activation.degree - slope
     level, scale = _units(mean, std, degree)
     laws, inverse = np.unique(np.round(np.stack([level, scale], 1), 12), axis=0, return_inverse=True)
     coefficients, second = np.empty((len(laws), TERMS)), np.empty(len(laws))
     for at in range(0, len(laws), CHUNK):
         values = f(laws[at : at + CHUNK, :1] + laws[at : at + CHUNK, 1:] * shape)
+        # with an amplitude v of gradients what is wanted is E f f v v over E v v
         if amplitude is not None:
             values = values * amplitude
         coefficients[at : at + CHUNK] = values @ basis.T
@@ -120,24 +122,22 @@ def map_shaped(
     for r in range(kept):
         for s in range(r + 1):
             crossed = factors[:, :, None, r] * factors[:, None, :, s]
-            table = _looked_up((rows[r] * rows[s]) @ _powers(), places)
+            table = look_up((rows[r] * rows[s]) @ _powers(), places)
             matrix += (crossed if r == s else crossed + np.swapaxes(crossed, 1, 2)) * table
     index = np.arange(std.shape[1])
     matrix[:, index, index] = second[inverse]
     if amplitude is not None:
-        together = _looked_up(_kernel(basis @ amplitude, 1.0), places)
+        together = look_up(_kernel(basis @ amplitude), places)
         together[:, index, index] = 1.0
         matrix /= np.maximum(together, 1e-12)
     return matrix, coefficients[inverse, 0]
 
 
 def _units(mean: Array, std: Array, degree: float | None) -> tuple[Array, Array]:
-    """Means and standard deviations for which coefficients are computed.
-
-    A homogeneous function needs those of the ratio mean/std alone, at `RATIOS` places of its range at most.
-    """
+    """Means and standard deviations for which coefficients are computed."""
     if degree is None:
         return mean.ravel(), std.ravel()
+    # A homogeneous function needs those of the ratio mean/std alone, at `RATIOS` places of its range at most
     ratio = (mean / np.maximum(std, 1e-300)).ravel()
     low, high = float(ratio.min()), float(ratio.max())
     places = np.linspace(low, high, RATIOS) if high - low > 1e-9 * (abs(low) + abs(high)) else np.array([low])
@@ -174,14 +174,8 @@ def unit_amplitude(v: Array) -> Array:
 def amplitude_of_term(
     v: Array, total: tuple[float, Array | None], term: tuple[float, Array | None], others: float
 ) -> Array:
-    """v at one term of a sum, from v at the sum: its mean square over the other terms, taken for Gaussian.
-
-    Args:
-        v: at the places of the sum.
-        total: standard deviation and shape of the sum.
-        term: those of the term.
-        others: the standard deviation of the other terms together.
-    """
+    """v at one term of a sum, from v at the sum: its mean square over the other terms, taken for Gaussian."""
+    # total and term are (standard deviation, shape); `others` is the standard deviation of the other terms together
     std, shape = total
     values = std * (PLACES if shape is None else shape)
     own = term[0] * (PLACES if term[1] is None else term[1])
@@ -193,12 +187,7 @@ def amplitude_of_term(
 @lru_cache(maxsize=4)
 def hermite_rows(terms: int) -> Array:
     """he_k at the places, times their weights, (terms, places): coefficients c_k = rows @ f."""
-    rows = np.empty((terms, PLACES.size))
-    half = np.exp(-0.25 * PLACES**2)  # the bare polynomials overflow
-    previous, current = np.zeros_like(PLACES), half
-    for k in range(terms):
-        rows[k] = current * (WEIGHTS / half)
-        previous, current = current, (PLACES * current - math.sqrt(k) * previous) / math.sqrt(k + 1)
+    rows = hermite_values(PLACES, 0, terms) * (WEIGHTS / np.exp(-0.25 * PLACES**2))
     rows.setflags(write=False)
     return rows
 
@@ -209,24 +198,33 @@ def _powers() -> Array:
     return np.asarray(CORRELATIONS ** np.arange(TERMS + 1)[:, None])
 
 
-def _places(correlation: Array) -> tuple[NDArray[np.int64], Array]:
-    """Where correlations lie among `CORRELATIONS`: the place before each, and how far it is from there to the next."""
-    place = (np.clip(correlation, -1.0, 1.0) + 1.0) * (0.5 * (CORRELATIONS.size - 1))
-    index = np.minimum(place.astype(np.int64), CORRELATIONS.size - 2)
+def horner(coefficients: Array, x: Array) -> Array:
+    """Σ c_k x^k."""
+    total = np.full_like(x, coefficients[-1])
+    for coefficient in coefficients[-2::-1]:
+        total *= x
+        total += coefficient
+    return total
+
+
+def between(place: Array, size: int) -> Between:
+    """Between which entries of a table of this size places lie: the one before each, and how far it is to the next."""
+    index = np.clip(place.astype(np.int64), 0, size - 2)  # of NaN too, which then stays NaN
     return index, place - index
 
 
-def _looked_up(table: Array, places: tuple[NDArray[np.int64], Array]) -> Array:
-    """A table over `CORRELATIONS`, interpolated linearly."""
+def look_up(table: Array, places: Between) -> Array:
+    """A table, interpolated linearly."""
     index, rest = places
     return np.asarray(table[index] + rest * np.diff(table)[index])
 
 
-def _kernel(coefficients: Array, second: float) -> Array:
-    """Σ c_k² r^k over `CORRELATIONS`, what is left of E f² at the next power."""
+def correlation_places(correlation: Array, size: int) -> Between:
+    """Where correlations lie in a table over equal steps from −1 to 1."""
+    return between((np.clip(correlation, -1.0, 1.0) + 1.0) * (0.5 * (size - 1)), size)
+
+
+def _kernel(coefficients: Array) -> Array:
+    """Σ c_k² r^k over `CORRELATIONS` for Σ c_k² = 1, what the coefficients leave of it at the next power."""
     squares = coefficients**2
-    total = np.full_like(CORRELATIONS, max(second - float(squares.sum()), 0.0))
-    for square in squares[::-1]:
-        total *= CORRELATIONS
-        total += square
-    return total
+    return horner(np.append(squares, max(1.0 - float(squares.sum()), 0.0)), CORRELATIONS)

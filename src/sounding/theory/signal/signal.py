@@ -20,31 +20,23 @@ import numpy as np
 from sounding.errors import UsageError
 from sounding.theory.signal.description import Array, Points
 
-FULL = (
-    2048  # points up to which all pairs are followed: 32 MiB for each node; above, memory and time grow as the square
-)
+# points up to which all pairs are followed: 32 MiB for each node; above, memory and time grow as the square
+FULL = 2048
 
 
 @dataclass(frozen=True)
 class Signal:
-    """Second moments over the followed pairs of points.
+    """Second moments over the followed pairs of points."""
 
-    Args:
-        matrix: (blocks, size, size); a block holds the points of one sub-grid, sample by sample.
-        points: where the signal lives.
-        mean: (blocks, size), the mean over features of h_a; for gradients, their sum over features.
-        spacing: of the sub-grids along each axis; 1 everywhere for all pairs.
-        shape: the law of the values over features, as `shapes` has it; None for Gaussian ones. Of a gradient, how large
-            it is at each place of that law; None where it does not depend on the value.
-        blur: how far neighbours that are not followed are like the position itself rather than like the followed
-            positions: 0 for noise, 1 where values change little from one followed position to the next.
-    """
-
-    matrix: Array
+    matrix: Array  # (blocks, size, size); a block holds the points of one sub-grid, sample by sample
     points: Points
-    mean: Array
-    spacing: tuple[int, ...]
+    mean: Array  # (blocks, size), the mean over features of h_a; for gradients, their sum over features
+    spacing: tuple[int, ...]  # of the sub-grids along each axis; 1 everywhere for all pairs
+    # the law of the values over features, as `shapes` has it; None for Gaussian ones. Of a gradient, how large it is at
+    # each place of that law; None where it does not depend on the value.
     shape: Array | None = None
+    # how far neighbours that are not followed are like the position itself rather than like the followed positions: 0
+    # for noise, 1 where values change little from one followed position to the next
     blur: float = 0.0
 
     @classmethod
@@ -137,11 +129,9 @@ class Signal:
     @cached_property
     def sample_gram(self) -> Array:
         """Second moments of samples, (samples, samples): pairs at the same position, in the mean over positions."""
-        samples, rest = self.points.samples, self.matrix.shape[1] // self.points.samples
         if self.points.positions == 1:
             return np.asarray(self.matrix[0])
-        paired = self.matrix.reshape(-1, samples, rest, samples, rest)
-        return np.asarray(np.einsum("bsptp->st", paired) / self.points.positions)
+        return np.asarray(np.einsum("bsptp->st", self.by_sample(self.matrix)) / self.points.positions)
 
     @cached_property
     def mean_square(self) -> float:
@@ -161,16 +151,14 @@ class Signal:
     @cached_property
     def alike(self) -> float:
         """Σ K_ab² / (Σ K_aa)²: 1 where all points are one direction, 1/n where they are orthogonal."""
-        same = np.einsum("bij,bij->", self.matrix, self.matrix) if self.is_full else self.weigh(self.matrix**2).sum()
-        squares = float(same)
+        full = self.is_full
+        squares = float(np.einsum("bij,bij->", self.matrix, self.matrix) if full else self.weigh(self.matrix**2).sum())
         return min(1.0, squares / self.total**2) if self.total > 0 else 1.0
 
     def _blur(self, within: float) -> float:
         """`blur`, from the sum of second moments over all pairs of positions within samples, which it reproduces."""
         positions, places = self.points.positions, math.prod(self.lattice)
-        samples, rest = self.points.samples, self.matrix.shape[1] // self.points.samples
-        paired = self.matrix.reshape(-1, samples, rest, samples, rest)
-        same, followed = self.total, float(np.einsum("bspsq->", paired))
+        same, followed = self.total, float(np.einsum("bspsq->", self.by_sample(self.matrix)))
         apart = (followed - same) / max(places - 1, 1)
         near = (within - positions * apart) / (same - apart) if same > apart else 1.0
         return min(max((near - 1) / max(len(self.matrix) - 1, 1), 0.0), 1.0)
@@ -188,11 +176,16 @@ class Signal:
             return 1.0
         return (self.points.positions - self.near) / (followed - 1)
 
+    def by_sample(self, matrix: Array) -> Array:
+        """A matrix over the pairs with samples and their followed positions apart, (blocks, s, p, s, p)."""
+        samples, rest = self.points.samples, matrix.shape[1] // self.points.samples
+        return matrix.reshape(-1, samples, rest, samples, rest)
+
     def apart(self, matrix: Array) -> Array:
         """The entries of pairs at different positions, those at one position set to 0."""
-        samples, rest = self.points.samples, matrix.shape[1] // self.points.samples
-        result = matrix.reshape(-1, samples, rest, samples, rest).copy()
-        result[:, :, np.arange(rest), :, np.arange(rest)] = 0.0
+        result = self.by_sample(matrix).copy()
+        place = np.arange(result.shape[2])
+        result[:, :, place, :, place] = 0.0
         return np.asarray(result.reshape(matrix.shape))
 
     def row_sums(self, matrix: Array) -> Array:
@@ -207,9 +200,8 @@ class Signal:
 
     def position_sums(self) -> tuple[Array, Array]:
         """Sums over all pairs of positions, (samples, samples), and of the means over positions, (samples,)."""
-        samples, rest = self.points.samples, self.matrix.shape[1] // self.points.samples
-        pairs = self.weigh(self.matrix).reshape(-1, samples, rest, samples, rest).sum(axis=(0, 2, 4))
-        return 0.5 * (pairs + pairs.T), self.mean.reshape(-1, samples, rest).sum(axis=(0, 2))
+        pairs = self.by_sample(self.weigh(self.matrix)).sum(axis=(0, 2, 4))
+        return 0.5 * (pairs + pairs.T), self.mean.reshape(len(self.mean), len(pairs), -1).sum(axis=(0, 2))
 
     def multiply(self, left: Array, right: Array) -> Array:
         """The product Σ_c L_ac R_cb over all points c, at the followed pairs."""
@@ -233,9 +225,8 @@ class Signal:
 
     def tokens(self) -> Iterator[Array]:
         """The positions × positions matrix of each sample, of the followed pairs, block by block."""
-        samples, rest = self.points.samples, self.matrix.shape[1] // self.points.samples
-        for block in self.matrix.reshape(-1, samples, rest, samples, rest):
-            yield from (block[sample, :, sample] for sample in range(samples))
+        for block in self.by_sample(self.matrix):
+            yield from (block[sample, :, sample] for sample in range(len(block)))
 
 
 def block_points(points: Points, spacing: tuple[int, ...]) -> Any:

@@ -22,10 +22,7 @@ from sounding.theory.signal.heads import Floats, Projections, score_mask
 
 
 class SmallScores:
-    """The closed form, with the matrices that forward and backward pass share.
-
-    `spread` is the variance of a row's scores around their mean over the row's keys, root mean square over rows.
-    """
+    """The closed form, with the matrices that forward and backward pass share."""
 
     def __init__(self, rule: Attention, inputs: Projections) -> None:
         weights = np.exp(score_mask(rule, inputs))
@@ -33,12 +30,9 @@ class SmallScores:
         self.uniform = np.broadcast_to(weights, (inputs.samples, *inputs.positions))
         self.inputs = inputs
         self.strength = rule.scale**2 * rule.head_size
+        # `spread`: the variance of a row's scores around their mean over the row's keys, root mean square over rows
         self.spread, self.mean = self._mean_weights()
-
-    @property
-    def error(self) -> float:
-        """The size of the terms that are left out, relative to the signal: an estimate, from above where tested."""
-        return self.spread**2
+        self.error = self.spread**2  # of the terms that are left out, relative to the signal: from above where tested
 
     def forward(self) -> Array:
         """K_out."""
@@ -69,9 +63,9 @@ class SmallScores:
         by_keys, by_values = left(u, keys), left(u, values)
         cross = left(u, (by_keys * by_values).T)
         squares = left(u, by_keys.T) * left(u, by_values.T)
-        found = one * other * _doubled(mixed(u, keys * values) - cross - cross.T + squares)
+        found = one * other * (mixed(u, keys * values) - cross - cross.T + squares).astype(np.float64)
         rows = [self._row_variances(gram) for gram in (self.inputs.keys, self.inputs.values)]
-        return found + np.outer(*rows) / self.inputs.width
+        return np.asarray(found + np.outer(*rows) / self.inputs.width)
 
     def _row_variances(self, gram: Array) -> Array:
         """tr(J^a X) of every row a: the variance of the keys, or values, that it sees."""
@@ -93,24 +87,18 @@ class SmallScores:
             averaged = left(u, centred)
             cross = left(back, averaged * half.T)
             squares = mixed(back, sent * left(u, averaged.T))
-            found.append(size * scale * _doubled(whole * centred - cross - cross.T + squares))
+            found.append(size * scale * (whole * centred - cross - cross.T + squares).astype(np.float64))
         return found
 
     def _centred(self, gram: Array) -> tuple[Floats, float]:
-        """A Gram matrix without the means of rows and columns over each sample, in single precision, and its scale.
-
-        The Jacobians take these means off anyway. Without them no digits cancel, however alike the tokens are.
-        """
+        """A Gram matrix without the means of rows and columns over each sample, in single precision, and its scale."""
         samples = self.inputs.samples
         blocks = gram.reshape(samples, len(gram) // samples, samples, -1)
+        # The Jacobians take these means off anyway. Without them no digits cancel, however alike the tokens are.
         rows = blocks - blocks.mean(axis=3, keepdims=True)
         rows -= rows.mean(axis=1, keepdims=True)
         size = float(np.abs(rows).max()) or 1.0
         return (rows / size).astype(np.float32).reshape(gram.shape), size
-
-
-def _doubled(matrix: Floats) -> Array:
-    return np.asarray(matrix, dtype=np.float64)
 
 
 def left(weights: Floats, gram: Floats) -> Floats:

@@ -18,23 +18,9 @@ from functools import lru_cache
 import numpy as np
 
 from sounding.activations.activation import Activation
-from sounding.theory.signal.description import (
-    Add,
-    Array,
-    Attention,
-    Convolution,
-    Description,
-    Elementwise,
-    Given,
-    Join,
-    Linear,
-    Mix,
-    Multiply,
-    Node,
-    Normalize,
-    Part,
-    Pool,
-)
+from sounding.theory.integrals.panels import composite
+from sounding.theory.signal import description as kinds
+from sounding.theory.signal.description import Array, Description, Node
 from sounding.theory.signal.gaussian import map_pairs
 from sounding.theory.signal.propagate import Propagation
 from sounding.theory.signal.signal import Signal
@@ -44,32 +30,24 @@ NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(96)  # a kink off 0 leaves 0
 # those at which one of the two is zero. Homogeneous functions are exact, smooth ones to 1e-3 of the scatter; a Hermite
 # grid of 96 × 96 costs six times as much, and misses 1% of a rectifier's.
 RADII, CHANCES = np.polynomial.laguerre.laggauss(32)
-ANGLES, ARCS = np.polynomial.legendre.leggauss(12)
 FEW = 256  # points that tell how alike all of them are; their products cost the cube
 STEP = 1e-3  # relative step of numerical slopes: their error, 1e-6, is far below what a spread deserves
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The scatter over seeds at every node, to first order in 1/width.
+    """The scatter over seeds at every node, to first order in 1/width."""
 
-    Args:
-        size: the standard deviation of ln(mean square).
-        directions: 1/variance of a correlation between samples, in units of (1 − c²)²: the number of independent
-            features that a Gram matrix with this scatter would have.
-        tokens: the number of independent features for correlations between positions of one sample.
-        lengths: the variance of ln of a sample's mean square beside the others'. ReLU and batch norm keep it, so that
-            over many layers lengths walk apart; norms of each sample take it away.
-        gradient: the standard deviation of the logarithm of the squared gradient norm.
-        weight_gradient: the same for the squared norm of the weight's gradient.
-    """
-
-    size: Array
+    size: Array  # the standard deviation of ln(mean square)
+    # 1/variance of a correlation between samples, in units of (1 − c²)²: the number of independent features that a Gram
+    # matrix with this scatter would have
     directions: Array
-    tokens: Array
+    tokens: Array  # the number of independent features for correlations between positions of one sample
+    # the variance of ln of a sample's mean square beside the others'. ReLU and batch norm keep it, so that over many
+    # layers lengths walk apart; norms of each sample take it away.
     lengths: Array
-    gradient: Array
-    weight_gradient: Array
+    gradient: Array  # the standard deviation of the logarithm of the squared gradient norm
+    weight_gradient: Array  # the same for the squared norm of the weight's gradient
 
 
 def spread(description: Description, propagation: Propagation) -> Spread:
@@ -85,26 +63,25 @@ def spread(description: Description, propagation: Propagation) -> Spread:
     for index, node in enumerate(nodes):
         signal = forward[index]
         inputs = [one for at in node.inputs if (one := forward[at]) is not None]
-        if signal is None or isinstance(node.rule, Given) or len(inputs) < len(node.inputs):
+        if signal is None or isinstance(node.rule, kinds.Given) or len(inputs) < len(node.inputs):
             continue
         before = list(node.inputs)
         cosines = [
             math.hypot(one.cosine, math.sqrt(shape[at, :count] ** 2 @ shape_noise[:count]))
             for at, one in zip(before, inputs, strict=True)
         ]
-        sizes[index], shape[index] = _passed(node, signal, inputs, sizes[before], shape[before], cosines)
-        if isinstance(node.rule, Normalize) and node.rule.kind == "batch":
+        sizes[index], shape[index], own = _passed(node, signal, inputs, nodes, sizes[before], shape[before], cosines)
+        if isinstance(node.rule, kinds.Normalize) and node.rule.kind == "batch":
             length[index] = length[before[0]]  # a channel is divided for all samples alike
-        if isinstance(node.rule, Attention | Mix | Pool):
+        if isinstance(node.rule, kinds.Attention | kinds.Mix | kinds.Pool):
             # positions that are averaged err alike: what a mean over different ones left out of a source comes back
             grown = np.maximum(alike[index] / np.maximum(alike, alike[before[-1]]), 1.0) ** 0.5
             size[index] *= grown[:, 0]
             shape[index, :count] *= grown[:, 1]
-        if isinstance(node.rule, Mix | Pool):
+        if isinstance(node.rule, kinds.Mix | kinds.Pool):
             # the size of an average is made of correlations between positions, whose scatter no norm takes away
             more, scattered = alike[index, 0] - alike[before[0], 0], shape[before[0], count:] ** 2 @ shape_noise[count:]
             size[index, index], size_noise[index] = 1.0, 2 * max(more, 0.0) * scattered
-        own = _own_noise(node, signal, inputs, nodes, cosines)
         if own is not None:
             size[index, index] = shape[index, index] = shape[index, count + index] = length[index, index] = 1.0
             length_noise[index] = own[0] * alike[index, 1] * (1 - signal.cosine**2)
@@ -137,36 +114,65 @@ def spread(description: Description, propagation: Propagation) -> Spread:
 
 
 def _passed(
-    node: Node, signal: Signal, inputs: Sequence[Signal], sizes: Array, shapes: Array, cosines: Sequence[float]
-) -> tuple[Array, Array]:
-    """How the noise of the inputs arrives at a node."""
+    node: Node,
+    signal: Signal,
+    inputs: Sequence[Signal],
+    nodes: Sequence[Node],
+    sizes: Array,
+    shapes: Array,
+    cosines: Sequence[float],
+) -> tuple[Array, Array, tuple[float, float] | None]:
+    """How the noise of the inputs arrives at a node, in sizes and in correlations, and what the node adds to them.
+
+    The last is the noise of a finite number of features, for one point and for one pair; None where there is none.
+    """
     rule, q = node.rule, signal.mean_square
+    size, shape, own = sizes[0], shapes[0], None
     match rule:
-        case Linear() | Convolution():
+        case kinds.Linear() | kinds.Convolution():
             share = max(0.0, 1.0 - rule.bias.second_moment / q) if q > 0 else 1.0
-            return share * sizes[0], share * shapes[0]
-        case Elementwise():
-            slope = _size_slope(rule.activation, inputs[0])
-            return slope * sizes[0], _pairs(rule.activation, *_typical_pair(inputs[0]))[0] * shapes[0]
-        case Normalize(running=None):
-            left = rule.eps / (inputs[0].mean_square + rule.eps)
-            return left * sizes[0], shapes[0]
-        case Add() | Join():
-            shares = _shares(rule.coefficients if isinstance(rule, Add) else [1.0] * len(inputs), inputs)
-            return shares @ sizes, shares @ shapes
-        case Multiply():
-            return sizes.sum(axis=0), _product(*cosines)[0] @ shapes
-        case Attention():
-            return sizes[-1], shapes[-1]
-    return sizes[0], shapes[0]
+            size, shape = share * size, share * shape
+            # an orthogonal matrix keeps lengths and angles of what it does not project away
+            paired = 1.0 - share**2 * _kept(rule, backwards=False)
+            own = 2 * paired, paired
+        case kinds.Elementwise():
+            slope, (paired_slope, paired) = (
+                _size_slope(rule.activation, inputs[0]),
+                _pairs_at(rule.activation, inputs[0]),
+            )
+            size, shape = slope * size, paired_slope * shape
+            own = max(_moments_at(rule.activation, inputs[0]).kurtosis - 1 - 2 * slope**2, 0.0), paired
+        case kinds.Normalize(running=None):
+            # a norm takes noise of size off, but for the share that eps has in its root
+            size = rule.eps / (inputs[0].mean_square + rule.eps) * size
+        case kinds.Add() | kinds.Join():
+            shares = _shares(rule.coefficients if isinstance(rule, kinds.Add) else [1.0] * len(inputs), inputs)
+            size, shape = shares @ sizes, shares @ shapes
+            if isinstance(rule, kinds.Add):
+                # The cross term of two summands is 0 in the mean only: it scatters by √(2/N) of their geometric mean.
+                crossed = 1 - float(np.sum(shares**2))
+                own = 2 * crossed, crossed
+        case kinds.Multiply():
+            slopes, paired = _product(*cosines)
+            size, shape = sizes.sum(axis=0), slopes @ shapes
+            own = (
+                4.0,
+                paired,
+            )  # E y⁴ = 9 of a product of Gaussian values, of which the scatter of the two explains 2 each
+        case kinds.Part():
+            whole = nodes[node.inputs[0]].features
+            left = 1 - node.features / whole if whole else 0.0
+            own = 2 * left, left
+        case kinds.Attention():
+            size, shape = sizes[-1], shapes[-1]  # those of the values
+    features = max(node.features, 1)
+    return size, shape, None if own is None else (own[0] / features, own[1] / features)
 
 
 def _product(first: float, second: float) -> tuple[Array, float]:
-    """What a product of independent pairs, of correlations c and d, makes of their scatter, and what it adds.
-
-    r = c d moves by d δc + c δd, in units of 1 − r². The influence of one feature on r is y_a y_b − r (y_a² + y_b²)/2
-    with y the product of two Gaussian values, whose fourth moments are products of theirs.
-    """
+    """What a product of independent pairs, of correlations c and d, makes of their scatter, and what it adds."""
+    # r = c d moves by d δc + c δd, in units of 1 − r². The influence of one feature on r is y_a y_b − r (y_a² + y_b²)/2
+    # with y the product of two Gaussian values, whose fourth moments are products of theirs.
     c, d = np.clip((first, second), -0.999, 0.999)
     r = c * d
     slopes = np.array([d * (1 - c**2), c * (1 - d**2)])
@@ -181,40 +187,9 @@ def _shares(coefficients: Sequence[float], inputs: Sequence[Signal]) -> Array:
     return np.asarray(parts / max(parts.sum(), 1e-300))
 
 
-def _own_noise(
-    node: Node, signal: Signal, inputs: Sequence[Signal], nodes: Sequence[Node], cosines: Sequence[float]
-) -> tuple[float, float] | None:
-    """The noise that a node's own finite number of features adds to sizes and to correlations, of one point or pair."""
-    rule, features = node.rule, max(node.features, 1)
-    match rule:
-        case Linear() | Convolution():
-            # an orthogonal matrix keeps lengths and angles of what it does not project away
-            share = 1.0 - rule.bias.second_moment / signal.mean_square if signal.mean_square > 0 else 1.0
-            paired = 1.0 - share**2 * _kept(rule, backwards=False)
-            extra = 2 * paired
-        case Elementwise():
-            moments = _moments(rule.activation, _unit(rule.activation, inputs[0].mean_square))
-            slope = _size_slope(rule.activation, inputs[0])
-            extra = max(moments.kurtosis - 1 - 2 * slope**2, 0.0)
-            paired = _pairs(rule.activation, *_typical_pair(inputs[0]))[1]
-        case Add():
-            # The cross term of two summands is 0 in the mean only: it scatters by √(2/N) of their geometric mean.
-            crossed = 1 - float(np.sum(_shares(rule.coefficients, inputs) ** 2))
-            extra, paired = 2 * crossed, crossed
-        case Multiply():
-            # E y⁴ = 9 of a product of Gaussian values, of which the scatter of the two explains 2 each
-            extra, paired = 4.0, _product(*cosines)[1]
-        case Part():
-            whole = nodes[node.inputs[0]].features
-            extra, paired = (2.0 * (1 - node.features / whole), 1 - node.features / whole) if whole else (0.0, 0.0)
-        case _:
-            return None
-    return extra / features, paired / features
-
-
-def _kept(rule: Linear | Convolution, *, backwards: bool) -> float:
+def _kept(rule: kinds.Linear | kinds.Convolution, *, backwards: bool) -> float:
     """The share of a vector that an orthogonal matrix keeps, whatever its seed; 0 for independent entries."""
-    if not isinstance(rule, Linear) or rule.weight.shape != "orthogonal":
+    if not isinstance(rule, kinds.Linear) or rule.weight.shape != "orthogonal":
         return 0.0
     share = rule.fan_in / rule.fan_out if backwards else rule.fan_out / rule.fan_in
     return min(1.0, share)
@@ -227,7 +202,7 @@ def _backwards(description: Description, propagation: Propagation, size: Array) 
     weight, squares = np.zeros(count), np.zeros(count)  # of what has arrived so far
     for index in range(count - 1, -1, -1):
         node, arrived = nodes[index], propagation.backward[index]
-        if arrived is None or isinstance(node.rule, Given) or not node.inputs:
+        if arrived is None or isinstance(node.rule, kinds.Given) or not node.inputs:
             continue
         if weight[index] > 0:
             gradient[index] /= weight[index]
@@ -239,12 +214,10 @@ def _backwards(description: Description, propagation: Propagation, size: Array) 
         known = [one for one in inputs if one is not None]
         if len(known) < len(inputs):
             continue
-        vector, extra = _returned(node, known, gradient[index], size[list(node.inputs)], arrived)
+        vector, extra, gain = _returned(node, known, gradient[index], size[list(node.inputs)], arrived)
         if extra > 0:
-            noise[index] = extra
-            vector = vector.copy()
-            vector[count + index] = 1.0
-        total = _gain(node, known) * arrived.total
+            noise[index], vector[count + index] = extra, 1.0
+        total = gain * arrived.total
         for at in node.inputs:
             gradient[at] += total * vector
             weight[at] += total
@@ -254,44 +227,36 @@ def _backwards(description: Description, propagation: Propagation, size: Array) 
 
 def _returned(
     node: Node, inputs: Sequence[Signal], gradient: Array, sizes: Array, arrived: Signal
-) -> tuple[Array, float]:
-    """The noise of a gradient behind a node, going backwards, and the variance of what the node adds to it."""
-    rule, alike = node.rule, arrived.alike
-    vector = gradient.copy()
-    width = sizes.shape[1]
+) -> tuple[Array, float, float]:
+    """The noise of a gradient in front of a node, the variance of what the node adds to it, and the node's gain.
+
+    The gain, by how much a squared gradient grows, is rough: it weighs what arrives from several sides.
+    """
+    rule, alike, features = node.rule, arrived.alike, max(node.features, 1)
+    vector, width = gradient.copy(), sizes.shape[1]
+    extra, gain = 0.0, 1.0
     match rule:
-        case Linear():
-            return vector, 2.0 / rule.fan_in * alike * (1 - _kept(rule, backwards=True))
-        case Convolution():
-            return vector, 2.0 / rule.channels_in * alike
-        case Elementwise():
-            moments = _moments(rule.activation, _unit(rule.activation, inputs[0].mean_square))
+        case kinds.Linear() | kinds.Convolution():
+            fan, kept = (
+                (rule.fan_in if isinstance(rule, kinds.Linear) else rule.channels_in),
+                _kept(rule, backwards=True),
+            )
+            extra, gain = 2.0 / fan * alike * (1 - kept), fan * rule.weight.second_moment
+        case kinds.Elementwise():
+            moments = _moments_at(rule.activation, inputs[0])
             vector[:width] += moments.gradient_slope * sizes[0]
             # how many units let a gradient through is one number for points that are alike, whatever their gradients
-            together = max(alike, inputs[0].alike)
-            return vector, max(moments.slope_kurtosis - 1, 0.0) / max(node.features, 1) * together
-        case Normalize(running=None):
-            vector[:width] -= sizes[0]
-            return vector, 0.0
-        case Multiply():
+            extra = max(moments.slope_kurtosis - 1, 0.0) / features * max(alike, inputs[0].alike)
+        case kinds.Normalize(running=None):
+            vector[:width] -= sizes[0]  # a gradient is divided by the size in front of the norm
+            gain = rule.scale.second_moment / (inputs[0].mean_square + rule.eps)
+        case kinds.Multiply():
             vector[:width] += sizes.mean(axis=0)
-            return vector, 2.0 / max(node.features, 1) * alike
-        case Attention():
+            extra = 2.0 / features * alike
+        case kinds.Attention():
             # a gradient at queries is made of gradients, values and keys, each of finitely many features
-            return vector, 6.0 / max(node.features, 1) * alike
-    return vector, 0.0
-
-
-def _gain(node: Node, inputs: Sequence[Signal]) -> float:
-    """Roughly by how much a squared gradient grows through a node, to weigh what arrives from several sides."""
-    rule = node.rule
-    match rule:
-        case Linear() | Convolution():
-            fan = rule.fan_in if isinstance(rule, Linear) else rule.channels_in
-            return fan * rule.weight.second_moment
-        case Normalize(running=None):
-            return rule.scale.second_moment / (inputs[0].mean_square + rule.eps)
-    return 1.0
+            extra = 6.0 / features * alike
+    return vector, extra, gain
 
 
 @dataclass(frozen=True)
@@ -301,9 +266,9 @@ class _Moments:
     gradient_slope: float  # d ln E φ′² / d ln q
 
 
-def _unit(activation: Activation, q: float) -> float:
-    """The mean square at which to ask for ratios of moments: any does for a homogeneous function."""
-    return q if activation.degree is None else 1.0
+def _moments_at(activation: Activation, signal: Signal) -> _Moments:
+    """`_moments` at a signal's mean square; for a homogeneous function any mean square has the same ratios."""
+    return _moments(activation, signal.mean_square if activation.degree is None else 1.0)
 
 
 @lru_cache(maxsize=256)
@@ -331,20 +296,18 @@ def _size_slope(activation: Activation, signal: Signal) -> float:
     return math.log(values[0] / values[1]) / (2 * STEP) if min(values) > 0 else 1.0
 
 
+def _pairs_at(activation: Activation, signal: Signal) -> tuple[float, float]:
+    """`_pairs` at a typical pair of samples, away from correlations of ±1, where the scatter vanishes."""
+    return _pairs(activation, float(np.clip(signal.cosine, -0.999, 0.999)), signal.mean_square)
+
+
 @lru_cache(maxsize=256)
 def _pairs(activation: Activation, c: float, q: float) -> tuple[float, float]:
-    """What a function does to the scatter of the correlation c of a pair of samples of mean square q.
-
-    First by how much it multiplies the scatter, in units of 1 − c²: r = E φφ/E φ² has the slope q E φ′φ′/E φ² in c
-    by Plackett. Then the variance, times N, by which r over N features scatters beyond what the Gaussian pair explains.
-    The influence of one feature on r is φ(x)φ(y)/E φ² − r (φ(x)² + φ(y)²)/(2 E φ²); for the Gaussian pair itself it has
-    the variance (1 − c²)².
-    """
+    """By how much a function multiplies the scatter of a pair's correlation c, in units of 1 − c², and what it adds."""
     apart = math.acos(c)
     edges = np.array([-math.pi / 2, apart - math.pi / 2, math.pi / 2, apart + math.pi / 2, 1.5 * math.pi])
-    half = 0.5 * np.diff(edges)[:, None]
-    turn = (edges[:-1, None] + half * (1 + ANGLES)).ravel()
-    weights = CHANCES[:, None] * (half * ARCS).ravel() / (2 * math.pi)
+    turn, arcs = (found.ravel() for found in composite(edges, 12))
+    weights = CHANCES[:, None] * arcs / (2 * math.pi)
     x, y = (np.sqrt(2 * RADII)[:, None] * np.cos(turn - shift) for shift in (0.0, apart))
     first, second = (activation(math.sqrt(q) * one.ravel()).reshape(weights.shape) for one in (x, y))
     square = float(np.sum(weights * first**2))
@@ -356,10 +319,13 @@ def _pairs(activation: Activation, c: float, q: float) -> tuple[float, float]:
         steep, values = (
             map_pairs(activation, pair, np.zeros((1, 2)), slope=which).matrix[0] for which in (True, False)
         )
+        # r = E φφ/E φ² has the slope q E φ′φ′/E φ² in c, by Plackett
         r, slope = float(values[0, 1] / values[0, 0]), q * float(steep[0, 1] / values[0, 0])
     else:
         slopes = [activation.derivative(math.sqrt(q) * one.ravel()).reshape(weights.shape) for one in (x, y)]
         slope = q * float(np.sum(weights * slopes[0] * slopes[1])) / square
+    # The influence of one feature on r is φ(x)φ(y)/E φ² − r (φ(x)² + φ(y)²)/(2 E φ²); that of the Gaussian pair has
+    # the variance (1 − c²)². What the first has beyond the pair is the scatter that a function adds, times N.
     influence = first * second / square - r * (first**2 + second**2) / (2 * square)
     base = x * y - c * (x**2 + y**2) / 2
     covariance = float(np.sum(weights * influence * base))
@@ -368,15 +334,10 @@ def _pairs(activation: Activation, c: float, q: float) -> tuple[float, float]:
     return slope * (1 - c**2) / room, max(left, 0.0) / room**2
 
 
-def _typical_pair(signal: Signal) -> tuple[float, float]:
-    """The correlation of a typical pair of samples, away from ±1 where its scatter vanishes, and their mean square."""
-    return float(np.clip(signal.cosine, -0.999, 0.999)), signal.mean_square
-
-
 def _joint(node: Node, forward: Sequence[Signal | None], gradient: Signal | None) -> float:
     """tr(DKDK)/(tr DK)²: how few directions of points decide the gradient of a weight, of up to FEW points."""
     signal = forward[node.inputs[0]] if node.inputs else None
-    if gradient is None or signal is None or not isinstance(node.rule, Linear | Convolution):
+    if gradient is None or signal is None or not isinstance(node.rule, kinds.Linear | kinds.Convolution):
         return 0.0
     if gradient.matrix.shape != signal.matrix.shape:  # a window or a stride lies between them: the less spread of both
         return max(gradient.alike, signal.alike)

@@ -16,7 +16,7 @@ import numpy as np
 
 from sounding.errors import UsageError
 from sounding.theory.signal.description import Array, Convolution, Node, Pool
-from sounding.theory.signal.rules import Gradients, Inputs, mixed, repeated, through_weights
+from sounding.theory.signal.rules import Gradients, Inputs, back_through_weights, mixed, over_positions, through_weights
 from sounding.theory.signal.signal import Signal
 
 
@@ -35,11 +35,7 @@ def window_sums(rule: Convolution, node: Node, signal: Signal) -> Signal:
 def convolution_backward(rule: Convolution, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
     """D′ = n (v W + μ² w wᵀ), W and w the sums of D and G over the outputs that an input reaches."""
     summed = _shift(rule, gradient, inputs[0], to_output=False)
-    fan = rule.channels_in // rule.groups
-    matrix = fan * rule.weight.variance * summed.matrix
-    if rule.weight.mean != 0:
-        matrix += fan * rule.weight.mean**2 * summed.mean[:, :, None] * summed.mean[:, None, :]
-    return (summed.like(matrix, fan * rule.weight.mean * summed.mean),)
+    return (back_through_weights(summed, rule.weight, rule.channels_in // rule.groups),)
 
 
 def spacing_behind(rule: Convolution, spacing: tuple[int, ...]) -> tuple[int, ...]:
@@ -90,10 +86,8 @@ def _index(axis: int, axes: int, at: int | slice) -> tuple[Any, ...]:
 def _meetings(
     rule: Convolution, axis: int, fine: tuple[int, int], coarse: tuple[int, int]
 ) -> Iterator[tuple[tuple[int, slice], tuple[int, slice]]]:
-    """Which sub-grid and which of its places meet along one axis: fine = stride · coarse + dilation · tap − padding.
-
-    `fine` and `coarse` are (spacing, places of a sub-grid).
-    """
+    """Which sub-grid and which of its places meet along one axis: fine = stride · coarse + dilation · tap − padding."""
+    # `fine` and `coarse` are (spacing, places of a sub-grid)
     stride, (spacing, places) = rule.stride[axis], fine
     step = stride * coarse[0] // spacing
     for start in range(coarse[0]):
@@ -112,7 +106,12 @@ def pool(rule: Pool, node: Node, inputs: Inputs) -> Signal:
     (signal,) = inputs
     if signal.is_full:
         return mixed(_averages(rule, signal.points.grid, node), signal, node.points)
-    _require_global(rule, signal, node)
+    if node.points.positions != 1 or any(sum(sides) for sides in rule.padding):
+        raise UsageError(
+            f"average pooling over windows of {rule.kernel} needs pairs of neighbours, which are not followed over a "
+            f"grid of {signal.points.grid}",
+            hint="fewer samples, so that all pairs are followed",
+        )
     positions = signal.points.positions
     pairs, means = signal.position_sums()
     return Signal.full(pairs / positions**2, node.points, means / positions)
@@ -123,19 +122,7 @@ def pool_backward(rule: Pool, node: Node, inputs: Inputs, gradient: Signal) -> G
     (signal,) = inputs
     if signal.is_full:
         return (mixed(_averages(rule, signal.points.grid, node).T, gradient, signal.points),)
-    positions, rest = signal.points.positions, signal.matrix.shape[1] // signal.points.samples
-    matrix: Array = np.kron(gradient.gram / positions**2, np.ones((rest, rest))).astype(np.float64)
-    mean = np.repeat(gradient.mean[0] / positions, rest)
-    return (repeated(signal, matrix, mean),)
-
-
-def _require_global(rule: Pool, signal: Signal, node: Node) -> None:
-    if node.points.positions != 1 or any(sum(sides) for sides in rule.padding):
-        raise UsageError(
-            f"average pooling over windows of {rule.kernel} needs pairs of neighbours, which are not followed over a "
-            f"grid of {signal.points.grid}",
-            hint="fewer samples, so that all pairs are followed",
-        )
+    return (over_positions(gradient, signal, lambda rest: np.ones((rest, rest)), signal.points.positions**2),)
 
 
 def _averages(rule: Pool, grid: tuple[int, ...], node: Node) -> Array:

@@ -37,7 +37,7 @@ class Carried:
             self.monitor, self.refused = None, str(error)
             log.warning("nothing is measured: %s", clean(self.refused))
             return
-        sinks = options.pop("sinks", ())
+        sinks = options.pop("sinks", ())  # those of the user, beside the trainer’s own
         several: list[Sink] = [sinks] if isinstance(sinks, Sink) else list(sinks)
         self.monitor = Monitor(model, sinks=[*several, *([own] if own is not None else [])], **options)
         self.refused = ""

@@ -33,9 +33,9 @@ class TrainerMonitor(TrainerCallback, Carried):  # type: ignore[misc]  # its typ
             given["model"],
             given["model"],
             _History(state) if self._log else None,
-            deepspeed=bool(getattr(args, "deepspeed", None)),
+            deepspeed=bool(getattr(args, "deepspeed", None)),  # its configuration, None without
             scaler=getattr(given.get("optimizer"), "scaler", None),
-            initial_step=state.global_step,
+            initial_step=state.global_step,  # above 0 where a training resumes
             **self._options,
         )
 

@@ -25,14 +25,14 @@ class MonitorCallback(Callback, Carried):  # type: ignore[misc]  # its types are
     def __init__(self, *, log: bool = True, **options: Any) -> None:
         super().__init__()
         self._log, self._options = log, options
-        self._taken = 0
+        self._taken = 0  # steps of the optimizer, as of the last batch
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Put the monitor on the module."""
         self._taken = trainer.global_step
         self._open(
             pl_module,
-            trainer.strategy.model or pl_module,
+            trainer.strategy.model or pl_module,  # what the strategy wraps it in, which may cut it in shards
             _Loggers(trainer) if self._log else None,
             deepspeed="DeepSpeed" in type(trainer.strategy).__name__,
             scaler=getattr(trainer.precision_plugin, "scaler", None),

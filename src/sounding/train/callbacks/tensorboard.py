@@ -20,8 +20,13 @@ class TensorBoard:
 
     def __init__(self, target: Any = "runs", *, measures: Collection[str] | None = TRACKED) -> None:
         self._measures = measures
-        self._own = isinstance(target, str | Path)
-        self._writer = _open(target) if self._own else target
+        self._own = isinstance(target, str | Path)  # what we open, we close
+        self._writer = target
+        if self._own:
+            import_extra("tensorboard", extra="tensorboard", needed_for="the TensorBoard sink")
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(log_dir=str(target))
 
     def write(self, snapshot: Snapshot) -> None:
         """Add the scalars of a step, and its news."""
@@ -39,13 +44,6 @@ class TensorBoard:
             self._writer.close()
 
 
-def _open(directory: Any) -> Any:
-    import_extra("tensorboard", extra="tensorboard", needed_for="the TensorBoard sink")
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(log_dir=str(directory))
-
-
 def _add_together(writer: Any, tags: dict[str, float], step: int) -> bool:
     """All scalars as one record, in a tenth of the time of a thousand; False where the writer is not torch's own."""
     try:
@@ -56,5 +54,6 @@ def _add_together(writer: Any, tags: dict[str, float], step: int) -> bool:
     if not isinstance(writer, SummaryWriter):
         return False
     values = [Summary.Value(tag=tag, simple_value=value) for tag, value in tags.items()]
+    # there is no public way to write several scalars at once
     writer._get_file_writer().add_summary(Summary(value=values), step)
     return True

@@ -40,7 +40,7 @@ class WeightsAndBiases:
         """Finish the run if it is ours; a later `write` starts another."""
         if self._own and self._run is not None:
             self._run.finish()
-            self._run = None
+            self._run = None  # a finished run takes nothing more
 
 
 def _start(options: dict[str, Any]) -> Any:
@@ -49,6 +49,6 @@ def _start(options: dict[str, Any]) -> Any:
 
 
 def _prepare(run: Any) -> Any:
-    run.define_metric("sounding/step", hidden=True)
+    run.define_metric("sounding/step", hidden=True)  # an axis, no curve
     run.define_metric("sounding/*", step_metric="sounding/step")
     return run

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from sounding.train.monitor.changes import Event
-from sounding.train.monitor.jsonlines import JsonLines, Log, read_json_lines
 from sounding.train.monitor.monitor import Monitor
-from sounding.train.monitor.schedules import Every, Logarithmic, Steps
-from sounding.train.monitor.sinks import Memory, Sink, Snapshot
+from sounding.train.monitor.selection import Every, Logarithmic, Steps
+from sounding.train.monitor.sinks import JsonLines, Log, Memory, Sink, Snapshot, read_json_lines
 
 __all__ = [
-    "Event",
-    "Every",
-    "JsonLines",
-    "Log",
-    "Logarithmic",
-    "Memory",
-    "Monitor",
-    "Sink",
-    "Snapshot",
-    "Steps",
+    "Event", "Every", "JsonLines", "Log", "Logarithmic", "Memory", "Monitor", "Sink", "Snapshot", "Steps",
     "read_json_lines",
-]
+]  # fmt: skip

@@ -45,7 +45,7 @@ class Between:
 
         `passes` are those of the step, the present one last; `axis` holds the samples.
         """
-        if not self._wanted or len(passes) != 1 or self._seen:
+        if not self._wanted or len(passes) != 1 or self._seen:  # the first pass stands for the step
             return nullcontext()
         parameters, buffers = all_tensors(all_modules(root)) if self._listens else ([], [])
         inside = Inside([*parameters, *buffers], passes, axis=axis)
@@ -63,16 +63,12 @@ class Between:
 
     def observe(self, spec: Spec, args: Any, output: Any, record: Callable[[], Any]) -> Any:
         """Record a call; of one that multiplies by a weight, or recurs, the guest takes what it needs."""
-        if self._inside is None:
-            return record()
-        if self._active:
-            with _disable_current_modes():  # what is measured is no operation of the model
-                return self._take(self._inside, spec, args, output, record)
-        return self._take(self._inside, spec, args, output, record)
-
-    def _take(self, inside: Inside, spec: Spec, args: Any, output: Any, record: Callable[[], Any]) -> Any:
         recurs = isinstance(spec.module, nn.RNNBase | nn.RNNCellBase)
-        return inside.observe(spec.module, args, output, record) if spec.weighs or recurs else record()
+        # what is measured is no operation of the model
+        with _disable_current_modes() if self._active else nullcontext():
+            if self._inside is not None and (spec.weighs or recurs):
+                return self._inside.observe(spec.module, args, output, record)
+            return record()
 
     def judge(
         self, passes: Sequence[Pass], *, source: str
@@ -84,7 +80,8 @@ class Between:
         seen, self._seen = [pair for pair in self._seen if any(pair[0] is one for one in passes)], []
         if not seen:
             return (), (), ()
-        if self._listens and passes[0].calls:
+        if self._listens and passes[0].calls:  # a pass that was cut short decides nothing
             self._listens = any(inside.found or inside.reason for _, inside in seen)
         rows, findings, gaps = look_inside(seen, source=source)
+        # there are hundreds of them in every step
         return tuple(row for row in rows if row.measure not in HEADS), findings, gaps

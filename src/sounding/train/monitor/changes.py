@@ -31,6 +31,23 @@ LITTLE_ROOM = 1.0
 OWN_LIMITS: Limits = {UPDATE_RATIO: (None, LARGE_UPDATE), HEADROOM: (LITTLE_ROOM, None)}
 
 
+# a finding in a few words, with the numbers of its evidence
+PHRASES = {
+    "gradient_alignment": "all samples ask for the same update",
+    "degenerate_batch": "the samples of the batch are alike",
+    "batch_too_small": "the batch is too small for batch normalization",
+    "dead_units": "{dead_fraction:.0%} of the units are dead",
+    "saturation": "{saturated_fraction:.0%} of the units are saturated",
+    "non_finite": "NaN or infinity appears",
+    "entropy_collapse": "attention looks at few keys (scores of standard deviation {score_std:.3g})",
+    "token_collapse": "tokens become alike ({apart_at_last:.2g} of their signal differs)",
+    "massive_activation": "an entry of the stream is {largest_over_median:.3g} times the median",
+    "odd_branch": "a branch writes {branch_over_siblings:.3g} times what its siblings write",
+    "shut_gates": "gates are shut ({found} open in the mean)",
+    "router_collapse": "{dead_expert_fraction:.0%} of the experts get no token",
+}
+
+
 @dataclass(frozen=True)
 class Event:
     """One piece of news: at which step, what changed, where, and the sentence that says it.
@@ -116,8 +133,9 @@ class Changes:
             crossed = [row for row in rows if (row.value < line if side == "below" else row.value > line)]
             held = self._beyond[measure, side]
             before: frozenset[int] = frozenset().union(*held)
-            first = not held
+            first = not held  # nothing has fallen or risen yet: it is so from the start
             shown = {row.layer for row in rows}
+            # layers that this step did not show keep what they had
             hidden = {layer for layer in before if layer not in shown and layer <= len(reading.layers)}
             held.append(frozenset(hidden | {row.layer for row in crossed}))
             fresh = [row for row in crossed if row.layer not in before]
@@ -160,53 +178,29 @@ def _crossing(step: int, fresh: Sequence[Row], side: str, line: float, *, first:
     more = f" and {len(fresh) - 1} more" if len(fresh) > 1 else ""
     text = f"{_words(row.measure)} {verb} {side} {line:g}{_where(row.layer, row.name)}{more}, step {step}"
     evidence = {"value": row.value, "limit": line, "layers": float(len(fresh))}
+    # JSON has no number for the others
     finite = {key: value for key, value in evidence.items() if math.isfinite(value)}
     return Event(step, "appeared", row.measure, "medium", row.name, row.layer, text, finite)
 
 
 def _phrase(finding: Finding, *, first: bool) -> str:
     """What a finding says in a few words; the place and the step follow."""
-    evidence = finding.evidence
-    match finding.kind:
-        case "rank_collapse":
-            # share_outside(r) = 1 − r^(−1/2) is below its line where the participation ratio r is below 1 + excess
-            excess = math.expm1(-2 * math.log1p(-evidence["line"])) if "line" in evidence else 1.0
-            if excess >= 0.01:
-                return f"rank {'is' if first else 'fell'} below {1 + excess:.3g}"
-            return f"rank {'is' if first else 'fell to'} 1 within {excess:.1g}"  # no rank is below 1
-        case "gradient_explosion" | "gradient_vanishing" if "jump" in evidence:
+    evidence, kind = finding.evidence, finding.kind
+    if kind == "rank_collapse":
+        # share_outside(r) = 1 − r^(−1/2) is below its line where the participation ratio r is below 1 + excess
+        excess = math.expm1(-2 * math.log1p(-evidence["line"])) if "line" in evidence else 1.0
+        if excess >= 0.01:
+            return f"rank {'is' if first else 'fell'} below {1 + excess:.3g}"
+        return f"rank {'is' if first else 'fell to'} 1 within {excess:.1g}"  # no rank is below 1
+    if kind in ("gradient_explosion", "gradient_vanishing"):
+        if "jump" in evidence:
             return f"gradients jump by ×{evidence['jump']:.3g} (squared norm)"
-        case "gradient_explosion" | "gradient_vanishing" if "growth" in evidence:
-            verb = "grow" if finding.kind == "gradient_explosion" else "shrink"
+        if "growth" in evidence:
+            verb = "grow" if kind == "gradient_explosion" else "shrink"
             return f"gradients {verb} by ×{evidence['growth']:.3g} per weight layer (squared norm)"
-        case "gradient_vanishing" | "gradient_explosion":
-            return "no gradient reaches any weight"
-        case "gradient_alignment":
-            return "all samples ask for the same update"
-        case "degenerate_batch":
-            return "the samples of the batch are alike"
-        case "batch_too_small":
-            return "the batch is too small for batch normalization"
-        case "dead_units":
-            return f"{evidence['dead_fraction']:.0%} of the units are dead"
-        case "saturation":
-            return f"{evidence['saturated_fraction']:.0%} of the units are saturated"
-        case "non_finite":
-            return "NaN or infinity appears"
-        case "entropy_collapse":
-            return f"attention looks at few keys (scores of standard deviation {evidence['score_std']:.3g})"
-        case "token_collapse":
-            return f"tokens become alike ({evidence['apart_at_last']:.2g} of their signal differs)"
-        case "massive_activation":
-            return f"an entry of the stream is {evidence['largest_over_median']:.3g} times the median"
-        case "odd_branch":
-            return f"a branch writes {evidence['branch_over_siblings']:.3g} times what its siblings write"
-        case "shut_gates":
-            return f"gates are shut ({finding.found} open in the mean)"
-        case "router_collapse":
-            return f"{evidence['dead_expert_fraction']:.0%} of the experts get no token"
-        case _:  # findings about the start, which a check has and a monitor does not
-            return finding.found
+        return "no gradient reaches any weight"
+    # findings about the start, which a check has and a monitor does not, are told as they were found
+    return PHRASES.get(kind, "{found}").format(found=finding.found, **evidence)
 
 
 def _where(depth: int | None, layer: str | None) -> str:
@@ -222,7 +216,7 @@ def _words(measure: str) -> str:
 def _checked(limits: Limits | None) -> dict[tuple[str, str], float]:
     """One entry per line: (measure, "below" or "above") → value."""
     found: dict[tuple[str, str], float] = {}
-    for measure, pair in {**OWN_LIMITS, **(limits or {})}.items():
+    for measure, pair in {**OWN_LIMITS, **(limits or {})}.items():  # a line of the user replaces ours
         ends = pair if isinstance(pair, tuple) and len(pair) == 2 else None
         if measure not in KNOWN or ends is None or not all(end is None or isinstance(end, int | float) for end in ends):
             raise UsageError(

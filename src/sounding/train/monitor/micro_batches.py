@@ -16,12 +16,12 @@ def gradients_of(one: Pass) -> list[float]:
 
 def join_gradients_(passes: Sequence[Pass], *, shift: float) -> None:
     """Move the gradients of every call to those of the joined batch, keeping the passes' scatter for the errors."""
-    if len(passes) == 1 and not shift:
+    if len(passes) == 1 and not shift:  # one batch that was not scaled is what it is
         return
     found: dict[str, list[OpenCall]] = {}
     for one in passes:
         if one.input_gradient is not None:
-            one.input_gradient -= shift
+            one.input_gradient -= shift  # a logarithm: the scale is divided out
         for call in one.calls:
             if call.gradient is not None:
                 found.setdefault(call.name, []).append(call)
@@ -29,6 +29,6 @@ def join_gradients_(passes: Sequence[Pass], *, shift: float) -> None:
         values = [call.gradient for call in calls if call.gradient is not None]
         total = join_log_norms(values)
         spread = math.isfinite(total) and all(map(math.isfinite, values))
-        mean = math.fsum(values) / len(values) if spread else 0.0
+        mean = math.fsum(values) / len(values) if spread else 0.0  # around which the passes scatter
         for call, value in zip(calls, values, strict=True):
             call.gradient = total - shift + (value - mean if spread else 0.0)

@@ -6,7 +6,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Literal
 
 import torch
@@ -21,8 +20,7 @@ from sounding.probe.thresholds import THRESHOLDS, Thresholds
 from sounding.probe.verdict import judge_reading
 from sounding.profile import Profile
 from sounding.train.monitor.changes import Changes, Event, Limits
-from sounding.train.monitor.schedules import Schedule, as_schedule
-from sounding.train.monitor.selection import Pick, choose_measures, choose_modules
+from sounding.train.monitor.selection import Modules, Pick, Schedule, as_picks, as_schedule, choose_measures
 from sounding.train.monitor.sinks import Measured, Memory, Sink
 from sounding.train.monitor.wall import Wall, log, walled
 from sounding.train.monitor.window import MonitorOptions, Scaler, Vantage, Window
@@ -105,10 +103,11 @@ class Monitor:
         self._model = model
         # a trainer may give the module inside of DistributedDataParallel: averaged or not, .grad has it at the end
         reduced = torch.distributed.is_available() and torch.distributed.is_initialized()
-        modules = choose_modules(include, exclude)
+        modules = Modules(as_picks("include", include), as_picks("exclude", exclude))
         self._options = MonitorOptions(tier, modules, samples, batch_axis, scaler, reduced, inside)
         self._vantage = Vantage(model, self._options)  # a wrong model, filter or option is found here, not in the loop
         if self._vantage.known.shards is not None:
+            # the same in all processes, which make their monitors in one order
             number = count_meetings(f"monitors/{self._vantage.known.shards.name}")
             self._vantage.options = self._options = replace(self._options, number=number)
         self._memory, self._changes = Memory(keep), Changes(limits)
@@ -123,9 +122,7 @@ class Monitor:
     def __enter__(self) -> Monitor:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> Monitor:
@@ -183,7 +180,7 @@ class Monitor:
         """What the last step that was due could not measure, and why."""
         found = self._list_unmeasured() or ()
         named = {item.name for item in found}
-        failed = self._shown.failed.items()
+        failed = self._shown.failed.items()  # also where no window came to be
         return (*found, *(Unmeasured(name, reason) for name, reason in failed if name not in named))
 
     @property
@@ -223,15 +220,16 @@ class Monitor:
             self._last, self._wall = None, self._wall.at(self._step)
         sink = type(arguments[0]).__name__ if place == "_hand_over" else None
         self._wall.note_error(sink or "the measurement", error)
-        self._shown, self._stale = self._wall, True
+        self._shown, self._stale = self._wall, True  # the model may not be as it was known
 
     @walled
     def _open_if_due(self) -> None:
-        if self._again or self._schedule(self._step):
+        if self._again or self._schedule(self._step):  # an overflow showed no gradients: the next step makes up for it
             self._wall = self._wall.at(self._step)
             if self._stale or not self._vantage.structure.is_same():
                 self._vantage, self._stale = Vantage(self._model, self._options), False
             window = Window(self._vantage, self._wall)
+            # each process has a part that no other sees
             if _is_first_process() or window.shards is not None or pipelining():
                 window.__enter__()
                 self._window = window
@@ -244,7 +242,7 @@ class Monitor:
 
     @walled
     def _leave(self, window: Window) -> None:
-        window.__exit__(None, None, None)
+        window.__exit__()
 
     @walled
     def _abandon(self, window: Window) -> None:
@@ -266,7 +264,7 @@ class Monitor:
             why = next(iter(window.wall.failed.values()), "no forward pass of the model was seen")
             if not self._warned:
                 log.warning("step %d: %s, so nothing was measured", window.step, clean(why))
-            self._warned = True
+            self._warned = True  # once in a run
             return ()
         self._again = window.overflowed
         reading = window.reading
@@ -278,6 +276,7 @@ class Monitor:
         self._events.extend(events)
         self._tell_sinks("write", snapshot)
         for event in events:
+            # what eases or goes is no reason to worry
             loud = event.severity == "high" and event.change in ("appeared", "worsened")
             log.log(logging.WARNING if loud else logging.INFO, "%s", clean(event.text))
         return events

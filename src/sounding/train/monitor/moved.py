@@ -53,6 +53,7 @@ class Moved:
         Weights that started the step at zero have no ratio.
         """
         owners: dict[str, OpenCall] = {name: one.calls[index] for name, index in one.entered.items()}
+        # by the last call, where a module is called several times
         owners |= {call.spec.name: call for call in one.calls}
         sums: dict[str, list[float]] = {}
         for matrices, before in zip(self._matrices.values(), self._before, strict=True):
@@ -63,7 +64,7 @@ class Moved:
                     total[0] += stride * change * change  # an entry of the sample stands for `stride` of the matrix
                     total[1] += stride * size * size
         for owner, (change, size) in sums.items():
-            if size:
+            if size:  # of a weight that was zero every change is infinitely large
                 owners[owner].values[UPDATE_RATIO] = math.sqrt(change / size)
 
 

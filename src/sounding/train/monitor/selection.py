@@ -1,11 +1,12 @@
-"""What to measure: which modules, by name and type, and which measures."""
+"""What to measure and when: which modules, by name and type, which measures, and at which steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -15,6 +16,7 @@ from sounding.probe.inside.rows import HEADS, INSIDE
 from sounding.probe.moments import FAST, FULL, TIERS, Tier
 from sounding.train.monitor.moved import UPDATE_RATIO
 
+Schedule = Callable[[int], bool]
 Pick = str | type[nn.Module]
 ALWAYS = ("gradient_log_norm", "weight_gradient_log_norm")
 OTHERS = (
@@ -28,6 +30,7 @@ OTHERS = (
     "gradient_alignment",
     UPDATE_RATIO,
 )
+# rows of single heads are too many to watch
 KNOWN = (*FAST, *FULL, *ALWAYS, *OTHERS, *sorted(INSIDE - frozenset(HEADS)))
 SPECTRAL = frozenset({*FULL, "repeated_fraction"})
 
@@ -52,13 +55,6 @@ class Modules:
             )
 
 
-def choose_modules(
-    include: Pick | Sequence[Pick] | None = None, exclude: Pick | Sequence[Pick] | None = None
-) -> Modules:
-    """Names, patterns and classes, one or several."""
-    return Modules(_as_picks("include", include), _as_picks("exclude", exclude))
-
-
 def choose_measures(measures: str | Sequence[str]) -> tuple[Tier, frozenset[str] | None]:
     """The tier that is needed and the measures to keep, None for all of the tier.
 
@@ -77,7 +73,7 @@ def choose_measures(measures: str | Sequence[str]) -> tuple[Tier, frozenset[str]
             hint=f"some of {', '.join(KNOWN)}",
         )
     chosen = frozenset(map(str, names))
-    return "full" if SPECTRAL & chosen else "fast", chosen
+    return "full" if SPECTRAL & chosen else "fast", chosen  # only these need eigenvalues
 
 
 def _matches(spec: Spec, picks: tuple[Pick, ...]) -> bool:
@@ -86,7 +82,7 @@ def _matches(spec: Spec, picks: tuple[Pick, ...]) -> bool:
     )
 
 
-def _as_picks(argument: str, picks: Any) -> tuple[Pick, ...]:
+def as_picks(argument: str, picks: Any) -> tuple[Pick, ...]:
     """One name, pattern or class, or several, as a tuple; a UsageError for anything else."""
     if picks is None:
         return ()
@@ -94,10 +90,88 @@ def _as_picks(argument: str, picks: Any) -> tuple[Pick, ...]:
     try:
         found = tuple(several)
     except TypeError:
-        found = (None,)
+        found = (None,)  # is no pick, so that the error below tells
     if not all(isinstance(pick, str) or (isinstance(pick, type) and issubclass(pick, nn.Module)) for pick in found):
         raise UsageError(
             f"expected {argument}= names, patterns or module classes, got {picks!r}",
             hint=f"{argument}=('features.*', nn.Linear)",
         )
     return found
+
+
+@dataclass(frozen=True)
+class Every:
+    """Steps 0, n, 2n, …
+
+    >>> [step for step in range(250) if Every(100)(step)]
+    [0, 100, 200]
+    """
+
+    n: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
+            raise UsageError(f"expected every= a positive whole number of steps, got {self.n!r}")
+
+    def __call__(self, step: int) -> bool:
+        return step % self.n == 0
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps named, and no other."""
+
+    steps: frozenset[int]
+
+    def __call__(self, step: int) -> bool:
+        return step in self.steps
+
+
+@dataclass(frozen=True)
+class Logarithmic:
+    """Step 0, then 10^(k/n) rounded for k = 0, 1, …: n measurements per factor of ten, dense where much changes.
+
+    >>> [step for step in range(101) if Logarithmic(4)(step)]
+    [0, 1, 2, 3, 6, 10, 18, 32, 56, 100]
+    """
+
+    per_decade: int = 10
+
+    def __post_init__(self) -> None:
+        if isinstance(self.per_decade, bool) or not isinstance(self.per_decade, int) or self.per_decade < 1:
+            raise UsageError(f"expected a positive whole number per decade, got {self.per_decade!r}")
+
+    def __call__(self, step: int) -> bool:
+        if step <= 0:
+            return step == 0
+        nearest = round(self.per_decade * math.log10(step))  # rounding may have moved the step to a neighbouring k
+        return any(round(10 ** (k / self.per_decade)) == step for k in range(nearest - 1, nearest + 2))
+
+
+def as_schedule(every: int | None, schedule: Schedule | Iterable[int] | Literal["log"] | None) -> Schedule:
+    """The schedule that was asked for, by one of the two; every hundredth step where neither was given.
+
+    >>> as_schedule(None, [0, 5])(5), as_schedule(None, None)(5), as_schedule(None, "log")(5)
+    (True, False, True)
+    """
+    if schedule is None:
+        return Every(100 if every is None else every)
+    if every is not None:
+        got = f"both (every={every!r}, schedule={schedule!r})"
+        raise UsageError(f"expected every= or schedule=, got {got}", hint="one of the two")
+    if isinstance(schedule, str):
+        if schedule != "log":
+            raise UsageError(f"expected schedule= 'log', steps or a function of the step, got {schedule!r}")
+        return Logarithmic()
+    if callable(schedule):
+        return schedule
+    try:
+        steps = frozenset(schedule)
+    except TypeError:
+        steps = frozenset({-1})  # is no step, so that the error below tells
+    if not all(isinstance(step, int) and not isinstance(step, bool) and step >= 0 for step in steps):
+        raise UsageError(
+            f"expected schedule= steps from 0 on or a function of the step, got {schedule!r}",
+            hint="schedule=[0, 10, 100], or schedule=lambda step: step < 10",
+        )
+    return Steps(steps)

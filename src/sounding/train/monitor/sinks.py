@@ -1,10 +1,14 @@
-"""Where measured steps go: the shape of a sink, and the one in memory."""
+"""Where measured steps go: the shape of a sink, the one in memory, and lines of JSON in a file."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Collection, Container, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from sounding.encoding import fields_of
@@ -17,6 +21,8 @@ from sounding.train.monitor.changes import Event
 # What a tracker plots of every weight layer: size, directions, gradients and the optimizer's step. All measures of all
 # calls are more than a thousand curves for 24 layers, in which nobody finds anything.
 TRACKED = ("mean_square", "participation_ratio", "gradient_log_norm", "update_ratio")
+
+SCHEMA = "sounding.monitor/1"
 
 
 @dataclass(frozen=True)
@@ -64,11 +70,12 @@ class Measured(Snapshot):
         rows: tuple[Row, ...] = (),
         chosen: Container[str] | None,
     ) -> None:
+        # past the frozen setter of the dataclass
         vars(self).update(step=step, verdict=verdict, events=events, _made_of=(reading, rows, chosen))
 
     @cached_property
     def profile(self) -> Profile:
-        reading, rows, chosen = vars(self).pop("_made_of")
+        reading, rows, chosen = vars(self).pop("_made_of")  # the reading is let go once the profile is made
         made: Profile = reading.profile(chosen)
         kept = tuple(row for row in rows if chosen is None or row.measure in chosen)
         return replace(made, rows=made.rows + kept)
@@ -103,19 +110,14 @@ class Memory:
             raise UsageError(f"expected keep= a whole number of at least 2 steps, got {keep!r}")
         self._keep, self._stride, self._seen = keep, 1, 0
         self._kept: list[tuple[int, Snapshot]] = []
-        self._latest: Snapshot | None = None
-
-    @property
-    def latest(self) -> Snapshot | None:
-        """The last step measured."""
-        return self._latest
+        self.latest: Snapshot | None = None  # the last step measured, which `keep` may have left out
 
     @property
     def profiles(self) -> Mapping[int, Profile]:
         """Step → profile, in order."""
         found = {snapshot.step: snapshot.profile for _, snapshot in self._kept}
-        if self._latest is not None:
-            found[self._latest.step] = self._latest.profile
+        if self.latest is not None:
+            found[self.latest.step] = self.latest.profile
         return found
 
     @property
@@ -123,18 +125,109 @@ class Memory:
         """All steps held in one table; the source of a row is its step, "step 400"."""
         profiles = self.profiles
         rows = tuple(row for profile in profiles.values() for row in profile.rows)
-        latest = self._latest.profile.settings if self._latest is not None else {}
+        latest = self.latest.profile.settings if self.latest is not None else {}
         return Profile(rows, {**latest, "steps": list(profiles)})
 
     def write(self, snapshot: Snapshot) -> None:
         """Take a step."""
-        self._latest = snapshot
+        self.latest = snapshot
         if self._seen % self._stride == 0:
             self._kept.append((self._seen, snapshot))
             if len(self._kept) > self._keep:
-                self._stride *= 2
+                self._stride *= 2  # the steps held stay evenly spaced
                 self._kept = [(index, held) for index, held in self._kept if index % self._stride == 0]
         self._seen += 1
 
     def close(self) -> None:
         """Nothing to close."""
+
+
+class JsonLines:
+    """Appends one line of JSON per measured step.
+
+    A line is handed to the system whole and at once, so a process that is killed loses no line it had written; a
+    machine that stops may leave half a line, which the reader skips and names, and which the next run ends before it
+    appends. When the disk is full the half line is taken back.
+
+    Args:
+        path: the file; its directory must exist.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._file: int | None = None
+        self._open()
+        self.close()
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Append a line."""
+        text = json.dumps({"schema": SCHEMA, **snapshot.to_dict()}, allow_nan=False, separators=(",", ":"))
+        file = self._file if self._file is not None else self._open()
+        line, end = memoryview(f"{text}\n".encode()), os.fstat(file).st_size
+        try:
+            while line:  # the system may take less than it is given
+                line = line[os.write(file, line) :]
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(file, end)  # back to the end of the last whole line
+            raise
+
+    def close(self) -> None:
+        """Close the file; a later `write` opens it again."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _open(self) -> int:
+        """Open the file for appending, and end the half line that a stopped writer left."""
+        try:
+            self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+            size = os.fstat(self._file).st_size
+            if size:
+                os.lseek(self._file, size - 1, os.SEEK_SET)
+                if os.read(self._file, 1) != b"\n":  # the rest of the half line will never come
+                    os.write(self._file, b"\n")
+        except OSError as error:
+            raise UsageError(
+                f"expected a file that can be written, got {self.path} ({error.strerror})",
+                hint="a path in a directory that exists",
+            ) from error
+        return self._file
+
+
+@dataclass(frozen=True)
+class Log:
+    """What a file of JSON lines holds.
+
+    Args:
+        profiles: step → profile, in order of steps; of a step measured twice (a resumed run) the later line counts.
+        events: the news of all steps, in the same order.
+        skipped: the lines that are no snapshot, each with its number and why.
+    """
+
+    profiles: Mapping[int, Profile]
+    events: tuple[Event, ...]
+    skipped: tuple[str, ...]
+
+
+def read_json_lines(path: str | Path) -> Log:
+    """Read what `JsonLines` wrote; a half line is skipped and named."""
+    try:
+        raw = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"expected a file of JSON lines, got {path} ({error.strerror})") from error
+    found: dict[int, tuple[Profile, list[Event]]] = {}
+    skipped: list[str] = []
+    for number, line in enumerate(raw.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            data = json.loads(line)
+            found[int(data["step"])] = Profile.from_dict(data["profile"]), [Event(**event) for event in data["events"]]
+        except (ValueError, KeyError, TypeError) as error:
+            half = number == raw.count(b"\n") + 1  # only the last line can be half
+            what = "half a line, the writer was stopped" if half else "no measured step"
+            skipped.append(f"line {number}: {what} ({f'{type(error).__name__}: {error}':.120})")
+    steps = sorted(found)
+    events = tuple(event for step in steps for event in found[step][1])
+    return Log({step: found[step][0] for step in steps}, events, tuple(skipped))

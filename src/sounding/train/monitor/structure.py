@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from operator import is_
 from typing import Any
 
@@ -14,43 +13,32 @@ from sounding.probe.moments import Moments
 from sounding.probe.state import all_modules, unwrap
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A module with its class, its children and its parameters as they were; held, so that no other takes its place."""
-
-    module: nn.Module
-    kind: type[nn.Module]
-    names: list[str]
-    held: list[Any]
-
-    def is_same(self) -> bool:
-        module = self.module
-        if type(module) is not self.kind:  # a lazy module that was called, a parametrized one
-            return False
-        children, parameters = module._modules, module._parameters
-        return (
-            len(children) + len(parameters) == len(self.held)
-            and [*children, *parameters] == self.names
-            and all(map(is_, (*children.values(), *parameters.values()), self.held))
-        )
-
-
 class Structure:
-    """The modules and parameters of a model; those inside a script cannot change."""
+    """The modules and parameters of a model, held, so that no other takes their place; a script's cannot change."""
 
     def __init__(self, model: nn.Module) -> None:
         self.parameters = named_parameters(unwrap(model))
-        modules = [one for one in all_modules(model) if not isinstance(one, torch.jit.ScriptModule)]
         self._parts = [
-            _Part(
-                one, type(one), [*one._modules, *one._parameters], [*one._modules.values(), *one._parameters.values()]
-            )
-            for one in modules
+            (one, type(one), *_children(one))
+            for one in all_modules(model)
+            if not isinstance(one, torch.jit.ScriptModule)
         ]
 
     def is_same(self) -> bool:
         """Whether nothing was replaced, added or taken away, anywhere in the model."""
-        return all(part.is_same() for part in self._parts)
+        for module, kind, names, held in self._parts:
+            if type(module) is not kind:  # a lazy module that was called, a parametrized one
+                return False
+            names_now, held_now = _children(module)
+            if names_now != names or not all(map(is_, held_now, held)):
+                return False
+        return True
+
+
+def _children(module: nn.Module) -> tuple[list[str], list[Any]]:
+    """The names of a module's own children and parameters, and they."""
+    children, parameters = module._modules, module._parameters
+    return [*children, *parameters], [*children.values(), *parameters.values()]
 
 
 class KeptMoments(Moments):

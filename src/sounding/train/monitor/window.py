@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Any, Protocol
 
 import torch
@@ -85,6 +84,7 @@ class Vantage:
         options.modules.mark_(self.known.specs)
         self.structure, self.moments = Structure(model), KeptMoments(options.tier)
         self.between = Between(wanted=options.inside and self.known.shards is None)
+        # whose bounds a module may set anew while it trains
         self._movable = [spec for spec in self.known.specs if isinstance(spec.module, nn.Hardtanh)]
 
     def refresh_bounds(self) -> None:
@@ -120,16 +120,16 @@ class Window:
         self._closed = False
         self.overflowed = False
         self.stage: Any = None
-        self._loose = False
+        self._loose = False  # stages of a pipeline that were called one by one
         self._micro_batches = 1
         self._scale: float | None = None
-        self._sums: dict[str, float] = {}
+        self._sums: dict[str, float] = {}  # ln‖gradient‖ of each weight, over all passes
         self._coming: list[Pass] = []  # the passes that the present backward pass is of
-        self._parts: set[int] = set()
+        self._parts: set[int] = set()  # ids of calls whose gradient came back more than once
         self._in_parts: dict[str, None] = {}
         self._inside = self._resting = self._returned = False
         self._moved = Moved(())
-        self._touched: dict[str, nn.Parameter] = {}
+        self._touched: dict[str, nn.Parameter] = {}  # read again when all processes have averaged
         self._meeting: Meeting | None = None
 
     def __enter__(self) -> Window:
@@ -141,7 +141,7 @@ class Window:
             self._moved = Moved(self._structure.parameters)
             self._tap.__enter__()
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         shards = self.shards
         if shards is not None:
@@ -150,15 +150,13 @@ class Window:
             self._meeting.come()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closed = True
         try:
             self._tap.__exit__()
         finally:
             for name in SCALES if self.stage is not None else ():
-                vars(self.stage).pop(name, None)
+                vars(self.stage).pop(name, None)  # the methods of its class show again
             eager_execution.release()
 
     @property
@@ -198,9 +196,9 @@ class Window:
 
     def settle(self) -> bool:
         """After the block: join the passes of the step into one measurement. False when nothing was seen."""
-        read_back([self._sums])
+        read_back([self._sums])  # norms that are still on their way from a GPU
         with_gradient = [one for one in self._tap.passes if gradients_of(one)]
-        self._tap.passes = with_gradient or self._tap.passes
+        self._tap.passes = with_gradient or self._tap.passes  # evaluation in between has none
         self._in_parts = {call.name: None for one in self._tap.passes for call in one.calls if id(call) in self._parts}
         if self._meeting is not None:
             join_parts(self._meeting, self._tap.passes, self._sums)
@@ -209,7 +207,7 @@ class Window:
             self._drop_overflow()
         join_gradients_(self._tap.passes, shift=math.log((self._scale or 1.0) * self._micro_batches))
         for one in self._tap.passes:
-            one.weights, one.split = {}, set()
+            one.weights, one.split = {}, set()  # the sums hold all passes, and stand at the last
         if self._tap.passes:
             shift = math.log(self._scale) if self._scale else 0.0
             self._tap.passes[-1].weights = {name: value - shift for name, value in self._sums.items()}

@@ -1,0 +1,77 @@
+"""Options that several commands have, each said in the same words."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from sounding.cli.output import require_writable
+
+
+def integer(value: Any) -> int:
+    """A whole number that a generator of torch takes; its range of 64 bits is told when it is left, not in the help."""
+    return click.IntRange(-(2**63), 2**63 - 1)(value)  # type: ignore[no-any-return]
+
+
+SEED = integer
+FILE = click.Path(path_type=Path)
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def with_options(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """A decorator that gives a command several options, in the order in which its help shows them."""
+
+    def decorate(command: Command) -> Command:
+        # the decorator that is applied last gives the option that the help shows first
+        return functools.reduce(lambda made, option: option(made), reversed(options), command)
+
+    return decorate
+
+
+def file_option(name: str, help: str) -> Callable[[Command], Command]:
+    """An option that takes the name of a file."""
+    return click.option(name, type=FILE, metavar="FILE", help=help)
+
+
+def quiet_option(help: str = "Show no progress.") -> Callable[[Command], Command]:
+    """The option --quiet, with what it leaves out."""
+    return click.option("--quiet", "-q", is_flag=True, help=help)
+
+
+def _json(told: str) -> Callable[[Command], Command]:
+    return click.option("--json", "as_json", is_flag=True, help=f"Print one JSON object {told}")
+
+
+json_option = _json("on stdout and no other text.")
+json_beside = _json("on stdout; the text goes to stderr.")  # where the text is worth reading beside the JSON
+as_json = _json("instead of a table.")
+
+
+def _check_picture(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    if path is not None:
+        from sounding.plot import require_picture
+
+        require_picture(path)
+        require_writable(path)
+    return path
+
+
+presented = with_options(
+    click.option("--plot", type=click.Path(path_type=Path), callback=_check_picture, metavar="FILE",
+                 help="Also draw a picture: .svg, .png or .pdf."),
+    as_json,
+)  # fmt: skip
+activated = click.option("--activation", "-a", required=True, metavar="A",
+                         help="Activation function: relu, tanh, leaky_relu:0.1, …, or module:function.")  # fmt: skip
+batched = click.option(
+    "--batch-size", "-b", type=float, required=True, metavar="B", help="Samples per batch: at least 4, or inf."
+)
+
+
+def whole(number: float) -> float:
+    """64.0 as 64; everything else as it is, for the theory to judge."""
+    return int(number) if float(number).is_integer() else number

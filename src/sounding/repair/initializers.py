@@ -1,0 +1,311 @@
+"""Weights drawn for every layer of a model: Haar-orthogonal ones, and the initializations people know to compare with.
+
+Cures that set weights do it layer by layer (`set_weights`), or each layer when the signal of a batch reaches it
+(`set_as_reached`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sounding.errors import NumericalError, UsageError
+from sounding.repair.changes import Change, Changes, Untouched
+from sounding.repair.layers import (
+    CONVOLUTIONS,
+    TRANSPOSED,
+    WEIGHT_LAYERS,
+    NameFilter,
+    fan_in,
+    rms,
+    select_layers,
+    weight_of,
+)
+from sounding.repair.passes import Inputs, call_model, check_inputs, hooked
+from sounding.repair.snapshot import all_or_nothing, undisturbed
+
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+Transposed = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+Gain = float | Mapping[str, float] | Callable[[str, int], float]
+
+
+def haar_frame(rows: int, columns: int, *, generator: torch.Generator | None = None) -> Tensor:
+    """A rows × columns matrix, uniform among those with orthonormal rows (rows ≤ columns) or columns, in float64.
+
+    QR of a Gaussian matrix, each column times the sign of R's diagonal: without the signs the law depends on the QR
+    routine and is not Haar (Mezzadri 2007).
+
+    >>> frame = haar_frame(2, 5)
+    >>> torch.allclose(frame @ frame.T, torch.eye(2, dtype=torch.float64))
+    True
+    """
+    device = generator.device if generator is not None else None
+    tall = torch.randn(max(rows, columns), min(rows, columns), dtype=torch.float64, generator=generator, device=device)
+    q, r = torch.linalg.qr(tall)
+    diagonal = torch.diagonal(r)
+    frame: Tensor = q * torch.where(diagonal < 0, -1.0, 1.0).to(q)
+    return frame if rows >= columns else frame.T  # QR gives orthonormal columns of a tall matrix
+
+
+def orthogonal_init_(layer: nn.Module, *, gain: float = 1.0, generator: torch.Generator | None = None) -> nn.Module:
+    """Fill one Linear or convolution layer with Haar-orthogonal weights that keep the mean square; bias to zero.
+
+    Linear (out × in): gain · √max(1, out/in) · Q with Q orthonormal, so that the output's mean square is gain² times
+    the input's: exactly when out ≥ in, on average over inputs when out < in. Plain orthonormal columns would lose
+    a factor out/in, 4 for Linear(64, 256).
+    Convolution: delta-orthogonal, zero but for the central tap of each group. A transposed convolution with stride s
+    gets one orthogonal tap for each of its s output phases, so that no output pixel is left empty.
+
+    Args:
+        layer: nn.Linear, nn.Conv*d or nn.ConvTranspose*d; changed in place and returned.
+        gain: factor on the root mean square.
+        generator: source of randomness.
+
+    >>> layer = orthogonal_init_(torch.nn.Linear(64, 256))
+    >>> torch.allclose(layer.weight.T @ layer.weight, 4 * torch.eye(64), atol=1e-5)
+    True
+    """
+    if not isinstance(layer, WEIGHT_LAYERS):
+        raise UsageError(
+            f"orthogonal_init_ fills a Linear or convolution layer, got {type(layer).__name__}",
+            hint="haar_(model), which finds the layers of a model",
+        )
+    if not math.isfinite(gain):
+        raise UsageError(f"gain must be finite, got {gain}")
+    weight = layer.weight
+    with torch.no_grad():
+        if isinstance(layer, nn.Linear):
+            weight.copy_(_square_kept(layer.out_features, layer.in_features, gain, generator))
+        elif isinstance(layer, TRANSPOSED):
+            weight.copy_(_transposed_weight(layer, gain, generator))
+        else:
+            weight.copy_(_delta_weight(layer, gain, generator))
+        if layer.bias is not None:
+            layer.bias.zero_()
+    return layer
+
+
+def haar_(
+    model: nn.Module,
+    *,
+    gain: Gain = 1.0,
+    include: NameFilter = None,
+    exclude: NameFilter = None,
+    generator: torch.Generator | None = None,
+) -> Changes:
+    """Haar-orthogonal weights for every Linear and convolution layer (thesis2024, chapter 6).
+
+    With batch norm and near-linear activations the gradient norm then stays bounded at any depth (Theorem 6.5), where
+    Gaussian weights make it grow exponentially (meanfield2019).
+
+    Args:
+        model: changed in place.
+        gain: one number, one by layer name, or a function of layer name and index among the changed layers.
+        include, exclude: name filters.
+        generator: source of randomness.
+
+    >>> changes = haar_(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()))
+    >>> [change.name for change in changes.changed]
+    ['0']
+    """
+
+    def fill(layer: nn.Module, name: str, index: int) -> str:
+        value = gain(name, index) if callable(gain) else gain.get(name, 1.0) if isinstance(gain, Mapping) else gain
+        orthogonal_init_(layer, gain=float(value), generator=generator)
+        return f"rms {rms(weight_of(layer)):.3g}, orthogonal, gain {value:g}"
+
+    return set_weights("haar", model, fill, include=include, exclude=exclude)
+
+
+def _square_kept(rows: int, columns: int, gain: float, generator: torch.Generator | None) -> Tensor:
+    # orthonormal columns keep a length, which more outputs share
+    return gain * math.sqrt(max(1.0, rows / columns)) * haar_frame(rows, columns, generator=generator)
+
+
+def _delta_weight(layer: Convolution, gain: float, generator: torch.Generator | None) -> Tensor:
+    out, inner, *kernel = weight_of(layer).shape
+    groups = layer.groups
+    weight = torch.zeros(out, inner, *kernel, dtype=torch.float64)
+    # the tap that meets the same pixel, with padding that keeps the size
+    centre = tuple((size - 1) // 2 for size in kernel)
+    for group in range(groups):
+        rows = slice(group * (out // groups), (group + 1) * (out // groups))
+        weight[rows].movedim((0, 1), (-2, -1))[centre] = _square_kept(out // groups, inner, gain, generator)
+    return weight
+
+
+def _transposed_weight(layer: Transposed, gain: float, generator: torch.Generator | None) -> Tensor:
+    """Weights of a transposed convolution with one orthogonal tap for each output phase."""
+    inner, out, *kernel = weight_of(layer).shape
+    groups = layer.groups
+    weight = torch.zeros(inner, out, *kernel, dtype=torch.float64)
+    per_axis = [
+        _phase_taps(size, stride, dilation)
+        for size, stride, dilation in zip(kernel, layer.stride, layer.dilation, strict=True)
+    ]
+    # phases that no tap reaches stay empty; the others make up for them so that the mean square over all pixels is kept
+    filled = math.prod(len(taps) / stride for taps, stride in zip(per_axis, layer.stride, strict=True))
+    for group, tap in itertools.product(range(groups), itertools.product(*per_axis)):
+        rows = slice(group * (inner // groups), (group + 1) * (inner // groups))
+        frame = _square_kept(out, inner // groups, gain / math.sqrt(filled), generator)
+        weight[rows].movedim((0, 1), (-2, -1))[tap] = frame.T
+    return weight
+
+
+def _phase_taps(size: int, stride: int, dilation: int) -> list[int]:
+    """One tap for each output phase modulo the stride, the most central first."""
+    taps: dict[int, int] = {}
+    for tap in sorted(range(size), key=lambda t: abs(t - (size - 1) / 2)):
+        taps.setdefault(tap * dilation % stride, tap)  # the phase of the output pixels that the tap writes
+    return list(taps.values())
+
+
+def xavier_(
+    model: nn.Module,
+    *,
+    gain: float = 1.0,
+    include: NameFilter = None,
+    exclude: NameFilter = None,
+    generator: torch.Generator | None = None,
+) -> Changes:
+    """Gaussian weights of variance gain² · 2/(fan_in + fan_out), zero biases (Glorot and Bengio 2010)."""
+
+    def deviation(layer: nn.Module) -> float:
+        weight = weight_of(layer)
+        # the taps of fan_in with the other channels
+        fan_out = fan_in(layer) * weight.shape[0] / weight[0].numel() * weight[0, 0].numel()
+        return gain * math.sqrt(2.0 / (fan_in(layer) + fan_out))
+
+    return set_weights("xavier", model, _gaussian(deviation, generator), include=include, exclude=exclude)
+
+
+def he_(
+    model: nn.Module,
+    *,
+    gain: float = math.sqrt(2.0),
+    include: NameFilter = None,
+    exclude: NameFilter = None,
+    generator: torch.Generator | None = None,
+) -> Changes:
+    """Gaussian weights of variance gain²/fan_in, zero biases (He et al. 2015); gain √2 is ReLU's."""
+    fill = _gaussian(lambda layer: gain / math.sqrt(fan_in(layer)), generator)
+    return set_weights("he", model, fill, include=include, exclude=exclude)
+
+
+def lsuv_(
+    model: nn.Module,
+    inputs: Inputs,
+    *,
+    tolerance: float = 0.02,
+    iterations: int = 10,
+    include: NameFilter = None,
+    exclude: NameFilter = None,
+    generator: torch.Generator | None = None,
+) -> Changes:
+    """Layer-sequential unit variance (Mishkin and Matas 2016): orthogonal weights rescaled to unit output variance.
+
+    The published programs measure in evaluation mode, where batch norm is the identity at initialization; here the pass
+    is in training mode, with batch statistics. One forward pass: each layer is set when the signal reaches it.
+
+    Args:
+        model: changed in place.
+        inputs: a batch.
+        tolerance: how far from 1 the variance may stay.
+        iterations: rescalings per layer at most (one suffices for a linear map without bias).
+        include, exclude: name filters.
+        generator: source of randomness.
+    """
+
+    def fill(layer: nn.Module, x: Tensor, name: str) -> None:
+        orthogonal_init_(layer, generator=generator)
+        for _ in range(iterations):
+            # past the hooks, of which the one that called us is one
+            variance = float(type(layer).forward(layer, x).double().var(correction=0))
+            if not math.isfinite(variance) or variance == 0:
+                raise NumericalError(f"layer {name!r} has output variance {variance}: there is nothing to scale")
+            if abs(variance - 1) <= tolerance:
+                break
+            weight_of(layer).div_(math.sqrt(variance))
+
+    return set_as_reached("lsuv", model, inputs, fill, include=include, exclude=exclude)
+
+
+def _gaussian(
+    deviation: Callable[[nn.Module], float], generator: torch.Generator | None
+) -> Callable[[nn.Module, str, int], str]:
+    """For `set_weights`: Gaussian weights of these deviations, and zero biases."""
+
+    def fill(layer: nn.Module, _name: str, _index: int) -> str:
+        weight, std = weight_of(layer), deviation(layer)
+        device = generator.device if generator is not None else weight.device
+        weight.copy_(std * torch.randn(weight.shape, generator=generator, device=device))
+        if isinstance(layer.bias, Tensor):
+            layer.bias.zero_()
+        return f"Gaussian, deviation {std:.3g}"
+
+    return fill
+
+
+def set_weights(
+    method: str,
+    model: nn.Module,
+    fill: Callable[[nn.Module, str, int], str],
+    *,
+    include: NameFilter,
+    exclude: NameFilter,
+) -> Changes:
+    """The changes of a cure that needs no signal: it sets the weights of all layers that it may change, or of none.
+
+    `fill` sets a layer's weight, given its name and its place among the changed ones, and says what it has become.
+    """
+    layers, untouched = select_layers(model, include=include, exclude=exclude)
+    changed = []
+    with all_or_nothing(model), torch.no_grad():
+        for index, (name, layer) in enumerate(layers):
+            before = f"rms {rms(weight_of(layer)):.3g}"
+            changed.append(Change(name, "weight", before, fill(layer, name, index)))
+    return Changes(method, tuple(changed), tuple(untouched))
+
+
+def set_as_reached(
+    method: str,
+    model: nn.Module,
+    inputs: Inputs,
+    fill: Callable[[nn.Module, Tensor, str], None],
+    *,
+    include: NameFilter,
+    exclude: NameFilter,
+    left: Sequence[Untouched] = (),
+) -> Changes:
+    """The changes of a cure that sets each layer by what reaches it, through the layers that are set already.
+
+    One forward pass does it all, in training mode and without a trace but the weights. `fill` gets a layer, its input
+    and its name; `left` are layers that the cure leaves alone for reasons of its own.
+    """
+    check_inputs(inputs)
+    layers, untouched = select_layers(model, (nn.Linear, *CONVOLUTIONS), include=include, exclude=exclude)
+    names = {id(module): name for name, module in layers}
+    changed: dict[str, Change] = {}
+
+    def set_weight(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        name = names[id(module)]
+        if name in changed:  # a layer that is called again keeps the weight that its first input gave it
+            return
+        before = f"rms {rms(weight_of(module)):.3g}"
+        fill(module, arguments[0], name)
+        changed[name] = Change(name, "weight", before, f"rms {rms(weight_of(module)):.3g}")
+
+    with (
+        all_or_nothing(model),
+        undisturbed(model),
+        torch.no_grad(),
+        hooked([module.register_forward_pre_hook(set_weight) for _, module in layers]),
+    ):
+        call_model(model, inputs)
+    untouched += [Untouched(name, "the forward pass did not call it") for name, _ in layers if name not in changed]
+    return Changes(method, tuple(changed.values()), (*untouched, *left))

@@ -1,0 +1,139 @@
+"""What happens inside a loss: targets that are broadcast over the samples, and probabilities that pass for logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from sounding.probe.records import Finding, FindingKind
+from sounding.probe.thresholds import THRESHOLDS
+from sounding.start.loss import make_finding
+
+NORMALIZING = ("logsumexp", "_log_softmax", "_softmax")
+RATIO = 10.0  # targets over outputs
+NEAR_ONE = 1e-4  # how far the sum of probabilities may be from one
+
+
+class LossOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Looks at the operations of a loss; what it cannot look at it leaves alone.
+
+    Args:
+        size: the number of samples in the batch.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._size = size
+        self.findings: dict[FindingKind, Finding] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: torch would import its compiler, which takes a second."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        packet = getattr(func, "_overloadpacket", None)
+        if packet is not None and isinstance(out, Tensor) and args and isinstance(args[0], Tensor):
+            try:
+                with _disable_current_modes(), torch.no_grad():
+                    for finding in self._look(packet.__name__, args, out):
+                        self.findings.setdefault(finding.kind, finding)
+            except RuntimeError:  # tensors without memory, or of another library
+                pass
+        return out
+
+    def _look(self, name: str, args: tuple[Any, ...], out: Tensor) -> Iterator[Finding]:
+        """What one operation of a loss tells."""
+        second = args[1] if len(args) > 1 else None
+        if isinstance(second, Tensor) and self._is_broadcast(args[0], second):
+            sizes = f"{tuple(_own_shape(args[0]))} and {tuple(_own_shape(second))}"
+            yield make_finding(
+                "mixed_samples", "medium",
+                f"The loss compares each output with the targets of all samples: tensors of the shapes {sizes} are "
+                f"broadcast to ({self._size}, {self._size}). The best that a network "
+                "can learn is then the mean of the targets.",
+                ("give both the same shape: output.squeeze(-1), or targets[:, None]",),
+                "outputs and targets of one shape", "a table of all pairs",
+            )  # fmt: skip
+        elif name == "sub" and isinstance(second, Tensor) and (size := _size_of_targets(args[0], second)):
+            yield make_finding(
+                "start_loss", "low",
+                f"The targets have a root mean square of {size:.3g}, and the outputs are far smaller: the first steps "
+                "only learn to be large, and beside other parts of a loss this one drowns them.",
+                ("subtract the mean of the targets and divide by their deviation",),
+                "targets of the size of the outputs", f"targets of a root mean square of {size:.3g}",
+            )  # fmt: skip
+        elif name == "_log_softmax" and self._runs_over_samples(args[0], int(args[1])):
+            yield make_finding(
+                "mixed_samples", "medium",
+                "The softmax in the loss runs over the axis of the samples: they compete for each class, and the loss "
+                "does not ask for the class of a sample.",
+                ("softmax over the axis of the classes: dim=1 or dim=-1",),
+                "shares that sum to one within a sample", "shares that sum to one over the batch",
+            )  # fmt: skip
+        elif name in NORMALIZING and args[0].requires_grad and _are_shares(args[0], args[1]):
+            yield make_finding(
+                "softmax_twice", "medium",
+                "The loss takes for logits what are probabilities already: they sum to one, and it normalizes them "
+                "once more, so that no choice can become sure.",
+                ("remove the softmax from the model", "say that they are probabilities: Categorical(probs=…)"),
+                "logits", "probabilities",
+            )  # fmt: skip
+
+    def _is_broadcast(self, left: Tensor, right: Tensor) -> bool:
+        """Whether one of two vectors, one of them of outputs, is laid along the rows of a table and one along its
+        columns; pairs of outputs are compared on purpose."""
+        if left.requires_grad == right.requires_grad or not (left.is_floating_point() and right.is_floating_point()):
+            return False
+        rank = max(left.dim(), right.dim())
+        axes = []
+        for one in (left, right):
+            shape = (*[1] * (rank - one.dim()), *_own_shape(one))
+            axes.append([axis for axis, size in enumerate(shape) if size > 1])
+            if len(axes[-1]) != 1 or shape[axes[-1][0]] != self._size:
+                return False
+        return axes[0] != axes[1]
+
+    def _runs_over_samples(self, scores: Tensor, axis: int) -> bool:
+        """Whether a softmax runs over the first axis and this is that of the samples; of a table of all pairs of
+        samples, a contrastive loss takes both axes."""
+        sizes = tuple(scores.shape)
+        return scores.dim() == 2 and axis % 2 == 0 and sizes[0] == self._size > 1 and 1 < sizes[1] != sizes[0]
+
+
+def watch_loss(size: int | None, evaluate: Callable[[], Tensor]) -> tuple[Tensor, tuple[Finding, ...]]:
+    """A loss, and what its operations tell; nothing where the number of samples is not known."""
+    if size is None or size < 2:
+        return evaluate(), ()
+    with LossOperations(size) as seen:
+        value = evaluate()
+    return value, tuple(seen.findings.values())
+
+
+def _size_of_targets(left: Tensor, right: Tensor) -> float:
+    """The root mean square of targets that are subtracted from outputs, or outputs from them; 0 unless it is huge."""
+    if left.requires_grad == right.requires_grad or not (left.is_floating_point() and right.is_floating_point()):
+        return 0.0
+    made, wanted = (float(one.float().square().mean().sqrt())
+                    for one in sorted((left, right), key=lambda one: not one.requires_grad))  # fmt: skip
+    return wanted if wanted > max(THRESHOLDS.huge_input, RATIO * made) else 0.0
+
+
+def _own_shape(tensor: Tensor) -> list[int]:
+    """The shape of a tensor before it was expanded: along an axis of stride zero it holds one entry."""
+    return [1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+
+
+def _are_shares(tensor: Tensor, axes: Any) -> bool:
+    """Whether the entries along an axis are at least zero and sum to one everywhere."""
+    axis = axes[0] if isinstance(axes, list | tuple) else axes
+    if tensor.dim() < 1 or tensor.shape[axis] < 2 or not bool((tensor >= 0).all()):
+        return False
+    return bool(((tensor.sum(axis) - 1).abs() < NEAR_ONE).all())
