@@ -22,6 +22,7 @@ from sounding.sweeping.table import read_table
 
 TASKS, ENOUGH = 200, 40
 GRID = {"x": list(range(TASKS // 2))}
+CLIENTS: list[subprocess.Popen[str]] = []
 HERE = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
@@ -48,7 +49,19 @@ def start(folder: Path, *engine: str, **environment: str) -> subprocess.Popen[st
 def client(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "sounding", "sweep", *arguments]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, cwd=folder, env=HERE | environment, text=True, **pipes)
+    process = subprocess.Popen(command, cwd=folder, env=HERE | environment, text=True, **pipes)
+    CLIENTS.append(process)
+    return process
+
+
+@pytest.fixture(autouse=True)
+def no_client_stays() -> Iterator[None]:
+    """End the clients of a test that failed: an open pipe would fail whichever test runs when it is collected."""
+    yield
+    while CLIENTS:
+        process = CLIENTS.pop()
+        process.kill()
+        process.communicate()
 
 
 def done(folder: Path) -> set[str]:
@@ -249,20 +262,20 @@ def test_a_local_cluster_listens_on_loopback_only(tmp_path: Path, reference: str
     wait_for(lambda: len(done(tmp_path)) > 5)
     family = {str(process.pid), *map(str, children(process.pid, ""))}
     family |= {str(child) for parent in list(family) for child in children(int(parent), "")}
-    owners = {os.readlink(link) for one in family for link in links(one)}
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in owners:
-                assert fields[1].startswith("0100007F"), f"{table} listens at {fields[1]}"
+    owners = {opened for one in family for opened in opened_by(one)}
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    listening = [fields[1] for fields in lines if fields[3] == "0A" and f"socket:[{fields[9]}]" in owners]
+    assert listening
+    assert all(address.startswith("0100007F") for address in listening), listening
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert f"{TASKS} of {TASKS} tasks done" in out
     finish(tmp_path, reference)
 
 
-def links(process: str) -> list[str]:
+def opened_by(process: str) -> Iterator[str]:
+    """What the open files of a process are; a file may be closed, or the process end, while the list is read."""
     with contextlib.suppress(OSError):
-        folder = f"/proc/{process}/fd"
-        return [f"{folder}/{name}" for name in os.listdir(folder) if os.path.islink(f"{folder}/{name}")]
-    return []
+        for link in Path(f"/proc/{process}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                yield os.readlink(link)
