@@ -263,7 +263,9 @@ def test_a_local_cluster_listens_on_loopback_only(tmp_path: Path, reference: str
     family = {str(process.pid), *map(str, children(process.pid, ""))}
     family |= {str(child) for parent in list(family) for child in children(int(parent), "")}
     owners = {opened for one in family for opened in opened_by(one)}
-    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    lines = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
     listening = [fields[1] for fields in lines if fields[3] == "0A" and f"socket:[{fields[9]}]" in owners]
     assert listening
     assert all(address.startswith("0100007F") for address in listening), listening
