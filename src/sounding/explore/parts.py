@@ -18,7 +18,7 @@ from sounding.theory.prescribe import prescriptions
 # seconds of work, not of a clock: a machine that is busy otherwise must not make many small parts
 ANSWER = 0.06  # after which an answer starts no further part; with the part that runs then it stays below 0.15
 PART = 0.05  # that the next part of a prediction may take
-FIRST_BLOCKS = 16
+FIRST_BLOCKS, MOST_BLOCKS = 4, 48  # in the first part of a prediction, and in any later one
 
 
 class Growing:
@@ -72,10 +72,11 @@ def block_options(state: State) -> dict[str, Any]:
 
 def _predict_blocks(state: State) -> Iterator[Any]:
     """Predictions of the first blocks, then of more: no placement of the page makes a block depend on those behind."""
-    known, depth = 0, min(FIRST_BLOCKS, state.depth)
+    known, depth, pace = 0, min(FIRST_BLOCKS, state.depth), 0.0
     while known < state.depth:
         began = time.thread_time()
         yield getattr(predict, state.network)(state.phi, **block_options(state) | {"depth": depth})
-        pace = (time.thread_time() - began) / (depth - known)
-        # known blocks are looked up, which takes time too: without the share, parts would shrink to single blocks
-        known, depth = depth, min(state.depth, depth + max(1 + depth // 8, int(PART / pace)))
+        pace = max(pace, (time.thread_time() - began) / (depth - known))
+        # blocks that an earlier answer met are looked up, and say nothing of the pace of those behind them
+        more = max(1, min(int(PART / pace), MOST_BLOCKS, depth))
+        known, depth = depth, min(state.depth, depth + more)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -113,7 +113,7 @@ class Perceptron:
 
     def __init__(self, activation: Activation, *, up: float, down: float) -> None:
         self.activation, self.up, self.down = activation, up, down
-        self._expansion = cache(self._expand)
+        self._maps = cache(self._compute_maps)  # the way back asks for the signals of the way forth again
 
     def forward(self, entering: Pair) -> Pair:
         """Mean square and covariance of the branch's output."""
@@ -126,7 +126,7 @@ class Perceptron:
         factor = self.up * self.down
         return Pair(factor * slopes.own * gradient.own, factor * slopes.cross * gradient.cross)
 
-    def _maps(self, entering: Pair) -> tuple[Pair, Pair]:
+    def _compute_maps(self, entering: Pair) -> tuple[Pair, Pair]:
         """E φφ and E φ′φ′ of one token and of two."""
         variance, correlation = max(self.up * entering.own, VANISHING), max(entering.correlation, -1.0)
         if self.activation.degree is not None:
@@ -134,7 +134,7 @@ class Perceptron:
             maps = (map_pairs(self.activation, matrix, np.zeros((1, 2)), slope=slope).matrix for slope in (False, True))
             values, slopes = (Pair(float(found[0, 0, 0]), float(found[0, 0, 1])) for found in maps)
             return values, slopes
-        squares, second, slope = self._expansion(variance)
+        squares, second, slope = _expand(self.activation, variance)
         orders = np.arange(TERMS)
         # what lies beyond the series: its mass, its slope, and from both the order at which it sits
         mass, steep = max(second - squares.sum(), 1e-300), max(variance * slope - squares @ orders, 0.0)
@@ -143,11 +143,13 @@ class Perceptron:
         falling += steep * abs(correlation) ** max(steep / mass, 1.5 * TERMS)
         return Pair(second, cross), Pair(slope, falling / variance)
 
-    def _expand(self, variance: float) -> tuple[Array, float, float]:
-        """Squared Hermite coefficients of φ(√v z), E φ² and E φ′²."""
-        series = expand(self.activation.scaled(math.sqrt(variance)), count=TERMS)
-        slope = squared_slope(self.activation, variance).value
-        return np.array(series.coefficients) ** 2, series.second_moment, slope
+
+# networks of several depths meet the same signals in their first blocks
+@lru_cache(maxsize=4096)
+def _expand(activation: Activation, variance: float) -> tuple[Array, float, float]:
+    """Squared Hermite coefficients of φ(√v z), E φ² and E φ′²."""
+    series = expand(activation.scaled(math.sqrt(variance)), count=TERMS)
+    return np.array(series.coefficients) ** 2, series.second_moment, squared_slope(activation, variance).value
 
 
 class SelfAttention:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 from scipy.optimize import brentq
@@ -92,8 +92,13 @@ class Landscape:
         shrink = math.sqrt(point.variance / (point.variance + setting.eps)) if setting.eps else 1.0
         return math.hypot(setting.scale * shrink - 1, setting.shift)
 
-    def walk(self, path: Callable[[float], Setting], grid: Sequence[float]) -> tuple[Point | None, Point | None]:
-        """Along a path of growing change: the smallest change that reaches the limit, and the best steady point."""
+    def walk(
+        self, path: Callable[[float], Setting], grid: Sequence[float]
+    ) -> Generator[None, None, tuple[Point | None, Point | None]]:
+        """Along a path of growing change: the smallest change that reaches the limit, and the best steady point.
+
+        It yields after each step, so that a page can answer in between.
+        """
         # the grid finds the first interval that ends in reach; a root finder and rounding to two digits finish it
         best: Point | None = None
         before = 0.0
@@ -109,6 +114,7 @@ class Landscape:
                 if found is not None:
                     return found, best
             before = step
+            yield
         return None, best
 
     def _refine(self, path: Callable[[float], Setting], outside: float, inside: float) -> Point | None:

@@ -127,17 +127,17 @@ class _Search:
         self.unreachable: list[Unreachable] = []
 
     def run(self) -> Iterator[None]:
-        """Search eps, shift and scale alone, then two of them, then gains and Haar weights; a yield after each part."""
+        """Search eps, shift and scale alone, then two of them, then gains and Haar weights; a yield after each step."""
         land = self.landscape
-        eps, best_eps = land.walk(*self._eps_path(Setting()))
+        eps, best_eps = yield from land.walk(*self._eps_path(Setting()))
         self._file("eps", "eps {eps:g}", eps, best_eps, _why_not_eps(land, best_eps))
         yield
         up, down = (land.at(Setting(shift=shift)).growth for shift in (1.0, -1.0))
         sign = 1.0 if up <= down else -1.0
-        shift, best_shift = land.walk(lambda t: Setting(shift=sign * t), SHIFTS)
+        shift, best_shift = yield from land.walk(lambda t: Setting(shift=sign * t), SHIFTS)
         self._file("shift", "shift {shift:+g}", shift, best_shift, _why_not_shift(land, self.now, best_shift))
         yield
-        scale, best_scale = land.walk(lambda t: Setting(scale=1 - t), [1 - s for s in SCALES])
+        scale, best_scale = yield from land.walk(lambda t: Setting(scale=1 - t), [1 - s for s in SCALES])
         self._file("scale", "scale {scale:g}", scale, best_scale, _why_not_scale(land, best_scale))
         yield
         if (eps is None or shift is None) and best_shift is not None and best_shift.log_growth < self.now.log_growth:
@@ -167,7 +167,7 @@ class _Search:
         for start in starts:
             if math.hypot(1 - start.scale, start.shift) >= smallest:
                 break
-            point, best = land.walk(*self._eps_path(start))
+            point, best = yield from land.walk(*self._eps_path(start))
             if point is not None and land.size(point) < smallest:
                 smallest, reached = land.size(point), point
             if best is not None and (nearest is None or abs(best.log_growth) < abs(nearest.log_growth)):

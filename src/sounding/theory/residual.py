@@ -183,7 +183,8 @@ def residual(
     phi, layers, start = _checked(activation, depth, placement, branch_scale, init, mean_square, correlation)
     weights = gains(init, depth=layers, width=width, expansion=expansion, placement=placement, given=gain)
     stack = _Stack(Stream(placement, branch_scale, layers), (Perceptron(phi, up=weights.up, down=weights.down),))
-    return Residual(phi.name, placement, branch_scale, layers, weights, **stack.describe(start, layers))
+    told = stack.describe(stack.signals(start, layers), layers)
+    return Residual(phi.name, placement, branch_scale, layers, weights, **told)
 
 
 def transformer(
@@ -241,11 +242,11 @@ def transformer(
     attention = SelfAttention(weights, tokens=tokens, scale=scale, head_size=head_size, width=width, normed=query_norm)
     perceptron = Perceptron(phi, up=weights.up, down=weights.down)
     stack = _Stack(Stream(placement, branch_scale, layers), (attention, perceptron))
-    entering = [Pair(1.0, signal.correlation) if placement == "pre" else signal
-                for signal in stack.signals(start, layers)[:-1:2]]  # fmt: skip
+    signals = stack.signals(start, layers)
+    entering = [Pair(1.0, signal.correlation) if placement == "pre" else signal for signal in signals[:-1:2]]
     variances = [attention.score_variance(signal) for signal in entering]
     return Transformer(
-        phi.name, placement, branch_scale, layers, weights, **stack.describe(start, layers),
+        phi.name, placement, branch_scale, layers, weights, **stack.describe(signals, layers),
         tokens=tokens, head_size=head_size, score_scale=scale,
         score_std=tuple(math.sqrt(variance) for variance in variances),
         entropy=tuple(attention.moments(signal).entropy for signal in entering),
@@ -286,9 +287,8 @@ class _Stack:
             gradient = self.stream.backward(gradient, signals[block * count + index], self.branches[index])
         return gradient.times(1 / gradient.own), log + math.log(gradient.own)
 
-    def describe(self, start: Pair, depth: int) -> dict[str, Any]:
+    def describe(self, signals: Sequence[Pair], depth: int) -> dict[str, Any]:
         """What `Residual` says of the stream and the gradients."""
-        signals = self.signals(start, depth)
         ends = signals[:: len(self.branches)]
         return {
             "mean_square": tuple(signal.own for signal in ends),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from scipy.fft import dct
@@ -44,6 +45,7 @@ class Sketch:
     resolved: bool  # whether the circles that matter hold φ to rounding; then F is as exact
 
     @classmethod
+    @lru_cache(maxsize=64)  # no eps changes it, and a search for one asks for the same sketch at every step
     def of(cls, affine: Affine, batch_size: float) -> Sketch:
         """On circles that resolve any law of this batch size."""
         reach = math.sqrt(batch_size - 1.0)
