@@ -16,7 +16,7 @@ from sounding.encoding import to_plain
 from sounding.errors import UsageError
 from sounding.theory.bounds.kernel_maps import theorem_5_11
 from sounding.theory.integrals.hermite import expand, hermite_values
-from sounding.theory.integrals.mehler import nested_mean
+from sounding.theory.integrals.panels import composite
 from sounding.theory.kernel import NORMS, Kernel, evaluate, kappa, kernel, normalized, slope_at, slope_by_density
 from sounding.theory.kernel_path import bound, interpolate, sequence
 from tolerance import TOLERANCE, assert_within_standard_errors
@@ -83,12 +83,24 @@ def test_the_hermite_series_agrees_with_quadrature_in_the_plane(spec: str, rho: 
 
 
 @pytest.mark.parametrize("spec", ["hardtanh", "selu", "gelu"])
-@pytest.mark.parametrize("rho", [-0.98, -0.3, 0.6, 0.9])
+@pytest.mark.parametrize("rho", [-0.99999, -0.98, -0.3, 0.6, 0.9, 0.99999])
 def test_one_coordinate_after_the_other_agrees_with_the_plane(spec: str, rho: float) -> None:
+    """Y = ρX + √(1−ρ²)W: each kink is one edge, also near ±1, where in the plane two kinks run side by side."""
     neuron, phi = normalized(spec), resolve(spec)
-    nested = nested_mean(lambda x, y: neuron.function(x) * neuron.function(y), rho, kinks=(phi.kinks, phi.kinks))
-    assert nested.value == pytest.approx(kappa(neuron, rho).value, abs=TOLERANCE.closed_form)
-    assert nested.error < TOLERANCE.closed_form
+    free, steps = math.sqrt(1 - rho**2), 4.0 ** np.arange(-1, 10)
+    turns = [kink / rho + sign * free * step for kink in phi.kinks for step in steps for sign in (1, -1)]
+    edges = np.unique(
+        np.clip([*np.linspace(-10, 10, 21), *phi.kinks, *(kink / rho for kink in phi.kinks), *turns], -10, 10)
+    )
+    x, weight = (part.ravel() for part in composite(edges, 22))
+    lines = (np.array(phi.kinks) - rho * x[:, None]) / free
+    inner = np.concatenate([np.broadcast_to(np.linspace(-10, 10, 21), (x.size, 21)), np.clip(lines, -10, 10)], axis=1)
+    w, inner_weight = (part.reshape(x.size, -1) for part in composite(np.sort(inner, axis=1), 22))
+    mean = (neuron.function(rho * x[:, None] + free * w) * inner_weight * np.exp(-0.5 * w**2)).sum(axis=1)
+    nested = float((neuron.function(x) * mean * weight * np.exp(-0.5 * x**2)).sum()) / (2 * math.pi)
+    found = kappa(neuron, rho)
+    assert nested == pytest.approx(found.value, abs=TOLERANCE.closed_form)
+    assert found.error < TOLERANCE.closed_form
 
 
 @pytest.mark.parametrize("spec", SPECS)

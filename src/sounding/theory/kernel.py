@@ -24,7 +24,6 @@ from sounding.theory.bounds.bound import Version
 from sounding.theory.bounds.kernel_maps import NORMS, Norm, case_rate
 from sounding.theory.integrals.arc_cosine import second_moment
 from sounding.theory.integrals.hermite import expand
-from sounding.theory.integrals.mehler import nested_mean
 from sounding.theory.integrals.powers import half_moment, kernel_slope
 from sounding.theory.integrals.powers import kernel as power_kernel
 from sounding.theory.integrals.quadrature import Integral, gaussian_joint_mean, gaussian_mean
@@ -32,7 +31,6 @@ from sounding.theory.integrals.quadrature import Integral, gaussian_joint_mean, 
 COEFFICIENTS = 16  # told in the result; κ itself needs the first two
 CENTRED = 1e-8  # |c_0| below this makes κ(0) = c_0² vanish next to κ(1) = 1 in float64
 EDGE = 1e-9  # κ′(1) within this of 1 is 1: it is exactly 1 for homogeneous activations and exp
-COINCIDING = 0.97  # above this |ρ| the kinks of φ(X) and φ(Y) away from 0 run side by side
 SMALLEST = 1e-4  # the angle arccos ρ below which a fixed point counts as 1
 ROUNDING = 1e-14  # of a closed form: some dozens of roundings and the hypergeometric function
 
@@ -297,10 +295,8 @@ def check_correlation(rho: float) -> float:
 
 
 def _pair_mean(neuron: Neuron, h: Callable[[Array, Array], Array], rho: float) -> Integral:
-    """E h(X, Y) by the rule that suits: in the plane, or one coordinate after the other where kinks nearly coincide."""
-    phi = neuron.activation
-    nested = any(kink != 0 for kink in phi.kinks) and COINCIDING < abs(rho) < 1
-    return (nested_mean if nested else gaussian_joint_mean)(h, rho, **phi.pair_outline)
+    """E h(X, Y) of standard Gaussian X, Y that both go through the activation."""
+    return gaussian_joint_mean(h, rho, **neuron.activation.pair_outline)
 
 
 def _rounded(integral: Integral) -> Integral:

@@ -7,5 +7,5 @@ A normalized vector is x = √B·u/√(|u|² + B·eps) for a Gaussian u of B num
 - `normalized`, `affine`: the law of one and two coordinates of a normalized vector, and φ(scale·x + shift).
 - `table`, `polynomials`, `sketch`: φ on panels, expanded in polynomials, and on circles.
 - `moments`: all moments of φ and its derivative that theory asks for, by the method that suits them.
-- `arc_cosine`, `hermite`, `mehler`, `projected`: closed forms, series, and normalized vectors of any covariance.
+- `arc_cosine`, `hermite`, `projected`: closed forms, series, and normalized vectors of any covariance.
 """

@@ -110,30 +110,12 @@ def _power_mean(degrees: float, a: Array, b: float, power: float) -> Array:
         logarithm = np.log(b / np.maximum(a, 1e-300))
     # it is (a·m + b)^power·h(ln(b/a)) with h analytic in a strip of half-width π: piecewise Chebyshev series of degree
     # 17 on pieces of length 2 give it to rounding, where the sum over χ² for each a would dominate everything else
-    if a.size > _LARGE:
-        shape = _interpolated_mean(degrees, power, logarithm)
-    else:
-        shape = _power_series(degrees, power)(np.clip(logarithm, _LOG_LOW, _LOG_HIGH))
+    shape = _power_series(degrees, power)(np.clip(logarithm, _LOG_LOW, _LOG_HIGH))
     return np.asarray((a * degrees + b) ** power * shape)
-
-
-def _interpolated_mean(degrees: float, power: float, logarithm: Array) -> Array:
-    """E[(aχ²_m + b)^power]/(am + b)^power at ln(b/a), for large arrays."""
-    pieces = _power_quintics(degrees, power)
-    place = np.clip((logarithm - _LOG_LOW) * (1.0 / _KNOT), 0.0, pieces.shape[1] - 1e-9)
-    index = place.astype(np.int64)
-    place -= index
-    total: Array = pieces[5].take(index)
-    for row in pieces[4::-1]:
-        total *= place
-        total += row.take(index)
-    return total
 
 
 # ln(b/a) beyond which the mean is its own limit, the length of a Chebyshev piece and its degree: 1e-16 on each
 _LOG_LOW, _LOG_HIGH, _PIECE, _DEGREE = math.log(1e-18), math.log(1e14), 2.0, 17
-# spacing of the knots of quintics, 1e-15 between them, and from how many places on their set-up pays
-_KNOT, _LARGE = 0.015, 2000
 _THINNEST = 1e-13  # a layer at the edge of the sphere that holds less than rounding
 
 
@@ -158,17 +140,6 @@ def _half_power(base: Array, power: float) -> Array:
     if power > 0:
         return root if power == 0.5 else base * root
     return 1.0 / root if power == -0.5 else 1.0 / (base * root)
-
-
-@lru_cache(maxsize=64)
-def _power_quintics(degrees: float, power: float) -> Array:
-    """(6, pieces): quintics in the distance from a knot through the series' values at six knots."""
-    knots = np.arange(_LOG_LOW - 2 * _KNOT, _LOG_HIGH + 3 * _KNOT, _KNOT)
-    values = _power_series(degrees, power)(np.clip(knots, _LOG_LOW, _LOG_HIGH))
-    windows = np.lib.stride_tricks.sliding_window_view(values, 6)
-    pieces: Array = np.linalg.inv(np.vander(np.arange(-2.0, 4.0), increasing=True)) @ windows.T
-    pieces.setflags(write=False)
-    return pieces
 
 
 @lru_cache(maxsize=64)
