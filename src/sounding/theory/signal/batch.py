@@ -50,19 +50,24 @@ def batch_norm_backward(rule: Normalize, signal: Signal, gradient: Signal, ampli
     modes = Modes.of(signal)
     vectors, size, share = modes.vectors, signal.points.size, signal.matrix.shape[1] / signal.points.size
     centred = centre(gradient)
-    turned = gradient.weigh(centred) @ vectors  # D v
-    inner = np.swapaxes(vectors, 1, 2) @ turned
-    rest = modes.centred - (vectors * (modes.values * vectors.shape[1])) @ np.swapaxes(vectors, 1, 2)
-    rest_trace = float(gradient.row_sums(rest * centred).sum()) / size
-    f, gamma, gamma_rest, gamma_both = modes.backward(rule.eps)
+    weighed, across = gradient.weigh(centred), np.swapaxes(vectors, 1, 2)
+    turned = weighed @ vectors  # D v
+    inner = across @ turned
     diagonal = np.diagonal(inner, axis1=1, axis2=2).mean(axis=0)
+    # of C K C without the leading modes; `values` are of C K C/N, hence the size of a block
+    led = modes.values * vectors.shape[1]
+    rest_trace = (float(np.vdot(modes.centred, weighed)) - len(inner) * float(led @ diagonal)) / size
+    f, gamma, gamma_rest, gamma_both = modes.backward(rule.eps)
     own_trace = gamma @ diagonal + gamma_rest * rest_trace
-    matrix = f[-1, -1] * centred
-    side = share * (vectors * (f[:-1, -1] - f[-1, -1])) @ np.swapaxes(turned, 1, 2)
-    matrix += side + np.swapaxes(side, 1, 2)
+    left = (float(gamma_rest @ diagonal) + gamma_both * rest_trace) / size
     core = (f[:-1, :-1] - f[:-1, -1:] - f[-1:, :-1] + f[-1, -1]) * inner + np.diag(own_trace)
-    matrix += share * vectors @ core @ np.swapaxes(vectors, 1, 2)
-    matrix += (float(gamma_rest @ diagonal) + gamma_both * rest_trace) / size * rest
+    # one product and its transpose give all that is made of the leading modes
+    side = share * (f[:-1, -1:] - f[-1, -1]) * np.swapaxes(turned, 1, 2)
+    side += 0.5 * (share * core - left * np.diag(led)) @ across
+    low_rank = vectors @ side
+    matrix = f[-1, -1] * centred + left * modes.centred
+    matrix += low_rank
+    matrix += np.swapaxes(low_rank, 1, 2)
     if amplitude is not None:
         matrix += modes.inverse(rule.eps) * centre(gradient.like(_bend(rule, modes, gradient, amplitude)))
     mean = (gradient.mean - gradient.mean.mean()) * np.sqrt(f[-1, -1])
@@ -137,7 +142,7 @@ class Modes:
         found, vectors = leading_modes(mean_block / size, MODES)
         values = np.maximum(found[0], 0.0)
         total = centred.total / size
-        squares = float(centred.row_sums(centred.matrix**2).sum()) / size**2
+        squares = centred.inner(centred.matrix, centred.matrix) / size**2
         rest = max(total - float(values.sum()), 0.0)
         if rest <= 1e-12 * total:
             return cls(centred.matrix, values, vectors, 0.0, 0.0, 0.0)

@@ -151,9 +151,7 @@ class Signal:
     @cached_property
     def alike(self) -> float:
         """Σ K_ab² / (Σ K_aa)²: 1 where all points are one direction, 1/n where they are orthogonal."""
-        full = self.is_full
-        squares = float(np.einsum("bij,bij->", self.matrix, self.matrix) if full else self.weigh(self.matrix**2).sum())
-        return min(1.0, squares / self.total**2) if self.total > 0 else 1.0
+        return min(1.0, self.inner(self.matrix, self.matrix) / self.total**2) if self.total > 0 else 1.0
 
     def _blur(self, within: float) -> float:
         """`blur`, from the sum of second moments over all pairs of positions within samples, which it reproduces."""
@@ -183,20 +181,37 @@ class Signal:
 
     def apart(self, matrix: Array) -> Array:
         """The entries of pairs at different positions, those at one position set to 0."""
-        result = self.by_sample(matrix).copy()
-        place = np.arange(result.shape[2])
-        result[:, :, place, :, place] = 0.0
-        return np.asarray(result.reshape(matrix.shape))
+        result = matrix.copy()
+        self._at_one_position(result)[:] = 0.0
+        return result
+
+    def _at_one_position(self, matrix: Array) -> Array:
+        """A view of the entries of pairs of samples at one position, (blocks, s, t, p)."""
+        return np.einsum("bsptp->bstp", self.by_sample(matrix))
 
     def row_sums(self, matrix: Array) -> Array:
         """Σ_b M_ab over all points b, (blocks, size), each followed pair counted for those it stands for."""
-        return np.asarray(self.weigh(matrix).sum(axis=2))
+        sums = matrix.sum(axis=2)
+        if self.is_full:
+            return np.asarray(sums)
+        own = self._at_one_position(matrix).sum(axis=2).reshape(sums.shape)
+        return np.asarray(self.repeat * sums + (self.near - self.repeat) * own)
+
+    def inner(self, left: Array, right: Array) -> float:
+        """Σ_ab L_ab R_ab over all pairs, each followed one counted for those it stands for."""
+        whole = float(np.vdot(left, right))
+        if self.is_full:
+            return whole
+        own = np.einsum("bstp,bstp->", self._at_one_position(left), self._at_one_position(right))
+        return self.repeat * whole + (self.near - self.repeat) * float(own)
 
     def weigh(self, matrix: Array) -> Array:
         """A matrix whose sum over a block is the sum over all pairs: entries times the pairs that they stand for."""
         if self.is_full:
             return matrix
-        return np.asarray(self.near * matrix + (self.repeat - self.near) * self.apart(matrix))
+        result = self.repeat * matrix
+        self._at_one_position(result)[:] = self.near * self._at_one_position(matrix)
+        return result
 
     def position_sums(self) -> tuple[Array, Array]:
         """Sums over all pairs of positions, (samples, samples), and of the means over positions, (samples,)."""

@@ -350,9 +350,9 @@ def _alike_positions(signal: Signal) -> float:
     """How far positions of one sample err alike: 1 for vectors and for positions that are all one direction."""
     if signal.points.positions <= 1:
         return 1.0
-    squares = signal.like(signal.weigh(signal.matrix**2)).tokens()
-    ratios = [
-        float(np.sum(square)) / max(float(np.trace(one)) ** 2, 1e-300)
-        for one, square in zip(signal.tokens(), squares, strict=True)
-    ]
+    within = np.einsum("bspsq->bspq", signal.by_sample(signal.matrix))
+    own = np.einsum("bspp->bsp", within)
+    near = np.sum(own**2, axis=2)
+    squares = signal.near * near + signal.repeat * (np.einsum("bspq,bspq->bs", within, within) - near)
+    ratios = squares / np.maximum(own.sum(axis=2) ** 2, 1e-300)
     return min(1.0, float(np.mean(ratios)) / len(signal.matrix))
