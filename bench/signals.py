@@ -1,7 +1,8 @@
 """The signal's calculus: a residual network beside its prediction, and what predictions of large networks cost.
 
-python bench/signal.py accuracy   # the table of docs/signal.md: six seeds of a pre-activation ResNet with batch norm
-python bench/signal.py cost       # processor seconds and memory: a ResNet-50 on 16 images, a GPT of 12 blocks
+python bench/signals.py accuracy   # the table of docs/signal.md: six seeds of a pre-activation ResNet with batch norm
+python bench/signals.py cost       # processor seconds and memory: a ResNet-50 on 16 images, a GPT of 12 blocks
+python bench/signals.py beside     # processor seconds of reading, of theory and of a check's measurement, in turns
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import time
 from pathlib import Path
 
 import numpy as np
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
+import sounding
 from signal_networks import measure
 from sounding.activations import resolve
+from sounding.reader.prediction import predict
 from sounding.theory.signal import (
     Add,
     Attention,
@@ -144,5 +148,44 @@ def cost() -> None:
         print(f"{name}: {len(description.nodes)} nodes, {seconds:.1f} s, {memory:.2f} GiB, cut: {dict(found.notes)}")
 
 
+class Logits(torch.nn.Module):
+    """A network of transformers that gives its logits alone."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.inner(inputs).logits
+
+
+def beside() -> None:
+    """Medians of three turns of reading, theory and the measurement of a full check, on one core."""
+    from transformers import GPT2Config, GPT2LMHeadModel, ResNetConfig, ResNetForImageClassification
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    words = torch.randint(0, 1000, (8, 128))
+    config = GPT2Config(n_embd=256, n_layer=12, n_head=8, vocab_size=1000, use_cache=False)
+    cases = [("GPT, 12 blocks of width 256, 8 × 128 tokens", GPT2LMHeadModel(config), words, words)]
+    for samples, size in ((16, 32), (32, 64), (8, 224)):
+        images, classes = torch.randn(samples, 3, size, size), torch.randint(0, 10, (samples,))
+        model = ResNetForImageClassification(ResNetConfig(num_labels=10))
+        cases.append((f"ResNet-50, {samples} images of {size} × {size}", model, images, classes))
+    for name, model, inputs, targets in cases:
+        wrapped, turns = Logits(model), []
+        for _ in range(4):
+            times = [time.process_time()]
+            blueprint = sounding.read(wrapped, inputs, targets)
+            times.append(time.process_time())
+            predict(blueprint)
+            times.append(time.process_time())
+            sounding.check(wrapped, inputs, targets, theory=False)
+            times.append(time.process_time())
+            turns.append(np.diff(times))
+        read, theory, check = np.median(turns[1:], axis=0)  # the first turn warms up
+        print(f"{name}: read {read:.2f} s, theory {theory:.2f} s, check without theory {check:.2f} s", flush=True)
+
+
 if __name__ == "__main__":
-    {"accuracy": accuracy, "cost": cost}[sys.argv[1] if len(sys.argv) > 1 else "cost"]()
+    {"accuracy": accuracy, "cost": cost, "beside": beside}[sys.argv[1] if len(sys.argv) > 1 else "cost"]()

@@ -187,7 +187,8 @@ class Signal:
 
     def _at_one_position(self, matrix: Array) -> Array:
         """A view of the entries of pairs of samples at one position, (blocks, s, t, p)."""
-        return np.einsum("bsptp->bstp", self.by_sample(matrix))
+        view: Array = np.einsum("bsptp->bstp", self.by_sample(matrix))
+        return view
 
     def row_sums(self, matrix: Array) -> Array:
         """Σ_b M_ab over all points b, (blocks, size), each followed pair counted for those it stands for."""
