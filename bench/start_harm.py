@@ -22,8 +22,10 @@ from audit_harm import (
     STEPS,
     THREE,
     Builders,
+    Gpt,
     Residual,
     Wrapped,
+    around,
     draw,
     plain,
     print_table,
@@ -55,6 +57,11 @@ SEQUENCES: Builders = {
     "LSTM": lambda: Rows(nn.LSTM),
 }
 BENT: Builders = {"ReLU": lambda: plain(nn.ReLU), "tanh": lambda: plain(nn.Tanh), "residual": Residual}
+AROUND: Builders = {
+    "residual": Residual,
+    "GPT": lambda: Gpt(blocks=6),
+    "residual with batch norm": lambda: around(nn.ReLU),
+}
 Change = Callable[[nn.Module], nn.Module | None]
 
 
@@ -110,6 +117,16 @@ def exchange_axes(model: nn.Module) -> None:
             part.batch_first = False
 
 
+def add_again(count: int) -> Change:
+    """The last blocks, so many of them, add what they are given to what holds it already."""
+
+    def change(model: nn.Module) -> None:
+        for block in list(model.blocks)[-count:]:  # type: ignore[arg-type]
+            block.register_forward_hook(lambda _module, given, out: given[0] + out)
+
+    return change
+
+
 FAULTS: dict[str, tuple[Builders, Change]] = {
     "none": (SEQUENCES | BENT | PIXELS, lambda model: None),
     "huge_signal: inputs × 10⁴": (PIXELS, before(lambda x: 1e4 * x)),
@@ -123,6 +140,8 @@ FAULTS: dict[str, tuple[Builders, Change]] = {
     "dead_units: dropout of 0.99": (THREE, drop(0.99)),
     "wrong_axis: norms over one value": (FEW, normalize_one),
     "mixed_samples: samples taken for steps": (SEQUENCES, exchange_axes),
+    "odd_branch: the last block adds its input twice": (AROUND, add_again(1)),
+    "odd_branch: four blocks add their input twice": (AROUND, add_again(4)),
     "unused_input: 1 of 16 pixels is read": (PIXELS, read_every(16)),
     "unused_input: 1 of 4 pixels is read": (PIXELS, read_every(4)),
 }

@@ -378,3 +378,51 @@ def test_positions_that_are_replaced_by_their_mean_are_said(pooled: bool, found:
             return self.out(functional.gelu(self.second(x)))  # one feature each says nothing of directions
 
     assert (kinds(Merging(), tokens()).get("token_collapse") == "medium") is found
+
+
+class Around(nn.Module):
+    """Two branches around which the signal goes once, or once more at the end."""
+
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.again = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), again
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = x + self.first(x).tanh()
+        out = out + self.second(out).tanh()
+        return x + out if self.again else out
+
+
+@pytest.mark.parametrize("odd", [None, 2])
+def test_a_block_that_adds_its_input_to_what_holds_it_already_is_named(odd: int | None) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Around(index == odd) for index in range(4)), nn.Linear(WIDTH, 1))
+    findings = sounding.check(model, tokens(), theory=True).verdict.findings
+    assert [one.layer for one in findings if one.kind == "odd_branch" and one.found == "2"] == (
+        [] if odd is None else ["2.second"]
+    )
+
+
+@pytest.mark.parametrize(("odd", "found"), [(None, []), (2, ["2"]), (0, []), (3, [])])
+def test_of_three_blocks_one_that_forgets_to_bend_is_named_between_the_others(
+    odd: int | None, found: list[str]
+) -> None:
+    torch.manual_seed(0)
+    parts = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(3)]
+    if odd is not None:
+        parts[max(odd - 1, 0)][1] = nn.Identity()
+    model = nn.Sequential(parts[0], nn.Dropout(0.0), *parts[1:], nn.Linear(WIDTH, 1))
+    findings = sounding.check(model, tokens(), theory=True).verdict.findings
+    assert [one.layer for one in findings if "computes something else" in one.why] == found
+
+
+def test_targets_that_a_loss_of_differences_takes_in_another_unit_are_said() -> None:
+    model, inputs = nn.Linear(WIDTH, 1), torch.randn(SAMPLES, WIDTH, generator=seeded(0))
+    rows = torch.randn(SAMPLES, 2, generator=seeded(1))
+
+    def loss(out: Tensor, wanted: Tensor) -> Tensor:
+        return functional.smooth_l1_loss(out[:, 0], wanted[:, 1])
+
+    for factor, severity in ((1.0, None), (1e4, "low")):
+        findings = sounding.check(model, inputs, factor * rows, loss=loss, theory=True).verdict.findings
+        assert {one.kind: one.severity for one in findings}.get("start_loss") == severity

@@ -14,6 +14,7 @@ from sounding.probe.thresholds import THRESHOLDS
 from sounding.start.loss import make_finding
 
 NORMALIZING = ("logsumexp", "_log_softmax", "_softmax")
+COMPARING = ("sub", "mse_loss", "smooth_l1_loss", "huber_loss")
 RATIO = 10.0  # targets over outputs
 NEAR_ONE = 1e-4  # how far the sum of probabilities may be from one
 
@@ -62,7 +63,7 @@ class LossOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 ("give both the same shape: output.squeeze(-1), or targets[:, None]",),
                 "outputs and targets of one shape", "a table of all pairs",
             )  # fmt: skip
-        elif name == "sub" and isinstance(second, Tensor) and (size := _size_of_targets(args[0], second)):
+        elif name in COMPARING and isinstance(second, Tensor) and (size := _size_of_targets(args[0], second)):
             yield make_finding(
                 "start_loss", "low",
                 f"The targets have a root mean square of {size:.3g}, and the outputs are far smaller: the first steps "

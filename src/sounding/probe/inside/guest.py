@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sounding.probe.calls import OpenCall, Pass, Spec, is_opaque, named_modules
 from sounding.probe.hooks import Listener
 from sounding.probe.inside.listen import Inside
-from sounding.probe.outputs import main_tensor
 from sounding.probe.tap import Tap
 
 
@@ -30,17 +29,16 @@ class GuestTap(Tap):
             if _is_block(name, module) and id(module) not in watched:
                 self._listen().on_call(module, Listener(partial(self._end_block, name)))
 
-    def _end_block(self, name: str, module: nn.Module, _args: Any, output: Any) -> None:
+    def _end_block(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         if self.guest is not None:
-            tensor = main_tensor(output)
-            self.guest.trail.close(name, module, () if tensor is None else tuple(tensor.shape), self.guest.calls())
+            self.guest.trail.close(name, module, args, output, self.guest.calls())
 
     def observe(self, spec: Spec, args: Any, output: Any) -> Any:
         """Measure the call, and tell the guest of it."""
         record = partial(super().observe, spec, args, output)
         with _disable_current_modes():  # what is measured is no operation of the model
             seeded = record() if self.guest is None else self.guest.observe(spec.module, args, output, record)
-            if _is_block(spec.name, spec.module):
+            if spec.name.rpartition(".")[2].isdecimal():
                 self._end_block(spec.name, spec.module, args, output)
             return seeded
 

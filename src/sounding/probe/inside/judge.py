@@ -202,17 +202,26 @@ def find_odd_stream(seen: Sequence[Seen]) -> Iterator[Finding]:
             expected="a sum of each block's input and output", found="none", evidence={"blocks": float(len(attending))},
         )  # fmt: skip
     scaled = [one for one in additions if abs(one.factor) > 1]
-    if len(scaled) < FEW:
+    twice = [one for one in scaled if one.again]
+    if len(scaled) < FEW and not twice:
         return
+    first = (twice or scaled)[0]
     grown = math.log(additions[-1].values["stream_mean_square"] / additions[0].values["stream_mean_square"])
     asked = 2 * sum(math.log(abs(one.factor)) for one in scaled[1:])
-    if grown > max(0.5 * asked, 2 * math.log(THRESHOLDS.odd)):  # a norm behind each sum takes DeepNorm's factor back
+    # a norm behind each sum takes DeepNorm's factor back
+    if twice or grown > max(0.5 * asked, 2 * math.log(THRESHOLDS.odd)):
+        what, remedy = (
+            ("add a residual stream to a sum that holds it already, which doubles it", "add the input of a block once")
+            if twice else
+            (f"multiply the residual stream by {abs(first.factor):.3g} on its way around them",
+             "add the input as it is, or put a norm behind each sum, as DeepNorm does")
+        )  # fmt: skip
+        large = len(scaled) >= FEW and grown > 3 * math.log(THRESHOLDS.odd)
         yield _finding(
-            "odd_branch", "medium" if grown > 3 * math.log(THRESHOLDS.odd) else "low", scaled[0],
-            f"{len(scaled)} blocks multiply the residual stream by {abs(scaled[0].factor):.3g} on its way around them: "
-            f"its mean square grows ×{math.exp(grown):.3g} from the first to the last.",
-            ("add the input as it is, or put a norm behind each sum, as DeepNorm does",),
-            expected="1", found=f"{scaled[0].factor:.3g}", evidence={"stream_growth": math.exp(grown)},
+            "odd_branch", "medium" if large else "low", first,
+            f"{len(scaled)} additions {what}: its mean square grows ×{math.exp(grown):.3g} from the first addition to "
+            "the last, and what later blocks write drowns in it.", (remedy,),
+            expected="1", found=f"{first.factor:.3g}", evidence={"stream_growth": math.exp(grown)},
         )  # fmt: skip
 
 

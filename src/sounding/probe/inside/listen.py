@@ -48,6 +48,7 @@ CUTTING = LAYERS | {"cat", "add", "mul", "relu", "silu", "gelu", "avg_pool2d", "
 EXPERTS = 1024
 ROUNDING = 1e-6  # of float32, up to which rows are the same
 ROUTED = FOLLOWED | SOFTMAX | {"sigmoid"}
+SUMMANDS = 8  # additions within which a stream that comes in again was hardly meant: a block has two or three
 Mark = tuple[str, Any]
 
 
@@ -75,6 +76,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._attended = False
         self._names: dict[Any, str] = {}
         self._factors: dict[int, float] = {}  # of tensors that are another one times a number
+        self._sums: dict[int, dict[int, int]] = {}  # of sums: what streams they hold, and when these were made
         self._trained = set(_keys(weight for weight in weights if weight.requires_grad))
         # zero weights give the same to every sample, which is a practice
         self._zeros = partial(any, (weight.dim() > 1 and not bool(weight.any()) for weight in weights))
@@ -186,6 +188,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._read.pop(key, None)
             self._marks.pop(key, None)
             self._factors.pop(key, None)
+            self._sums.pop(key, None)
             (self._learned.add if learned else self._learned.discard)(key)
             if mark is not None:
                 self._marks[key] = mark
@@ -195,10 +198,15 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with _disable_current_modes(), torch.no_grad():
                 behind = look_behind(self._thinned(made[0]), min(self._batch(), SAMPLES), self._axis)
             shape = tuple(made[0].shape)
-            factors = [self._factors.get(key, 1.0) for key in _keys(args[:2])]
-            stream = min(range(2), key=lambda index: self._born.get(_keys([args[index]])[0], 0))
-            self.additions.append(Addition(self.calls(), self._attended, shape, sizes, behind, factors[stream]))
+            stream, branch = sorted(_keys(args[:2]), key=lambda key: self._born.get(key, 0))
+            born, held = self._born.get(stream, 0), self._sums.get(branch, {})
+            again = stream in self._sums and held.get(stream) == born  # a sum that is added to what holds it already
+            factor = self._factors.get(stream, 1.0) + again
+            self.additions.append(Addition(self.calls(), self._attended, shape, sizes, behind, factor, again))
             self._attended = False
+            held = {**self._sums.get(stream, {}), **held, stream: born}
+            for key in _keys(made):
+                self._sums[key] = dict(list(held.items())[-SUMMANDS:])
 
     def _scaled(self, name: str, args: Any, made: list[Tensor]) -> tuple[int | None, float]:
         """The storage of which a result is a multiple, and by which number."""

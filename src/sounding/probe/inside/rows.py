@@ -51,6 +51,7 @@ class Seen:
         routing: of a router: how many choices it made, how many for each token, among how many experts, and the share
             of them that falls on the most chosen experts.
         factor: of an addition: what the stream is multiplied by on its way around the branch.
+        again: of an addition: whether the branch is a sum that holds the stream already.
     """
 
     layer: int
@@ -61,6 +62,7 @@ class Seen:
     shape: tuple[object, ...] = ()
     routing: tuple[int, int, int, float] = (0, 0, 0, 0.0)
     factor: float = 1.0
+    again: bool = False
 
 
 def see(one: Pass, inside: Inside, places: Mapping[str, int]) -> list[Seen]:
@@ -163,7 +165,17 @@ def _see_addition(calls: Sequence[OpenCall], addition: Addition, places: Mapping
     last = next((call for call in reversed(before) if call.spec.weighs), before[-1] if before else None)
     shape = ("attention" if addition.attends else "perceptron", *addition.shape)
     name = last.name if last else ROOT
-    return Seen(places.get(name, 0), name, "addition", addition.values(), {}, shape, factor=addition.factor)
+    return Seen(
+        places.get(name, 0),
+        name,
+        "addition",
+        addition.values(),
+        {},
+        shape,
+        (0, 0, 0, 0.0),
+        addition.factor,
+        addition.again,
+    )
 
 
 def _see_gates(calls: Sequence[OpenCall], gates: Gates, places: Mapping[str, int]) -> Seen:

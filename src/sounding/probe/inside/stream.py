@@ -23,6 +23,7 @@ class Addition:
         sizes: mean squares of branch and stream before the addition.
         behind: (mean square, largest over median, token cosine) behind it; NaN where there are no positions.
         factor: the number that the stream is multiplied by on its way around the branch.
+        again: whether the branch is a sum that holds the stream already.
     """
 
     at: int
@@ -31,6 +32,7 @@ class Addition:
     sizes: Tensor
     behind: Tensor
     factor: float = 1.0
+    again: bool = False
 
     def values(self) -> dict[str, float]:
         """Measure → value, in the order of `MEASURES`."""

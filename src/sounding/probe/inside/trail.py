@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
+
+from sounding.probe.calls import is_opaque
+from sounding.probe.inside.oddities import BENDS
+from sounding.probe.outputs import main_tensor
 
 # Operations that rearrange or make tensors and compute nothing: they differ with layouts and caches.
 QUIET = frozenset(
@@ -17,6 +20,7 @@ QUIET = frozenset(
     | {"empty", "empty_like", "empty_strided", "zeros", "zeros_like", "ones", "ones_like", "new_zeros", "new_ones"}
     | {"full", "full_like", "new_full", "arange", "scalar_tensor", "lift_fresh", "detach", "_local_scalar_dense", ""}
 )
+ACTIVATIONS = {"relu", *(name.replace("_", " ") for name in BENDS)}
 SIBLINGS = 3  # blocks that agree with each other, from which on another one is the odd one
 
 
@@ -40,21 +44,22 @@ class Odd:
 
 
 class End(NamedTuple):
-    """The end of a block: its name, the module, the shape of what it returned, and how many operations and module calls
-    there had been."""
+    """The end of a block: its name, the module, the shapes of what it was given and returned, its operations, and how
+    many module calls there had been."""
 
     name: str
     module: nn.Module
-    shape: tuple[int, ...]
-    operations: int
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    part: tuple[str, ...]
     calls: int
 
 
 class Trail:
-    """The operations of a pass in order, and where in this order each numbered block ended."""
+    """The operations of a pass in order, and which of them each numbered block consists of."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
+        self._stops: dict[str, int] = {}
         self._ends: dict[str, list[End]] = {}
 
     def note(self, name: str) -> None:
@@ -64,40 +69,61 @@ class Trail:
         elif name not in QUIET:
             self._names.append(name.removeprefix("native").strip("_").replace("_", " "))
 
-    def close(self, name: str, module: nn.Module, shape: tuple[int, ...], calls: int) -> None:
-        """A block ended, and returned a tensor of this shape."""
-        end = End(name, module, shape, len(self._names), calls)
-        self._ends.setdefault(name.rpartition(".")[0], []).append(end)
+    def close(self, name: str, module: nn.Module, given: Any, output: Any, calls: int) -> None:
+        """A numbered module ended: a block if it holds others, else what stands between blocks."""
+        place = name.rpartition(".")[0]
+        part = tuple(self._names[self._stops.get(place, 0) :])
+        self._stops[place] = len(self._names)
+        if module._modules and not is_opaque(module):
+            tensors = (next((one for one in given if isinstance(one, Tensor)), None), main_tensor(output))
+            before, behind = (() if one is None else tuple(one.shape) for one in tensors)
+            self._ends.setdefault(place, []).append(End(name, module, (before, behind), part, calls))
+
+    def _families(self) -> Iterator[list[End]]:
+        """Blocks that are siblings: those of one list or, where each list has few, those of one class in all lists."""
+        few: dict[tuple[object, ...], list[End]] = {}
+        for ends in self._ends.values():
+            if len({end.name for end in ends}) == len(ends) > 1:
+                if len(ends) > SIBLINGS:
+                    yield ends
+                else:
+                    for end in ends:
+                        kind = (type(end.module), *(name for name, _ in end.module.named_parameters()))
+                        few.setdefault(kind, []).append(end)
+        yield from few.values()
 
     def odd_blocks(self) -> Iterator[Odd]:
         """Every block whose operations differ from those of all its siblings, which agree.
 
-        What was computed since the sibling before it ended belongs to a block. The first block may do what the others
-        find done (embeddings, masks): it votes, and is not judged. The last one may leave out what nobody reads, or an
-        activation, and only a sum that is missing is told.
+        What was computed since the sibling before it ended belongs to a block. The first block of a list may do what
+        the others find done (embeddings, masks): it votes, and is not judged. The last one may leave out what nobody
+        reads, or an activation, and only a sum that is missing or added is told.
         """
-        for ends in self._ends.values():
-            if len({end.name for end in ends}) != len(ends) or len(ends) <= SIBLINGS:
-                continue
-            stops = [0, *(end.operations for end in ends)]
-            parts = [tuple(self._names[start:stop]) for start, stop in itertools.pairwise(stops)]
-            for index in range(1, len(ends)):
-                others = {*parts[1:index], *parts[index + 1 :]}
-                typical = others.pop()
-                agree = len(ends) - 2 + (parts[0][-len(typical) :] == typical)
-                if others or parts[index] == typical or agree < SIBLINGS:
+        for ends in self._families():
+            firsts = {self._ends[end.name.rpartition(".")[0]][0].name for end in ends}
+            lasts = {self._ends[end.name.rpartition(".")[0]][-1].name for end in ends}
+            later = [end for end in ends if end.name not in firsts]
+            for end in later:
+                others = {one.part for one in later if one is not end}
+                if len(others) != 1 or end.part in others:
                     continue
-                usual, own = Counter(typical), Counter(parts[index])
+                (typical,) = others
+                agree = [one for one in ends if one is not end and one.part[-len(typical) :] == typical]
+                usual, own = Counter(typical), Counter(end.part)
                 missing, extra = usual - own, own - usual
-                if index == len(ends) - 1 and {*missing, *extra} != {"add"}:
+                # two siblings are enough for one thing: that a block forgets to bend has no other explanation
+                bends = bool(missing) and not extra and set(missing) <= ACTIVATIONS
+                if len(agree) < (2 if bends else SIBLINGS):
                     continue
-                if _is_meant_alike(ends[index], ends[index - 1], ends[index - 1 if index > 1 else index + 1].module):
-                    yield Odd(ends[index].name, ends[index].calls, agree, missing, extra)
+                if end.name in lasts and {*missing, *extra} != {"add"}:
+                    continue
+                if any(_is_meant_alike(end, one) for one in agree):
+                    yield Odd(end.name, end.calls, len(agree), missing, extra)
 
 
-def _is_meant_alike(end: End, before: End, sibling: nn.Module) -> bool:
-    """Whether a block is meant as its sibling is: of the same class, with no parameter that the sibling lacks or has in
-    another shape, or with the same parameters; and without a change of width or resolution since the block before."""
-    usual, own = ({name: one.shape for name, one in part.named_parameters()} for part in (sibling, end.module))
-    fits = own == usual or (type(end.module) is type(sibling) and own.items() <= usual.items())
-    return fits and end.shape == before.shape
+def _is_meant_alike(end: End, sibling: End) -> bool:
+    """Whether a block is meant as a sibling is: given and returning the same shapes, of the same class with no
+    parameter that the sibling lacks or has in another shape, or with the same parameters."""
+    usual, own = ({name: one.shape for name, one in part.module.named_parameters()} for part in (sibling, end))
+    fits = own == usual or (type(end.module) is type(sibling.module) and own.items() <= usual.items())
+    return fits and end.shapes == sibling.shapes
