@@ -404,9 +404,7 @@ def test_a_block_that_adds_its_input_to_what_holds_it_already_is_named(odd: int 
 
 
 @pytest.mark.parametrize(("odd", "found"), [(None, []), (2, ["2"]), (0, []), (3, [])])
-def test_of_three_blocks_one_that_forgets_to_bend_is_named_between_the_others(
-    odd: int | None, found: list[str]
-) -> None:
+def test_of_three_blocks_one_that_forgets_to_bend_is_named(odd: int | None, found: list[str]) -> None:
     torch.manual_seed(0)
     parts = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(3)]
     if odd is not None:

@@ -81,7 +81,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # zero weights give the same to every sample, which is a practice
         self._zeros = partial(any, (weight.dim() > 1 and not bool(weight.any()) for weight in weights))
         self._learned: set[int] = set()  # storages of what a product with trained weights is behind, detached or not
-        self._written = WrittenGates()
+        self.written = WrittenGates()
         self.attentions: list[Attention] = []
         self.gates: list[Gates] = []
         self.routers: list[Router] = []
@@ -110,14 +110,6 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def calls(self) -> int:
         """How many module calls of the pass have ended."""
         return len(self._passes[-1].calls) if self._passes else 0
-
-    def _last_name(self) -> str:
-        """The name of the call that ended last, "" before the first."""
-        return self._passes[-1].calls[-1].name if self.calls() else ""
-
-    def gates_by_hand(self) -> dict[str, dict[str, float]]:
-        """Measures of the gates of cells that are written out, by the module that is called at every step."""
-        return self._written.measures()
 
     def _batch(self) -> int:
         return (self._passes[-1].batch_size or 0) if self._passes else 0
@@ -172,9 +164,10 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._notice_cuts(args)
         if name in GATING:
             old = [key for key in taken if self._born.get(key, 0) < self._product]
-            self._written.take(name, args, taken, fresh, self._last_name(), old)
+            last = self._passes[-1].calls[-1].name if self.calls() else ""
+            self.written.take(name, args, taken, fresh, last, old)
         else:
-            self._written.forget(fresh)
+            self.written.forget(fresh)
         if name in ("mm", "addmm") and WEIGHT in (self._marks.get(key, ("",))[0] for key in taken):
             self._note_given(args[-2])
         source, factor = self._scaled(name, args, made)
@@ -222,7 +215,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note_given(self, tensor: Tensor) -> None:
         """Note the size of what a layer is given that no trained layer has made: a side input, as it comes."""
         keys = _keys([tensor])
-        if keys and keys[0] not in self._learned and self._marks.get(keys[0], ("",))[0] != WEIGHT:
+        if keys and not self._is_learned(tensor) and self._marks.get(keys[0], ("",))[0] != WEIGHT:
             with _disable_current_modes():
                 self.given[self.calls()] = float(tensor.detach().double().square().mean())
 
@@ -230,7 +223,10 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Note a read without a gradient of what trained weights have made: something detached it on this way."""
         for tensor in _tensors(args):
             if tensor.is_floating_point() and tensor.dim() > 1 and not tensor.requires_grad:
-                self.cuts += [self.calls() for key in _keys([tensor]) if key in self._learned]
+                self.cuts += [self.calls()] * self._is_learned(tensor)
+
+    def _is_learned(self, tensor: Tensor) -> bool:
+        return any(key in self._learned for key in _keys([tensor]))
 
     def see_outputs(self, output: Any) -> None:
         """Note, of several outputs, those that are detached, and one that is the same for every sample."""
@@ -238,7 +234,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if len(whole) < 2 or not any(tensor.requires_grad for _, tensor in whole) or self.reason is not None:
             return
         for path, tensor in whole:
-            made, rows = any(key in self._learned for key in _keys([tensor])), tensor.detach()
+            made, rows = self._is_learned(tensor), tensor.detach()
             if made and not tensor.requires_grad:
                 self.cuts.append(self.calls())
             if made and rows.dim() > 1 and len(rows) == self._batch() > 1 and self._axis == 0:
@@ -247,7 +243,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.alike = path
         for (first, one), (second, other) in itertools.combinations(whole, 2):
             apart = _keys([one]) != _keys([other]) and one.shape == other.shape and one.numel() > 1
-            if apart and any(key in self._learned for key in _keys([one])) and torch.equal(one, other):
+            if apart and self._is_learned(one) and torch.equal(one, other):
                 self.repeated = (first, second)
 
     def _mark(self, name: str, func: Any, args: Any, kwargs: Any, out: Any, taken: list[int]) -> Mark | None:
@@ -398,13 +394,9 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if len(args) < 2 or not isinstance(args[1], Tensor) or kwargs.get("alpha", 1) != 1:
             return None
         left, right = args[:2]
-        if (
-            left is right
-            or left.shape != right.shape
-            or left.dim() < 2
-            or not left.is_floating_point()
-            or left.numel() < 2
-        ):
+        if left is right or left.shape != right.shape or left.dim() < 2 or left.numel() < 2:
+            return None
+        if not left.is_floating_point():
             return None
         keys = _keys([left, right])
         if len(keys) < 2 or any(self._marks.get(key, (LOGITS,))[0] != LOGITS for key in keys):

@@ -78,7 +78,7 @@ def see(one: Pass, inside: Inside, places: Mapping[str, int]) -> list[Seen]:
         at, how = inside.mixed
         call = one.calls[max(at - 1, 0)]
         found.append(Seen(places[call.name], call.name, "mixing", {}, shape=(how,)))
-    by_hand = inside.gates_by_hand()
+    by_hand = inside.written.measures()
     for name, values in by_hand.items():
         found.append(Seen(places.get(name, 0), name, "gates", values | _rate_through_time(one.calls, name)))
     if inside.alike is not None and one.calls:
