@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 
 import sounding
 from sounding.probe.hooks import Hooks
+from sounding.probe.inside.guest import GuestTap
+from sounding.probe.tap import Tap
 from tolerance import TOLERANCE
 
 
@@ -125,3 +128,17 @@ def test_a_tensor_of_another_class_keeps_its_own_way() -> None:
     hooks.remove()
     (weight * 2).sum().backward()
     assert seen == ["output", "weight"]
+
+
+def test_a_check_is_forgotten_without_the_garbage_collector() -> None:
+    """What a check recorded goes with its report: a loop of checks would else hold the records of many."""
+    model, inputs = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(6, 8)
+    sounding.check(model, inputs)
+    gc.collect()
+    gc.disable()
+    try:
+        sounding.check(model, inputs)
+        left = [one for one in gc.get_objects() if type(one) is Tap or type(one) is GuestTap]
+    finally:
+        gc.enable()
+    assert not left

@@ -205,9 +205,9 @@ class _Checked(Watched):
     def __init__(self, root: nn.Module, *, resting: bool, plain_inputs: bool = False, **options: Any) -> None:
         super().__init__(root, **options)
         self._options, self._resting, self._plain_inputs = options, resting, plain_inputs
-        self._rest = DropoutAtRest(self._last_name)
         self._root = root
         self._tap: GuestTap = GuestTap(self._tap.known, seeding=True)
+        self._rest = DropoutAtRest(partial(_last_name, self._tap.passes))  # without a way back from there to the check
         self._last_batch: Batch | None = None
         self._last_state: tuple[Any, Tensor] = (None, torch.empty(0))
         self._in_loss = False
@@ -282,11 +282,6 @@ class _Checked(Watched):
             with untouched(batch.uncopied()):
                 found = influence.find_influence(self._root, batch, axis=self._tap.known.axis)
             self._influence = influence.judge_influence(found, batch, causal="CausalLM" in type(self._root).__name__)
-
-    def _last_name(self) -> str:
-        """The module call that ended last in the running pass."""
-        calls = self._tap.passes[-1].calls if self._tap.passes else ()
-        return calls[-1].name if calls else ""
 
     def _listen_inside(self, batch: Batch) -> Inside | None:
         """A guest for one pass; none where processes share the model, or where the model failed with one."""
@@ -432,6 +427,12 @@ class _Checked(Watched):
         plain = all(type(gradient) is Tensor for gradient in found.values())
         with torch._C.DisableTorchFunction() if plain else nullcontext():
             return dict(zip(found, log_norms(list(found.values())), strict=True))
+
+
+def _last_name(passes: Sequence[Pass]) -> str:
+    """The module call that ended last in the running pass."""
+    calls = passes[-1].calls if passes else ()
+    return calls[-1].name if calls else ""
 
 
 def _check_options(model: Any, repeats: int, mode: str, redraw: int) -> None:

@@ -131,7 +131,7 @@ class Tap:
         self.passes: list[Pass] = []
         self.seeds: list[Tensor] = []
         self.seeding = seeding
-        self._ear: Ear = self if ear is None else ear
+        self._other_ear = ear
         self._moments, self._around = moments, around
         self._look_up = partial(named_parameters, known.root) if look_up is None else look_up
         self._parameters: Parameters = []
@@ -142,6 +142,11 @@ class Tap:
         self._gathered = self._reads_weights and known.shards is not None and known.shards.gathered
         self._places = Places() if known.shards is not None and known.shards.parallel else None
         self._queued = False
+
+    @property
+    def _ear(self) -> Ear:
+        # held as an attribute, a tap that is its own ear would wait for the garbage collector, with all it has recorded
+        return self if self._other_ear is None else self._other_ear
 
     @property
     def attached(self) -> bool:

@@ -161,15 +161,17 @@ class _Reader:
         def enter(_module: nn.Module, args: tuple[Any, ...]) -> None:
             self._trace.where = spec.name
             if spec.leaf and torch.is_grad_enabled():
-                with _disable_current_modes():
-                    self._cuts += [spec.name for item in args if isinstance(item, Tensor) and self._is_cut(item)]
+                loose = [item for item in args if isinstance(item, Tensor) and not item.requires_grad]
+                if loose:  # to leave the modes takes longer than all that is asked of most layers
+                    with _disable_current_modes():
+                        self._cuts += [spec.name for item in loose if self._is_cut(item)]
 
         return enter
 
     def _is_cut(self, tensor: Tensor) -> bool:
-        """Whether a tensor is made with trainable weights and carries no gradient back to them."""
+        """Whether a tensor that carries no gradient is made with trainable weights."""
         value = self._trace.value(tensor)
-        if tensor.requires_grad or not isinstance(value, Traced | Function):
+        if not isinstance(value, Traced | Function):
             return False
         asked, seen = [*self._trace.nodes_of(value)], set[int]()
         while asked:
