@@ -136,8 +136,8 @@ class Tap:
         self._look_up = partial(named_parameters, known.root) if look_up is None else look_up
         self._parameters: Parameters = []
         self._last: LastLayer | None = None
-        self._handles: list[RemovableHandle | Hooks] = []
-        self._hooks: Hooks | None = None
+        self._handles: list[RemovableHandle] = []
+        self._hooks = Hooks()
         self._reads_weights = not seeding
         self._gathered = self._reads_weights and known.shards is not None and known.shards.gathered
         self._places = Places() if known.shards is not None and known.shards.parallel else None
@@ -181,10 +181,9 @@ class Tap:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
+        for handle in (*self._handles, self._hooks):
             handle.remove()
-        self._handles = []
-        self._hooks = self._last = None
+        self._handles, self._last = [], None
         if self._places is not None:
             self._places.forget()
         for one in self.passes:
@@ -193,13 +192,13 @@ class Tap:
 
     def attach_again(self, specs: list[Spec]) -> None:
         """Hook these modules, and the weights there are now, in place of those hooked before."""
-        self._listen().remove()
+        self._hooks.remove()
         self.specs = specs
         self._attach_parts()
 
     def _attach_parts(self) -> None:
         """Hook all modules, their forward methods and, where they are read, the weights."""
-        hooks = self._listen()
+        hooks = self._hooks
         # A replica of DataParallel shares the attributes of its module, and would run the module's forward method.
         past = not any(isinstance(module, nn.DataParallel) for module in all_modules(self.known.outer))
         if past and self._around is not None:
@@ -216,17 +215,10 @@ class Tap:
             self._parameters = self._look_up()
             self._hook_weights(self._parameters)
 
-    def _listen(self) -> Hooks:
-        """The hooks of this block, which come off with it."""
-        if self._hooks is None:
-            self._hooks = Hooks()
-            self._handles.append(self._hooks)
-        return self._hooks
-
     def _hook_weights(self, parameters: Parameters) -> None:
         for name, weight in parameters:
             if weight.requires_grad and not is_lazy(weight):
-                self._listen().on_weight(weight, Listener(partial(self._ear.take_weight_gradient, name, weight)))
+                self._hooks.on_weight(weight, Listener(partial(self._ear.take_weight_gradient, name, weight)))
 
     def begin(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A forward pass of the model starts: find the batch size and measure the input."""
@@ -348,7 +340,7 @@ class Tap:
             call.hooked = True
             if spec.weighs:
                 self._last = self._last_layer(one, call, args)
-            (self._hooks or self._listen()).on_output(tensor, partial(self._ear.take_gradient, one, call))
+            self._hooks.on_output(tensor, partial(self._ear.take_gradient, one, call))
 
     def _last_layer(self, one: Pass, call: OpenCall, args: Any) -> LastLayer | None:
         received = args[0] if args and isinstance(args[0], Tensor) else None
@@ -408,11 +400,12 @@ class Tap:
         needed = weight is not None or self._gathered
         if needed and not self._queued:
             self._queued = True
-            when_backward_ends(lambda: when_backward_ends(self._tell_reduced))
 
-    def _tell_reduced(self) -> None:
-        self._queued = False
-        self._ear.read_reduced()
+            def tell() -> None:
+                self._queued = False
+                self._ear.read_reduced()
+
+            when_backward_ends(lambda: when_backward_ends(tell))
 
     def read_reduced(self) -> None:
         """The backward pass is over, and `.grad` holds what the processes have averaged."""
@@ -436,7 +429,7 @@ class Tap:
         if waiting and tensor.requires_grad and tensor.is_floating_point():
             call = waiting[0] if len(waiting) == 1 else self._closest(one, waiting, tensor)
             call.hooked = True
-            (self._hooks or self._listen()).on_output(tensor, partial(self._ear.take_gradient, one, call))
+            self._hooks.on_output(tensor, partial(self._ear.take_gradient, one, call))
         return seeded
 
     def _closest(self, one: Pass, waiting: list[OpenCall], tensor: Tensor) -> OpenCall:

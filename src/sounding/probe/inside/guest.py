@@ -27,7 +27,7 @@ class GuestTap(Tap):
         watched = {id(spec.module) for spec in self.specs}
         for name, module in named_modules(self.root):
             if _is_block(name, module) and id(module) not in watched:
-                self._listen().on_call(module, Listener(partial(self._end_block, name)))
+                self._hooks.on_call(module, Listener(partial(self._end_block, name)))
 
     def _end_block(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         if self.guest is not None:
