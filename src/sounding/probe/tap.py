@@ -181,8 +181,9 @@ class Tap:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for handle in (*self._handles, self._hooks):
+        for handle in self._handles:
             handle.remove()
+        self._hooks.remove()
         self._handles, self._last = [], None
         if self._places is not None:
             self._places.forget()
