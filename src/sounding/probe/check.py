@@ -148,12 +148,16 @@ def check(
         claimed,
     ):
 
+        def prepare() -> None:
+            thaw(root)
+            set_mode(root, mode, dropout=dropout)
+
         def ready() -> None:
             kept.restore()
             kept.set_gradients_aside()
-            _make_ready(root, mode, dropout=dropout)
+            prepare()
 
-        _make_ready(root, mode, dropout=dropout)
+        prepare()
         watched = _Checked(
             root,
             resting=not dropout and mode != "keep",
@@ -192,11 +196,6 @@ def check(
             report = watched.redraw(report, redraw, ready=ready, loss=loss, generator=generator)
     named = tuple(Unmeasured(name or ROOT, reason) for name, reason in {**dict.fromkeys(kept.left), **left})
     return accepted(replace(report, unmeasured=report.unmeasured + named))
-
-
-def _make_ready(root: nn.Module, mode: Mode, *, dropout: bool) -> None:
-    thaw(root)
-    set_mode(root, mode, dropout=dropout)
 
 
 class _Checked(Watched):
