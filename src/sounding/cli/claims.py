@@ -7,18 +7,18 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from sounding.claims import Claim, Result, all_claims, claims_of, find_claim, read_results
+from sounding.claims.claim import Scale, Standing
+from sounding.claims.registry import cases_of, shipped_verdicts
+from sounding.claims.search import search_claims
 from sounding.cli.options import FILE, file_option, json_option
 from sounding.cli.output import console, new_table, print_json, require_writable, say
 from sounding.encoding import fields_of
 from sounding.errors import UsageError
-
-if TYPE_CHECKING:
-    from sounding.claims import Claim, Result
-    from sounding.claims.claim import Scale
 
 NOT_RUN = "not run"
 WORDS = ("label", "caption")
@@ -44,8 +44,6 @@ def claims() -> None:
 @json_option
 def list_(paper: str | None, seed: str | None, results: Path | None, as_json: bool) -> None:
     """List every row with its verdict; --json adds its paper, place and statement."""
-    from sounding.claims import all_claims, claims_of
-
     if seed is not None:
         paper = warn_of_seed(seed)
     _show_rows(claims_of(paper) if paper else all_claims(), results, as_json=as_json)
@@ -62,8 +60,6 @@ def find(words: tuple[str, ...], results: Path | None, as_json: bool) -> None:
 
     Exit codes: 0 something was found; 2 nothing was.
     """
-    from sounding.claims.search import search_claims
-
     found = search_claims(" ".join(words))
     if not found:
         raise UsageError(f"no row has {' '.join(words)!r}", hint="fewer words, or sounding claims list")
@@ -180,8 +176,6 @@ def warn_of_seed(key: str) -> str:
 
 
 def _read(results: Path) -> dict[str, dict[Scale, Result]]:
-    from sounding.claims import read_results
-
     found = read_results(results)
     if not found:
         raise UsageError(f"no results in {results}", hint=f"sounding reproduce --all --out {results}")
@@ -194,8 +188,6 @@ def _known(results: Path | None) -> dict[str, dict[str, Any]]:
         from sounding.report.ledger import write_index
 
         return {row["id"]: row for row in write_index(_read(results))}
-    from sounding.claims.registry import shipped_verdicts
-
     return shipped_verdicts()
 
 
@@ -219,8 +211,6 @@ def _row(claim: Claim, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def _details(claim: Claim, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """What `claims show` tells of a row beyond its line in the list."""
-    from sounding.claims.registry import cases_of
-
     cases = [_row(case, known) for case in cases_of(claim.id)]
     corrected = claim.correction.expectations if claim.correction else ()
     return {
@@ -235,9 +225,6 @@ def _details(claim: Claim, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def _choose(words: str) -> Claim:
     """The row of that id or of that place in a paper."""
-    from sounding.claims import find_claim
-    from sounding.claims.search import search_claims
-
     if " " not in words:  # an id, which must be exact
         return find_claim(words)
     found = search_claims(words)
@@ -250,7 +237,6 @@ def _choose(words: str) -> Claim:
 
 
 def _totals(rows: list[dict[str, Any]]) -> str:
-    from sounding.claims.claim import Standing
     from sounding.report.ledger import sum_up
 
     run = [row for row in rows if row["as_printed"]]

@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from sounding.cli.options import json_option, quiet_option
 from sounding.cli.output import console, new_table, print_json, say
+from sounding.data.catalogue import CATALOGUE, Entry, find_entry
+from sounding.data.download import Progress
+from sounding.data.store import data_folder, fetch_entry, file_state
 from sounding.encoding import fields_of
 from sounding.errors import ExitCode, UsageError
-
-if TYPE_CHECKING:
-    from sounding.data.catalogue import Entry
-    from sounding.data.download import Progress
 
 ALL = "all"
 
@@ -37,9 +36,6 @@ def list_(as_json: bool) -> None:
 
     Only the sizes of files are looked at; `sounding data verify` compares the checksums.
     """
-    from sounding.data.catalogue import CATALOGUE
-    from sounding.data.store import data_folder
-
     # the sums of all files would take minutes to compute
     rows = [_describe(entry, _states(entry, sums=False)) for entry in CATALOGUE.values()]
     if as_json:
@@ -68,8 +64,6 @@ def get(names: tuple[str, ...], as_json: bool, quiet: bool) -> None:
     Files that are here and intact are not fetched again. A broken download goes on where it stopped. A damaged file is
     kept as FILE.corrupt and fetched again.
     """
-    from sounding.data.store import data_folder, fetch_entry
-
     entries = _choose(names, what="get")
     fetched: dict[str, list[str]] = {}
     with _progress(quiet=quiet) as progress:
@@ -92,9 +86,6 @@ def verify(ctx: click.Context, names: tuple[str, ...], as_json: bool) -> None:
     Without NAMES every data set is compared that has a file on this machine. The exit code is 1 if a file is damaged,
     or if a file of NAMES is missing.
     """
-    from sounding.data.catalogue import CATALOGUE
-    from sounding.data.store import data_folder
-
     entries = _choose(names, what="verify") if names else list(CATALOGUE.values())
     found = {entry.name: _states(entry, sums=True) for entry in entries}
     if not names:  # what was never fetched is not missing
@@ -114,8 +105,6 @@ def verify(ctx: click.Context, names: tuple[str, ...], as_json: bool) -> None:
 
 
 def _choose(names: tuple[str, ...], *, what: str) -> list[Entry]:
-    from sounding.data.catalogue import CATALOGUE, find_entry
-
     if not names:
         raise UsageError("expected the names of data sets, got none", hint=f"sounding data {what} mnist, or {ALL}")
     if ALL in names:
@@ -124,8 +113,6 @@ def _choose(names: tuple[str, ...], *, what: str) -> list[Entry]:
 
 
 def _states(entry: Entry, *, sums: bool) -> dict[str, str]:
-    from sounding.data.store import data_folder, file_state
-
     return {file.path: file_state(file, data_folder() / entry.name, sums=sums) for file in entry.stored}
 
 

@@ -67,11 +67,7 @@ presented = with_options(
 )  # fmt: skip
 activated = click.option("--activation", "-a", required=True, metavar="A",
                          help="Activation function: relu, tanh, leaky_relu:0.1, …, or module:function.")  # fmt: skip
-batched = click.option(
-    "--batch-size", "-b", type=float, required=True, metavar="B", help="Samples per batch: at least 4, or inf."
-)
-
-
-def whole(number: float) -> float:
-    """64.0 as 64; everything else as it is, for the theory to judge."""
-    return int(number) if float(number).is_integer() else number
+# 64.0 is told as 64; everything else is for the theory to judge
+batched = click.option("--batch-size", "-b", type=float, required=True, metavar="B",
+                       callback=lambda context, parameter, size: int(size) if size.is_integer() else size,
+                       help="Samples per batch: at least 4, or inf.")  # fmt: skip

@@ -46,14 +46,15 @@ def draw(path: Path | None, make: Callable[[Any], Axes]) -> None:
     save(make(pictures).figure, path)
 
 
-def present(result: Any, *, as_json: bool) -> None:
-    """A result as JSON or as a table."""
+def present(result: Any, as_json: bool, plot: Path | None, make: Callable[[Any], Axes]) -> None:
+    """A result as JSON or as a table, and its picture, if one was asked for."""
     if as_json:
         print_json(result.to_dict())
-        return
-    from sounding.cli.result import print_result  # not for --help, which needs no tables
+    else:
+        from sounding.cli.result import print_result  # not for --help, which needs no tables
 
-    print_result(result)
+        print_result(result)
+    draw(plot, make)
 
 
 def console(*, stderr: bool = False, quiet: bool = False) -> Console:

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from sounding.cli.options import FILE, activated, batched, presented, whole
+import sounding
+from sounding.cli.options import FILE, activated, batched, presented
 from sounding.cli.output import draw, present, print_json
 from sounding.cli.predict_blocks import residual, transformer
 from sounding.errors import UsageError
@@ -41,17 +42,14 @@ predict.add_command(transformer)
               help="Weights have variance W²/fan-in. Without --eps it changes nothing.")  # fmt: skip
 @click.option("--tolerance", type=float, default=1e-12, help="Largest error that the integrals may have.")
 @presented
-def batchnorm(activation: str, batch_size: float, as_json: bool, plot: Path | None, **options: float) -> None:
+def batchnorm(activation: str, as_json: bool, plot: Path | None, **options: float) -> None:
     """Say how signal and gradients travel through a random network with batch norm (meanfield2019).
 
     The answer has the correlation that samples end at (the fixed point), the factor by which gradients grow per layer,
     and the depth to which such a network trains.
     """
-    from sounding import predict as theory
-
-    result = theory.batchnorm(activation, batch_size=whole(batch_size), **options)
-    present(result, as_json=as_json)
-    draw(plot, lambda pictures: pictures.batchnorm(result))
+    result = sounding.predict.batchnorm(activation, **options)
+    present(result, as_json, plot, lambda pictures: pictures.batchnorm(result))
 
 
 @predict.command(short_help="Kernel map: where correlations go, and how fast.")
@@ -65,11 +63,8 @@ def kernel(activation: str, norm: str, as_json: bool, plot: Path | None) -> None
     The kernel map takes the correlation of two samples in front of a layer to the one behind it. Its fixed point is
     the correlation that they end at.
     """
-    from sounding import predict as theory
-
-    result = theory.kernel(activation, norm)  # type: ignore[arg-type]
-    present(result, as_json=as_json)
-    draw(plot, lambda pictures: pictures.kernel(activation, result))
+    result = sounding.predict.kernel(activation, norm)  # type: ignore[arg-type]
+    present(result, as_json, plot, lambda pictures: pictures.kernel(activation, result))
 
 
 @predict.command(short_help="A plain network: fixed points, depth scales, phase.")
@@ -78,19 +73,14 @@ def kernel(activation: str, norm: str, as_json: bool, plot: Path | None) -> None
 @click.option("--bias-std", "-s", type=float, default=0.0, metavar="S", help="Standard deviation of the biases.")
 @click.option("--start", type=float, default=1.0, metavar="Q", help="Variance of the input.")
 @presented
-def vanilla(
-    activation: str, weight_std: float, bias_std: float, start: float, as_json: bool, plot: Path | None
-) -> None:
+def vanilla(activation: str, start: float, as_json: bool, plot: Path | None, **stds: float) -> None:
     """Say how signal and gradients travel through a random network without norms (meanfield2019).
 
     In the ordered phase samples become alike and gradients vanish; in the chaotic phase samples part and gradients
     explode. A depth scale is the number of layers over which a difference changes by the factor e.
     """
-    from sounding import predict as theory
-
-    result = theory.vanilla(activation, weight_std=weight_std, bias_std=bias_std, start=start)
-    present(result, as_json=as_json)
-    draw(plot, lambda pictures: pictures.vanilla(activation, weight_std=weight_std, bias_std=bias_std))
+    result = sounding.predict.vanilla(activation, start=start, **stds)
+    present(result, as_json, plot, lambda pictures: pictures.vanilla(activation, **stds))
 
 
 @predict.command(short_help="The weights at the edge of chaos.")
@@ -99,11 +89,8 @@ def vanilla(
 @presented
 def critical(activation: str, bias_std: float, as_json: bool, plot: Path | None) -> None:
     """Find the weights between vanishing and exploding gradients (the edge of chaos), for biases of a given size."""
-    from sounding import predict as theory
-
-    result = theory.critical(activation, bias_std=bias_std)
-    present(result, as_json=as_json)
-    draw(plot, lambda pictures: pictures.edge(activation, result))
+    result = sounding.predict.critical(activation, bias_std=bias_std)
+    present(result, as_json, plot, lambda pictures: pictures.edge(activation, result))
 
 
 @predict.command(short_help="The Gram matrix of a whole batch over depth.")
@@ -134,7 +121,6 @@ def gram(
     """
     import numpy as np
 
-    from sounding import predict as theory
     from sounding.cli.result import print_gram
     from sounding.cli.settings import input_gram
 
@@ -143,10 +129,10 @@ def gram(
     told = f"{depth} layers of {len(start)} samples"
     require_memory(8.0 * depth * len(start) ** 2, what=told)  # 8 bytes for each entry of every layer's matrix
     require_time(depth * (LEAST_LAYER + len(start) ** 2 / FASTEST), what=told)
-    result = theory.gram(activation, start, depth=depth, generator=generator, **options)
+    result = sounding.predict.gram(activation, start, depth=depth, generator=generator, **options)
     data = result.to_dict()
     if width is not None:
-        deviation = theory.gram_deviation(activation, batch_size=len(start), width=width, generator=generator)
+        deviation = sounding.predict.gram_deviation(activation, batch_size=len(start), width=width, generator=generator)
         known = ("activation", "batch_size")  # which the prediction has told already
         data["deviation"] = {key: value for key, value in deviation.to_dict().items() if key not in known}
     if as_json:

@@ -8,13 +8,26 @@ from typing import Any
 
 import click
 
+import sounding
 from sounding.cli.options import activated, presented, with_options
-from sounding.cli.output import draw, present
+from sounding.cli.output import present
 from sounding.errors import UsageError
 
 # the same words as in `sounding.theory.blocks`, which would load numpy for `--help`
 PLACEMENTS = ("pre", "post", "branch", "deepnorm", "none")
 INITS = ("lecun", "he", "xavier", "torch", "gpt2")
+
+
+def _name_gains(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, float]:
+    """Gains as `--gain NAME=G` gives them."""
+    found = {}
+    for text in given:
+        name, _, number = text.partition("=")
+        try:
+            found[name] = float(number)
+        except ValueError:
+            raise UsageError(f"expected a gain like down=0.1, got {text!r}") from None
+    return found
 
 
 def blocks(*, init: str, expansion: float, correlation: float) -> Callable[[Any], Any]:
@@ -28,7 +41,7 @@ def blocks(*, init: str, expansion: float, correlation: float) -> Callable[[Any]
         click.option("--branch-scale", type=float, default=1.0,
                      help="Factor c in front of a branch, x + c·f(x), as in LayerScale and ReZero."),
         click.option("--init", type=click.Choice(INITS), default=init, help="Initialization of the weights."),
-        click.option("--gain", "given", multiple=True, metavar="NAME=G",
+        click.option("--gain", multiple=True, metavar="NAME=G", callback=_name_gains,
                      help="Fan-in times variance of one weight matrix, for example down=0.1."),
         click.option("--width", type=click.IntRange(min=1), metavar="D",
                      help="Features between blocks. --init gpt2 needs it."),
@@ -55,15 +68,13 @@ attended = with_options(
 @activated
 @blocks(init="he", expansion=1.0, correlation=0.5)
 @presented
-def residual(given: tuple[str, ...], as_json: bool, plot: Path | None, **options: Any) -> None:
+def residual(activation: str, as_json: bool, plot: Path | None, **options: Any) -> None:
     """Say how signal and gradients grow through residual blocks, and how deep such networks train.
 
     Each block is a perceptron with one hidden layer. The stream is what runs between the blocks, to which every block
     adds.
     """
-    from sounding import predict as theory
-
-    _show(theory.residual(options.pop("activation"), gain=named_gains(given), **options), as_json=as_json, plot=plot)
+    _show(sounding.predict.residual(activation, **options), as_json, plot)
 
 
 @click.command(short_help="Transformer blocks: stream, tokens, scores, gradients.")
@@ -71,30 +82,15 @@ def residual(given: tuple[str, ...], as_json: bool, plot: Path | None, **options
 @blocks(init="xavier", expansion=4.0, correlation=0.0)
 @attended
 @presented
-def transformer(given: tuple[str, ...], as_json: bool, plot: Path | None, **options: Any) -> None:
+def transformer(activation: str, as_json: bool, plot: Path | None, **options: Any) -> None:
     """Say how signal and gradients grow through transformer blocks.
 
     The answer also says whether tokens become alike, and whether attention looks at few tokens only. The stream is what
     runs between the blocks, to which every block adds.
     """
-    from sounding import predict as theory
-
-    _show(theory.transformer(options.pop("activation"), gain=named_gains(given), **options), as_json=as_json, plot=plot)
+    _show(sounding.predict.transformer(activation, **options), as_json, plot)
 
 
-def named_gains(given: tuple[str, ...]) -> dict[str, float]:
-    """Gains as `--gain NAME=G` gives them."""
-    found = {}
-    for text in given:
-        name, _, number = text.partition("=")
-        try:
-            found[name] = float(number)
-        except ValueError:
-            raise UsageError(f"expected a gain like down=0.1, got {text!r}") from None
-    return found
-
-
-def _show(result: Any, *, as_json: bool, plot: Path | None) -> None:
+def _show(result: Any, as_json: bool, plot: Path | None) -> None:
     title = str(result).split(":", 1)[0]
-    present(result, as_json=as_json)
-    draw(plot, lambda pictures: pictures.profile(result.profile(), "gradient_log_norm", title=title))
+    present(result, as_json, plot, lambda it: it.profile(result.profile(), "gradient_log_norm", title=title))

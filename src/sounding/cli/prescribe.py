@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sounding.cli.options import activated, as_json, batched, presented, whole
+import sounding
+from sounding.cli.options import activated, as_json, batched, presented
 from sounding.cli.output import console, draw, new_table, print_json, working
-from sounding.cli.predict_blocks import attended, blocks, named_gains
+from sounding.cli.predict_blocks import attended, blocks
 from sounding.look import TERMINAL_BAD
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from sounding.theory.prescribe import Prescription
 
 margin = click.option("--margin", type=float, default=3.0,
                       help="Theory must allow this many times the depth. 1 leaves no reserve.")  # fmt: skip
@@ -53,15 +52,13 @@ def prescribe() -> None:
 @click.option("--weight-std", "-w", type=float, default=1.0, metavar="W",
               help="Weights have variance W²/fan-in. nn.Linear starts with 0.577.")  # fmt: skip
 @presented
-def batchnorm(activation: str, batch_size: float, as_json: bool, plot: Path | None, **options: Any) -> None:
+def batchnorm(activation: str, as_json: bool, plot: Path | None, **options: Any) -> None:
     """Say which eps, shift, scale, gains or weights make a batch norm network trainable to depth L, by theory.
 
     Shift and scale are the β and γ of the norm. Gains are factors in front of the activations that fall from layer to
     layer.
     """
-    from sounding.theory.prescribe import prescribe as solve
-
-    result = _show(lambda: solve(activation, batch_size=whole(batch_size), **options), print_prescription, as_json)
+    result = _show(lambda: sounding.prescribe(activation, **options), print_prescription, as_json)
     draw(plot, lambda pictures: pictures.prescription(result))
 
 
@@ -70,11 +67,9 @@ def batchnorm(activation: str, batch_size: float, as_json: bool, plot: Path | No
 @blocks(init="he", expansion=1.0, correlation=0.5)
 @margin
 @as_json
-def residual(activation: str, given: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def residual(activation: str, as_json: bool, **options: Any) -> None:
     """Say which branch scale, initialization or placement of the norm makes residual blocks trainable to depth L."""
-    from sounding.theory.prescribe_blocks import prescribe_residual
-
-    _show(lambda: prescribe_residual(activation, gain=named_gains(given), **options), click.echo, as_json)
+    _show(lambda: sounding.predict.prescribe_residual(activation, **options), click.echo, as_json)
 
 
 @prescribe.command(short_help="Transformer blocks: branch scale, initialization, norms, scores.")
@@ -83,14 +78,12 @@ def residual(activation: str, given: tuple[str, ...], as_json: bool, **options: 
 @attended
 @margin
 @as_json
-def transformer(activation: str, given: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def transformer(activation: str, as_json: bool, **options: Any) -> None:
     """Say which change makes a transformer trainable to depth L.
 
     Changes are the branch scale, the initialization, the placement of the norm and the scale of the attention scores.
     """
-    from sounding.theory.prescribe_blocks import prescribe_transformer
-
-    _show(lambda: prescribe_transformer(activation, gain=named_gains(given), **options), click.echo, as_json)
+    _show(lambda: sounding.predict.prescribe_transformer(activation, **options), click.echo, as_json)
 
 
 def _show(solve: Callable[[], Any], show: Callable[[Any], None], as_json: bool) -> Any:
@@ -100,7 +93,7 @@ def _show(solve: Callable[[], Any], show: Callable[[Any], None], as_json: bool) 
     return result
 
 
-def print_prescription(result: Prescription) -> None:
+def print_prescription(result: sounding.predict.Prescription) -> None:
     """What the network does now, the options as a table with their basis, what cannot help and why."""
     from rich.text import Text
 

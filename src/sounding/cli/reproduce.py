@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+import sounding
+from sounding.claims import Claim, Result, all_claims, claims_of, find_claim
+from sounding.claims.claim import Scale
+from sounding.claims.registry import cases_of
+from sounding.claims.result import folder_of
+from sounding.cli.claims import warn_of_seed
 from sounding.cli.options import json_option, quiet_option
 from sounding.cli.output import console, print_json, progress_over, say
 from sounding.encoding import fields_of
 from sounding.errors import ExitCode, InterruptedRun, SoundingError, UsageError
-
-if TYPE_CHECKING:
-    from sounding.claims import Claim, Result
-    from sounding.claims.claim import Scale
+from sounding.reproduction import find_kept, require_run
+from sounding.sweeping import Call, complete, open_executor
+from sounding.sweeping.worker import KILLED
 
 OUT = "sounding-claims"
 MEASURE = "sounding.cli.reproduce:measure_row"
@@ -56,8 +61,6 @@ def reproduce(
     Exit codes: 0 all rows were measured, whatever their verdicts; 2 wrong usage; 3 a row failed (the others are kept);
     130 interrupted.
     """
-    from sounding.reproduction import find_kept, require_run
-
     random_seed, old = _part_seeds(seeds)
     rows = _choose(ids, (*papers, *old), everything)
     if jobs < 1:
@@ -87,8 +90,6 @@ def reproduce(
 
 def _part_seeds(seeds: tuple[str, ...]) -> tuple[int, list[str]]:
     """The random seed, and the keys of papers, which --seed took before --paper did."""
-    from sounding.cli.claims import warn_of_seed
-
     numbers = [int(seed) for seed in seeds if seed.lstrip("+-").isdecimal()]
     if len(numbers) > 1:
         raise UsageError(f"expected one random seed, got {len(numbers)}", hint=f"--seed {numbers[0]}")
@@ -96,8 +97,6 @@ def _part_seeds(seeds: tuple[str, ...]) -> tuple[int, list[str]]:
 
 
 def _choose(ids: tuple[str, ...], papers: tuple[str, ...], everything: bool) -> list[Claim]:
-    from sounding.claims import all_claims, claims_of, find_claim
-
     if not (ids or papers or everything):
         raise UsageError("expected an ID, --paper KEY or --all, got none", hint="sounding claims list")
     if bool(ids) + bool(papers) + everything > 1:
@@ -116,10 +115,6 @@ def _run(
         for row in rows:
             yield row, _measure(row.id, options)
         return
-    from sounding.reproduction import find_kept
-    from sounding.sweeping import Call, complete, open_executor
-    from sounding.sweeping.worker import KILLED
-
     by_id = {row.id: row for row in rows}
     workers = None if cluster else min(jobs, len(rows))
     threads = max(1, (os.cpu_count() or 1) // workers) if workers else 1  # workers share the cores
@@ -144,17 +139,13 @@ def _run(
 
 def measure_row(claim_id: str, options: dict[str, Any]) -> dict[str, str]:
     """The verdict of a row, measured by a worker; its result is in the folder of results."""
-    from sounding.reproduction import reproduce as run
-
-    return {"verdict": run(claim_id, **options).verdict}
+    return {"verdict": sounding.reproduce(claim_id, **options).verdict}
 
 
 def _measure(claim_id: str, options: dict[str, Any]) -> Result | SoundingError:
     """The result; a row that fails must not end the others, Ctrl-C must."""
-    from sounding.reproduction import reproduce as run
-
     try:
-        return run(claim_id, **options)
+        return sounding.reproduce(claim_id, **options)
     except KeyboardInterrupt:
         raise _interruption(options) from None
     except SoundingError as error:
@@ -168,8 +159,6 @@ def _interruption(options: dict[str, Any]) -> InterruptedRun:
 
 
 def _object(result: Result, out: str, kept: Collection[str]) -> dict[str, Any]:
-    from sounding.claims.result import folder_of
-
     return {
         **fields_of(result, "id paper kind statement verdict"),
         "seed": result.paper,  # the name of "paper" up to version 0.1
@@ -182,7 +171,6 @@ def _object(result: Result, out: str, kept: Collection[str]) -> dict[str, Any]:
 
 def _print(found: list[Result], out: str, kept: Collection[str]) -> None:
     """Print each result with its evidence, and the totals."""
-    from sounding.claims.registry import cases_of
     from sounding.report.ledger import describe_evidence, write_totals
 
     screen = console()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,9 +13,7 @@ from sounding.cli.output import print_json, progress_over, require_writable, say
 from sounding.encoding import fields_of
 from sounding.errors import ExitCode, UsageError
 from sounding.limits import in_time
-
-if TYPE_CHECKING:
-    from sounding.sweeping import Progress, Spec, Status
+from sounding.sweeping import Progress, Spec, Status, Store, read_spec, run_sweep
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 
@@ -58,7 +56,6 @@ def run(spec: Path, out: Path, limit: float | None, **options: Any) -> int:
     Exit codes: 0 all tasks are done, 2 wrong usage, 3 a task failed (resume tries it again), 130 interrupted.
     """
     from sounding.cli.verbs import prepare
-    from sounding.sweeping import read_spec
 
     found = prepare(read_spec(spec))
     return _run(found if limit is None else dataclasses.replace(found, limit=limit), out, **options)
@@ -69,8 +66,6 @@ def run(spec: Path, out: Path, limit: float | None, **options: Any) -> int:
 @_spoken
 def resume(folder: Path, **options: Any) -> int:
     """Do the tasks of a sweep that have no result in DIR; those that failed are tried again."""
-    from sounding.sweeping import Store
-
     return _run(Store(folder).read_spec(), folder, **options)
 
 
@@ -79,8 +74,6 @@ def resume(folder: Path, **options: Any) -> int:
 @json_option
 def status(folder: Path, as_json: bool) -> None:
     """Say how many tasks of a sweep are done, and which failed and why. It can be asked while the sweep runs."""
-    from sounding.sweeping import Store
-
     _tell(Store(folder).status(), folder, as_json=as_json)
 
 
@@ -95,7 +88,6 @@ def status(folder: Path, as_json: bool) -> None:
 @click.option("--value", metavar="COLUMN", help="Column that is drawn.")
 def collect(folder: Path, csv_file: Path | None, parquet: Path | None, plot: Path | None, **picture: Any) -> None:
     """Write all results in DIR as one table, a row for each task in the order of the grid, and draw it."""
-    from sounding.sweeping import Store
     from sounding.sweeping.table import read_table
 
     require_writable(csv_file, parquet, plot)  # before the table is read, which may be long
@@ -125,8 +117,6 @@ def collect(folder: Path, csv_file: Path | None, parquet: Path | None, plot: Pat
 
 def _run(spec: Spec, out: Path, *, cluster: str | None, jobs: int | None, quiet: bool, as_json: bool) -> int:
     """The exit code of a sweep that was run, or taken up again, and told."""
-    from sounding.sweeping import Store, run_sweep
-
     with progress_over("tasks", quiet=quiet) as tell:
 
         def update(state: Progress) -> None:

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 from sounding.cli.output import print_json, progress_over, say
 from sounding.errors import ExitCode, UsageError
 from sounding.files import place
+from sounding.sweeping import Call, Progress, Spec, Store, run_sweep
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from sounding.sweeping import Call, Progress, Store
 
 VERB = "sounding.cli.zoo:audit_name"
 OUT = "sounding-zoo"
@@ -37,7 +36,6 @@ def audit_zoo(
     pages are written from the rows that are there.
     """
     from sounding.report.zoo import read_outcomes, read_rows, write_pages
-    from sounding.sweeping import Spec, Store, run_sweep
 
     failed: dict[str, str] = {}
     if not pages:
