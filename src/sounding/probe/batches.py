@@ -32,6 +32,10 @@ class Batch:
         first = leading_tensor(self.tensors())
         return None if first is None else int(first.shape[axis if axis < first.dim() else 0])
 
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """The batch with every tensor of its arguments changed, and without targets."""
+        return Batch(_map(self.arguments, change), _map(dict(self.keywords), change), None)
+
     def prepare(self, *, plain: bool = False) -> tuple[tuple[Any, ...], dict[str, Any], list[Tensor]]:
         """Copies to send through the model, floating-point ones asking for a gradient, and the leaves that get it.
 
@@ -41,20 +45,15 @@ class Batch:
         """
         leaves: list[Tensor] = []
 
-        def ready(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                if plain or not value.is_floating_point() or value.layout is not torch.strided:
-                    return value.detach().clone()
-                leaf = value.detach().clone().requires_grad_()
-                leaves.append(leaf)
-                return leaf.clone()
-            if type(value) is dict:
-                return {key: ready(item) for key, item in value.items()}
-            if type(value) in (tuple, list):
-                return type(value)(ready(item) for item in value)
-            return value
+        def ready(value: Tensor) -> Tensor:
+            if plain or not value.is_floating_point() or value.layout is not torch.strided:
+                return value.detach().clone()
+            leaf = value.detach().clone().requires_grad_()
+            leaves.append(leaf)
+            return leaf.clone()
 
-        return tuple(ready(item) for item in self.arguments), {k: ready(v) for k, v in self.keywords.items()}, leaves
+        copied = self.mapped(ready)
+        return copied.arguments, dict(copied.keywords), leaves
 
     def uncopied(self) -> list[tuple[str, Any]]:
         """What the model and the loss receive as it is, by name: caches and other objects, and the targets."""
@@ -74,9 +73,20 @@ class Batch:
         return found
 
 
+def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """What was given with every tensor changed that lies in plain tuples, lists and dictionaries."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if type(value) is dict:
+        return {key: _map(item, change) for key, item in value.items()}
+    return type(value)(_map(item, change) for item in value) if type(value) in (tuple, list) else value
+
+
 def batches_of(inputs: Any, targets: Any, repeats: int, *, axis: int) -> Iterator[Batch]:
     """One checked batch per repeat."""
-    if callable(inputs) or hasattr(inputs, "__next__") or _is_loader(inputs):
+    # a data set's loader has no __next__ of its own
+    loads = hasattr(inputs, "__iter__") and hasattr(inputs, "dataset")
+    if callable(inputs) or hasattr(inputs, "__next__") or loads:
         yield from _fresh(inputs, targets, repeats)
         return
     whole = make_batch(inputs, targets)
@@ -89,13 +99,12 @@ def batches_of(inputs: Any, targets: Any, repeats: int, *, axis: int) -> Iterato
             f"{repeats} repeats need at least {2 * repeats} samples, got {size}",
             hint="inputs as a callable that gives a fresh batch, or fewer repeats",
         )
+    given = (whole.arguments, dict(whole.keywords))
+    beside = axis if isinstance(whole.targets, Tensor) and axis < whole.targets.dim() else 0
     for index in range(repeats):
         part = slice(index * (size // repeats), (index + 1) * (size // repeats))
-        yield Batch(
-            tuple(cut(item, part, size, axis) for item in whole.arguments),
-            {key: cut(item, part, size, axis) for key, item in whole.keywords.items()},
-            cut(whole.targets, part, size, axis if axis < _dims(whole.targets) else 0),
-        )
+        arguments, keywords = cut(given, part, size, axis)
+        yield Batch(arguments, keywords, cut(whole.targets, part, size, beside))
 
 
 def make_batch(inputs: Any, targets: Any) -> Batch:
@@ -112,12 +121,6 @@ def make_batch(inputs: Any, targets: Any) -> Batch:
                 f"expected inputs as a tensor, a tuple or mapping of them, or a callable, got {type(inputs).__name__}"
             )
         batch = Batch((item,), {}, targets)
-    check_batch(batch)
-    return batch
-
-
-def check_batch(batch: Batch) -> None:
-    """Refuse a batch without samples, or with values that are not finite."""
     for tensor in batch.tensors():
         if is_distributed(tensor):
             raise UsageError("expected inputs as plain tensors, got a DTensor", hint="inputs.full_tensor()")
@@ -126,6 +129,7 @@ def check_batch(batch: Batch) -> None:
         if tensor.dim() > 0 and tensor.shape[0] == 0:
             raise UsageError(f"expected at least one sample, got an empty batch of shape {tuple(tensor.shape)}")
     check_finite(batch.tensors())
+    return batch
 
 
 def check_finite(tensors: Sequence[Tensor]) -> None:
@@ -133,7 +137,9 @@ def check_finite(tensors: Sequence[Tensor]) -> None:
     for tensor in tensors:
         if not tensor.is_floating_point() or tensor.is_meta:
             continue
-        values = _stored(tensor)
+        values = tensor.detach()
+        if tensor.layout is not torch.strided:  # of a sparse tensor what is stored, one by one
+            values = values.coalesce().values() if tensor.is_sparse else values.values()
         fine = torch.isfinite(values)
         if len(tensors) > 1:
             fine |= torch.isneginf(values)
@@ -143,14 +149,6 @@ def check_finite(tensors: Sequence[Tensor]) -> None:
                 f"expected finite inputs, got {bad} NaN or infinite values of {tensor.numel()}",
                 hint="cleaning the data first",
             )
-
-
-def _stored(tensor: Tensor) -> Tensor:
-    """The values of a tensor that are stored one by one: all of a dense one, the entries of a sparse one."""
-    tensor = tensor.detach()
-    if tensor.layout is torch.strided:
-        return tensor
-    return tensor.coalesce().values() if tensor.is_sparse else tensor.values()
 
 
 def _fresh(inputs: Any, targets: Any, repeats: int) -> Iterator[Batch]:
@@ -173,10 +171,6 @@ def _fresh(inputs: Any, targets: Any, repeats: int) -> Iterator[Batch]:
         yield make_batch(*pair)
 
 
-def _is_loader(inputs: Any) -> bool:
-    return hasattr(inputs, "__iter__") and hasattr(inputs, "dataset")
-
-
 def _as_tensor(item: Any) -> Any:
     """Arrays and lists of numbers as tensors; everything else as it is."""
     if isinstance(item, Tensor):
@@ -192,10 +186,6 @@ def _as_tensor(item: Any) -> Any:
         except (TypeError, ValueError) as error:
             raise UsageError(f"expected a list of numbers, got one that is no array ({error})") from error
     return item
-
-
-def _dims(item: Any) -> int:
-    return item.dim() if isinstance(item, Tensor) else 0
 
 
 def cut(item: Any, part: slice, size: int, axis: int) -> Any:

@@ -130,8 +130,12 @@ def survey(
     root: nn.Module, *, only: str | Sequence[str] | None, types: type[nn.Module] | Sequence[type[nn.Module]] | None
 ) -> list[Spec]:
     """The modules to hook: leaves, and what holds parameters of its own; no wrappers and no parametrizations."""
-    patterns = _as_patterns(only)
-    classes = _as_types(types)
+    patterns = () if only is None else (only,) if isinstance(only, str) else tuple(only)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise UsageError(f"expected only= a name, a pattern or several, got {only!r}", hint="only='features.*'")
+    classes = () if types is None else (types,) if isinstance(types, type) else tuple(types)
+    if not all(isinstance(kind, type) for kind in classes):
+        raise UsageError(f"expected types= a module class or several, got {types!r}", hint="types=nn.Linear")
     specs: list[Spec] = []
     known: dict[tuple[type[nn.Module], bool, bool], _Traits] = {}
     for full, module in named_modules(root):
@@ -292,21 +296,3 @@ def _own_parameters(module: nn.Module) -> list[nn.Parameter]:
 def _lists(module: nn.Module) -> list[nn.Module]:
     """Children that only hold parameters for it, and are never called."""
     return [child for child in module._modules.values() if isinstance(child, nn.ParameterList | nn.ParameterDict)]
-
-
-def _as_patterns(only: str | Sequence[str] | None) -> tuple[str, ...]:
-    if only is None:
-        return ()
-    patterns = (only,) if isinstance(only, str) else tuple(only)
-    if not all(isinstance(pattern, str) for pattern in patterns):
-        raise UsageError(f"expected only= a name, a pattern or several, got {only!r}", hint="only='features.*'")
-    return patterns
-
-
-def _as_types(types: type[nn.Module] | Sequence[type[nn.Module]] | None) -> tuple[type[nn.Module], ...]:
-    if types is None:
-        return ()
-    classes = (types,) if isinstance(types, type) else tuple(types)
-    if not all(isinstance(kind, type) for kind in classes):
-        raise UsageError(f"expected types= a module class or several, got {types!r}", hint="types=nn.Linear")
-    return classes

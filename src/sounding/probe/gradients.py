@@ -53,7 +53,12 @@ def log_norm(gradient: Tensor, *, kept: bool = False) -> float:
         return Late(wide_norms([gradient])[0], _log)
     if gradient.dtype is not torch.float32 and gradient.dtype in (torch.float16, torch.bfloat16):
         gradient = gradient.float()
-    norm = (vector_norm(gradient) if gradient.numel() <= NORM_BLOCK else _blockwise_norm(gradient)).item()
+    if gradient.numel() <= NORM_BLOCK:
+        norm = vector_norm(gradient).item()
+    else:
+        flat, whole = gradient.reshape(-1), gradient.numel() // NORM_ROW * NORM_ROW
+        rows = vector_norm(flat[:whole].view(-1, NORM_ROW), dim=1)
+        norm = vector_norm(torch.cat([rows, vector_norm(flat[whole:])[None]]).double()).item()
     if SAFE_NORM[0] < norm < SAFE_NORM[1]:
         return math.log(norm)
     wide = gradient.to(torch.promote_types(gradient.dtype, torch.float64))
@@ -75,14 +80,6 @@ def log_norms(gradients: Sequence[Tensor]) -> list[float]:
 
 def _log(norm: float) -> float:
     return math.log(norm) if 0 < norm < math.inf else -math.inf if norm == 0 else norm
-
-
-def _blockwise_norm(gradient: Tensor) -> Tensor:
-    flat = gradient.reshape(-1)
-    whole = flat.numel() // NORM_ROW * NORM_ROW
-    rows = vector_norm(flat[:whole].view(-1, NORM_ROW), dim=1)
-    norm: Tensor = vector_norm(torch.cat([rows, vector_norm(flat[whole:])[None]]).double())
-    return norm
 
 
 def join_log_norms(log_norms: Sequence[float]) -> float:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -122,7 +122,10 @@ def find_influence(root: nn.Module, batch: Batch, *, axis: int) -> Influence | N
     """What changes with what; None where the model takes no three samples, or is random itself."""
     taken, few = _first(batch, SAMPLES, axis)
     followed = _followed(batch)
-    lead, steps = _lead(few, followed), 1 if followed is None else followed[1]
+    # the halves are changed of the tokens that the targets follow, which a decoder takes beside what it translates,
+    # else of the tensor that speaks for the samples
+    lead = leading_tensor(few.tensors()) if followed is None else few.tensors()[followed[0]]
+    steps = 1 if followed is None else followed[1]
     changed = _change_halves(few, axis, lead, steps, ordered=followed is not None)
     if taken < 2 or changed is None:
         return None
@@ -193,13 +196,6 @@ def _compare(before: _Sketch, after: _Sketch, tokens: Tensor | None) -> Influenc
     return replace(found, future=future, past=past, leak=ahead[0] if future and ahead else None)
 
 
-def _lead(batch: Batch, followed: tuple[int, int] | None) -> Tensor | None:
-    """The tensor whose halves are changed: the tokens that the targets follow, which a decoder takes beside what it
-    translates, else the one that speaks for the samples."""
-    tensors = list(batch.tensors())
-    return leading_tensor(tensors) if followed is None else tensors[followed[0]]
-
-
 def _change_halves(batch: Batch, axis: int, lead: Tensor | None, steps: int, *, ordered: bool) -> Batch | None:
     """The batch with entries of its last sample in the others, of tokens and of series that are continued in one half
     of each alone; None where that changes nothing."""
@@ -224,7 +220,7 @@ def _change_halves(batch: Batch, axis: int, lead: Tensor | None, steps: int, *, 
     swapped = {id(value): other for value, other in zip(batch.tensors(), others.tensors(), strict=True)} | {
         id(lead): new
     }
-    return _mapped(batch, lambda value: swapped[id(value)])
+    return batch.mapped(lambda value: swapped[id(value)])
 
 
 def _copied(batch: Batch, axis: int, size: int, into: slice, source: slice | list[int]) -> Batch:
@@ -237,20 +233,7 @@ def _copied(batch: Batch, axis: int, size: int, into: slice, source: slice | lis
         rows[into] = rows[source].clone()
         return rows.movedim(0, axis).contiguous()
 
-    return _mapped(batch, change)
-
-
-def _mapped(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
-    """The batch with every tensor of its arguments changed, and without targets."""
-
-    def swap(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return change(value)
-        if type(value) is dict:
-            return {key: swap(item) for key, item in value.items()}
-        return type(value)(swap(item) for item in value) if type(value) in (tuple, list) else value
-
-    return Batch(swap(batch.arguments), swap(dict(batch.keywords)), None)
+    return batch.mapped(change)
 
 
 def _run(root: nn.Module, batch: Batch, axis: int, size: int, state: Tensor, steps: int = 1) -> _Sketch:

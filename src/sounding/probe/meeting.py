@@ -79,28 +79,27 @@ class Meeting:
 
     def exchange(self, message: Message, *, wait: bool = True) -> dict[int, Message] | str:
         """The messages of all processes, or why they could not be had; without `wait` only leave one's own."""
+        store = self._store
+        if store is None:
+            return NO_STORE
         try:
-            return NO_STORE if self._store is None else self._exchange(self._store, message, wait=wait)
+            store.set(f"{self._key}/said/{self.rank}", _pack(message))
+            if not store.check([f"{self._key}/here/{rank}" for rank in self.ranks]):
+                self._withdraw([self.rank])
+                return ALONE
+            if not wait:
+                self._count()
+                return ENDED
+            said = {rank: f"{self._key}/said/{rank}" for rank in self.ranks}
+            if not self._wait(list(said.values()), PATIENCE):
+                self._withdraw([self.rank])  # who comes later must not take this message for one of another round
+                return LATE
+            found = {rank: _unpack(store.get(key)) for rank, key in said.items()}
+            self._count()
+            if store.add(f"{self._key}/read", 1) == len(self.ranks):  # the last reader clears up
+                self._withdraw(self.ranks)
         except RuntimeError as error:
             return f"the store of the processes failed ({error})"
-
-    def _exchange(self, store: Any, message: Message, *, wait: bool) -> dict[int, Message] | str:
-        """What all processes said in this round, or the word for why they did not meet."""
-        store.set(f"{self._key}/said/{self.rank}", _pack(message))
-        if not store.check([f"{self._key}/here/{rank}" for rank in self.ranks]):
-            self._withdraw([self.rank])
-            return ALONE
-        if not wait:
-            self._count()
-            return ENDED
-        said = {rank: f"{self._key}/said/{rank}" for rank in self.ranks}
-        if not self._wait(list(said.values()), PATIENCE):
-            self._withdraw([self.rank])  # who comes later must not take this message for one of another round
-            return LATE
-        found = {rank: _unpack(store.get(key)) for rank, key in said.items()}
-        self._count()
-        if store.add(f"{self._key}/read", 1) == len(self.ranks):  # the last reader clears up
-            self._withdraw(self.ranks)
         return found
 
     def _count(self) -> None:

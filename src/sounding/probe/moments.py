@@ -160,7 +160,10 @@ class Moments:
             if direct:  # a view of the first samples would take as long as the copy
                 torch.narrow_copy(samples, 0, 0, taken, out=slots[len(entries)])
             else:
-                _put(slots[len(entries)], samples[:taken])
+                slot, width = slots[len(entries)], shape[1]
+                if width < slot.shape[1]:
+                    slot[:, width:] = 0.0
+                slot[:, :width] = samples[:taken]
             entries.append(entry)
         if len(entries) == len(slots):
             self._digest(block)
@@ -233,16 +236,15 @@ class Moments:
 
     def _digest_all(self) -> None:
         for block in self.blocks.values():
-            self._digest(block)
+            if block.entries:
+                self._digest(block)
 
     def _digest(self, block: Block) -> None:
-        """Sum the matrices of a block up, and make it empty."""
-        if block.entries:
-            with no_autocast(block.gram):
-                self._summarize(block)
-
-    def _summarize(self, block: Block) -> None:
         """Reduce the matrices of a block to a digest, and leave the block empty."""
+        with no_autocast(block.gram):
+            self.digests.append(self._summarized(block))
+
+    def _summarized(self, block: Block) -> Digest:
         entries, block.entries = block.entries, []
         gram = block.gram[: len(entries)]
         if block.rows is None:
@@ -255,8 +257,7 @@ class Moments:
                 cross = torch.stack([one.double() for one, _ in products])
                 squared_mean = torch.stack([one.double() for _, one in products])
             summary = summarize_gram(gram, cross, squared_mean)
-            self.digests.append(Digest(entries, summary, self._decompose(gram, summary), None, broken))
-            return
+            return Digest(entries, summary, self._decompose(gram, summary), None, broken)
         rows = block.rows[: len(entries)]
         broken = None
         if rows.is_cuda and all(entry.dtype != torch.float64 for entry in entries):
@@ -268,8 +269,7 @@ class Moments:
         alive = torch.count_nonzero(mean, dim=1) if any(entry.count_dead for entry in entries) else None
         rows -= mean[:, None]
         summary = summarize_rows(rows, mean, lengths, gram)
-        spectrum = self._decompose(gram, summary, rows=rows, mean=mean)
-        self.digests.append(Digest(entries, summary, spectrum, alive, broken))
+        return Digest(entries, summary, self._decompose(gram, summary, rows=rows, mean=mean), alive, broken)
 
     def _decompose(
         self, gram: Tensor, summary: Summary, *, rows: Tensor | None = None, mean: Tensor | None = None
@@ -292,19 +292,6 @@ class Moments:
     def _eigenvalues(self, matrices: Tensor, samples: int) -> Tensor:
         found = self.spectra.decompose(matrices).flip(-1).clamp(min=0) / samples
         return torch.nn.functional.pad(found, (0, samples - found.shape[1]))
-
-
-def _put(slot: Tensor, samples: Tensor) -> None:
-    width = samples.shape[1]
-    if width < slot.shape[1]:
-        slot[:, width:] = 0.0
-        slot = slot[:, :width]
-    slot.copy_(samples)
-
-
-def _is_safe(norm: float, dtype: torch.dtype) -> bool:
-    low, high = SAFE[dtype]
-    return low < norm < high
 
 
 def _rescale_(rows: Tensor, lengths: Tensor, entries: list[Entry]) -> list[Entry]:
@@ -350,7 +337,8 @@ def _multiply(samples: Tensor, entry: Entry, block: Block) -> Tensor | None:
         return samples.amax(0) if entry.count_dead else None
     cross, squared_mean, mean = _inner_products(samples, out)
     size = out.trace().item() + squared_mean.item()
-    if not _is_safe(math.sqrt(size) if size >= 0 else math.nan, out.dtype):
+    low, high = SAFE[out.dtype]
+    if not low < (math.sqrt(size) if size >= 0 else math.nan) < high:
         if not _find_scale(samples, entry, out.dtype):
             return None
         cross, squared_mean, mean = _inner_products(samples.to(out.dtype) / entry.scale, out)

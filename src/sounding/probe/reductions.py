@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,8 +25,7 @@ TOKENS = 256  # positions of a sequence whose inner products are taken; their co
 ROUNDINGS = 16  # a sum of squares this many times the rounding of its parts is not told from zero
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(NamedTuple):
     """What is kept of some centred Gram matrices (calls, n, n): vectors and numbers, never a matrix.
 
     Args:
@@ -77,7 +76,8 @@ def summarize_gram(gram: Tensor, cross: Tensor, squared_mean: Tensor) -> Summary
     # A sample of zero has c_i = −h̄; rounding would leave it a length.
     zero = distinct + 2 * cross + level <= ROUNDINGS * torch.finfo(gram.dtype).eps * (distinct + level)
     distinct, cross = torch.where(zero, level, distinct), torch.where(zero, -level, cross)
-    inverse = _inverse(_squares(distinct, cross, squared_mean))
+    squares = (distinct + 2 * cross + level).clamp(min=0)
+    inverse = torch.where(squares > 0, squares.clamp(min=TINY).rsqrt(), 0.0)
     # The largest is taken out first: in float32 the inverse of a small length would overflow.
     unit = inverse.amax(1, keepdim=True).clamp(min=TINY)
     shares = (inverse / unit).to(gram.dtype)
@@ -86,8 +86,7 @@ def summarize_gram(gram: Tensor, cross: Tensor, squared_mean: Tensor) -> Summary
     return Summary(distinct, cross, squared_mean, torch.linalg.vector_norm(gram, dim=(1, 2)), turned)
 
 
-@dataclass(frozen=True, slots=True)
-class Sums:
+class Sums(NamedTuple):
     """A summary in float64, as numpy has it: from here to the measures there are some fifty operations on a few hundred
     numbers, which take numpy a quarter of torch's time."""
 
@@ -100,19 +99,13 @@ class Sums:
 
 def join(summaries: Sequence[Summary]) -> Sums:
     """One summary, in float64, of the calls of several."""
-    return Sums(
-        _joined([one.distinct for one in summaries]),
-        _joined([one.cross for one in summaries]),
-        _joined([one.squared_mean for one in summaries]),
-        _joined([one.norm for one in summaries]),
-        _joined([one.turned for one in summaries]),
-    )
 
+    def joined(parts: Sequence[Tensor]) -> np.ndarray:
+        if parts[0].is_cuda:
+            return np.asarray(torch.cat(list(parts)).double().cpu().numpy())  # one transfer
+        return np.concatenate([part.numpy() for part in parts], dtype=np.float64)
 
-def _joined(parts: Sequence[Tensor]) -> np.ndarray:
-    if parts[0].is_cuda:
-        return np.asarray(torch.cat(list(parts)).double().cpu().numpy())  # one transfer
-    return np.concatenate([part.numpy() for part in parts], dtype=np.float64)
+    return Sums(*map(joined, zip(*summaries, strict=True)))
 
 
 @np.errstate(over="ignore", invalid="ignore")  # a call that is not finite has measures that are not
@@ -145,15 +138,6 @@ def _mean_cosines(sums: Sums, squares: np.ndarray) -> np.ndarray:
     count = present.sum(axis=1)
     cosines = (whole - count) / np.maximum(count * (count - 1), 1)
     return np.where(count > 1, np.minimum(np.maximum(cosines, -1.0), 1.0), 0.0)
-
-
-def _squares(distinct: Tensor, cross: Tensor, squared_mean: Tensor) -> Tensor:
-    return (distinct + 2 * cross + squared_mean[:, None]).clamp(min=0)
-
-
-def _inverse(squares: Tensor) -> Tensor:
-    """1/‖h_i‖, 0 for a sample of zero."""
-    return torch.where(squares > 0, squares.clamp(min=TINY).rsqrt(), 0.0)
 
 
 def whole_gram_(gram: Tensor, cross: Tensor, squared_mean: Tensor) -> Tensor:

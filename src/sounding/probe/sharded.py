@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,8 @@ def find_shards(root: nn.Module) -> Shards | None:
         return None
     groups = [group for module in modules for group in groups_of(module)]
     plain = {id(held.sharded_param) for group in groups for held in group.fsdp_params if not held.is_dtensor}
-    ranks = {rank for _, weight in weights for rank in _mesh_ranks(weight)}
+    meshes: list[Any] = [weight for _, weight in weights]
+    ranks = {rank for weight in meshes for rank in weight.device_mesh.mesh.flatten().tolist()}
     shapes = ";".join(f"{name}:{tuple(weight.shape)}" for name, weight in parameters)
     return Shards(
         hashlib.sha256(shapes.encode()).hexdigest()[:16],
@@ -158,8 +160,8 @@ def _items(index: int, one: Pass) -> Iterator[_Item]:
         gradient = call.gradient
         place = gradient.place if isinstance(gradient, Part) else call.place
         if gradient is not None and place is not WHOLE:
-            accept = _take_gradient(call, gradient)
-            yield _Item(f"{key}/gradient", place, _numbers(gradient), accept, _lose_gradient(call))
+            take, lose = partial(setattr, call, "gradient"), partial(_lose_gradient, call)
+            yield _gradient_item(f"{key}/gradient", place, gradient, take, lose)
         if call.gram is not None:
             yield _forward_item(key, one, call)
 
@@ -167,46 +169,37 @@ def _items(index: int, one: Pass) -> Iterator[_Item]:
 def _weights(key: str, weights: dict[str, float], gaps: dict[str, str]) -> list[_Item]:
     """What must be exchanged for the weight gradients that lie in parts."""
 
-    def item(name: str, part: Part) -> _Item:
-        def accept(found: Sequence[np.ndarray]) -> None:
-            weights[name] = _join(found, part)
+    def lose(name: str, reason: str) -> None:
+        weights.pop(name, None)
+        gaps[name] = f"weight gradient: {reason}"
 
-        def refuse(reason: str) -> None:
-            weights.pop(name, None)
-            gaps[name] = f"weight gradient: {reason}"
+    return [
+        _gradient_item(
+            f"{key}/weight/{name}", part.place, part, partial(weights.__setitem__, name), partial(lose, name)
+        )
+        for name, part in weights.items()
+        if isinstance(part, Part) and part.place is not WHOLE
+    ]
 
-        return _Item(f"{key}/weight/{name}", part.place, _numbers(part), accept, refuse)
 
-    parts = [(name, value) for name, value in weights.items() if isinstance(value, Part)]
-    return [item(name, part) for name, part in parts if part.place is not WHOLE]
-
-
-def _numbers(part: float) -> np.ndarray:
-    """What the others need of a gradient: its log-norm, or all of a summand."""
+def _gradient_item(
+    key: str, place: Place, part: float, take: Callable[[float], None], lose: Callable[[str], None]
+) -> _Item:
+    """Processes send the log-norm of their part of a gradient, or all of a summand; `take` gets that of the whole."""
     summand = getattr(part, "summand", None)
-    return np.array([part]) if summand is None else summand.numpy()
 
-
-def _join(found: Sequence[np.ndarray], part: float) -> float:
-    """The log-norm of the whole from what all processes sent."""
-    if getattr(part, "summand", None) is not None:
-        return log_norm(torch.from_numpy(np.sum(found, axis=0)))
-    return join_log_norms([float(value[0]) for value in found])
-
-
-def _take_gradient(call: OpenCall, gradient: float) -> Callable[[Sequence[np.ndarray]], None]:
     def accept(found: Sequence[np.ndarray]) -> None:
-        call.gradient = _join(found, gradient)
+        if summand is None:
+            take(join_log_norms([float(value[0]) for value in found]))
+        else:
+            take(log_norm(torch.from_numpy(np.sum(found, axis=0))))
 
-    return accept
+    return _Item(key, place, np.array([part]) if summand is None else summand.numpy(), accept, lose)
 
 
-def _lose_gradient(call: OpenCall) -> Callable[[str], None]:
-    def refuse(reason: str) -> None:
-        call.gradient = None
-        call.notes += (f"gradient: {reason}",)
-
-    return refuse
+def _lose_gradient(call: OpenCall, reason: str) -> None:
+    call.gradient = None
+    call.notes += (f"gradient: {reason}",)
 
 
 def _forward_item(key: str, one: Pass, call: OpenCall) -> _Item:
@@ -251,8 +244,3 @@ def _factor(gram: np.ndarray, features: int) -> Tensor:
     found = vectors[:, n - kept :] * np.sqrt(np.clip(values[n - kept :], 0, None))
     samples[:, :kept] = torch.from_numpy(np.ascontiguousarray(found))
     return samples
-
-
-def _mesh_ranks(weight: Any) -> list[int]:
-    ranks: list[int] = weight.device_mesh.mesh.flatten().tolist()
-    return ranks

@@ -85,7 +85,11 @@ class ModelState:
                 where graphs were opened since that are still of use.
         """
         ways: Iterator[tuple[str, Callable[[], Any]]] = chain(
-            (("", partial(_set_kind, module, kind)) for module, kind in self.modules if type(module) is not kind),
+            (
+                ("", partial(setattr, module, "__class__", kind))
+                for module, kind in self.modules
+                if type(module) is not kind
+            ),
             (("", partial(refill, store, {})) for store in self._empty.values() if store),
             (("", partial(refill, container, before)) for container, before in self._contents.values()),
             ((held.name, held.restore) for held in self.tensors),
@@ -141,7 +145,11 @@ class ModelState:
         elif isinstance(value, nn.Module):
             yield from self._take_module(name, value)
         elif isinstance(value, dict):
-            yield from self._take_dict(value)
+            if value:
+                self._contents[id(value)] = (value, dict(value))
+                yield from value.items()
+            else:
+                self._empty[id(value)] = value
             yield from self._take_object(value)
         elif isinstance(value, list | deque | set):
             self._contents[id(value)] = (value, value.copy())
@@ -199,13 +207,6 @@ class ModelState:
             self._ways_back.append((name, _script(module)))
         yield from self._take_class(type(module))
 
-    def _take_dict(self, value: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
-        if value:
-            self._contents[id(value)] = (value, dict(value))
-            yield from value.items()
-        else:
-            self._empty[id(value)] = value
-
     def _take_object(self, value: Any) -> Iterator[tuple[Any, Any]]:
         """The attributes of an object that is no module: those in its dictionary, and those in slots."""
         kind = type(value)
@@ -233,10 +234,6 @@ class ModelState:
             if held:
                 self._ways_back.append((base.__name__, partial(_set_class, base, held)))
                 yield from held.items()
-
-
-def _set_kind(module: nn.Module, kind: type[nn.Module]) -> None:
-    module.__class__ = kind
 
 
 def _join(name: str, key: Any) -> str:

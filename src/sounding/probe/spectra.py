@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -27,35 +26,24 @@ class Spectra:
     def decompose(self, matrices: Tensor) -> Tensor:
         """The eigenvalues (matrices, n), ascending, of (matrices, n, n)."""
         count, n, _ = matrices.shape
+        find: Callable[[Tensor], Tensor] = torch.linalg.eigvalsh
         if matrices.device.type != "cpu":
-            return _eigenvalues(matrices)
-        threads = min(torch.get_num_threads(), WORKERS)
+            return find(matrices)
+        before = torch.get_num_threads()
+        threads = min(before, WORKERS)
         pieces = torch.split(matrices, min(-(-count // threads), max(PIECE // n**2, 1)))
         if min(threads, count) < 2 or count * n**3 < WORTHWHILE:
-            return torch.cat([_eigenvalues(piece) for piece in pieces])
+            return torch.cat(list(map(find, pieces)))
         if self._pool is None:
             self._pool = ThreadPoolExecutor(threads, thread_name_prefix="sounding-spectra")
-        with _one_thread_each():
-            return torch.cat(list(self._pool.map(_eigenvalues, pieces)))
+        torch.set_num_threads(1)  # one number for all threads, so it is set back
+        try:
+            return torch.cat(list(self._pool.map(find, pieces)))
+        finally:
+            torch.set_num_threads(before)
 
     def close(self) -> None:
         """Let the threads go."""
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
-
-
-def _eigenvalues(matrices: Tensor) -> Tensor:
-    found: Tensor = torch.linalg.eigvalsh(matrices)
-    return found
-
-
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Torch's number of threads is one number for all of them, so it is changed for the while and set back."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -49,8 +49,18 @@ def collect(
     idle = [spec.name for spec in _never_called(passes, specs) if spec.weighs]
     if idle:
         own["never_called"] = idle
-    network = _network_values(passes, growth)
-    return Reading(_record_input(passes), tuple(calls), network, {**own, **settings}, source=source)
+    arrived = [{} if one.input_gradient is None else {"gradient_log_norm": one.input_gradient} for one in passes]
+    values, errors = _means([one.input | gradient for one, gradient in zip(passes, arrived, strict=True)])
+    width = next((one.input_features for one in passes if one.input_features), 0)
+    network: dict[str, Estimate] = {}
+    if growth is not None:
+        network["gradient_growth"] = Estimate(growth.growth, growth.growth_stderr)
+        network["gradient_log_rate"] = Estimate(growth.log_rate, growth.log_rate_stderr)
+    aligned = [one.alignment for one in passes if isinstance(one.alignment, float)]
+    if aligned:
+        network["gradient_alignment"] = Estimate(*_mean(aligned))
+    given = LayerCall(0, INPUT, values, errors=errors, features=width)
+    return Reading(given, tuple(calls), network, {**own, **settings}, source=source)
 
 
 def merge_order(passes: Sequence[Pass]) -> list[str]:
@@ -94,8 +104,8 @@ def _curves(passes: Sequence[Pass], chosen: Sequence[OpenCall]) -> list[list[flo
     """ln‖gradient‖ at the chosen layers, of the passes that have any."""
     if not chosen:
         return []
-    tables = [{call.name: _gradient(call) for call in one.calls} for one in passes]
-    curves = [[_number(table.get(call.name)) for call in chosen] for table in tables]
+    tables = [{call.name: found for call in one.calls if (found := _gradient(call)) is not None} for one in passes]
+    curves = [[table.get(call.name, math.nan) for call in chosen] for table in tables]
     return [curve for curve in curves if any(map(math.isfinite, curve))]
 
 
@@ -136,7 +146,8 @@ def _gaps(one: Pass) -> Iterator[tuple[str, str]]:
         gradient = _gradient(call)
         for note in call.notes:
             yield call.name, note
-        if gradient is None and call.reason is None and backward and not _told(call):
+        told = any(note.startswith("gradient") for note in call.notes)
+        if gradient is None and call.reason is None and backward and not told:
             yield call.name, f"gradient: {LOST if call.hooked else 'its output does not ask for a gradient'}"
     if not isinstance(one.alignment, float) and one.calls:
         weighs = any(call.spec.weighs for call in one.calls)
@@ -144,10 +155,6 @@ def _gaps(one: Pass) -> Iterator[tuple[str, str]]:
         yield NETWORK, f"gradient alignment: {one.alignment or absent}"
     if not backward and one.calls:
         yield NETWORK, "gradients: no backward pass reached a measured output"
-
-
-def _told(call: OpenCall) -> bool:
-    return any(note.startswith("gradient") for note in call.notes)
 
 
 def _never_called(passes: Sequence[Pass], specs: Sequence[Spec]) -> Iterator[Spec]:
@@ -213,17 +220,6 @@ def _gradient(call: OpenCall) -> float | None:
     return call.gradient if call.same_as is None else call.same_as.gradient
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _input_values(one: Pass) -> dict[str, float]:
-    values = dict(one.input)
-    if one.input_gradient is not None:
-        values["gradient_log_norm"] = one.input_gradient
-    return values
-
-
 def _record(depth: int, first: OpenCall, found: Sequence[OpenCall], weights: Sequence[WeightGradient]) -> LayerCall:
     """The record of one call of a model, from that call in every pass; a hidden one holds no numbers."""
     spec = first.spec
@@ -240,12 +236,6 @@ def _record(depth: int, first: OpenCall, found: Sequence[OpenCall], weights: Seq
         first.positions,
         spec.weighs,
     )
-
-
-def _record_input(passes: Sequence[Pass]) -> LayerCall:
-    values, errors = _means([_input_values(one) for one in passes])
-    width = next((one.input_features for one in passes if one.input_features), 0)
-    return LayerCall(0, INPUT, values, errors=errors, features=width)
 
 
 def _means(found: Sequence[dict[str, float]]) -> tuple[dict[str, float], dict[str, float | None]]:
@@ -294,17 +284,6 @@ def _weight_norms(
         if len(found) > 1:
             found.sort(key=lambda weight: (weight.name in vectors, weight.value == -math.inf))
     return norms
-
-
-def _network_values(passes: Sequence[Pass], growth: Growth | None) -> dict[str, Estimate]:
-    found: dict[str, Estimate] = {}
-    if growth is not None:
-        found["gradient_growth"] = Estimate(growth.growth, growth.growth_stderr)
-        found["gradient_log_rate"] = Estimate(growth.log_rate, growth.log_rate_stderr)
-    aligned = [one.alignment for one in passes if isinstance(one.alignment, float)]
-    if aligned:
-        found["gradient_alignment"] = Estimate(*_mean(aligned))
-    return found
 
 
 def _settings(
