@@ -1,4 +1,9 @@
-"""Cures: every remedy of the papers on a model of your own, in place, with evidence and undo."""
+"""Cures: every remedy of the papers on a model of your own, in place, with evidence and undo.
+
+A function whose name ends with an underscore changes the model that it is given, wholly or, where it raises, not at
+all. `include` and `exclude` choose layers by name: a pattern such as "features.*", several of them, or a function of
+name and module. `generator` is the source of randomness, by default torch's own.
+"""
 
 from sounding.repair.attention import qk_norm_
 from sounding.repair.changes import Change, Changes, Untouched

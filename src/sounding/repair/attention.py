@@ -38,7 +38,6 @@ def qk_norm_(
     attentions are known by their layers for queries and keys, or one for queries, keys and values.
 
     Args:
-        model: changed in place.
         heads: of every attention; by default what the modules or the configuration say.
         include, exclude: name filters on the attentions.
 

@@ -15,7 +15,7 @@ from sounding.probe.calls import named_parameters
 from sounding.probe.outputs import tensors_in
 from sounding.probe.shortcut import LEAF
 from sounding.probe.state import DropoutAtRest, unwrap
-from sounding.repair.passes import Inputs, call_model, check_inputs
+from sounding.repair.passes import Inputs, call_model, check_inputs, map_tensors
 from sounding.repair.snapshot import undisturbed
 
 # operations through which a weight reaches the product that it takes part in
@@ -67,11 +67,13 @@ def find_branches(model: nn.Module, inputs: Inputs) -> tuple[Branch, ...]:
     check_inputs(inputs)
     named = named_parameters(unwrap(model))
     frozen = [parameter for _, parameter in named if parameter.is_floating_point() and not parameter.requires_grad]
+    # the graph begins at what asks for a gradient
+    asking = map_tensors(inputs, lambda one: one.detach().requires_grad_() if one.is_floating_point() else one)
     try:
         for parameter in frozen:  # the graph holds only what asks for a gradient
             parameter.requires_grad_(True)
         with undisturbed(model), torch.enable_grad(), DropoutAtRest():
-            output = call_model(model, _asking(inputs))
+            output = call_model(model, asking)
     finally:
         for parameter in frozen:
             parameter.requires_grad_(False)
@@ -85,15 +87,6 @@ def find_branches(model: nn.Module, inputs: Inputs) -> tuple[Branch, ...]:
             hint="another method; blocks under torch.utils.checkpoint are seen once checkpointing is off",
         )
     return tuple(found)
-
-
-def _asking(inputs: Inputs) -> Inputs:
-    """The inputs with floating-point tensors that ask for a gradient, so that the graph begins at them."""
-    if isinstance(inputs, Tensor):
-        return inputs.detach().requires_grad_() if inputs.is_floating_point() else inputs
-    if isinstance(inputs, tuple | list):
-        return tuple(_asking(item) if isinstance(item, Tensor) else item for item in inputs)
-    return {key: _asking(item) if isinstance(item, Tensor) else item for key, item in inputs.items()}
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,6 @@ def orthogonal_init_(layer: nn.Module, *, gain: float = 1.0, generator: torch.Ge
     Args:
         layer: nn.Linear, nn.Conv*d or nn.ConvTranspose*d; changed in place and returned.
         gain: factor on the root mean square.
-        generator: source of randomness.
 
     >>> layer = orthogonal_init_(torch.nn.Linear(64, 256))
     >>> torch.allclose(layer.weight.T @ layer.weight, 4 * torch.eye(64), atol=1e-5)
@@ -104,10 +103,7 @@ def haar_(
     Gaussian weights make it grow exponentially (meanfield2019).
 
     Args:
-        model: changed in place.
         gain: one number, one by layer name, or a function of layer name and index among the changed layers.
-        include, exclude: name filters.
-        generator: source of randomness.
 
     >>> changes = haar_(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()))
     >>> [change.name for change in changes.changed]
@@ -213,12 +209,9 @@ def lsuv_(
     is in training mode, with batch statistics. One forward pass: each layer is set when the signal reaches it.
 
     Args:
-        model: changed in place.
         inputs: a batch.
         tolerance: how far from 1 the variance may stay.
         iterations: rescalings per layer at most (one suffices for a linear map without bias).
-        include, exclude: name filters.
-        generator: source of randomness.
     """
 
     def fill(layer: nn.Module, x: Tensor, name: str) -> None:

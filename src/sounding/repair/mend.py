@@ -49,11 +49,9 @@ def redraw_(
     default.
 
     Args:
-        model: changed in place.
         include: layers to draw anew; by default those whose weights the audit names: not finite, never written,
             constant, of an odd scale, or with fans exchanged.
         exclude: layers to leave alone.
-        generator: source of randomness; by default torch's own.
     """
     source = _generator(generator)
 
@@ -75,9 +73,7 @@ def unclone_(
     """Draw anew, each by its own law, every weight that starts as the copy of another; the first one stays.
 
     Args:
-        model: changed in place.
         include, exclude: name filters on the layers that hold copies.
-        generator: source of randomness; by default torch's own.
     """
     root = unwrap(model)
     chosen, untouched = _allowed(root, [one for one, _ in find_copies(take_stock(root))], include, exclude)
@@ -95,7 +91,6 @@ def zero_biases_(model: nn.Module, *, include: NameFilter = None, exclude: NameF
     """Set biases to zero.
 
     Args:
-        model: changed in place.
         include: layers whose biases become zero, "*" for all; by default those whose bias the audit names, because it
             drowns what the layer is given or is not finite.
         exclude: layers to leave alone, such as gates and an output that starts at the classes' frequencies.
@@ -112,7 +107,6 @@ def reset_norms_(model: nn.Module, *, include: NameFilter = None, exclude: NameF
     """Set scales of norms to one and their shifts to zero; a norm that multiplies by 1 + weight gets a weight of zero.
 
     Args:
-        model: changed in place.
         include: norms to reset, "*" for all; by default those whose scale or shift the audit names.
         exclude: norms to leave alone.
     """
@@ -134,7 +128,6 @@ def scale_embeddings_(
     norm are of the order of 1, and where it is not, the known law that is closest.
 
     Args:
-        model: changed in place.
         std: the standard deviation to give them instead.
         include: embeddings to scale; by default those whose scale the audit names.
         exclude: embeddings to leave alone.

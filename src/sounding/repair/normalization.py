@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +57,6 @@ def add_batchnorm_(
     names, and functional or shared activations need no change. Biases before a norm are left, though it cancels them.
 
     Args:
-        model: changed in place.
         inputs: a batch, for one forward pass that tells which layers run, in which order and on what shapes.
         kind: batch, layer or rms.
         include, exclude: name filters. The last layer to run is left alone unless it is included by name.
@@ -98,9 +98,7 @@ def swap_normalization_(
     """Replace every normalization layer by another kind; scale and shift are kept where the new one has them.
 
     Args:
-        model: changed in place.
         kind: batch, layer, rms or none.
-        include, exclude: name filters.
     """
     changed: list[Change] = []
     untouched: list[Untouched] = []
@@ -136,10 +134,6 @@ def batch_statistics_(model: nn.Module, *, include: NameFilter = None, exclude: 
     Such a norm divides by running statistics that nobody has estimated: of a model whose `train` puts its norms into
     evaluation mode, or of a class that has no other mode (FrozenBatchNorm2d). The statistics are dropped, so that the
     batch's own are used in both modes; the latter classes are replaced by `nn.BatchNorm2d`.
-
-    Args:
-        model: changed in place.
-        include, exclude: name filters.
     """
     root = unwrap(model)
     with undisturbed(model):
@@ -152,10 +146,14 @@ def batch_statistics_(model: nn.Module, *, include: NameFilter = None, exclude: 
     changed: list[Change] = []
     with all_or_nothing(model), torch.no_grad():
         for name, module in chosen:
-            norm = _thawed(module) if _is_frozen(module) else module
-            if norm is not module:
+            norm: Any = module
+            if _is_frozen(module):
+                weight, eps = weight_of(module), getattr(module, "eps", 1e-5)
+                norm = nn.BatchNorm2d(len(weight), eps=eps, device=weight.device, dtype=weight.dtype)
+                norm.weight.copy_(weight)
+                norm.bias.copy_(module.bias)
                 parent, _, key = name.rpartition(".")
-                setattr(root.get_submodule(parent), key, norm)
+                setattr(root.get_submodule(parent), key, norm.train(module.training))
             norm.track_running_stats = False
             for buffer in ("running_mean", "running_var", "num_batches_tracked"):
                 setattr(norm, buffer, None)  # without them evaluation takes the batch’s own, too
@@ -173,17 +171,6 @@ def _is_frozen(module: nn.Module) -> bool:
     return "FrozenBatchNorm" in type(module).__name__ and isinstance(getattr(module, "running_var", None), Tensor)
 
 
-def _thawed(frozen: nn.Module) -> nn.BatchNorm2d:
-    weight, bias, eps = frozen.weight, frozen.bias, getattr(frozen, "eps", 1e-5)
-    assert isinstance(weight, Tensor)
-    assert isinstance(bias, Tensor)
-    norm = nn.BatchNorm2d(len(weight), eps=eps, device=weight.device, dtype=weight.dtype)
-    assert isinstance(norm.weight, Tensor)
-    norm.weight.copy_(weight)
-    norm.bias.copy_(bias)
-    return norm.train(frozen.training)
-
-
 def break_batchnorm_(
     model: nn.Module,
     *,
@@ -198,10 +185,7 @@ def break_batchnorm_(
     collapses in spite of batch norm and training stalls.
 
     Args:
-        model: changed in place.
         bound: 2a; by default 2/√fan_in of each layer.
-        include, exclude: name filters.
-        generator: source of randomness.
     """
 
     def fill(layer: nn.Module, _name: str, _index: int) -> str:

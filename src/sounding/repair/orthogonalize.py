@@ -64,8 +64,6 @@ def orthogonalize_(
             blown up without bound. Besides, 2·fan_in/samples times the median of σ² is added to every σ²: with few
             samples the small singular values are noise, and a fresh batch would be blown up along them.
         rows: at most this many patches or tokens are used in one layer.
-        include, exclude: name filters.
-        generator: source of randomness.
 
     Raises:
         UsageError: too few samples for a layer; inputs that are not finite; no layer to change.

@@ -44,6 +44,15 @@ def tensors_of(inputs: Inputs) -> list[Tensor]:
     return [value for value in values if isinstance(value, Tensor)]
 
 
+def map_tensors(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
+    """The same batch with each of its tensors changed."""
+    if isinstance(inputs, Tensor):
+        return change(inputs)
+    if isinstance(inputs, Mapping):
+        return {key: change(value) if isinstance(value, Tensor) else value for key, value in inputs.items()}
+    return tuple(change(value) if isinstance(value, Tensor) else value for value in inputs)
+
+
 def check_inputs(inputs: Inputs) -> None:
     """Floating point inputs must be finite and there must be at least two samples."""
     tensors = tensors_of(inputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from sounding.measures import participation_ratio
 from sounding.probe.state import unwrap
 from sounding.repair.changes import Change, Changes, Untouched
 from sounding.repair.layers import FROZEN, WEIGHT_LAYERS, NameFilter, left_out, sort_out
-from sounding.repair.passes import Inputs, call_model, call_order, check_inputs, hooked, sample_count
+from sounding.repair.passes import Inputs, call_model, call_order, check_inputs, hooked, map_tensors, sample_count
 from sounding.repair.snapshot import all_or_nothing, undisturbed
 
 Progress = Callable[[str, int, float], None]
@@ -42,20 +42,6 @@ class _Place:
     name: str
     module: nn.Module
     side: str
-
-
-@dataclass(frozen=True)
-class _Schedule:
-    """How to descend; `rate` None is a step towards the target, measured by the loss itself."""
-
-    target: float | None
-    rate: float | None
-    batch_size: int
-    batches: int
-    steps: int
-    force: bool
-    generator: torch.Generator | None
-    progress: Progress | None
 
 
 def raise_rank_(
@@ -109,14 +95,25 @@ def raise_rank_(
     """
     check_inputs(inputs)
     size = min(batch_size, max(2, sample_count(inputs) // 2))  # two minibatches must be able to differ
-    schedule = _Schedule(target, rate, size, batches, steps, force, generator, progress)
-    _check_schedule(schedule, batch_size)
+    if rate is not None and not (math.isfinite(rate) and rate > 0):
+        raise UsageError(f"rate must be positive, got {rate}", hint="1e-3")
+    if min(batches, steps) < 1 or batch_size < 2:
+        raise UsageError(
+            f"expected at least 1 minibatch of 2 samples and 1 step, got {batches} minibatches of {batch_size} "
+            f"samples and {steps} steps"
+        )
+    if target is not None and not 1 <= target < size:
+        raise UsageError(
+            f"the participation ratio of {size} samples lies from 1 to {size}, got the target {target:g}",
+            hint="a smaller target, or more samples and a larger batch_size",
+        )
     parameters, untouched = _trainable(model, include, exclude)
     changed, notes = [], []
     with all_or_nothing(model), undisturbed(model):
         for places in _groups(model, inputs, layers, together=rate is None):
             place = places[-1]
-            aim, ratios = _raise_at(model, inputs, places, parameters, schedule)
+            drawn = (_draw(inputs, size, generator) for _ in range(batches))
+            aim, ratios = _raise_at(model, drawn, places, parameters, target, rate, steps, force, progress)
             first, last = sum(ratios[:STREAK]) / len(ratios[:STREAK]), sum(ratios[-STREAK:]) / len(ratios[-STREAK:])
             reached = aim is not None and min(ratios[-STREAK:]) >= aim
             if last < FALL * first and not reached:
@@ -129,23 +126,6 @@ def raise_rank_(
             if aim is not None:
                 notes.append(f"{place.name}: target {aim:.3g} {'reached' if reached else 'not reached'}")
     return Changes("raise_rank", tuple(changed), tuple(untouched), tuple(notes))
-
-
-def _check_schedule(schedule: _Schedule, asked: int) -> None:
-    """Refuse rates, counts and targets that no descent can have."""
-    rate, target, size = schedule.rate, schedule.target, schedule.batch_size
-    if rate is not None and not (math.isfinite(rate) and rate > 0):
-        raise UsageError(f"rate must be positive, got {rate}", hint="1e-3")
-    if min(schedule.batches, schedule.steps) < 1 or asked < 2:
-        raise UsageError(
-            f"expected at least 1 minibatch of 2 samples and 1 step, got {schedule.batches} minibatches of {asked} "
-            f"samples and {schedule.steps} steps"
-        )
-    if target is not None and not 1 <= target < size:
-        raise UsageError(
-            f"the participation ratio of {size} samples lies from 1 to {size}, got the target {target:g}",
-            hint="a smaller target, or more samples and a larger batch_size",
-        )
 
 
 def _groups(
@@ -197,56 +177,54 @@ def _draw(inputs: Inputs, size: int, generator: torch.Generator | None) -> Input
     device = generator.device if generator is not None else None
     chosen = torch.randperm(samples, generator=generator, device=device)[:size]  # drawn where the generator lives
 
-    def take(value: Any) -> Any:
-        return value[chosen.to(value.device)] if isinstance(value, Tensor) and len(value) == samples else value
-
-    if isinstance(inputs, Tensor):
-        return take(inputs)  # type: ignore[no-any-return]
-    if isinstance(inputs, Mapping):
-        return {key: take(value) for key, value in inputs.items()}
-    return tuple(take(value) for value in inputs)
+    return map_tensors(inputs, lambda value: value[chosen.to(value.device)] if len(value) == samples else value)
 
 
 def _raise_at(
-    model: nn.Module, inputs: Inputs, places: list[_Place], parameters: list[nn.Parameter], schedule: _Schedule
+    model: nn.Module,
+    batches: Iterable[Inputs],
+    places: list[_Place],
+    parameters: list[nn.Parameter],
+    aim: float | None,
+    rate: float | None,
+    steps: int,
+    force: bool,
+    progress: Progress | None,
 ) -> tuple[float | None, list[float]]:
     """Descend until the last place reaches the target; it, and the participation ratio each minibatch came with."""
-    aim, scales = schedule.target, None
-    ratios: list[float] = []
-    for number in range(schedule.batches):
-        batch = _draw(inputs, schedule.batch_size, schedule.generator)
-        for step in range(schedule.steps):
+    scales, ratios = None, list[float]()
+    for number, batch in enumerate(batches):
+        for step in range(steps):
             with torch.enable_grad():
                 features = [found.flatten(1) for found in _representations(model, batch, places)]
                 measured = [participation_ratio(matrix) for matrix in features]
                 logs = [matrix.double().square().mean().log() / 2 for matrix in features]  # ln of the root mean square
             values = [_check_ratio(*found) for found in zip(measured, features, places, strict=True)]
             _check_aim(features[-1], places[-1], aim)
-            tried = schedule.rate is not None or schedule.force
-            if number == step == 0 and not tried and values[-1] - 1 < COLLAPSED:
+            if number == step == 0 and rate is None and not force and values[-1] - 1 < COLLAPSED:
                 raise NumericalError(
                     f"the batch is collapsed at {places[-1].name!r}: its participation ratio is 1 + "
                     f"{max(values[-1] - 1, 0.0):.1g}, too near 1 for gradient steps to raise it",
                     hint="he or haar first, which keep the rank over depth: --method he,raise_rank",
                 )
             if step == 0:
-                if aim is None and schedule.rate is None:
+                if aim is None and rate is None:
                     aim = min(TIMES * values[-1], math.sqrt(values[-1] * min(features[-1].shape)))
                 ratios.append(values[-1])
-                if schedule.progress is not None:
-                    schedule.progress(places[-1].name, number, values[-1])
+                if progress is not None:
+                    progress(places[-1].name, number, values[-1])
                 if aim is not None and len(ratios) >= STREAK and min(ratios[-STREAK:]) >= aim:
                     return aim, ratios
             scales = [log.detach() for log in logs] if scales is None else scales
             with torch.enable_grad():
                 # behind frozen layers alone there is nothing to raise
                 loss = torch.stack([ratio.rsqrt() for ratio in measured if ratio.requires_grad]).mean()
-                if schedule.rate is None:
+                if rate is None:
                     moved = [
                         (log - scale).square() for log, scale in zip(logs, scales, strict=True) if log.requires_grad
                     ]
                     loss = loss + SCALE_WEIGHT * torch.stack(moved).mean()
-            _step(loss, parameters, schedule.rate, aim)
+            _step(loss, parameters, rate, aim)
     return aim, ratios
 
 

@@ -15,7 +15,7 @@ from sounding.encoding import fields_of
 from sounding.errors import NumericalError, SoundingError, TargetError, UsageError
 from sounding.probe.losses import Loss, training_loss
 from sounding.probe.records import STATUSES, Status
-from sounding.probe.state import set_mode, unwrap
+from sounding.probe.state import set_mode
 from sounding.probe.thresholds import THRESHOLDS
 from sounding.reader.blame import blame
 from sounding.reader.module import read
@@ -201,7 +201,14 @@ def recommend(
     >>> recommend(network, torch.randn(32, 16)).best.name
     'as it is'
     """
-    root = _copy(check_model(model))
+    root = check_model(model)
+    try:
+        root = copy.deepcopy(root)
+    except Exception as error:
+        raise UsageError(
+            f"recommend works on a copy, and copying the model raised {type(error).__name__}: {error}",
+            hint="sounding.plan(model, inputs, method=...), which needs no copy",
+        ) from error
     batch = as_inputs(inputs)
     check_inputs(batch)
     shown = [(batch, targets)] if fresh is None else [fresh() for _ in range(repeats)]
@@ -389,13 +396,3 @@ def _tell(cure: Candidate, before: State, after: State, changed: int) -> Tried:
 def _number(value: float, form: str, *, before: str = "", after: str = "") -> str:
     """A number as a table shows it, a dash where there is none."""
     return f"{before}{value:{form}}{after}" if not math.isnan(value) else "–"
-
-
-def _copy(model: nn.Module) -> nn.Module:
-    try:
-        return copy.deepcopy(unwrap(model))
-    except Exception as error:
-        raise UsageError(
-            f"recommend works on a copy, and copying the model raised {type(error).__name__}: {error}",
-            hint="sounding.plan(model, inputs, method=...), which needs no copy",
-        ) from error

@@ -36,7 +36,6 @@ def zero_residual_(
     with L branches of m weight layers (Fixup, Zhang et al. 2019).
 
     Args:
-        model: changed in place.
         inputs: a batch, for the pass that shows where the branches are.
         include, exclude: name filters on the layers that write to the stream.
     """
@@ -82,7 +81,6 @@ def scale_branches_(
       2025, α = 1). `base` is the number of blocks at which the rate was tuned.
 
     Args:
-        model: changed in place.
         inputs: a batch, for the pass that shows where the branches are.
         rule: one of the four.
         value: the factor at the start in place of the rule's own.

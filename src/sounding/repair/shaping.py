@@ -73,7 +73,6 @@ def shape_activations_(
     your own counts as an activation when it has no parameters and works value by value.
 
     Args:
-        model: changed in place.
         inputs: a batch, for one forward pass that tells the order.
         exponent: of the gains, instead of a measured one.
         law: an explosion law measured before, instead of measuring it now.
@@ -241,7 +240,6 @@ def explosion_law(
         gains: the gains to fit. By default 1, 2^(−½), 2^(−1), … until R has fallen twentyfold: past the plateau that
             GELU keeps down to 0.25. The plateau counts, as every layer of the network must cross it.
         depth: layers; growth is taken over the middle half.
-        generator: source of randomness.
 
     Raises:
         UsageError: the rate does not fall with the gain (a positively homogeneous activation), or too few gains.

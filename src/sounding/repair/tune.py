@@ -48,7 +48,6 @@ def tune_batchnorm_(
     it is least, an approximation, since positions of one image are not independent samples.
 
     Args:
-        model: changed in place.
         inputs: a batch, for one forward pass that tells the order and the batch size.
         depth: layers that gradients must cross; by default the model's weight layers.
         batch_size: how many values a norm averages in training; by default as many as it averages on the inputs.
