@@ -67,20 +67,22 @@ def main() -> None:
     sound: dict[str, tuple[sounding.Finding, ...]] = {}
     warned = []
     counts: Counter[str] = Counter()
+    of_body = {name: wanted.get("body") or getattr(faults.FAULTS[name], "body", name.partition("_")[0])
+               for name, wanted in expected.items()}  # fmt: skip
+    asked = {of_body[name] for name in expected if re.search(options.only, name)}
     for name in bodies.BODIES:
-        sound[name] = look(*bodies.build(name, options.seed))
-        if re.search(options.only, name):
+        if name in asked or re.search(options.only, name):
+            sound[name] = look(*bodies.build(name, options.seed))
             print(f"{name} sound: {words(sound[name])}", flush=True)
             counts["twins"] += 1
             warned += [name] * any(each.severity != "low" for each in sound[name])
     for name, wanted in expected.items():
         if not re.search(options.only, name):
             continue
-        body = wanted.get("body") or getattr(faults.FAULTS[name], "body", name.partition("_")[0])
         places = wanted.get("places") or [wanted["place"]]
         counts["faults"] += 1
         try:
-            found = new_findings(look(*faults.build(name, options.seed)), sound[body])
+            found = new_findings(look(*faults.build(name, options.seed)), sound[of_body[name]])
         except Exception as error:
             counts["errors"] += 1
             print(f"  {name}: raised {type(error).__name__}: {error}", flush=True)

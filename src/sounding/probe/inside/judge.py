@@ -13,7 +13,7 @@ from statistics import median
 
 from sounding.probe.calls import Pass
 from sounding.probe.inside.listen import Inside
-from sounding.probe.inside.oddities import BENDS, HARMFUL, SENTENCES
+from sounding.probe.inside.oddities import BENDS, SENTENCES
 from sounding.probe.inside.roles import block_of
 from sounding.probe.inside.rows import Seen, rows_of
 from sounding.probe.records import Finding, FindingKind, Severity, Unmeasured
@@ -100,20 +100,6 @@ def find_token_collapse(seen: Sequence[Seen]) -> Iterator[Finding]:
         expected=f"more than {THRESHOLDS.alike:.0%} outside what tokens share", found=f"{apart[-1]:.2g}",
         evidence={"apart_at_last": apart[-1], "apart_at_first": apart[0]},
     )  # fmt: skip
-
-
-def find_merged_tokens(seen: Sequence[Seen]) -> Iterator[Finding]:
-    """Positions that are replaced by one and the same vector."""
-    for one in seen:
-        if one.kind == "merged":
-            yield _finding(
-                "token_collapse", "medium" if one.shape[0] else "low", one,
-                f"From {one.name} on all positions of a sequence hold the same: what told them apart is gone, as if "
-                "they had been replaced by their mean.",
-                ("add what sums up a sequence to its positions, in place of putting it there",
-                 "nothing, if one vector is repeated on purpose for what reads it"),
-                expected="positions that differ", found="one vector at all of them", evidence={},
-            )  # fmt: skip
 
 
 def find_massive_activation(seen: Sequence[Seen]) -> Iterator[Finding]:
@@ -225,60 +211,6 @@ def find_odd_stream(seen: Sequence[Seen]) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def find_cuts(seen: Sequence[Seen]) -> Iterator[Finding]:
-    """Values that are read with a gradient on one way and without one on another."""
-    cut = [one for one in seen if one.kind == "cut"]
-    if cut:
-        more = f" and at {len(cut) - 1} more layers" if len(cut) > 1 else ""
-        yield _finding(
-            "detached", "low", cut[0],
-            f"What is read at {cut[0].name}{more} is detached, though trained weights have made it: along this "
-            "way (a skip, a state, a sample that was drawn, a target) nothing is learned.",
-            ("nothing, if it is meant as a target or a stopped gradient; else remove the detach()",),
-            expected="a gradient on every way", found="detached", evidence={"places": float(len(cut))},
-        )  # fmt: skip
-
-
-def find_alike_outputs(seen: Sequence[Seen]) -> Iterator[Finding]:
-    """One of several outputs that says the same of every sample."""
-    for one in seen:
-        if one.kind == "alike":
-            yield _finding(
-                "unused_input", "medium", one,
-                f"What the network returns at {one.shape[0]} is the same for every sample, though trained weights make "
-                "it: nothing of what tells samples apart reaches it.",
-                ("look for an index that takes the wrong step, and for units that are zero for every sample",),
-                expected="an output that differs between samples", found="one for all of them", evidence={},
-            )  # fmt: skip
-
-
-def find_huge_side_inputs(seen: Sequence[Seen]) -> Iterator[Finding]:
-    """What a layer is given beside the main input, in the unit in which it was counted."""
-    for one in seen:
-        if one.kind == "given":
-            (size,) = one.shape
-            yield _finding(
-                "huge_signal", "low", one,
-                f"What {one.name} is given beside the main input has a root mean square of {size:.3g}: as it comes it "
-                "drowns what this layer adds to it.",
-                ("scale it to unit size, or give sines and cosines of it",),
-                expected="a root mean square around 1", found=f"{size:.3g}", evidence={},
-            )  # fmt: skip
-
-
-def find_repeated_outputs(seen: Sequence[Seen]) -> Iterator[Finding]:
-    """Two outputs that are computed apart and are the same."""
-    for one in seen:
-        if one.kind == "repeated":
-            yield _finding(
-                "cloned_weights", "medium", one,
-                f"What the network returns at {one.shape[1]} is, number for number, what it returns at {one.shape[0]}: "
-                "both come from one module, or from copies, and what one of them learns the other forgets.",
-                ("give each output a module of its own", "nothing, if it is meant"),
-                expected="two outputs", found="one, twice", evidence={},
-            )  # fmt: skip
-
-
 def find_shut_gates(seen: Sequence[Seen]) -> Iterator[Finding]:
     """Gates of recurrent layers that let nothing through: shut in the mean, whatever comes in."""
     for one in seen:
@@ -328,52 +260,34 @@ def find_router_collapse(seen: Sequence[Seen]) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def find_mixed_samples(seen: Sequence[Seen]) -> Iterator[Finding]:
-    """Rows of the batch that meet on their way: they are nodes, or steps, and no independent samples."""
-    for one in seen:
-        if one.kind == "mixing":
-            yield _finding(
-                "mixed_samples", "low", one,
-                f"The rows of the batch are no independent samples: at {one.name} {one.shape[0]}. What the check calls "
-                "samples are the nodes of a graph, or steps of a sequence: rows that become alike are over-smoothing, "
-                "which other batches do not cure.",
-                ("batch_axis= if another axis holds the samples", "nothing, if it is meant: a graph, a memory bank"),
-                expected="rows that do not know of each other", found=str(one.shape[0]), evidence={},
-            )  # fmt: skip
-
-
-def find_oddities(seen: Sequence[Seen]) -> Iterator[Finding]:
-    """Operations in the wrong place, one finding for each kind of place."""
+def find_noted(seen: Sequence[Seen]) -> Iterator[Finding]:
+    """What was noted at single operations and calls, one finding for each sentence about it."""
     places: dict[str, list[Seen]] = {}
-    graph = any(one.kind == "mixing" for one in seen)  # whose nodes may be weighed among each other
     for one in seen:
-        if one.kind == "oddity" and not (one.shape[0] == "batch" and graph):
+        if one.kind == "note":
             places.setdefault(str(one.shape[0]), []).append(one)
+    if "mixing" in places:
+        places.pop("batch", None)  # the nodes of a graph may be weighed among each other
     for key, members in places.items():
-        kind, why, remedy, expected, found = SENTENCES[key]
-        more = f", and {len(members) - 1} more times" if len(members) > 1 else ""
+        first, more = members[0], f", and {len(members) - 1} more times" if len(members) > 1 else ""
+        said = SENTENCES[key]
+        why, found = (text.format(*first.shape[1:], name=first.name) for text in (said.why, said.found))
         yield _finding(
-            kind, "medium" if key in HARMFUL else "low", members[0], f"{why.format(name=members[0].name)}{more}.",
-            (remedy,), expected=expected, found=found, evidence={"places": float(len(members))},
+            said.kind, said.severity, first, f"{why}{more}.", tuple(said.remedies.split("\n")),
+            expected=said.expected, found=found, evidence={"places": float(len(members))},
         )  # fmt: skip
 
 
 FINDERS = (
-    find_oddities,
+    find_noted,
     find_entropy_collapse,
     find_token_collapse,
-    find_merged_tokens,
     find_massive_activation,
     find_odd_branch,
     find_odd_blocks,
     find_odd_stream,
-    find_cuts,
-    find_alike_outputs,
-    find_huge_side_inputs,
-    find_repeated_outputs,
     find_shut_gates,
     find_router_collapse,
-    find_mixed_samples,
 )
 
 

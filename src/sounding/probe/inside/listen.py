@@ -80,16 +80,14 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._trained = set(_keys(weight for weight in weights if weight.requires_grad))
         # zero weights give the same to every sample, which is a practice
         self._zeros = partial(any, (weight.dim() > 1 and not bool(weight.any()) for weight in weights))
-        self._learned: set[int] = set()  # storages of what a product with trained weights is behind, detached or not
+        # storages of what a product with trained weights is behind, detached or not, by the calls before they were made
+        self._learned: dict[int, int] = {}
         self.written = WrittenGates()
         self.attentions: list[Attention] = []
         self.gates: list[Gates] = []
         self.routers: list[Router] = []
         self.ranges: list[Range] = []
-        self.mixed: tuple[int, str] | None = None
-        self.cuts: list[int] = []
-        self.repeated: tuple[str, str] | None = None  # two outputs that are computed apart and are equal
-        self.alike: str | None = None  # what of several outputs is the same for every sample
+        self._mixed = False
         self.additions: list[Addition] = []
         self.given: dict[int, float] = {}  # mean squares of what layers are given as it comes, by the calls before them
         self.unread = 0.0  # the largest share of different tokens, or of positions, that no gradient comes back to
@@ -178,11 +176,10 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         learned = learned and not of_shapes and all(one.is_floating_point() for one in made)
         for key in fresh:
             self._born[key] = self._time if source is None else self._born.get(source, 0)
-            self._read.pop(key, None)
-            self._marks.pop(key, None)
-            self._factors.pop(key, None)
-            self._sums.pop(key, None)
-            (self._learned.add if learned else self._learned.discard)(key)
+            for known in (self._read, self._marks, self._factors, self._sums, self._learned):
+                known.pop(key, None)  # another storage at the same address inherits nothing
+            if learned:
+                self._learned[key] = self.calls()
             if mark is not None:
                 self._marks[key] = mark
             if source is not None:  # a stream times a number is still the stream, and was read as it was
@@ -222,8 +219,9 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _notice_cuts(self, args: Any) -> None:
         """Note a read without a gradient of what trained weights have made: something detached it on this way."""
         for tensor in _tensors(args):
-            if tensor.is_floating_point() and tensor.dim() > 1 and not tensor.requires_grad:
-                self.cuts += [self.calls()] * self._is_learned(tensor)
+            matters = tensor.is_floating_point() and tensor.dim() > 1
+            if matters and not tensor.requires_grad and self._is_learned(tensor):
+                self.oddities.tell(self.calls(), "cut", self._learned[_keys([tensor])[0]] - 1)
 
     def _is_learned(self, tensor: Tensor) -> bool:
         return any(key in self._learned for key in _keys([tensor]))
@@ -236,15 +234,15 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for path, tensor in whole:
             made, rows = self._is_learned(tensor), tensor.detach()
             if made and not tensor.requires_grad:
-                self.cuts.append(self.calls())
+                self.oddities.tell(self.calls(), "cut", self.calls())
             if made and rows.dim() > 1 and len(rows) == self._batch() > 1 and self._axis == 0:
                 spread = (rows.double() - rows[:1]).norm()
                 if float(spread) <= ROUNDING * float(rows.double().norm()) and not self._zeros():
-                    self.alike = path
+                    self.oddities.tell(self.calls(), "alike", path)
         for (first, one), (second, other) in itertools.combinations(whole, 2):
             apart = _keys([one]) != _keys([other]) and one.shape == other.shape and one.numel() > 1
             if apart and self._is_learned(one) and torch.equal(one, other):
-                self.repeated = (first, second)
+                self.oddities.tell(self.calls(), "repeated", first, second)
 
     def _mark(self, name: str, func: Any, args: Any, kwargs: Any, out: Any, taken: list[int]) -> Mark | None:
         """What the result of an operation is for attention, and a look at it where it is one."""
@@ -355,18 +353,21 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _mix(self, name: str, args: Any) -> None:
         """Note the first product or sum in which rows of the batch meet: a graph, or a batch axis that is not one."""
         size = self._batch()
-        if self.mixed is not None or size < 2 or len(args) < 2:
+        if self._mixed or size < 2 or len(args) < 2:
             return
-        left, right = (args[-2], args[-1])
+        left, right, how = args[-2], args[-1], ""
         if name in MIXERS and isinstance(left, Tensor) and isinstance(right, Tensor) and right.dim() == left.dim() == 2:
             weighs = any(self._marks.get(key, ("",))[0] == WEIGHT for key in _keys([right]))
             if left.shape[-1] == right.shape[0] == size == left.shape[0] and not weighs:
-                self.mixed = (self.calls(), "a matrix of all pairs of rows multiplies them")
+                how = "a matrix of all pairs of rows multiplies them"
         elif name in GATHERS and isinstance(args[0], Tensor) and args[0].dim() > 1 and args[1] == 0:
             indices = args[2] if isinstance(args[2], Tensor) else None
             repeated = indices is not None and indices.dim() == 1 and len(indices) > size
             if args[0].shape[0] == size and repeated and args[0].is_floating_point():
-                self.mixed = (self.calls(), "rows are added to one another by an index, as along the edges of a graph")
+                how = "rows are added to one another by an index, as along the edges of a graph"
+        if how:
+            self._mixed = True  # the first one is enough
+            self.oddities.tell(self.calls() - 1, "mixing", how)
 
     def _open_gates(self, module: nn.Module, args: Any) -> None:
         with torch.no_grad(), no_autocast(args[0]):
@@ -396,9 +397,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         left, right = args[:2]
         if left is right or left.shape != right.shape or left.dim() < 2 or left.numel() < 2:
             return None
-        if not left.is_floating_point():
-            return None
-        keys = _keys([left, right])
+        keys = _keys([left, right]) if left.is_floating_point() else []
         if len(keys) < 2 or any(self._marks.get(key, (LOGITS,))[0] != LOGITS for key in keys):
             return None  # weights, or scores of attention and their bias
         first, second = (self._born.get(key, 0) for key in keys)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from sounding.probe.records import FindingKind
+from sounding.probe.records import FindingKind, Severity
 from sounding.probe.thresholds import THRESHOLDS
 from sounding.probe.units import BOUNDS, saturated_fraction
 
@@ -29,103 +29,182 @@ STRAIGHT = PRODUCTS | frozenset(
 LAYERS = 3  # products from which on a network without activation was hardly meant: two are a factored matrix
 ROW = 4  # within a network: a branch that ends in a linear map, a sum and a smoothing one make three
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
-# what trainings lose to (docs/audit.md, what hurts); the others are notes
-HARMFUL = frozenset({"one", "batch", "row", "drowned", "shut", "flat"})
-# (kind, why, what to do, what is expected there, what was found), by what was noted; {name} is the module.
-SENTENCES: dict[str, tuple[FindingKind, str, str, str, str]] = {
-    "queries": (
+Note = tuple[int, str, tuple[int | str, ...]]
+
+
+class Sentence(NamedTuple):
+    """What is said of something that was noted: {name} is the module, {0} and {1} are what else is known."""
+
+    kind: FindingKind
+    severity: Severity  # medium is what trainings lose to (docs/audit.md, what hurts); the others are notes
+    why: str
+    remedies: str  # one in a line
+    expected: str
+    found: str
+
+
+SENTENCES: dict[str, Sentence] = {
+    "queries": Sentence(
         "wrong_axis",
+        "low",
         "The softmax of the attention at {name} runs over the queries, and the weights are then summed over the keys: "
         "what a query takes from all keys does not add up to one",
         "softmax(dim=-1) for scores of the shape (…, queries, keys)",
         "weights that sum to one over the keys",
         "weights that sum to one over the queries",
     ),
-    "places": (
+    "places": Sentence(
         "wrong_axis",
+        "low",
         "The norm at {name} runs over an axis that holds places (tokens, steps, pixels), and not over the features "
         "that the layer before it has made: its weights belong to places, and places are no longer independent",
         "move the features to the last axis (transpose, permute), or use GroupNorm(1, channels) for images",
         "a norm over the features",
         "a norm over places",
     ),
-    "one": (
+    "one": Sentence(
         "wrong_axis",
+        "medium",
         "{name} normalizes over a single value, which always gives zero: its output does not depend on its input",
         "fewer groups, a larger image at this place, or no norm here",
         "a norm over two or more values",
         "a norm over one value",
     ),
-    "batch": (
+    "batch": Sentence(
         "mixed_samples",
+        "medium",
         "The softmax at {name} runs over the axis of the samples: how much one of them weighs depends on the others",
         "softmax over the axis of the keys, steps or classes, mostly dim=-1",
         "weights that sum to one within a sample",
         "weights that sum to one over the batch",
     ),
-    "row": (
+    "row": Sentence(
         "activation",
+        "medium",
         "Up to {name} four layers or more stand in a row with no activation between them: together they compute what "
         "one layer could",
         "an activation behind each layer but the last",
         "an activation between layers",
         "none in a row of layers",
     ),
-    "wide": (
+    "wide": Sentence(
         "activation",
+        "low",
         "At {name} a layer with many outputs is followed by one with fewer, and no activation stands between them: "
         "together they compute what one small matrix could",
         "an activation between the two",
         "an activation behind a layer that widens",
         "none",
     ),
-    "drowned": (
+    "drowned": Sentence(
         "large_bias",
+        "medium",
         "What is added at {name} is the same for every sample and far larger than what tells samples apart: positions "
         "drown the tokens, until training has made them smaller",
         "draw both by laws of the same size, such as a standard deviation of 0.02",
         "positions of the size of the tokens",
         "a sum that is nearly the same for every sample",
     ),
-    "shut": (
+    "shut": Sentence(
         "shut_gates",
+        "medium",
         "A gate at {name} is shut for every sample: less than a thousandth of what it multiplies passes, and no more "
         "gradient comes back to what opens it",
         "start the bias in front of it at zero, or at a positive number where it keeps a state",
         "a gate that lets something through",
         "a gate that is shut",
     ),
-    "flat": (
+    "flat": Sentence(
         "saturation",
+        "medium",
         "The activation at {name} is flat for nearly all that it is given: it says little more than a sign, and hardly "
         "any gradient comes back",
         "smaller weights or inputs in front of it, or a norm",
         "inputs around one",
         "inputs far beyond where it bends",
     ),
-    "twice": (
+    "twice": Sentence(
         "activation",
+        "low",
         "At {name} an activation is applied to what the same activation has just made",
         "remove one of the two",
         "one activation between two layers",
         "the same activation twice",
     ),
-    "straight": (
+    "straight": Sentence(
         "activation",
+        "low",
         "Between its layers the network only adds and rearranges: however many layers it has, it computes a linear "
         "function, as one layer would",
         "an activation behind each layer but the last",
         "an activation between layers",
         "none",
     ),
+    "cut": Sentence(
+        "detached",
+        "low",
+        "What trained weights up to {0} have made is read at {name} without a gradient: along this way (a skip, a "
+        "state, a sample that was drawn, a target) nothing is learned",
+        "nothing, if it is meant as a target or a stopped gradient; else remove the detach()",
+        "a gradient on every way",
+        "what {0} has made, detached",
+    ),
+    "alike": Sentence(
+        "unused_input",
+        "medium",
+        "What the network returns at {0} is the same for every sample, though trained weights make it: nothing of "
+        "what tells samples apart reaches it",
+        "look for an index that takes the wrong step, and for units that are zero for every sample",
+        "an output that differs between samples",
+        "one for all of them",
+    ),
+    "repeated": Sentence(
+        "cloned_weights",
+        "medium",
+        "What the network returns at {1} is, number for number, what it returns at {0}: both come from one module, or "
+        "from copies, and what one of them learns the other forgets",
+        "give each output a module of its own\nnothing, if it is meant",
+        "two outputs",
+        "one, twice",
+    ),
+    "given": Sentence(
+        "huge_signal",
+        "low",
+        "What {name} is given beside the main input has a root mean square of {0}: as it comes it drowns what this "
+        "layer adds to it",
+        "scale it to unit size, or give sines and cosines of it",
+        "a root mean square around 1",
+        "{0}",
+    ),
+    "mixing": Sentence(
+        "mixed_samples",
+        "low",
+        "The rows of the batch are no independent samples: at {name} {0}. What the check calls samples are the nodes "
+        "of a graph, or steps of a sequence: rows that become alike are over-smoothing, which no other batch cures",
+        "batch_axis= if another axis holds the samples\nnothing, if it is meant: a graph, a memory bank",
+        "rows that do not know of each other",
+        "{0}",
+    ),
+    "merged": Sentence(
+        "token_collapse",
+        "medium",
+        "From {name} on all positions of a sequence hold the same: what told them apart is gone, as if they had been "
+        "replaced by their mean",
+        "add what sums up a sequence to its positions, in place of putting it there\n"
+        "nothing, if one vector is repeated on purpose for what reads it",
+        "positions that differ",
+        "one vector at all of them",
+    ),
 }
+SENTENCES["merged_for_a_while"] = SENTENCES["merged"]._replace(severity="low")
 
 
 class Oddities:
-    """What a pass had in the wrong place: (number of calls that had ended, key of `SENTENCES`), in order."""
+    """What a pass had in the wrong place: which call it belongs to, a key of `SENTENCES`, and what the sentence names
+    besides, a number being that of another call."""
 
     def __init__(self) -> None:
-        self.found: list[tuple[int, str]] = []
+        self.found: list[Note] = []
         self._bent: dict[int, str] = {}
         self._features: dict[int, int] = {}  # by storage: the stride of the axis that holds features
         self._shut: set[int] = set()  # storages of what a sigmoid or one of its relatives has made that is shut
@@ -135,6 +214,10 @@ class Oddities:
         self._products, self._straight = 0, True
         self._rows: dict[int, int] = {}  # by storage: products by weights since the last bend on every way to it
         self._row: int | None = None  # where a row of too many ended
+
+    def tell(self, at: int, key: str, *words: int | str) -> None:
+        """Something is to be said of a call."""
+        self.found.append((at, key, words))
 
     def note(
         self,
@@ -149,16 +232,16 @@ class Oddities:
         """Look at one operation; `taken` and `fresh` are the storages that it read and made, `signals` those that it
         read and that are no weights."""
         if name in BENDS and taken and self._bent.get(taken[0]) == name:
-            self.found.append((at, "twice"))
+            self.tell(at, "twice")
         elif name == "native_layer_norm" and args[0].dim() > 2:
             axis = self._axis_of_features(args[0])
             if axis is not None and axis < args[0].dim() - len(args[1]):
-                self.found.append((at, "places"))
+                self.tell(at, "places")
         elif name == "mul" and len(signals) == 2 and any(key in self._shut for key in taken):
-            self.found.append((at, "shut"))
+            self.tell(at, "shut")
             self._shut.difference_update(taken)  # of a gate for all steps, one product speaks
         elif name == "tanh" and signals and _share_flat(made[0]) >= THRESHOLDS.saturated:
-            self.found.append((at, "flat"))
+            self.tell(at - 1, "flat")  # of what the last layer gave
         shut = name in GATES and bool(signals) and _is_shut(args[0], made[0])
         features = self._stride_of_features(name, args, made)
         if name in PRODUCTS and name != "convolution":
@@ -196,7 +279,7 @@ class Oddities:
                 inner = int(args[-2].shape[-1])
                 # a factor of low rank narrows; what widens between two layers asks for an activation
                 if row == 2 and entering is not None and inner > max(entering, made[0].shape[-1]):
-                    self.found.append((at, "wide"))
+                    self.tell(at, "wide")
             entered = inner or None
         for key in fresh:
             self._entered.pop(key, None)
@@ -229,7 +312,7 @@ class Oddities:
         for one, axis in zip(pair, (-1, -2), strict=True):
             shared = self._shares.get(key_of(one)) if isinstance(one, Tensor) and one.dim() > 1 else None
             if shared is not None and one.shape[axis] > 1 and one.stride(axis) != shared and shared in one.stride():
-                self.found.append((at, "queries"))
+                self.tell(at, "queries")
 
     def note_sum(self, args: Any, weights: Sequence[bool], at: int, *, axis: int) -> None:
         """Look at a sum of two tensors, of which a table may drown what differs between samples."""
@@ -242,12 +325,12 @@ class Oddities:
             return
         table, other = (float(pair[fixed.index(which)].detach().float().square().mean()) for which in (True, False))
         if DROWNING**2 * other < table < math.inf and other > 0:
-            self.found.append((at, "drowned"))
+            self.tell(at, "drowned")
 
     def note_softmax(self, scores: Tensor, axis: int, at: int, *, batch: int, batch_axis: int) -> None:
         """Look at the axis of a softmax."""
         if axis % scores.dim() == batch_axis and scores.shape[batch_axis] == batch > 1 and scores.numel() > batch:
-            self.found.append((at, "batch"))
+            self.tell(at, "batch")
 
     def note_norm(self, module: nn.Module, tensor: Tensor, at: int) -> None:
         """Look at what a norm is given."""
@@ -259,15 +342,15 @@ class Oddities:
         else:
             values = places
         if values == 1:
-            self.found.append((at, "one"))
+            self.tell(at, "one")
 
-    def told(self) -> Iterator[tuple[int, str]]:
+    def told(self) -> Iterator[Note]:
         """Everything noted; that a network is linear is known at its end."""
         yield from self.found
         if self._straight and self._products >= LAYERS:
-            yield 0, "straight"
+            yield 0, "straight", ()
         elif self._row is not None:
-            yield self._row, "row"
+            yield self._row, "row", ()
 
 
 def key_of(tensor: Tensor) -> int:

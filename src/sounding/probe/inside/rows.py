@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +15,7 @@ from sounding.probe.inside.attention import MEASURES, Attention
 from sounding.probe.inside.gates import MEASURES as GATE_MEASURES
 from sounding.probe.inside.gates import Gates
 from sounding.probe.inside.listen import Inside
+from sounding.probe.inside.oddities import Note
 from sounding.probe.inside.precision import MEASURES as RANGE_MEASURES
 from sounding.probe.inside.precision import Range, own_headroom, sizes_of
 from sounding.probe.inside.router import MEASURES as ROUTER_MEASURES
@@ -40,14 +41,12 @@ class Seen:
     Args:
         layer: the place in execution order of the call it belongs to.
         name: the module that attends, recurs or routes, or the last layer of the branch that is added.
-        kind: "attention", "addition", "gates", "router", "range", "mixing", "cut", "alike",
-            "repeated", "given", "merged", "block" or "oddity".
+        kind: "attention", "addition", "gates", "router", "range", "block" or "note".
         values: measure → value.
         heads: measure → value of each head, for attention.
-        shape: what else is known. For an addition the kind of its branch and the shape of the stream; for "mixing" how
-            rows are mixed; for "alike" the path of the output, and for "repeated" two of them; for a "block" how many
-            siblings agree, what they compute and it does not, and the other way round; for "given" the root mean
-            square; for "merged" whether it stays so; for an "oddity" a key of `oddities.SENTENCES`.
+        shape: what else is known: for an addition the kind of its branch and the shape of the stream; for a "block" how
+            many siblings agree, what they compute and it does not, and the other way round; for a "note" a key of
+            `oddities.SENTENCES` and the words that go into it.
         routing: of a router: how many choices it made, how many for each token, among how many experts, and the share
             of them that falls on the most chosen experts.
         factor: of an addition: what the stream is multiplied by on its way around the branch.
@@ -74,55 +73,37 @@ def see(one: Pass, inside: Inside, places: Mapping[str, int]) -> list[Seen]:
     found += [_see_router(one.calls, router, places) for router in inside.routers]
     sizes = sizes_of(inside.ranges, [_weights(one.calls[sizes.at]) for sizes in inside.ranges])
     found += [_see_range(one.calls, *pair, places) for pair in zip(inside.ranges, sizes, strict=True)]
-    if inside.mixed is not None and one.calls:
-        at, how = inside.mixed
-        call = one.calls[max(at - 1, 0)]
-        found.append(Seen(places[call.name], call.name, "mixing", {}, shape=(how,)))
     by_hand = inside.written.measures()
     for name, values in by_hand.items():
         found.append(Seen(places.get(name, 0), name, "gates", values | _rate_through_time(one.calls, name)))
-    if inside.alike is not None and one.calls:
-        found.append(Seen(len(places), one.calls[-1].name, "alike", {}, shape=(inside.alike,)))
-    if inside.repeated is not None and one.calls:
-        found.append(Seen(len(places), one.calls[-1].name, "repeated", {}, shape=inside.repeated))
-    largest = one.input.get("mean_square", 0.0)
-    for at, mean_square in inside.given.items() if one.calls else ():
-        call = one.calls[min(at, len(one.calls) - 1)]
-        if mean_square > max(THRESHOLDS.huge_input**2, (1 + SAME) * largest):
-            found.append(Seen(places[call.name], call.name, "given", {}, shape=(math.sqrt(mean_square),)))
-    for at in dict.fromkeys(inside.cuts):
-        call = one.calls[min(at, len(one.calls) - 1)]
-        found.append(Seen(places[call.name], call.name, "cut", {}))
-    for at, key in inside.oddities.told() if one.calls else ():
-        if key == "shut" and by_hand:
-            continue  # the gates of a loop are known by their roles: a reset gate may be shut
-        # a norm is noted before its call ends; an operation belongs to the module that runs, which has not ended yet,
-        # but for a function of what the last layer gave
-        call = one.calls[max(min(at - (key == "flat"), len(one.calls) - 1), 0)]
-        found.append(Seen(places[call.name], call.name, "oddity", {}, shape=(key,)))
-    merged = _merged_tokens(one.calls)
-    if merged is not None:
-        call, stays = merged
-        found.append(Seen(places[call.name], call.name, "merged", {}, shape=(stays,)))
+    notes = [*inside.oddities.told(), *_merged_tokens(one.calls)]
+    largest = max(THRESHOLDS.huge_input**2, (1 + SAME) * one.input.get("mean_square", 0.0))
+    notes += [(at, "given", (f"{math.sqrt(size):.3g}",)) for at, size in inside.given.items() if size > largest]
+    names = [call.name for call in one.calls]
+    for at, key, words in dict.fromkeys(notes) if names else ():
+        if key != "shut" or not by_hand:  # the gates of a loop are known by their roles: a reset gate may be shut
+            # a call is noted before it ends, and what comes behind the last one belongs to it
+            name, *told = (names[max(min(it, len(names) - 1), 0)] if isinstance(it, int) else it for it in (at, *words))
+            found.append(Seen(places[name], name, "note", {}, shape=(key, *told)))
     for odd in inside.trail.odd_blocks() if one.calls else ():
         layer = places[one.calls[max(odd.at - 1, 0)].name]
         found.append(Seen(layer, odd.block, "block", {}, shape=(odd.siblings, odd.missing, odd.extra)))
     return sorted(found, key=lambda seen: seen.layer)
 
 
-def _merged_tokens(calls: Sequence[OpenCall]) -> tuple[OpenCall, bool] | None:
+def _merged_tokens(calls: Sequence[OpenCall]) -> Iterator[Note]:
     """The first call from which on the positions of each sample are the same, though they were not before it, and
     whether they stay so to the last call that has positions."""
     known = [
-        call for call in calls
+        (at, call.values["token_participation_ratio"]) for at, call in enumerate(calls)
         if "token_participation_ratio" in call.values and 1 < call.positions < call.features
         and call.values.get("distinct_share", 0.0) > ALONE  # a layer of zeros gives the same to every sample as well
     ]  # fmt: skip
-    alone = [call.values["token_participation_ratio"] <= 1 + ALONE for call in known]
     for index in range(1, len(known)):
-        if alone[index] and not alone[index - 1] and known[index - 1].values["token_participation_ratio"] > APART:
-            return known[index], all(alone[index:])
-    return None
+        at, ratio = known[index]
+        if ratio <= 1 + ALONE and known[index - 1][1] > APART:
+            yield at, "merged" if all(later <= 1 + ALONE for _, later in known[index:]) else "merged_for_a_while", ()
+            return
 
 
 def rows_of(passes: Sequence[tuple[Pass, Inside]], *, source: str) -> tuple[tuple[Row, ...], list[Seen]]:
@@ -166,16 +147,9 @@ def _see_addition(calls: Sequence[OpenCall], addition: Addition, places: Mapping
     shape = ("attention" if addition.attends else "perceptron", *addition.shape)
     name = last.name if last else ROOT
     return Seen(
-        places.get(name, 0),
-        name,
-        "addition",
-        addition.values(),
-        {},
-        shape,
-        (0, 0, 0, 0.0),
-        addition.factor,
-        addition.again,
-    )
+        places.get(name, 0), name, "addition", addition.values(), shape=shape, factor=addition.factor,
+        again=addition.again,
+    )  # fmt: skip
 
 
 def _see_gates(calls: Sequence[OpenCall], gates: Gates, places: Mapping[str, int]) -> Seen:
