@@ -320,13 +320,15 @@ def _scatter(gram: Array, own: Array, level: float, turn: float, matrix: Array, 
 
     Of products of matrices with vectors einsum is the faster one: the threads that BLAS wakes for them take longer.
     """
-    bent, sums = own * shared + level * shared.sum(), matrix.sum(axis=0)
+    bent = own * shared + level * shared.sum()
     if turn:
-        product = own[:, None] * matrix + level * sums + turn * (gram @ matrix)
+        influence = turn * gram + level
+        influence.flat[:: len(own) + 1] += own
+        product = influence @ matrix
         bent += turn * np.einsum("ij,j->i", gram, shared)
         squares = float(np.einsum("ij,ji->", product, product))
     else:  # the trace of (M K)² needs no product of matrices
-        once = np.einsum("ij,j->i", matrix * matrix, own)
+        once, sums = np.einsum("ij,j->i", matrix * matrix, own), matrix.sum(axis=0)
         squares = float(own @ once + 2 * level * (own @ sums**2) + (level * sums.sum()) ** 2)
     return math.sqrt(max(2 * squares + 4 * float(bent @ np.einsum("ij,j->i", matrix, bent)), 0.0))
 

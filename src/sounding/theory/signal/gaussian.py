@@ -76,8 +76,11 @@ def map_pairs(
     """
     variance = np.maximum(np.diagonal(matrix, axis1=1, axis2=2) - mean**2, 0.0)
     std = np.sqrt(variance)
-    outer = std[:, :, None] * std[:, None, :]
     centred = bool((np.abs(mean) <= NO_MEAN * np.maximum(std, 1e-300)).all())
+    plain = shape is None and amplitude is None and activation.slopes is not None
+    if plain and activation.degree == 1.0 and not centred and bool((std > 0).all()):
+        return _bent(activation.slopes, mean, std, matrix, slope)
+    outer = std[:, :, None] * std[:, None, :]
     covariance = matrix if centred else matrix - mean[:, :, None] * mean[:, None, :]
     correlation = np.divide(covariance, outer, out=np.zeros_like(covariance), where=outer > 0)
     np.clip(correlation, -1.0, 1.0, out=correlation)
@@ -88,8 +91,6 @@ def map_pairs(
         return Mapped(*map_shaped(activation, mean, std, correlation, law, slope=slope, amplitude=amplitude))
     if activation.degree is not None and activation.slopes is not None and centred:
         return _homogeneous(activation.degree, activation.slopes, std, correlation, outer, slope)
-    if activation.degree == 1.0 and activation.slopes is not None and bool((std > 0).all()):
-        return _bent(activation.slopes, mean, std, correlation, slope)
     return _series(activation, mean, std, correlation, slope)
 
 
@@ -111,8 +112,8 @@ def _homogeneous(
     return Mapped(matrix, (a - b) * half_moment(alpha) * std**alpha)
 
 
-def _bent(slopes: tuple[float, float], mean: Array, std: Array, correlation: Array, slope: bool) -> Mapped:
-    """φ = b x + (a − b) max(x, 0) at x = m + s z with means m.
+def _bent(slopes: tuple[float, float], mean: Array, std: Array, moments: Array, slope: bool) -> Mapped:
+    """φ = b x + (a − b) max(x, 0) at x = m + s z with means m, from the second moments of x.
 
     By Plackett, d/dρ of E f(x)g(y) is s_a s_b E f′(x)g′(y), and the second derivative of relu is a delta, so that
     E 1(x>0)1(y>0) = Φ(u_a)Φ(u_b) + I₀, E relu relu = E relu E relu + ρ s_a s_b Φ(u_a)Φ(u_b) + s_a s_b I₁, u = m/s,
@@ -122,14 +123,17 @@ def _bent(slopes: tuple[float, float], mean: Array, std: Array, correlation: Arr
     ratio = mean / std
     above = ndtr(ratio)
     size = std.shape[1]
-    rows, columns = _upper(size)  # the diagonal has closed forms, and the rest is symmetric
-    upper, lower = rows * size + columns, columns * size + rows
+    rows, columns, upper, lower = _upper(size)  # the diagonal has closed forms, and the rest is symmetric
 
     def pair(values: Array) -> tuple[Array, Array]:
         return values.take(rows, axis=1), values.take(columns, axis=1)
 
-    rho = correlation.reshape(len(std), -1).take(upper, axis=1)
-    bend = _plackett(*pair(ratio), rho, 0 if slope else 1)
+    (m, n), (s, t) = pair(mean), pair(std)
+    outer = s * t
+    covariance = moments.reshape(len(std), -1).take(upper, axis=1) - m * n
+    rho = np.divide(covariance, outer, out=np.zeros_like(covariance), where=outer > 0)
+    np.clip(rho, -1.0, 1.0, out=rho)
+    bend = _plackett(m / s, n / t, rho, 0 if slope else 1)
     first, second = pair(above)
     both = first * second
     if slope:
@@ -141,19 +145,15 @@ def _bent(slopes: tuple[float, float], mean: Array, std: Array, correlation: Arr
     else:
         density = np.exp(-0.5 * ratio**2) / math.sqrt(2 * math.pi)
         rectified = mean * above + std * density
-        left, right = pair(std)
-        outer = left * right
         left, right = pair(rectified)
         pairs = (a - b) ** 2 * (left * right + outer * (rho * both + bend))
         if b != 0:
-            m, n = pair(mean)
-            covariance = rho * outer
             pairs += b * b * (covariance + m * n)
             pairs += b * (a - b) * (m * right + n * left + covariance * (first + second))
         level = b * mean + (a - b) * rectified
         square = (mean**2 + std**2) * above + mean * std * density
         own = b * b * (mean**2 + std**2 - square) + a * a * square
-    matrix = np.empty_like(correlation)
+    matrix = np.empty_like(moments)
     flat = matrix.reshape(len(std), -1)
     flat[:, upper] = flat[:, lower] = pairs
     flat[:, :: size + 1] = own
@@ -190,9 +190,11 @@ def _plackett(first: Array, second: Array, rho: Array, power: int) -> Array:
 
 
 @lru_cache(maxsize=8)
-def _upper(size: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The rows and columns of the entries above the diagonal of a square matrix."""
-    return np.triu_indices(size, 1)
+def _upper(size: int) -> tuple[NDArray[np.intp], ...]:
+    """The entries above the diagonal of a square matrix: their rows, their columns, their places in memory, and those
+    of their mirror images."""
+    rows, columns = np.triu_indices(size, 1)
+    return rows, columns, rows * size + columns, columns * size + rows
 
 
 def _flat(correlation: Array, squares: Array, cross: Array, power: int) -> tuple[Array, float]:
