@@ -77,8 +77,8 @@ def map_pairs(
     variance = np.maximum(np.diagonal(matrix, axis1=1, axis2=2) - mean**2, 0.0)
     std = np.sqrt(variance)
     centred = bool((np.abs(mean) <= NO_MEAN * np.maximum(std, 1e-300)).all())
-    plain = shape is None and amplitude is None and activation.slopes is not None
-    if plain and activation.degree == 1.0 and not centred and bool((std > 0).all()):
+    gaussian = shape is None and amplitude is None
+    if gaussian and not centred and activation.degree == 1.0 and activation.slopes is not None and (std > 0).all():
         return _bent(activation.slopes, mean, std, matrix, slope)
     outer = std[:, :, None] * std[:, None, :]
     covariance = matrix if centred else matrix - mean[:, :, None] * mean[:, None, :]
