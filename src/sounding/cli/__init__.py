@@ -53,14 +53,14 @@ def load_command(name: str) -> click.Command:
     return command
 
 
-def _remember_debug(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
-    ctx.meta[DEBUG] = value or ctx.meta.get(DEBUG, False)  # a command of a group must not take back what its group said
-
-
 def _give_debug(command: click.Command) -> None:
     """Add --debug to a command and to those below it, so that it may stand anywhere."""
+
+    def remember(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+        ctx.meta[DEBUG] = value or ctx.meta.get(DEBUG, False)  # a command must not take back what its group said
+
     if not any("--debug" in parameter.opts for parameter in command.params):
-        command.params.append(click.Option(["--debug"], is_flag=True, expose_value=False, callback=_remember_debug,
+        command.params.append(click.Option(["--debug"], is_flag=True, expose_value=False, callback=remember,
                                            help="Show the full traceback of an error."))  # fmt: skip
     for below in command.commands.values() if isinstance(command, click.Group) else ():
         _give_debug(below)

@@ -73,6 +73,8 @@ def _show_rows(found: Iterable[Claim], results: Path | None, *, as_json: bool) -
     if as_json:
         print_json(rows)
         return
+    from sounding.report.ledger import sum_up
+
     table = new_table("id", "kind", "as printed", "corrected", "scale", "reduced")
     for row in rows:
         # a part of a statement stands below it
@@ -80,9 +82,12 @@ def _show_rows(found: Iterable[Claim], results: Path | None, *, as_json: bool) -
         corrected = "" if row["corrected"] in (None, "none") else row["corrected"]
         reduced = "reduced" if row["reduction"] else ""
         table.add_row(name, row["kind"], row["as_printed"] or NOT_RUN, corrected, row["scale"] or "", reduced)
+    run = [row for row in rows if row["as_printed"]]
+    totals = sum_up((Standing(row["as_printed"], row["corrected"]), bool(row["reduction"])) for row in run)
+    left = f"{len(rows) - len(run)} of {len(rows)} rows not run. " if len(run) < len(rows) else ""
     screen = console()
     screen.print(table)
-    screen.print(f"\n{_totals(rows)} Try sounding claims show ID, sounding reproduce ID.", markup=False)
+    screen.print(f"\n{left}{totals} Try sounding claims show ID, sounding reproduce ID.", markup=False)
 
 
 @claims.command()
@@ -234,11 +239,3 @@ def _choose(words: str) -> Claim:
         names = ", ".join(claim.id for claim in found[:6])
         raise UsageError(f"{len(found)} rows have {words!r}", hint=names or "sounding claims find WORDS")
     return found[0]
-
-
-def _totals(rows: list[dict[str, Any]]) -> str:
-    from sounding.report.ledger import sum_up
-
-    run = [row for row in rows if row["as_printed"]]
-    told = sum_up((Standing(row["as_printed"], row["corrected"]), bool(row["reduction"])) for row in run)
-    return told if len(run) == len(rows) else f"{len(rows) - len(run)} of {len(rows)} rows not run. {told}"

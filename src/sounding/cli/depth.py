@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +73,8 @@ def depth(
 
 def _choose(target: str, wanted: Wanted) -> Any:
     """What to look at: a function of the depth that makes networks, or one network."""
+    from torch import nn
+
     from sounding.cli.target import calling, load_object
     from sounding.models import is_spec
     from sounding.models.registry import option_types
@@ -87,12 +89,14 @@ def _choose(target: str, wanted: Wanted) -> Any:
         return build
     # a name of ours without the option `depth` is one network, as a class or a function without it is
     found: Any = None if is_spec(target) else load_object(target)
-    if not callable(found) or not _takes_depth(found):
+    parameters = None
+    if callable(found) and not isinstance(found, nn.Module):
+        with contextlib.suppress(TypeError, ValueError):  # what is written in C may have no signature
+            parameters = inspect.signature(found).parameters
+    if "depth" not in (parameters or ()):
         return wanted.load(target)
 
     def make(depth: int) -> nn.Module:
-        from torch import nn
-
         with calling(f"making the network with {target}"):
             made = found(depth=depth)
         if not isinstance(made, nn.Module):
@@ -100,12 +104,3 @@ def _choose(target: str, wanted: Wanted) -> Any:
         return made
 
     return make
-
-
-def _takes_depth(found: Callable[..., Any]) -> bool:
-    from torch import nn
-
-    try:
-        return not isinstance(found, nn.Module) and "depth" in inspect.signature(found).parameters
-    except (TypeError, ValueError):
-        return False

@@ -24,6 +24,7 @@ from sounding.models.hf import is_pretrained
 from sounding.models.hf_inputs import sample_inputs
 from sounding.probe.outputs import guess_axis
 from sounding.probe.state import materializable, preserve, set_mode, unwrap
+from sounding.repair.passes import call_model, hooked
 
 if TYPE_CHECKING:
     from sounding.cli.subject import Wanted
@@ -72,9 +73,12 @@ def choose_batch(
         reason, values = _try(model, batch, axis)
         if reason is None:
             _require_pass(values, batch.inputs.shape[axis])
-            if batch.classes is not None and not _has_classes(model, batch, axis):
-                draw = functools.partial(draw, targets=False)
-                batch = replace(batch, targets=None)
+            if batch.classes is not None:
+                output = _answer(model, batch, axis)
+                # a network with fewer outputs than there are labels, which a loss would refuse, is measured without
+                if not (isinstance(output, Tensor) and output.ndim == 2 and output.shape[1] >= batch.classes):
+                    draw = functools.partial(draw, targets=False)
+                    batch = replace(batch, targets=None)
             return Choice(batch, not (given or shape), axis, draw, endless=True)
         # the first refusal is told: later candidates are less likely
         refused.append(f"inputs of {describe(batch, axis)}: {reason}")
@@ -249,33 +253,21 @@ def _try(model: nn.Module, batch: Batch, axis: int, count: int | None = 2) -> tu
 
     hooks = [module.register_forward_hook(add) for module in model.modules()]
     try:
-        _answer(model, batch, axis, count)
+        with hooked(hooks):
+            _answer(model, batch, axis, count)
     except Exception as error:
         return in_words(error.__cause__ or error), 0.0
-    finally:
-        for hook in hooks:
-            hook.remove()
     return None, values / min(count or batch.inputs.shape[axis], batch.inputs.shape[axis])
 
 
 def _answer(model: nn.Module, batch: Batch, axis: int, count: int | None = 2) -> object:
     """What the model makes of a few samples in evaluation mode; it and the random states are as before afterwards."""
     tried = materializable(model)
+    size = batch.inputs.shape[axis]
+    few = batch.inputs.narrow(axis, 0, min(count or size, size)) if batch.arguments is None else batch.arguments
     with calling("the network"), preserve(tried), torch.no_grad():
         set_mode(tried, "eval", dropout=True)  # batch norm of two samples would change its statistics
-        if isinstance(batch.arguments, Mapping):
-            return tried(**batch.arguments)
-        if batch.arguments is not None:
-            return tried(*batch.arguments)
-        size = batch.inputs.shape[axis]
-        return tried(batch.inputs.narrow(axis, 0, min(count or size, size)))
-
-
-def _has_classes(model: nn.Module, batch: Batch, axis: int) -> bool:
-    """A network with fewer outputs than there are labels is measured without them."""
-    output = _answer(model, batch, axis)
-    # labels beyond the outputs would be refused by the loss
-    return isinstance(output, torch.Tensor) and output.ndim == 2 and output.shape[1] >= (batch.classes or 0)
+        return call_model(tried, few)
 
 
 def _hint(model: nn.Module, data: str | None, refusal: str) -> str:

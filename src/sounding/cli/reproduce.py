@@ -61,13 +61,17 @@ def reproduce(
     Exit codes: 0 all rows were measured, whatever their verdicts; 2 wrong usage; 3 a row failed (the others are kept);
     130 interrupted.
     """
-    random_seed, old = _part_seeds(seeds)
+    numbers = [int(seed) for seed in seeds if seed.lstrip("+-").isdecimal()]
+    if len(numbers) > 1:
+        raise UsageError(f"expected one random seed, got {len(numbers)}", hint=f"--seed {numbers[0]}")
+    # --seed took the keys of papers before --paper did
+    old = [warn_of_seed(seed) for seed in seeds if not seed.lstrip("+-").isdecimal()]
     rows = _choose(ids, (*papers, *old), everything)
     if jobs < 1:
         raise UsageError(f"--jobs must be at least 1, got {jobs}")
     if cluster and jobs > 1:
         raise UsageError("expected either --jobs or --cluster, got both", hint="--cluster local:4")
-    place: dict[str, Any] = {"out": out, "device": device, "random_seed": random_seed}
+    place: dict[str, Any] = {"out": out, "device": device, "random_seed": numbers[0] if numbers else 0}
     require_run(scale=scale, **(place | {"device": "cpu"} if cluster else place))  # a cluster has its own devices
     kept = set() if force else {row.id for row in rows if find_kept(row, scale, **place)}
     options = {"scale": scale, "force": force, **place}
@@ -82,18 +86,21 @@ def reproduce(
                 found.append(result)
             tell(row.id, count, len(rows))
     if as_json:
-        print_json({"results": [_object(result, out, kept) for result in found], "failed": failed})
+        objects = [
+            {
+                **fields_of(result, "id paper kind statement verdict"),
+                "seed": result.paper,  # the name of "paper" up to version 0.1
+                **fields_of(result.standing, "as_printed corrected"),
+                **fields_of(result, "scale correction reduction numbers expectations device seconds"),
+                "kept": result.id in kept,  # whether the number is from an earlier run
+                "folder": str(folder_of(Path(out), result.id, result.scale)),
+            }
+            for result in found
+        ]
+        print_json({"results": objects, "failed": failed})
     else:
         _print(found, out, kept)
     return int(ExitCode.NUMERICAL) if failed else int(ExitCode.HEALTHY)
-
-
-def _part_seeds(seeds: tuple[str, ...]) -> tuple[int, list[str]]:
-    """The random seed, and the keys of papers, which --seed took before --paper did."""
-    numbers = [int(seed) for seed in seeds if seed.lstrip("+-").isdecimal()]
-    if len(numbers) > 1:
-        raise UsageError(f"expected one random seed, got {len(numbers)}", hint=f"--seed {numbers[0]}")
-    return numbers[0] if numbers else 0, [warn_of_seed(s) for s in seeds if not s.lstrip("+-").isdecimal()]
 
 
 def _choose(ids: tuple[str, ...], papers: tuple[str, ...], everything: bool) -> list[Claim]:
@@ -156,17 +163,6 @@ def _measure(claim_id: str, options: dict[str, Any]) -> Result | SoundingError:
 
 def _interruption(options: dict[str, Any]) -> InterruptedRun:
     return InterruptedRun(f"interrupted; finished rows are in {options['out']}, the same command goes on with the rest")
-
-
-def _object(result: Result, out: str, kept: Collection[str]) -> dict[str, Any]:
-    return {
-        **fields_of(result, "id paper kind statement verdict"),
-        "seed": result.paper,  # the name of "paper" up to version 0.1
-        **fields_of(result.standing, "as_printed corrected"),
-        **fields_of(result, "scale correction reduction numbers expectations device seconds"),
-        "kept": result.id in kept,  # whether the number is from an earlier run
-        "folder": str(folder_of(Path(out), result.id, result.scale)),
-    }
 
 
 def _print(found: list[Result], out: str, kept: Collection[str]) -> None:

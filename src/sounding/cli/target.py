@@ -109,7 +109,10 @@ def in_words(error: BaseException) -> str:
 def _import_file(path: Path) -> ModuleType:
     """The module that a Python file makes, under a name that replaces no other."""
     if not path.exists():
-        raise UsageError(f"no file {path}", hint=_similar_file(path))
+        there: list[str] = []
+        with contextlib.suppress(OSError):  # a folder that may not be read
+            there = [str(entry) for entry in path.parent.glob("*.py")]
+        raise UsageError(f"no file {path}", hint=next(iter(difflib.get_close_matches(str(path), there, n=1)), None))
     if not path.is_file():
         raise UsageError(f"expected a Python file, got the folder {path}", hint=f"{path}/model.py:name")
     make_importable(path.resolve().parent)  # as Python does with the folder of a script
@@ -174,13 +177,6 @@ def _names_hint(module: ModuleType, address: str | Path, wanted: str = "") -> st
         return f"{address}:{ordered[0]}"
     more = f" and {len(ordered) - NAMES_SHOWN} more" if len(ordered) > NAMES_SHOWN else ""
     return f"{address}:{ordered[0]} (it has {', '.join(ordered[:NAMES_SHOWN])}{more})"
-
-
-def _similar_file(path: Path) -> str | None:
-    there: list[str] = []
-    with contextlib.suppress(OSError):  # a folder that may not be read
-        there = [str(entry) for entry in path.parent.glob("*.py")]
-    return next(iter(difflib.get_close_matches(str(path), there, n=1)), None)
 
 
 def _similar_model(spec: str) -> str | None:
