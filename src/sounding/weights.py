@@ -1,8 +1,8 @@
 """Weight laws: how the entries of a random weight matrix are drawn.
 
 A law draws square matrices with entries of unit variance; the network scales them (by fan_in^(−1/2), or by γ inside a
-residual chain). Gaussian and Haar matrices are invariant under rotations, which is what lets a chain draw the n × d
-product of a batch with a matrix without drawing the d × d matrix.
+residual chain). Where the law is invariant under rotations a chain draws the n × d product of a batch with a matrix
+without the d × d matrix.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ def draw_orthogonal(shape: tuple[int, ...], *, generator: Any, dtype: Any, devic
     import torch
 
     q, r = torch.linalg.qr(draw_gaussian(shape, generator=generator, dtype=dtype, device=device))
+    # not torch.sign, which is 0 at 0
     signs = torch.where(torch.diagonal(r, dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(dtype)
     # rows of Q have length 1: entries have variance 1/width
     scaled: torch.Tensor = q * signs.unsqueeze(-2) * math.sqrt(shape[-1])
@@ -145,8 +146,8 @@ def _from_callable(function: Callable[..., Any]) -> WeightLaw:
 def check_law(law: WeightLaw, *, generator: torch.Generator) -> None:
     """Raise unless a sample of the law is finite with the mean and variance it claims.
 
-    256 × 256 entries fix the mean to 0.4% and the variance to about 1%: a callable that forgot to centre or to scale
-    is off by far more than the eight standard errors allowed here. A law without a variance fails too.
+    256 × 256 entries fix the mean to 0.4% and the variance to about 1%: a callable that forgot to centre or to scale is
+    off by far more than the eight standard errors allowed here.
     """
     import torch
 

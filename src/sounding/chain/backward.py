@@ -50,7 +50,13 @@ def simulate_backward(plan: Plan, *, generator: torch.Generator, progress: Progr
     towards the input, and `log_rate` = ½ ln growth (thesis2024, chapter 6; meanfield2019 for the squared norm), and the
     profile of `gradient_log_norm`, ln(‖g_ℓ‖/‖g_L‖) for g_ℓ the gradient at the state after layer ℓ.
     """
-    _check(plan)
+    if plan.laws[0].norm == "none":
+        raise UsageError("gradients (--backward) need a normalization, got none", hint="--norm batch, layer or rms")
+    if not 2 <= plan.depth <= LARGEST_DEPTH:
+        why = "keep every layer: expected a depth up to" if plan.depth > 2 else "need a depth of at least"
+        least_or_most = LARGEST_DEPTH if plan.depth > 2 else 2
+        raise UsageError(f"gradients (--backward) {why} {least_or_most}, got {plan.depth}")
+    # a cotangent needs the weights themselves: what the Gram route draws has their law on the way forward only
     plan = replace(plan, route="explicit")
     tasks = make_tasks(plan, generator=generator)
     clock = Clock(count_workers(tasks), total=2 * plan.runs * plan.depth, progress=progress)
@@ -94,17 +100,6 @@ def _error_of_mean(values: Array) -> float:
     return float(values.std(ddof=1) / math.sqrt(len(values)))
 
 
-def _check(plan: Plan) -> None:
-    if plan.laws[0].norm == "none":
-        raise UsageError("gradients (--backward) need a normalization, got none", hint="--norm batch, layer or rms")
-    if plan.depth > LARGEST_DEPTH:
-        raise UsageError(
-            f"gradients (--backward) keep every layer: expected a depth up to {LARGEST_DEPTH}, got {plan.depth}"
-        )
-    if plan.depth < 2:
-        raise UsageError(f"gradients (--backward) need a depth of at least 2, got {plan.depth}")
-
-
 def _run_task(plan: Plan, task: Task, clock: Clock) -> Pull | None:
     """One task forward and back; None when it was told to stop on the way, which leaves no gradient."""
     law = task.laws[0]
@@ -131,7 +126,7 @@ def _run_task(plan: Plan, task: Task, clock: Clock) -> Pull | None:
     cotangent = torch.randn(shape, generator=generator, dtype=plan.dtype, device=plan.device)
     logs = torch.zeros(task.runs, plan.depth + 1, dtype=torch.float64, device=plan.device)
     for layer in range(plan.depth, -1, -1):
-        norm = cotangent.double().square().sum(dim=(-2, -1)).sqrt()
+        norm = cotangent.double().square().sum(dim=(-2, -1)).sqrt()  # in float32 the square of 1e-23 would be 0
         logs[:, layer] = norm.log() + (logs[:, layer + 1] if layer < plan.depth else 0.0)
         cotangent = cotangent / norm.to(plan.dtype).view(-1, 1, 1)  # its length is in the logarithm from here on
         if layer:
@@ -169,20 +164,16 @@ def _assemble(plan: Plan, pulls: list[Pull], clock: Clock) -> Simulation:
     forward = make_simulation(plan, plan.laws[0], [record for record, _ in pulls], clock)
     assert forward is not None
     settings = {**forward.settings, "backward": True}
-    rows = forward.profile.rows + (_gradient_rows(logs, plan.every) if plan.profile else ())
+    rows = list(forward.profile.rows)
+    if plan.profile:
+        for layer in range(0, plan.depth + 1, plan.every):
+            values = logs[:, layer]
+            error = _error_of_mean(values) if len(values) > 1 else None
+            rows.append(Row(layer, "", MEASURE, float(values.mean()), error, "chain"))
     return replace(
         forward,
-        profile=Profile(rows, settings),
+        profile=Profile(tuple(rows), settings),
         chain_layers_per_second=forward.chain_layers_per_second / 2,  # each layer was counted forward and back
         settings=settings,
         gradients=growth_of(logs, burn_in=plan.burn_in),
     )
-
-
-def _gradient_rows(logs: Array, every: int) -> tuple[Row, ...]:
-    rows = []
-    for layer in range(0, logs.shape[1], every):
-        values = logs[:, layer]
-        error = _error_of_mean(values) if len(values) > 1 else None
-        rows.append(Row(layer, "", MEASURE, float(values.mean()), error, "chain"))
-    return tuple(rows)

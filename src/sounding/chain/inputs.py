@@ -79,9 +79,21 @@ def make_input(
             raise UsageError(f"input {kind!r} takes no parameter, got {spec!r}", hint=kind)
         return ChainInput(kind)
     if kind in ("near-orthogonal", "collinear"):
-        return ChainInput(kind, _parse_eps(spec, parameter))
+        try:
+            eps = float(parameter)
+        except ValueError:
+            eps = math.nan
+        if not (math.isfinite(eps) and eps >= 0):
+            raise UsageError(
+                f"expected a finite EPS of at least 0 after the colon, got {str(spec)!r}", hint="collinear:1e-3"
+            )
+        return ChainInput(kind, eps)
     if kind == "repeated":
-        return ChainInput(kind, _parse_distinct(spec, parameter, batch_size=batch_size))
+        distinct = parameter or str(max(1, (batch_size + 1) // 2))
+        if not distinct.isdigit() or not 1 <= int(distinct) <= batch_size:
+            expected = f"expected between 1 and {batch_size} different samples after the colon, got {str(spec)!r}"
+            raise UsageError(expected, hint="repeated:2")
+        return ChainInput(kind, int(distinct))
     if Path(kind).suffix or kind in _data_names():
         from sounding.data import load_batch
 
@@ -89,29 +101,6 @@ def make_input(
         return ChainInput("data", batch=_check_batch(batch.inputs, batch_size=batch_size, source=repr(str(spec))))
     known = (*KINDS, *sorted(_data_names() - {"FILE.npz"}), "FILE.npz")
     raise UsageError(f"unknown input {str(spec)!r}", hint=f"one of {', '.join(known)}")
-
-
-def _parse_eps(spec: object, parameter: str) -> float:
-    try:
-        eps = float(parameter)
-    except ValueError:
-        eps = math.nan
-    if not (math.isfinite(eps) and eps >= 0):
-        raise UsageError(
-            f"expected a finite EPS of at least 0 after the colon, got {str(spec)!r}", hint="collinear:1e-3"
-        )
-    return eps
-
-
-def _parse_distinct(spec: object, parameter: str, *, batch_size: int) -> int:
-    if not parameter:
-        return max(1, (batch_size + 1) // 2)
-    if not parameter.isdigit() or not 1 <= int(parameter) <= batch_size:
-        raise UsageError(
-            f"expected between 1 and {batch_size} different samples after the colon, got {str(spec)!r}",
-            hint="repeated:2",
-        )
-    return int(parameter)
 
 
 def _data_names() -> set[str]:

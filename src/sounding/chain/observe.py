@@ -166,11 +166,6 @@ def _soft_rank(view: View, threshold: float) -> torch.Tensor:
     return count_at_least(view.coarse_moment, threshold * (1 - of_spectrum.TIE))
 
 
-def _log_norm(view: View) -> torch.Tensor:
-    trace = torch.diagonal(view.moment, dim1=-2, dim2=-1).sum(dim=-1) * view.samples
-    return of_gram.half_log(trace) + view.chains.log_scale
-
-
 def _squared_row_norms(view: View) -> torch.Tensor:
     """Tr(diag(M²)²) of M = HᵀH/n."""
     features = view.chains.state.double()
@@ -200,7 +195,9 @@ VALUES: dict[str, Callable[[View, float], torch.Tensor]] = {
     "orthogonality_gap": lambda v, _: of_gram.gap_of(v.moment, samples=v.samples),
     "orthogonality_gap_squared": lambda v, _: of_gram.gap_of(v.moment, samples=v.samples).square(),
     "frobenius_squared": lambda v, _: v.moment.square().sum(dim=(-2, -1)),
-    "log_norm": lambda v, _: _log_norm(v),
+    "log_norm": lambda v, _: (
+        of_gram.half_log(torch.diagonal(v.moment, dim1=-2, dim2=-1).sum(dim=-1) * v.samples) + v.chains.log_scale
+    ),
     # rank2020 Definition 3 divides the average of the numerator by that of the denominator, Tr(M³)
     "regularity_numerator": lambda v, _: _squared_row_norms(v),
     "regularity_denominator": lambda v, _: (v.moment @ v.moment * v.moment).sum(dim=(-2, -1)),

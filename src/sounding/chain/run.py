@@ -98,8 +98,7 @@ def simulate(
     and Haar weights and n < d, what H sees of W is drawn directly from its law, n × d numbers instead of d × d.
 
     Args:
-        width: features d of each layer.
-        batch_size: samples n.
+        width, batch_size: features d of each layer, and samples n.
         depth: layers; memory does not depend on it (but for a profile, which is as long as the depth over `every`).
         runs: independent chains.
         burn_in: layers left out of the averages.
@@ -107,8 +106,7 @@ def simulate(
         measures: names from `measure_names()`; three take a parameter: "soft_rank:0.3", "top_eigenvalues:5" and
             "numerical_rank:1e-9", singular values above that share of the largest.
         profile: whether to keep each measured layer.
-        weights: a name from `sounding.weights` or a callable.
-        activation: a name from `sounding.activations` or a callable.
+        weights, activation: a name from `sounding.weights` or `sounding.activations`, or a callable.
         gain: a number, "power:K" for ℓ^(−K), or a function of the layer (from 1).
         norm: "none", "batch", "layer" or "rms". Without one the chain is kept at unit mean square, its scale in
             logarithms: `log_norm` is the true one, scale-dependent measures are those of the rescaled state.
@@ -160,9 +158,8 @@ def simulate_many(
     """`simulate` for every width and residual strength; on a GPU all strengths of a width run as one batch.
 
     Args:
-        widths: the widths.
+        widths, residuals: the widths, and the residual strengths γ.
         depth: layers of each.
-        residuals: the residual strengths γ.
         batch_sizes: one for all widths, one per width, or None for as many samples as features.
         generator: as in `simulate`.
         progress: called with the chain-layers done and in all, over all widths and strengths.
@@ -176,7 +173,13 @@ def simulate_many(
         raise UsageError("expected at least one residual strength, got none", hint="inf for no skip connection")
     generator = generator or _fresh_generator()
     plans = []
-    for width, size in zip(widths, _batch_sizes(widths, batch_sizes), strict=True):
+    if not widths:
+        raise UsageError("expected at least one width, got none")
+    sizes = list(widths) if batch_sizes is None else batch_sizes
+    sizes = [sizes] * len(widths) if isinstance(sizes, int) else sizes
+    if len(sizes) != len(widths):
+        raise UsageError(f"expected one batch size per width, got {len(sizes)} for {len(widths)}")
+    for width, size in zip(widths, sizes, strict=True):
         laws = tuple(
             make_law(width=width, batch_size=size, residual=gamma, depth=depth, dtype=options.dtype, **layer)
             for gamma in residuals
@@ -185,9 +188,15 @@ def simulate_many(
     total = sum(plan.chain_layers for plan in plans)
     found: list[Simulation] = []
     before = 0
+
+    def report(done: int, _: int) -> None:
+        """Progress of one plan as progress of all."""
+        if progress is not None:
+            progress(before + done, total)
+
     for plan in plans:
         try:
-            found += _execute(plan, generator=generator, progress=_shifted(progress, before, total))
+            found += _execute(plan, generator=generator, progress=report)
         except InterruptedRun as stop:
             partial = stop.partial if isinstance(stop.partial, tuple) else (stop.partial,)
             raise InterruptedRun(stop.message, partial=(*found, *filter(None, partial))) from None
@@ -203,27 +212,11 @@ def _split(settings: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
     return options, {name: value for name, value in settings.items() if name not in known}
 
 
-def _shifted(progress: Progress | None, before: int, total: int) -> Progress | None:
-    """Progress of one plan as progress of all."""
-    return None if progress is None else lambda done, _: progress(before + done, total)
-
-
 def _fresh_generator() -> torch.Generator:
     """A generator seeded by the operating system."""
     generator = torch.Generator()
     generator.seed()
     return generator
-
-
-def _batch_sizes(widths: Sequence[int], batch_sizes: int | Sequence[int] | None) -> list[int]:
-    if not widths:
-        raise UsageError("expected at least one width, got none")
-    if batch_sizes is None:
-        return list(widths)
-    sizes = [batch_sizes] * len(widths) if isinstance(batch_sizes, int) else list(batch_sizes)
-    if len(sizes) != len(widths):
-        raise UsageError(f"expected one batch size per width, got {len(sizes)} for {len(widths)}")
-    return sizes
 
 
 def _make_plan(laws: tuple[ChainLaw, ...], options: Options, *, generator: torch.Generator) -> Plan:

@@ -102,10 +102,15 @@ def make_simulation(plan: Plan, law: ChainLaw, records: Sequence[Record], clock:
     record = reduce(Record.merge, records) if records else None
     if record is None or not record.means.counts.any():
         return None
-    settings = _describe(plan, law, partial=partial)
+    settings, moments = _describe(plan, law, partial=partial), record.moments
+    rows = moments and [
+        Row(layer, "", name, *_value_at(moments, index, columns), "chain")
+        for index, layer in enumerate(moments.layers)
+        for name, columns in plan.observer.reported.items()
+    ]
     return Simulation(
         averages=make_averages(record, plan.observer),
-        profile=_make_profile(record, plan.observer, settings=settings),
+        profile=Profile(tuple(rows or ()), settings),
         chain_layers_per_second=clock.done / seconds,
         seconds=seconds,
         setup_seconds=setup_seconds,
@@ -123,18 +128,6 @@ def make_averages(record: Record, observer: Observer) -> dict[str, Estimate]:
         else:
             averages[name] = Estimate(record.means.mean(columns), record.means.standard_error(columns))
     return averages
-
-
-def _make_profile(record: Record, observer: Observer, *, settings: Mapping[str, Any]) -> Profile:
-    """The reported profile of a record; empty when none was kept."""
-    if record.moments is None:
-        return Profile((), settings)
-    rows = [
-        Row(layer, "", name, *_value_at(record.moments, index, columns), "chain")
-        for index, layer in enumerate(record.moments.layers)
-        for name, columns in observer.reported.items()
-    ]
-    return Profile(tuple(rows), settings)
 
 
 def _value_at(moments: LayerMoments, index: int, columns: int | tuple[int, int]) -> tuple[float, float | None]:

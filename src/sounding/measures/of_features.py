@@ -1,9 +1,9 @@
 """Measures of a batch from its features: (..., samples, features) in, (...) in float64 out.
 
-H is the batch, rows are samples, n their number, d the number of features, σ the singular values of H and λ = σ²/n the
-eigenvalues of the second moment HᵀH/n. The papers write Hᵀ for our H. All functions batch over leading axes, accept
-float64, float32, float16 and bfloat16, are differentiable unless they count, and give NaN for a batch that holds NaN or
-infinity without touching its neighbours.
+H is the batch, rows are samples (the papers write Hᵀ), n their number, d the number of features, σ the singular values
+of H and λ = σ²/n the eigenvalues of the second moment HᵀH/n. All functions batch over leading axes, accept float64,
+float32, float16 and bfloat16, are differentiable unless they count, and give NaN for a batch that holds NaN or
+infinity.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from sounding.measures.inputs import (
 
 
 def gram(features: Tensor) -> Tensor:
-    """The inner products between samples, G = HHᵀ: (..., samples, samples), float64.
+    """The inner products between samples, G = HHᵀ: (..., samples, samples), float64 (thesis2024 Theorem 4.3).
 
-    thesis2024 Theorem 4.3. Positive semi-definite, invariant under rotations of the features. Squares overflow in
-    float64 beyond 1e154; the measures of features scale first and don't.
+    Squares overflow in float64 beyond 1e154; the measures of features scale first and don't.
 
     >>> gram(torch.tensor([[1.0, 0.0], [1.0, 1.0]]))
     tensor([[1., 1.],
@@ -40,10 +39,7 @@ def gram(features: Tensor) -> Tensor:
 
 
 def second_moment(features: Tensor) -> Tensor:
-    """The uncentred covariance of the features, M = HᵀH/n: (..., features, features), float64.
-
-    rank2020 eq. (2), where it is written HHᵀ/N. Its eigenvalues λ = σ²/n, with those of gram(H)/n, are what every rank
-    here counts.
+    """The uncentred covariance of the features, M = HᵀH/n: (..., features, features), float64 (rank2020 eq. 2).
 
     >>> second_moment(torch.tensor([[1.0, 0.0], [1.0, 2.0]]))
     tensor([[1., 1.],
@@ -68,9 +64,8 @@ def singular_values(features: Tensor) -> Tensor:
 def spectrum(features: Tensor) -> Tensor:
     """The eigenvalues λ = σ²/n of the second moment, descending: (..., min(samples, features)), float64.
 
-    Compute it once and hand it to the functions of `sounding.measures.of_spectrum` (with `samples=n` where they ask).
-    From the singular values, so that eigenvalues down to 1e-32 of the largest are right; the Gram matrix would give
-    half as many digits.
+    What the functions of `sounding.measures.of_spectrum` take (with `samples=n` where they ask). From the singular
+    values, eigenvalues down to 1e-32 of the largest are right; the Gram matrix would give half as many digits.
 
     >>> spectrum(torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
     tensor([8.0000, 4.5000], dtype=torch.float64)
@@ -79,15 +74,13 @@ def spectrum(features: Tensor) -> Tensor:
 
 
 def numerical_rank(features: Tensor, *, tolerance: float | None = None) -> Tensor:
-    """How many singular values are not zero to rounding: #{σ > tolerance · σ_max}.
+    """How many singular values are not zero to rounding, #{σ > tolerance · σ_max}; a count, so without gradient.
 
-    From 0 (zero batch) to min(samples, features). Scale- and rotation-invariant; a count, so without gradient. rank2020
-    uses torch.matrix_rank for it, rank2020v1 a fixed 1e-9; the default here is torch's and numpy's, relative to the
-    precision in which the features came.
+    rank2020 uses torch.matrix_rank for it, rank2020v1 a fixed 1e-9.
 
     Args:
-        tolerance: relative to the largest singular value. By default max(samples, features) · eps of the dtype; for 16
-            bits, where that can exceed 1, √min(samples, features) · eps, twice a bound on the rounding of the entries.
+        tolerance: relative to the largest singular value. By default max(samples, features) · eps of the dtype, as
+            torch and numpy have it; for 16 bits, where that can exceed 1, √min(samples, features) · eps.
 
     >>> numerical_rank(torch.tensor([[1.0, 2.0], [2.0, 4.0]]))
     tensor(1., dtype=torch.float64)
@@ -97,13 +90,11 @@ def numerical_rank(features: Tensor, *, tolerance: float | None = None) -> Tenso
 
 
 def soft_rank(features: Tensor, *, threshold: float = 0.5) -> Tensor:
-    """How many directions carry a mean square of at least the threshold: #{λ ≥ threshold}.
+    """How many directions carry a mean square of at least the threshold, #{λ ≥ threshold} (rank2020 eq. 3).
 
-    rank2020 eq. (3), with threshold ½ in its figures. From 0 to min(samples, features), rotation-invariant, not
-    scale-invariant: it is meant for features of unit mean square, as after batch norm. There Lemma 1 of rank2020 holds:
-    soft_rank ≥ (1 − threshold)² · participation_ratio. At another scale it need not: 0.1·I₃ has soft rank 0 and
-    participation ratio 3. Never above numerical_rank: what is rounding of a huge direction is not counted. A count, so
-    without gradient.
+    It is meant for features of unit mean square, as after batch norm, where soft_rank ≥ (1 − threshold)² ·
+    participation_ratio (Lemma 1); at another scale it need not hold: 0.1·I₃ has soft rank 0 and participation ratio 3.
+    What is rounding of a huge direction is not counted. A count, so without gradient.
 
     Args:
         threshold: above 0, in units of the mean square; an eigenvalue that meets it to 12 digits counts.
@@ -114,16 +105,15 @@ def soft_rank(features: Tensor, *, threshold: float = 0.5) -> Tensor:
     of_spectrum.check_threshold(threshold)
     singular, scaled, share = _resolved_amplitudes(features, None)
     least = (threshold * features.shape[-2]) ** 0.5 * (1 - of_spectrum.TIE)
-    reached = singular * scaled.scale[..., None] >= least
+    reached = singular * scaled.scale[..., None] >= least  # compared as amplitudes: their squares may overflow
     return scaled.settle((reached & of_spectrum.resolved(singular, share)).sum(dim=-1).double())
 
 
 def participation_ratio(features: Tensor) -> Tensor:
-    """How many directions carry the batch: (Σλ)²/Σλ², between 1 and the rank.
+    """How many directions carry the batch: (Σλ)²/Σλ², from 1 (collinear samples) to the rank; 0 for an all-zero batch.
 
-    The papers call it r(H), "inspired by the stable rank" (rank2020, eq. 4), and prove rank(H) ≥ r(H); it is not the
-    stable rank ‖H‖_F²/‖H‖₂² itself. Scale- and rotation-invariant, differentiable (from norms of the smaller Gram
-    matrix, no eigenvectors), 1 for collinear samples, 0 for an all-zero batch (no direction carries anything).
+    The r(H) of rank2020 eq. (4), which is not the stable rank ‖H‖_F²/‖H‖₂² that inspired it. Scale- and
+    rotation-invariant, differentiable.
 
     >>> participation_ratio(torch.eye(3))
     tensor(3., dtype=torch.float64)
@@ -133,15 +123,13 @@ def participation_ratio(features: Tensor) -> Tensor:
 
 
 def effective_rank(features: Tensor, *, of: str = "eigenvalues") -> Tensor:
-    """How many directions carry the batch, by entropy: exp(−Σ p ln p) with p = λ/Σλ.
+    """How many directions carry the batch, by entropy: exp(−Σ p ln p) with p = λ/Σλ; 0 for an all-zero batch.
 
     Between participation_ratio and the rank: both are exponentials of Rényi entropies of the same shares, of order 1
-    here and 2 there. With `of="singular_values"`, p = σ/Σσ, the effective rank of Roy and Vetterli (2007), which is
-    larger still and feels every small singular value. Scale- and rotation-invariant, differentiable; 1 for collinear
-    samples, 0 for an all-zero batch.
+    here and 2 there. Scale- and rotation-invariant, differentiable.
 
     Args:
-        of: "eigenvalues" or "singular_values".
+        of: "eigenvalues", or "singular_values" for p = σ/Σσ, the larger effective rank of Roy and Vetterli (2007).
 
     >>> effective_rank(torch.ones(2, 3))
     tensor(1., dtype=torch.float64)
@@ -156,10 +144,9 @@ def effective_rank(features: Tensor, *, of: str = "eigenvalues") -> Tensor:
 def orthogonality_gap(features: Tensor) -> Tensor:
     """How far the samples are from orthogonal and equally long: V(H) = ‖HHᵀ/‖H‖_F² − I/n‖_F.
 
-    orth2021 eq. (2), thesis2024 chapter 2; the norm (appendix E of orth2021 uses its square). From 0 (an orthogonal
-    batch) to √(1 − 1/n) (collinear samples); at least √(1/d − 1/n) when there are more samples than features. V² + 1/n
-    is the inverse of the participation ratio. Scale- and rotation-invariant, differentiable. The papers leave V of a
-    zero batch undefined; here it is the largest value, as for any batch that lost its directions.
+    orth2021 eq. (2); the norm (its appendix E uses the square). From 0 (an orthogonal batch) to √(1 − 1/n) (collinear
+    samples, and a zero batch, for which the papers leave it undefined); at least √(1/d − 1/n) when n > d. V² + 1/n is
+    the inverse of the participation ratio. Scale- and rotation-invariant, differentiable.
 
     >>> orthogonality_gap(torch.stack([torch.eye(2), torch.ones(2, 2)]))
     tensor([0.0000, 0.7071], dtype=torch.float64)
@@ -169,11 +156,11 @@ def orthogonality_gap(features: Tensor) -> Tensor:
 
 
 def mean_cosine(features: Tensor) -> Tensor:
-    """The mean cosine between different samples: mean over i ≠ j of ⟨h_i, h_j⟩/(‖h_i‖‖h_j‖).
+    """The mean cosine between different samples: mean over i ≠ j of ⟨h_i, h_j⟩/(‖h_i‖‖h_j‖), from −1/(n − 1) to 1.
 
-    The correlation that meanfield2019 and thesis2024 chapter 5 follow through depth. From −1/(n − 1) to 1; 1 when all
-    samples point one way. Invariant under rotations and under scaling of every sample by itself, differentiable.
-    Samples of length zero have no direction and are left out; 0 when fewer than two are left.
+    The correlation that meanfield2019 and thesis2024 chapter 5 follow through depth. Invariant under rotations and
+    under scaling of every sample by itself, differentiable. Samples of length zero are left out; 0 when fewer than two
+    remain.
 
     >>> mean_cosine(torch.tensor([[1.0, 0.0], [1.0, 1.0]]))
     tensor(0.7071, dtype=torch.float64)
@@ -188,18 +175,16 @@ def mean_cosine(features: Tensor) -> Tensor:
 
 
 def gradient_alignment(gradients: Tensor) -> Tensor:
-    """How collinear the gradients of different samples are: mean over i ≠ j of |⟨g_i, g_j⟩|/(‖g_i‖‖g_j‖).
+    """How collinear the gradients of different samples are: mean over i ≠ j of |⟨g_i, g_j⟩|/(‖g_i‖‖g_j‖), from 0 to 1.
 
-    Directional gradient vanishing (rank2020 section 3, Proposition 19): when the last hidden layer has collapsed to
-    rank one, the gradients of two samples with respect to any row of the last weight matrix are equal up to sign and
-    length, so that every step goes one way whatever the sample. From 0 (orthogonal) to 1 (collinear); random directions
-    in d dimensions give about √(2/(πd)). The absolute value because the proposition is "up to sign". Invariant under
-    scaling of every gradient by itself and under rotations. Zero gradients are left out; 0 when fewer than two remain.
+    Directional gradient vanishing (rank2020, Proposition 19): behind a last hidden layer of rank one the gradients of
+    two samples with respect to any row of the last weight matrix are equal up to sign and length, hence the absolute
+    value. Random directions in d dimensions give about √(2/(πd)). Zero gradients are left out; 0 when fewer than two
+    remain.
 
     Args:
         gradients: (..., samples, features), one flattened gradient per row. For a weight of shape (outputs, inputs),
-            per-sample gradients (samples, outputs, inputs) moved to (outputs, samples, inputs) give the alignment for
-            each output, as in the proposition; flattened to (samples, outputs · inputs), that of the whole layer.
+            (outputs, samples, inputs) give the alignment for each output, as in the proposition.
 
     >>> gradient_alignment(torch.tensor([[1.0, 2.0], [-2.0, -4.0]]))
     tensor(1., dtype=torch.float64)
@@ -212,11 +197,9 @@ def gradient_alignment(gradients: Tensor) -> Tensor:
 def distinct_share(features: Tensor) -> Tensor:
     """The share of the signal that differs between samples: Σ‖h_i − h̄‖²/Σ‖h_i‖², with h̄ the mean sample.
 
-    = 1 − ‖h̄‖²/mean‖h‖². From 0 (all samples equal: a constant, whatever its length) to 1 (centred). After ReLU the mean
-    dominates the second moment and a healthy layer has a participation ratio near 1; what still tells samples apart is
-    this share. Samples of one direction and different lengths do differ; for directions alone take it of the normalized
-    rows, where it is (1 − 1/n)(1 − mean_cosine). Scale- and rotation-invariant, differentiable, computed from the
-    centred batch, so that shares of 1e-30 keep their digits; 0 for a zero batch and for a single sample.
+    From 0 (all samples equal, or a zero batch) to 1 (centred). After ReLU the mean dominates the second moment and a
+    healthy layer has a participation ratio near 1; this share still tells samples apart. Of normalized rows it is (1 −
+    1/n)(1 − mean_cosine). Scale- and rotation-invariant, differentiable; shares of 1e-30 keep their digits.
 
     >>> distinct_share(torch.tensor([[1.0, 1.0], [1.0, -1.0]]))
     tensor(0.5000, dtype=torch.float64)
@@ -231,9 +214,8 @@ def distinct_share(features: Tensor) -> Tensor:
 def condition_number(features: Tensor, *, tolerance: float | None = None) -> Tensor:
     """The ratio of the largest to the smallest singular value, σ_max/σ_min, of min(samples, features) of them.
 
-    From 1 (orthogonal rows or columns of equal length) to ∞, which it is exactly when numerical_rank, at the same
-    tolerance, is not full: repeated or dependent samples, a zero batch. Scale- and rotation-invariant, differentiable;
-    the gradient at ∞ is reported as 0.
+    From 1 to ∞, which it is exactly when numerical_rank, at the same tolerance, is not full. Scale- and
+    rotation-invariant, differentiable; the gradient at ∞ is reported as 0.
 
     Args:
         tolerance: relative to the largest singular value, as in `numerical_rank`; 0 counts any positive value.
@@ -246,11 +228,9 @@ def condition_number(features: Tensor, *, tolerance: float | None = None) -> Ten
 
 
 def log_norm(features: Tensor) -> Tensor:
-    """ln ‖H‖_F, the natural logarithm of the length of the whole batch.
+    """ln ‖H‖_F, finite for entries from 1e-308 to 1e308; −∞ for zero, where the gradient is reported as 0.
 
-    What is followed over depth for gradients (thesis2024 section 6.2 and figure 6.3): a slope in the layer is a factor
-    per layer. Any real number; −∞ for zero, where the gradient is reported as 0. Rotation-invariant, differentiable,
-    finite for entries from 1e-308 to 1e308.
+    Of gradients over depth its slope is a factor per layer (thesis2024 section 6.2 and figure 6.3).
 
     >>> log_norm(torch.tensor([[3.0, 4.0]])).exp()
     tensor(5.0000, dtype=torch.float64)
@@ -263,16 +243,13 @@ def log_norm(features: Tensor) -> Tensor:
 def isotropy_distance(features: Tensor, *, normalized: bool = True) -> Tensor:
     """Wasserstein-2 distance of the next layer's preactivations from an isotropic Gaussian: √Σ_i(σ_i − n^{-1/2})².
 
-    For fixed H and Gaussian weights W of variance 1/fan_out, the law of HWᵀ is Gaussian, and its W₂ distance from
-    i.i.d. entries of the same total variance is exactly this, the sum running over all n singular values, zeros
-    included. orth2021 Lemma 2 states the bound W₂² ≤ 2n·E[V(H)], with ‖H‖_F = 1 as its batch norm makes it; the
-    equality is in its proof, and gives W₂ of order V where the printed chain gives √V. From 0 (orthogonal batch) to
-    √(2 − 2/√n) (collinear samples); 1 for a zero batch, the distance of the point mass. Rotation-invariant,
-    differentiable.
+    For Gaussian weights W of variance 1/fan_out the law of HWᵀ is Gaussian, and this is exact; the sum runs over all n
+    singular values, zeros included. orth2021 Lemma 2 bounds W₂² by 2n·E[V(H)] for ‖H‖_F = 1; the equality is in its
+    proof. From 0 (orthogonal batch) to √(2 − 2/√n) (collinear samples); 1, of the point mass, for a zero batch.
+    Differentiable.
 
     Args:
-        normalized: divide by ‖H‖_F first, which is the seed's scale and makes it scale-invariant; False takes the
-            features as they are.
+        normalized: divide by ‖H‖_F first; False takes the features as they are.
 
     >>> isotropy_distance(torch.stack([torch.eye(4), torch.ones(4, 4)]))
     tensor([0., 1.], dtype=torch.float64)
@@ -302,5 +279,5 @@ def _directions(rows: Tensor) -> tuple[Tensor, Tensor]:
         present = largest > 0
         scale = power_of_two_below(torch.where(present, largest, 1.0))
     scaled = rows / scale
-    length = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
+    length = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)  # unlike a root, with gradient 0 at 0
     return divide(scaled, length, otherwise=0.0), present[..., 0]

@@ -1,9 +1,8 @@
 """Measures of a batch from its Gram matrix alone, for whoever holds the inner products and not the features.
 
-Every function takes G = HHᵀ, (..., samples, samples), at any positive scale, and returns (...) in float64. The first
-group needs norms of G only and is cheap; the second one eigendecomposition, which `spectrum` does once for all of
-`of_spectrum`. A float32 Gram matrix is taken for exact to float32 only: eigenvalues below samples · eps of its dtype,
-relative to the largest, count as zero.
+Every function takes G = HHᵀ, (..., samples, samples), at any positive scale, and returns (...) in float64. Those with a
+`tolerance` or threshold take one eigendecomposition, the others norms of G alone. Eigenvalues below samples · eps of
+the dtype, relative to the largest, count as zero: the rounding of a computed G.
 """
 
 from __future__ import annotations
@@ -61,8 +60,7 @@ def log_norm(gram: Tensor) -> Tensor:
 def spectrum(gram: Tensor) -> Tensor:
     """The eigenvalues of G/n, descending, (..., samples): those of the second moment HᵀH/n and zeros.
 
-    What is rounding, negative or below samples · eps of the dtype relative to the largest, is returned as zero. Input
-    for the functions of `of_spectrum`; NaN where G is not finite.
+    What is rounding is returned as zero. Input for the functions of `of_spectrum`; NaN where G is not finite.
 
     >>> spectrum(torch.diag(torch.tensor([2.0, 4.0])))
     tensor([2., 1.], dtype=torch.float64)
@@ -104,11 +102,8 @@ def isotropy_distance(gram: Tensor, *, normalized: bool = True) -> Tensor:
 def isometry(gram: Tensor, *, tolerance: float | None = None) -> Tensor:
     """How close a Gram matrix is to a multiple of the identity: det(G)^{1/n} / (tr G/n), from 0 to 1.
 
-    thesis2024 eq. (4.2): the geometric over the arithmetic mean of the eigenvalues. Scale- and rotation-invariant. 1
-    exactly for multiples of the identity (Lemma 4.2 prints "identity"; by its own scale invariance every multiple is
-    meant), 0 exactly when the batch is degenerate: linearly dependent, repeated or zero samples, or more samples than
-    features. Chapter 6 calls isometry of X what this gives for XXᵀ. Normalizing every sample never lowers it (Theorem
-    4.3).
+    thesis2024 eq. (4.2). 1 exactly for multiples of the identity (Lemma 4.2 prints "identity"), 0 exactly for a
+    degenerate batch. Scale- and rotation-invariant; normalizing every sample never lowers it (Theorem 4.3).
 
     Args:
         gram: (..., samples, samples), symmetric; `gram(features)` for a batch, `second_moment(features)` for the
@@ -122,15 +117,10 @@ def isometry(gram: Tensor, *, tolerance: float | None = None) -> Tensor:
 
 
 def isometry_gap(gram: Tensor, *, tolerance: float | None = None) -> Tensor:
-    """−ln isometry(G) = ln(tr G/n) − (1/n) ln det G, from 0 to ∞.
+    """−ln isometry(G) = ln(tr G/n) − (1/n) ln det G, from 0 to ∞ (thesis2024 section 4.1, and eq. 6.5 for G = XXᵀ).
 
-    thesis2024 section 4.1, and eq. (6.5) for G = XXᵀ. 0 exactly for multiples of the identity, ∞ for a degenerate
-    batch, where its gradient is reported as 0. Computed from the eigenvalues in float64 as a sum of terms ≥ 0, so that
-    gaps of 1e-20 keep their digits, as the decay over depth needs.
-
-    Args:
-        gram: (..., samples, samples), symmetric.
-        tolerance: eigenvalues at or below this share of the largest count as zero; by default samples · eps of dtype.
+    ∞ for a degenerate batch, where its gradient is reported as 0. A sum of terms ≥ 0, so that gaps of 1e-20 keep their
+    digits, as the decay over depth needs.
 
     >>> isometry_gap(torch.stack([2 * torch.eye(3), torch.ones(3, 3)]))
     tensor([0., inf], dtype=torch.float64)
@@ -179,7 +169,7 @@ def _with_tolerance(gram: Tensor, tolerance: float | None) -> tuple[Scaled, floa
 
 def _eigenvalues(scaled: Scaled) -> Tensor:
     ascending: Tensor = torch.linalg.eigvalsh(scaled.matrix)
-    return ascending.flip(-1).clamp(min=0)
+    return ascending.flip(-1).clamp(min=0)  # below 0 only by rounding
 
 
 def _trace(matrix: Tensor) -> Tensor:
@@ -190,6 +180,7 @@ def _cosines(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """The cosines between samples, zero for samples of length zero; and which samples have a length."""
     squares = matrix.diagonal(dim1=-2, dim2=-1)
     present = squares > 0
+    # twice `where`, so that the gradient of the branch not taken stays finite
     inverse = torch.where(present, torch.where(present, squares, 1.0).rsqrt(), 0.0)
     return matrix * inverse[..., :, None] * inverse[..., None, :], present
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from sounding.errors import UsageError
 from sounding.measures.inputs import divide
 
-TIE = 1e-12  # a threshold met up to rounding is met
+TIE = 1e-12  # a threshold met up to rounding is met: exact eigenvalues of 1/2 are common at the default threshold
 
 
 def resolution(count: int, *, dtype: torch.dtype = torch.float64) -> float:
@@ -121,7 +121,7 @@ def amplitude_distance(singular: Tensor, *, samples: int, normalized: bool) -> T
 
 
 def check_threshold(threshold: float) -> None:
-    """A soft rank counts what reaches a positive threshold."""
+    """UsageError unless the threshold is positive: at 0 rounding would decide."""
     if not threshold > 0:
         raise UsageError(f"expected a threshold above 0, got {threshold}", hint="numerical_rank for an exact rank")
 

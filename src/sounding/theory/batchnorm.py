@@ -67,9 +67,8 @@ class BatchNormPrediction:
     """What the mean field says of a deep batch-normalized network.
 
     `gradient_growth` is the factor per layer of the squared gradient norm towards the input, of activations and weights
-    alike (meanfield2019, sections 4 and G). `depth_scale` is ξ = 1/|ln growth|, `trainable_depth` is 16ξ, the overlay
-    of meanfield2019's figures; both are infinite at growth 1, and vanishing gradients limit depth as exploding ones do.
-    `error` bounds the quadrature error of every number reported, absolute for numbers below 1 and relative above.
+    alike (meanfield2019, sections 4 and G). `depth_scale` is ξ = 1/|ln growth|, `trainable_depth` 16ξ, the overlay of
+    meanfield2019's figures. `error` bounds the quadrature error of every number, absolute below 1 and relative above.
     """
 
     activation: str
@@ -118,8 +117,7 @@ class BatchNormPrediction:
     def profile(self, depth: int) -> Profile:
         """The prediction over layers 1 … depth at the fixed point, to lay over a measurement.
 
-        `mean_square` and `mean_cosine` of the activations are constant; `gradient_log_norm` is ½ ln of the mean squared
-        gradient norm relative to the last layer's: (depth − layer)·½ ln growth.
+        `gradient_log_norm` is ½ ln of the mean squared gradient norm relative to the last layer's.
         """
         if depth < 1:
             raise UsageError(f"depth must be at least 1, got {depth}")
@@ -156,11 +154,10 @@ class BatchNormPrediction:
                 "the fixed point of equal samples does not attract, so deep batches leave it and the growth of their "
                 f"gradients is not predicted (it would be ×{self.gradient_growth:.6g} per layer there)"
             )
-        verb = "grow" if self.gradient_growth >= 1 else "shrink"
         deep = f"about {self.trainable_depth:.0f}" if self.trainable_depth < 1e6 else "more than a million"
         return (
-            f"gradients {verb} ×{self.gradient_growth:.6g} per layer (squared norm), depth scale "
-            f"{self.depth_scale:.3g}, trainable to {deep} layers"
+            f"gradients {'grow' if self.gradient_growth >= 1 else 'shrink'} ×{self.gradient_growth:.6g} per layer "
+            f"(squared norm), depth scale {self.depth_scale:.3g}, trainable to {deep} layers"
         )
 
     __repr__ = __str__
@@ -170,8 +167,7 @@ def depth_scale(growth: float) -> float:
     """ξ = 1/|ln growth|: over how many layers the squared gradient norm changes by a factor e; infinite at growth 1."""
     if growth <= 0:
         return 0.0
-    rate = abs(math.log(growth))
-    return 1.0 / rate if rate > 0 else math.inf
+    return 1.0 / abs(math.log(growth)) if growth != 1.0 else math.inf
 
 
 def batchnorm(
@@ -188,15 +184,14 @@ def batchnorm(
 
     BN uses the biased batch variance with eps inside the root (meanfield2019, Definition B.2; its eq. 9 writes 1/N for
     1/B). The fixed point is Theorem 4, the growth Theorem 7, both for eps = 0; eps > 0 and the eigenvalues L and M for
-    any activation are derived in `integrals.normalized` and `eigenvalues`. With several fixed points (eps > 0) the
-    one reached from large variance is reported; where μ goes to 0 the result is the collapsed phase.
+    any activation are derived in `integrals.normalized` and `eigenvalues`. Of several fixed points the one reached from
+    large variance is reported; where μ goes to 0 the result is the collapsed phase.
 
     Args:
         activation: a name, an `Activation`, or a callable.
         batch_size: at least 4; `math.inf` for the limit.
         eps: the constant under the root, at least 0.
-        scale: γ of the batch norm, not 0.
-        shift: β of the batch norm.
+        scale, shift: γ (not 0) and β of the batch norm.
         weight_std: σ_w of weights with variance σ_w²/width; matters only with eps > 0, as eps/σ_w².
 
     Raises:
@@ -275,6 +270,7 @@ def _at_fixed_point(expectations: Expectations, law: NormalizedLaw, tolerance: f
         off = abs(image - law.mu) if law.eps > 0 else 0.0
         # the solved μ, to which every number responds with a factor of order one over 1 − λ_G
         drift = 2 * off / (law.mu * max(abs(1.0 - slope), 1e-6))
+        # nearer than its own error no step can lead, and from afar a Newton step may lead anywhere
         near = off <= max(_DRIFT * law.mu, 3 * known) or not off < 0.1 * abs(1 - slope) * law.mu
         if attempt or near or drift <= 0.1 * error:
             break
@@ -290,7 +286,7 @@ def _spread(moments: Moments) -> float:
 def _require_representable(affine: Affine, mu: float, eps: float) -> None:
     """Raise where μ or its square is no number of float64, or φ is constant on the batch."""
     name = affine.activation.name
-    if not mu < 1e150:
+    if not mu < 1e150:  # eigenvalues divide by μ², which must be a number, and so must 1/μ²
         raise NumericalError(
             f"the second moment of {name} at scale {affine.scale:g} is too large for float64", hint="a smaller scale"
         )
@@ -359,6 +355,7 @@ def _propagate(found: dict[str, Any], moments: Moments, errors: Moments, law: No
     base = _numbers(found)
     total = np.zeros_like(base)
     records: tuple[Any, ...] = moments
+    # by differences: every number is a ratio of up to nineteen moments, whose derivatives would be pages of formulas
     for place, (record, error) in enumerate(zip(records, errors, strict=True)):
         for field in fields(record):
             moved: Any = list(records)

@@ -74,10 +74,9 @@ def gains(
 ) -> Gains:
     """The gains of an initialization, and those that a user gives by name in their place.
 
-    "lecun" has variance 1/fan-in, "he" 2/fan-in, "xavier" 2/(fan-in + fan-out), "torch" (the default of nn.Linear)
-    1/(3 fan-in). "gpt2" has standard deviation 0.02, over √(2 · depth) in the last matrix of each branch (Radford et
-    al. 2019), so it needs the width. DeepNorm divides value, output and perceptron weights by (8 · depth)^¼ (Wang et
-    al. 2022).
+    "lecun" has variance 1/fan-in, "he" 2/fan-in, "xavier" 2/(fan-in + fan-out), "torch" (nn.Linear) 1/(3 fan-in).
+    "gpt2" has standard deviation 0.02, over √(2 · depth) in the last matrix of each branch (Radford et al. 2019), so it
+    needs the width. DeepNorm divides value, output and perceptron weights by (8 · depth)^¼ (Wang et al. 2022).
     """
     if init not in INITS:
         raise UsageError(f"expected an initialization among {', '.join(INITS)}, got {init!r}")
@@ -117,13 +116,11 @@ class Perceptron:
 
     def forward(self, entering: Pair) -> Pair:
         """Mean square and covariance of the branch's output."""
-        values, _ = self._maps(entering)
-        return values.times(self.down)
+        return self._maps(entering)[0].times(self.down)
 
     def backward(self, gradient: Pair, entering: Pair) -> Pair:
         """Gradients at the branch's input."""
-        _, slopes = self._maps(entering)
-        factor = self.up * self.down
+        slopes, factor = self._maps(entering)[1], self.up * self.down
         return Pair(factor * slopes.own * gradient.own, factor * slopes.cross * gradient.cross)
 
     def _compute_maps(self, entering: Pair) -> tuple[Pair, Pair]:
@@ -138,6 +135,7 @@ class Perceptron:
         orders = np.arange(TERMS)
         # what lies beyond the series: its mass, its slope, and from both the order at which it sits
         mass, steep = max(second - squares.sum(), 1e-300), max(variance * slope - squares @ orders, 0.0)
+        # 1.5 times the first order left out, an even number, stands for where the mass of the tail lies
         cross = float(squares @ correlation**orders) + mass * correlation ** int(1.5 * TERMS)
         falling = float((squares * orders)[1:] @ correlation ** orders[:-1])
         falling += steep * abs(correlation) ** max(steep / mass, 1.5 * TERMS)

@@ -85,9 +85,8 @@ def simulate_broken_state(
 ) -> BrokenState:
     """Iterate the exact covariance map of a positively homogeneous activation until it settles.
 
-    Start from `covariance`, or from the identity of `batch_size` samples with each variance multiplied by
-    exp(perturbation·z). Near the transition the relaxation is slow and the end can depend on the start; `converged`
-    says whether it settled.
+    From `covariance`, or from the identity of `batch_size` samples with each variance multiplied by
+    exp(perturbation·z). Near the transition the relaxation is slow and the end can depend on the start.
     """
     phi = resolve(activation)
     if covariance is None:

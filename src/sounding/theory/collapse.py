@@ -58,6 +58,7 @@ def one_sided_slopes(affine: Affine) -> tuple[float, float]:
         near, far, next_to = (
             float(affine.slope(np.array([beta + sign * h]))[0]) for h in (step, 2 * step, 1e-3 * step)
         )
+        # a power at the kink changes by 1000^(p − 1) over three decades, a smooth side by its curvature times 1e-6
         if abs(next_to) > 1.02 * abs(near) + 1e-12:
             sides.append(math.inf)
         elif abs(next_to) < 0.98 * abs(near) - 1e-12:
@@ -88,7 +89,7 @@ def collapse_rates(affine: Affine, batch_size: float) -> CollapseRates:
     """The linear rates at μ = 0 times eps; infinite where a one-sided slope is.
 
     With ρ₀ = −1/(B−1) and J of degree 1: forward G = (B−1)/B·(J_φ(1) − J_φ(ρ₀))/2, M = E DD, L = (1−2/B)(E D² − w) +
-    (2/B)E DD with w = (a−b)²√(1−ρ₀²)/2π; backward with A = GDG/√eps. All are φ′(β)² for a smooth activation.
+    (2/B)E DD with w = (a−b)²√(1−ρ₀²)/2π; backward with A = GDG/√eps.
     """
     a, b = one_sided_slopes(affine)
     if math.isinf(a) or math.isinf(b):
@@ -128,7 +129,7 @@ def solve_spread(expectations: Expectations, eps: float) -> float:
         value = rough(NormalizedLaw(expectations.batch_size, math.exp(log_ratio), 1.0))
         return math.log(max(value, 1e-300)) - log_ratio - math.log(eps)
 
-    high = math.log(highest / eps) + 1e-9
+    high = math.log(highest / eps) + 1e-9  # a hair above the bound, which a root may touch
     rate = collapse_rates(expectations.affine, expectations.batch_size).forward.G
     bottom = math.log(_LOWEST_RATIO if eps < rate else _LOWEST_JUMP)
     while high > bottom:

@@ -26,7 +26,6 @@ from sounding.theory.integrals.projected import projected_map
 from sounding.theory.signal.gaussian import map_pairs
 
 Method = Literal["laplace", "symmetric", "quadrature", "sampled"]
-_MIN_BATCH = 2
 _LARGEST_QUADRATURE = 64  # samples: integrals grow with the square, 14 s of a core at 32 for tanh
 
 
@@ -52,9 +51,8 @@ def covariance_map(
 ) -> MappedCovariance:
     """V(Σ): the covariance of a batch after batch norm and activation, from its covariance before.
 
-    Homogeneous activations and symmetric batches are deterministic and quick. Others are integrated over pairs of
-    samples, B(B−1)/2 double integrals of some 20 ms: seconds for a batch of 16, a minute for 64, and several times that
-    with eps > 0 or with kinks. With a generator they are sampled instead.
+    Homogeneous activations and symmetric batches are deterministic and quick. Others take B(B−1)/2 double integrals of
+    some 20 ms, several times that with eps > 0 or with kinks; with a generator they are sampled instead.
 
     Args:
         activation: a name, an `Activation`, or a callable.
@@ -99,7 +97,7 @@ def covariance_map(
 def check_covariance(covariance: Array) -> Array:
     """The covariance as float64, or a UsageError that says what is wrong with it."""
     sigma = np.asarray(covariance, dtype=np.float64)
-    if sigma.ndim != 2 or sigma.shape[0] != sigma.shape[1] or sigma.shape[0] < _MIN_BATCH:
+    if sigma.ndim != 2 or sigma.shape[0] != sigma.shape[1] or len(sigma) < 2:
         raise UsageError(f"expected a covariance of shape (batch, batch) with a batch of 2 or more, got {sigma.shape}")
     if not np.isfinite(sigma).all() or not np.allclose(sigma, sigma.T, rtol=1e-10, atol=1e-12 * np.abs(sigma).max()):
         raise UsageError("expected a finite symmetric covariance")
@@ -133,9 +131,10 @@ def laplace_covariance_map(
     unit = float(values.mean())
     if unit <= 0:
         return MappedCovariance(np.zeros_like(sigma), np.zeros_like(sigma), "laplace")
-    values = np.where(values > 1e-13 * values[-1], values, 0.0) / unit
+    values = np.where(values > 1e-13 * values[-1], values, 0.0) / unit  # below, they are rounding of a singular S
     rank = int((values > 0).sum())
     shrink = eps / unit
+    # where the integrand has fallen by e^−40: like s^α on the left, like s^(−rank/2) or e^(−s·B·eps) on the right
     low, high = -40.0 / alpha - math.log(float(values.max())), 80.0 / rank - math.log(float(values[values > 0].min()))
     if shrink > 0:
         high = min(high, math.log(40.0 / (size * shrink)))
@@ -186,6 +185,7 @@ def _sampled(
     size = sigma.shape[0]
     values, vectors = np.linalg.eigh(center(sigma))
     root = vectors * np.sqrt(np.maximum(values, 0.0))
+    # the control's mean: E x xᵀ is the map of the identity
     known = laplace_covariance_map(resolve("identity"), sigma, eps=eps).covariance
     sums = np.zeros((5, size, size))
     count = 0

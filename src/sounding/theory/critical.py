@@ -74,14 +74,12 @@ class PhaseDiagram:
 
 
 def critical(activation: ActivationLike, *, bias_std: float = 0.0) -> Critical:
-    """The σ_w at which χ₁ = σ_w² E φ′(√q* z)² = 1 for a bias standard deviation σ_b.
+    """The σ_w at which χ₁ = σ_w² E φ′(√q* z)² = 1 for a bias standard deviation σ_b: the edge of chaos.
 
-    The edge of chaos of Poole et al. 2016 and Schoenholz et al. 2017, on which meanfield2019 builds. Along it
-    σ_w² = 1/E φ′² and q = σ_w² E φ² + σ_b², so q solves q − E φ²/E φ′² = σ_b² and nothing is iterated.
-    Where σ_b = 0 and φ(0) = 0 the edge lies at vanishing variance: σ_w = 1/√(E φ′²) as q → 0, for tanh 1, for erf √π/2.
-    An activation of degree 1 has it at one σ_w whatever the variance: √2 for ReLU.
-
-    Only variances that attract count. exp, for one, has χ₁ = 1 at a repelling variance and so no edge.
+    Poole et al. 2016 and Schoenholz et al. 2017, on which meanfield2019 builds. On the edge σ_w² = 1/E φ′² and q = σ_w²
+    E φ² + σ_b², so q solves q − E φ²/E φ′² = σ_b². Where σ_b = 0 and φ(0) = 0 it lies at vanishing variance: σ_w =
+    1/√(E φ′²) as q → 0, for tanh 1, for erf √π/2. An activation of degree 1 has it at one σ_w: √2 for ReLU. Only
+    variances that attract count: exp has χ₁ = 1 at a repelling variance and so no edge.
 
     >>> round(critical("erf").weight_std, 9), round(critical("relu").weight_std, 9)
     (0.886226925, 1.414213562)
@@ -133,24 +131,19 @@ def phase_diagram(
     if phi.degree != 1.0:
         largest = [max(pair[i] for row in squares for pair in row) for i in (0, 1)]
         moments = tabulate(phi, weight=largest[0], bias=largest[1])
-    variance, chi_1 = np.empty((len(bias_stds), len(weight_stds))), np.empty((len(bias_stds), len(weight_stds)))
-    for i, row in enumerate(squares):
-        for j, (weight, bias) in enumerate(row):
-            settled = settle(phi, weight, bias, start, moments)
-            variance[i, j], chi_1[i, j] = settled.variance, first_chi(phi, weight, settled).value
-    return PhaseDiagram(
-        phi.name,
-        tuple(float(w) for w in weight_stds),
-        tuple(float(b) for b in bias_stds),
-        variance,
-        chi_1,
-        np.array([[phase_of(value) for value in row] for row in chi_1.tolist()]),
-    )
+    ends = [[settle(phi, *pair, start, moments) for pair in row] for row in squares]
+    variance = np.array([[end.variance for end in row] for row in ends])
+    chi_1 = np.array([
+        [first_chi(phi, weight, end).value for (weight, _), end in zip(pairs, row, strict=True)]
+        for pairs, row in zip(squares, ends, strict=True)
+    ])  # fmt: skip
+    phase = np.array([[phase_of(value) for value in row] for row in chi_1.tolist()])
+    return PhaseDiagram(phi.name, tuple(map(float, weight_stds)), tuple(map(float, bias_stds)), variance, chi_1, phase)
 
 
 def _solve_edge(phi: Activation, bias: float) -> list[tuple[float, float]]:
     """All (q, E φ′²) with q − E φ²/E φ′² = bias, ascending in q."""
-    moments = tabulate(phi, weight=1e4, bias=bias)
+    moments = tabulate(phi, weight=1e4, bias=bias)  # σ_w up to 100, far above any edge of a useful activation
     inside = np.isfinite(moments.values)
     positions = np.log(moments.variances[inside])
 

@@ -6,8 +6,8 @@ E φ(x₁)φ(x₂) = Σ a_k² P_k(ρ₀), and (meanfield2019, Theorem 9)
 
     growth = Σ k(k+B−3)/(B−3) (1 − P_k(ρ₀)) a_k² / Σ (1 − P_k(ρ₀)) a_k².
 
-The coefficients come from one Gauss–Gegenbauer rule, so the route shares nothing with the panels of
-`integrals.quadrature`. It converges exponentially for smooth activations and only like 1/terms for kinked ones.
+The coefficients come from one Gauss rule, so the route shares nothing with the panels of `integrals.quadrature`. It
+converges exponentially for smooth activations and only like 1/terms for kinked ones.
 """
 
 from __future__ import annotations
@@ -48,46 +48,34 @@ def gegenbauer_batchnorm(
     if terms < 10:
         raise UsageError(f"terms must be at least 10, got {terms}")
     affine = Affine(resolve(activation), float(scale), float(shift))
-    x, weights, polynomials, second = _basis(size, terms)
-    values = affine.value(affine.scale * x + affine.shift)
+    degree, index = np.arange(terms + 1.0), 0.5 * (size - 3.0)
+    if math.isinf(size):  # the limit: Hermite polynomials, independent samples
+        t, weights = roots_hermitenorm(min(2 * terms, 180))
+        reach, step, raised = 1.0, np.sqrt(degree), degree[:-1]
+        second = (degree[:-1] == 0).astype(np.float64)
+    else:
+        t, weights = roots_gegenbauer(2 * terms, index)
+        reach, raised = math.sqrt(size - 1.0), (degree * (degree + size - 3.0) / (size - 3.0))[:-1]
+        # t p_k = step_{k+1} p_{k+1} + step_k p_{k−1}; at degree 0 the formula is 0/0 for a batch of 4
+        step = np.zeros(terms + 1)
+        k = degree[1:]
+        step[1:] = np.sqrt(k * (k + 2 * index - 1) / (4 * (k + index) * (k + index - 1)))
+        corner, ends = _recurrence(np.array([-1.0 / (size - 1.0), 1.0]), step).T
+        second = corner / ends
+    values = affine.value(affine.scale * reach * t + affine.shift)
     if not np.isfinite(values).all():
         raise NumericalError(f"{affine.activation.name} is not finite on the nodes of the series")
-    coefficients = polynomials @ (weights * values)
-    degree = np.arange(terms)
-    raised = degree if math.isinf(size) else degree * (degree + size - 3.0) / (size - 3.0)
+    coefficients = _recurrence(t, step) @ (weights / weights.sum() * values)
     share = (1.0 - second) * coefficients**2
-    total = float(share.sum())
-    growth = float((raised * share).sum()) / total
-    kept = int(0.9 * terms)
+    growth, kept = float((raised * share).sum() / share.sum()), int(0.9 * terms)
     earlier = float((raised * share)[:kept].sum() / share[:kept].sum())
     variance = float((coefficients**2).sum())
-    return GegenbauerPrediction(
-        variance, 1.0 - total / variance, growth, tuple(map(float, coefficients)), abs(growth - earlier)
-    )
-
-
-def _basis(size: float, terms: int) -> tuple[Array, Array, Array, Array]:
-    """Nodes in x, probability weights, orthonormal polynomials there (terms, nodes), and P_k(ρ₀) (terms,)."""
-    nodes = 2 * terms
-    if math.isinf(size):
-        x, weights = roots_hermitenorm(min(nodes, 180))
-        step = np.sqrt(np.arange(terms + 1.0))
-        second = np.zeros(terms)
-        second[0] = 1.0
-        return x, weights / weights.sum(), _recurrence(x, step), second
-    t, weights = roots_gegenbauer(nodes, 0.5 * (size - 3.0))
-    index = 0.5 * (size - 3.0)
-    k = np.arange(1.0, terms + 1.0)
-    # monic recurrence coefficients of the Gegenbauer weight: t p_k = p_{k+1} + β_k p_{k−1}
-    beta = k * (k + 2 * index - 1) / (4 * (k + index) * (k + index - 1))
-    step = np.concatenate([[0.0], np.sqrt(beta)])
-    polynomials = _recurrence(t, step)
-    corner, ends = _recurrence(np.array([-1.0 / (size - 1.0)]), step)[:, 0], _recurrence(np.array([1.0]), step)[:, 0]
-    return t * math.sqrt(size - 1.0), weights / weights.sum(), polynomials, corner / ends
+    correlation = 1.0 - float(share.sum()) / variance
+    return GegenbauerPrediction(variance, correlation, growth, tuple(coefficients.tolist()), abs(growth - earlier))
 
 
 def _recurrence(t: Array, step: Array) -> Array:
-    """Orthonormal polynomials from t p_k = step_{k+1} p_{k+1} + step_k p_{k−1}."""
+    """Orthonormal polynomials from t p_k = step_{k+1} p_{k+1} + step_k p_{k−1}, (terms, places)."""
     rows = [np.ones_like(t)]
     previous = np.zeros_like(t)
     for k in range(step.size - 2):

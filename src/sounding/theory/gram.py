@@ -1,7 +1,6 @@
 """Mean field Gram dynamics of a batch-normalized network from any input Gram matrix (thesis2024, chapter 3).
 
-The chain is h_{ℓ+1} = W_ℓ φ(BN(h_ℓ)): normalization, then activation, then weights of variance 1/width. BN centres
-each feature over the batch and divides by its standard deviation. The Gram matrix is taken after the activation,
+The chain is h_{ℓ+1} = W_ℓ φ(BN(h_ℓ)) with weights of variance 1/width. The Gram matrix is taken after the activation,
 G_ℓ = φ(BN(h_ℓ)) φ(BN(h_ℓ))ᵀ/d with samples as rows, n × n. (3.2) as printed, with samples as columns, is d × d: its
 transpose is on the wrong factor.
 """
@@ -36,7 +35,7 @@ class GramPrediction:
     """The mean field trajectory of a batch's Gram matrix and where it ends.
 
     Args:
-        activation: its name.
+        activation, eps: what it belongs to.
         matrices: Ḡ_0 … Ḡ_depth, (depth + 1, n, n); Ḡ_0 is the input.
         fixed_point: G* = q((1 − c)I + c11ᵀ), n × n.
         attracting: whether nearby Gram matrices approach G*.
@@ -110,12 +109,9 @@ def gram(
 ) -> GramPrediction:
     """Ḡ_{ℓ+1} = E[φ(√n Mh/|Mh|)^⊗2], h ~ N(0, Ḡ_ℓ), M = I − 11ᵀ/n, for `depth` layers (thesis2024, eq. 3.3).
 
-    Quick for positively homogeneous activations at any Gram matrix, and for any activation where the batch has one or
-    two directions left after centring or is permutation-symmetric; else B(B−1)/2 double integrals for each layer, or
-    sampled (see `covariance_map`).
-
-    For a linear activation G* = (n/(n−1))·(I − 11ᵀ/n): singular, and not the identity the seed names, so that its
-    Theorem 3.2 says nothing there.
+    Quick where the activation is positively homogeneous, the batch permutation-symmetric, or one or two directions are
+    left after centring; else see `covariance_map`. For a linear activation G* = (n/(n−1))·(I − 11ᵀ/n): singular, and
+    not the identity the seed names, so that its Theorem 3.2 says nothing there.
 
     Args:
         activation: name, record or callable.
@@ -143,7 +139,7 @@ def gram(
         methods.append(step.method)
     fixed, rate, attracting = _end(phi, size, eps)
     spectrum = np.linalg.eigvalsh(fixed)
-    regular = spectrum[0] > 1e-12 * spectrum[-1]
+    regular = spectrum[0] > 1e-12 * spectrum[-1]  # below, the smallest eigenvalue is rounding
     return GramPrediction(
         activation=phi.name,
         eps=float(eps),
@@ -262,7 +258,8 @@ def _end(phi: Activation, size: int, eps: float) -> tuple[Array, float, bool]:
 
 def _rate_of_three(phi: Activation, fixed: Array) -> float:
     """λ_L = n/(2μ(n−2))·E[φ̃_1²(x_1² − 1)], φ̃ = φ − mean, at n = 3, where the batch lies on a circle."""
-    # a batch of two is ±(1, −1) and has nothing to converge; from 4 on `batchnorm` has the eigenvalues
+    # a batch of two is ±(1, −1) and has nothing to converge; from 4 on `batchnorm` has the eigenvalues, whose backward
+    # ones are infinite below
     places = np.arange(3)[:, None] * 2 * math.pi / 3
 
     def integrand(angle: Array) -> Array:

@@ -74,17 +74,15 @@ def gram_deviation(
 
     E‖δ‖² = (1/d)·[E‖ξ‖² + T_M λ_M²/(1 − λ_M²) + T_L g_L/(1 − λ_L²)]. V depends on the centred Gram matrix alone, whose
     deviations split by permutation symmetry into a multiple of I − 11ᵀ/n, which one layer forgets, one kind (L) per
-    sample and one (M) per pair (meanfield2019, section 3); T_L and T_M are the noise of one layer in each. E‖ξ‖² =
-    n E φ⁴ + n(n−1) E φ_1²φ_2² − ‖G*‖_F² and DV on L are quadratures over one and two samples; T_L and T_M correlate
-    four samples and are sampled, so `stationary` carries a standard error.
+    sample and one (M) per pair (meanfield2019, section 3); T_L and T_M are the noise of one layer in each. E‖ξ‖² = n E
+    φ⁴ + n(n−1) E φ_1²φ_2² − ‖G*‖_F² and DV on L are quadratures; T_L and T_M correlate four samples and are sampled.
 
-    For the identity T_L + T_M = E‖ξ‖² and E‖δ‖² = n(n−2)(n+1)²/(4(n−1)d): n^{3/2}/(2√d), which is why measured slopes
-    against the batch size exceed the 1 of eq. (3.9).
+    For the identity E‖δ‖² = n(n−2)(n+1)²/(4(n−1)d): n^{3/2}/(2√d), which is why measured slopes against the batch size
+    exceed the 1 of eq. (3.9).
 
     Args:
         activation: name, record or callable.
-        batch_size: n ≥ 4.
-        width: d.
+        batch_size, width: n ≥ 4 and d.
         generator, samples: for the four-sample moments.
 
     >>> found = gram_deviation("identity", batch_size=6, width=1000, generator=np.random.default_rng(0))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -52,11 +52,9 @@ class Kernel:
         activation, norm: what it belongs to.
         second_moment: E φ(z)² of the bare activation.
         hermite: c_0, c_1, … of ψ; Σ c_k² = 1 over all k and κ(ρ) = Σ c_k²ρ^k.
-        zero: κ(0) = c_0².
-        slope_zero: κ′(0) = c_1².
+        zero, slope_zero: κ(0) = c_0² and κ′(0) = c_1².
         slope_one: κ′(1) = E ψ′²; infinite when φ jumps or rises as steeply as a square root.
-        fixed_point: the one ρ* to which every ρ in (−1, 1) converges; it lies in [0, 1].
-        slope_fixed_point: κ′(ρ*).
+        fixed_point, slope_fixed_point: the one ρ* in [0, 1] to which every ρ in (−1, 1) converges, and κ′(ρ*).
         attracting: False only for a linear activation, which leaves every ρ as it is.
         case: 1 to 4 of Theorem 5.11.
         rate: the factor by which the distance to ρ* shrinks per layer at worst; 1 in case 3, where it shrinks like 1/ℓ.
@@ -96,23 +94,18 @@ class Kernel:
         end = f"correlations go to {self.fixed_point:.6g}, {speed}"
         if not self.attracting:
             end = "linear, every correlation stays as it is"
-        numbers = {
-            "κ(0)": self.zero,
-            "κ′(0)": self.slope_zero,
-            "κ′(1)": self.slope_one,
-            "κ′(ρ*)": self.slope_fixed_point,
-        }
-        line = "  ".join(f"{name} {value:.6g}" for name, value in numbers.items())
-        return f"Kernel({self.activation}, norm {self.norm}): {end}\n  {line}"
+        return (
+            f"Kernel({self.activation}, norm {self.norm}): {end}\n  κ(0) {self.zero:.6g}  κ′(0) {self.slope_zero:.6g}  "
+            f"κ′(1) {self.slope_one:.6g}  κ′(ρ*) {self.slope_fixed_point:.6g}"
+        )
 
 
 @dataclass(frozen=True)
 class Neuron:
     """ψ = (φ − mean)/std: what a layer, its normalization included, does to a neuron in the mean field.
 
-    Before the activation, RMS and layer norm bring the preactivations back to unit variance, which scales φ by nothing
-    but a constant; the layer norm's centring does nothing, for Gaussian preactivations have mean 0. After it, RMS norm
-    divides by √E φ² and layer norm subtracts E φ first, that is, removes c_0 (thesis2024, proof of Theorem 5.15).
+    Norms before the activation scale φ by a constant alone, for Gaussian preactivations have mean 0. After it, RMS norm
+    divides by √E φ² and layer norm subtracts E φ = c_0 first (thesis2024, proof of Theorem 5.15).
     """
 
     activation: Activation
@@ -138,16 +131,8 @@ class Neuron:
 def kernel(activation: ActivationLike, norm: Norm = "none") -> Kernel:
     """The kernel map of an activation, its fixed points, their case and the speed of approach.
 
-    thesis2024, Theorem 5.11, on κ with κ(1) = 1. Since κ is a power series with coefficients c_k² ≥ 0 it is convex on
-    [0, 1], and one fixed point ρ* attracts all of (−1, 1):
-
-    1. κ(0) = 0: ρ* = 0, and |ρ|/(1 − |ρ|) shrinks by 1/(2 − κ′(0)) per layer (5.6). Printed in (5.7): 1/κ′(1), which
-       tanh, SELU and sin violate.
-    2. κ(0) > 0, κ′(1) < 1: ρ* = 1, and 1 − ρ shrinks by κ′(1) (5.8). Sigmoid, softplus.
-    3. κ(0) > 0, κ′(1) = 1: ρ* = 1, and 1 − ρ_ℓ ≤ x/(1 + αℓx), x = 1 − ρ_0, α = 1 − κ(0) − κ′(0) (5.9). Every positively
-       homogeneous activation that is not odd, and exp; Figure 5.2 calls ReLU case 2.
-    4. κ(0) > 0, κ′(1) > 1: 0 < ρ* < 1, and |ρ_ℓ − ρ*| ≤ α^ℓ|ρ_0 − ρ*|/(1 − |ρ_0|), α = max{1 − κ(0), 1/(2 − κ′(ρ*))}.
-       Printed in (5.10): (1 − ρ*)/(2 − κ′(ρ*)) and κ′(ρ*) in place of the last term; κ(ρ) = 0.9 + 0.1ρ³⁰ violates it.
+    thesis2024, Theorem 5.11, on κ with κ(1) = 1. A power series with coefficients c_k² ≥ 0 is convex on [0, 1], so one
+    fixed point ρ* attracts all of (−1, 1); `bounds.kernel_maps.theorem_5_11` tells the four cases and their errata.
 
     Args:
         activation: name, record or callable.
@@ -164,15 +149,23 @@ def kernel(activation: ActivationLike, norm: Norm = "none") -> Kernel:
     series = expand(neuron.activation, count=COEFFICIENTS)
     coefficients = np.array(series.coefficients) / neuron.std
     coefficients[0] = (series.coefficients[0] - neuron.mean) / neuron.std
+    # what quadrature cannot tell from 0 is 0: it decides whether an activation counts as odd or centred
     coefficients[np.abs(coefficients) <= 4 * series.error / neuron.std] = 0.0
     if abs(coefficients[0]) <= CENTRED:
         coefficients[0] = 0.0
     zero, slope_zero = float(coefficients[0] ** 2), float(coefficients[1] ** 2)
     slope_one = _slope_one(neuron)
-    linear = slope_zero > 1 - 1e-12
+    linear = slope_zero > 1 - 1e-12  # all of Σ c_k² = 1 in c_1²
     case = 3 if abs(slope_one.value - 1) <= EDGE else 2 if slope_one.value < 1 else 4
     case = 1 if zero == 0.0 else case
-    point, slope, error = _attractor(neuron, case, slope_zero, slope_one.value)
+    point, slope, error = (0.0, slope_zero, 0.0) if case == 1 else (1.0, slope_one.value, 0.0)
+    if case == 4:
+        point = crossing(neuron)
+        error = SMALLEST**2
+        if point != 1.0:
+            at_point = slope_at(neuron, point)
+            # an error δ of κ moves the crossing with the diagonal by δ/(1 − κ′)
+            slope, error = at_point.value, at_point.error + 2e-13 / max(1 - at_point.value, 1e-6)
     rate, printed = (
         case_rate(case, zero, slope_zero, slope_one.value, fixed_point=point, slope=slope, version=version)
         for version in get_args(Version)
@@ -226,8 +219,8 @@ def normalized(activation: ActivationLike, norm: Norm = "none") -> Neuron:
 def evaluate(activation: ActivationLike, rho: float, *, norm: Norm = "none", order: int = 0) -> Integral:
     """κ(ρ) or its derivative of the given order at ρ ∈ [−1, 1], with its error.
 
-    Order 0 is E ψ(X)ψ(Y) and order 1 is E ψ′(X)ψ′(Y) by quadrature; where ψ jumps, order 1 differentiates the density
-    instead. Higher orders sum the Hermite series Σ c_k² k!/(k−n)! ρ^(k−n), which needs |ρ| ≤ 0.98.
+    Orders 0 and 1 are `kappa` and `slope_at`; higher ones sum the Hermite series Σ c_k² k!/(k−n)! ρ^(k−n), for |ρ| ≤
+    0.98.
 
     >>> [round(evaluate("hermite:3", 0.5, order=order).value, 12) for order in range(4)]
     [0.125, 0.75, 3.0, 6.0]
@@ -236,11 +229,11 @@ def evaluate(activation: ActivationLike, rho: float, *, norm: Norm = "none", ord
     if not isinstance(order, int) or order < 0:
         raise UsageError(f"the order of a derivative must be a whole number from 0, got {order}")
     neuron = normalized(activation, norm)
-    if order == 0:
-        return _rounded(kappa(neuron, value))
-    if order == 1:
-        return _rounded(slope_at(neuron, value))
-    return _series_derivative(neuron, value, order)
+    if order > 1:
+        return _series_derivative(neuron, value, order)
+    found = (slope_at if order else kappa)(neuron, value)
+    # near 0 without the digits that the error does not vouch for
+    return replace(found, value=0.0) if abs(found.value) < found.error else found
 
 
 def kappa(neuron: Neuron, rho: float) -> Integral:
@@ -299,11 +292,6 @@ def _pair_mean(neuron: Neuron, h: Callable[[Array, Array], Array], rho: float) -
     return gaussian_joint_mean(h, rho, **neuron.activation.pair_outline)
 
 
-def _rounded(integral: Integral) -> Integral:
-    """Without the digits that the error does not vouch for near 0."""
-    return Integral(0.0, integral.error, integral.evaluations) if abs(integral.value) < integral.error else integral
-
-
 def _slope_one(neuron: Neuron) -> Integral:
     """κ′(1) = E ψ′², infinite where ψ jumps or rises like a square root."""
     if neuron.roughness() <= ROUGH:
@@ -314,20 +302,6 @@ def _slope_one(neuron: Neuron) -> Integral:
         value = phi.degree**2 * (a * a + b * b) * half_moment(2 * phi.degree - 2) / neuron.std**2
         return Integral(value, ROUNDING * value, 0)
     return gaussian_mean(lambda z: neuron.derivative(z) ** 2, **phi.outline, tolerance=1e-13)
-
-
-def _attractor(neuron: Neuron, case: int, slope_zero: float, slope_one: float) -> tuple[float, float, float]:
-    """ρ*, κ′(ρ*) and the error of both."""
-    if case == 1:
-        return 0.0, slope_zero, 0.0
-    if case in (2, 3):
-        return 1.0, slope_one, 0.0
-    rho = crossing(neuron)
-    if rho == 1.0:
-        return 1.0, slope_one, SMALLEST**2
-    slope = slope_at(neuron, rho)
-    # an error δ of κ moves the crossing with the diagonal by δ/(1 − κ′)
-    return rho, slope.value, slope.error + 2e-13 / max(1 - slope.value, 1e-6)
 
 
 def crossing(neuron: Neuron, *, weight: float = 1.0) -> float:

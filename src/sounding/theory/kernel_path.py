@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +15,7 @@ from sounding.theory.bounds.bound import Version
 from sounding.theory.bounds.kernel_maps import Norm, decay
 from sounding.theory.kernel import Kernel, Neuron, check_correlation, kappa, kernel, normalized
 
-DIRECT = 64  # up to so many layers each is integrated by itself
+DIRECT = 64  # up to so many layers each is integrated by itself: about as many integrals as the series takes
 SIZES = (17, 33, 65, 129)  # Chebyshev points, doubled until the last coefficients are below the tolerance
 
 
@@ -59,8 +58,8 @@ def _unit(i: int) -> float:
 def sequence(activation: ActivationLike, rho: float, *, depth: int, norm: Norm = "none") -> Profile:
     """ρ_0 = rho and ρ_ℓ = κ(ρ_{ℓ−1}) for ℓ = 1 … depth, as a profile of `mean_cosine` (thesis2024, eq. 5.4).
 
-    ρ is the cosine of two samples' features after each layer; 0 is the input. Up to 64 layers each value is its own
-    quadrature; beyond, κ is interpolated in the angle arccos ρ, with the error in the profile's settings.
+    The cosine of two samples' features after each layer, 0 the input. Beyond 64 layers κ is interpolated in the angle
+    arccos ρ, with the error in the profile's settings.
 
     >>> path = sequence("hermite:2", 0.5, depth=3)
     >>> [round(row.value, 10) for row in path]
@@ -68,18 +67,13 @@ def sequence(activation: ActivationLike, rho: float, *, depth: int, norm: Norm =
     """
     start, layers = check_correlation(rho), check_depth(depth)
     neuron = normalized(activation, norm)
-    error = 1e-12
-    step: Callable[[float], float]
-    if layers <= DIRECT:
-        step = lambda value: kappa(neuron, value).value  # noqa: E731
-    else:
-        series = interpolate(neuron)
-        step, error = series, series.error
+    series = interpolate(neuron) if layers > DIRECT else None
+    error = 1e-12 if series is None else series.error
     values = [start]
     for _ in range(layers):
+        following = kappa(neuron, values[-1]).value if series is None else series(values[-1])
         # 1 is a fixed point of every kernel map, and rounding must not push an identical pair off it
-        following = 1.0 if values[-1] == 1.0 else step(values[-1])
-        values.append(min(max(following, -1.0), 1.0))
+        values.append(1.0 if values[-1] == 1.0 else min(max(following, -1.0), 1.0))
     settings = {"activation": neuron.activation.name, "norm": norm, "rho": start, "error": error}
     return Profile.over_depth({"mean_cosine": values}, settings)
 

@@ -50,8 +50,7 @@ class Prescription:
         weight_std: σ_w of weights of variance σ_w²/fan_in, for which every eps is meant.
         wanted_growth: the largest growth with which `margin`·`depth` layers are trainable.
         growth, trainable_depth, attracting: of the network as it is, with eps 0, scale 1, shift 0, Gaussian weights.
-        options: what reaches the depth, smallest change first; "none" alone when nothing need change.
-        unreachable: what does not, explained.
+        options, unreachable: what reaches the depth ("none" alone when nothing need change), and what does not.
     """
 
     activation: str

@@ -53,10 +53,10 @@ def prescribe(
 ) -> Prescription:
     """Which eps, shift, scale, gains or weight law make a batch norm network trainable by theory to `depth` layers.
 
-    A setting reaches the depth when |ln λ| ≤ 16/(margin·depth) at an attracting fixed point of positive variance: in
-    the collapsed phase above the critical eps gradients may be steady, but the samples of a batch are all the same. No
-    point close to losing the fixed point is offered: its forward eigenvalues G and L are at most 0.95. At eps = 0 no
-    scale or shift beats a linear network, λ ≥ (B−2)/(B−3), the first term of meanfield2019's Theorem 9.
+    A setting reaches the depth when |ln λ| ≤ 16/(margin·depth) at an attracting fixed point of positive variance (above
+    the critical eps gradients may be steady, but all samples are the same) whose forward eigenvalues G and L are at
+    most 0.95. At eps = 0 no scale or shift beats a linear network, λ ≥ (B−2)/(B−3), the first term of meanfield2019's
+    Theorem 9.
 
     Args:
         batch_size: at least 4; `math.inf` for the limit.
@@ -132,6 +132,7 @@ class _Search:
         eps, best_eps = yield from land.walk(*self._eps_path(Setting()))
         self._file("eps", "eps {eps:g}", eps, best_eps, _why_not_eps(land, best_eps))
         yield
+        # the side on which a shift helps at all is told by one step to either
         up, down = (land.at(Setting(shift=shift)).growth for shift in (1.0, -1.0))
         sign = 1.0 if up <= down else -1.0
         shift, best_shift = yield from land.walk(lambda t: Setting(shift=sign * t), SHIFTS)
@@ -153,7 +154,7 @@ class _Search:
 
     def _eps_path(self, start: Setting) -> tuple[Callable[[float], Setting], list[float]]:
         """eps up to 0.9 of its critical value at this scale and shift."""
-        top = min(self.landscape.collapse(start), 1e3)
+        top = min(self.landscape.collapse(start), 1e3)  # a power below 1 never collapses
         return lambda t: Setting(eps=t, scale=start.scale, shift=start.shift), [share * top for share in EPS_SHARES]
 
     def _file_jointly(

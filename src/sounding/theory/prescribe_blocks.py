@@ -80,8 +80,7 @@ class BlockPrescription:
         margin: times that the 16 depth scales must leave.
         now: the network as it is.
         scales: depth scales that it spans.
-        options: changes that reach the depth.
-        unreachable: what else was tried, with the depth scales that it spans.
+        options, unreachable: changes that reach the depth, and what else was tried, with its depth scales.
     """
 
     network: str
@@ -110,12 +109,11 @@ class BlockPrescription:
             f"  allowed: {DEPTH_SCALES / self.margin:.3g} depth scales, the {DEPTH_SCALES:g} at which training fails "
             f"over a margin of {self.margin:g}",
         ]
-        for one in self.options:
-            lines.append(
-                f"  {one.change}: {one.scales:.3g} depth scales, stream ×{one.stream_growth:.3g}, "
-                f"two samples end at a correlation of {one.correlation:.3g}"
-            )
-            lines.append(f"    {one.formula} ({one.source})")
+        lines += [
+            f"  {one.change}: {one.scales:.3g} depth scales, stream ×{one.stream_growth:.3g}, "
+            f"two samples end at a correlation of {one.correlation:.3g}\n    {one.formula} ({one.source})"
+            for one in self.options
+        ]
         lines += [f"  not {change}: {scales:.3g} depth scales" for change, scales in self.unreachable]
         return "\n".join(lines)
 
@@ -129,7 +127,7 @@ def prescribe_residual(
         activation: name, record or callable.
         depth: blocks.
         margin: 16 depth scales over this are allowed.
-        options: what the network is now, as for `predict.residual`: placement, branch_scale, init, width, ….
+        options: what the network is now, as for `predict.residual`.
 
     >>> found = prescribe_residual("relu", depth=20, placement="none")
     >>> found.best.change
@@ -147,8 +145,7 @@ def prescribe_transformer(
         activation: of the perceptron; name, record or callable.
         depth: blocks of two branches.
         tokens: that see each other.
-        margin: 16 depth scales over this are allowed.
-        options: what the network is now, as for `predict.transformer`.
+        margin, options: as for `prescribe_residual`, and `predict.transformer`.
 
     >>> prescribe_transformer("relu", depth=4, tokens=8, score_scale=1.0).best.change
     'scores divided by √(head size)'
@@ -172,27 +169,22 @@ def _prescribe(
 
     def file(kind: Kind, words: str, formula: str, source: str, **changed: Any) -> None:
         found = look(**changed)
-        scales = spanned(found)
-        if scales <= allowed and not _condenses(found):
-            ratio, growth, correlation = found.gradient_ratio, found.stream_growth, found.correlation[-1]
-            settings = {**given, **changed}
-            options.append(BlockOption(kind, words, settings, scales, ratio, growth, correlation, formula, source))
+        if spanned(found) <= allowed and not _condenses(found):
+            numbers = spanned(found), found.gradient_ratio, found.stream_growth, found.correlation[-1]
+            options.append(BlockOption(kind, words, {**given, **changed}, *numbers, formula, source))
         else:
-            unreachable.append((words, scales))
+            unreachable.append((words, spanned(found)))
 
     placement = now.placement
     if spanned(now) <= allowed and not _condenses(now):
         file("none", "nothing: it reaches the depth as it is", *FORMULAS[placement])
         return BlockPrescription(name, now.depth, float(margin), now, spanned(now), tuple(options), ())
-    fixed: dict[str, Any] = {}
+    fixed: dict[str, Any] = {}  # what every other change comes on top of: none of them heals attention that condenses
     if _condenses(now):
         fixed = {"score_scale": None}
-        words = (
-            "attention needs scores of a standard deviation below √(2 ln n) for n tokens",
-            "Giorlandino and Goldt 2026",
-        )
-        file("scores", "scores divided by √(head size)", *words, **fixed)
-        file("scores", "queries and keys normed", words[0], "Henry et al. 2020", query_norm=True, **fixed)
+        words = "attention needs scores of a standard deviation below √(2 ln n) for n tokens"
+        file("scores", "scores divided by √(head size)", words, "Giorlandino and Goldt 2026", **fixed)
+        file("scores", "queries and keys normed", words, "Henry et al. 2020", query_norm=True, **fixed)
     scale = _largest_scale(lambda c: spanned(look(branch_scale=c, **fixed)), now.branch_scale, allowed)
     if scale is not None:
         file("branch_scale", f"branches times {scale:g}", *FORMULAS[placement], branch_scale=scale, **fixed)

@@ -161,8 +161,8 @@ def residual(
     """Stream, correlation and gradients of depth blocks x + c W₂ φ(W₁ x), with the norm where `placement` says.
 
     Pre-norm adds c²g₂Eφ² to q in every block, so the stream grows linearly and gradients as a power of depth; without
-    norms both grow exponentially (Yang and Schoenholz 2017; Hanin and Rolnick 2018); c² of the order of 1/depth keeps
-    both finite (Hayou et al. 2021).
+    norms both grow exponentially (Yang and Schoenholz 2017; Hanin and Rolnick 2018); c² ∝ 1/depth keeps both finite
+    (Hayou et al. 2021).
 
     Args:
         activation: name, record or callable.
@@ -208,15 +208,14 @@ def transformer(
 
     Uniform attention adds to q and p alike, g_v g_o (q + (n−1)p)/(n q) in pre-norm, so that tokens become alike (Dong
     et al. 2021; Noci et al. 2022); backwards the mean of the tokens' gradients is multiplied by 1 + g_v g_o/q, what
-    differs between tokens is not. Scores of any size are covered, see `sounding.theory.blocks.SelfAttention`; beyond
-    β_c = √(2/(1−ρ)) attention condenses (Giorlandino and Goldt 2026).
+    differs between tokens is not. `sounding.theory.blocks.SelfAttention` covers scores of any size; beyond β_c =
+    √(2/(1−ρ)) attention condenses (Giorlandino and Goldt 2026).
 
     Args:
         activation: of the perceptron; name, record or callable.
         depth: blocks of two branches.
         tokens: n, all of which see each other.
-        placement, branch_scale, mean_square: as for `residual`; "deepnorm" is Wang et al. 2022.
-        init: "xavier", "he", "lecun", "torch" or "gpt2"; see `sounding.theory.blocks.gains`.
+        placement, branch_scale, init, mean_square: as for `residual`; "deepnorm" is Wang et al. 2022.
         gain: gains that replace those of `init`, by name: query, key, value, output, up, down.
         width: features of the stream; "gpt2" needs it, and tokens are then random vectors in so many dimensions.
         expansion: features of the perceptron over those of the stream.
@@ -272,20 +271,16 @@ class _Stack:
                 found.append(self.stream.forward(found[-1], branch))
         return found
 
-    def gradients(self, signals: Sequence[Pair], depth: int) -> list[float]:
-        """ln t in front of blocks 1 … depth and behind the last, from gradients that are independent at the tokens."""
-        gradient, log, found = Pair(1.0, 0.0), 0.0, [0.0]
-        for block in range(depth - 1, -1, -1):
-            gradient, log = self._back(gradient, signals, block, log)
-            found.append(log)
+    def gradients(self, signals: Sequence[Pair], blocks: Sequence[int]) -> list[float]:
+        """ln t in front of each of these blocks, from gradients that are independent at the tokens, and 0 for those."""
+        gradient, count, found = Pair(1.0, 0.0), len(self.branches), [0.0]
+        for block in blocks:
+            for index in range(count - 1, -1, -1):
+                gradient = self.stream.backward(gradient, signals[block * count + index], self.branches[index])
+            found.append(found[-1] + math.log(gradient.own))
+            # scaled to t = 1: over a hundred blocks it may leave float64
+            gradient = gradient.times(1 / gradient.own)
         return found[::-1]
-
-    def _back(self, gradient: Pair, signals: Sequence[Pair], block: int, log: float) -> tuple[Pair, float]:
-        """Gradients in front of a block, scaled to t = 1, and ln of what they were scaled by."""
-        count = len(self.branches)
-        for index in range(count - 1, -1, -1):
-            gradient = self.stream.backward(gradient, signals[block * count + index], self.branches[index])
-        return gradient.times(1 / gradient.own), log + math.log(gradient.own)
 
     def describe(self, signals: Sequence[Pair], depth: int) -> dict[str, Any]:
         """What `Residual` says of the stream and the gradients."""
@@ -293,7 +288,7 @@ class _Stack:
         return {
             "mean_square": tuple(signal.own for signal in ends),
             "correlation": tuple(signal.correlation for signal in ends),
-            "gradient_log": tuple(self.gradients(signals, depth)),
+            "gradient_log": tuple(self.gradients(signals, range(depth - 1, -1, -1))),
             "trainable_depth": self._trainable_depth(signals, depth),
         }
 
@@ -302,11 +297,13 @@ class _Stack:
         count = len(self.branches)
         apart = [max(1 - signal.correlation, 1e-300) for signal in signals[::count]]
         falls = [math.log(apart[0] / one) for one in apart]
-        gradient, steepness = Pair(1.0, 0.0), 0.0
-        for _ in range(SETTLED):
-            gradient, steepness = self._back(gradient, signals, depth - 1, 0.0)
+        # the last block over and over: how steep gradients are once the shares of mean and differences have settled
+        last, before, *_ = self.gradients(signals, [depth - 1] * SETTLED)
         by_gradients = self._reach(
-            lambda blocks: abs(self.gradients(signals, blocks)[0]), abs(steepness), signals, depth
+            lambda blocks: abs(self.gradients(signals, range(blocks - 1, -1, -1))[0]),
+            abs(last - before),
+            signals,
+            depth,
         )
         # tokens that start alike have no distance to lose
         by_distance = self._reach(lambda blocks: falls[blocks], falls[-1] - falls[-2], signals, depth)
@@ -320,7 +317,7 @@ class _Stack:
                 middle = (low + high) // 2
                 low, high = (middle, high) if change(middle) < DEPTH_SCALES else (low, middle)
             return float(high)
-        if rate < 1e-9:
+        if rate < 1e-9:  # 16 depth scales would take more blocks than anybody builds
             return math.inf
         missing = (DEPTH_SCALES - change(depth)) / rate
         rise = 1 - signals[-1 - len(self.branches)].own / signals[-1].own

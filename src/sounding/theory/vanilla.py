@@ -44,6 +44,7 @@ class Vanilla:
     """Where variance and correlation of two samples end in a deep wide network without normalization.
 
     Args:
+        activation, weight_std, bias_std: what it belongs to.
         variance: q*, the mean square of the preactivations; 0 and infinity are results too, see `status`.
         correlation: c*, of two samples' preactivations.
         chi_1: χ₁ = σ_w² E φ′(√q* z)²: slope of the correlation map at 1, and growth per layer of squared gradients.
@@ -97,9 +98,8 @@ class Vanilla:
 def vanilla(activation: ActivationLike, *, weight_std: float, bias_std: float = 0.0, start: float = 1.0) -> Vanilla:
     """Fixed points, χ₁, depth scales and phase for weights N(0, σ_w²/fan-in) and biases N(0, σ_b²).
 
-    q′ = σ_w² E φ(√q z)² + σ_b² and c′ = (σ_w² E φ(u₁)φ(u₂) + σ_b²)/q*, (u₁, u₂) Gaussian with variance q* and
-    correlation c. The correlation map is a power series in c with non-negative coefficients, so c* = 1 attracts when
-    χ₁ ≤ 1, and otherwise one c* in [0, 1) does.
+    q′ = σ_w² E φ(√q z)² + σ_b² and c′ = (σ_w² E φ(u₁)φ(u₂) + σ_b²)/q*. The correlation map is a power series in c with
+    non-negative coefficients, so c* = 1 attracts when χ₁ ≤ 1, and otherwise one c* in [0, 1) does.
 
     Args:
         activation: name, record or callable.
@@ -165,8 +165,8 @@ def trajectory(
 ) -> Profile:
     """Variance and correlation of two samples' preactivations over depth: `mean_square` and `mean_cosine`.
 
-    q_ℓ and c_ℓ for ℓ = 0 … depth; both samples start with the given variance, and c is followed at the running q. A
-    variance beyond float64 ends the profile at the last finite layer, with `diverged_at` in its settings.
+    Layers 0 … depth, c followed at the running q. A variance beyond float64 ends the profile at the last finite layer,
+    with `diverged_at` in its settings.
 
     >>> path = trajectory("relu", weight_std=2**0.5, depth=2, variance=3.0, correlation=0.0)
     >>> path.series("mean_square").value.round(6).tolist(), path.series("mean_cosine").value.round(6).tolist()

@@ -20,7 +20,8 @@ KernelMap = Callable[[float], float]
 Norm = Literal["none", "pre-rms", "post-rms", "pre-ln", "post-ln"]
 NORMS: tuple[Norm, ...] = get_args(Norm)
 
-# κ′(1) = 1 exactly for positively homogeneous activations and exp; quadrature gives it to about 1e-10
+# κ′(1) = 1 exactly for positively homogeneous activations and exp; quadrature gives it to about 1e-10, so that cases
+# are told apart with room to spare
 _EDGE = 1e-8
 
 
@@ -187,8 +188,7 @@ def theorem_5_15(
     norm, and E φ² = 1 without a norm.
 
     Args:
-        second_moment: κ(1) = E φ².
-        squared_mean: κ(0) = (E φ)².
+        second_moment, squared_mean: κ(1) = E φ² and κ(0) = (E φ)².
         slope_zero, slope_one: κ′(0), κ′(1) of the unscaled activation.
         kappa: the kernel map of the *normalized* activation, for `actual`.
     """

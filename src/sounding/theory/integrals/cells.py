@@ -34,8 +34,8 @@ _TERMS, _DOUBT = 3, 2.0
 # how far from the curves two further nodes lie, the weight that a miss at them has in the error (a layer of that width
 # would be a fiftieth of the cell), and the multiple of the last coefficients that a polynomial may miss there by itself
 _HAIR, _OUTSIDE, _EXPLAINED = 1e-5, 0.02, 100.0
-# shares of a radius: two so close almost meet, and so far from them cuts begin to approach
-_MEETING, _APPROACHED = 2e-3, 0.05
+# shares of a radius: within which two are one but for rounding, or almost meet, and from where on cuts approach them
+_EQUAL, _MEETING, _APPROACHED = 1e-12, 2e-3, 0.05
 # a cell that misses eight times as much at one end as at the other is cut at a fifth from there
 _ONE_SIDED, _NEAR = 8.0, 0.2
 
@@ -223,9 +223,9 @@ def _first_cells(radial: Radial, plane: Plane) -> Cells:
     soft = {e for e in scaled if bottom < e < top and all(abs(e - h) > 0.05 * max(e, 0.1) for h in hard)}
     # Next to two radii that almost meet, as of one kink in both coordinates at a correlation near ±1, the curves are
     # roots with a branch point just outside a cell. Its nodes do not see that, so cuts approach it by powers of four.
-    near = [(above, above - below) for below, above in pairwise(sorted(hard)) if above - below < _MEETING * above]
-    steps = 4.0 ** np.arange(24)
-    ladder = [above + step for above, gap in near for step in gap * steps if step < _APPROACHED * above]
+    gaps = [(above, above - below) for below, above in pairwise(sorted(hard))]
+    near = [(above, gap) for above, gap in gaps if _EQUAL * above < gap < _MEETING * above]
+    ladder = [above + step for above, gap in near for step in gap * 4.0 ** np.arange(24) if step < _APPROACHED * above]
     firm = {e for e in (*plane.firm, *ladder) if bottom < e < top}
     cuts = sorted({radial.start, radial.end, *(radial.variable(radius) for radius in hard | soft | firm)})
     sharp = {radial.variable(radius) for radius in hard}

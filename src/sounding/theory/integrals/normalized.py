@@ -64,7 +64,10 @@ class NormalizedLaw:
         rest = np.maximum(1.0 - tau, 0.0) if rest is None else rest
         norm = 1.0 / math.sqrt(2 * math.pi * mu * (size - 1.0)) * math.pow(size, -power)
         if eps == 0:
-            mean = math.pow(mu, power + 0.5) * _chi_square_mean(size - 2.0, power)
+            # E[(χ²_m)^(k + 1/2)], m = B − 2, without the cancellation of two lgamma
+            root = math.sqrt(2.0) * gamma_ratio(0.5 * size - 1.0, 0.5)
+            mean = math.pow(mu, power + 0.5)
+            mean *= {1.0: (size - 1.0) * root, 0.0: root, -0.5: 1.0, -1.0: root / (size - 3.0)}[power]
             return np.asarray(norm * mean * rest ** (0.5 * (size - 4.0)))
         with np.errstate(divide="ignore", invalid="ignore"):
             logarithm = np.where(tau < 0.5, np.log1p(-tau), np.log(rest))
@@ -81,30 +84,20 @@ class NormalizedLaw:
             return ratio * (size - 3.0) * cosine ** (size - 4.0) * sine
         rest = cosine * cosine
         a, b, m = mu * rest, size * eps, size - 3.0
-        mean: Array | float
-        if power == 1:
-            mean = a * a * m * (m + 2) + 2 * a * b * m + b * b
-        elif power == 0:
-            mean = a * m + b
-        elif power == -1:
-            mean = 1.0
+        # E[(aχ²_m + b)^(k+1)], a polynomial in a and b but for the last
+        if power == -2:
+            mean = _power_mean(m, a, b, -1.0)
         else:
-            mean = _power_mean(m, a, b, power + 1.0)
+            mean = {1: a * a * m * (m + 2) + 2 * a * b * m + b * b, 0: a * m + b, -1: np.ones_like(a)}[power]
         exponent = size - 6.0 - 2.0 * power
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             decay = np.exp(-0.5 * b / mu * (sine / cosine) ** 2 + exponent * np.log(np.abs(cosine)))
         return np.asarray(np.where(rest > 1e-30, decay, 0.0) * sine / mu * size**-power * mean)
 
 
-def _chi_square_mean(degrees: float, power: float) -> float:
-    """E[(χ²_m)^(k + 1/2)] for k in {1, 0, −1/2, −1}, without the cancellation of two lgamma."""
-    root = math.sqrt(2.0) * gamma_ratio(0.5 * degrees, 0.5)
-    return {1.0: (degrees + 1.0) * root, 0.0: root, -0.5: 1.0, -1.0: root / (degrees - 1.0)}[power]
-
-
 def _power_mean(degrees: float, a: Array, b: float, power: float) -> Array:
     """E[(a χ²_m + b)^power] over an array of a ≥ 0, with b > 0."""
-    if power == 0:
+    if power == 0:  # of s^−1, whose power is −1/2 + 1/2
         return np.ones_like(a)
     with np.errstate(divide="ignore"):
         logarithm = np.log(b / np.maximum(a, 1e-300))

@@ -8,7 +8,7 @@ origin into an analytic integrand.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import ClassVar, Self
@@ -162,7 +162,10 @@ def integrate(
             tail_value, tail_error = tail_value + series, tail_error + series_error
             evaluations += ladder.low.size * HIGH_ORDER
             rungs.append(ladder)
-        panels = Panels.join([_bisect(bad.take(~at_kink)), *rungs])
+        cut = bad.take(~at_kink)
+        middle = 0.5 * (cut.low + cut.high)
+        halves = (replace(cut, high=middle, depth=cut.depth + 1), replace(cut, low=middle, depth=cut.depth + 1))
+        panels = Panels.join([*halves, *rungs])
     else:
         done.append((panels.low.size, value, error, magnitude))
     values = sum((part[1].sum(axis=1) for part in done), np.zeros(1)) + tail_value
@@ -198,15 +201,6 @@ def _finite(f: Callable[[Array], Array], nodes: Array, what: str) -> Array:
             state=float(where),
         )
     return values
-
-
-def _bisect(panels: Panels) -> Panels:
-    """Every panel cut in two."""
-    middle = 0.5 * (panels.low + panels.high)
-    depth = panels.depth + 1
-    left = Panels(panels.origin, panels.sign, panels.power, panels.low, middle, depth)
-    right = Panels(panels.origin, panels.sign, panels.power, middle, panels.high, depth)
-    return Panels.join([left, right])
 
 
 def _ladder(panels: Panels, row: int) -> Panels:

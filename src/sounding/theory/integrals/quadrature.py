@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -43,21 +44,8 @@ class Integral:
         return f"{self.value:.12g} ± {self.error:.1g}"
 
 
-def gaussian_mean(
-    f: Function,
-    *,
-    mean: float = 0.0,
-    std: float = 1.0,
-    kinks: Iterable[float] = (),
-    length: float = 1.0,
-    center: float = 0.0,
-    tolerance: float = 1e-12,
-) -> Integral:
-    """E f(y) for y ~ N(mean, std²).
-
-    `kinks`, `length` and `center` describe f in its own coordinate: where it is not smooth, over which distance it
-    varies and around which point. An integrable power at a kink, such as |y − k|^(−0.8), is integrated by a geometric
-    ladder of panels; it is exact when the kink is at 0, so prefer `mean` and `std` to a rescaled f.
+def gaussian_mean(f: Function, **law: Any) -> Integral:
+    """E f(y) for y ~ N(mean, std²): `sphere_mean` in the limit of an infinite batch, with its other arguments.
 
     Raises:
         NumericalError: f is not finite where the Gaussian has mass, or the expectation does not exist.
@@ -65,7 +53,7 @@ def gaussian_mean(
     >>> round(gaussian_mean(lambda z: np.maximum(z, 0.0) ** 2, kinks=(0.0,)).value, 12)
     0.5
     """
-    return sphere_mean(f, math.inf, mean=mean, std=std, kinks=kinks, length=length, center=center, tolerance=tolerance)
+    return sphere_mean(f, math.inf, **law)
 
 
 def sphere_mean(
@@ -82,6 +70,9 @@ def sphere_mean(
     """E f(mean + std·x₁) for x uniform on the sphere of radius √B in the plane orthogonal to ones.
 
     The marginal of meanfield2019, Theorem 4: Γ((B−1)/2)/(√π Γ((B−2)/2)) ∫ sin^(B−3)θ f(−√(B−1) cos θ) dθ, for B ≥ 4.
+    `kinks`, `length` and `center` describe f in its own coordinate: where it is not smooth, over which distance it
+    varies and around which point. An integrable power at a kink, such as |y − k|^(−0.8), is integrated by a geometric
+    ladder of panels; it is exact when the kink is at 0, so prefer `mean` and `std` to a rescaled f.
 
     >>> print(f"{sphere_mean(lambda x: x**4, 4).value:.12f}")  # uniform on [−√3, √3]
     1.800000000000
@@ -108,27 +99,20 @@ def gaussian_pair_mean(
     g: Function,
     correlation: float,
     *,
-    mean: float | tuple[float, float] = 0.0,
-    std: float | tuple[float, float] = 1.0,
     kinks_f: Iterable[float] = (),
     kinks_g: Iterable[float] | None = None,
-    length: float | tuple[float, float] = 1.0,
-    center: float | tuple[float, float] = 0.0,
-    tolerance: float = 1e-12,
+    **law: Any,
 ) -> Integral:
-    """E f(u) g(v) for jointly Gaussian u and v with the given correlation, means and standard deviations.
+    """E f(u) g(v) for jointly Gaussian u and v: `gaussian_joint_mean`, with its other arguments, of a product.
 
-    Exact also at correlation ±1. `kinks_g` is `kinks_f` unless given; `length` and `center` describe both functions,
-    or each with a pair.
+    `kinks_g` is `kinks_f` unless given.
 
     >>> relu = lambda x: np.maximum(x, 0.0)
     >>> print(f"{gaussian_pair_mean(relu, relu, 0.0, kinks_f=(0.0,)).value * 2 * math.pi:.12f}")
     1.000000000000
     """
     product, kinks = _product(f, g, kinks_f, kinks_g)
-    return gaussian_joint_mean(
-        product, correlation, mean=mean, std=std, kinks=kinks, length=length, center=center, tolerance=tolerance
-    )
+    return gaussian_joint_mean(product, correlation, kinks=kinks, **law)
 
 
 def gaussian_joint_mean(
@@ -142,7 +126,10 @@ def gaussian_joint_mean(
     center: float | tuple[float, float] = 0.0,
     tolerance: float = 1e-12,
 ) -> Integral:
-    """E h(u, v) for jointly Gaussian u and v; h is smooth except on the lines u = kinks[0] and v = kinks[1]."""
+    """E h(u, v) for jointly Gaussian u and v; h is smooth except on the lines u = kinks[0] and v = kinks[1].
+
+    Exact also at correlation ±1. `length` and `center` describe h in both arguments, or in each with a pair.
+    """
     if not -1.0 <= correlation <= 1.0:
         raise UsageError(f"correlation must lie in [−1, 1], got {correlation}")
     return _joint_mean(h, math.inf, math.acos(correlation), mean, std, kinks, length, center, tolerance)
@@ -153,23 +140,17 @@ def sphere_pair_mean(
     g: Function,
     batch_size: float,
     *,
-    mean: float = 0.0,
-    std: float = 1.0,
     kinks_f: Iterable[float] = (),
     kinks_g: Iterable[float] | None = None,
-    length: float = 1.0,
-    center: float = 0.0,
-    tolerance: float = 1e-12,
+    **law: Any,
 ) -> Integral:
-    """E f(mean + std·x₁) g(mean + std·x₂) over the sphere of a batch-normalized neuron (meanfield2019, Theorem 4).
+    """E f(mean + std·x₁) g(mean + std·x₂) over the sphere: `sphere_joint_mean`, with its other arguments, of a product.
 
     >>> print(f"{sphere_pair_mean(lambda x: x, lambda x: x, 5).value:.12f}")
     -0.250000000000
     """
     product, kinks = _product(f, g, kinks_f, kinks_g)
-    return sphere_joint_mean(
-        product, batch_size, mean=mean, std=std, kinks=kinks, length=length, center=center, tolerance=tolerance
-    )
+    return sphere_joint_mean(product, batch_size, kinks=kinks, **law)
 
 
 def sphere_joint_mean(

@@ -24,8 +24,7 @@ from sounding.theory.integrals.normalized import NormalizedLaw
 from sounding.theory.integrals.panels import composite
 
 _ORDER = 12  # nodes of a panel in the radius: with these panels a wave of frequency 30 is resolved
-# samples of half a circle, of one that is small, and its radius: kinks leave 1e-6 of F, which a later step takes off
-_SAMPLES, _FEW_SAMPLES, _SMALL = 384, 96, 0.3
+_SAMPLES = 384  # of half a circle: kinks leave 1e-6 of F, which a later step takes off
 _WIDEST, _FAR_WIDEST = 0.5, 2.0  # panels in T, before and beyond where the law of a bounded φ ends
 _BULK = 9.0  # standard deviations beyond which a bounded φ adds nothing
 _SMALLEST = 1e-4  # radius, and distance from the last one in the angle
@@ -51,22 +50,15 @@ class Sketch:
         reach = math.sqrt(batch_size - 1.0)
         chi, step = composite(_edges(reach), _ORDER)
         radius, omega = reach * np.sin(chi), math.acos(-1.0 / (batch_size - 1.0))
-        small = int(np.searchsorted(radius[:, -1], _SMALL))
-        inner, _ = _means(affine, radius[:small], omega, _FEW_SAMPLES)
-        outer, series = _means(affine, radius[small:], omega, _SAMPLES)
-        return cls(chi, step, np.concatenate([inner, outer]), _resolved(np.abs(series), radius[small:]))
+        y = affine.scale * radius[..., None] * np.cos(math.pi * (np.arange(_SAMPLES) + 0.5) / _SAMPLES) + affine.shift
+        with np.errstate(all="ignore"):  # far out a growing φ may leave float64, where the law has no weight
+            series = np.asarray(dct(affine.rise(y), type=2, axis=-1)) / _SAMPLES  # the cosine coefficients, from k = 0
+            means = 0.5 * (series * series) @ (1.0 - np.cos(omega * np.arange(_SAMPLES)))
+        return cls(chi, step, means, _resolved(np.abs(series), radius))
 
     def spread(self, law: NormalizedLaw) -> float:
         """F at one law."""
         return float((law.radial_weight(self.chi, 0) * self.means * self.step).sum())
-
-
-def _means(affine: Affine, radius: Array, omega: float, samples: int) -> tuple[Array, Array]:
-    """m at each radius, and the cosine coefficients (…, samples)."""
-    y = affine.scale * radius[..., None] * np.cos(math.pi * (np.arange(samples) + 0.5) / samples) + affine.shift
-    with np.errstate(all="ignore"):
-        series = np.asarray(dct(affine.rise(y), type=2, axis=-1)) / samples
-        return 0.5 * (series * series) @ (1.0 - np.cos(omega * np.arange(samples))), series
 
 
 def _resolved(series: Array, radius: Array) -> bool:

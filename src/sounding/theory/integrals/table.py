@@ -69,32 +69,22 @@ class Table:
         """φ − φ(β) and D at any |x| within the table, (2, n), from its series; x = √(B−1)·sin a and √(B−1) = reach."""
         angle = np.arcsin(np.clip(x / reach, -1.0, 1.0))
         panel = np.clip(np.searchsorted(self.edges, angle, side="right") - 1, 0, self.edges.size - 2)
-        columns, needed = self._columns
-        # places with many terms first, since many need few
-        terms = needed[panel]
-        order = np.argsort(-terms, kind="stable")
-        counts = np.searchsorted(-terms[order], -np.arange(ORDER))
-        angle, panel = angle[order], panel[order]
         low, high = self.edges[panel], self.edges[panel + 1]
         u = np.clip(2.0 * (angle - low) / (high - low) - 1.0, -1.0, 1.0)
         # Clenshaw's rule for Legendre series
         later, last = np.zeros((2, u.size)), np.zeros((2, u.size))
-        for k in range(int(terms.max(initial=0)) - 1, -1, -1):
-            some = slice(0, counts[k])
-            fresh = columns[k].take(panel[some], axis=1)
-            fresh += ((2 * k + 1) / (k + 1)) * u[some] * later[:, some]
-            fresh -= ((k + 1) / (k + 2)) * last[:, some]
-            last[:, some], later[:, some] = later[:, some], fresh
-        found = np.empty_like(later)
-        found[:, order] = later
-        return found
+        for k in range(ORDER - 1, -1, -1):
+            fresh = self._columns[k].take(panel, axis=1)
+            fresh += ((2 * k + 1) / (k + 1)) * u * later
+            fresh -= ((k + 1) / (k + 2)) * last
+            later, last = fresh, later
+        return later
 
     @cached_property
-    def _columns(self) -> tuple[Array, NDArray[np.int16]]:
-        """Legendre coefficients of φ and D, (ORDER, 2, panels), and how many of a panel's are more than rounding."""
-        columns = np.ascontiguousarray(np.stack(self.series()).transpose(2, 0, 1))
-        large = (np.abs(columns) > 1e-17 * np.abs(columns).max(axis=(0, 2), keepdims=True)).any(axis=1)
-        return columns, np.where(large.any(axis=0), ORDER - large[::-1].argmax(axis=0), 0).astype(np.int16)
+    def _columns(self) -> Array:
+        """Legendre coefficients of φ and D, (ORDER, 2, panels)."""
+        series = [column.reshape(-1, ORDER) @ _transforms()[0].T for column in (self.rise, self.slope)]
+        return np.ascontiguousarray(np.stack(series).transpose(2, 0, 1))
 
     def steep_places(self, reach: float) -> list[tuple[float, float]]:
         """x where panels are narrow beside their neighbours: φ bends or rises there, over the distance that follows."""
@@ -113,11 +103,6 @@ class Table:
         """Whether most of the range has panels about as narrow as the narrowest, as for waves."""
         width = np.diff(self.edges)
         return bool(width[width < _ALIKE * width.min()].sum() > 0.5 * width.sum())
-
-    def series(self) -> tuple[Array, Array]:
-        """Legendre coefficients of φ and D on each panel, (panels, ORDER)."""
-        to_series = _transforms()[0]
-        return self.rise.reshape(-1, ORDER) @ to_series.T, self.slope.reshape(-1, ORDER) @ to_series.T
 
 
 def _runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
