@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sounding.errors import MissingExtraError
 
 
-def lazily(package: str, index: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazily(package: str, held: Mapping[str, Sequence[str]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The functions `__getattr__` and `__dir__` of a package.
 
     Args:
         package: its name.
-        index: name → the module that holds it; `package.name` for a name that is a module itself.
+        held: module of the package → the names that it holds; "" → names that are modules themselves.
     """
+    index = {name: module for module, names in held.items() for name in names}
 
     def find(name: str) -> Any:
         if name not in index:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module = importlib.import_module(index[name])
-        # a name that is itself a module of the package stands for that module
-        return module if index[name] == f"{package}.{name}" else getattr(module, name)
+        if not index[name]:
+            return importlib.import_module(f"{package}.{name}")
+        return getattr(importlib.import_module(f"{package}.{index[name]}"), name)
 
     return find, lambda: sorted(index)
 

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 from sounding.lazy import lazily
 
-_INDEX = {
-    "MonitorCallback": "sounding.train.callbacks.lightning",
-    "TensorBoard": "sounding.train.callbacks.tensorboard",
-    "TrainerMonitor": "sounding.train.callbacks.hf",
-    "WeightsAndBiases": "sounding.train.callbacks.wandb",
+_HELD = {
+    "hf": ["TrainerMonitor"],
+    "lightning": ["MonitorCallback"],
+    "tensorboard": ["TensorBoard"],
+    "wandb": ["WeightsAndBiases"],
 }
 
-__all__ = list(_INDEX)
+__all__ = ["MonitorCallback", "TensorBoard", "TrainerMonitor", "WeightsAndBiases"]
 
 if TYPE_CHECKING:
-    from sounding.train.callbacks.hf import TrainerMonitor as TrainerMonitor
-    from sounding.train.callbacks.lightning import MonitorCallback as MonitorCallback
-    from sounding.train.callbacks.tensorboard import TensorBoard as TensorBoard
-    from sounding.train.callbacks.wandb import WeightsAndBiases as WeightsAndBiases
+    from sounding.train.callbacks.hf import TrainerMonitor
+    from sounding.train.callbacks.lightning import MonitorCallback
+    from sounding.train.callbacks.tensorboard import TensorBoard
+    from sounding.train.callbacks.wandb import WeightsAndBiases
 
-__getattr__, __dir__ = lazily(__name__, _INDEX)
+__getattr__, __dir__ = lazily(__name__, _HELD)
