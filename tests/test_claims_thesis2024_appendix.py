@@ -93,7 +93,7 @@ def test_every_run_has_its_batch_under_all_gains() -> None:
     )
     assert first.labels.shape == (3, 12)
     assert torch.equal(first.labels, other.labels)
-    inputs, _, _ = draw_batches("digits", 12, 3, CONTEXT)
+    inputs, _, _ = draw_batches("digits", 12, 3, device=CONTEXT.device, random_seed=CONTEXT.random_seed)
     assert not torch.equal(inputs[0], inputs[1])
 
 

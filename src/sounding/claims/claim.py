@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from sounding.claims.number import Number
 from sounding.claims.picture import Picture, chart_of
@@ -13,6 +13,7 @@ from sounding.claims.picture import Picture, chart_of
 if TYPE_CHECKING:
     import torch
 
+T = TypeVar("T")
 Kind: TypeAlias = Literal["theorem", "figure", "table", "observation"]
 Scale: TypeAlias = Literal["quick", "standard", "paper"]
 Verdict: TypeAlias = Literal["holds", "holds with correction", "does not hold", "not decided at this scale"]
@@ -149,7 +150,14 @@ class Context:
         """Generators on the device for the offsets from `first` on."""
         return [self.generator(first + offset, device=self.device) for offset in range(count)]
 
-    def place(self, offset: int = 0) -> dict[str, Any]:
+    def each(self, items: Iterable[T]) -> Iterator[tuple[int, T]]:
+        """The items with their places, as `enumerate` has them; progress is told behind each."""
+        every = list(items)
+        for index, item in enumerate(every):
+            yield index, item
+            self.progress((index + 1) / len(every))
+
+    def place(self, offset: int) -> dict[str, Any]:
         """Where torch draws: the device and a generator on it, as the options of `torch.randn`."""
         return {"device": self.device, "generator": self.generator(offset, device=self.device)}
 
@@ -230,15 +238,13 @@ def stand(
 
     A correction counts only where the printed statement fails: a ledger that prefers its own words is none.
     """
-    as_printed = weigh(expectation.judge(numbers.get(expectation.quantity)) for expectation in printed)
+
+    def answer(expectations: Sequence[Expectation]) -> Answer:
+        """It holds if all expectations are met, fails if one is violated."""
+        statuses = {expectation.judge(numbers.get(expectation.quantity)) for expectation in expectations}
+        return "fails" if "violated" in statuses else "open" if "open" in statuses else "holds"
+
+    as_printed = answer(printed)
     if as_printed != "fails" or corrected is None:  # a correction replaces what fails, nothing else
         return Standing(as_printed, "none")
-    return Standing(
-        as_printed, weigh(expectation.judge(numbers.get(expectation.quantity)) for expectation in corrected)
-    )
-
-
-def weigh(found: Iterable[Status]) -> Answer:
-    """What the status of each expectation makes of a statement: it holds if all are met, fails if one is violated."""
-    statuses = set(found)
-    return "fails" if "violated" in statuses else "open" if "open" in statuses else "holds"
+    return Standing(as_printed, answer(corrected))

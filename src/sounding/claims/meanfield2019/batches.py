@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,11 @@ def measure_scope(values: Values, context: Context) -> Outcome:
     crossing = next(size for size in range(4, 200) if batchnorm("gelu", batch_size=size).forward_eigenvalues.L > 1)
     small, large = values["small"], values["large"]
     cases = (("relu", small), ("relu", large), ("gelu", small), ("gelu", large))
-    uneven = {case: _unevenness(*case, values, context) for case in cases}
+    uneven: dict[tuple[str, int], Array] = {}  # standard deviation over mean of the samples' variances, (runs, layers)
+    for name, size in cases:
+        own = [state.square().mean(-1) for state in follow_states(name, size, values, context, offset=size)]
+        ratios = torch.stack([layer.std(-1) / layer.mean(-1) for layer in own], dim=1)
+        uneven[name, size] = ratios.double().cpu().numpy()
     far, near, starts = values["field_sigma_far"], values["field_sigma_near"], values["field_starts"]
     field, kinds = {}, ((small, far, starts), (large, far, starts), (large, near, starts // 2))
     for place, (size, sigma, count) in enumerate(kinds):
@@ -121,12 +126,6 @@ def measure_scope(values: Values, context: Context) -> Outcome:
         "returns from a small spread, not from a larger one."
     )
     return Outcome(numbers, Picture(panels, caption))
-
-
-def _unevenness(name: str, size: int, values: Values, context: Context) -> np.ndarray:
-    """Standard deviation over mean of the samples' variances, (runs, layers)."""
-    own = [state.square().mean(-1) for state in follow_states(name, size, values, context, offset=size)]
-    return torch.stack([layer.std(-1) / layer.mean(-1) for layer in own], dim=1).double().cpu().numpy()
 
 
 @share("activations", "batch_sizes", "window")
@@ -192,11 +191,8 @@ def _relu_cross(size: float) -> float:
 def measure_cross_rate(values: Values, context: Context) -> Outcome:
     """How fast likeness of two batches is lost either way, beside the eigenvalue of theorem F.1."""
     numbers, panels = {}, []
-    largest = max(
-        batchnorm(name, batch_size=size).cross_batch.eigenvalue
-        for name in NAMED + OTHERS
-        for size in (5, 8, 16, 64, 256)
-    )
+    pairs = product(NAMED + OTHERS, (5, 8, 16, 64, 256))
+    largest = max(batchnorm(name, batch_size=size).cross_batch.eigenvalue for name, size in pairs)
     numbers["largest_eigenvalue"] = exact(largest, error=1e-6)
     for name in values["activations"]:
         size = values["batch_sizes"][-1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ import torch
 from sounding.activations import resolve
 from sounding.claims.claim import Context, Outcome, Values, pick
 from sounding.claims.meanfield2019.figure1 import pull_gradients
-from sounding.claims.meanfield2019.fixed_point import pieces, relu_correlation, spherical_integrals
+from sounding.claims.meanfield2019.fixed_point import NODES, pieces, relu_correlation, spherical_integrals
 from sounding.claims.number import DRAWN, Number, estimate, exact, farthest_ratio, mean_of
 from sounding.claims.picture import LOG_LOG, Panel, Picture, Series, level, points_of
 from sounding.claims.walk import batch_norm, walk
@@ -24,26 +23,26 @@ _NONLINEAR = ["relu", "leaky_relu:0.9", "relu_power:2", "tanh", "erf", "sin", "s
               "elu", "selu", "hardtanh", "hermite:2", "hermite:3", "exp"]  # fmt: skip
 
 
-def explosion_rate(activation: str, size: int, *, nodes: int = 240) -> float:
+def explosion_rate(activation: str, size: int) -> float:
     """Theorem 7 as it stands: the integral (24) over the ellipse Z > 0, with q(1 − c) from theorem 4.
 
     Cut at the kinks of φ in z₁ and in z₂, and in z₁ where a kink of z₂ reaches the end of the ellipse.
     """
     phi = resolve(activation)
-    q, qc = spherical_integrals(activation, size, nodes=nodes)
+    q, qc = spherical_integrals(activation, size)
     cuts = [-1.0, 1.0]
     for kink in phi.kinks:
         # where a kink in z₂ reaches the end of the ellipse
         inside = kink**2 + (size - 1) * (size * (size - 2) - (size - 1) * kink**2)
         ends = [(sign * math.sqrt(inside) - kink) / (size - 1) for sign in (-1, 1)] if inside > 0 else []
         cuts += [z / math.sqrt(size - 1) for z in (kink, *ends)]
-    angle, weight = pieces(np.arcsin(np.unique(np.clip(cuts, -1.0, 1.0))), nodes=nodes)
+    angle, weight = pieces(np.arcsin(np.unique(np.clip(cuts, -1.0, 1.0))), nodes=NODES)
     z1 = math.sqrt(size - 1) * np.sin(angle)
     half = np.sqrt(size * (size - 2) / (size - 1) * (1 - z1**2 / (size - 1)))
     # kinks in z₂ at this z₁
     edges = [np.arcsin(np.clip((kink + z1 / (size - 1)) / half, -1.0, 1.0)) for kink in phi.kinks]
     right = 0.5 * math.pi + 0 * angle
-    second, share = pieces(np.sort([-right, *edges, right], axis=0), nodes=nodes)
+    second, share = pieces(np.sort([-right, *edges, right], axis=0), nodes=NODES)
     z2 = -z1 / (size - 1) + half * np.sin(second)
     big = size * (size - 2) - size * (z1**2 + z2**2) + (z1 - z2) ** 2
     slope = phi.derivative(z1)
@@ -157,15 +156,26 @@ def measure_weight_gradients(values: Values, context: Context) -> Outcome:
     """Squared weight gradients of random ReLU networks beside μ tr Π, Π of ∂E/∂h and, as printed, of ∂E/∂x."""
     size, depth, margin = values["batch_size"], values["depth"], values["margin"]
     theory = batchnorm("relu", batch_size=size)
-    drawn = [_squared_gradients(values["width"], size, depth, context, run) for run in range(values["runs"])]
-    squares, at_h, at_x = np.moveaxis(np.array(drawn), 1, 0)  # (runs, depth) each
+    width, drawn = values["width"], []
+    for run in range(values["runs"]):
+        place = context.place(run)
+        state = torch.randn(size, width, **place)
+        weights = [(torch.randn(width, width, **place) / math.sqrt(width)).requires_grad_() for _ in range(depth)]
+        inner: list[torch.Tensor] = []
+        outer = list(walk(state, weights, norm=batch_norm, activation=torch.relu, products=inner))
+        cotangent = torch.randn(size, width, **place) * 1e-6  # small, so that an explosion stays in float32
+        gradients = torch.autograd.grad(outer[-1], [*weights, *inner, *outer], cotangent)
+        drawn.append(torch.stack([g.double().square().sum() for g in gradients]).cpu().numpy() / width)
+    # (runs, depth) each: mean square of ∂E/∂w, and tr Π of ∂E/∂h and of ∂E/∂x, Π averaged over neurons
+    squares, at_h, at_x = np.split(np.array(drawn), 3, axis=1)
+    squares = squares / width
     logs = np.log(squares)
     before, after = (np.log(theory.fixed_point.mu * part / squares) for part in (at_h, at_x))
-    inner = slice(margin, depth - margin)
-    growth = np.exp((logs[:, inner][:, 0] - logs[:, inner][:, -1]) / (depth - 2 * margin - 1))
+    bulk = slice(margin, depth - margin)
+    growth = np.exp((logs[:, bulk][:, 0] - logs[:, bulk][:, -1]) / (depth - 2 * margin - 1))
     numbers = {
-        "weight_gradient_over_claim_x": mean_of(1 / np.exp(after[:, inner].mean(1))),
-        "weight_gradient_over_claim_h": mean_of(1 / np.exp(before[:, inner].mean(1))),
+        "weight_gradient_over_claim_x": mean_of(1 / np.exp(after[:, bulk].mean(1))),
+        "weight_gradient_over_claim_h": mean_of(1 / np.exp(before[:, bulk].mean(1))),
         "growth_over_theory": mean_of(growth / theory.gradient_growth),
     }
     layers, mean = np.arange(1, depth + 1), logs.mean(0) - logs.mean(0)[-1]
@@ -187,23 +197,6 @@ def measure_weight_gradients(values: Values, context: Context) -> Outcome:
         "Weight gradients explode like the gradients of activations; their size is μ tr Π with Π taken at h, not at x."
     )
     return Outcome(numbers, Picture(panels, caption))
-
-
-def _squared_gradients(width: int, size: int, depth: int, context: Context, run: int) -> tuple[Any, Any, Any]:
-    """Per layer: mean square of ∂E/∂w, and tr Π of ∂E/∂h and of ∂E/∂x, Π averaged over neurons."""
-    place = context.place(run)
-    state = torch.randn(size, width, **place)
-    weights = [(torch.randn(width, width, **place) / math.sqrt(width)).requires_grad_() for _ in range(depth)]
-    inner: list[torch.Tensor] = []
-    outer = list(walk(state, weights, norm=batch_norm, activation=torch.relu, products=inner))
-    cotangent = torch.randn(size, width, **place) * 1e-6  # small, so that an explosion stays in float32
-    gradients = torch.autograd.grad(outer[-1], [*weights, *inner, *outer], cotangent)
-
-    def squares(part: tuple[torch.Tensor, ...]) -> np.ndarray:
-        return torch.stack([g.double().square().sum() for g in part]).cpu().numpy()
-
-    of_weights, of_inner, of_outer = (gradients[k * depth : (k + 1) * depth] for k in range(3))
-    return squares(of_weights) / width**2, squares(of_inner) / width, squares(of_outer) / width
 
 
 def _growth(name: str, size: int, values: Values, context: Context, offset: int) -> Number:

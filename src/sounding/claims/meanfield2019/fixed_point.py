@@ -20,6 +20,7 @@ from sounding.claims.picture import LOG_LOG, Panel, Picture, Series
 from sounding.predict import batchnorm
 from sounding.theory.covariance_map import center, laplace_covariance_map
 
+NODES = 240  # of Gauss–Legendre on each smooth piece of an angle
 SAME = 1e-4  # two covariances of unit size that differ by less are the same limit
 
 
@@ -45,7 +46,9 @@ def measure_fixed_point(values: Values, context: Context) -> Outcome:
             )
             phi = resolve(name).torch()(x)
             own = phi.square().sum(1)
-            measured, stderr = _mean_of_each(own / size, (phi.sum(1).square() - own) / (size * (size - 1)))
+            samples = (own / size, (phi.sum(1).square() - own) / (size * (size - 1)))
+            measured = np.array([float(sample.mean()) for sample in samples])
+            stderr = np.array([float(sample.std()) / math.sqrt(len(sample)) for sample in samples])
             deviations.append(largest_deviation(np.array([q, qc]), measured, stderr))
             rows.append(((q, measured[0], stderr[0]), (qc, measured[1], stderr[1])))
         found[name] = np.array(rows)  # (batch sizes, variance or covariance, formula, mean and error)
@@ -130,18 +133,14 @@ def measure_relu_eigenvalues(values: Values, context: Context) -> Outcome:
             up, down = (laplace_covariance_map(relu, point + sign * step * direction).covariance for sign in (1, -1))
             moved = center(up - down) / (2 * step)  # a central difference
             found[part].append(float((moved * direction).sum() / (direction * direction).sum()))
-    kernel = [(relu_correlation(size), 1 - math.acos(-1 / (size - 1)) / math.pi) for size in sizes]
+    c, j0 = np.array([(relu_correlation(s), 1 - math.acos(-1 / (s - 1)) / math.pi) for s in sizes]).T
+    size = np.array(sizes)
     both: dict[str, Array] = {}
     for reading in ("printed", "corrected"):
         # the scan loses 1/√π in front of Γ(3/2); Γ((B+1)/2)/Γ((B+3)/2) = 2/(B+1)
-        front = [
-            0.5 * 0.5 * 2 / (size + 1) / (0.5 * c if reading == "printed" else 0.5 * (1 - c))
-            for size, (c, _) in zip(sizes, kernel, strict=True)
-        ]
-        both[f"M_{reading}"] = np.array([f * s * j0 for f, s, (_, j0) in zip(front, sizes, kernel, strict=True)])
-        both[f"L_{reading}"] = np.array(
-            [f * ((s - 2) * (1 - c) + s / (s - 1) * j0) for f, s, (c, j0) in zip(front, sizes, kernel, strict=True)]
-        )
+        front = 0.5 * 0.5 * 2 / (size + 1) / (0.5 * c if reading == "printed" else 0.5 * (1 - c))
+        both[f"M_{reading}"] = front * size * j0
+        both[f"L_{reading}"] = front * ((size - 2) * (1 - c) + size / (size - 1) * j0)
     numbers = {"largest_G": exact(float(np.abs(found["G"]).max()), error=1e-6)}
     for name, line in both.items():
         ratio = np.abs(line / np.array(found[name[0]]) - 1)
@@ -167,7 +166,7 @@ def relu_correlation(size: float) -> float:
     return (math.sqrt(1 - c * c) + (math.pi - math.acos(c)) * c) / math.pi
 
 
-def spherical_integrals(activation: str, size: int, *, nodes: int = 240) -> tuple[float, float]:
+def spherical_integrals(activation: str, size: int, *, nodes: int = NODES) -> tuple[float, float]:
     """q and qc by (13) to (15), Gauss–Legendre in both angles; 1/√π and 1/(2π) as the scan loses them.
 
     The angles are cut where an argument of φ meets one of its kinks: the outer one also where the inner kink reaches
@@ -208,8 +207,3 @@ def pieces(edges: Array, *, nodes: int) -> tuple[Array, Array]:
 
 def _angle(cosine: float) -> float:
     return math.acos(max(-1.0, min(1.0, cosine)))
-
-
-def _mean_of_each(*samples: torch.Tensor) -> tuple[Array, Array]:
-    means = np.array([float(sample.mean()) for sample in samples])
-    return means, np.array([float(sample.std()) / math.sqrt(len(sample)) for sample in samples])

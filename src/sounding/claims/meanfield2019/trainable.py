@@ -238,10 +238,9 @@ def measure_depth_by_batch_size(values: Values, context: Context) -> Outcome:
     sizes, whole = values["batch_sizes"], values.get("whole_batch")
     norm = {"eps": values["eps"]}
     parts = []
-    for place, size in enumerate(sizes):
+    for place, size in context.each(sizes):
         settings = {**values, "activation": "relu", "statistics_over": size if whole else None}
         parts.append(train_cells([norm], settings, context, batch_size=whole or size, offset=place))
-        context.progress((place + 1) / len(sizes))
     accuracy = np.concatenate(parts, axis=1)
     allowed = [batchnorm("relu", batch_size=size, eps=values["eps"]).trainable_depth for size in sizes]
     numbers = judge_cells(accuracy, values["depths"], allowed, chance=chance_of(values))
@@ -261,7 +260,7 @@ def measure_depth_against_xi(values: Values, context: Context) -> Outcome:
     """
     whole, chance = values["whole_batch"], 0.1
     names, scales, limits = [], [], []
-    for place, (activation, size, eps) in enumerate(values["columns"]):
+    for place, (activation, size, eps) in context.each(values["columns"]):
         scale = batchnorm(activation, batch_size=size, eps=eps).depth_scale
         depths = [max(2, round(16 * scale * multiple)) for multiple in values["multiples"]]
         settings = {**values, "activation": activation, "statistics_over": size, "depths": depths}
@@ -269,7 +268,6 @@ def measure_depth_against_xi(values: Values, context: Context) -> Outcome:
         names.append(f"{activation}_{size}" + (f"_eps_{eps:g}" if eps > EPS else ""))
         scales.append(scale)
         limits.append(last_trainable(cells[:, 0], depths, chance=chance))
-        context.progress((place + 1) / len(values["columns"]))
     xi, deepest = np.array(scales), np.array(limits)  # (columns,), (columns, seeds)
     ratios = [mean_of(row / scale) for row, scale in zip(deepest, xi, strict=True)]
     logs, centred = np.log(deepest), np.log(xi) - np.log(xi).mean()

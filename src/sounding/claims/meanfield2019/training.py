@@ -104,7 +104,18 @@ def measure_first_steps(values: Values, context: Context) -> Outcome:
         "range_after_last_step": mean_of(np.ptp(last, axis=1)),
         "range_of_last_over_first_step": mean_of(np.ptp(last, axis=1) / np.ptp(after, axis=1)),
     }
-    panels = [_draw(logs, depth, part, rate) for depth, logs in found.items()]
+    panels = []
+    for depth, logs in found.items():
+        layers = np.arange(2, depth + 1)
+        shown = layers % max(1, depth // 11) == 0
+        series = [
+            mean_over(f"step {step}", layers[shown], (logs[:, step] - logs[:, step, -1:])[:, shown])
+            for step in (0, 1, 2, 10)
+            if step < logs.shape[1]
+        ]
+        if part != "weights":
+            series.append(Series("step 0 (½ ln λ_G per layer)", [2, depth], [(depth - 2) * rate, 0.0], role="theory"))
+        panels.append(Panel("layer", f"ln {PARTS[part]}", series, title=f"depth {depth}"))
     caption = (
         f"ReLU networks of width {values['width']}, {values['data']}, batches of {values['batch_size']}, rate "
         f"{best * values['batch_size']:g}, relative to the last layer, mean over runs. Before the first step gradients "
@@ -114,24 +125,11 @@ def measure_first_steps(values: Values, context: Context) -> Outcome:
     return Outcome(numbers, Picture(panels, caption))
 
 
-def _draw(logs: Array, depth: int, part: str, rate: float) -> Panel:
-    layers = np.arange(2, depth + 1)
-    shown = layers % max(1, depth // 11) == 0
-    series = []
-    for step in (0, 1, 2, 10):
-        if step < logs.shape[1]:
-            relative = logs[:, step] - logs[:, step, -1:]
-            series.append(mean_over(f"step {step}", layers[shown], relative[:, shown]))
-    if part != "weights":
-        series.append(Series("step 0 (½ ln λ_G per layer)", [2, depth], [(depth - 2) * rate, 0.0], role="theory"))
-    return Panel("layer", f"ln {PARTS[part]}", series, title=f"depth {depth}")
-
-
 def measure_lower_layers(values: Values, context: Context) -> Outcome:
     """How far the weights of each layer go in training after the first step, over their norm there."""
     data, depth = load_dataset(values["data"], device=context.device), values["depth"]
     moved = []
-    for run in range(values["runs"]):
+    for run, _ in context.each(range(values["runs"])):
         network = Mlp(
             math.prod(data.shape), data.classes, depth=depth, width=values["width"], norm="batch", bias=False,
             init="lecun", eps=values["eps"], generator=context.generator(run),
@@ -145,7 +143,6 @@ def measure_lower_layers(values: Values, context: Context) -> Outcome:
         train_(network, data, learning_rate=values["rate"], recipe=recipe, generator=order, device=context.device)
         last = [network.get_parameter(name).detach() for name in names]
         moved.append([float((b - a).norm() / a.norm()) for a, b in zip(first, last, strict=True)])
-        context.progress((run + 1) / values["runs"])
     rows, part = np.array(moved), depth // 4  # quarters of the layers
     lower, upper = rows[:, :part].mean(1), rows[:, -part:].mean(1)
     numbers = {

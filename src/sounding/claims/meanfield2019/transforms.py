@@ -257,12 +257,12 @@ def follow(starts: Array, *, layers: int, total: float = 1.0) -> Array:
     return np.sort(np.array(path), axis=2)[:, :, ::-1]
 
 
-def project_spectrum(eigenvalues: Array, *, nodes: int = 200) -> Array:
+def project_spectrum(eigenvalues: Array) -> Array:
     """E[h_i²/|h|²] for independent h_i of the given variances: ∫₀^∞ dᵢ/(1+2sdᵢ) Π(1+2sdⱼ)^(−1/2) ds, in ln s.
 
     The last axis counts the variances, the ones before it different h.
     """
-    logs, step = np.linspace(-34.0, 46.0, nodes, retstep=True)
+    logs, step = np.linspace(-34.0, 46.0, 200, retstep=True)
     logs = logs - np.log(eigenvalues.max(axis=-1))[..., None]
     shrinks = 1 + 2 * np.exp(logs)[..., None] * eigenvalues[..., None, :]
     weight = np.exp(logs - 0.5 * np.log(shrinks).sum(axis=-1)) * step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -135,28 +136,15 @@ def measure_figure2a(values: Values, context: Context) -> Outcome:
     """ln V over depth at two widths, from a nearly rank-one batch, for groups of independent chains."""
     n, depth, groups = values["batch_size"], values["depth"], values["groups"]
     found = []
-    for index, width in enumerate(values["widths"]):
-        options = {"width": width, "batch_size": n, "depth": depth, "runs": values["runs"] // groups}
+    shape = {"batch_size": n, "depth": depth, "runs": values["runs"] // groups, "dtype": "float64"}
+    for _, ((index, width), group) in context.each(product(enumerate(values["widths"]), range(groups))):
         start = _nearly_rank_one(width, n, values["eps"])
-        for group in range(groups):
-            run = linear_chain(
-                context, 1000 * index + group, input=start, measures=("orthogonality_gap",), dtype="float64", **options
-            )
-            found.append(run.profile.series("orthogonality_gap").value)
-            context.progress((index + (group + 1) / groups) / 2)
+        run = linear_chain(
+            context, 1000 * index + group, input=start, width=width, measures=("orthogonality_gap",), **shape
+        )
+        found.append(run.profile.series("orthogonality_gap").value)
     curves = np.array(found).reshape(2, groups, depth + 1)
     numbers = describe_gaps(curves, samples=n, width=values["widths"][1], spread=values["eps"])
-    panel = Panel("layer", "orthogonality gap V", _draw_gaps(curves, values), y_scale="log")
-    caption = (
-        "V stays where it starts, falls, and comes to rest at its floor. With wide networks it leaves the start sooner "
-        "and falls faster, fastest with infinitely wide ones, in the end by n/(n + 2) = ⅔ per layer."
-    )
-    return Outcome(numbers, Picture((panel,), caption))
-
-
-def _draw_gaps(curves: Array, values: Values) -> list[Series]:
-    """Curves with their floors, the straight line of the statement, and the infinitely wide chain."""
-    n, depth, groups = values["batch_size"], values["depth"], values["groups"]
     layers = np.arange(depth + 1)
     mean, error = curves.mean(1), student(groups - 1) * curves.std(1, ddof=1) / math.sqrt(groups)
     theory = _mean_field(n, values["eps"], depth)
@@ -167,7 +155,12 @@ def _draw_gaps(curves: Array, values: Values) -> list[Series]:
         floor = predict_floor(n, width)
         drawn.append(level(f"floor, d = {width} (theory)", [depth // 2, depth], floor, "theory"))
     drawn.append(Series("straight over 20 layers, as stated", [1, 20], mean[1, [1, 20]], role="paper"))
-    return drawn
+    panel = Panel("layer", "orthogonality gap V", drawn, y_scale="log")
+    caption = (
+        "V stays where it starts, falls, and comes to rest at its floor. With wide networks it leaves the start sooner "
+        "and falls faster, fastest with infinitely wide ones, in the end by n/(n + 2) = ⅔ per layer."
+    )
+    return Outcome(numbers, Picture((panel,), caption))
 
 
 def measure_figure2b(values: Values, context: Context) -> Outcome:

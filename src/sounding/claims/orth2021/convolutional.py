@@ -131,24 +131,20 @@ def measure_figure5(values: Values, context: Context) -> Outcome:
 def draw_network(values: Values, depth: int, seed: int, context: Context) -> nn.Module:
     """Xavier's weights times √2, zero biases; a deeper network begins with the convolutions of a shallower one."""
     data, generator = load(values["data"], context.device), context.generator(seed)
+    width, channels = values["width"], data.shape[0]
     network: nn.Module
     if values["plain"]:
-        network = _draw_without_norm(data, values["width"], depth, generator)
+        stack = conv_stack(channels, width, depth, batch_norm=False, generator=generator)
+        readout = nn.Linear(width * math.prod(data.shape[1:]), data.classes)
+        initialize_(readout, "xavier", generator)
+        network = nn.Sequential(stack, nn.Flatten(), readout)
     else:
-        width, channels = values["width"], data.shape[0]
         network = AlexNet(channels, data.classes, depth=depth, width=width, dropout=0.0, generator=generator)
     with torch.no_grad():
         for module in network.modules():
             if isinstance(module, nn.Linear | nn.Conv2d):
                 module.weight.mul_(math.sqrt(2))  # keeps the mean square of states through ReLU
     return network.to(context.device)
-
-
-def _draw_without_norm(data: Dataset, width: int, depth: int, generator: torch.Generator) -> nn.Module:
-    stack = conv_stack(data.shape[0], width, depth, batch_norm=False, generator=generator)
-    readout = nn.Linear(width * math.prod(data.shape[1:]), data.classes)
-    initialize_(readout, "xavier", generator)
-    return nn.Sequential(stack, nn.Flatten(), readout)
 
 
 def orthogonalize_printed_(network: nn.Module, inputs: torch.Tensor, generator: torch.Generator) -> None:

@@ -93,7 +93,11 @@ def change_weights_(networks: Sequence[Mlp], values: Values, variant: str, conte
             exponent = -1.0 if variant == "released" else -0.5
             frame: Any = "haar" if variant == "orthonormal" else "slice"
             orthogonalize_(network, inputs, exponent=exponent, frame=frame, exclude=outer, generator=generator)
-            _print_scale_(network, len(inputs))
+            # eq. (6) has ‖WH‖_F = 1, the product a mean square of 1 after the ReLU, which is 2 before it. Without
+            # biases a ReLU network is homogeneous: one factor at the first orthogonalized layer does it for all.
+            weight = network.get_parameter("2.linear.weight")
+            with torch.no_grad():
+                weight.div_(math.sqrt(2 * weight.shape[0] * len(inputs)))
         elif variant == "orthogonal":
             haar_(network, gain=math.sqrt(2), exclude=outer, generator=generator)
 
@@ -106,17 +110,6 @@ def shorten(network: Mlp, shallow: Mlp) -> Mlp:
             if not name.startswith("readout"):
                 weight.copy_(weights[name])
     return shallow
-
-
-def _print_scale_(network: nn.Module, samples: int) -> None:
-    """The scale of eq. (6), ‖WH‖_F = 1, in place of the product's, mean square 1 after the ReLU.
-
-    Without biases a ReLU network is homogeneous: one factor at the first orthogonalized layer does it for all.
-    """
-    weight = network.get_parameter("2.linear.weight")
-    with torch.no_grad():
-        # mean square 1 after ReLU is a mean square of 2 before it
-        weight.div_(math.sqrt(2 * weight.shape[0] * samples))
 
 
 def draw_inputs(values: Values, count: int, generator: torch.Generator, context: Context) -> torch.Tensor:
@@ -216,13 +209,12 @@ def measure_figure3b(values: Values, context: Context) -> Outcome:
     orders = context.generators(ORDERS, len(networks))
     gaps = [gaps_of(networks, batches)]
     losses: list[list[float]] = []
-    for epoch in range(values["epochs"]):  # epoch by epoch: plain SGD has no state to lose between them
-        recipe = Recipe(batch_size=values["batch_size"], epochs=1, evaluate="end")
+    recipe = Recipe(batch_size=values["batch_size"], epochs=1, evaluate="end")
+    for _ in context.each(range(values["epochs"])):  # epoch by epoch: plain SGD has no state to lose between them
         with products(values["precision"], context.device):
             history = train_alike_(networks, data, recipe, context, rates=values["rates"][:1], orders=orders)
         losses.append([history.final(run).train_loss for run in range(len(networks))])
         gaps.append(gaps_of(networks, batches))
-        context.progress((epoch + 1) / values["epochs"])
     v, loss = np.array(gaps), np.array(losses)
     numbers = {
         "gap_change": mean_of(v[-1] - v[0]),
@@ -240,11 +232,7 @@ def measure_figure3b(values: Values, context: Context) -> Outcome:
 
 def train_variants(values: Values, context: Context) -> dict[str, Curves]:
     """Training losses at the end by depth, for each of the variants."""
-    found = {}
-    for index, variant in enumerate(values["variants"]):
-        found[variant] = over_depth(values, variant, context)
-        context.progress((index + 1) / len(values["variants"]))
-    return found
+    return {variant: over_depth(values, variant, context) for _, variant in context.each(values["variants"])}
 
 
 def draw_variants(found: Mapping[str, Curves], values: Values) -> Picture:

@@ -44,14 +44,12 @@ def lyapunov_gap(
 
 def measure_lemma3(values: Values, context: Context) -> Outcome:
     """Products of I + γW: the second singular value falls behind exponentially, at every γ."""
-    width, depth = values["width"], values["depth"]
-    gaps: dict[float, Number] = {}
-    turns, series = [], []
-    left: list[Number] = []
-    for index, gamma in enumerate(values["strengths"]):
+    width, depth, strengths = values["width"], values["depth"], values["strengths"]
+    gaps, turns, left, series = [], [], [], []
+    for index, gamma in enumerate(strengths):
         shape = {**pick(values, "runs weights"), "depth": values["exponent_depth"]}
         gap, turned = lyapunov_gap(gamma, width, generator=context.generator(2 * index), **shape)
-        gaps[gamma] = mean_of(gap)
+        gaps.append(mean_of(gap))
         turns.append(mean_of(turned))
         profile = simulate(
             **pick(values, "width depth runs weights"), batch_size=width, every=depth // 20, norm="none",
@@ -63,13 +61,12 @@ def measure_lemma3(values: Values, context: Context) -> Outcome:
         left.append(_distance(found[-1], values["runs"]))
         # a logarithmic axis takes no 0
         series.append(Series(f"γ = {gamma:g}", layers, np.maximum([ratio.value - 1 for ratio in found], 1e-16)))
-    strengths = list(gaps)
     numbers = {
-        "largest_exponent_gap": highest(gaps.values()),
+        "largest_exponent_gap": highest(gaps),
         "largest_r_minus_1": highest(left),
         "smallest_turn_per_layer": lowest(turns),
     }
-    exponents = (points_of("measured", strengths, gaps.values()), level("0: no collapse", strengths, 0.0))
+    exponents = (points_of("measured", strengths, gaps), level("0: no collapse", strengths, 0.0))
     panels = (
         Panel("layer", "r(H) − 1", series, y_scale="log", title="distance from rank one"),
         Panel("γ", "ln σ₂/σ₁ per layer", exponents, title="Lyapunov exponents"),
@@ -86,9 +83,8 @@ def _distance(ratio: Estimate, runs: int) -> Number:
 
 def measure_prop19(values: Values, context: Context) -> Outcome:
     """Per-sample gradients of each neuron's weights in the last layer, from hidden features of rank 1, 2, …"""
-    generator = context.generator()
+    generator, ranks = context.generator(), values["ranks"]
     samples, width, classes = values["samples"], values["width"], values["classes"]
-    ranks = values["ranks"]
     aligned: dict[str, list[Number]] = {"cross-entropy": [], "squared error": []}
     for rank in ranks:
         found: dict[str, list[float]] = {loss: [] for loss in aligned}

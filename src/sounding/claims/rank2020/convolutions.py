@@ -72,8 +72,6 @@ def load_square(name: str, side: int, device: str) -> Dataset:
     """A data set with its training images resized to side × side."""
     dataset = load_dataset(name, device=device)
     images = dataset.train_inputs
-    if images.shape[-1] == side:
-        return dataset
     return replace(dataset, train_inputs=fit_images(images, (images.shape[1], side, side), source=name))
 
 
@@ -180,11 +178,7 @@ def _train_once(
 
 def find_runs(values: Values, context: Context) -> dict[str, Runs]:
     """The runs of every kind that a figure shows."""
-    found = {}
-    for index, kind in enumerate(values["kinds"]):
-        found[kind] = train_kind(values, context, kind)
-        context.progress((index + 1) / len(values["kinds"]))
-    return found
+    return {kind: train_kind(values, context, kind) for _, kind in context.each(values["kinds"])}
 
 
 def draw_runs(found: Mapping[str, Runs], name: str, values: Values, label: str, *, log: bool = False) -> Panel:
@@ -252,7 +246,6 @@ def measure_alignment(values: Values, context: Context) -> Outcome:
     """Figure 10: gradients of different samples in the readout, and what plain networks learn."""
     found = find_runs(values, context)
     plain, faster, noise = (found[kind] for kind in list(KINDS)[3:])
-
     numbers: dict[str, Number] = {
         "alignment_plain": over_runs(plain.alignment.mean(axis=1)),
         "alignment_batch_norm": over_runs(found["standard"].alignment.mean(axis=1)),
@@ -273,14 +266,11 @@ def measure_alignment(values: Values, context: Context) -> Outcome:
 def measure_paths(values: Values, context: Context) -> Outcome:
     """Figure 10: cosines between what training adds to the weights on images and on random pixels, all else equal."""
     found: dict[str, list[list[float]]] = {"plain": [], "standard": []}
-    for run in range(values["runs"]):
+    for run, _ in context.each(range(values["runs"])):
         for kind, cosines in found.items():
-            paths = [
-                walk_weights(name, values, context, offset=run, pixels=1000 + run)
-                for name in (kind, f"{kind}, random images")
-            ]
+            names = (kind, f"{kind}, random images")
+            paths = [walk_weights(name, values, context, offset=run, pixels=1000 + run) for name in names]
             cosines.append([float(a @ b / (a.norm() * b.norm())) for a, b in zip(*paths, strict=True)])
-        context.progress((run + 1) / values["runs"])
     numbers = {
         f"cosine_of_paths_{name}": over_runs(np.array(found[kind])[:, -1])
         for kind, name in (("plain", "plain"), ("standard", "batch_norm"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -21,41 +20,37 @@ from sounding.profile import Estimate, Profile
 from sounding.weights import draw_uniform
 
 
-def follow_ranks(values: Values, context: Context, *, norm: str, offset: int) -> tuple[list[int], np.ndarray[Any, Any]]:
-    """Layers and the numerical rank of each run there: H ↦ φ(BN(HWᵀ)), or φ(HWᵀ) over its Frobenius norm.
+def measure_fig2(values: Values, context: Context) -> Outcome:
+    """The numerical rank against depth of H ↦ φ(BN(HWᵀ)), and of φ(HWᵀ) over its Frobenius norm.
 
-    Weights are uniform of unit variance, inputs Gaussian, as many samples as features. Dividing by the Frobenius norm
-    at each layer is what the released program does without batch norm; tanh then acts as if it were linear.
+    Weights are uniform of unit variance, inputs Gaussian, as many samples as features.
     """
     function, device = resolve(values["activation"]).torch(), context.device
-    seed = torch.randint(2**31, (), generator=context.generator(offset))
-    on = torch.Generator(device).manual_seed(int(seed))  # drawn on the device, but seeded as everything else
     shape = (values["runs"], values["width"], values["width"])
-    start = torch.randn(shape, generator=on, device=device)
-    weights = (draw_uniform(shape, generator=on, dtype=start.dtype, device=device) for _ in range(values["depth"]))
-    if norm == "batch":
-        states = walk(start, weights, norm=partial(unit_features, centring=True), activation=function)
-    else:
-        states = walk(start, weights, activation=lambda product: unit_matrix(function(product)))
-    layers = range(values["every"], values["depth"] + 1, values["every"])
-    # a walk begins with layer 1; the input's rank stands in front
-    ranks = torch.cat([numerical_rank(start)[None], measure_at(states, layers, numerical_rank)])
-    return [0, *layers], ranks.cpu().numpy()
-
-
-def measure_fig2(values: Values, context: Context) -> Outcome:
-    """The rank of the last hidden layer against depth, with and without batch norm."""
+    layers = [0, *range(values["every"], values["depth"] + 1, values["every"])]
     numbers: dict[str, Number] = {}
     series = []
     kinds = (("batch", "batch norm", "with"), ("none", "no norm", "without"))
     for index, (norm, label, key) in enumerate(kinds):
-        layers, ranks = follow_ranks(values, context, norm=norm, offset=index)
+        seed = torch.randint(2**31, (), generator=context.generator(index))
+        on = torch.Generator(device).manual_seed(int(seed))  # drawn on the device, but seeded as everything else
+        start = torch.randn(shape, generator=on, device=device)
+        draw = partial(draw_uniform, shape, generator=on, dtype=start.dtype, device=device)
+        weights = (draw() for _ in range(values["depth"]))
+        if norm == "batch":
+            states = walk(start, weights, norm=partial(unit_features, centring=True), activation=function)
+        else:
+            # the released program divides by the norm at each layer: tanh then acts as if it were linear
+            states = walk(start, weights, activation=lambda product: unit_matrix(function(product)))
+        # a walk begins with layer 1; the input's rank stands in front
+        found = torch.cat([numerical_rank(start)[None], measure_at(states, layers[1:], numerical_rank)])
+        ranks = found.cpu().numpy()
         late = 3 * len(layers) // 4  # the last quarter, where the rank has settled
         numbers[f"rank_{key}_batch_norm"] = over_runs(ranks[late:].mean(axis=0))
         series.append(points_over(label, layers, ranks.T))
-    root = math.sqrt(values["width"])
-    series.append(level("√d (the paper's floor)", [0, values["depth"]], root, "paper"))
-    series.append(level("1: collapse", [0, values["depth"]], 1.0))
+    ends = [0, values["depth"]]
+    series.append(level("√d (the paper's floor)", ends, math.sqrt(values["width"]), "paper"))
+    series.append(level("1: collapse", ends, 1.0))
     panel = Panel("layer", "numerical rank", series, y_scale="log", title=values["activation"])
     return Outcome(numbers, Picture((panel,), values["caption"]))
 
@@ -65,13 +60,12 @@ def measure_cor15(values: Values, context: Context) -> Outcome:
     smallest, over, series = [], [], []
     shape = pick(values, "depth runs residual every")
     shape |= {"weights": "uniform", "input": "orthogonal", "measures": ["numerical_rank"]}
-    for index, (width, alpha) in enumerate(zip(values["widths"], values["regularities"], strict=True)):
+    for index, (width, alpha) in context.each(zip(values["widths"], values["regularities"], strict=True)):
         profile = follow(context.generator(index), width=width, **shape)
         ranks = [profile.value("numerical_rank", layer=layer) for layer in profile.layers if layer]
         smallest.append(_of_runs(min(ranks, key=lambda rank: rank.value), values["runs"]))
         over.append(scaled(smallest[-1], 1 / math.sqrt((1 - alpha) * width)))
         series.append(_curve(f"d = {width}", profile, "numerical_rank"))
-        context.progress((index + 1) / len(values["widths"]))
     plain = follow(context.generator(99), width=width, norm="none", **shape)  # at the widest
     last = plain.value("numerical_rank", layer=values["depth"])
     growth = ratio_of(smallest[-1], smallest[0])
@@ -186,7 +180,12 @@ def measure_fig3b(values: Values, context: Context) -> Outcome:
     last = values["depth"]
     layers = [layer for layer in range(1, last + 1) if (layer < 20 and layer % 2) or layer % max(last // 20, 1) == 0]
     # eigenvalues that grow at random spread over orders of magnitude: their logarithms are averaged, run by run
-    logs = np.stack([_log_eigenvalues(values, context.generator(run), layers) for run in range(values["runs"])])
+    start: dict[str, Any] = {"input": f"collinear:{values['noise']}", "measures": ["top_eigenvalues:10"]}
+    tops = []
+    for run in range(values["runs"]):
+        found = follow(context.generator(run), runs=1, **start, **pick(values, "width depth residual"))
+        tops.append([[found.value(f"eigenvalue_{k}", layer=at).value for k in range(1, 11)] for at in layers])
+    logs = np.log10(tops)  # (runs, layers, 10)
     changes = [mean_of(change) for change in (logs[:, -1] - logs[:, 0]).T]
     numbers = {"change_of_largest": changes[0], "smallest_growth_of_others": lowest(changes[1:])}
     typical = np.sqrt(values["width"] * 10 ** logs.mean(axis=0))
@@ -194,10 +193,3 @@ def measure_fig3b(values: Values, context: Context) -> Outcome:
     panel = Panel("layer", "singular value of H, geometric mean over runs", series, y_scale="log")
     caption = "Differences of 1e-5 between samples grow to the size of the largest singular value, which falls."
     return Outcome(numbers, Picture((panel,), caption))
-
-
-def _log_eigenvalues(values: Values, generator: torch.Generator, layers: Sequence[int]) -> np.ndarray[Any, Any]:
-    """(layers, 10): log₁₀ of the largest eigenvalues of one run."""
-    start: dict[str, Any] = {"input": f"collinear:{values['noise']}", "measures": ["top_eigenvalues:10"]}
-    found = follow(generator, runs=1, **start, **pick(values, "width depth residual"))
-    return np.log10([[found.value(f"eigenvalue_{k}", layer=at).value for k in range(1, 11)] for at in layers])

@@ -81,8 +81,7 @@ def measure_lemma4(values: Values, context: Context) -> Outcome:
     start = torch.rand(width, width, generator=generator).add_(0.5)  # every entry is positive
     layers = sorted({int(layer) for layer in np.geomspace(1, depth, 14)})
     names = {"uniform": "symmetric weights", "one-sided": "one-sided weights"}
-    curves: dict[str, list[Number]] = {law: [] for law in names}
-    products: dict[str, list[Number]] = {law: [] for law in names}
+    curves, products = ({law: list[Number]() for law in names} for _ in range(2))
     for law in names:
         shape = (values["runs"], width, width)
         draw = partial(resolve(law).draw, shape, generator=generator, dtype=start.dtype, device=start.device)
@@ -158,7 +157,9 @@ def _steps(batches: torch.Tensor, gamma: float, draws: int, generator: torch.Gen
         drawn = resolve("uniform").draw(shape, generator=generator, dtype=batch.dtype, device=batch.device)
         before = (batch.mT @ batch / len(batch)).square().sum()
         # W and −W are equally likely: odd orders of γ cancel at once
-        changes = torch.stack([_square_norm(batch, sign * gamma * drawn) for sign in (1, -1)]).mean(0) - before
+        both = [next(walk(batch, [sign * gamma * drawn], norm=unit_features, skip=1.0)) for sign in (1, -1)]
+        squares = [(after.mT @ after / len(batch)).square().sum(dim=(-2, -1)) for after in both]
+        changes = torch.stack(squares).mean(0) - before
         drift = rank2020.lemma_7(batch.numpy(), step=gamma).value
         rows.append((drift, float(changes.mean()), float(changes.std()) / math.sqrt(draws)))
     predicted, found, error = np.array(rows).T / gamma**2
@@ -176,12 +177,6 @@ def _root_of(square: Number) -> Number:
     """The root of a mean square that may lie below 0 once its noise is taken off."""
     value, low, high = (math.sqrt(max(end, 0.0)) for end in (square.value, square.low, square.high))
     return Number(value, low, high, square.samples)
-
-
-def _square_norm(batch: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
-    """‖M₊‖_F² after H ↦ BN(H + H stepᵀ), for each draw."""
-    (after,) = walk(batch, [step], norm=unit_features, skip=1.0)
-    return (after.mT @ after / len(batch)).square().sum(dim=(-2, -1))
 
 
 def measure_lemma5(values: Values, context: Context) -> Outcome:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -123,25 +124,22 @@ def measure_fig1(values: Values, context: Context) -> Outcome:
     released: dict[str, Any] = {"sampling": "replacement", "statistics": "batch"}
     recipe = Recipe(**pick(values, "batch_size steps"), **released, evaluate="end")
     names = {"none": "no norm", "batch": "batch norm"}
-    ranks: dict[str, list[Number]] = {norm: [] for norm in names}
-    scores: dict[str, list[Number]] = {norm: [] for norm in names}
+    ranks, scores = ({norm: list[Number]() for norm in names} for _ in range(2))
     used: dict[str, list[float]] = {norm: [] for norm in names}
-    for norm in names:
-        for index, depth in enumerate(values["depths"]):
-            make = partial(make_fig1_network, features=inputs.shape[1], depth=depth, width=values["width"], norm=norm)
-            offset = 2 * index + (norm == "batch")  # networks with and without norm share nothing
-            started = [make(context.generator(1000 * offset + run)) for run in range(values["runs"])]
-            draws = [context.generator(1000 * offset + 700 + run) for run in range(values["runs"])]
-            share = []
-            for network, generator in zip(started, draws, strict=True):
-                batch = inputs[draw_samples(inputs, values["rank_batch"], generator)].cpu()
-                share.append(float(numerical_rank(last_hidden(network, batch))) / values["width"])
-            ranks[norm].append(over_runs(np.array(share)))
-            grid = pick(values, "rates runs")
-            found = train_grid(make, (inputs, labels), **grid, recipe=recipe, context=context, offset=offset)
-            scores[norm].append(over_runs(_accuracies(found, (inputs, labels), values, draws)))
-            used[norm].append(found.rate)
-            context.progress((index + 1 + (norm == "batch") * len(values["depths"])) / 2 / len(values["depths"]))
+    for _, (norm, (index, depth)) in context.each(product(names, enumerate(values["depths"]))):
+        make = partial(make_fig1_network, features=inputs.shape[1], depth=depth, width=values["width"], norm=norm)
+        offset = 2 * index + (norm == "batch")  # networks with and without norm share nothing
+        started = [make(context.generator(1000 * offset + run)) for run in range(values["runs"])]
+        draws = [context.generator(1000 * offset + 700 + run) for run in range(values["runs"])]
+        share = []
+        for network, generator in zip(started, draws, strict=True):
+            batch = inputs[draw_samples(inputs, values["rank_batch"], generator)].cpu()
+            share.append(float(numerical_rank(last_hidden(network, batch))) / values["width"])
+        ranks[norm].append(over_runs(np.array(share)))
+        grid = pick(values, "rates runs")
+        found = train_grid(make, (inputs, labels), **grid, recipe=recipe, context=context, offset=offset)
+        scores[norm].append(over_runs(_accuracies(found, (inputs, labels), values, draws)))
+        used[norm].append(found.rate)
     numbers = {
         "vanilla_rank_share_at_deepest": ranks["none"][-1],
         "batch_norm_rank_share_at_deepest": ranks["batch"][-1],

@@ -150,9 +150,8 @@ def _normed(inputs: torch.Tensor, values: Values, context: Context, *, one_sided
         law: dict[str, Any] = {"norm": "batch", "init": "torch", "running": False}
         network = Mlp(inputs.shape[1], 10, **pick(values, "depth width"), **law, generator=generator)
         if one_sided:
-            perceptrons.make_one_sided_(
-                network, generator
-            )  # after the usual start, which has taken its numbers from the stream
+            # after the usual start, which has taken its numbers from the stream
+            perceptrons.make_one_sided_(network, generator)
         networks.append(network.to(context.device))
     return networks
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 
 import numpy as np
 import torch
@@ -41,16 +42,13 @@ def draw_pixels(name: str, size: int, count: int, *, context: Context, offset: i
 def measure_ranks(values: Values, context: Context) -> Outcome:
     """Table C.1: `torch.linalg.matrix_rank` of XXᵀ, computed in single and in double precision."""
     ranks: dict[tuple[str, str], list[Number]] = {}
-    for place, name in enumerate(values["sets"]):
-        for at, size in enumerate(values["sizes"]):
-            pixels = draw_pixels(name, size, values["batches"], context=context, offset=10 * place + at)
-            for kind, dtype in (("float32", torch.float32), ("float64", torch.float64)):
-                grams = (batch.to(dtype) @ batch.to(dtype).mT for batch in pixels)
-                # singular values as the thesis took them; in double precision eigenvalues are as good, and faster
-                counts = [int(torch.linalg.matrix_rank(gram, hermitian=kind == "float64")) for gram in grams]
-                found = np.array(counts, dtype=np.float64)
-                ranks.setdefault((name, kind), []).append(over_runs(found))
-            context.progress((place + (at + 1) / len(values["sizes"])) / len(values["sets"]))
+    for _, ((place, name), (at, size)) in context.each(product(enumerate(values["sets"]), enumerate(values["sizes"]))):
+        pixels = draw_pixels(name, size, values["batches"], context=context, offset=10 * place + at)
+        for kind, dtype in (("float32", torch.float32), ("float64", torch.float64)):
+            grams = (batch.to(dtype) @ batch.to(dtype).mT for batch in pixels)
+            # singular values as the thesis took them; in double precision eigenvalues are as good, and faster
+            counts = [int(torch.linalg.matrix_rank(gram, hermitian=kind == "float64")) for gram in grams]
+            ranks.setdefault((name, kind), []).append(over_runs(np.array(counts, dtype=np.float64)))
     numbers = {
         f"rank_{name}_{size}_{kind}": number
         for (name, kind), row in ranks.items()
@@ -115,13 +113,12 @@ def _draw_ranks(name: str, sizes: tuple[int, ...], ranks: Mapping[tuple[str, str
 def measure_cosines(values: Values, context: Context) -> Outcome:
     """The mean cosine similarity of different samples of a batch of raw pixels, and of normalized ones beside it."""
     raw, centred = {}, {}
-    for place, name in enumerate(values["sets"]):
+    for place, name in context.each(values["sets"]):
         pixels = draw_pixels(name, values["size"], values["batches"], context=context, offset=place)
         raw[name] = np.array([float(mean_cosine(batch.double())) for batch in pixels])
         data = load_dataset(name)
         inputs = (normalize(data, batch.cpu().view(-1, *data.shape)).flatten(1).double() for batch in pixels)
         centred[name] = np.array([float(mean_cosine(batch)) for batch in inputs])
-        context.progress((place + 1) / len(values["sets"]))
     numbers = {f"cosine_{name}": over_runs(found) for name, found in raw.items()}
     numbers |= {f"cosine_normalized_{name}": over_runs(found) for name, found in centred.items()}
     numbers |= {f"scatter_of_one_batch_{name}": _scatter(found) for name, found in raw.items()}

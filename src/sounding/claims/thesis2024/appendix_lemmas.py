@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import torch
@@ -154,14 +153,14 @@ def _after(norm: Callable[[torch.Tensor], torch.Tensor], weight: torch.Tensor, b
 
 def _layer_jacobians(d: int, count: int, generator: torch.Generator) -> torch.Tensor:
     """‖∂X′/∂X‖ over ‖J_BN(H)‖ of a layer X′ = BN(XWᵀ) with Haar weights, by automatic differentiation."""
+
+    def norm(h: torch.Tensor) -> torch.Tensor:
+        unit: torch.Tensor = h / torch.linalg.vector_norm(h, dim=0)
+        return unit
+
     shares = []
     for batch in draw_near(d, max(count, GROUPS), generator=generator):
         matrix = turn(1, d, generator)[0]
-
-        def norm(h: torch.Tensor) -> torch.Tensor:
-            unit: torch.Tensor = h / torch.linalg.vector_norm(h, dim=0)
-            return unit
-
         whole = jacobian(partial(_after, norm, matrix), batch).reshape(d * d, d * d)
         inner = jacobian(norm, batch @ matrix.T).reshape(d * d, d * d)
         shares.append(torch.linalg.matrix_norm(whole, 2) / torch.linalg.matrix_norm(inner, 2))

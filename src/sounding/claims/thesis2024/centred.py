@@ -90,19 +90,16 @@ def measure_decorrelation(values: Values, context: Context) -> Outcome:
     odd = [one for one in maps if keeps_minus_one(one)]
     odd_named = sum(keeps_minus_one(one) for one in named)
     path, deviation = convergence.draw_path(values, context)
+    pulls, drifts = np.array([pull(one) for one in maps]), np.array([drift(one, 1.0) for one in maps])
+    ends = np.array([np.abs(follow(one)[-1]).max() for one in maps])
+    backward = np.array([drift(one, -1.0) for one in odd])
     numbers: dict[str, Number] = {
         "largest_over_printed": convergence.over_groups(ratios, len(named), np.max),
         "largest_rate": exact(max(rates[: len(named)]), error=1e-9),
-        "smallest_pull_inside": convergence.over_groups(np.array([pull(one) for one in maps]), len(named), np.min),
-        "smallest_drift_at_one": convergence.over_groups(
-            np.array([drift(one, 1.0) for one in maps]), len(named), np.min
-        ),
-        "smallest_drift_at_minus_one": convergence.over_groups(
-            np.array([drift(one, -1.0) for one in odd]), odd_named, np.min
-        ),
-        "farthest_end": convergence.over_groups(
-            np.array([np.abs(follow(one)[-1]).max() for one in maps]), len(named), np.max
-        ),
+        "smallest_pull_inside": convergence.over_groups(pulls, len(named), np.min),
+        "smallest_drift_at_one": convergence.over_groups(drifts, len(named), np.min),
+        "smallest_drift_at_minus_one": convergence.over_groups(backward, odd_named, np.min),
+        "farthest_end": convergence.over_groups(ends, len(named), np.max),
         "chain_deviation": deviation,
     }
     numbers |= {f"printed: {one.name}": exact(ratio, error=1e-9) for one, ratio in zip(named, ratios, strict=False)}

@@ -140,7 +140,7 @@ def measure_theorem_6_5(values: Values, context: Context) -> Outcome:
     """Gradients at any depth and layer, features of norm 1: the worst cell, and Gaussian weights beside it."""
     cells: dict[str, list[Cell]] = {"orthogonal": [], "gaussian": []}
     series: dict[str, list[Series]] = {law: [] for law in cells}
-    for index, (width, kind) in enumerate(values["inputs"]):
+    for index, (width, kind) in context.each(values["inputs"]):
         for law, made in cells.items():
             if law == "gaussian" and width < values["wide"]:  # narrow Gaussian networks are no part of the claim
                 continue
@@ -148,7 +148,6 @@ def measure_theorem_6_5(values: Values, context: Context) -> Outcome:
             cell = measure_cell(values, context, width=width, kind=kind, law=law, offset=offset)
             made.append(cell)
             series[law].append(against_depth(f"d = {width}, {kind}", values, cell.logs))
-        context.progress((index + 1) / len(values["inputs"]))
     orthogonal, gaussian = cells.values()
     numbers = {
         "depth_slope": highest(cell.depth_slope for cell in orthogonal),
@@ -314,13 +313,12 @@ def measure_nonlinearity(values: Values, context: Context) -> Outcome:
     depths = values["depths"]
     numbers: dict[str, Number] = {}
     gradients, isometries = [], []
-    for place, activation in enumerate((*NONLINEAR, "identity")):
+    for place, activation in context.each((*NONLINEAR, "identity")):
         made = build_on_data(values, context, activation=activation, depth=depths[-1], offset=place)
         logs, gaps = first_layer_log_norms(made, depths), networks.gaps_at(made, depths)
         numbers |= {f"{activation}_slope": late_slope(values, logs), f"{activation}_gap": mean_of(gaps[:, -1])}
         gradients.append(against_depth(activation, values, logs))
         isometries.append(points_over(activation, depths, gaps))
-        context.progress((place + 1) / 3)
     panels = (
         Panel("depth L", GRADIENT, gradients, title="gradients"),
         Panel("depth L", "isometry gap of the last layer", isometries, y_scale="log", title="isometry"),
@@ -337,7 +335,7 @@ def measure_centring(values: Values, context: Context) -> Outcome:
     depths, narrow = values["depths"], values["narrow"]
     numbers: dict[str, Number] = {}
     rises, series = [], []
-    for place, (name, centring) in enumerate((("standard", True), ("simplified", False))):
+    for place, (name, centring) in context.each((("standard", True), ("simplified", False))):
         made = build_on_data(values, context, depth=depths[-1], offset=place, centring=centring)
         logs = first_layer_log_norms(made, depths)
         rates = bulk_rates(narrow, context, activation="identity", gain=1.0, offset=10 + place, centring=centring)[1]
@@ -345,7 +343,6 @@ def measure_centring(values: Values, context: Context) -> Outcome:
         numbers[f"{name}_rise"] = mean_of(rises[-1])
         numbers[f"{name}_growth_over_square_of_width"] = mean_of(rates * narrow["width"] ** 2)
         series.append(against_depth(f"{name} batch norm", values, logs))
-        context.progress((place + 1) / 2)
     numbers["difference_of_rises"] = mean_of(rises[0] - rises[1])
     caption = (
         f"{values['data']}, width and batch {values['width']}, linear networks with orthogonal weights: with and "

@@ -38,9 +38,8 @@ def measure_lemma4_2(values: Values, context: Context) -> Outcome:
         "isometry_of_twice_the_identity": exact(float(of_gram.isometry(2 * unit)), error=1e-12),
         "isometry_of_a_degenerate_matrix": exact(float(of_gram.isometry(torch.ones_like(unit)))),
     }
-    return charted(
-        numbers, "Isometry is scale-invariant, in [0, 1], 0 for degenerate matrices and 1 for multiples of I."
-    )
+    caption = "Isometry is scale-invariant, in [0, 1], 0 for degenerate matrices and 1 for multiples of I."
+    return charted(numbers, caption)
 
 
 def _hermite(x: Array, count: int) -> Array:
@@ -244,7 +243,7 @@ def measure_figure2_3(values: Values, context: Context) -> Outcome:
     cells = [("line", n, round((n - 28) ** 1.8)) for n in values["line"]] + [
         ("above", n, round(values["factor"] * n**2)) for n in values["above"]
     ]
-    for index, (name, n, d) in enumerate(cells):
+    for index, (name, n, d) in context.each(cells):
         generator = context.generator(index)
         start = torch.randn(values["runs"], n, d, generator=generator)
         walked = enumerate(walk_in_law(start, depth=values["depth"], generator=generator, centring=False))
@@ -253,7 +252,6 @@ def measure_figure2_3(values: Values, context: Context) -> Outcome:
         holds = bool((least >= 0.1 * least[0]).all())  # A₁(0.1α₀) of the chapter
         kept[name].append(holds)
         points[holds].append((n, d))
-        context.progress((index + 1) / len(cells))
     numbers = {
         "share_of_the_line_that_holds": exact(float(np.mean(kept["line"]))),
         "share_above_that_holds": exact(float(np.mean(kept["above"]))),

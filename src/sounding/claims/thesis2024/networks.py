@@ -264,7 +264,9 @@ def draw_input(
     repeats so many samples. A run has the same batch whatever follows it and whatever the offset of `generator`.
     """
     size, width, runs = values["batch_size"], values["width"], values["runs"]
-    inputs, labels, classes = draw_batches(values["data"], distinct or size, runs, context)
+    inputs, labels, classes = draw_batches(
+        values["data"], distinct or size, runs, device=context.device, random_seed=context.random_seed
+    )
     weights = draw_normals(generator, runs, inputs.shape[2], width)
     state = inputs @ (torch.linalg.qr(weights).Q if law == "orthogonal" else weights)
     if distinct:
@@ -284,15 +286,11 @@ def build_on_data(
     return build_networks(start, labels, generator=generator, repeats=repeats, classes=classes, **layers)
 
 
-def draw_batches(data: str, size: int, runs: int, context: Context) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Flat normalized inputs (runs, size, features) of a batch for every run, their labels, the number of classes."""
-    return _draw_batches(data, size, runs, context.device, context.random_seed)
-
-
 @cache
-def _draw_batches(
-    data: str, size: int, runs: int, device: str, random_seed: int
+def draw_batches(
+    data: str, size: int, runs: int, *, device: str, random_seed: int
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Flat normalized inputs (runs, size, features) of a batch for every run, their labels, the number of classes."""
     dataset = load_dataset(data)
     generator = Context(random_seed=random_seed).generator(7)  # one offset for all rows: they share their batches
     drawn = [next(batches(dataset, size, generator=generator)) for _ in range(runs)]
