@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -99,7 +98,10 @@ class _Alone:
         if self._journal.diverged[0] is not None:
             return
         outputs = self._network(inputs)
-        loss = _mean_loss(outputs, targets, self._recipe)
+        if self._recipe.loss == "cross_entropy":
+            loss = functional.cross_entropy(outputs, targets)
+        else:
+            loss = functional.mse_loss(outputs, as_values(targets, outputs))
         if not bool(torch.isfinite(loss)):  # before the update, so that the weights stay finite
             self._journal.diverged[0] = step
             return
@@ -145,57 +147,39 @@ class _Alone:
 def make_optimizer(network: nn.Module, learning_rate: float, recipe: Recipe) -> torch.optim.Optimizer:
     """torch's optimizer of the recipe, clipped where the recipe says so."""
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    decay = recipe.weight_decay
+    shared: dict[str, Any] = {"lr": learning_rate, "weight_decay": recipe.weight_decay}
     optimizer: torch.optim.Optimizer
     if recipe.optimizer == "adam":
-        optimizer = torch.optim.Adam(
-            parameters, lr=learning_rate, betas=recipe.betas, eps=recipe.eps, weight_decay=decay
-        )
+        optimizer = torch.optim.Adam(parameters, betas=recipe.betas, eps=recipe.eps, **shared)
     elif recipe.optimizer == "rmsprop":
-        optimizer = torch.optim.RMSprop(
-            parameters, lr=learning_rate, alpha=recipe.smoothing, eps=recipe.eps, weight_decay=decay
-        )
+        optimizer = torch.optim.RMSprop(parameters, alpha=recipe.smoothing, eps=recipe.eps, **shared)
     else:
         momentum = recipe.momentum if recipe.optimizer == "momentum" else 0.0  # torch counts no momentum as 0
-        optimizer = torch.optim.SGD(parameters, lr=learning_rate, momentum=momentum, weight_decay=decay)
+        optimizer = torch.optim.SGD(parameters, momentum=momentum, **shared)
     if recipe.clipping is None:
         return optimizer
     return AdaptiveClipping(optimizer, clipping=recipe.clipping, unitwise=recipe.clipping_by == "unit")
-
-
-def _mean_loss(outputs: Tensor, targets: Tensor, recipe: Recipe) -> Tensor:
-    if recipe.loss == "cross_entropy":
-        return functional.cross_entropy(outputs, targets)
-    return functional.mse_loss(outputs, as_values(targets, outputs))
 
 
 def _evaluating(network: nn.Module, inputs: Tensor, statistics: Statistics) -> Tensor:
     """Outputs (1, samples, values) in evaluation mode; the network is left as it was."""
     # not `network.train(mode)`: parts may be frozen on their own
     modes = {module: module.training for module in network.modules()}
+    # PyTorch takes the statistics of the batch where there are no running ones, and remembers nothing
+    norms = [m for m in modes if isinstance(m, _BatchNorm)] if statistics == "batch" else []
+    kept = [(norm, norm.running_mean, norm.running_var) for norm in norms]
     network.eval()
     try:
-        with torch.no_grad(), _batch_statistics(network, statistics):
+        for norm in norms:
+            norm.running_mean = norm.running_var = None
+        with torch.no_grad():
             outputs: Tensor = network(inputs)
             return outputs[None]  # as those of a stack of one run
     finally:
+        for norm, mean, variance in kept:
+            norm.running_mean, norm.running_var = mean, variance
         for module, training in modes.items():
             module.training = training
-
-
-@contextmanager
-def _batch_statistics(network: nn.Module, statistics: Statistics) -> Iterator[None]:
-    """Without running statistics, a batch norm in evaluation mode takes those of its batch, and remembers nothing."""
-    kept: list[tuple[_BatchNorm, Tensor | None, Tensor | None]] = []
-    if statistics == "batch":  # PyTorch takes the statistics of the batch where there are no running ones
-        kept = [(m, m.running_mean, m.running_var) for m in network.modules() if isinstance(m, _BatchNorm)]
-    try:
-        for module, _, _ in kept:
-            module.running_mean = module.running_var = None
-        yield
-    finally:
-        for module, mean, variance in kept:
-            module.running_mean, module.running_var = mean, variance
 
 
 @dataclass

@@ -119,17 +119,15 @@ class Keeper:
         if found is None:
             return None
         state = read_checkpoint(found)
-        self._compare(found, json.loads(state["settings"]))
-        return state
-
-    def _compare(self, path: Path, found: Mapping[str, Any]) -> None:
-        for name in dict.fromkeys([*self._settings, *found]):  # what either has: a setting that is new counts too
-            if not _agree(found.get(name), self._settings.get(name)):
-                kept, asked = _differing(found.get(name), self._settings.get(name))
+        theirs = json.loads(state["settings"])
+        for name in dict.fromkeys([*self._settings, *theirs]):  # what either has: a setting that is new counts too
+            if not _agree(theirs.get(name), self._settings.get(name)):
+                kept, asked = _differing(theirs.get(name), self._settings.get(name))
                 raise UsageError(
-                    f"the checkpoint {path} belongs to another run: its {name} is {kept}, this run's {asked}",
+                    f"the checkpoint {found} belongs to another run: its {name} is {kept}, this run's {asked}",
                     hint="another path, or the settings it was written with",
                 )
+        return state
 
 
 def previous_of(path: Path) -> Path:

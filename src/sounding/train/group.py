@@ -66,15 +66,10 @@ class Stack(ABC):
     @torch.no_grad()
     def remember_(self, fresh: dict[str, Tensor], alive: Tensor) -> None:
         """Take over new buffers, of the runs that are alive."""
-        old = [self.tensors[name] for name in fresh]
-        shapes = [(-1, *[1] * (tensor.dim() - 1)) for tensor in old]
-        if alive.device.type == "cpu" and bool(alive.all()):  # on a GPU asking would wait
-            torch._foreach_copy_(old, list(fresh.values()))
-            return
-        kept = [
-            torch.where(alive.view(shape), new, tensor)
-            for new, tensor, shape in zip(fresh.values(), old, shapes, strict=True)
-        ]
+        old, kept = [self.tensors[name] for name in fresh], list(fresh.values())
+        if alive.device.type != "cpu" or not bool(alive.all()):  # on a GPU asking would wait
+            pairs = zip(kept, old, strict=True)
+            kept = [torch.where(alive.view(-1, *[1] * (own.dim() - 1)), new, own) for new, own in pairs]
         torch._foreach_copy_(old, kept)
 
     @torch.no_grad()
@@ -102,9 +97,8 @@ def check_alike(networks: Sequence[nn.Module]) -> None:
                     f"{_told(first.get(name))} in run 0 and {_told(shapes.get(name))} in run {index}",
                     hint="one call for each architecture",
                 )
-    if len({id(parameter) for network in networks for parameter in network.parameters()}) != sum(
-        len(list(network.parameters())) for network in networks
-    ):
+    every = [id(parameter) for network in networks for parameter in network.parameters()]
+    if len(set(every)) < len(every):
         raise UsageError("networks that are trained together must not share weights", hint="copy.deepcopy(network)")
 
 

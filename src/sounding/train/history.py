@@ -155,9 +155,8 @@ class History:
     def from_json(cls, source: str | Path) -> History:
         """Read what `to_json` wrote: a path, or the text itself."""
         try:
-            given = isinstance(source, str) and source.lstrip().startswith(
-                "{"
-            )  # the text itself, which a path hardly looks like
+            # the text itself, which a path hardly looks like
+            given = isinstance(source, str) and source.lstrip().startswith("{")
             data = json.loads(str(source) if given else Path(source).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"expected the JSON of a history, got {str(source)[:200]!r} ({error})") from error

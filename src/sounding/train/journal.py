@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sounding.errors import InterruptedRun, UsageError
+from sounding.errors import UsageError
 from sounding.probe.losses import evaluate_loss
 from sounding.probe.watch import Watched
 from sounding.profile import Profile, Row
@@ -91,9 +91,18 @@ class Journal:
 
         The network is measured as in training (batch statistics) and left as it is.
         """
-        if self.diverged[run] is None:
-            rows = _measure(network, self._samples, self._recipe)
-            self._rows += [row._replace(source=source_of(run, step)) for row in rows]
+        if self.diverged[run] is not None:
+            return
+        scratch = copy.deepcopy(network).train()  # gradients and running statistics stay the training’s own
+        inputs, targets = (part[: self._recipe.batch_size] for part in self._samples.train)
+        watched = Watched(scratch, tier="full", source=source_of(run, step))
+        with watched, torch.enable_grad():
+            ready = self._samples.prepare(inputs).clone()
+            # the input's own gradient is layer 0 of the profile
+            outputs = scratch(ready.requires_grad_() if ready.is_floating_point() else ready)
+            wanted = as_values(targets, outputs) if self._recipe.loss == "mse" else targets
+            evaluate_loss(outputs, wanted, loss=self._recipe.loss).backward()  # type: ignore[no-untyped-call]
+        self._rows += watched.profile.rows
 
     def tell(self, step: int) -> None:
         """Call back, if anybody listens; Ctrl-C in there ends the training after this step."""
@@ -112,13 +121,6 @@ class Journal:
         profile = Profile(tuple(self._rows), {"partial": True} if partial else {})
         return History(tuple(self._points), tuple(self.diverged), profile, tuple(self._settings), told)
 
-    def interruption(self, step: int, record: Mapping[str, Any]) -> InterruptedRun:
-        """The error that Ctrl-C raises, with the history so far."""
-        return InterruptedRun(
-            f"interrupted at step {step} of {self._stream.steps}; what was done so far is kept",
-            partial=self.history(record, partial=True),
-        )
-
     def state(self) -> str:
         """What a checkpoint keeps of the journal."""
         return json.dumps(self.history({}).to_dict())
@@ -128,19 +130,6 @@ class Journal:
         history = History.from_dict(json.loads(text))
         self._points, self._rows = list(history.curves), list(history.profile.rows)
         self.diverged = list(history.diverged)
-
-
-def _measure(network: nn.Module, samples: Samples, recipe: Recipe) -> tuple[Row, ...]:
-    scratch = copy.deepcopy(network).train()  # gradients and running statistics stay the training’s own
-    inputs, targets = (part[: recipe.batch_size] for part in samples.train)
-    watched = Watched(scratch, tier="full", source="train")
-    with watched, torch.enable_grad():
-        ready = samples.prepare(inputs).clone()
-        # the input's own gradient is layer 0 of the profile
-        outputs = scratch(ready.requires_grad_() if ready.is_floating_point() else ready)
-        wanted = as_values(targets, outputs) if recipe.loss == "mse" else targets
-        evaluate_loss(outputs, wanted, loss=recipe.loss).backward()  # type: ignore[no-untyped-call]
-    return watched.profile.rows
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from sounding.errors import DataError, UsageError, require_device
+from sounding.errors import DataError, InterruptedRun, UsageError, require_device
 from sounding.limits import RESUMED, require_memory, require_time
 from sounding.probe.environment import describe_environment
 from sounding.train.checkpoint import Checkpoint, Keeper
@@ -77,8 +77,11 @@ class Training:
         home, dtype = homes[0]
         self.device = home if device is None else torch.device(require_device(str(device)))
         self.samples = samples = take_samples(data, recipe, device=self.device, dtype=dtype)
+        first, about = networks[0], describe_environment(networks[0])
         self.record = {
-            **_describe_machine(networks[0], self.device),
+            "versions": {name: about[name] for name in ("sounding", "torch", "python", "platform")},
+            "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else str(self.device),
+            "threads": about["threads"],
             # both None for torch's default generator, and lists where every run has a generator; the sum differs from
             # that of another run with the same seed if the generator was used before
             "seed": _of_each(generator, torch.Generator.initial_seed),
@@ -86,7 +89,13 @@ class Training:
             "recipe": recipe.to_dict(),
             "runs": [dict(entry) for entry in runs],
             "data": samples.describe(),
-            "model": _describe_model(networks, dtype),
+            "model": {
+                "class": type(first).__name__,
+                "modules": str(first),
+                "parameters": sum(parameter.numel() for parameter in first.parameters()),
+                "dtype": str(dtype).removeprefix("torch."),
+                "weights": [sketch_tensors(network.state_dict().values()) for network in networks],
+            },
             "measure_at": list(check_steps("measure_at", measure_at)),
             "kind": kind,
         }
@@ -111,7 +120,10 @@ class Training:
             error.partial = self.journal.history(self.record, partial=not self._finished)
             raise
         except KeyboardInterrupt as stop:
-            raise self.journal.interruption(self._step, self.record) from stop
+            raise InterruptedRun(
+                f"interrupted at step {self._step} of {self.stream.steps}; what was done so far is kept",
+                partial=self.journal.history(self.record, partial=True),
+            ) from stop
         return self.journal.history(self.record)
 
     def _train(self, trainee: Trainee) -> None:
@@ -154,26 +166,6 @@ class Training:
         self.journal.load_state(kept["journal"])
         # last, so that a failure leaves the count at 0
         self._step, self._finished = int(kept["step"]), bool(kept["finished"])
-
-
-def _describe_machine(network: nn.Module, device: torch.device) -> dict[str, Any]:
-    about = describe_environment(network)
-    return {
-        "versions": {name: about[name] for name in ("sounding", "torch", "python", "platform")},
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
-        "threads": about["threads"],
-    }
-
-
-def _describe_model(networks: Sequence[nn.Module], dtype: torch.dtype) -> dict[str, Any]:
-    first = networks[0]
-    return {
-        "class": type(first).__name__,
-        "modules": str(first),
-        "parameters": sum(parameter.numel() for parameter in first.parameters()),
-        "dtype": str(dtype).removeprefix("torch."),
-        "weights": [sketch_tensors(network.state_dict().values()) for network in networks],
-    }
 
 
 def _of_each(generator: Orders, tell: Callable[[torch.Generator], Any]) -> Any:

@@ -98,7 +98,12 @@ def choose_rates(
         members.setdefault(label, {}).setdefault(rate, []).append(run)
     chosen = tuple(_choose(history, group, rates, by, at) for group, rates in members.items())
     averaged = any(len(runs) > 1 for rates in members.values() for runs in rates.values())
-    return Choices(_word(by, at, averaged), chosen)
+    what = f"{'lowest' if by.endswith('loss') else 'highest'} {by.replace('_', ' ')}"
+    when = "at the last evaluation" if at == "last" else "over all evaluations of a run"
+    mean = ", mean over the runs of a rate" if averaged else ""
+    caution = "; chosen on the test part, so the chosen value is optimistic" if by.startswith("test") else ""
+    ties = "rates at which a run diverged are left out, of equal ones the smallest"
+    return Choices(f"{what} {when}{mean}; {ties}{caution}", chosen)
 
 
 def _label(history: History, groups: Sequence[Hashable] | str | None) -> list[Hashable]:
@@ -138,11 +143,3 @@ def _value(history: History, run: int, by: By, at: str, sign: float) -> float:
         return float(values[-1])
     finite = [value for value in values if math.isfinite(value)]
     return float(min(finite, key=lambda value: sign * value)) if finite else math.nan
-
-
-def _word(by: By, at: str, averaged: bool) -> str:
-    what = f"{'lowest' if by.endswith('loss') else 'highest'} {by.replace('_', ' ')}"
-    when = "at the last evaluation" if at == "last" else "over all evaluations of a run"
-    mean = ", mean over the runs of a rate" if averaged else ""
-    caution = "; chosen on the test part, so the chosen value is optimistic" if by.startswith("test") else ""
-    return f"{what} {when}{mean}; rates at which a run diverged are left out, of equal ones the smallest{caution}"

@@ -143,9 +143,8 @@ class _Together:
     def _evaluate(self, part: tuple[Tensor, Tensor]) -> Scores:
         # what a training step holds in memory, an evaluation of as many images can hold
         most = self._recipe.batch_size if self._samples.train[0].dim() > 2 else None
-        return _join(
-            [evaluate_part(group.outputs, part, self._samples, self._recipe, at_most=most) for group in self._groups]
-        )
+        given = part, self._samples, self._recipe
+        return _join([evaluate_part(group.outputs, *given, at_most=most) for group in self._groups])
 
     def networks(self) -> Iterator[nn.Module]:
         for group, runs in self.parts():
