@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from sounding.errors import DataError, UsageError
 
@@ -58,11 +58,11 @@ def require_place(path: Path) -> None:
         raise UsageError(f"cannot write {path}: there is no folder {path.parent}", hint="making it first")
 
 
-def cannot_write(path: Path, error: OSError, *, partial: Any = None) -> DataError:
+def cannot_write(path: Path, error: OSError) -> DataError:
     """The sentence for a disk that refuses: no room, no permission."""
     hint = "making room, then the same command again" if error.errno in NO_ROOM else None
     told = f"{path} cannot be written: {error.strerror or error}; what was there before is kept"
-    return DataError(told, hint=hint, partial=partial)
+    return DataError(told, hint=hint)
 
 
 @contextlib.contextmanager

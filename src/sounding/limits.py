@@ -50,7 +50,7 @@ def require_memory(needed: float, *, what: str, hint: str | None = None) -> None
         raise UsageError(told, hint=hint or f"something smaller, or {MEMORY}=64G if there is more")
 
 
-def require_time(seconds: float, *, what: str, most: float = AT_ONCE, hint: str | None = None) -> None:
+def require_time(seconds: float, *, what: str, most: float = AT_ONCE) -> None:
     """UsageError where a run would take longer than `most` hours, or than SOUNDING_HOURS says."""
     told = os.environ.get(HOURS)
     allowed = 3600 * (_positive(HOURS, told, hint=f"{HOURS}=100") if told else most)
@@ -58,7 +58,7 @@ def require_time(seconds: float, *, what: str, most: float = AT_ONCE, hint: str 
         told = f"{what} would take about {in_time(seconds)}, and at most {in_time(allowed)} are allowed"
         # an infinite number of seconds has no whole number above it
         needed = f"{HOURS}={math.ceil(min(seconds, 1e300) / 3600):.3g}"
-        raise UsageError(told, hint=hint or f"something smaller, or {needed}")
+        raise UsageError(told, hint=f"something smaller, or {needed}")
 
 
 def in_bytes(count: float) -> str:

@@ -29,13 +29,13 @@ FORMATS = ("svg", "png", "pdf")
 INTERVAL = 1.959964  # half width of a 95% interval in standard errors
 
 
-def new_axes(*, width: float = TWO_COLUMNS_INCHES, height: float = 3.6) -> Axes:
-    """Empty axes on a figure of their own, sizes in inches."""
+def new_axes(*, height: float = 3.6) -> Axes:
+    """Empty axes on a figure of their own, as wide as two columns of a paper; the height in inches."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     with rc_context(style()):
-        return Figure(figsize=(width, height), layout="constrained").add_subplot()
+        return Figure(figsize=(TWO_COLUMNS_INCHES, height), layout="constrained").add_subplot()
 
 
 def plot_profile(

@@ -245,9 +245,15 @@ class Profile:
     @classmethod
     def from_json(cls, source: str | Path) -> Profile:
         """Read what `to_json` wrote: a path, or the text itself."""
-        text = source if isinstance(source, str) and source.lstrip().startswith("{") else _read(source)
+        text = source
+        if not (isinstance(source, str) and source.lstrip().startswith("{")):
+            try:
+                text = Path(source).read_text(encoding="utf-8")
+            except (OSError, ValueError) as error:
+                told = f"expected the path of a JSON profile, got {str(source)[:200]!r} ({error})"
+                raise UsageError(told) from error
         try:
-            data = json.loads(text)
+            data = json.loads(str(text))
         except (json.JSONDecodeError, RecursionError) as error:
             raise UsageError(f"expected a JSON profile, got text that is no JSON ({error})") from error
         return cls.from_dict(data)
@@ -305,10 +311,3 @@ def _as_float(value: Any) -> float:
 
 def _refuse(value: Any) -> Any:
     raise UsageError(f"expected JSON types in a profile, got {type(value).__name__}", hint="str(value)")
-
-
-def _read(path: str | Path) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise UsageError(f"expected the path of a JSON profile, got {str(path)[:200]!r} ({error})") from error

@@ -33,20 +33,17 @@ def augment_images(images: Tensor, augmentation: Augmentation, *, generator: tor
     """
     if augmentation.padding < 0:
         raise UsageError(f"padding must not be negative, got {augmentation.padding}")
+    device = images.device
     if augmentation.padding:
-        images = _crop(images, augmentation.padding, generator)
+        count, channels, height, width = images.shape
+        padded = nn.functional.pad(images, [augmentation.padding] * 4)
+        corners = torch.randint(2 * augmentation.padding + 1, (2, count, 1), generator=generator, device=device)
+        rows = (corners[0] + torch.arange(height, device=device))[:, None, :, None]
+        columns = (corners[1] + torch.arange(width, device=device))[:, None, None, :]
+        # an index for each axis: every image is cut at a corner of its own
+        samples = torch.arange(count, device=device)[:, None, None, None]
+        images = padded[samples, torch.arange(channels, device=device)[:, None, None], rows, columns]
     if augmentation.flip:
-        mirrored = torch.randint(2, (len(images), 1, 1, 1), generator=generator, device=images.device).bool()
+        mirrored = torch.randint(2, (len(images), 1, 1, 1), generator=generator, device=device).bool()
         images = torch.where(mirrored, images.flip(-1), images)
     return images
-
-
-def _crop(images: Tensor, padding: int, generator: torch.Generator | None) -> Tensor:
-    count, channels, height, width = images.shape
-    device = images.device
-    padded = nn.functional.pad(images, [padding] * 4)
-    corners = torch.randint(2 * padding + 1, (2, count, 1), generator=generator, device=device)
-    rows = (corners[0] + torch.arange(height, device=device))[:, None, :, None]
-    columns = (corners[1] + torch.arange(width, device=device))[:, None, None, :]
-    samples = torch.arange(count, device=device)[:, None, None, None]
-    return padded[samples, torch.arange(channels, device=device)[:, None, None], rows, columns]

@@ -36,7 +36,12 @@ def load_npz(request: Request, *, whole: bool = False) -> Batch:
     arrays = _read(path, arguments=True)
     targets = _to_tensor(arrays["targets"], what=f"'targets' of {path}") if "targets" in arrays else None
     held = {name: values for name, values in arrays.items() if name not in ARRAYS or name == "inputs"}
-    found = {name: _read_argument(values, what=f"{name!r} of {path}") for name, values in held.items()}
+    found = {}
+    for name, values in held.items():
+        tensor = (
+            torch.from_numpy(values) if values.dtype == np.bool_ else _to_tensor(values, what=f"{name!r} of {path}")
+        )
+        found[name] = tensor.to(torch.get_default_dtype()) / 255 if values.dtype == np.uint8 else tensor
     several = found if len(found) > 1 or "inputs" not in found else None
     told = found if targets is None else {**found, "targets": targets}
     first = "inputs" if "inputs" in found else next(iter(found))
@@ -67,13 +72,6 @@ def load_npz(request: Request, *, whole: bool = False) -> Batch:
 
 def _shapes(tensors: dict[str, Tensor]) -> str:
     return ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
-
-
-def _read_argument(values: np.ndarray[Any, Any], *, what: str) -> Tensor:
-    if values.dtype == np.bool_:
-        return torch.from_numpy(values)
-    tensor = _to_tensor(values, what=what)
-    return tensor.to(torch.get_default_dtype()) / 255 if values.dtype == np.uint8 else tensor
 
 
 def make_npz(request: Request) -> Dataset:

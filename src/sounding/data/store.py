@@ -10,7 +10,7 @@ import zlib
 from pathlib import Path
 from typing import Literal
 
-from sounding.data.catalogue import Entry, Remote, Stored
+from sounding.data.catalogue import Entry, Stored
 from sounding.data.download import Progress, cannot_write, download, md5_of, set_aside
 from sounding.errors import DataError
 from sounding.files import locked, place
@@ -86,7 +86,13 @@ def fetch_entry(entry: Entry, *, folder: Path | None = None, progress: Progress 
             damaged = [set_aside(home / file.path) for file in wanted if (home / file.path).is_file()]
             try:
                 if entry.archived and wanted:
-                    _fetch_archive(entry.remotes[0], wanted, home, progress)
+                    archive = home / entry.remotes[0].name
+                    if not (archive.is_file() and md5_of(archive) == entry.remotes[0].md5):
+                        if archive.is_file():
+                            set_aside(archive)
+                        download(entry.remotes[0], archive, progress=progress)
+                    unpack(archive, wanted, home)
+                    archive.unlink()  # its files are all that is ever read
                 else:
                     paths = {file.path for file in wanted}
                     for remote in entry.remotes:
@@ -121,17 +127,6 @@ def _read_intact(file: Stored, home: Path) -> bytearray | None:
 
 def _is_intact(content: bytes | bytearray, file: Stored) -> bool:
     return hashlib.md5(content, usedforsecurity=False).hexdigest() == file.md5
-
-
-def _fetch_archive(remote: Remote, wanted: list[Stored], home: Path, progress: Progress | None) -> None:
-    """Download the archive, take the wanted files out of it, and drop it: the files are all that is ever read."""
-    archive = home / remote.name
-    if not (archive.is_file() and md5_of(archive) == remote.md5):
-        if archive.is_file():
-            set_aside(archive)
-        download(remote, archive, progress=progress)
-    unpack(archive, wanted, home)
-    archive.unlink()
 
 
 def unpack(archive: Path, wanted: list[Stored], folder: Path) -> None:

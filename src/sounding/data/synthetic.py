@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -50,12 +51,12 @@ def draw_tokens(request: Request) -> Batch:
 
 def draw_gaussian_classes(request: Request) -> Batch:
     """Samples of `make_gaussian_classes` with fresh centres."""
-    return _as_batch(make_gaussian_classes(request, samples=(request.batch_size or DEFAULT_BATCH_SIZE, 0)))
+    return _draw(make_gaussian_classes, request)
 
 
 def draw_noise(request: Request) -> Batch:
     """Samples of `make_noise`."""
-    return _as_batch(make_noise(request, samples=(request.batch_size or DEFAULT_BATCH_SIZE, 0)))
+    return _draw(make_noise, request)
 
 
 def make_gaussian_classes(request: Request, *, samples: tuple[int, int] = SAMPLES) -> Dataset:
@@ -71,9 +72,8 @@ def make_gaussian_classes(request: Request, *, samples: tuple[int, int] = SAMPLE
     centres = torch.randn(classes, *shape, generator=generator) * (SEPARATION / math.sqrt(math.prod(shape)))
     labels = torch.randint(classes, (sum(samples),), generator=generator)
     inputs = centres[labels] + torch.randn(sum(samples), *shape, generator=generator)
-    return split_after(
-        samples[0], inputs, labels, name="gaussian-classes", classes=classes, mean=(0.0,), std=(1.0,), **GENERATED
-    )
+    known = {"name": "gaussian-classes", "classes": classes, "mean": (0.0,), "std": (1.0,), **GENERATED}
+    return split_after(samples[0], inputs, labels, **known)
 
 
 def make_noise(request: Request, *, samples: tuple[int, int] = SAMPLES) -> Dataset:
@@ -87,12 +87,12 @@ def make_noise(request: Request, *, samples: tuple[int, int] = SAMPLES) -> Datas
     _require_room(sum(samples), shape)
     pixels = torch.randint(256, (sum(samples), *shape), dtype=torch.uint8, generator=request.generator)
     labels = torch.randint(classes, (sum(samples),), generator=request.generator)
-    return split_after(
-        samples[0], pixels, labels, name="noise", classes=classes, mean=(NOISE_MEAN,), std=(NOISE_STD,), **GENERATED
-    )
+    known = {"name": "noise", "classes": classes, "mean": (NOISE_MEAN,), "std": (NOISE_STD,), **GENERATED}
+    return split_after(samples[0], pixels, labels, **known)
 
 
-def _as_batch(made: Dataset) -> Batch:
+def _draw(make: Callable[..., Dataset], request: Request) -> Batch:
+    made = make(request, samples=(request.batch_size or DEFAULT_BATCH_SIZE, 0))
     name = f"{made.name} ({describe_shape(made.shape)}, {made.classes} classes)"
     return Batch(normalize(made, made.train_inputs), made.train_labels, name, classes=made.classes)
 

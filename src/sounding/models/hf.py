@@ -106,7 +106,10 @@ def build_hf(spec: str) -> nn.Module:
         UsageError: the library is missing, or has no such name or field; or it does not build what was asked for.
     """
     name, task, size, given = _parse(spec)
-    default = _default_config(name)
+    try:
+        default = _library().CONFIG_MAPPING[name]()
+    except Exception as error:  # the library's own refusals are of every type
+        raise UsageError(f"transformers makes no default config of {name}: {type(error).__name__}") from error
     _require_known(given, default, name)
     reasons, deaf = [], None
     # An architecture whose sizes depend on one another in a way of its own keeps its width, then its image too; one
@@ -118,7 +121,7 @@ def build_hf(spec: str) -> nn.Module:
         fields = _fields(default, words, given, quick=size == "quick", fill="empty" in own)
         try:
             model, idle = _build(task, type(default)(**fields), most=MOST if size == "quick" else None)
-        except Exception as error:  # the library's own refusals are of every type
+        except Exception as error:
             reasons.append(_reason(error))
             continue
         if not idle:
@@ -225,13 +228,6 @@ def _value(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
-
-
-def _default_config(name: str) -> Any:
-    try:
-        return _library().CONFIG_MAPPING[name]()
-    except Exception as error:
-        raise UsageError(f"transformers makes no default config of {name}: {type(error).__name__}") from error
 
 
 def _parts(config: Any) -> Iterator[tuple[str, Any]]:

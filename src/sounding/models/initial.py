@@ -99,27 +99,23 @@ def initialize_(model: nn.Module, init: Init, generator: torch.Generator | None)
     """
     if init not in INITS:
         raise UsageError(f"unknown init {init!r}", hint=f"one of {', '.join(INITS)}")
-    for module in model.modules():
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            _draw_(module, init, generator)
-
-
-def _draw_(layer: nn.Linear | nn.Conv2d, init: Init, generator: torch.Generator | None) -> None:
-    """Draw the weight of one layer, and its bias where the initialization has one."""
-    window = layer.weight[0, 0].numel()
-    fan_in, fan_out = layer.weight.shape[1] * window, layer.weight.shape[0] * window
-    bound = 1 / math.sqrt(fan_in)
-    if init in ("orthogonal", "haar"):
-        nn.init.orthogonal_(layer.weight, generator=generator)
-    elif init == "torch":
-        nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
-    else:
-        variance = {"he": 2 / fan_in, "lecun": 1 / fan_in, "xavier": 2 / (fan_in + fan_out)}[init]
-        nn.init.normal_(layer.weight, std=math.sqrt(variance), generator=generator)
-    if layer.bias is not None and init == "torch":
-        nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
-    elif layer.bias is not None:
-        nn.init.zeros_(layer.bias)
+    for layer in model.modules():
+        if not isinstance(layer, nn.Linear | nn.Conv2d):
+            continue
+        window = layer.weight[0, 0].numel()
+        fan_in, fan_out = layer.weight.shape[1] * window, layer.weight.shape[0] * window
+        bound = 1 / math.sqrt(fan_in)
+        if init in ("orthogonal", "haar"):
+            nn.init.orthogonal_(layer.weight, generator=generator)
+        elif init == "torch":
+            nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
+        else:
+            variance = {"he": 2 / fan_in, "lecun": 1 / fan_in, "xavier": 2 / (fan_in + fan_out)}[init]
+            nn.init.normal_(layer.weight, std=math.sqrt(variance), generator=generator)
+        if layer.bias is not None and init == "torch":
+            nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+        elif layer.bias is not None:
+            nn.init.zeros_(layer.bias)
 
 
 def require_sizes(**sizes: int) -> None:

@@ -55,7 +55,14 @@ class UncentredBatchNorm(_BatchNorm):
         if self.training or self.running_var is None:
             square = input.square().mean(dim=axes)
             if self.training and self.running_var is not None:
-                self._remember(square.detach(), self.running_var)
+                momentum = self.momentum
+                if self.num_batches_tracked is not None:
+                    self.num_batches_tracked.add_(1)
+                    if momentum is None:  # torch's word for the plain mean over all batches
+                        momentum = 1 / float(self.num_batches_tracked)
+                with torch.no_grad():
+                    running = self.running_var
+                    running.lerp_(square.detach().to(running.dtype), 0.0 if momentum is None else momentum)
         else:
             square = self.running_var
         factor = torch.rsqrt(square + self.eps)
@@ -65,22 +72,31 @@ class UncentredBatchNorm(_BatchNorm):
         output = input * factor.view(view)
         return output if self.bias is None else output + self.bias.view(view)
 
-    @torch.no_grad()
-    def _remember(self, square: Tensor, running: Tensor) -> None:
-        momentum = self.momentum
-        if self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-            if momentum is None:  # torch's word for the plain mean over all batches
-                momentum = 1 / float(self.num_batches_tracked)
-        running.lerp_(square.to(running.dtype), 0.0 if momentum is None else momentum)
-
 
 def make_norm(kind: Norm, width: int, *, images: bool, options: NormOptions) -> nn.Module | None:
     """A normalization of `width` features, of rows (samples, features) or of images (samples, channels, ...).
 
     None for "none". Layer and RMS norm are over the last axis and not for images.
     """
-    _require_norm(kind, images=images, options=options)
+    known = ("none", "batch") if images else NORMS
+    if kind not in known:
+        raise UsageError(f"unknown norm {kind!r}", hint=f"one of {', '.join(known)}")
+    unknown = set(options) - set(NormOptions.__annotations__)
+    if unknown:
+        raise UsageError(f"unknown option {min(unknown)!r}", hint=f"one of {', '.join(NormOptions.__annotations__)}")
+    if kind == "none" and options:
+        raise UsageError(f"without a norm there is no {next(iter(options))!r} to set", hint="norm='batch'")
+    if kind != "batch" and {"momentum", "running"} & set(options):
+        raise UsageError(f"{kind} norm has no running statistics, got {sorted(options)}", hint="norm='batch'")
+    if not options.get("affine", True) and {"scale", "shift"} & set(options):
+        raise UsageError("affine=False leaves no scale and shift to set", hint="affine=True")
+    rms = kind == "rms" or (kind == "layer" and not options.get("centring", True))
+    if rms and options.get("shift"):
+        raise UsageError("RMS norm has no shift", hint="norm='layer' or 'batch'")
+    if options.get("eps", 0) < 0:
+        raise UsageError(f"eps must not be negative, got {options['eps']}")
+    if not 0 <= options.get("momentum", 0.1) <= 1:
+        raise UsageError(f"momentum must be between 0 and 1, got {options['momentum']}")
     if kind == "none":
         return None
     eps, affine, centring = options.get("eps", 1e-5), options.get("affine", True), options.get("centring", True)
@@ -103,26 +119,3 @@ def make_norm(kind: Norm, width: int, *, images: bool, options: NormOptions) -> 
         if isinstance(bias := getattr(norm, "bias", None), Tensor):  # RMS norm has none
             nn.init.constant_(bias, options.get("shift", 0.0))
     return norm
-
-
-def _require_norm(kind: str, *, images: bool, options: NormOptions) -> None:
-    """Refuse a kind that is not known, and options that the kind cannot honour."""
-    known = ("none", "batch") if images else NORMS
-    if kind not in known:
-        raise UsageError(f"unknown norm {kind!r}", hint=f"one of {', '.join(known)}")
-    unknown = set(options) - set(NormOptions.__annotations__)
-    if unknown:
-        raise UsageError(f"unknown option {min(unknown)!r}", hint=f"one of {', '.join(NormOptions.__annotations__)}")
-    if kind == "none" and options:
-        raise UsageError(f"without a norm there is no {next(iter(options))!r} to set", hint="norm='batch'")
-    if kind != "batch" and {"momentum", "running"} & set(options):
-        raise UsageError(f"{kind} norm has no running statistics, got {sorted(options)}", hint="norm='batch'")
-    if not options.get("affine", True) and {"scale", "shift"} & set(options):
-        raise UsageError("affine=False leaves no scale and shift to set", hint="affine=True")
-    rms = kind == "rms" or (kind == "layer" and not options.get("centring", True))
-    if rms and options.get("shift"):
-        raise UsageError("RMS norm has no shift", hint="norm='layer' or 'batch'")
-    if options.get("eps", 0) < 0:
-        raise UsageError(f"eps must not be negative, got {options['eps']}")
-    if not 0 <= options.get("momentum", 0.1) <= 1:
-        raise UsageError(f"momentum must be between 0 and 1, got {options['momentum']}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import itertools
 import logging
 import math
 import os
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from sounding.errors import DataError, UsageError
@@ -127,16 +128,14 @@ class Processes:
     """Calls done by processes of this machine: a thread for each, which waits for its own process."""
 
     def __init__(self, jobs: int | None, *, threads: int, limit: float | None, gpus: bool) -> None:
-        devices = _gpus() if gpus else [None]
+        devices: Sequence[str | None] = _gpus() if gpus else [None]
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         workers = jobs or (len(devices) if gpus else cores)
         self.capacity = AHEAD * workers
         self._limit = limit
-        self._hands = [
-            Hand(threads=threads, environment={} if device is None else {"CUDA_VISIBLE_DEVICES": device})
-            for place in range(workers)
-            for device in [devices[place % len(devices)]]
-        ]
+        given = itertools.islice(itertools.cycle(devices), workers)
+        environments = [{} if device is None else {"CUDA_VISIBLE_DEVICES": device} for device in given]
+        self._hands = [Hand(threads=threads, environment=environment) for environment in environments]
         self._free = list(self._hands)
         self._own = threading.local()  # a thread keeps its process from task to task
         self._pool = concurrent.futures.ThreadPoolExecutor(workers, thread_name_prefix="sounding-sweep")

@@ -34,9 +34,10 @@ def make_picture(spec: Spec, table: Table, line: Table | None = None, **changes:
     drawn = [] if line is None else [_line(spec, line, wanted)]
     seeds = len(spec.axes.get(SEED, ()))
     if "y" in wanted:
-        panel = Panel(
-            x_label, wanted.get("y_label", wanted["y"]), drawn, map=_map(spec, table, wanted, label), **scales
-        )
+        xs, ys, value = spec.axes[wanted["x"]], spec.axes[wanted["y"]], wanted["value"]
+        means = [[_mean(_samples(table, value, **{wanted["x"]: x, wanted["y"]: y})) for x in xs] for y in ys]
+        grid = Map(label, _power(xs, wanted.get("x_power")), _power(ys, wanted.get("y_power")), means)
+        panel = Panel(x_label, wanted.get("y_label", wanted["y"]), drawn, map=grid, **scales)
         told = f"{label}, mean of {seeds} seeds." if seeds > 1 else f"{label}."
     else:
         panel = Panel(x_label, label, [*_curves(spec, table, wanted), *drawn], **scales)
@@ -70,12 +71,6 @@ def _samples(table: Table, value: str, **place: Any) -> list[float]:
     rows = (row for row in table.rows if all(row[name] == wanted for name, wanted in place.items()))
     found = [row.get(value) for row in rows]
     return [float(number) for number in found if isinstance(number, int | float) and math.isfinite(number)]
-
-
-def _map(spec: Spec, table: Table, wanted: Mapping[str, Any], label: str) -> Map:
-    xs, ys = spec.axes[wanted["x"]], spec.axes[wanted["y"]]
-    values = [[_mean(_samples(table, wanted["value"], **{wanted["x"]: x, wanted["y"]: y})) for x in xs] for y in ys]
-    return Map(label, _power(xs, wanted.get("x_power")), _power(ys, wanted.get("y_power")), values)
 
 
 def _curves(spec: Spec, table: Table, wanted: Mapping[str, Any]) -> list[Series]:

@@ -198,7 +198,11 @@ def _check(spec: Spec) -> None:
         if len({json.dumps(value, default=repr) for value in values}) < len(values):
             raise UsageError(f"a value of {name!r} stands in the grid twice")
     for name, value in [*spec.options.items(), *((k, v) for k, values in spec.grid.items() for v in values)]:
-        _require_plain(name, value)
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"expected a finite number, a text or a flag for {name!r}, got {value!r}",
+                             hint='"inf" as a text where a verb takes it') from error  # fmt: skip
     clash = set(spec.grid) & set(spec.options)
     if clash:
         raise UsageError(f"option {min(clash)!r} is both fixed and in the grid")
@@ -219,11 +223,3 @@ def _check(spec: Spec) -> None:
             raise UsageError(f"expected {lacking[0]!r} in the table [line], got none")
         if "values" not in spec.line and _plain_name(spec.line["along"]) not in spec.axes:
             raise UsageError(f"expected the line along an axis of the grid, got {spec.line['along']!r}")
-
-
-def _require_plain(name: str, value: Any) -> None:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"expected a finite number, a text or a flag for {name!r}, got {value!r}",
-                         hint='"inf" as a text where a verb takes it') from error  # fmt: skip

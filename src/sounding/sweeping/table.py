@@ -43,10 +43,8 @@ class Table:
 
     def to_parquet(self, path: str | Path) -> None:
         """Write the table as a Parquet file; a column of numbers and texts becomes texts."""
-        arrow, parquet = (
-            import_extra(module, extra="parquet", needed_for="a Parquet file")
-            for module in ("pyarrow", "pyarrow.parquet")
-        )
+        wanted = {"extra": "parquet", "needed_for": "a Parquet file"}
+        arrow, parquet = (import_extra(module, **wanted) for module in ("pyarrow", "pyarrow.parquet"))
         sink = io.BytesIO()
         columns = {name: _column([row.get(name) for row in self.rows]) for name in self.columns}
         parquet.write_table(arrow.table(columns), sink)
@@ -66,10 +64,10 @@ def read_table(store: Store, spec: Spec) -> Table:
     for call in spec.calls():
         found = store.read(call)
         missing += found is None
-        # what was asked for stands first, and a result that repeats it does not replace it
-        rows += (
-            [{**asked, **row, **asked} for asked, row in zip(spec.rows_of(call), found, strict=True)] if found else []
-        )
+        if found:
+            pairs = zip(spec.rows_of(call), found, strict=True)
+            # what was asked for stands first, and a result that repeats it does not replace it
+            rows += [{**asked, **row, **asked} for asked, row in pairs]
     return Table(tuple(rows), missing, store.status().failures if missing else ())
 
 
