@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import platform
 from collections.abc import Mapping
@@ -113,7 +114,10 @@ def describe_result(
     claim: Claim, scale: Scale, context: Context, outcome: Outcome, *, seconds: float, date: str
 ) -> Result:
     """What was measured in, the judged row out."""
+    import torch
+
     setting, numbers = claim.settings[scale], outcome.numbers
+    versions = {name: importlib.import_module(name).__version__ for name in ("numpy", "scipy", "torch")}
     checked = [("statement", e) for e in claim.expectations]
     checked += [("correction", e) for e in (claim.correction.expectations if claim.correction else ())]
     return Result(
@@ -128,10 +132,10 @@ def describe_result(
         settings=to_plain(setting.values),
         caption=outcome.picture.caption,
         random_seed=context.random_seed,
-        device=_device_name(context.device),
+        device=torch.cuda.get_device_name(context.device) if context.device.startswith("cuda") else context.device,
         seconds=round(seconds, 2),  # more digits would change with every run
         date=date,
-        versions=_versions(),
+        versions={"sounding": sounding.__version__, "python": platform.python_version(), **versions},
         fingerprint=fingerprint_of(claim, scale, context),
         axes=describe_axes(outcome.picture),
     )
@@ -180,28 +184,6 @@ def _read(path: Path) -> Result:
     if changed:
         raise UsageError(f"{path.parent} was changed since it was written: {', '.join(changed)}", hint=AGAIN)
     return Result.from_json(path.read_bytes().decode("utf-8", "replace"), source=str(path))
-
-
-def _versions() -> dict[str, str]:
-    import numpy
-    import scipy
-    import torch
-
-    return {
-        "sounding": sounding.__version__,
-        "python": platform.python_version(),
-        "numpy": numpy.__version__,
-        "scipy": scipy.__version__,
-        "torch": torch.__version__,
-    }
-
-
-def _device_name(device: str) -> str:
-    if device.startswith("cuda"):
-        import torch
-
-        return torch.cuda.get_device_name(device)
-    return device
 
 
 def _number(value: Any) -> Any:

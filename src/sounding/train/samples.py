@@ -70,7 +70,12 @@ def take_samples(data: Data, recipe: Recipe, *, device: torch.device, dtype: tor
         )
     checksum = sum_tensors(tensor for part in parts for tensor in part)
     name = dataset.name if dataset is not None else "tensors"
-    train, *rest = [(inputs.to(device), _as_targets(targets, device, dtype)) for inputs, targets in parts]
+    brought = []
+    for inputs, targets in parts:
+        values = targets.is_floating_point()
+        there = targets.to(device, dtype).reshape(len(targets), -1) if values else targets.to(device, torch.int64)
+        brought.append((inputs.to(device), there))
+    train, *rest = brought
     test = rest[0] if rest and len(rest[0][0]) else None
     samples = Samples(name, train, test, dataset, dtype, checksum)
     size = sum(len(inputs) for inputs, _ in parts) * train[0][0].numel() * dtype.itemsize
@@ -109,12 +114,6 @@ def _check_part(inputs: Tensor, targets: Tensor, what: str) -> None:
         )
     if targets.dtype == torch.bool or targets.is_complex() or (targets.dim() == 2 and not targets.is_floating_point()):
         raise UsageError(f"expected integer labels (samples,) or float targets (samples, outputs), got {targets.dtype}")
-
-
-def _as_targets(targets: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    if targets.is_floating_point():
-        return targets.to(device, dtype).reshape(len(targets), -1)
-    return targets.to(device, torch.int64)
 
 
 class Stream:

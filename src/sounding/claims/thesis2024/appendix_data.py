@@ -56,7 +56,14 @@ def measure_ranks(values: Values, context: Context) -> Outcome:
     }
     if set(values["sets"]) >= set(SETS):
         numbers |= _against_table(numbers)
-    panels = [_draw_ranks(name, values["sizes"], ranks) for name in values["sets"]]
+    panels, sizes = [], values["sizes"]
+    for name in values["sets"]:
+        series = [points_of(kind, sizes, ranks[name, kind]) for kind in ("float32", "float64")]
+        series.append(Series("rank n", sizes, sizes, role="bound"))
+        if name in PRINTED_RANKS:
+            table = [PRINTED_RANKS[name][n][0] if n in PRINTED_RANKS[name] else n for n in sizes]
+            series.append(Series("table C.1", sizes, table, role="paper"))
+        panels.append(Panel("batch size n", "rank of XXᵀ", series, title=name))
     caption = (
         "Ranks of XXᵀ as matrix_rank counts them. In float32 singular values below n·1.2e-7 of the largest drown in "
         "rounding, and the printed table comes out; in float64 every batch has the rank that its samples and pixels "
@@ -99,15 +106,6 @@ def _against_table(numbers: Mapping[str, Number]) -> dict[str, Number]:
         "deviation_of_float32_rank": farthest("float32"),
         "largest_loss_of_true_rank": exact(max(missing)),
     }
-
-
-def _draw_ranks(name: str, sizes: tuple[int, ...], ranks: Mapping[tuple[str, str], list[Number]]) -> Panel:
-    series = [points_of(kind, sizes, ranks[name, kind]) for kind in ("float32", "float64")]
-    series.append(Series("rank n", sizes, sizes, role="bound"))
-    if name in PRINTED_RANKS:
-        table = [PRINTED_RANKS[name][n][0] if n in PRINTED_RANKS[name] else n for n in sizes]
-        series.append(Series("table C.1", sizes, table, role="paper"))
-    return Panel("batch size n", "rank of XXᵀ", series, title=name)
 
 
 def measure_cosines(values: Values, context: Context) -> Outcome:

@@ -182,8 +182,11 @@ def measure_lemmaA_8(values: Values, context: Context) -> Outcome:
 def measure_lemma3_3(values: Values, context: Context) -> Outcome:
     """A lower bound of the total variation between μ̂ and T(μ̂) by one event, over widths, beside the printed rate."""
     n, draws, phi = values["batch_size"], values["draws"], resolve(values["activation"]).torch()
-    fixed = torch.from_numpy(_fixed_gram(values, context))
-    root = torch.linalg.cholesky(fixed)
+    # G* of Gram matrices after the activation: batch norm takes a batch of equal correlations there in one step
+    active = phi(_feature_norm(draw_normals(context.generator(), 2_000_000, n)))
+    square = float(active.square().mean())  # diagonal and off-diagonal entries, by symmetry of the samples
+    product = float(((active.sum(-1) ** 2 - active.square().sum(-1)) / (n * (n - 1))).mean())
+    root = torch.linalg.cholesky(torch.from_numpy(np.full((n, n), product) + (square - product) * np.eye(n)))
     series, logs, errors = [], [], []
     for index, width in enumerate(values["widths"]):
         generator = context.generator(10 + index)
@@ -224,16 +227,6 @@ def measure_lemma3_3(values: Values, context: Context) -> Outcome:
 def _feature_norm(batch: torch.Tensor) -> torch.Tensor:
     """Batch norm of (..., features, samples) over the samples, as chapter 3 has it."""
     return batch_norm(batch.mT).mT
-
-
-def _fixed_gram(values: Values, context: Context) -> Array:
-    """G* of Gram matrices after the activation: batch norm takes a batch of equal correlations there in one step."""
-    n, phi = values["batch_size"], resolve(values["activation"]).torch()
-    normal = draw_normals(context.generator(), 2_000_000, n)
-    active = phi(_feature_norm(normal))
-    square = float(active.square().mean())  # diagonal and off-diagonal entries, by symmetry of the samples
-    product = float(((active.sum(-1) ** 2 - active.square().sum(-1)) / (n * (n - 1))).mean())
-    return np.full((n, n), product) + (square - product) * np.eye(n)
 
 
 def measure_figure2_3(values: Values, context: Context) -> Outcome:

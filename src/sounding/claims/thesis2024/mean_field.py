@@ -237,13 +237,6 @@ def halves(size: int) -> Array:
     return np.asarray(np.outer(place, place) + 0.05 * np.eye(size))
 
 
-def near_pair(size: int, distance: float) -> Array:
-    """Independent samples, but for two with the cosine 1 − distance."""
-    gram = np.eye(size)
-    gram[0, 1] = gram[1, 0] = 1 - distance
-    return gram
-
-
 STARTS = {"stretched": stretched, "one sample apart": apart, "two halves": halves}
 
 
@@ -333,7 +326,9 @@ def measure_near_pair(values: Values, context: Context, offset: int) -> Number:
     constants = []
     shape: dict[str, Any] = {"width": values["wide"], "depth": 20, "runs": values["wide_runs"], "context": context}
     for index, distance in enumerate(values["pairs"]):
-        found = distances(name, near_pair(size, distance), offset=offset + index, **shape)
+        start = np.eye(size)  # independent samples, but for two with the cosine 1 − distance
+        start[0, 1] = start[1, 0] = 1 - distance
+        found = distances(name, start, offset=offset + index, **shape)
         ratio = found / rate ** np.arange(1, 21)
         # as long as the pair is still being torn apart
         settled = int(np.argmax(found.mean(0) < found.mean(0)[0] / 3)) or 20

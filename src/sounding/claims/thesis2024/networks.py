@@ -167,27 +167,21 @@ def pull_back(networks: Networks, layer: int, cotangent: torch.Tensor) -> tuple[
     return product, product @ made.weight
 
 
-def loss_gradient(networks: Networks, layer: int) -> torch.Tensor:
-    """The gradient of the mean cross-entropy of a random linear classifier behind a layer, at that layer's state."""
-    state, generator = networks.states[layer], networks.generator
-    runs, size, width = state.shape
-    head = draw_normals(generator, runs, width, networks.classes) / math.sqrt(width)
-    logits = state @ head
-    target = torch.nn.functional.one_hot(networks.labels, networks.classes).to(logits.dtype)
-    return (logits.softmax(dim=-1) - target) / size @ head.mT
-
-
 def log_norms_at(networks: Networks, depths: Sequence[int], layers: Sequence[int]) -> Array:
     """ln‖∂loss/∂W_ℓ‖_F at some layers of the networks of each depth, (layers, runs, depths), in one pass back.
 
     NaN for a layer that a network does not have.
     """
-    start = networks.states[0]
+    start, generator = networks.states[0], networks.generator
+    runs, count, width = start.shape
+    target = torch.nn.functional.one_hot(networks.labels, networks.classes).to(start.dtype)
     gradient, logs = start.new_empty(0, *start.shape), start.new_empty(0, len(start))
     found = {}
     for layer in range(max(depths), 0, -1):  # from the deepest output to the first layer: all depths in one pass
         if layer in depths:
-            fresh = loss_gradient(networks, layer)  # a network of this depth begins here
+            # a network of this depth begins here: the mean cross-entropy of a random linear classifier behind it
+            head = draw_normals(generator, runs, width, networks.classes) / math.sqrt(width)
+            fresh = ((networks.states[layer] @ head).softmax(dim=-1) - target) / count @ head.mT
             size = fresh.norm(dim=(-2, -1), keepdim=True)
             gradient, logs = torch.cat([gradient, (fresh / size)[None]]), torch.cat([logs, size.log().view(1, -1)])
         product, below = pull_back(networks, layer, gradient)

@@ -203,8 +203,14 @@ class Window:
         if self._meeting is not None:
             join_parts(self._meeting, self._tap.passes, self._sums)
             self._meeting = None
-        if self._options.scaler is not None:
-            self._drop_overflow()
+        # a step that the scaler will skip leaves no gradients, and is no finding: scalers grow until they overflow
+        self.overflowed = self._options.scaler is not None and any(map(_broken, self._sums.values()))
+        if self.overflowed:
+            self._sums = {}
+            for one in self._tap.passes:
+                one.input_gradient = one.alignment = None
+                for call in one.calls:
+                    call.gradient = None
         join_gradients_(self._tap.passes, shift=math.log((self._scale or 1.0) * self._micro_batches))
         for one in self._tap.passes:
             one.weights, one.split = {}, set()  # the sums hold all passes, and stand at the last
@@ -226,16 +232,6 @@ class Window:
         if self._meeting is not None:
             join_parts(self._meeting, (), wait=False)
             self._meeting = None
-
-    def _drop_overflow(self) -> None:
-        """A step that the scaler will skip leaves no gradients, and is no finding: scalers grow until they overflow."""
-        self.overflowed = any(map(_broken, self._sums.values()))
-        if self.overflowed:
-            self._sums = {}
-            for one in self._tap.passes:
-                one.input_gradient = one.alignment = None
-                for call in one.calls:
-                    call.gradient = None
 
     def _refresh(self) -> None:
         """Hook the model anew if a layer or a weight was exchanged after the step was opened."""
