@@ -169,7 +169,7 @@ def test_gaussian_products_have_the_known_exponent_gap() -> None:
     """ln σ₁ − ln σ₂ grows by (ψ(d/2) − ψ((d − 1)/2))/2 a layer without the identity, which γ = 1e6 leaves behind."""
     from scipy.special import digamma
 
-    from sounding.claims.rank2020.collapse import lyapunov_gap
+    from sounding.claims.rank2020.depth import lyapunov_gap
 
     width = 8
     gap, _ = lyapunov_gap(
@@ -264,7 +264,7 @@ def test_growth_exponent_of_known_powers() -> None:
 
 
 def test_row_gradients_of_the_readout_are_autograds() -> None:
-    from sounding.claims.rank2020.collapse import _row_gradients
+    from sounding.claims.rank2020.depth import _row_gradients
 
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(3, 5, dtype=torch.float64, generator=generator)

@@ -10,7 +10,7 @@ import torch
 
 from sounding.activations import resolve
 from sounding.claims.claim import Context, Outcome, Values, pick
-from sounding.claims.meanfield2019.figure1 import pull_gradients
+from sounding.claims.meanfield2019.batches import pull_gradients
 from sounding.claims.meanfield2019.fixed_point import NODES, pieces, relu_correlation, spherical_integrals
 from sounding.claims.number import DRAWN, Number, estimate, exact, farthest_ratio, mean_of
 from sounding.claims.picture import LOG_LOG, Panel, Picture, Series, level, points_of

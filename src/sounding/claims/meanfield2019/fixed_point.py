@@ -12,8 +12,7 @@ from scipy.special import gammaln
 from sounding.activations import resolve
 from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome, Values
-from sounding.claims.meanfield2019.batches import map_relu
-from sounding.claims.meanfield2019.figure1 import settle
+from sounding.claims.meanfield2019.batches import map_relu, settle
 from sounding.claims.meanfield2019.transforms import draw_covariance, largest_deviation, normalized_batches, widest
 from sounding.claims.number import DRAWN, Number, counted, estimate, exact, worst
 from sounding.claims.picture import LOG_LOG, Panel, Picture, Series

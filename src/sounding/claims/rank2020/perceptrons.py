@@ -1,7 +1,8 @@
-"""Training perceptrons of many depths: what the figures on training share, and figure 1."""
+"""Training perceptrons of many depths (figure 1), and raising the rank before it (figures 4, 6, 11 and 12)."""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,12 +15,14 @@ import torch
 from torch import nn
 
 from sounding.claims.claim import Context, Outcome, Values, pick
-from sounding.claims.number import Number, exact, highest, lowest, over_runs, student
-from sounding.claims.picture import Panel, Picture, Series, level, points_of
-from sounding.claims.train import curves_of, last_hidden, train_alike_
+from sounding.claims.number import Number, exact, highest, lowest, over_runs, slope_of, student
+from sounding.claims.picture import Panel, Picture, Series, level, points_of, points_over
+from sounding.claims.share import share
+from sounding.claims.train import curves_of, evenly, last_hidden, train_alike_
 from sounding.data import load_dataset
-from sounding.measures import numerical_rank
+from sounding.measures import numerical_rank, participation_ratio
 from sounding.models import Mlp
+from sounding.repair import raise_rank_
 from sounding.train import Recipe, choose_rates
 
 Array = np.ndarray[Any, Any]
@@ -185,3 +188,167 @@ def _accuracies(
             answers = torch.cat([network(part).argmax(1) for part in torch.split(inputs, size)])
         result.append(float((answers == labels).double().mean()))
     return np.array(result)
+
+
+LEVELS = ("no pre-training", "25 steps", "75 steps")
+NORMED = ("batch norm", "batch norm, one-sided start")
+# the plain networks by their initial weights; those that are not called pre-trained are the controls
+STARTS = {"pre-trained": "he", "He's start": "he", "PyTorch's start": "torch", "PyTorch's start, pre-trained": "torch"}
+
+
+@share("shown", "caption")
+def compare_with_batch_norm(values: Values, context: Context) -> dict[str, list[Trained]]:
+    """Plain networks, pre-trained or not, and batch-norm networks by depth, each at its best rate; figures share it."""
+    data = load_pixels(values["dataset"], context)
+    pixels = data[0].cpu()  # single small networks are pre-trained faster there
+    features, width = data[0].shape[1], values["width"]
+    looks = evenly(values["steps"], values["evaluations"])
+    recipe = Recipe(**pick(values, "batch_size steps"), evaluate=looks, train_metrics="seen")
+    found: dict[str, list[Trained]] = {kind: [] for kind in ("batch norm", *STARTS)}
+    for index, depth in enumerate(values["depths"]):
+        made: dict[tuple[str, int], Mlp] = {}
+
+        def make(generator: torch.Generator, kind: str, depth: int = depth, made: dict[Any, Mlp] = made) -> Mlp:
+            """A copy of the network that starts from this generator; learning rates share the pre-training."""
+            seed = generator.initial_seed()  # the generator names the network: runs at other rates ask for the same one
+            if (kind, seed) not in made:
+                normed = {"norm": "batch", "init": "xavier"} if kind == "batch norm" else {"init": STARTS[kind]}
+                network = Mlp(features, 10, depth=depth, width=width, generator=generator, **normed)  # type: ignore[arg-type]
+                if kind.endswith("pre-trained"):
+                    order = torch.Generator().manual_seed(seed + 250)
+                    batches = values["pretraining"]
+                    # also from PyTorch's start, which is collapsed: what pre-training makes of it is the question
+                    raise_rank_(network, pixels, batches=batches, batch_size=64, force=True, generator=order)
+                made[kind, seed] = network
+            return copy.deepcopy(made[kind, seed])  # training changes it in place
+
+        for place, (kind, row) in enumerate(found.items()):
+            rates = values["normed_rates" if kind == "batch norm" else "rates"]
+            shape: dict[str, Any] = {"rates": rates, "runs": values["runs"], "offset": len(found) * index + place}
+            row.append(train_grid(partial(make, kind=kind), data, recipe=recipe, context=context, **shape))
+    return found
+
+
+def measure_comparison(values: Values, context: Context) -> Outcome:
+    """Curves over epochs of the quantities that the figure shows, and their differences at the deepest network."""
+    found = compare_with_batch_norm(values, context)
+    numbers: dict[str, Number] = {}
+    panels = []
+    words = {"train_loss": "training loss", "train_accuracy": "training accuracy", "test_loss": "test loss"}
+    for name in values["shown"]:
+        sign = -1.0 if name.endswith("accuracy") else 1.0  # above 0 is always to the advantage of the second
+        last = {kind: [sign * trained.curves[name][:, -1] for trained in row] for kind, row in found.items()}
+        normed, raised = last["batch norm"], last["pre-trained"]
+        numbers[f"{name}_advantage_at_deepest"] = difference(normed[-1], raised[-1])
+        numbers[f"{name}_slow_down_of_batch_norm_minus_pretrained"] = contrast(
+            [normed[-1], raised[0]], [normed[0], raised[-1]]
+        )
+        pairs = {"he": ("He's start", "pre-trained"), "torch": ("PyTorch's start", "PyTorch's start, pre-trained")}
+        for key, (plain, cured) in pairs.items():
+            numbers[f"{name}_advantage_of_{key}_without_pretraining"] = difference(normed[-1], last[plain][-1])
+            numbers[f"{name}_gain_of_pretraining_from_{key}"] = difference(last[plain][-1], last[cured][-1])
+        for depth, place in ((values["depths"][0], 0), (values["depths"][-1], -1)):
+            series = [points_over(kind, row[place].epochs, row[place].curves[name]) for kind, row in found.items()]
+            panels.append(Panel("epoch", words[name], series, title=f"{words[name]}, {depth} layers"))
+    rates = "; ".join(f"{kind}: {', '.join(f'{t.rate:g}' for t in row)}" for kind, row in found.items())
+    remarks = f"Learning rates by depth, of least last training loss: {rates}."
+    return Outcome(numbers, Picture(panels, values["caption"]), remarks)
+
+
+def measure_fig6(values: Values, context: Context) -> Outcome:
+    """Training accuracy and r(H) through training, for three levels of pre-training and two starts of batch norm."""
+    inputs, labels, *_ = load_pixels(values["dataset"], context)
+    kinds = [_draw_at_rank(inputs, values, context, level) for level in (0, 25, 75)]
+    starts = [_normed(inputs, values, context, one_sided=flag) for flag in (False, True)]
+    # the levels of a run are compared with each other, the starts of batch norm are independent
+    plain = _follow(kinds, (inputs, labels), values, context, orders=[*range(300, 300 + values["runs"])] * 3)
+    normed = _follow(starts, (inputs, labels), values, context, orders=range(400, 400 + 2 * values["normed_runs"]))
+    curves, ratios = (
+        dict(zip((*LEVELS, *NORMED), [*first, *second], strict=True))
+        for first, second in zip(plain, normed, strict=True)
+    )
+    accuracy = {name: rows[:, -1] for name, rows in curves.items()}
+    area = {name: rows.mean(axis=1) for name, rows in curves.items()}
+    ends = {name: rows[:, -1] for name, rows in ratios.items()}
+    starting = {name: rows[:, 0] for name, rows in ratios.items()}
+    initial = np.log(np.concatenate([starting[name] for name in LEVELS]))
+    numbers: dict[str, Number] = {}
+    for name, scores in (("mean_accuracy", area), ("accuracy", accuracy)):
+        first, middle, most = (scores[level] for level in LEVELS)
+        numbers[f"{name}_gain_of_75_steps"] = over_runs(most - first)
+        numbers[f"{name}_gain_of_25_steps"] = over_runs(middle - first)
+        numbers[f"slope_of_{name}_with_log_initial_r"] = slope_of(initial, np.concatenate([first, middle, most]))
+    numbers |= {
+        "accuracy_loss_of_one_sided_start": difference(accuracy[NORMED[0]], accuracy[NORMED[1]]),
+        "final_r_75_steps_minus_none": over_runs(ends[LEVELS[2]] - ends[LEVELS[0]]),
+        "final_r_batch_norm_minus_one_sided": difference(ends[NORMED[0]], ends[NORMED[1]]),
+        "initial_r_75_steps_minus_none": over_runs(starting[LEVELS[2]] - starting[LEVELS[0]]),
+    }
+    epochs = values["steps"] * values["batch_size"] / len(inputs) * np.arange(values["evaluations"] + 1)
+    epochs = epochs / values["evaluations"]
+    learned = [points_over(name, epochs[1:], rows) for name, rows in curves.items()]
+    ranks = [points_over(name, epochs, rows) for name, rows in ratios.items()]
+    panels = (
+        Panel("epoch", "training accuracy", learned, title="training"),
+        Panel("epoch", "r(H) of the last hidden layer", ranks, title="rank"),
+    )
+    caption = (
+        "Plain networks by their steps of pre-training, and batch norm from its usual start and from a one-sided one: "
+        "mean and 99% interval."
+    )
+    return Outcome(numbers, Picture(panels, caption))
+
+
+def _draw_at_rank(inputs: torch.Tensor, values: Values, context: Context, level: int) -> list[Mlp]:
+    networks, pixels = [], inputs.cpu()
+    for run in range(values["runs"]):
+        network = Mlp(inputs.shape[1], 10, **pick(values, "depth width"), generator=context.generator(run))
+        if level:  # without steps the network is as drawn
+            law: dict[str, Any] = {"batches": level, "batch_size": 64, "target": values["target"], "force": True}
+            raise_rank_(network, pixels, generator=context.generator(100 + run), **law)
+        networks.append(network.to(context.device))
+    return networks
+
+
+def _normed(inputs: torch.Tensor, values: Values, context: Context, *, one_sided: bool) -> list[Mlp]:
+    """A network with batch norm for each run; one-sided weights break what the norm does."""
+    networks = []
+    for run in range(values["normed_runs"]):
+        generator = context.generator(200 + run)
+        law: dict[str, Any] = {"norm": "batch", "init": "torch", "running": False}
+        network = Mlp(inputs.shape[1], 10, **pick(values, "depth width"), **law, generator=generator)
+        if one_sided:
+            # after the usual start, which has taken its numbers from the stream
+            make_one_sided_(network, generator)
+        networks.append(network.to(context.device))
+    return networks
+
+
+def _follow(
+    kinds: list[list[Mlp]], data: Sequence[torch.Tensor], values: Values, context: Context, *, orders: Sequence[int]
+) -> tuple[list[Array], list[Array]]:
+    """Training accuracies and r(H) of the last hidden layer, (runs, evaluations) of each kind; r also at the start.
+
+    `orders` are the offsets of each network's generators: of its order of the samples, and of the batch for r. All
+    networks are trained together, in parts; plain SGD has no state to lose between them.
+    """
+    networks = [network for kind in kinds for network in kind]
+    part = values["steps"] // values["evaluations"]  # an evaluation ends each part
+    recipe = Recipe(
+        batch_size=values["batch_size"], steps=part, evaluate=(part,), train_metrics="seen", statistics="batch"
+    )
+    generators = {offset: context.generator(offset, device=context.device) for offset in orders}
+    chosen = {o: draw_samples(data[0], values["rank_batch"], context.generator(200 + o)) for o in orders}
+
+    def ratios() -> list[float]:
+        pairs = zip(networks, orders, strict=True)
+        stacked = torch.stack([last_hidden(network, data[0][chosen[offset]]) for network, offset in pairs])
+        return [float(value) for value in participation_ratio(stacked)]
+
+    ratio, accuracy = [ratios()], []
+    for _ in range(values["evaluations"]):
+        each = [generators[offset] for offset in orders]
+        history = train_alike_(networks, tuple(data), recipe, context, rates=[values["rate"]], orders=each)
+        accuracy.append(curves_of(history, range(len(networks)))["train_accuracy"][:, -1])
+        ratio.append(ratios())
+    return np.split(np.array(accuracy).T, len(kinds)), np.split(np.array(ratio).T, len(kinds))
