@@ -20,9 +20,7 @@ ACTIVATIONS = (
     nn.ReLU6, nn.Hardtanh, nn.Hardswish, nn.Softsign, nn.LogSigmoid, Elementwise,
 )  # fmt: skip
 BATCH_NORMS = (nn.BatchNorm1d, ChannelBatchNorm, UncentredBatchNorm)
-HOOKS = (
-    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
-)  # fmt: skip
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Residual(nn.Module):
@@ -44,21 +42,13 @@ class NotReadable(Exception):
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the forward pass.
+    """One step of the forward pass; its numbers may differ between the networks of a stack."""
 
-    Args:
-        kind: "linear", "batch", "uncentred", "layer", "rms", "activation", "scale", "open", "close".
-        tensors: role to name in the network's state: weight, bias, mean, variance, tracked.
-        numbers: eps, momentum, gain, strength, value; they may differ between the networks of a stack.
-        function: of an activation.
-        label: tells activations apart.
-    """
-
-    kind: str
-    tensors: dict[str, str] = field(default_factory=dict)
-    numbers: dict[str, float] = field(default_factory=dict)
-    function: Callable[[Tensor], Tensor] | None = None
-    label: str = ""
+    kind: str  # linear, batch, uncentred, layer, rms, activation, scale, open or close
+    tensors: dict[str, str] = field(default_factory=dict)  # weight, bias, mean, variance, tracked: names in the state
+    numbers: dict[str, float] = field(default_factory=dict)  # eps, momentum, gain, strength, value
+    function: Callable[[Tensor], Tensor] | None = None  # of an activation
+    label: str = ""  # tells activations apart
 
 
 def read_steps(network: nn.Module) -> list[Step]:

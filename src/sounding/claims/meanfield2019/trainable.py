@@ -31,13 +31,9 @@ from sounding.train.samples import Streams, take_samples
 
 
 class Parted(Products):
-    """A stack of perceptrons with batch norm behind each linear map, normalized in parts of the batch.
+    """A stack of perceptrons with batch norm behind each linear map, without scale, shift and running statistics.
 
-    Args:
-        networks: without scale, shift and running statistics, which are left out.
-        device: where they are trained.
-        statistics_over: samples that are normalized together, consecutive ones of the batch. Samples that are no
-            multiple of it are one part.
+    `statistics_over` consecutive samples of a batch are normalized together; a batch that is no multiple is one part.
     """
 
     def __init__(self, networks: Sequence[nn.Module], device: torch.device, *, statistics_over: int) -> None:
@@ -142,11 +138,9 @@ def chance_of(values: Values) -> float:
 def judge_cells(
     accuracy: Array, depths: Sequence[int], allowed: Sequence[float], *, chance: float
 ) -> dict[str, Number]:
-    """Share of cells on the right side of 16ξ, the fall across it, what is left beyond, in units of best − chance.
+    """Share of cells (depths, columns, seeds) on the right side of 16ξ, the fall across it, what is left beyond.
 
-    Args:
-        accuracy: (depths, columns, seeds).
-        allowed: 16ξ of each column.
+    `allowed` is 16ξ of each column; fall and rest are in units of best − chance.
     """
     best = float(accuracy.mean(2).max())
     score = (accuracy - chance) / max(best - chance, 1e-9)

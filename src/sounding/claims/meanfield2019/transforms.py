@@ -315,9 +315,7 @@ def _judge_spreads(paths: Mapping[int, Array], deviations: list[Number], *, tota
 def count_failures(ratios: Array, distances: Array) -> dict[str, Number]:
     """How many starts break the statement, their share among fresh ones, and the extremes.
 
-    Args:
-        ratios: of each start the largest ratio of the spread to that of the layer before.
-        distances: of each start that of its last eigenvalues from the limit, relative.
+    Of each start: the largest ratio of a spread to that before, the relative distance of its end from the limit.
     """
     return counted("starts_that_fail", (ratios >= 1 - ROUNDING) | (distances > ROUNDING)) | {
         "largest_ratio_of_spreads": worst(ratios, dealt=True),  # starts come by rank

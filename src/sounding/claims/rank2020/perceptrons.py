@@ -38,18 +38,11 @@ def load_pixels(name: str, context: Context) -> tuple[torch.Tensor, ...]:
 
 @dataclass(frozen=True)
 class Trained:
-    """Runs of one architecture at the best learning rate of a grid.
-
-    Args:
-        rate: the chosen one.
-        curves: (runs, evaluations) of each recorded quantity, by name.
-        epochs: of the evaluations.
-        networks: of those runs, trained.
-    """
+    """Runs of one architecture at the best learning rate of a grid."""
 
     rate: float
-    curves: dict[str, Array]
-    epochs: Array
+    curves: dict[str, Array]  # (runs, evaluations) of each recorded quantity
+    epochs: Array  # of the evaluations
     networks: list[Mlp]
 
 

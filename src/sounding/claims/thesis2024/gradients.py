@@ -100,19 +100,12 @@ def measure_degenerate(values: Values, context: Context) -> Outcome:
 
 @dataclass(frozen=True)
 class Cell:
-    """Networks of one width, input and law; every run has its own input. Arrays are over runs.
+    """Networks of one width, input and law; every run has its own input."""
 
-    Attributes:
-        logs: ln of the first layer's gradient norm in the networks of each depth, (runs, depths).
-        depth_slope: its slope against depth.
-        layer_growth: that of ln‖∂L/∂W_ℓ‖ towards the input, per layer of the deepest network.
-        rise_over_bound: of ln‖∂L/∂W_ℓ‖ from the last layer to the largest, over the theorem's bound for the input.
-    """
-
-    logs: Array
-    depth_slope: Number
-    layer_growth: Number
-    rise_over_bound: Number
+    logs: Array  # ln of the first layer's gradient norm in the networks of each depth, (runs, depths)
+    depth_slope: Number  # of that against depth
+    layer_growth: Number  # of ln‖∂L/∂W_ℓ‖ towards the input, per layer of the deepest network
+    rise_over_bound: Number  # of ln‖∂L/∂W_ℓ‖ from the last layer to the largest, over the theorem's bound
 
 
 def measure_cell(values: Values, context: Context, *, width: int, kind: str, law: str, offset: int) -> Cell:

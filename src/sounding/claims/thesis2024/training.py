@@ -115,20 +115,13 @@ def _ratio(found: Curves, activation: str, look: int) -> Array:
 
 @dataclass(frozen=True)
 class Deep:
-    """What became of the square layers of networks of one depth; arrays are (seeds, layers).
+    """What became of the square layers of networks of one depth; arrays are (seeds, layers)."""
 
-    Attributes:
-        gaps: isometry gaps of the weights after training.
-        unbiased: ‖Δ‖_F²/d, the gap that a step of the same length without preferred direction makes.
-        before, after: Frobenius norms of the weights' gradients on one batch, of each seed its own.
-        accuracy: on the training batches of the last tenth, (seeds,).
-    """
-
-    gaps: Array
-    unbiased: Array
-    before: Array
+    gaps: Array  # isometry gaps of the weights after training
+    unbiased: Array  # ‖Δ‖_F²/d, the gap that a step of the same length without preferred direction makes
+    before: Array  # Frobenius norms of the weights' gradients on one batch, of each seed its own
     after: Array
-    accuracy: Array
+    accuracy: Array  # on the training batches of the last tenth, (seeds,)
 
 
 def train_deep(values: Values, context: Context, *, activation: str, depth: int) -> dict[float, Deep]:
@@ -158,13 +151,8 @@ def _train(
     before = [gradient_norms(network, *batch) for network, batch in zip(first, measured, strict=True)]
     # the same start at each rate
     networks = [*first, *(copy.deepcopy(network) for _ in rates[1:] for network in first)]
-    recipe = Recipe(
-        # training accuracy is that since the last look: of the last tenth
-        batch_size=batch_size,
-        steps=steps,
-        evaluate=(steps - max(1, steps // 10), steps),
-        train_metrics="seen",
-    )
+    looks = (steps - max(1, steps // 10), steps)  # training accuracy is that since the last look: of the last tenth
+    recipe = Recipe(batch_size=batch_size, steps=steps, evaluate=looks, train_metrics="seen")
     history = train_alike_(networks, dataset, recipe, context, rates=rates, orders=context.generators(ORDERS, seeds))
     accuracy = [history.final(run).train_accuracy for run in range(len(networks))]
     found = {}
@@ -173,9 +161,7 @@ def _train(
         new = [square_weights(network) for network in networks[runs]]
         found[rate] = Deep(
             gaps=_rows([weight_gaps(weights) for weights in new]),
-            unbiased=_rows(
-                [(w - v).square().sum(dim=(-2, -1)) / values["width"] for w, v in zip(new, old, strict=True)]
-            ),
+            unbiased=_rows([(w - v).square().sum((-2, -1)) / values["width"] for w, v in zip(new, old, strict=True)]),
             before=_rows(before),
             after=_rows([gradient_norms(n, *batch) for n, batch in zip(networks[runs], measured, strict=True)]),
             accuracy=np.array(accuracy[runs], dtype=np.float64),
@@ -284,11 +270,9 @@ def measure_depths(values: Values, context: Context) -> Outcome:
             series.append(points_over(f"{depth} layers", (picked + 2) / depth, shown[:, picked]))
         label = "isometry gap of the weights" if values["shown"] == "gaps" else "Frobenius norm of the gradient"
         panels.append(Panel("layer over depth", label, series, y_scale="log", title=activation))
-    what = (
-        "The middle layers stay closest to orthogonal, the more so the deeper the network."
-        if values["shown"] == "gaps"
-        else "No layer's gradient vanishes, at any depth."
-    )
+    what = "No layer's gradient vanishes, at any depth."
+    if values["shown"] == "gaps":
+        what = "The middle layers stay closest to orthogonal, the more so the deeper the network."
     caption = (
         f"{values['data']}, width {values['width']}, after {values['steps']} steps of SGD at "
         f"{values['learning_rate']:g}. {what}"

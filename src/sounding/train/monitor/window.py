@@ -56,23 +56,16 @@ class Scaler(Protocol):
 
 @dataclass(frozen=True)
 class MonitorOptions:
-    """What a monitor measures, and what it must know of the loop.
-
-    Args:
-        modules: the modules to show.
-        inside: whether to look between modules.
-        reduced: whether several processes may average gradients, which `.grad` then holds at the end.
-        number: which of the monitors of a model that lies in several processes this is.
-    """
+    """What a monitor measures, and what it must know of the loop."""
 
     tier: Tier
-    modules: Modules
+    modules: Modules  # to show
     samples: int | None
     batch_axis: int | None
     scaler: Scaler | None
-    reduced: bool
-    inside: bool = True
-    number: int = 0
+    reduced: bool  # whether several processes may average gradients, which `.grad` then holds at the end
+    inside: bool = True  # whether to look between modules
+    number: int = 0  # which of the monitors of a model that lies in several processes this is
 
 
 class Vantage:
