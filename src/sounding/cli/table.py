@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sounding.probe.records import Finding, Report
 
 ROWS = 20  # groups of calls that fit on a screen with the verdict and its findings
+UNMEASURED = 8  # things that were not measured, with their reason
 EDGES = 3  # calls without a role that are told before the blocks of a transformer, and behind them
 COLORS = {"high": TERMINAL_BAD, "medium": TERMINAL_WARN, "low": TERMINAL_NOTE}
 STATES = {"healthy": (TERMINAL_GOOD, "✓"), "not known": (TERMINAL_WARN, "?"), "unhealthy": (TERMINAL_BAD, "✗")}
@@ -184,7 +185,12 @@ def print_report(report: Report, console: Console, *, title: str = "", legend: b
     for index, finding in enumerate(findings, start=1):
         console.print()
         console.print(write_finding(finding, index))
-    _print_unmeasured(report, console)
+    if report.unmeasured:
+        console.print(Text(f"\nNot measured ({len(report.unmeasured)}):", style="bold"))
+        for item in report.unmeasured[:UNMEASURED]:
+            console.print(Text(f"  {item.name}: {item.reason}"))
+        if (more := len(report.unmeasured) - UNMEASURED) > 0:
+            console.print(Text(f"  … and {more} more (all of them with --json or --html)"))
 
 
 def write_theory(report: Report) -> str:
@@ -238,21 +244,17 @@ def _columns(reading: Reading, width: int) -> list[Column]:
 
 
 def _mark(group: Group, shown: list[Group], findings: Sequence[Finding]) -> Text:
-    """The numbers of the findings in this row."""
-    return Text(" ").join(
-        Text(f"[{index}]", style=COLORS[finding.severity])
-        for index, finding in enumerate(findings, start=1)
-        if finding.depth is not None and _shows(group, shown, finding.depth)
-    )
-
-
-def _shows(group: Group, groups: list[Group], depth: int) -> bool:
-    """Whether a finding at `depth` belongs to this row: the row that holds it, else the next one told."""
-    if group.holds(depth):
-        return True
-    holders = [other for other in groups if other.holds(depth)]
-    later = [other for other in groups if other.calls[0].depth > depth]
-    return not holders and bool(groups) and group is (later[0] if later else groups[-1])
+    """The numbers of the findings in this row, or between it and the row before."""
+    marks = []
+    for index, finding in enumerate(findings, start=1):
+        if (depth := finding.depth) is None:
+            continue
+        # a call that no row tells belongs to the next one that is told, or to the last
+        rows = [one for one in shown if one.holds(depth)]
+        rows = rows or [one for one in shown if one.calls[0].depth > depth][:1] or shown[-1:]
+        if any(one is group for one in rows):
+            marks.append(Text(f"[{index}]", style=COLORS[finding.severity]))
+    return Text(" ").join(marks)
 
 
 def _legend(reading: Reading, width: int) -> str:
@@ -318,14 +320,3 @@ def write_finding(finding: Finding, index: int) -> RenderableType:
     outer.add_row(head)
     outer.add_row(body)
     return outer
-
-
-def _print_unmeasured(report: Report, console: Console, *, shown: int = 8) -> None:
-    if not report.unmeasured:
-        return
-    console.print()
-    console.print(Text(f"Not measured ({len(report.unmeasured)}):", style="bold"))
-    for item in report.unmeasured[:shown]:
-        console.print(Text(f"  {item.name}: {item.reason}"))
-    if len(report.unmeasured) > shown:
-        console.print(Text(f"  … and {len(report.unmeasured) - shown} more (all of them with --json or --html)"))

@@ -36,20 +36,17 @@ class Growing:
         with self._lock:
             began = time.thread_time()
             while not self._done and not (busy and self._found is not None):
-                self._take_part()
+                try:
+                    self._found = next(self._parts)
+                except StopIteration:
+                    self._done = True
+                except SoundingError as error:
+                    self._done, self._error = True, error
                 if time.thread_time() - began > ANSWER:
                     break
             if self._error is not None:
                 raise self._error
             return self._found, not self._done
-
-    def _take_part(self) -> None:
-        try:
-            self._found = next(self._parts)
-        except StopIteration:
-            self._done = True
-        except SoundingError as error:
-            self._done, self._error = True, error
 
 
 @functools.lru_cache(maxsize=64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,8 +51,10 @@ def list_candidates(model: nn.Module, inputs: Inputs, findings: Sequence[Finding
     kinds = {finding.kind for finding in findings}
     if "entropy_collapse" in kinds:
         found.append("qk_norm")
-    if kinds & ADDED_UP and _is_residual(model, inputs):
-        found += ["scale_branches", "zero_residual"]
+    if kinds & ADDED_UP:
+        with contextlib.suppress(UsageError, TargetError):  # no branch was found
+            find_branches(model, inputs)
+            found += ["scale_branches", "zero_residual"]
     with undisturbed(model):
         order = [module for _, module in call_order(model, inputs)]
     batch_normed = any(isinstance(module, BATCH_NORMS) for module in order)
@@ -96,10 +99,3 @@ def _mends(model: nn.Module, findings: Sequence[Finding]) -> list[str]:
         finally:
             snapshot.restore()
     return found
-
-
-def _is_residual(model: nn.Module, inputs: Inputs) -> bool:
-    try:
-        return bool(find_branches(model, inputs))
-    except (UsageError, TargetError):
-        return False

@@ -268,7 +268,9 @@ def explosion_law(
     halvings = int(-2 * math.log2(SMALLEST_GAIN))
     for gain in gains if gains is not None else [2.0 ** (-step / 2) for step in range(halvings + 1)]:
         rates.append((float(gain), measure(activation, float(gain))))
-        if gains is None and len(rates) > 2 and _has_fallen(rates, floor):
+        excesses = [rate.value - floor.value for _, rate in rates]
+        fallen = excesses[-1] < max(max(excesses) / FALLEN, SIGNIFICANT * _noise(rates[-1][1], floor))
+        if gains is None and len(rates) > 2 and fallen:
             break
     return _fit(activation, rates, floor)
 
@@ -281,11 +283,6 @@ def is_homogeneous(activation: str | Activation | Callable[[Tensor], Tensor]) ->
         whole, part = function(points), function(points / 4)  # of a homogeneous one a multiple
     size = torch.linalg.vector_norm
     return torch.allclose(part * size(whole), whole * size(part), rtol=1e-6)  # their directions are compared
-
-
-def _has_fallen(rates: list[tuple[float, Estimate]], floor: Estimate) -> bool:
-    excesses = [rate.value - floor.value for _, rate in rates]
-    return excesses[-1] < max(max(excesses) / FALLEN, SIGNIFICANT * _noise(rates[-1][1], floor))
 
 
 def _noise(rate: Estimate, floor: Estimate) -> float:

@@ -145,12 +145,8 @@ def _tell_failure(line: Line) -> str:
     return f"{told} {line.result.correction} Evidence: {describe_evidence(line.result)[0]}.".replace("  ", " ")
 
 
-def _link(line: Line) -> str:
-    return f"[{line.result.place}]({line.result.id}/README.md)"
-
-
 def _name(line: Line) -> str:
-    return f"{_link(line)}: {line.result.statement}"
+    return f"[{line.result.place}]({line.result.id}/README.md): {line.result.statement}"
 
 
 def write_catalogue(found: Found) -> list[dict[str, Any]]:

@@ -70,12 +70,18 @@ def shorten(report: Report, missing: Sequence[Unmeasured]) -> dict[str, Any]:
         if any(found):
             theory[measure] = [[] if row is None else [_cell(row.value), _cell(row.stderr)] for row in found]
     verdict, about = report.verdict, report.environment
+    findings = [
+        {key: value for key, value in finding.to_dict().items() if key != "seed" and value not in (None, "")}
+        | {"evidence": {key: str(float(f"{value:.4g}")) for key, value in finding.evidence.items()}}
+        for finding in verdict.findings
+    ]
     return {
         "sentence": verdict.sentence,
         "warnings": verdict.warnings,
         "not_judged": list(verdict.not_judged),
-        "findings": [_write_finding(finding) for finding in verdict.findings],
-        "unmeasured": _grouped(missing),
+        "findings": findings,
+        # names that differ in numbers only are told once, with a star
+        "unmeasured": list(dict.fromkeys(tuple(re.sub(r"\d+", "*", it) for it in (m.name, m.reason)) for m in missing)),
         "depth": list(chosen),
         "names": [call.name for call in chosen.values()],
         "kinds": [call.kind for call in chosen.values()],
@@ -111,26 +117,14 @@ def restore(record: Mapping[str, Any], status: Any) -> Report:
              for measure, (value, error, source) in record["network"].items() if value is not None]  # fmt: skip
     kinds = {str(depth): kind for depth, kind in zip(record["depth"], record["kinds"], strict=True)}
     settings = {**record["settings"], "kinds": kinds, "weight_layers": record["depth"]}
-    findings = tuple(map(_read_finding, record["findings"]))
-    verdict = Verdict(status, findings, record["sentence"], tuple(record["not_judged"]), record["warnings"])
+    findings = []
+    for found in record["findings"]:
+        fields = {"layer": None, "depth": None, "paper": "", **found}
+        fields["evidence"] = {key: float(value) for key, value in found["evidence"].items()}
+        findings.append(Finding(remedies=tuple(fields.pop("try")), **fields))
+    verdict = Verdict(status, tuple(findings), record["sentence"], tuple(record["not_judged"]), record["warnings"])
     unmeasured = tuple(Unmeasured(name, reason) for name, reason in record["unmeasured"])
     return Report(Profile(tuple(rows), settings), verdict, unmeasured, record["environment"])
-
-
-def _write_finding(finding: Finding) -> dict[str, Any]:
-    plain = {key: value for key, value in finding.to_dict().items() if key != "seed" and value not in (None, "")}
-    return {**plain, "evidence": {key: str(float(f"{value:.4g}")) for key, value in finding.evidence.items()}}
-
-
-def _read_finding(found: Mapping[str, Any]) -> Finding:
-    fields = {"layer": None, "depth": None, "paper": "", **{key: value for key, value in found.items() if key != "try"}}
-    fields["evidence"] = {key: float(value) for key, value in found["evidence"].items()}
-    return Finding(**fields, remedies=tuple(found["try"]))
-
-
-def _grouped(missing: Sequence[Unmeasured]) -> list[tuple[str, str]]:
-    """Names that differ in numbers only are told once, with a star."""
-    return list(dict.fromkeys((re.sub(r"\d+", "*", item.name), re.sub(r"\d+", "*", item.reason)) for item in missing))
 
 
 def _cell(value: float | None) -> float | None:

@@ -218,15 +218,10 @@ def _texts(line: Line) -> list[str]:
     evidence = describe_evidence(result)
     if len(evidence) > SHOWN:  # as much as a cell can hold: what decides comes first
         evidence[SHOWN:] = [f"and {len(evidence) - SHOWN} more: see all"]
-    return [place, statement, _verdict(line), "; ".join(evidence), scale]
-
-
-def _verdict(line: Line) -> str:
-    standing = line.standing
-    if standing.as_printed != "fails":
-        return f"{standing.verdict}{_remarks(line)}"
-    corrected = f", {standing.verdict}" if line.result.correction or line.cases else ""
-    return f"fails as printed{corrected}{_remarks(line)}"
+    verdict: str = line.standing.verdict
+    if line.standing.as_printed == "fails":
+        verdict = f"fails as printed{f', {verdict}' if result.correction or line.cases else ''}"
+    return [place, statement, f"{verdict}{_remarks(line)}", "; ".join(evidence), scale]
 
 
 def _remarks(line: Line) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sounding.probe.kinds import page_of
 from sounding.repair.changes import Changes
-from sounding.repair.evidence import Evidence, tell
+from sounding.repair.evidence import tell
 from sounding.repair.plan import Plan
 from sounding.report.document import write_html
 from sounding.report.sections import escape, row
@@ -20,29 +20,22 @@ def write_repair_html(plan: Plan, path: str | Path) -> Path:
 
 def write_preface(plan: Plan) -> str:
     """The repair as HTML: vitals before and after, findings cured and caused, the changes of each method."""
+    evidence, outcome = plan.evidence, ""
+    vitals = zip(tell(evidence.vitals_before), tell(evidence.vitals_after), strict=True)
+    rows = "".join(row(name, old, new) for (name, old), (_, new) in vitals)
+    parts = {"Caused by the repair": evidence.caused, "Remaining": evidence.remaining, "Cured": evidence.cured}
+    for title, findings in parts.items():
+        words = (escape(f"{page_of(one.kind).title} ({one.severity}): {one.why}") for one in findings)
+        outcome += f"<h3>{title}</h3><ul>{''.join(f'<li>{item}</li>' for item in words)}</ul>" if findings else ""
     changes = "".join(_write_changes(item) for item in plan.changes)
     rebuild = "<h3>What a weights file does not hold</h3><p>Before <code>load_state_dict</code>, on a model made anew:"
     rebuild = f"{rebuild}</p><pre>{escape(recipe)}</pre>" if (recipe := plan.recipe()) else ""
     return (
         '<section id="repair" aria-labelledby="repair-title">'
         f'<h2 id="repair-title">Repair: {escape(" + ".join(plan.methods))}</h2>'
-        f"{_write_vitals(plan.evidence)}{_write_outcome(plan.evidence)}{changes}{rebuild}</section>"
+        "<table><thead><tr><td></td><th scope=col>before</th><th scope=col>after</th></tr></thead>"
+        f"{rows}</table>{outcome}{changes}{rebuild}</section>"
     )
-
-
-def _write_vitals(evidence: Evidence) -> str:
-    vitals = zip(tell(evidence.vitals_before), tell(evidence.vitals_after), strict=True)
-    rows = "".join(row(name, old, new) for (name, old), (_, new) in vitals)
-    return f"<table><thead><tr><td></td><th scope=col>before</th><th scope=col>after</th></tr></thead>{rows}</table>"
-
-
-def _write_outcome(evidence: Evidence) -> str:
-    parts = [("Caused by the repair", evidence.caused), ("Remaining", evidence.remaining), ("Cured", evidence.cured)]
-    text = ""
-    for title, findings in parts:
-        words = [f"{page_of(one.kind).title} ({one.severity}): {one.why}" for one in findings]
-        text += f"<h3>{title}</h3><ul>{''.join(f'<li>{escape(item)}</li>' for item in words)}</ul>" if words else ""
-    return text
 
 
 def _write_changes(changes: Changes) -> str:
