@@ -186,7 +186,7 @@ def named_modules(root: nn.Module) -> list[tuple[str, nn.Module]]:
         found[id(module)] = (name, module)
         if not is_opaque(module):
             prefix = f"{name}." if name else ""
-            stack.extend(
+            stack.extend(  # the last child first, so that the first is popped next, as torch orders modules
                 (prefix + key, child)
                 for key, child in reversed(children.items())
                 if child is not None and key != PARAMETRIZATIONS

@@ -142,7 +142,7 @@ def check(
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
-        resharded(root),
+        resharded(root),  # before the snapshot is taken, and below before it is put back: gathered weights are others
         preserve(root) as kept,
         resharded(root),
         claimed,
@@ -158,16 +158,9 @@ def check(
             prepare()
 
         prepare()
-        watched = _Checked(
-            root,
-            resting=not dropout and mode != "keep",
-            tier=tier,
-            only=only,
-            types=types,
-            samples=samples,
-            batch_axis=batch_axis,
-            source="check",
-        )
+        options = {"tier": tier, "only": only, "types": types, "samples": samples, "batch_axis": batch_axis}
+        resting = not dropout and mode != "keep"
+        watched = _Checked(root, options, loss=loss, mode=mode, generator=generator, resting=resting)
         try:
             for done, batch in enumerate(batches, start=1):
                 with untouched(batch.uncopied()) as beside:
@@ -176,7 +169,7 @@ def check(
                         beside.restore()
                         ready()
 
-                    watched.run(batch, loss=loss, generator=generator, rewind=rewind)
+                    watched.run(batch, rewind=rewind)
                 settings["loss"] = watched.losses[-1].name
                 left |= dict.fromkeys(beside.left)
                 if progress is not None:
@@ -191,9 +184,9 @@ def check(
         report = watched.finish(settings)
         if shards is None and (wanted or watched.needs_foresight):
             ready()
-            report = watched.predict(report, loss=loss, mode=mode, batch_axis=batch_axis, rows=wanted, hurry=hurry)
+            report = watched.predict(report, rows=wanted, hurry=hurry)
         if redraw:
-            report = watched.redraw(report, redraw, ready=ready, loss=loss, generator=generator)
+            report = watched.redraw(report, redraw, ready=ready)
     named = tuple(Unmeasured(name or ROOT, reason) for name, reason in {**dict.fromkeys(kept.left), **left})
     return accepted(replace(report, unmeasured=report.unmeasured + named))
 
@@ -201,8 +194,20 @@ def check(
 class _Checked(Watched):
     """A watch that runs the passes itself and reads weight gradients off them."""
 
-    def __init__(self, root: nn.Module, *, resting: bool, plain_inputs: bool = False, **options: Any) -> None:
-        super().__init__(root, **options)
+    def __init__(
+        self,
+        root: nn.Module,
+        options: dict[str, Any],
+        *,
+        loss: str | Loss | None,
+        mode: Mode,
+        generator: torch.Generator | None,
+        resting: bool,
+        plain_inputs: bool = False,
+        source: str = "check",
+    ) -> None:
+        super().__init__(root, source=source, **options)
+        self._loss, self._mode, self._generator = loss, mode, generator
         self._options, self._resting, self._plain_inputs = options, resting, plain_inputs
         self._root = root
         self._tap: GuestTap = GuestTap(self._tap.known, seeding=True)
@@ -218,14 +223,7 @@ class _Checked(Watched):
         self._influence, self._told_by_loss = list[Finding](), tuple[Finding, ...]()
         self._unreached, self._copied = 0.0, False  # what share of an input reaches nothing; whether it is its target
 
-    def run(
-        self,
-        batch: Batch,
-        *,
-        loss: str | Loss | None,
-        generator: torch.Generator | None,
-        rewind: Callable[[], None],
-    ) -> None:
+    def run(self, batch: Batch, *, rewind: Callable[[], None]) -> None:
         """One forward and one backward pass.
 
         A model that fails is run again, from the state it was in, on plain leaves: it may call `x.numpy()` or set
@@ -234,7 +232,7 @@ class _Checked(Watched):
         """
         before = len(self._tap.passes)
         try:
-            self._pass(batch, loss=loss, generator=generator)
+            self._pass(batch)
         except TargetError:
             if self._plain_inputs or self._in_loss or self.shards is not None:
                 raise  # of several processes that share a model one must not run it again alone
@@ -243,12 +241,12 @@ class _Checked(Watched):
             self._plain_inputs = True
         else:
             return
-        self._pass(batch, loss=loss, generator=generator)
+        self._pass(batch)  # not in the handler, which would keep the failed pass in memory
 
-    def _pass(self, batch: Batch, *, loss: str | Loss | None, generator: torch.Generator | None) -> None:
+    def _pass(self, batch: Batch) -> None:
         """One batch forwards, its loss, and backwards, with everything that is measured on the way."""
         arguments, keywords, leaves = batch.prepare(plain=self._plain_inputs)
-        tap, source = self._tap, generator if generator is not None else torch.default_generator
+        tap, loss, source = self._tap, self._loss, self._generator or torch.default_generator
         tap.seeds, tap.seeding = [], not self._plain_inputs
         inside = tap.guest = self._listen_inside(batch)
         with self, self._rest if self._resting else nullcontext():
@@ -260,7 +258,7 @@ class _Checked(Watched):
             self._last_batch, self._last_state = batch, (source.device, source.get_state())
             self._in_loss = True
             targets = implied_targets(output, batch.targets, loss=loss, inputs=batch.tensors(), root=self._root)
-            evaluate = partial(evaluate_loss, output, targets, loss=loss, generator=generator)
+            evaluate = partial(evaluate_loss, output, targets, loss=loss, generator=self._generator)
             scalar, self._told_by_loss = watch_loss(batch.size(tap.known.axis) if inside else None, evaluate)
             self._in_loss = False
             self._copied = influence.is_copied(output, batch, batch.targets, loss)
@@ -290,9 +288,7 @@ class _Checked(Watched):
         tokens = {tuple(one.shape) for one in batch.tensors() if not one.is_floating_point() and one.dim() > 1}
         return Inside([*parameters, *buffers], self._tap.passes, axis=self._tap.known.axis, tokens=tokens)
 
-    def predict(
-        self, report: Report, *, loss: str | Loss | None, mode: Mode, batch_axis: int | None, rows: bool, hurry: bool
-    ) -> Report:
+    def predict(self, report: Report, *, rows: bool, hurry: bool) -> Report:
         """The report with theory laid beside the last batch, judged again; its loss takes the same random direction."""
         from sounding.probe.verdict import add_kept, join_findings, judge_reading
         from sounding.reader.beside import lay_beside
@@ -304,9 +300,9 @@ class _Checked(Watched):
                 report.profile,
                 self._root,
                 self._last_batch,
-                loss=loss,
-                mode=mode,
-                batch_axis=batch_axis,
+                loss=self._loss,
+                mode=self._mode,
+                batch_axis=self._options["batch_axis"],
                 generator=self._direction(),
                 hurry=hurry,
                 rows=rows,
@@ -328,15 +324,7 @@ class _Checked(Watched):
         again.set_state(state)
         return again
 
-    def redraw(
-        self,
-        report: Report,
-        draws: int,
-        *,
-        ready: Callable[[], None],
-        loss: str | Loss | None,
-        generator: torch.Generator | None,
-    ) -> Report:
+    def redraw(self, report: Report, draws: int, *, ready: Callable[[], None]) -> Report:
         """The report with bands from drawing all weights anew; `ready` puts the model back before each draw."""
         from sounding.reader.redraw import draw_weights_, survey_weights, with_bands
 
@@ -344,14 +332,16 @@ class _Checked(Watched):
         if batch is None:
             return report
         ready()
-        laws = survey_weights(self._root)
-        device = "cpu" if generator is None else generator.device
-        seeds: list[int] = torch.randint(2**62, (draws,), generator=generator, device=device).tolist()
+        laws, device = survey_weights(self._root), "cpu" if self._generator is None else self._generator.device
+        seeds: list[int] = torch.randint(2**62, (draws,), generator=self._generator, device=device).tolist()
         drawn: list[Profile] = []
         try:
             for seed in seeds:
-                options = {**self._options, "samples": self._tap.known.samples, "tier": "fast", "source": "redraw"}
-                one = _Checked(self._root, resting=self._resting, plain_inputs=self._plain_inputs, **options)
+                one = _Checked(
+                    self._root, self._options | {"samples": self._tap.known.samples, "tier": "fast"}, source="redraw",
+                    loss=self._loss, mode=self._mode, generator=self._direction(), resting=self._resting,
+                    plain_inputs=self._plain_inputs,
+                )  # fmt: skip
                 with untouched(batch.uncopied()) as beside:
 
                     def start(beside: ModelState = beside, seed: int = seed) -> None:
@@ -360,7 +350,7 @@ class _Checked(Watched):
                         draw_weights_(self._root, laws, generator=torch.Generator().manual_seed(seed))
 
                     start()
-                    one.run(batch, loss=loss, generator=self._direction(), rewind=start)
+                    one.run(batch, rewind=start)
                 drawn.append(one.profile)
         except KeyboardInterrupt as stop:
             profile = with_bands(report.profile, drawn)

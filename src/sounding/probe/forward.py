@@ -41,7 +41,7 @@ def measure_output(one: Pass, call: OpenCall, tensor: Tensor, *, axis: int, limi
     vectors = spec.non_negative and units == call.features
     mean = one.moments.add(matrix, call.values, spoil=call.spoil, count_dead=vectors, limit=limit)
     if call.reason is not None:
-        return
+        return  # `spoil` has found that it is not finite
     if units and not (vectors and mean is None):
         trailing = tensor.dim() == 3 and not spec.channels_first
         call.values["dead_fraction"] = dead_fraction(

@@ -115,7 +115,7 @@ def needs_accumulation(scalar: Tensor) -> bool:
 @contextmanager
 def muted(weights: Sequence[nn.Parameter]) -> Iterator[None]:
     """Hooks that fire when a gradient is stored (an optimizer step inside the backward pass) rest meanwhile."""
-    stores = [weight._post_accumulate_grad_hooks for weight in weights]
+    stores = [weight._post_accumulate_grad_hooks for weight in weights]  # torch has no way to put hooks to rest
     saved = [(store, dict(store)) for store in stores if store]
     for store, _ in saved:
         store.clear()

@@ -47,9 +47,7 @@ class Growth:
     grouped: bool
 
 
-def fit_growth(
-    log_norms: Sequence[Sequence[float]], groups: Sequence[Hashable] | None = None, *, level: float = LEVEL
-) -> Growth | None:
+def fit_growth(log_norms: Sequence[Sequence[float]], groups: Sequence[Hashable] | None = None) -> Growth | None:
     """The growth of gradient norms towards the input, from ln‖gradient‖ at every layer, first to last.
 
     Model: y_ℓ = level of its group − ℓ·drift + random walk + layer noise. Layers of one group (same kind of module,
@@ -62,7 +60,6 @@ def fit_growth(
     Args:
         log_norms: (repeats, layers). The longest run of layers with finite values in every repeat is fitted.
         groups: one label per layer, None for one group.
-        level: confidence of the interval.
 
     Returns:
         None when fewer than 3 layers can be compared.
@@ -71,7 +68,7 @@ def fit_growth(
     >>> round(fit.log_rate, 3), fit.depth
     (1.0, 5)
     """
-    run = _longest_run(_usable(log_norms))
+    run = _longest_run(log_norms)
     depth = run.stop - run.start
     if depth < 3:
         return None
@@ -84,7 +81,7 @@ def fit_growth(
         own = np.array(steps) @ frame.drifts[choice]
         stderr = math.hypot(stderr, float(np.std(own, ddof=1)) / math.sqrt(len(own)))
     degrees = frame.degrees
-    half = student_quantile(0.5 + level / 2, degrees) * stderr
+    half = student_quantile(0.5 + LEVEL / 2, degrees) * stderr
     growth = bounded_exp(2 * drift)
     interval = (bounded_exp(2 * (drift - half)), bounded_exp(2 * (drift + half)))
     return Growth(drift, stderr, growth, 2 * growth * stderr, interval, depth, degrees, frame.grouped)
@@ -126,20 +123,16 @@ def _split(labels: Sequence[Hashable], breaks: Sequence[int]) -> tuple[Hashable,
 
 def can_fit(log_norms: Sequence[Sequence[float]]) -> bool:
     """Whether `fit_growth` finds enough: 3 layers in a row with finite values in every repeat."""
-    run = _longest_run(_usable(log_norms))
+    run = _longest_run(log_norms)
     return bool(run.stop - run.start >= 3)
 
 
-def _usable(curves: Sequence[Sequence[float]]) -> list[bool]:
-    """Whether a layer has a finite value in every curve."""
-    return [all(map(math.isfinite, layer)) for layer in zip(*curves, strict=True)]
-
-
-def _longest_run(usable: Sequence[bool]) -> slice:
-    """The longest stretch of true values, the deepest of equals."""
+def _longest_run(curves: Sequence[Sequence[float]]) -> slice:
+    """The longest stretch of layers with a finite value in every curve, the deepest of equals."""
+    usable = [all(map(math.isfinite, layer)) for layer in zip(*curves, strict=True)]
     best = start = 0
     chosen = slice(0, 0)
-    for index, good in enumerate([*usable, False]):
+    for index, good in enumerate([*usable, False]):  # the end closes the last stretch
         if good:
             continue
         if index - start >= best and index > start:
@@ -183,9 +176,11 @@ def _frame(labels: tuple[Hashable, ...]) -> _Frame:
     """All that the fit needs and that depends on the labels of the layers alone, so that it is computed once."""
     design, grouped = _design(labels)
     size, columns = design.shape
-    basis = _sine_basis(size)
+    k = np.arange(1, size + 1)
+    # the orthonormal eigenvectors of the tridiagonal matrix (−1, 2, −1), as rows
+    basis = np.asarray(np.sqrt(2 / (size + 1)) * np.sin(np.pi * np.outer(k, k) / (size + 1)))
     rotated = basis @ design
-    eigenvalues = 4 * np.sin(np.pi * np.arange(1, size + 1) / (2 * (size + 1))) ** 2
+    eigenvalues = 4 * np.sin(np.pi * k / (2 * (size + 1))) ** 2
     weights = np.asarray(1 / (1 + NOISE[:, None] * eigenvalues))
     normal = rotated.T @ (weights[:, :, None] * rotated)
     inverses = np.linalg.inv(normal)
@@ -213,12 +208,6 @@ def _design(labels: tuple[Hashable, ...]) -> tuple[np.ndarray, bool]:
     if steps - design.shape[1] < 2 or np.linalg.matrix_rank(design) < design.shape[1]:
         return drift, False
     return design, True
-
-
-def _sine_basis(size: int) -> np.ndarray:
-    """The orthonormal eigenvectors of the tridiagonal matrix (−1, 2, −1), as rows."""
-    k = np.arange(1, size + 1)
-    return np.asarray(np.sqrt(2 / (size + 1)) * np.sin(np.pi * np.outer(k, k) / (size + 1)))
 
 
 def _solve(frame: _Frame, steps: Sequence[float] | np.ndarray) -> tuple[int, float, float]:

@@ -31,7 +31,7 @@ PLAIN = (Tensor, nn.Parameter)  # subclasses may store their hooks elsewhere
 def claim(parts: Iterable[nn.Module | Tensor]) -> Iterator[None]:
     """Modules and weights that run for a check meanwhile: a monitor that hooked them does not take it for training."""
     found = [id(part) for part in parts]
-    _claims.update(found)
+    _claims.update(found)  # counted, since checks of models that share a part may run at once
     try:
         yield
     finally:
@@ -54,7 +54,7 @@ class Hooks:
     """
 
     def __init__(self) -> None:
-        self._number = RemovableHandle(OrderedDict()).id
+        self._number = RemovableHandle(OrderedDict()).id  # torch counts up: no hook of anybody has this number
         self._stores: list[dict[int, Any]] = []
         self._handles: list[RemovableHandle] = []
         self._forwards: list[Forward] = []
@@ -99,7 +99,7 @@ class Hooks:
             return
         store = held._backward_hooks = OrderedDict()
         store[self._number] = hook
-        node._register_hook_dict(output)
+        node._register_hook_dict(output)  # as Tensor.register_hook does
 
     def remove(self) -> None:
         """Take off those on modules and weights; again does nothing."""
@@ -107,7 +107,7 @@ class Hooks:
             store.pop(self._number, None)
         for handle in self._handles:
             handle.remove()
-        for forward in reversed(self._forwards):
+        for forward in reversed(self._forwards):  # a later one lies around an earlier one
             forward.remove()
         self._stores, self._handles, self._forwards = [], [], []
 

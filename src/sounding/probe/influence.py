@@ -107,7 +107,7 @@ class _Sketch(Tap):
         """Keep a part of the last sample of a tensor under a name."""
         if isinstance(tensor, Tensor) and tensor.is_floating_point():
             rows = sample_matrix(tensor.detach(), self.size, first=self.known.axis)
-            if rows is not None:
+            if rows is not None:  # a copy, since the model may go on in place
                 kept[name] = rows[-1, :: max(rows.shape[1] // ENTRIES, 1)].float().clone()
 
     def end(self, _module: nn.Module, _args: Any, output: Any) -> None:
@@ -239,7 +239,7 @@ def _copied(batch: Batch, axis: int, size: int, into: slice, source: slice | lis
 def _run(root: nn.Module, batch: Batch, axis: int, size: int, state: Tensor, steps: int = 1) -> _Sketch:
     arguments, keywords, _ = batch.prepare(plain=True)
     tap = _Sketch(survey_model(root, batch_axis=axis), size=size, steps=steps)
-    torch.set_rng_state(state)
+    torch.set_rng_state(state)  # noise of the model's own is the same in all passes
     with plain_execution(), tap, _Alone():
         root(*arguments, **keywords)
     return tap

@@ -93,6 +93,7 @@ def _differentiable(output: Any) -> Tensor:
 
 def _random_direction(answer: Tensor, generator: torch.Generator | None) -> Tensor:
     place = generator.device if generator is not None else answer.device
+    # in float32 for every type: a seed gives a model and its copy in half precision one direction
     direction = torch.randn(answer.shape, generator=generator, device=place, dtype=torch.float32)
     direction = direction.to(answer.device, torch.promote_types(answer.dtype, torch.float32))
     return (answer.to(direction.dtype) * direction).sum() / max(len(answer) if answer.dim() else 1, 1)

@@ -133,7 +133,7 @@ def _find_store() -> Any:
 def _pack(message: Message) -> bytes:
     """Names and sizes as JSON, then the numbers: nothing that runs when it is read."""
     head = json.dumps({key: value.size for key, value in message.items()}).encode()
-    body = b"".join(value.astype(np.float64).tobytes() for value in message.values())
+    body = b"".join(value.astype(np.float64).tobytes() for value in message.values())  # exact, NaN included
     return len(head).to_bytes(8, "big") + head + body
 
 

@@ -64,6 +64,10 @@ class Entry:
     count_dead: bool
     scale: float = 1.0
 
+    def emptied(self) -> Entry:
+        """One in its place that belongs to no call, so that nothing is recorded."""
+        return Entry({}, self.features, self.dtype, ignore, False)
+
 
 @dataclass(slots=True)
 class Block:
@@ -88,18 +92,6 @@ class Digest:
     spectrum: Tensor | None
     alive: Tensor | None
     broken: Tensor | None = None
-
-    def settle(self) -> None:
-        """Read what is not finite: such matrices were measured as zeros, and their numbers go."""
-        if self.broken is None:
-            return
-        samples = self.summary.distinct.shape[1]
-        for index, (entry, count) in enumerate(zip(self.entries, self.broken.tolist(), strict=True)):
-            if count:
-                entry.values["non_finite_fraction"] = count / (samples * entry.features)
-                entry.spoil()
-                self.entries[index] = Entry({}, entry.features, entry.dtype, ignore, False)
-        self.broken = None
 
 
 Key = tuple[int, int, torch.dtype, torch.device]
@@ -143,7 +135,7 @@ class Moments:
         """
         kind = samples.dtype
         shape = samples.shape
-        key = (shape, kind, samples.device, type(samples), limit)
+        key = (shape, kind, samples.device, type(samples), limit)  # to look it up takes less time than to find it
         found = self.known.get(key)
         if found is None:
             found = self.known[key] = self._find(samples, limit)
@@ -295,9 +287,7 @@ class Moments:
 
 
 def _rescale_(rows: Tensor, lengths: Tensor, entries: list[Entry]) -> list[Entry]:
-    """Bring matrices whose squares leave the range of the type to another scale.
-
-    One that is not finite becomes zero, and the entry in its place belongs to no call, so that nothing is recorded."""
+    """Bring matrices whose squares leave the range of the type to another scale; what is not finite becomes zero."""
     low, high = SAFE[rows.dtype]
     kept = entries
     for index, norm in enumerate(torch.linalg.vector_norm(lengths, dim=1).tolist()):
@@ -308,7 +298,7 @@ def _rescale_(rows: Tensor, lengths: Tensor, entries: list[Entry]) -> list[Entry
         else:
             rows[index] = 0.0
             kept = [*kept]
-            kept[index] = Entry({}, entries[index].features, entries[index].dtype, ignore, False)
+            kept[index] = entries[index].emptied()
         torch.linalg.vector_norm(rows[index], dim=1, out=lengths[index])
     return kept
 
@@ -382,7 +372,12 @@ def _mean_sample(samples: Tensor) -> Tensor:
 def _write_measures(digests: list[Digest]) -> None:
     """The measures of calls with one number of samples, into their records."""
     for digest in digests:
-        digest.settle()
+        for index, count in enumerate([] if digest.broken is None else digest.broken.tolist()):
+            if count:  # it was measured as zeros, and its numbers go nowhere
+                entry = digest.entries[index]
+                entry.values["non_finite_fraction"] = count / (digest.summary.distinct.shape[1] * entry.features)
+                entry.spoil()
+                digest.entries[index] = entry.emptied()
     entries = [entry for digest in digests for entry in digest.entries]
     columns = reduce_fast(join([digest.summary for digest in digests]))
     scales = np.array([entry.scale for entry in entries])

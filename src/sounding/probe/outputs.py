@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from sounding.probe.parts import is_distributed
 MEASURABLE = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 PREFERRED = ("logits", "last_hidden_state", "output", "out")
 EMPTY = "its output is empty"
+STACKED = 16  # samples whose positions are compared: their products grow with the square of the positions
 
 
 def tensors_in(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -121,14 +123,10 @@ def sample_matrix(tensor: Tensor, batch_size: int, *, first: int = 0, limit: int
     return tensor if tensor.dim() == 2 else tensor.reshape(tensor.shape[0], -1)
 
 
-def token_stack(tensor: Tensor, batch_size: int, *, first: int = 0, limit: int = 16) -> Tensor | None:
-    """A 3-D output as (samples, positions, features), the first `limit` samples; None for any other shape."""
-    if tensor.dim() != 3:
-        return None
-    axis = sample_axis(tensor, batch_size, first=first)
-    if axis is None:
-        return None
-    return (tensor.transpose(0, 1) if axis == 1 else tensor)[:limit]
+def token_stack(tensor: Tensor, batch_size: int, *, first: int = 0) -> Tensor | None:
+    """A 3-D output as (samples, positions, features), the first samples; None for any other shape."""
+    axis = sample_axis(tensor, batch_size, first=first) if tensor.dim() == 3 else None
+    return None if axis is None else (tensor.transpose(0, 1) if axis == 1 else tensor)[:STACKED]
 
 
 def positions_per_sample(tensor: Tensor, batch_size: int, *, first: int = 0, channels_first: bool = False) -> int:
@@ -140,10 +138,7 @@ def positions_per_sample(tensor: Tensor, batch_size: int, *, first: int = 0, cha
         return 1
     rest = [size for place, size in enumerate(tensor.shape) if place != axis]
     units = rest[0] if tensor.dim() > 3 or channels_first else rest[-1]
-    total = 1
-    for size in rest:
-        total *= size
-    return total // max(units, 1)
+    return math.prod(rest) // max(units, 1)
 
 
 def guess_axis(root: nn.Module) -> int:

@@ -133,7 +133,7 @@ class ModelState:
             if len(self._seen) > LIMIT:
                 self._left["", f"more than {LIMIT} objects hang on it; the farther ones are not put back"] = None
                 return
-            self._seen[id(value)] = value
+            self._seen[id(value)] = value  # held, so that its id is not given to another object
             for key, item in self._take(name, value):
                 if type(item) not in ATOMS:
                     queue.append((_join(name, key), item))
@@ -185,7 +185,7 @@ class ModelState:
         self.tensors.append(held)
         if vars(tensor):
             yield "", vars(tensor)
-        else:
+        else:  # most have none: an empty dictionary needs no copy
             self._empty[id(vars(tensor))] = vars(tensor)
 
     def _take_module(self, name: str, module: nn.Module) -> Iterator[tuple[Any, Any]]:
@@ -248,6 +248,7 @@ def refill(container: Any, before: Any) -> None:
         same = len(container) == len(before) and all(map(is_, container, before))
         if same and all(map(is_, container.values(), before.values())):
             return
+        # a subclass may do more than store in methods of its own
         base: Any = OrderedDict if isinstance(container, OrderedDict) else dict
         base.clear(container)
         base.update(container, before)
@@ -266,7 +267,7 @@ def _array(values: Any) -> Callable[[], None]:
     def back() -> None:
         if not isinstance(values, np.ndarray):
             values[:] = before
-        elif values.tobytes() != before.tobytes():
+        elif values.tobytes() != before.tobytes():  # a NaN does not equal itself
             np.copyto(values, before)
 
     return back

@@ -224,9 +224,9 @@ class Tap:
     def begin(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A forward pass of the model starts: find the batch size and measure the input."""
         if _graph_task() != -1:
-            return
+            return  # a checkpoint around the whole model runs it again
         if self.passes:
-            self.passes[-1].moments.finish()
+            self.passes[-1].moments.finish()  # a block may see a thousand passes, and holds the matrices of one
             self.passes[-1].read_back()
         one = self.open_pass()
         self._last = None
@@ -236,7 +236,7 @@ class Tap:
         if first is None:
             one.input_reason = "the model was called without a tensor"
             return
-        axis = self.known.axis if self.known.axis < first.dim() else 0
+        axis = self.known.axis if self.known.axis < first.dim() else 0  # a vector has one axis
         one.batch_size = int(first.shape[axis])
         one.input_reason = why_unmeasurable(first)
         plain = [tensor for tensor in tensors if not is_distributed(tensor)]
@@ -280,7 +280,7 @@ class Tap:
             # A container that returns what its last child returned has nothing of its own to show.
             one.entered[spec.name] = len(one.calls) - 1
             return None
-        if spec.lazy:
+        if spec.lazy:  # its weights were made by this call
             spec.settle()
             if self._reads_weights:
                 own = {id(weight) for weight in spec.module.parameters()}
@@ -297,8 +297,8 @@ class Tap:
             call.same_as, call.features, call.positions = before.same_as or before, before.features, before.positions
         elif spec.shown or spec.weighs:
             self.measure(one, call, args, output, tensor)
-        if not tensor.is_inference():
-            one.last = (weakref.ref(tensor), tensor._version, call)
+        if not tensor.is_inference():  # those have no version
+            one.last = (weakref.ref(tensor), tensor._version, call)  # weak, so that no activation outlives its use
         return seeded
 
     def _seed(self, tensor: Tensor, output: Any) -> Tensor | None:
@@ -323,7 +323,7 @@ class Tap:
             call.extras = tuple(path for path, other in tensors_in(output) if other is not tensor)
         if self._places is not None:
             call.place = self._places.of(tensor)
-            if call.place.summed:
+            if call.place.summed:  # no measure of a sum follows from those of its summands
                 call.place = Place(reason=PENDING)
         whole = call.place is WHOLE
         seen = local_part(tensor) if whole and is_distributed(tensor) else tensor.detach()

@@ -38,7 +38,7 @@ class HeldTensor:
 
     def __init__(self, name: str, tensor: Tensor) -> None:
         self.name, self.tensor = name, tensor
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunctionSubclass():  # a class of the user's may answer with something else
             self.alias = tensor.detach()  # keeps the memory, the shape and the strides of now
         self._leaf, self.requires_grad = tensor.is_leaf, tensor.requires_grad
         self.gradient = tensor.grad if self._leaf else None
@@ -50,7 +50,7 @@ class HeldTensor:
         """Everything but the memory and the version; False where the graph it hung on has gone on."""
         tensor = self.tensor
         if not _same_place(tensor, self.alias):
-            tensor.data = self.alias
+            tensor.data = self.alias  # it points at other memory: somebody has set .data
         if self._leaf:
             if not tensor.is_leaf:
                 tensor.detach_()  # a constant that was written with something that asks for a gradient
