@@ -278,6 +278,44 @@ def test_ways_without_a_gradient_and_outputs_without_samples_are_named(way: str,
     assert kind not in look(Drawing(), inputs, loss=together)
 
 
+class Padded(nn.Module):
+    """A recurrent layer of which one step is read, over sequences that end in zeros."""
+
+    def __init__(self, step: int, *, blank: bool = False) -> None:
+        super().__init__()
+        self.step, self.lstm, self.head = step, nn.LSTM(8, 16, batch_first=True), nn.Linear(16, 3)
+        if blank:
+            nn.init.zeros_(self.head.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x)[0][:, self.step])  # type: ignore[no-any-return]
+
+
+def test_an_only_output_that_is_the_same_for_every_sample_makes_a_network_unhealthy() -> None:
+    torch.manual_seed(0)
+    x = torch.cat([torch.randn(12, 5, 8), torch.zeros(12, 80, 8)], 1)
+    found = look(Padded(-1), x)["unused_input"]
+    assert (found.severity, found.layer) == ("high", "head")
+    assert "padded" in found.remedies[0]
+    assert "unused_input" not in look(Padded(4), x)
+    # a head of zeros gives every sample its bias, which is a practice; equal samples have equal outputs
+    assert "unused_input" not in look(Padded(4, blank=True), x)
+    assert "unused_input" not in look(Padded(4), x[:1].expand(12, -1, -1))
+
+
+def test_a_signal_that_a_flat_activation_hides_is_huge_all_the_same() -> None:
+    torch.manual_seed(0)
+    loud, still = nn.Linear(16, 32), nn.Linear(32, 8)
+    with torch.no_grad():
+        loud.weight.mul_(1e6)
+    found = look(nn.Sequential(loud, nn.ReLU(), still, nn.Sigmoid()), torch.randn(20, 16))["huge_signal"]
+    assert (found.severity, found.layer) == ("high", "2")
+    assert "from '0' on" in found.why
+    assert "huge_signal" not in look(
+        nn.Sequential(nn.Linear(16, 32), nn.ReLU(), still, nn.Sigmoid()), torch.randn(20, 16)
+    )
+
+
 class Mixing(nn.Module):
     """Blocks of attention, with ways around them or without."""
 
@@ -299,3 +337,19 @@ def test_attention_without_any_way_around_is_named() -> None:
     x = torch.randn(12, 6, 16)
     assert "around" in look(Mixing(around=False), x)["odd_branch"].why
     assert "odd_branch" not in look(Mixing(around=True), x)
+
+
+def test_a_network_without_any_rule_is_read_as_an_empty_page() -> None:
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.user, self.item = nn.Embedding(20, 8), nn.Embedding(20, 8)
+
+        def forward(self, user: Tensor, item: Tensor) -> Tensor:
+            return (self.user(user) * self.item(item)).sum(-1)
+
+    who = torch.arange(12)
+    page = str(sounding.read(Rows(), (who, who), torch.randn(12)))
+    assert "0 of 0 weight layers have a rule" in page
+    theory = sounding.check(Rows(), (who, who), torch.randn(12), theory=True).profile.settings["theory"]
+    assert theory["reading"].startswith("nothing that a module")

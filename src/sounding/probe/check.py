@@ -22,7 +22,7 @@ from sounding.probe.gathered import resharded
 from sounding.probe.gradients import log_norms, muted, needs_accumulation
 from sounding.probe.hooks import claim
 from sounding.probe.inside.guest import GuestTap
-from sounding.probe.inside.judge import look_inside
+from sounding.probe.inside.judge import leave_known, look_inside
 from sounding.probe.inside.listen import Inside
 from sounding.probe.losses import Loss, evaluate_loss, implied_targets, loss_name
 from sounding.probe.meeting import Meeting
@@ -364,20 +364,17 @@ class _Checked(Watched):
         from sounding.probe.verdict import judge_reading
         from sounding.start.judge import judge_start
 
-        loss = average(self.losses)
-        if loss is not None:
+        if (loss := average(self.losses)) is not None:
             settings = {**settings, "start": loss.to_dict()}
         reading = self._collect(settings)
         given = (self._root, self._tap.passes, reading, loss)
         start = judge_start(*given, dropped=(self._rest.most, self._rest.place)) if self.shards is None else ()
         rows, inside, gaps = look_inside(self._insides, source=self._source)
-        profile = reading.profile()
+        inside, profile = leave_known(inside, reading), reading.profile()
         profile = replace(profile, rows=profile.rows + rows)
         if self.shards is not None:
             gaps += (Unmeasured(NETWORK, WHOLE_ONLY),)
         self._reading = reading
-        if any("saturated_fraction" in call.values for call in reading.calls):
-            inside = tuple(one for one in inside if one.kind != "saturation")  # modules are measured themselves
         known = {finding.kind for finding in (*start, *inside)}
         seen = [one for one in (*self._influence, *self._told_by_loss) if one.kind not in known]
         unread = max((one.unread for _, one in self._insides), default=0.0)
@@ -402,7 +399,9 @@ class _Checked(Watched):
                 gradients: Sequence[Tensor | None] = [weight.grad for _, weight in weights]
             else:
                 gradients = torch.autograd.grad(scalar, wanted, allow_unused=True)
-                self._unreached = influence.share_unreached(gradients[len(weights) : len(weights) + len(leaves)])
+                self._unreached = influence.share_unreached(
+                    leaves, gradients[len(weights) : len(weights) + len(leaves)]
+                )
         except (KeyboardInterrupt, SoundingError):
             raise
         except Exception as error:

@@ -342,13 +342,15 @@ def _followed(batch: Batch) -> tuple[int, int] | None:
     return None
 
 
-def share_unreached(gradients: Sequence[Tensor | None]) -> float:
-    """The largest share, over floating-point inputs, of entries whose gradient is exactly zero for every sample."""
+def share_unreached(inputs: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> float:
+    """The largest share, over floating-point inputs, of entries that differ between samples and whose gradient is
+    exactly zero for every sample; what all samples share, such as padding, tells nothing."""
     shares = [0.0]
-    for gradient in gradients:
+    for given, gradient in zip(inputs, gradients, strict=True):
         if gradient is not None and gradient.dim() > 1 and len(gradient) > 1:
-            idle = (gradient.detach() != 0).any(0).logical_not()
-            shares.append(float(idle.float().mean()))
+            differing = (given.detach() != given.detach()[:1]).any(0)
+            idle = (gradient.detach() != 0).any(0).logical_not() & differing
+            shares.append(float(idle.sum()) / max(int(differing.sum()), 1))
     return max(share if share < 1 else 0.0 for share in shares)  # without any gradient other findings speak
 
 

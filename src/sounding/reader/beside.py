@@ -64,6 +64,9 @@ def lay_beside(
             told["uncorrelated_shares"] = shares
         if not rows:
             return with_told(), ()
+        if not blueprint.description.nodes:
+            (told["reading"],) = blueprint.description.notes
+            return with_told(), ()
         seconds = estimate_seconds(blueprint)
         if hurry and seconds > PATIENCE:
             told["reading"] = f"theory was left out, it would take about {seconds:.0f} s; theory=True asks for it"

@@ -329,8 +329,9 @@ def _cut_down(
         for value in trace.held
         if value.node in place and (tensor := trace.tensor_of(value)) is not None
     }
-    beyond = _leave_out(nodes, given, values)
+    beyond = _leave_out(nodes, given, values) if nodes else set[int]()
     reasons = [node.rule.reason for node in nodes if isinstance(node.rule, Given) and node.rule.reason]
+    reasons += [] if nodes else ["nothing that a module of the network returns is made by an operation with a rule"]
     reached = [at is not None and not isinstance(nodes[place[at]].rule, Given) for at in weighing]
     return Blueprint(
         Description(tuple(nodes), tuple(place[old] for old in outputs), tuple(dict.fromkeys(reasons))),

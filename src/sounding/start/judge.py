@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sounding.probe.calls import Pass, named_modules, named_parameters
-from sounding.probe.reading import Reading
+from sounding.probe.reading import LayerCall, Reading
 from sounding.probe.records import Finding, FindingKind, Severity
 from sounding.probe.state import DROPOUT
 from sounding.probe.thresholds import THRESHOLDS
@@ -97,13 +97,18 @@ def _judge_signal(root: nn.Module, reading: Reading) -> list[Finding]:
         severity = "high" if given > THRESHOLDS.beyond and not normed else "medium"
         why = f"The inputs have a root mean square of {given:.3g}, and {way}."
         found.append(_finding(severity, reading.input.name, 0, given, why, ("scale the inputs to unit mean square",)))
-    last = calls[-1] if calls else None
+    last = _largest_end(reading)
     made = _size(last.get("mean_square")) if last is not None else 0.0
     if last is not None and made > THRESHOLDS.huge_output and made > 10 * given:
         still = [part for part in root.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)
                  and not part.training and part.track_running_stats]  # fmt: skip
-        why = f"The last layer gives out a root mean square of {made:.3g}, and nothing behind it brings it back."
+        behind = "nothing behind it brings it back" if last is calls[-1] else "what stands behind it is flat there"
+        why = f"The last layer gives out a root mean square of {made:.3g}, and {behind}."
         remedies = (f"look at the weights of {last.name!r}, and at the norm before it", "sounding audit TARGET")
+        first = next(call for call in calls if _size(call.get("mean_square")) > THRESHOLDS.huge_output)
+        if first is not last:
+            why += f" Signals are that large from {first.name!r} on."
+            remedies = (f"look at what {first.name!r} is given, and at its weights", *remedies[1:])
         if still:
             why += (" Its batch norms are in evaluation mode, where they divide by running statistics that nobody has "
                     "estimated yet.")  # fmt: skip
@@ -112,6 +117,15 @@ def _judge_signal(root: nn.Module, reading: Reading) -> list[Finding]:
         severity = "high" if made > THRESHOLDS.beyond else "medium"
         found.append(_finding(severity, last.name, last.depth, made, why, remedies))
     return found
+
+
+def _largest_end(reading: Reading) -> LayerCall | None:
+    """The call that makes the outputs; where it is a bounded activation that is flat, the weight layer before it."""
+    if not reading.calls:
+        return None
+    last = reading.calls[-1]
+    flat = last.get("saturated_fraction") >= THRESHOLDS.flat and reading.weight_layers
+    return reading.weight_layers[-1] if flat else last
 
 
 def _judge_norms(root: nn.Module, reading: Reading) -> list[Finding]:

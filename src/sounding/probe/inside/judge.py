@@ -12,10 +12,13 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from sounding.probe.calls import Pass
+from sounding.probe.findings.batch import find_degenerate_batch
+from sounding.probe.findings.collapse import find_rank_collapse
 from sounding.probe.inside.listen import Inside
 from sounding.probe.inside.oddities import BENDS, SENTENCES
 from sounding.probe.inside.roles import block_of
 from sounding.probe.inside.rows import Seen, rows_of
+from sounding.probe.reading import Reading
 from sounding.probe.records import Finding, FindingKind, Severity, Unmeasured
 from sounding.probe.thresholds import THRESHOLDS
 from sounding.profile import Row
@@ -289,6 +292,17 @@ FINDERS = (
     find_shut_gates,
     find_router_collapse,
 )
+
+
+def leave_known(findings: tuple[Finding, ...], reading: Reading) -> tuple[Finding, ...]:
+    """The findings without those that the measured profile explains better."""
+    known = set[str]()
+    if any("saturated_fraction" in call.values for call in reading.calls):
+        known.add("saturation")  # modules are measured themselves
+    explained = [*find_degenerate_batch(reading, THRESHOLDS), *find_rank_collapse(reading, THRESHOLDS)]
+    if any(one.severity == "high" for one in explained):
+        known.add("unused_input")  # of equal outputs
+    return tuple(one for one in findings if one.kind not in known)
 
 
 def _finding(

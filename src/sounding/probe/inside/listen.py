@@ -68,7 +68,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, weights: Sequence[Tensor], passes: Sequence[Pass], *, axis: int, tokens: Container[tuple[int, ...]] = ()
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._passes, self._axis, self._tokens = passes, axis, tokens
+        self._weights, self._passes, self._axis, self._tokens = weights, passes, axis, tokens
         self._born: dict[int, int] = {}
         self._read: dict[int, int] = {}
         self._marks: dict[int, Mark] = dict.fromkeys(_keys(weights), (WEIGHT, None))
@@ -78,8 +78,6 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._factors: dict[int, float] = {}  # of tensors that are another one times a number
         self._sums: dict[int, dict[int, int]] = {}  # of sums: what streams they hold, and when these were made
         self._trained = set(_keys(weight for weight in weights if weight.requires_grad))
-        # zero weights give the same to every sample, which is a practice
-        self._zeros = partial(any, (weight.dim() > 1 and not bool(weight.any()) for weight in weights))
         # storages of what a product with trained weights is behind, detached or not, by the calls before they were made
         self._learned: dict[int, int] = {}
         self.written = WrittenGates()
@@ -227,22 +225,25 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return any(key in self._learned for key in _keys([tensor]))
 
     def see_outputs(self, output: Any) -> None:
-        """Note, of several outputs, those that are detached, and one that is the same for every sample."""
+        """Note an output that is the same for every sample; of several outputs, those that are detached, and twins."""
         whole = [(path, tensor) for path, tensor in tensors_in(output) if tensor.is_floating_point() and tensor.dim()]
-        if len(whole) < 2 or not any(tensor.requires_grad for _, tensor in whole) or self.reason is not None:
+        if not any(tensor.requires_grad for _, tensor in whole) or self.reason is not None:
             return
         for path, tensor in whole:
-            made, rows = self._is_learned(tensor), tensor.detach()
+            made, rows = self._is_learned(tensor), tensor.detach().double()
             if made and not tensor.requires_grad:
                 self.oddities.tell(self.calls(), "cut", self.calls())
-            if made and rows.dim() > 1 and len(rows) == self._batch() > 1 and self._axis == 0:
-                spread = (rows.double() - rows[:1]).norm()
-                if float(spread) <= ROUNDING * float(rows.double().norm()) and not self._zeros():
-                    self.oddities.tell(self.calls(), "alike", path)
+            placed = made and len(rows) == self._batch() > 1 and self._axis == 0
+            if placed and (rows - rows[:1]).norm() <= ROUNDING * rows.norm() and not self._starts_at_zero():
+                self.oddities.tell(self.calls(), *(("alike", path) if len(whole) > 1 else ("all alike",)))
         for (first, one), (second, other) in itertools.combinations(whole, 2):
             apart = _keys([one]) != _keys([other]) and one.shape == other.shape and one.numel() > 1
             if apart and self._is_learned(one) and torch.equal(one, other):
                 self.oddities.tell(self.calls(), "repeated", first, second)
+
+    def _starts_at_zero(self) -> bool:
+        """Whether a weight or a gate is zero: it gives the same to every sample, which is a practice."""
+        return any((one.dim() > 1 or one.numel() == 1) and not bool(one.any()) for one in self._weights)
 
     def _mark(self, name: str, func: Any, args: Any, kwargs: Any, out: Any, taken: list[int]) -> Mark | None:
         """What the result of an operation is for attention, and a look at it where it is one."""

@@ -196,6 +196,14 @@ SENTENCES: dict[str, Sentence] = {
         "one vector at all of them",
     ),
 }
+SENTENCES["all alike"] = SENTENCES["alike"]._replace(
+    severity="high",  # nothing about samples can be learned
+    why="What the network returns is the same for every sample, though trained weights make it: nothing of what tells "
+    "samples apart reaches it",
+    remedies="look for an index that takes the wrong step, such as the last one of a padded sequence\n"
+    "look for units that are zero, or flat, for every sample",
+    found="the same output for every sample",
+)
 SENTENCES["merged_for_a_while"] = SENTENCES["merged"]._replace(severity="low")
 
 
