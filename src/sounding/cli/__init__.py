@@ -59,6 +59,7 @@ def _give_debug(command: click.Command) -> None:
     def remember(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
         ctx.meta[DEBUG] = value or ctx.meta.get(DEBUG, False)  # a command must not take back what its group said
 
+    # a command is asked for more than once, by its help and by completion
     if not any("--debug" in parameter.opts for parameter in command.params):
         command.params.append(click.Option(["--debug"], is_flag=True, expose_value=False, callback=remember,
                                            help="Show the full traceback of an error."))  # fmt: skip
@@ -145,6 +146,7 @@ def _run(arguments: list[str] | None) -> int:
     try:
         # not standalone: errors come to the lines below, not to an exit of click
         result: Any = cli.main(args=arguments, prog_name="sounding", standalone_mode=False)
+        # a reader that has gone, or a full disk, is met here and not while Python ends
         sys.stdout.flush()
         return result if isinstance(result, int) else ExitCode.HEALTHY  # commands that end by a return give their code
     except click.ClickException as error:

@@ -98,6 +98,7 @@ def unasked(model: nn.Module, batch: Batch, reason: str) -> str:
 
 def _arguments(model: nn.Module) -> tuple[list[str], list[str], bool]:
     """The names that forward takes, those it needs, and whether it takes any others."""
+    # forward itself: the signature of a module is that of its __call__, which takes anything
     parameters = inspect.signature(model.forward).parameters.values()
     named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
     anything = any(one.kind is one.VAR_KEYWORD for one in parameters)

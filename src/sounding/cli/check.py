@@ -107,6 +107,7 @@ def check(
     accept = accepted.accepting(select=select, ignore=ignore, baseline=baseline)
     if target is None and wanted.input_shape is None:
         wanted = replace(wanted, input_shape=(EXAMPLE_INPUT,))
+    # click gives () where nothing was named, which would show no module
     how |= {"only": how["only"] or None, "repeats": repeats, "redraw": redraw}
     # the fast tier has no theory
     how |= {"theory": theory and how["tier"] == "full", "trial": asked_trial(steps, lr, optimizer)}
@@ -165,6 +166,7 @@ def to_json_object(
     partial = any(report.profile.settings.get("partial") for report in reports.values())
     head = {"target": target, "network": name, "partial": bool(partial), **reports[name].to_dict()}
     if trials:
+        # an interruption may have left this network without its trial
         head["trial"] = trials[name].to_dict() if name in trials else None
         head["trials"] = {name: trial.to_dict() for name, trial in trials.items()}
     if len(reports) == 1:

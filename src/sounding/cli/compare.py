@@ -87,6 +87,7 @@ def make_table(result: Comparison) -> Table:
     from sounding.cli.table import shorten
 
     pairs = result.pairs
+    # where no pair parts, the rows are spread over the depth alone
     first = next((index for index, pair in enumerate(pairs) if pair.parted), len(pairs))
     spread = {round(index * (len(pairs) - 1) / ROWS) for index in range(ROWS + 1)}  # evenly over the depth
     columns = (("mean_square", write_number), ("participation_ratio", write_number),

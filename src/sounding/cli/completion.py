@@ -27,6 +27,7 @@ def completion(shell: str) -> None:
     from sounding.cli import cli
 
     kind = get_completion_class(shell)
+    # click knows the three shells that the option lets pass
     assert kind is not None
     # the script alone: click would start bash first, to see how old it is
     made = kind(cli, {}, "sounding", VARIABLE)

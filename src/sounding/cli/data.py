@@ -134,6 +134,7 @@ def _progress(*, quiet: bool) -> Iterator[Progress | None]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=console(stderr=True)) as bars:
+        # a file that is here and intact is not fetched, and gets no bar
         tasks: dict[str, Any] = {}
 
         def advance(name: str, done: int, total: int | None) -> None:

@@ -187,6 +187,7 @@ def _propose(model: nn.Module, data: str | None) -> Iterator[tuple[str, tuple[in
             case nn.Embedding():
                 if data in (None, "tokens"):
                     yield f"tokens:{module.num_embeddings}", (SEQUENCE,)
+                    # a network that embeds one token for each sample, as recommenders do, takes no sequences
                     yield f"tokens:{module.num_embeddings}", ()
             case nn.Conv2d():
                 shapes = [(module.in_channels, side, side) for side in IMAGE_SIDES]
@@ -272,6 +273,7 @@ def _answer(model: nn.Module, batch: Batch, axis: int, count: int | None = 2) ->
 
 def _hint(model: nn.Module, data: str | None, refusal: str) -> str:
     """What to try after a refusal: one input instead of several, the file's samples, or a shape."""
+    # Python's own words where forward has other arguments than one
     if "positional argument" in refusal:
         return f"--data FILE.npz with arrays {needed_names(model)}, or a module around it that takes one input"
     if "not equally many" in refusal:

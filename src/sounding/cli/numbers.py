@@ -17,6 +17,7 @@ def write_number(value: float) -> str:
         return "∞" if value > 0 else "-∞"
     if value == 0:
         return "0"
+    # the # of the format keeps zeros at the end, which say how many digits are meant
     if 1e-3 <= abs(value) < 1e4:  # where plain digits are no longer than an exponent
         return f"{value:#.3g}".rstrip(".") if abs(value) < 1000 else f"{value:.0f}"
     return f"{value:.1e}"

@@ -52,6 +52,7 @@ as_json = _json("instead of a table.")
 
 
 def _check_picture(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    # an ending that cannot be drawn, or a folder that is not there, is told before the work
     if path is not None:
         from sounding.plot import require_picture
 

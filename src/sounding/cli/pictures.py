@@ -29,6 +29,7 @@ def batchnorm(result: BatchNormPrediction) -> Axes:
     """Gradient growth against batch size, with the asked one marked and a linear network below."""
     from sounding import predict
 
+    # a curve shows three digits, and each of its points costs a prediction
     setting = {"eps": result.eps, "scale": result.scale, "shift": result.shift, "tolerance": 1e-8}
     growth = [predict.batchnorm(result.activation, batch_size=size, **setting).gradient_growth for size in BATCH_SIZES]
     linear = [predict.batchnorm("identity", batch_size=size).gradient_growth for size in BATCH_SIZES]

@@ -106,6 +106,7 @@ def print_prescription(result: sounding.predict.Prescription) -> None:
     else:
         bases = list(dict.fromkeys(option.rests_on for option in result.options))
         table = new_table("change", ">growth", ">trainable depth", ">how large", ">basis")
+        # a change in words may be longer than the screen is wide
         table.columns[0].no_wrap = False
         for option in result.options:
             deep = "any" if math.isinf(option.trainable_depth) else f"{option.trainable_depth:.0f}"

@@ -36,6 +36,7 @@ def parse_value(text: str) -> Any:
         return load_array(Path(text[1:]))
     if "," in text:
         return [parse_value(part) for part in text.split(",") if part.strip()]
+    # int first, so that 64 stays a whole number
     for kind in (int, float):
         try:
             return kind(text)

@@ -115,6 +115,7 @@ def group_calls(reading: Reading, *, rows: int = ROWS) -> tuple[list[Group], boo
     long transformer siblings make rows: the first block, those between, and the last, role by role.
     """
     calls: Sequence[LayerCall] = reading.calls
+    # without weight layers there is nothing but the calls to tell
     layers = calls if len(calls) <= rows else reading.weight_layers or calls
     told = len(layers) < len(calls)
     if len(layers) <= rows:
@@ -282,6 +283,7 @@ def name_worst(reading: Reading) -> list[str]:
         ("dead_fraction", "most dead units", max, write_share),
         ("saturated_fraction", "most saturated units", max, write_share),
     ):
+        # units die behind an activation, which is no weight layer
         among = reading.calls if "fraction" in measure else layers
         measured = [call for call in among if math.isfinite(call.get(measure))]
         if not measured:

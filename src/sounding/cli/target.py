@@ -127,6 +127,7 @@ def _import_file(path: Path) -> ModuleType:
     try:
         with calling(f"importing {path}"):
             spec.loader.exec_module(module)
+    # a module that failed on the way must not be found by a second attempt
     except BaseException:
         sys.modules.pop(name, None)
         raise

@@ -322,6 +322,7 @@ def draw_curve(values: Sequence[float]) -> str:
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return "not finite"
+    # a flat curve has no span to divide by
     low, span = min(finite), (max(finite) - min(finite)) or 1.0
     steps = [round((value - low) / span * (len(BARS) - 1)) if math.isfinite(value) else -1 for value in values]
     return "".join(BARS[step] if step >= 0 else " " for step in steps)

@@ -21,6 +21,7 @@ VERBS = ("predict", "prescribe", "simulate", "train", "check")
 # written or printed elsewhere
 OURS = {"json", "quiet", "plot", "out", "html", "summary", "write_baseline", "checkpoint", "fresh", "debug", "help"}
 STACKED = ("lr", SEED, "init", "eps", "shift", "scale", "residual")  # what runs of one stack of `train` differ in
+# what a result holds beside what was found; the table of a sweep has no columns for it
 CIRCUMSTANCES = ("settings", "environment", "profile", "method")
 RATE = {"lr": "learning_rate"}  # as a history calls it
 

@@ -71,6 +71,7 @@ def _keep_rows(calls: Iterable[Call], store: Store, folder: Path) -> None:
         if found := store.read(call):
             folder.mkdir(exist_ok=True)
             row = {"name": call.options["name"], **found[0]}
+            # a row of a sweep holds plain values only, so the record came as text
             if "record" in row:
                 row["record"] = json.loads(row["record"])
             place(folder / f"{row['name']}.json", json.dumps(row, allow_nan=False, separators=(",", ":")).encode())

@@ -71,6 +71,7 @@ def _build(node: ast.AST, depth: int) -> Step:
     """The step that computes one node of the formula."""
     if depth > DEEPEST:
         raise UsageError(f"expected at most {DEEPEST} operations inside one another, got more")
+    # to Python True is a whole number
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
         if not abs(node.value) <= LARGEST:
             raise UsageError(f"expected numbers up to {LARGEST:g}, got {node.value!r}")

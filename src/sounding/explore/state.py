@@ -72,6 +72,7 @@ def resolve_activation(name: str, formula: str) -> Activation:
 
     if name == "formula":
         return resolve(parse_formula(formula))
+    # module:function would import and run code, which a link must not
     if ":" in name and not name.partition(":")[2].replace(".", "").replace("-", "").isdigit():
         raise UsageError(f"expected the name of an activation, got {name!r}", hint="relu, or leaky_relu:0.1")
     return resolve(name)

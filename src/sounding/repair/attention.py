@@ -19,6 +19,7 @@ from sounding.repair.snapshot import all_or_nothing
 QUERY_KEY = re.compile(r"^(q|k|query|key|to_q|to_k|wq|wk)(_?proj|_lin)?$", re.IGNORECASE)
 # layers that give out queries, keys and values one behind the other; others (query_key_value) mix them by heads
 FUSED = re.compile(r"^(c_attn|qkv|in_proj|to_qkv|qkv_proj|Wqkv)$")
+# where modules and configurations of known libraries keep the number of heads, and the size of one
 HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
 SIZES = ("head_dim", "attention_head_size", "head_size", "dim_head")
 EPS = 1e-6  # under the root of a mean square, as in LLaMA's norms

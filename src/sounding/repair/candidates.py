@@ -47,6 +47,7 @@ def list_candidates(model: nn.Module, inputs: Inputs, findings: Sequence[Finding
     was added needs the tuning of any other.
     """
     mends = _mends(model, findings)
+    # the first candidate is the model as it is
     found = ["", *mends, *(["+".join(mends)] if len(mends) > 1 else [])]
     kinds = {finding.kind for finding in findings}
     if "entropy_collapse" in kinds:

@@ -256,6 +256,7 @@ def _look_inside(model: nn.Module, inputs: Any) -> tuple[Estimate, Estimate, flo
         for module, following in zip(order, [*order[1:], None], strict=True)
         if id(module) in layers
     ]
+    # a network of the user's may call other layers in its second pass than in its first
     if not grams or grams[-1] is None or len(centred) != len(grams):
         return Estimate(math.nan), Estimate(math.nan), math.nan
     shares = [_share(gram, alone=free) for gram, free in zip(grams, centred, strict=True) if gram is not None]
@@ -298,6 +299,7 @@ def jackknife(gram: Tensor, measure: Callable[[Tensor], Tensor]) -> Estimate:
     groups = min(GROUPS, len(gram))
     if groups < 3:  # two groups would tell nothing of the scatter
         return Estimate(value)
+    # every sixteenth sample is left out together: neighbours in a file may be alike
     member = torch.arange(len(gram)) % groups
     left = [gram[member != group][:, member != group] for group in range(groups)]
     values = torch.tensor([float(measure(part)) for part in left], dtype=torch.float64)

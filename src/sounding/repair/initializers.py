@@ -126,6 +126,7 @@ def _square_kept(rows: int, columns: int, gain: float, generator: torch.Generato
 def _delta_weight(layer: Convolution, gain: float, generator: torch.Generator | None) -> Tensor:
     out, inner, *kernel = weight_of(layer).shape
     groups = layer.groups
+    # as frames are drawn: rounding to the layer's own type comes last
     weight = torch.zeros(out, inner, *kernel, dtype=torch.float64)
     # the tap that meets the same pixel, with padding that keeps the size
     centre = tuple((size - 1) // 2 for size in kernel)

@@ -106,6 +106,7 @@ def select_layers(
         return why
 
     leaves = named_leaves(model)
+    # a quantized layer has a method in place of the tensor
     untouched = [
         Untouched(name, "its weights are quantized")
         for name, module in leaves

@@ -218,6 +218,7 @@ def choose_methods(
     >>> [chosen.name for chosen, _ in choose_methods("haar,shape_activations")]
     ['haar', 'shape_activations']
     """
+    # + is how a recommendation writes several cures
     names = method.replace("+", ",").split(",") if isinstance(method, str) else list(method)
     # the functions end in one, as torch’s that work in place
     names = [str(name).strip().removesuffix("_") for name in names]

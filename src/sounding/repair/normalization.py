@@ -67,6 +67,7 @@ def add_batchnorm_(
             "add_batchnorm adds a normalization, got kind 'none'", hint="swap_normalization(model, kind='none')"
         )
     layers, untouched = select_layers(model, (nn.Linear, *CONVOLUTIONS), include=include, exclude=exclude)
+    # every linear map is listened to, also those that the filters leave out: the last one must be known
     modules = list(model.modules())
     given, taken = call_flow(
         model,

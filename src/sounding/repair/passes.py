@@ -91,6 +91,7 @@ def call_flow(
     kept: list[Tensor] = []  # holds the outputs, so that an id is never reused within the pass
 
     def before(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        # tokens and masks are no signal that a norm could have given
         if len(arguments) == 1 and isinstance(arguments[0], Tensor) and arguments[0].is_floating_point():
             taken.append((module, outputs.get(id(arguments[0]))))
 

@@ -176,6 +176,7 @@ class Plan:
 
 def as_inputs(inputs: Any) -> Inputs:
     """Arrays become tensors; what is neither a tensor, a tuple nor a mapping is refused."""
+    # torch shares the memory of an array, so nothing is copied
     if isinstance(inputs, np.ndarray):
         return torch.as_tensor(inputs)
     if isinstance(inputs, Tensor | tuple | Mapping):

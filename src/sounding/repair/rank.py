@@ -147,6 +147,7 @@ def _groups(
         raise UsageError(
             f"expected a network with a hidden layer, got {type(model).__name__} with {len(weighted)} weight layers"
         )
+    # backwards from the last, which is always among them; the first layer is given the inputs themselves
     stride = math.ceil((len(weighted) - 1) / PLACES) if together else len(weighted)
     return [[_Place(f"input of {name}", module, "input") for name, module in weighted[:0:-stride][::-1]]]
 

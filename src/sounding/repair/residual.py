@@ -191,6 +191,7 @@ def _scale(
     size = rms(held.parameters[end[0]])
     if rule == "sqrt":
         law = laws.get(end[0], "")
+        # a vector behind the branch that is as small as the factor does the same already
         if law.endswith(("√(2L)", "√L")) or (branch.behind and size <= 1.5 * factor):
             return Untouched(branch.name, f"it is scaled by depth already ({law or f'{end[0]} is {size:.3g}'})")
         for name in end:

@@ -152,6 +152,7 @@ def _set(name: str, norm: nn.Module, chosen: Mapping[str, float], untouched: lis
         if not isinstance(parameter, Tensor):
             if value != usual:  # what a norm without parameters does anyway
                 untouched.append(Untouched(name, f"it has no {part} (affine=False), so {value:g} cannot be set"))
+        # a norm that has the value already is not told as changed
         elif not bool((parameter == value).all()):
             changed.append(Change(name, part, f"mean {float(parameter.mean()):.3g}", f"{value:g}"))
             parameter.fill_(value)

@@ -142,6 +142,7 @@ def _tell_failure(line: Line) -> str:
         return f"It fails by its parts: {parts}."
     words = {"holds": "Corrected:", "open": "Corrected, which is open:", "fails": "Corrected, which fails, too:"}
     told = {**words, "none": "No correction."}[line.standing.corrected]
+    # a statement without a correction leaves two blanks behind one another
     return f"{told} {line.result.correction} Evidence: {describe_evidence(line.result)[0]}.".replace("  ", " ")
 
 

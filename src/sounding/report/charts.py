@@ -103,4 +103,5 @@ def _round(value: float) -> float | int | None:
     if not math.isfinite(value):
         return None
     rounded = float(f"{value:.{DIGITS}g}")
+    # a larger number is shorter with an exponent, as a float is written
     return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded

@@ -65,6 +65,7 @@ class Line:
 def stand_with_cases(results: Iterable[Result]) -> dict[str, Standing]:
     """How each row stands: a statement with cases no better than the worst of those that are among `results`."""
     own = {result.id: result.standing for result in results}
+    # results know their own row only; which row they are a part of stands in the registry
     parents = {claim.id: claim.parent for claim in all_claims()}
     return {
         name: Standing.worst([standing, *(own[case] for case in own if parents.get(case) == name)])

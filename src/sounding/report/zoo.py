@@ -73,6 +73,7 @@ def write_pages(rows: Sequence[Row], folder: Path, outcomes: Sequence[Outcome]) 
     """Write `pages/index.html`, a page for each architecture that was built, and `table.md`; the path of the index."""
     pages = folder / "pages"
     pages.mkdir(parents=True, exist_ok=True)
+    # one file beside the pages: each of them would hold a megabyte of it otherwise
     place(pages / "plotly.js", plotly_js().encode())
     for row in rows:
         if "record" in row:
