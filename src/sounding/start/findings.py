@@ -74,6 +74,7 @@ def find_never_written(start: Start) -> Iterator[Finding]:
         sizes, largest = one.sample.abs(), max(abs(one.low), abs(one.high))
         if float(sizes.min()) >= max(DENORMAL, largest / WILD):
             continue  # the rule: no entry is denormal, and none lies far below the others
+        sizes = sizes.double()
         denormal = float(((sizes > 0) & (sizes < DENORMAL)).double().mean())
         middle = float(sizes[sizes > 0].median()) if bool((sizes > 0).any()) else 0.0
         wild = largest / middle if middle else 1.0
@@ -153,7 +154,7 @@ def find_copies(start: Start) -> list[tuple[Parameter, Parameter]]:
         pattern = one.kind == "matrix" and (one.law.shape not in DRAWN or torch.equal(one.tensor[0], one.tensor[-1]))
         drawn = one.kind in WEIGHTS and not pattern
         if drawn and not one.constant and one.finite and one.tensor.numel() >= LEAST:
-            key = (one.tensor.shape, one.tensor.dtype, one.low, one.high, float(one.sample.sum()))
+            key = (one.tensor.shape, one.tensor.dtype, one.low, one.high, float(one.sample.double().sum()))
             seen.setdefault(key, []).append(one)
     return [(one, first) for first, *others in seen.values() for one in others if torch.equal(one.tensor, first.tensor)]
 

@@ -45,7 +45,8 @@ class Parameter:
     low: float  # the least entry of all, NaN where one is NaN
     high: float  # the largest entry of all
     entries: int  # how many entries the law was taken from
-    sample: Tensor = field(repr=False, compare=False)  # these entries
+    # these entries as the model holds them: all samples in float64 would take twice the memory of a small model
+    sample: Tensor = field(repr=False, compare=False)
     uses: tuple[str, ...] = ()  # the names of the modules that hold this very parameter
     head: bool = False  # whether a tied embedding is also the network's output
     owner: type = nn.Module  # the class of the module that holds it
@@ -161,7 +162,7 @@ def _survey_all(
         kind = _kind(owner, key, tensor)
         fan_in, fan_out = _fans(owner, kind, tensor)
         low, high = (end.item() for end in ends[2 * index : 2 * index + 2])
-        sample = entries[index].double()
+        sample = entries[index]
         law = survey_law(tensor, entries=sample)
         head = kind == "embedding" and any(_is_linear(holder) for holder in holders.values())
         yield Parameter(
