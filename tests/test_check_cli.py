@@ -15,6 +15,7 @@ import subprocess
 import sys
 import termios
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from rich.console import Console
 from reports import make_finding, make_report
 from sounding.cli import cli
 from sounding.cli.check import to_json_object
-from sounding.cli.table import group_calls, print_report
+from sounding.cli.table import Group, group_calls, print_report
 from sounding.errors import ExitCode, InterruptedRun
 from sounding.probe.reading import read
 from sounding.profile import Profile
@@ -428,3 +429,19 @@ def test_tier_mode_and_modules_are_those_of_python(tmp_path: Path) -> None:
     assert not fast["profile"]["settings"].get("theory", {}).get("applied")
     kept = json.loads(CliRunner().invoke(cli, [*ask, "--mode", "eval"]).stdout)
     assert kept["profile"]["settings"]["mode"] == "eval"
+
+
+def test_names_of_a_row_keep_the_numbers_that_tell_layers_apart():
+    calls = tuple(replace(read(Profile()).input, name=name) for name in ("blocks.10.c1", "blocks.11.c1"))
+    group = Group(calls)
+    assert group.write_name(40) == "blocks.10.c1 … blocks.11.c1"
+    assert group.write_name(22) == "blocks.10.c1 … 11.c1"
+    assert group.write_name(15) == "10.c1 … 11.c1"
+    assert Group(calls, "attention in").write_name(20) == "10–11 attention in"
+
+
+def test_a_long_theory_says_so_on_stderr(monkeypatch):
+    monkeypatch.setattr("sounding.cli.check.SILENCE", 0.0)
+    assert "--no-theory leaves it out" in run("net.py:healthy").stderr
+    assert "--no-theory" not in run("net.py:healthy", "--no-theory").stderr
+    assert "--no-theory" not in run("net.py:healthy", "--quiet").stderr

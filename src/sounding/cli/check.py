@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sounding.cli.options import file_option, json_beside, quiet_option
-from sounding.cli.output import console, despite_a_closed_pipe, new_table, print_json, require_writable, working
+from sounding.cli.output import console, despite_a_closed_pipe, new_table, print_json, require_writable, say, working
 from sounding.cli.subject import Wanted, in_mode, on_network, opened
 from sounding.errors import ExitCode, InterruptedRun, UsageError
 from sounding.limits import require_time
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from sounding.train.trial import Trial
 
 ROWS = 12  # steps in the table of a trial
+SILENCE = 5.0  # seconds behind the measurement after which a line says what takes so long
 LEAST_REPEAT = 1e-3  # seconds that measuring a batch takes at the least
 EXAMPLE_INPUT = 64  # the pixels of a digit
 EXAMPLE_DEPTH, EXAMPLE_WIDTH = 64, 128  # deep enough for both failures to show, without norm and with; some seconds
@@ -198,7 +200,7 @@ def _measure_all(
         for subject in subjects:
             tell(f"checking {subject.name}")
             try:
-                reports[subject.name], trial = measure(subject, wanted, tell, **how)
+                reports[subject.name], trial = measure(subject, wanted, tell, quiet=quiet, **how)
             except KeyboardInterrupt as stop:  # an InterruptedRun, which may hold a part, is one too
                 if (partial := getattr(stop, "partial", None)) is not None:
                     reports[subject.name] = partial
@@ -217,11 +219,13 @@ def measure(
     *,
     repeats: int = 1,
     trial: Mapping[str, Any] | None = None,
+    quiet: bool = False,
     **how: Any,
 ) -> tuple[Report, Trial | None]:
     """The report of a network on the batch that the options ask for, and the trial where they ask for one.
 
-    The batch is measured as `how` says, which `sounding.check` takes; `trial` has options of `run_trial`.
+    The batch is measured as `how` says, which `sounding.check` takes; `trial` has options of `run_trial`. Unless
+    `quiet`, a line on stderr says that theory is running when it takes long.
     """
     from sounding.models.hf import describe_hf
     from sounding.probe.check import check as check_network
@@ -231,6 +235,15 @@ def measure(
         size = describe_hf(model, subject.name)
         about = {"target": subject.name, **({"model": size} if size else {}), "data": at.data, "seed": wanted.seed}
         inputs, targets = _repeat(at, repeats)
+        told = f"Theory is still being computed for {subject.name}; --no-theory leaves it out."
+        clock = threading.Timer(SILENCE, say, [told], {"err": True})
+        clock.daemon = True  # an interrupted check must not wait for it
+
+        def progress(done: int, total: int) -> None:
+            tell(f"checking {subject.name}: {done} of {total} batches")
+            if done == total and how.get("theory") and not quiet:
+                clock.start()
+
         try:
             report = check_network(
                 model,
@@ -239,12 +252,14 @@ def measure(
                 repeats=repeats,
                 **how,
                 **at.options,
-                progress=lambda done, total: tell(f"checking {subject.name}: {done} of {total} batches"),
+                progress=progress,
             )
         except InterruptedRun as stop:
             if stop.partial is not None:
                 stop.partial = _describe(stop.partial, about, subject.target)
             raise
+        finally:
+            clock.cancel()
         tried = None if trial is None else try_training(at, trial, seed=wanted.seed, tell=tell)
         return _describe(report, about, subject.target), tried
 

@@ -83,12 +83,17 @@ class Group:
         if self.role:
             start, end = (".".join(block_of(name).split(".")[-2:]) for name in (first, last))
             blocks = start if start == end else f"{start}–{end.rpartition('.')[2]}"
-            return shorten(f"{blocks} {self.role}", width)
+            number = blocks.rpartition(".")[2]
+            long, short = f"{blocks} {self.role}", f"{number} {self.role}"
+            return long if len(long) <= width else shorten(short, width)
         if len(self.calls) == 1:
             return shorten(first, width)
-        if len(first) + len(last) + 3 <= width:
-            return f"{first} … {last}"
-        half = (width - 3) // 2
+        one, other = _without_common(first, last)
+        # the numbers tell calls apart: what both names begin with goes first, from the second and then from both
+        for start, end in ((first, last), (first, other), (one, other)):
+            if len(start) + len(end) + 3 <= width:
+                return f"{start} … {end}"
+        first, last, half = one, other, (width - 3) // 2
         return f"{shorten(first, half)} … {shorten(last, half)}"
 
     def value(self, measure: str) -> float:
@@ -148,6 +153,20 @@ def _group_by_role(reading: Reading, layers: Sequence[LayerCall], roles: Mapping
     before = [group for group in alone if group.calls[0].depth < start]
     behind = [group for group in alone if group.calls[0].depth > start]
     return [*before[:EDGES], *groups, *behind[-EDGES:]]
+
+
+def _without_common(first: str, last: str) -> tuple[str, str]:
+    """Two names of modules without the modules that both lie in.
+
+    >>> _without_common("blocks.0.c1", "blocks.1.c1")
+    ('0.c1', '1.c1')
+    """
+    parts = [name.split(".") for name in (first, last)]
+    # the last part stays, whatever it is
+    inner = zip(parts[0][:-1], parts[1][:-1], strict=False)
+    common = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], inner)))
+    one, other = (".".join(part[common:]) for part in parts)
+    return one, other
 
 
 def shorten(name: str, width: int) -> str:

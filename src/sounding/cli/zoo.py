@@ -102,7 +102,7 @@ def audit_name(name: str, *, seed: int, versions: str) -> dict[str, Any]:
         return model
 
     try:
-        report, _ = measure(Subject(target, make), Wanted(seed=seed), lambda text: None, theory=True)
+        report, _ = measure(Subject(target, make), Wanted(seed=seed), lambda text: None, quiet=True, theory=True)
     except UsageError as error:
         if built:  # the check refused, not the library: that is a failure of the row
             raise
