@@ -16,8 +16,8 @@ from sounding.explore.state import State
 from sounding.theory.prescribe import prescriptions
 
 # seconds of work, not of a clock: a machine that is busy otherwise must not make many small parts
-ANSWER = 0.06  # after which an answer starts no further part; with the part that runs then it stays below 0.15
-PART = 0.05  # that the next part of a prediction may take
+ANSWER = 0.05  # after which an answer starts no further part; with the part that runs then it stays below 0.15
+PART = 0.04  # that the next part of a prediction may take
 FIRST_BLOCKS, MOST_BLOCKS = 4, 48  # in the first part of a prediction, and in any later one
 
 
