@@ -45,7 +45,7 @@ def tensors_of(inputs: Inputs) -> list[Tensor]:
 
 
 def map_tensors(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
-    """The same batch with each of its tensors changed."""
+    """A batch in the form that it had, with each of its tensors changed."""
     if isinstance(inputs, Tensor):
         return change(inputs)
     if isinstance(inputs, Mapping):
