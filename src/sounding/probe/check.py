@@ -28,7 +28,7 @@ from sounding.probe.losses import Loss, evaluate_loss, implied_targets, loss_nam
 from sounding.probe.meeting import Meeting
 from sounding.probe.moments import Tier
 from sounding.probe.outputs import guess_axis
-from sounding.probe.reading import NETWORK, Reading, read
+from sounding.probe.reading import NETWORK, NETWORK_MEASURES, Reading
 from sounding.probe.records import Finding, Report, Unmeasured
 from sounding.probe.running import run_model
 from sounding.probe.sharded import WHOLE_ONLY, find_shards
@@ -47,7 +47,7 @@ from sounding.probe.state import (
     unwrap,
 )
 from sounding.probe.watch import Watched
-from sounding.profile import Profile
+from sounding.profile import Estimate, Profile
 from sounding.start.loss import StartLoss, average, measure_loss
 from sounding.start.loss_operations import watch_loss
 
@@ -308,7 +308,11 @@ class _Checked(Watched):
                 rows=rows,
                 foresight=self.needs_foresight,
             )
-        expected = read(profile).predicted
+        expected = {
+            row.measure: Estimate(row.value, row.stderr)
+            for row in profile.rows  # a module may be called "network", too
+            if row.source == "theory" and row.name == NETWORK and row.measure in NETWORK_MEASURES
+        }
         reading = replace(self._reading, settings=profile.settings, predicted=expected)
         verdict = judge_reading(reading, beside=self._beside)
         if all(finding.severity == "low" for finding in verdict.findings):

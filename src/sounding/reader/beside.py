@@ -15,7 +15,7 @@ from sounding.errors import SoundingError
 from sounding.probe.batches import Batch
 from sounding.probe.growth import fit_growth
 from sounding.probe.losses import Loss
-from sounding.probe.reading import NETWORK, read
+from sounding.probe.reading import NETWORK, Reading, read
 from sounding.probe.records import Finding
 from sounding.probe.state import Mode
 from sounding.profile import Profile, Row
@@ -87,7 +87,8 @@ def lay_beside(
     told["followed"] = [note for note in prediction.notes if note not in blueprint.description.notes]
     told["applied"] = predicted > 0
     more = estimate_seconds(blueprint, most=FOLLOWED)
-    kept = compare_with_sound(read(profile), blueprint) if not hurry or seconds + more < PATIENCE else None
+    reading = read(profile)
+    kept = compare_with_sound(reading, blueprint) if not hurry or seconds + more < PATIENCE else None
     if kept is not None:
         told["kept"], told["kept_soundly"] = map(asdict, kept)
         told["kept_words"] = tell_kept(*kept, layers)
@@ -98,17 +99,17 @@ def lay_beside(
         for item in prediction.rows
         if (item.name, item.measure) in places
     ]
-    return with_told(*beside, *_growth_rows(profile, beside)), findings
+    return with_told(*beside, *_growth_rows(reading, beside)), findings
 
 
-def _growth_rows(profile: Profile, beside: Sequence[Row]) -> list[Row]:
+def _growth_rows(reading: Reading, beside: Sequence[Row]) -> list[Row]:
     """The growth of the predicted gradients over the weight layers, fitted as the measured growth is.
 
     Its error is that of the difference between the gradients at the two ends. The trainable depth is 16 depth scales,
     where the growth differs from 1 beyond its error.
     """
     gradients = {row.layer: row for row in beside if row.measure == "gradient_log_norm"}
-    layers = [call for call in read(profile).layers if call.weighs]
+    layers = [call for call in reading.layers if call.weighs]
     curve = [gradients[call.depth].value if call.depth in gradients else math.nan for call in layers]
     if any(map(math.isnan, curve)):  # a fit over some of the layers is no prediction of the measured one
         return []
@@ -122,7 +123,7 @@ def _growth_rows(profile: Profile, beside: Sequence[Row]) -> list[Row]:
         ("gradient_growth", growth.growth, 2 * growth.growth * error),
         ("gradient_log_rate", growth.log_rate, error),
     ]
-    last = max(row.layer for row in profile.rows)
+    last = len(reading.layers)
     if abs(growth.log_rate) > 2 * error:
         found.append(("trainable_depth", DEPTH_SCALES * depth_scale(growth.growth), None))
     return [Row(last, NETWORK, measure, value, stderr, SOURCE) for measure, value, stderr in found]
