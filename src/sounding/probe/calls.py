@@ -30,22 +30,14 @@ ROOT = "model"  # the name of a model that is itself a leaf
 
 @dataclass(slots=True, eq=False)
 class Spec:
-    """What is known of a module before it is called.
+    """What is known of a module before it is called."""
 
-    Args:
-        name: its qualified name, without the wrappers of torch.compile and data parallelism.
-        kind: the name of its class.
-        leaf: whether it has no children; other modules are measured when they hold parameters of their own.
-        shown: whether the filters let it through.
-        weighs: whether it multiplies by a weight (a parameter of two or more axes, no lookup): one layer of depth.
-    """
-
-    name: str
+    name: str  # its qualified name, without the wrappers of torch.compile and data parallelism
     module: nn.Module
-    kind: str
-    leaf: bool
-    shown: bool
-    weighs: bool
+    kind: str  # the name of its class
+    leaf: bool  # whether it has no children; other modules are measured when they hold parameters of their own
+    shown: bool  # whether the filters let it through
+    weighs: bool  # whether it multiplies by a weight (a parameter of two or more axes, no lookup): one layer of depth
     activation: bool
     non_negative: bool
     bounds: tuple[float, float] | None

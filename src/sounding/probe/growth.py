@@ -26,25 +26,16 @@ EVIDENCE = 1.92  # log-likelihood below the best that is still plausible: half t
 
 @dataclass(frozen=True)
 class Growth:
-    """A fitted rate.
+    """A fitted rate."""
 
-    Args:
-        log_rate: change of ln‖gradient‖ per layer towards the input, with its standard error.
-        growth: exp(2·log_rate), the factor per layer of the squared norm (meanfield2019), with its standard error.
-        interval: of `growth`, at 95% (Student's t).
-        depth: number of layers fitted.
-        degrees: degrees of freedom of the interval.
-        grouped: whether layers of different kind and shape had a level of their own.
-    """
-
-    log_rate: float
+    log_rate: float  # change of ln‖gradient‖ per layer towards the input, with its standard error
     log_rate_stderr: float
-    growth: float
+    growth: float  # exp(2·log_rate), the factor per layer of the squared norm (meanfield2019), with its standard error
     growth_stderr: float
-    interval: tuple[float, float]
-    depth: int
-    degrees: int
-    grouped: bool
+    interval: tuple[float, float]  # of `growth`, at 95% (Student's t)
+    depth: int  # number of layers fitted
+    degrees: int  # degrees of freedom of the interval
+    grouped: bool  # whether layers of different kind and shape had a level of their own
 
 
 def fit_growth(log_norms: Sequence[Sequence[float]], groups: Sequence[Hashable] | None = None) -> Growth | None:
@@ -143,32 +134,20 @@ def _longest_run(curves: Sequence[Sequence[float]]) -> slice:
 
 @dataclass(frozen=True)
 class _Frame:
-    """What the fit knows before it sees a gradient: of one sequence of groups, at every plausible amount of noise.
+    """What the fit knows before it sees a gradient: of one sequence of groups, at every plausible amount of noise."""
 
-    Args:
-        design: the columns of the differences, rotated by the sine transform.
-        basis: that transform, which is its own transpose.
-        weights: inverse variances of the rotated differences, up to a factor, one row per amount of noise.
-        solvers: from rotated differences to the least squares solution, (noise, columns, differences).
-        drifts: from the differences themselves to the drift, (noise, differences).
-        forms: from them to the weighted residuals, where they are few: (noise, rows, differences), as few rows as there
-            are degrees of freedom; empty where they are many.
-        variances: of the drift, over the scatter of the differences, one per amount of noise.
-        penalties: the part of the restricted likelihood that does not depend on the data.
-        degrees: degrees of freedom.
-        grouped: whether groups have levels of their own.
-    """
-
-    design: np.ndarray
-    basis: np.ndarray
-    weights: np.ndarray
-    solvers: np.ndarray
-    drifts: list[list[float]]
+    design: np.ndarray  # the columns of the differences, rotated by the sine transform
+    basis: np.ndarray  # that transform, which is its own transpose
+    weights: np.ndarray  # inverse variances of the rotated differences, up to a factor, one row per amount of noise
+    solvers: np.ndarray  # from rotated differences to the least squares solution, (noise, columns, differences)
+    drifts: list[list[float]]  # from the differences themselves to the drift, (noise, differences)
+    # from them to the weighted residuals, where they are few: (noise, rows, differences), as few rows as there
+    # are degrees of freedom; empty where they are many
     forms: list[list[list[float]]]
-    variances: list[float]
-    penalties: list[float]
-    degrees: int
-    grouped: bool
+    variances: list[float]  # of the drift, over the scatter of the differences, one per amount of noise
+    penalties: list[float]  # the part of the restricted likelihood that does not depend on the data
+    degrees: int  # degrees of freedom
+    grouped: bool  # whether groups have levels of their own
 
 
 @lru_cache(maxsize=4)  # a network in training is fitted again and again

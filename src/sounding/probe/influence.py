@@ -38,29 +38,20 @@ MANY, MOST = 0.5, 0.9  # of an input that reaches nothing: padding, borders and 
 
 @dataclass(frozen=True)
 class Influence:
-    """What changes with what, each where it could be seen.
+    """What changes with what, each where it could be seen."""
 
-    Args:
-        samples: whether the third sample changes with the others, and `call` the first call in which it does.
-        alike: whether the outputs of all samples are the same.
-        steps: whether it is a recurrent layer or an attention where they meet, which takes samples for steps.
-        foreign: how much the others change what a sample gives, over how much it does so itself; or, if that is more,
-            twice what a single other one does.
-        ordered: whether what a sample gives changes with the order of the others.
-        future: whether outputs change with the tokens behind them.
-        past: whether outputs change with the tokens before them.
-        leak: the first call of which they do.
-    """
-
-    samples: bool
+    samples: bool  # whether the third sample changes with the others, and `call` the first call in which it does
     call: str | None = None
-    alike: bool = False
+    alike: bool = False  # whether the outputs of all samples are the same
+    # whether it is a recurrent layer or an attention where they meet, which takes samples for steps
     steps: bool = False
+    # how much the others change what a sample gives, over how much it does so itself; or, if that is more, twice
+    # what a single other one does
     foreign: float = 0.0
-    ordered: bool = False
-    future: bool = False
-    past: bool = True
-    leak: str | None = None
+    ordered: bool = False  # whether what a sample gives changes with the order of the others
+    future: bool = False  # whether outputs change with the tokens behind them
+    past: bool = True  # whether outputs change with the tokens before them
+    leak: str | None = None  # the first call of which they do
 
 
 class _Alone(DropoutAtRest):

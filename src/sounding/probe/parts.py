@@ -17,17 +17,12 @@ TO_LOCAL = "_ToTorchTensorBackward"  # the node that DTensor.to_local leaves in 
 
 
 class Place(NamedTuple):
-    """Where the whole of a tensor lies.
+    """Where the whole of a tensor lies."""
 
-    Args:
-        ranks: the processes whose parts make up the whole, this one among them; none where this process holds all.
-        cut: the axes along which the tensor was cut; none where the processes hold summands of it.
-        reason: why the parts cannot be put together, or None.
-    """
-
+    # the processes whose parts make up the whole, this one among them; none where this process holds all
     ranks: tuple[int, ...] = ()
-    cut: tuple[int, ...] = ()
-    reason: str | None = None
+    cut: tuple[int, ...] = ()  # the axes along which the tensor was cut; none where the processes hold summands of it
+    reason: str | None = None  # why the parts cannot be put together, or None
 
     @property
     def summed(self) -> bool:

@@ -34,33 +34,21 @@ class WeightGradient(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """One call of a module, with what was measured of it: means over the passes.
+    """One call of a module, with what was measured of it: means over the passes."""
 
-    Args:
-        depth: its place in execution order, from 1; 0 is the input.
-        name: the module's full name, with "#2" at its second call; "" when a file holds its weights' gradients alone.
-        values: measure → value.
-        kind: the class of the module, "" when a file does not say.
-        errors: measure → standard error, where there were several passes.
-        weights: the gradients of the parameters that belong to it; the first speaks for the layer.
-        shape: the shape of the module's output, () in what was read from a file.
-        features: the width of its sample matrix, 0 when nothing was measured or a file does not say.
-        positions: how many places of a sample share one unit (pixels, tokens).
-        weighs: whether it multiplies by a weight, so that it counts as one layer of depth.
-        predicted: what theory, or drawing all weights anew, says of this call.
-    """
-
-    depth: int
-    name: str
-    values: Mapping[str, float]
-    kind: str = ""
+    depth: int  # its place in execution order, from 1; 0 is the input
+    name: str  # the module's full name, with "#2" at its second call; "" when a file holds its weights' gradients alone
+    values: Mapping[str, float]  # measure → value
+    kind: str = ""  # the class of the module, "" when a file does not say
+    # measure → standard error, where there were several passes
     errors: Mapping[str, float | None] = field(default_factory=dict)
+    # the gradients of the parameters that belong to it; the first speaks for the layer
     weights: Sequence[WeightGradient] = ()
-    shape: tuple[int, ...] = ()
-    features: int = 0
-    positions: int = 1
-    weighs: bool = False
-    predicted: Sequence[Row] = ()
+    shape: tuple[int, ...] = ()  # the shape of the module's output, () in what was read from a file
+    features: int = 0  # the width of its sample matrix, 0 when nothing was measured or a file does not say
+    positions: int = 1  # how many places of a sample share one unit (pixels, tokens)
+    weighs: bool = False  # whether it multiplies by a weight, so that it counts as one layer of depth
+    predicted: Sequence[Row] = ()  # what theory, or drawing all weights anew, says of this call
 
     def __contains__(self, measure: str) -> bool:
         return bool(self.weights) if measure == WEIGHT_GRADIENT else measure in self.values
@@ -87,23 +75,16 @@ class LayerCall:
 
 @dataclass(frozen=True)
 class Reading:
-    """What some passes through a network showed.
+    """What some passes through a network showed."""
 
-    Args:
-        input: the measures of the input batch (depth 0).
-        layers: every call in execution order; those that a filter hides or that could not be measured hold no numbers.
-        network: the network-wide estimates (growth, alignment).
-        settings: how the numbers came about.
-        predicted: the network-wide estimates of theory, where theory was laid beside the measurement.
-        source: the source of the measured rows.
-    """
-
-    input: LayerCall
+    input: LayerCall  # the measures of the input batch (depth 0)
+    # every call in execution order; those that a filter hides or that could not be measured hold no numbers
     layers: tuple[LayerCall, ...]
-    network: Mapping[str, Estimate]
-    settings: Mapping[str, Any]
+    network: Mapping[str, Estimate]  # the network-wide estimates (growth, alignment)
+    settings: Mapping[str, Any]  # how the numbers came about
+    # the network-wide estimates of theory, where theory was laid beside the measurement
     predicted: Mapping[str, Estimate] = field(default_factory=dict)
-    source: str = "check"
+    source: str = "check"  # the source of the measured rows
 
     @cached_property
     def calls(self) -> tuple[LayerCall, ...]:

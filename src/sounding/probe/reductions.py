@@ -26,21 +26,13 @@ ROUNDINGS = 16  # a sum of squares this many times the rounding of its parts is 
 
 
 class Summary(NamedTuple):
-    """What is kept of some centred Gram matrices (calls, n, n): vectors and numbers, never a matrix.
+    """What is kept of some centred Gram matrices (calls, n, n): vectors and numbers, never a matrix."""
 
-    Args:
-        distinct: ‖c_i‖², (calls, n).
-        cross: b_i, (calls, n).
-        squared_mean: M, (calls,).
-        norm: ‖C‖_F, (calls,).
-        turned: ‖Σ_i c_i/‖h_i‖‖ over the samples that have a length, (calls,).
-    """
-
-    distinct: Tensor
-    cross: Tensor
-    squared_mean: Tensor
-    norm: Tensor
-    turned: Tensor
+    distinct: Tensor  # ‖c_i‖², (calls, n)
+    cross: Tensor  # b_i, (calls, n)
+    squared_mean: Tensor  # M, (calls,)
+    norm: Tensor  # ‖C‖_F, (calls,)
+    turned: Tensor  # ‖Σ_i c_i/‖h_i‖‖ over the samples that have a length, (calls,)
 
 
 def summarize_rows(rows: Tensor, mean: Tensor, lengths: Tensor, gram: Tensor) -> Summary:

@@ -37,19 +37,13 @@ WHOLE_ONLY = (
 
 @dataclass(frozen=True)
 class Shards:
-    """What a watch knows of a model whose weights lie in several processes.
+    """What a watch knows of a model whose weights lie in several processes."""
 
-    Args:
-        name: of the model's structure, the same in every process.
-        ranks: the processes that hold a part of it.
-        gathered: whether fully_shard gathers the weights for a pass, so that their gradients appear in `.grad` alone.
-        parallel: whether outputs may be parts: layers are cut over a mesh.
-    """
-
-    name: str
-    ranks: tuple[int, ...]
+    name: str  # of the model's structure, the same in every process
+    ranks: tuple[int, ...]  # the processes that hold a part of it
+    # whether fully_shard gathers the weights for a pass, so that their gradients appear in `.grad` alone
     gathered: bool
-    parallel: bool
+    parallel: bool  # whether outputs may be parts: layers are cut over a mesh
 
     def describe(self) -> str:
         """The part of batch and features that the numbers are of, in words."""

@@ -39,9 +39,21 @@ def preserve(model: nn.Module) -> Iterator[ModelState]:
 
     The snapshot that is given names in `left`, after the block, what could not be put back.
     """
-    with _random_states(), _global_state(), untouched([("", model)]) as snapshot:
-        snapshot.set_gradients_aside()
-        yield snapshot
+    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002 - the global one is what models use
+    started = cast(Any, torch.cuda).is_initialized()  # asking an idle GPU for its state would start it
+    devices = range(torch.cuda.device_count()) if started else []
+    settings = [read() for read, _ in SETTINGS]
+    with torch.random.fork_rng(devices=list(devices)):
+        try:
+            with untouched([("", model)]) as snapshot:
+                snapshot.set_gradients_aside()
+                yield snapshot
+        finally:
+            np.random.set_state(numpy_state)  # noqa: NPY002
+            random.setstate(python_state)
+            for (read, write), value in zip(SETTINGS, settings, strict=True):
+                if read() != value:  # to set what is the same would, for one, show warnings again that were shown
+                    write(value)
 
 
 @contextmanager
@@ -187,19 +199,6 @@ def materializable(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-@contextmanager
-def _random_states() -> Iterator[None]:
-    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002 - the global one is what models use
-    started = cast(Any, torch.cuda).is_initialized()  # asking an idle GPU for its state would start it
-    devices = range(torch.cuda.device_count()) if started else []
-    with torch.random.fork_rng(devices=list(devices)):
-        try:
-            yield
-        finally:
-            np.random.set_state(numpy_state)  # noqa: NPY002
-            random.setstate(python_state)
-
-
 def _default_device() -> torch.device | None:
     context: Any = getattr(cast(Any, torch)._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return None if context is None else context.device
@@ -228,14 +227,3 @@ SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (lambda: list(warnings.filters), _set_filters),
     (lambda: [dict(held) for held in GLOBAL_HOOKS], _set_global_hooks),
 )
-
-
-@contextmanager
-def _global_state() -> Iterator[None]:
-    before = [read() for read, _ in SETTINGS]
-    try:
-        yield
-    finally:
-        for (read, write), value in zip(SETTINGS, before, strict=True):
-            if read() != value:  # to set what is the same would, for one, show warnings again that were shown
-                write(value)

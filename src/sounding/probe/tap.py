@@ -41,23 +41,15 @@ _graph_task = torch._C._current_graph_task_id  # -1 outside a backward pass
 
 @dataclass(frozen=True)
 class Watchable:
-    """What is known of a model before it runs.
+    """What is known of a model before it runs."""
 
-    Args:
-        outer: the model as it was given, `root` the module inside of its wrappers.
-        samples: at most this many samples of a batch enter the forward measures.
-        axis: the axis of the inputs that holds the samples.
-        specs: the modules to hook.
-        shards: what lies in several processes, or None for a model that this one holds whole.
-    """
-
-    outer: nn.Module
+    outer: nn.Module  # the model as it was given, `root` the module inside of its wrappers
     root: nn.Module
     tier: Tier
-    samples: int
-    axis: int
-    specs: list[Spec]
-    shards: Shards | None
+    samples: int  # at most this many samples of a batch enter the forward measures
+    axis: int  # the axis of the inputs that holds the samples
+    specs: list[Spec]  # the modules to hook
+    shards: Shards | None  # what lies in several processes, or None for a model that this one holds whole
 
 
 def survey_model(

@@ -24,22 +24,12 @@ class Watched:
     """A model under watch: enter it, run your own forward and backward passes, read `profile`.
 
     Every forward pass of the model is one repeat; the profile averages over them. Inside the block modules run one by
-    one in Python: the fast path of attention is off and compiled modules run eagerly, because neither calls hooks.
+    one in Python: the fast path of attention is off and compiled modules run eagerly, because neither calls hooks. The
+    options are those of `watch`.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        tier: Tier = "fast",
-        only: str | Sequence[str] | None = None,
-        types: type[nn.Module] | Sequence[type[nn.Module]] | None = None,
-        samples: int | None = None,
-        batch_axis: int | None = None,
-        source: str = "watch",
-    ) -> None:
-        known = survey_model(model, tier=tier, only=only, types=types, samples=samples, batch_axis=batch_axis)
-        self._tap, self._source = Tap(known), source
+    def __init__(self, model: nn.Module, *, source: str = "watch", **options: Any) -> None:
+        self._tap, self._source = Tap(survey_model(model, **options)), source
         self._block = ExitStack()
         self._meeting: Meeting | None = None
 
