@@ -28,6 +28,13 @@ def exploding():
 def small():
     return nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 10))
 
+def sound():
+    layers = []
+    for index in range(12):
+        layers += [nn.Linear(64, 64), nn.Tanh()]
+        nn.init.xavier_normal_(layers[-2].weight)
+    return nn.Sequential(*layers, nn.Linear(64, 10))
+
 def weightless():
     return nn.Sequential(nn.ReLU())
 
@@ -126,6 +133,21 @@ def test_a_repair_that_does_not_heal_ends_with_one(target: Path) -> None:
     assert result.exit_code == ExitCode.UNHEALTHY
     assert result.stdout.startswith("✗ Unhealthy")
     assert result.stdout.count("\n") <= 2
+
+
+def test_a_cure_that_makes_a_network_worse_writes_no_weights_unless_forced(target: Path, tmp_path: Path) -> None:
+    out = tmp_path / "weights.pt"
+    command = [f"{target}:sound", "--method", "haar", "--set", "gain=0.01", "--out", out]
+    refused = run(*command)
+    assert refused.exit_code == ExitCode.UNHEALTHY
+    assert "makes this network worse; --force writes them" in refused.stderr
+    assert "not applied" in refused.stdout
+    assert not out.exists()
+    assert all(len(line) <= 100 for line in refused.stdout.splitlines())
+    forced = run(*command, "--force")
+    assert forced.exit_code == ExitCode.UNHEALTHY
+    assert "worse" not in forced.stderr
+    assert out.exists()
 
 
 def test_auto_leaves_a_healthy_network_alone(target: Path) -> None:

@@ -6,6 +6,7 @@ import functools
 import importlib
 import importlib.util
 import io
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ import click
 
 from sounding.cli.check import LEAST_REPEAT
 from sounding.cli.options import file_option, json_beside, quiet_option
-from sounding.cli.output import console, print_json, require_writable, working
+from sounding.cli.output import console, print_json, require_writable, say, working
 from sounding.cli.subject import Wanted, on_network, opened
 from sounding.errors import ExitCode, UsageError
 from sounding.files import place
@@ -52,6 +53,7 @@ class ListsMethods(click.Command):
 @click.option("--steps", type=click.IntRange(min=0), metavar="N",
               help="Train for N steps to compare the cures that auto finds most likely [default: 20].")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Show what would change and what it would do; write no weights.")
+@click.option("--force", is_flag=True, help="Write the weights also where the cure makes the network worse.")
 @file_option("--out", "Write the repaired weights, as .pt or .safetensors.")
 @on_network(least=2)
 @click.option("--repeats", type=click.IntRange(min=1), default=1,
@@ -62,12 +64,14 @@ class ListsMethods(click.Command):
 @click.pass_context
 def repair(
     ctx: click.Context, target: str, method: str, settings: tuple[str, ...], exclude: str | None, steps: int | None,
-    dry_run: bool, out: Path | None, wanted: Wanted, repeats: int, html: Path | None, as_json: bool, quiet: bool
+    dry_run: bool, force: bool, out: Path | None, wanted: Wanted, repeats: int, html: Path | None, as_json: bool,
+    quiet: bool
 ) -> None:  # fmt: skip
     """Mend a network: try a cure, show what it changes and whether it helps, write the weights.
 
     A cure is one of the methods that are listed below. TARGET is written as for `sounding check`. The network is
-    checked before and after on a batch that the cure has not seen, and what the cure makes worse is told too.
+    checked before and after on a batch that the cure has not seen, and what the cure makes worse is told too. Where it
+    has more findings of high severity after the cure than before, no weights are written without --force.
 
     \b
     Exit codes: 0 healthy after the repair, 1 a finding of high severity remains or was caused,
@@ -90,11 +94,12 @@ def repair(
     require_time(LEAST_REPEAT * (steps or 0), what=f"trials of {steps} steps")
     with working("loading", quiet=quiet) as tell:
         plan, recommendation, about = _repair(target, method, wanted, options, search, repeats, tell)
-    if not dry_run:
+    refused = plan.evidence.worse and not force
+    if not dry_run and not refused:
         plan.apply()
     files: dict[str, Path] = {}
     try:
-        if out is not None:
+        if out is not None and not refused:
             write_weights(plan.model, out)
             files["Weights"] = out
         if html is not None:
@@ -115,6 +120,8 @@ def repair(
                 "environment": about,
             })  # fmt: skip
         _print(plan, recommendation, console(stderr=as_json, quiet=quiet and as_json), files=files, quiet=quiet)
+        if refused and not dry_run:
+            say("No weights were written, for the cure makes this network worse; --force writes them.", err=True)
     ctx.exit(ExitCode.of(plan.evidence.after.verdict.status))
 
 
@@ -197,20 +204,31 @@ def _print(
         prose.print(write_verdict(plan.evidence.after), soft_wrap=True)
         return
 
-    say = functools.partial(prose.print, markup=False, soft_wrap=True)
+    tell = functools.partial(prose.print, markup=False, soft_wrap=True)
     if recommendation is not None:
-        say(f"{recommendation}\n")
-    say(str(plan))
+        tell(f"{_wrap(str(recommendation), prose.width)}\n")
+    tell(_wrap(str(plan), prose.width))
     recipe = plan.recipe()
     if "Weights" in files:
-        say(f"\nWeights: {files['Weights']}")
+        tell(f"\nWeights: {files['Weights']}")
     elif plan.applied:
-        say("\nNo weights were written; --out weights.pt keeps them.")
+        tell("\nNo weights were written; --out weights.pt keeps them.")
     if recipe:
         lines = "\n".join(f"  {line}" for line in recipe.splitlines())
-        say(f"\nWeights files hold no new modules or settings. On a new network, before load_state_dict, run:\n{lines}")
+        tell(
+            f"\nWeights files hold no new modules or settings. On a new network, before load_state_dict, run:\n{lines}"
+        )
     if "Report" in files:
-        say(f"\nReport: {files['Report']}")
+        tell(f"\nReport: {files['Report']}")
+
+
+def _wrap(text: str, width: int) -> str:
+    """Each line folded to a width, its rest indented below it."""
+    lines = []
+    for line in text.splitlines():
+        below = " " * (len(line) - len(line.lstrip()) + 2)
+        lines += textwrap.wrap(line, width, subsequent_indent=below, break_long_words=False) or [""]
+    return "\n".join(lines)
 
 
 def require_weights_path(path: Path) -> None:

@@ -28,7 +28,7 @@ SAMPLES = 256  # whose inner products are taken; their cost grows with the squar
 TINY = 1e-12  # a share of 0 counts as this in a mean of logarithms
 LEGEND = (
     "A depth scale is a change of the squared gradient by the factor e, and training fails at about "
-    f"{THRESHOLDS.depth_scales:g}. Directions: in how many\nindependent ways samples differ; a cosine of 1: all look "
+    f"{THRESHOLDS.depth_scales:g}. Directions: in how many independent ways samples differ; a cosine of 1: all look "
     "alike; spread: the share of the signal in which they differ."
 )
 Fresh = Callable[[], tuple[Any, Any]]
@@ -117,6 +117,14 @@ class Evidence:
     def healthy(self) -> bool:
         """Whether the repaired model is healthy."""
         return self.after.verdict.healthy
+
+    @property
+    def worse(self) -> bool:
+        """Whether the repaired model has more findings of high severity than the model had."""
+        was, now = (
+            sum(one.severity == "high" for one in report.verdict.findings) for report in (self.before, self.after)
+        )
+        return now > was
 
     def for_target(self, target: str) -> Evidence:
         """The evidence with remedies that name this target of the command line in place of TARGET."""

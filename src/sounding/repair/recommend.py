@@ -30,7 +30,7 @@ from sounding.repair.tune import MARGIN
 
 LEGEND = (
     "Score: how much of the signal arrives, from 0 to 1. Directions: in how many independent ways samples differ "
-    "behind the last\nhidden layer. Spread: the share of the signal in which they differ, over all layers."
+    "behind the last hidden layer. Spread: the share of the signal in which they differ, over all layers."
 )
 # depth scales that cost nothing: rounding, and the noise of a fit over tens of layers
 FREE_SCALES = 1.0

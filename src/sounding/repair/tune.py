@@ -175,8 +175,10 @@ def _standardize_weights(order: list[tuple[str, nn.Module]], norms: list[nn.Modu
             weight = layer.weight
             if isinstance(weight, nn.Parameter) and weight.requires_grad:
                 fan = weight[0].numel()
-                factor = 1 / (math.sqrt(fan) * float(weight.double().square().mean().sqrt()))
+                size = float(weight.double().square().mean().sqrt())
+                factor = 1 / (math.sqrt(fan) * size)
                 if abs(factor - 1) > 1e-3:
                     weight.mul_(factor)
-                    changed.append(Change(before[0], "weight", "", f"×{factor:.3g}, to variance 1/{fan}"))
+                    after = f"rms {factor * size:.3g}, ×{factor:.3g} to variance 1/{fan}"
+                    changed.append(Change(before[0], "weight", f"rms {size:.3g}", after))
     return changed

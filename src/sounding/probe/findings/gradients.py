@@ -103,7 +103,9 @@ def _finding(reading: Reading, change: Change, *, severity: Severity, thresholds
             else _why(change, within="beyond" if severity == "high" else "close to", thresholds=thresholds)
         ),
         paper="meanfield2019",
-        remedies=_broken_remedies(broken) if broken is not None else _remedies(reading, explodes=change.explodes),
+        remedies=(
+            _broken_remedies(broken) if broken is not None else _remedies(reading, severity, explodes=change.explodes)
+        ),
     )
 
 
@@ -173,7 +175,7 @@ def _extreme(reading: Reading, *, explodes: bool) -> LayerCall | None:
     return max(measured, key=lambda call: sign * call.get("gradient_log_norm"), default=None)
 
 
-def _remedies(reading: Reading, *, explodes: bool) -> tuple[str, ...]:
+def _remedies(reading: Reading, severity: Severity, *, explodes: bool) -> tuple[str, ...]:
     """What to try against growing or shrinking gradients, by what is in the network."""
     normalized = any("BatchNorm" in call.kind for call in reading.calls)
     if explodes and normalized and reading.has_shortcuts:
@@ -182,6 +184,13 @@ def _remedies(reading: Reading, *, explodes: bool) -> tuple[str, ...]:
             "sounding repair TARGET --method scale_branches: branches that shrink with depth",
             "sounding repair TARGET --method tune_batchnorm: a shift β and eps for which gradients reach this depth",
             "make it shallower, or warm the learning rate up",
+        )
+    if explodes and normalized and severity == "medium":
+        # near the limit a shift β can cost more than the gradients do: samples become alike
+        return (
+            "add residual connections, or make it shallower",
+            "sounding repair TARGET --method haar,shape_activations: orthogonal weights and gains that fall with depth",
+            "sounding repair TARGET --method tune_batchnorm: a shift β and eps for which gradients reach this depth",
         )
     if explodes and normalized:
         return (
