@@ -26,14 +26,12 @@ class Activation:
 
     Args:
         name: how it is called on the command line, parameters included.
-        function: φ, vectorized over float64 arrays.
-        derivative: φ′, vectorized; at a kink either one-sided value.
+        function, derivative: φ and φ′, vectorized over float64 arrays; φ′ at a kink is either one-sided value.
         kinks: where φ or one of its derivatives is not continuous; quadrature puts panel edges there.
         degree: α when φ(cx) = c^α φ(x) for every c > 0, else None.
         slopes: (a, b) with φ(x) = a·x^α for x > 0 and −b·|x|^α for x < 0 when `degree` is set (meanfield2019, H).
         growth: how φ grows at infinity; "exponential" includes exp, whose Gaussian moments exist.
-        length: the distance over which φ varies; 1/gain for a scaled one.
-        center: where its variation is centred.
+        length, center: the distance over which φ varies, 1/gain for a scaled one, and around which point.
         derivative_error: error of `derivative` relative to the largest slope; 0 when it is analytic.
         twin: makes the torch function; None for a Python callable without one.
         kinks_within: `kinks` is complete on [−kinks_within, kinks_within]; infinite unless they were searched for.
@@ -69,6 +67,16 @@ class Activation:
         return _numpy_twin(self)
 
     @property
+    def power(self) -> tuple[float, tuple[float, float]] | None:
+        """The degree and the two slopes of a positively homogeneous activation, which closed forms need."""
+        return None if self.degree is None or self.slopes is None else (self.degree, self.slopes)
+
+    @property
+    def linear(self) -> bool:
+        """Whether the activation is a multiple of the identity."""
+        return self.degree == 1.0 and self.slopes is not None and self.slopes[0] == self.slopes[1]
+
+    @property
     def outline(self) -> dict[str, Any]:
         """What a mean over a line needs to know beside the function: kinks, length and centre, as its arguments."""
         return {"kinks": self.kinks, "length": self.length, "center": self.center}
@@ -81,8 +89,7 @@ class Activation:
     def scaled(self, gain: float = 1.0, shift: float = 0.0) -> Activation:
         """x ↦ φ(gain·x + shift): what a batch norm with scale `gain` and shift `shift` presents to φ.
 
-        Kinks move to (kink − shift)/gain. Homogeneity survives without a shift: φ(gx) has the slopes (a, b)·g^α for
-        g > 0 and (−b, −a)·|g|^α for g < 0.
+        Homogeneity survives without a shift: φ(gx) has the slopes (a, b)·g^α for g > 0 and (−b, −a)·|g|^α for g < 0.
 
         >>> from sounding.activations import resolve
         >>> resolve("leaky_relu:0.1").scaled(-2.0).slopes
@@ -99,8 +106,9 @@ class Activation:
             return lambda x: inner(gain * x + shift)
 
         slopes = None
-        if self.degree is not None and self.slopes is not None and shift == 0:
-            (a, b), factor = self.slopes, abs(gain) ** self.degree
+        if self.power is not None and shift == 0:
+            degree, (a, b) = self.power
+            factor = abs(gain) ** degree
             slopes = (a * factor, b * factor) if gain > 0 else (-b * factor, -a * factor)
         return replace(
             self,

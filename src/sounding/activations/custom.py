@@ -35,15 +35,15 @@ def from_callable(
 ) -> Activation:
     """Any vectorized Python function as an activation.
 
-    The function sees one-dimensional float64 arrays and returns arrays of the same shape; a torch function or module
-    that refuses numpy arrays is given float64 tensors, and then autograd is its derivative. `derivative` and `kinks`
-    may also be attributes of the function, which is how "module:function" passes them.
+    It sees one-dimensional float64 arrays and returns arrays of the same shape; a torch function or module that refuses
+    numpy arrays is given float64 tensors, and then autograd is its derivative. `derivative` and `kinks` may also be
+    attributes of the function, which is how "module:function" passes them.
 
     Args:
         function: φ, elementwise.
         name: how to call it; its `__name__` when None.
-        derivative: φ′, elementwise. When None, a seven-point difference that never reaches across a kink; the
-            record's `derivative_error` states its error relative to the largest slope on [−8, 8].
+        derivative: φ′, elementwise. When None, a seven-point difference that never reaches across a kink; the record's
+            `derivative_error` states its error relative to the largest slope on [−8, 8].
         kinks: where φ, φ′, φ″ or φ‴ jumps. When None they are searched for on [−12, 12].
         growth: how φ grows at infinity; judged from its values when None.
 

@@ -34,14 +34,12 @@ def find_kinks(function: Callable[[Array], Array], *, reach: float = 12.0, beyon
 
     A fifth difference with step h shrinks like h⁵ where the function is smooth and like h^p next to a kink of exponent
     p. Local maxima of the fifth differences on a grid are narrowed by halving until they drown in rounding; the
-    exponent is the slope of the last halvings. A steep smooth function (tanh(20x)) looks kinked on the grid and smooth
-    further down, so it is not taken for one.
-
-    Functions with an exponent of 3.5 or more count as smooth: quadrature converges fast there without an edge.
+    exponent is the slope of the last halvings. Exponents of 3.5 or more count as smooth: quadrature converges fast
+    there anyway.
 
     >>> [(round(k.place, 9), round(k.exponent)) for k in find_kinks(lambda x: np.abs(x - 0.3))]
     [(0.3, 1)]
-    >>> find_kinks(lambda x: np.tanh(20 * x))
+    >>> find_kinks(lambda x: np.tanh(20 * x))  # it looks kinked on the grid and smooth further down
     ()
     """
     cells = 2 * round(0.5 * CELLS * max(1.0, reach / 12.0)) + 1
@@ -51,7 +49,8 @@ def find_kinks(function: Callable[[Array], Array], *, reach: float = 12.0, beyon
         differences = np.abs(np.diff(y, ORDER))
         # Terms as large as the largest value may cancel where the function is small, as in x·(1 + tanh(x)) at −10:
         # what is left there is their rounding, which would pass for hundreds of jumps.
-        floor = _rounding(y) + 2.0**ORDER * np.finfo(np.float64).eps * _largest_finite(y)
+        largest = float(np.max(np.abs(y), where=np.isfinite(y), initial=0.0))
+        floor = _rounding(y) + 2.0**ORDER * np.finfo(np.float64).eps * largest
     peaks = _local_maxima(differences, width=ORDER)
     ends = np.maximum(np.abs(grid[peaks]), np.abs(grid[peaks + ORDER]))
     chosen = peaks[(differences[peaks] > 4 * floor[peaks]) & (ends >= beyond)]
@@ -126,11 +125,6 @@ def _rounding(y: Array) -> Array:
     # binomial weights of 2^ORDER in all, on values that are right to half an eps
     floor: Array = 2.0**ORDER * np.finfo(np.float64).eps * largest + np.finfo(np.float64).tiny
     return floor
-
-
-def _largest_finite(y: Array) -> float:
-    """The largest finite absolute value, 0 where none is finite."""
-    return float(np.max(np.abs(y), where=np.isfinite(y), initial=0.0))
 
 
 def _local_maxima(values: Array, *, width: int) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
@@ -110,9 +110,8 @@ def _backward(square: float, both: float, batch_size: float) -> Eigenvalues:
     """Backward eigenvalues of A = GDG for D with E D² = `square` and E DD = `both`: those of x = 0, where s = 1."""
     if math.isinf(batch_size):
         return Eigenvalues(square, square, both)
-    line, pair = (dict.fromkeys((field.name for field in fields(kind)), 0.0) for kind in (LineMoments, PairMoments))
-    one, two = LineMoments(**line | {"r2_slope2": square}), PairMoments(**pair | {"r2_slopes": both})
-    return backward_eigenvalues(one, two, batch_size=batch_size)
+    line = replace(LineMoments(*[0.0] * 9), r2_slope2=square)
+    return backward_eigenvalues(line, replace(PairMoments(*[0.0] * 10), r2_slopes=both), batch_size=batch_size)
 
 
 def solve_spread(expectations: Expectations, eps: float) -> float:

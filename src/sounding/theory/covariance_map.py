@@ -73,7 +73,7 @@ def covariance_map(
     centred = center(sigma)
     if centred.trace() <= 1e-14 * max(float(sigma.trace()), 1e-300) and eps == 0:
         raise UsageError("all samples of the batch are equal: at eps = 0 batch normalization divides 0 by 0")
-    if adapted.degree is not None and adapted.slopes is not None:
+    if adapted.power is not None:
         return laplace_covariance_map(adapted, sigma, eps=eps)
     size = sigma.shape[0]
     mu = float(centred.trace()) / (size - 1)
@@ -123,10 +123,10 @@ def laplace_covariance_map(
     (|Gh|² + B·eps)^(−α)). In ln s the integrand is analytic in a strip and decays on both sides, so the trapezoid rule
     converges geometrically; the step is halved until two agree.
     """
-    if activation.degree is None or activation.slopes is None or activation.degree <= 0:
+    if activation.power is None or activation.power[0] <= 0:
         raise UsageError(f"{activation.name} is not positively homogeneous", hint="relu or leaky_relu:0.1")
     sigma = check_covariance(covariance)
-    size, alpha = sigma.shape[0], activation.degree
+    size, alpha = sigma.shape[0], activation.power[0]
     values, vectors = np.linalg.eigh(center(sigma))
     unit = float(values.mean())
     if unit <= 0:

@@ -27,13 +27,12 @@ from sounding.theory.integrals.quadrature import check_batch_size
 
 @dataclass(frozen=True)
 class GegenbauerPrediction:
-    """Fixed point and growth from a truncated series; `tail` is how much the growth still moved with the last tenth."""
+    """Fixed point and growth from a truncated series."""
 
     variance: float
     correlation: float
     growth: float
     coefficients: tuple[float, ...]
-    tail: float
 
 
 def gegenbauer_batchnorm(
@@ -67,11 +66,8 @@ def gegenbauer_batchnorm(
         raise NumericalError(f"{affine.activation.name} is not finite on the nodes of the series")
     coefficients = _recurrence(t, step) @ (weights / weights.sum() * values)
     share = (1.0 - second) * coefficients**2
-    growth, kept = float((raised * share).sum() / share.sum()), int(0.9 * terms)
-    earlier = float((raised * share)[:kept].sum() / share[:kept].sum())
-    variance = float((coefficients**2).sum())
-    correlation = 1.0 - float(share.sum()) / variance
-    return GegenbauerPrediction(variance, correlation, growth, tuple(coefficients.tolist()), abs(growth - earlier))
+    growth, variance = float((raised * share).sum() / share.sum()), float((coefficients**2).sum())
+    return GegenbauerPrediction(variance, 1 - float(share.sum()) / variance, growth, tuple(coefficients.tolist()))
 
 
 def _recurrence(t: Array, step: Array) -> Array:

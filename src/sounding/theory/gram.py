@@ -194,7 +194,7 @@ def gram_map(
     return covariance_map(activation, matrix, eps=eps, samples=samples, generator=generator)
 
 
-def planar_map(activation: ActivationLike, matrix: Array, *, tolerance: float = 1e-12) -> MappedCovariance:
+def planar_map(activation: ActivationLike, matrix: Array) -> MappedCovariance:
     """E[φ(√n u)φ(√n u)ᵀ] for u = Mh/|Mh|, h ~ N(0, matrix), when MΣM has rank 1 or 2; any activation.
 
     In the eigenbasis of MΣM with eigenvalues λ₁, λ₂, u = cos θ e₁ + sin θ e₂ has the density
@@ -221,14 +221,14 @@ def planar_map(activation: ActivationLike, matrix: Array, *, tolerance: float = 
         features = phi(basis[:, :1] * cosine + basis[:, 1:] * sine)
         return np.asarray(features[rows] * features[columns] * density)
 
-    found = _around(integrand, phi, basis, tolerance)
+    found = _around(integrand, phi, basis)
     mapped, error = np.zeros((size, size)), np.zeros((size, size))
     mapped[rows, columns] = mapped[columns, rows] = found.values
     error[rows, columns] = error[columns, rows] = found.errors
     return MappedCovariance(mapped, error, "symmetric")
 
 
-def _around(f: Callable[[Array], Array], phi: Activation, basis: Array, tolerance: float) -> Adapted:
+def _around(f: Callable[[Array], Array], phi: Activation, basis: Array) -> Adapted:
     """∫ f(θ) dθ over the circle, cut where a coordinate cos θ b₁ + sin θ b₂ = r cos(θ − t) meets a kink of φ."""
     angles = []
     for first, second in basis:
@@ -238,7 +238,7 @@ def _around(f: Callable[[Array], Array], phi: Activation, basis: Array, toleranc
                 half = math.acos(kink / radius)
                 angles += [math.remainder(turn + sign * half, 2 * math.pi) for sign in (1, -1)]
     panels = interval(-math.pi, math.pi, kinks=angles, edges=np.linspace(-math.pi, math.pi, 33))
-    return integrate(f, panels, tolerance=tolerance, what=f"activation {phi.name!r}")
+    return integrate(f, panels, tolerance=1e-12, what=f"activation {phi.name!r}")
 
 
 def _end(phi: Activation, size: int, eps: float) -> tuple[Array, float, bool]:
@@ -268,5 +268,5 @@ def _rate_of_three(phi: Activation, fixed: Array) -> float:
         return np.asarray((features[0] - features.mean(axis=0)) ** 2 * (x[0] ** 2 - 1) / (2 * math.pi))
 
     basis = math.sqrt(2) * np.concatenate([np.cos(places), np.sin(places)], axis=1)
-    mean = float(_around(integrand, phi, basis, 1e-12).values[0])
+    mean = float(_around(integrand, phi, basis).values[0])
     return abs(1.5 * mean / float(fixed[0, 0] - fixed[0, 1]))

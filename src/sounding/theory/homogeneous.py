@@ -43,15 +43,14 @@ def homogeneous_batchnorm(activation: Activation, batch_size: float) -> Homogene
     (2α−1)(J(1) − J(ρ₀)) where (2α−1)J(ρ₀) is meant; the first two forms, used here, are right.
     """
     size = check_batch_size(batch_size)
-    if activation.degree is None or activation.slopes is None:
+    if activation.power is None:
         raise UsageError(
             f"{activation.name} is not positively homogeneous", hint="relu, leaky_relu:0.1 or relu_power:1.5"
         )
-    if activation.degree <= 0.5:
-        raise UsageError(f"E φ′² is infinite for degree {activation.degree}", hint="a degree above 1/2")
-    if math.isinf(size):
-        return _infinite(activation.degree, activation.slopes)
-    return _finite(activation.degree, activation.slopes, size)
+    degree, slopes = activation.power
+    if degree <= 0.5:
+        raise UsageError(f"E φ′² is infinite for degree {degree}", hint="a degree above 1/2")
+    return _infinite(degree, slopes) if math.isinf(size) else _finite(degree, slopes, size)
 
 
 def _finite(alpha: float, slopes: tuple[float, float], size: float) -> HomogeneousPrediction:

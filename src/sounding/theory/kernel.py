@@ -241,8 +241,9 @@ def kappa(neuron: Neuron, rho: float) -> Integral:
     if rho == 1.0:
         return Integral(1.0, 0.0, 0)
     phi = neuron.activation
-    if phi.degree is not None and phi.slopes is not None:
-        value = second_moment(phi.degree) * power_kernel(rho, degree=phi.degree, slopes=phi.slopes) - neuron.mean**2
+    if phi.power is not None:
+        degree, slopes = phi.power
+        value = second_moment(degree) * power_kernel(rho, degree=degree, slopes=slopes) - neuron.mean**2
         return Integral(value / neuron.std**2, ROUNDING * neuron.second_moment / neuron.std**2, 0)
     return _pair_mean(neuron, lambda x, y: neuron.function(x) * neuron.function(y), rho)
 
@@ -252,8 +253,9 @@ def slope_at(neuron: Neuron, rho: float) -> Integral:
     if rho == 1.0:
         return _slope_one(neuron)
     phi, roughness = neuron.activation, neuron.roughness()
-    if phi.degree is not None and phi.slopes is not None and roughness > ROUGH:
-        value = second_moment(phi.degree) * kernel_slope(rho, degree=phi.degree, slopes=phi.slopes) / neuron.std**2
+    if phi.power is not None and roughness > ROUGH:
+        degree, slopes = phi.power
+        value = second_moment(degree) * kernel_slope(rho, degree=degree, slopes=slopes) / neuron.std**2
         return Integral(value, ROUNDING * max(value, 1.0), 0)
     # ψ′ is unbounded at a kink of exponent below 1; its product is integrable but slow, so keep it for near ±1
     if roughness >= 1.0 or (roughness > ROUGH and abs(rho) > 0.99):
@@ -297,9 +299,9 @@ def _slope_one(neuron: Neuron) -> Integral:
     if neuron.roughness() <= ROUGH:
         return Integral(math.inf, 0.0, 0)
     phi = neuron.activation
-    if phi.degree is not None and phi.slopes is not None:
-        a, b = phi.slopes
-        value = phi.degree**2 * (a * a + b * b) * half_moment(2 * phi.degree - 2) / neuron.std**2
+    if phi.power is not None:
+        degree, (a, b) = phi.power
+        value = degree**2 * (a * a + b * b) * half_moment(2 * degree - 2) / neuron.std**2
         return Integral(value, ROUNDING * value, 0)
     return gaussian_mean(lambda z: neuron.derivative(z) ** 2, **phi.outline, tolerance=1e-13)
 

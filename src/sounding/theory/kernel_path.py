@@ -33,8 +33,8 @@ class Interpolant:
         return float(chebyshev.chebval(unit, np.array(self.coefficients)))
 
 
-def interpolate(neuron: Neuron, *, tolerance: float = 1e-12) -> Interpolant:
-    """A series for κ whose last coefficients are below `tolerance`, or the best of 129 terms, with its error."""
+def interpolate(neuron: Neuron) -> Interpolant:
+    """A series for κ whose last coefficients are below 1e-12, or the best of 129 terms, with its error."""
     known: dict[int, float] = {}
     for size in SIZES:
         stride = (SIZES[-1] - 1) // (size - 1)
@@ -45,7 +45,7 @@ def interpolate(neuron: Neuron, *, tolerance: float = 1e-12) -> Interpolant:
         coefficients = chebyshev.chebfit([_unit(i) for i in chosen], [known[i] for i in chosen], size - 1)
         # a square root, as of relu_power:0.5, leaves a term θ² ln θ that converges slowly: 129 terms give 1e-9 there
         error = float(np.abs(coefficients[-max(4, size // 8) :]).max())
-        if error <= tolerance:
+        if error <= 1e-12:
             break
     return Interpolant(tuple(coefficients.tolist()), error * size / 8 + 1e-14)
 

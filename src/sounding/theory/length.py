@@ -61,26 +61,26 @@ class LengthTable:
         return bool((np.diff(finite) >= -1e-9 * finite[1:]).all())
 
 
-def second_moment(phi: Activation, variance: float, *, tolerance: float = 1e-13) -> Integral:
+def second_moment(phi: Activation, variance: float) -> Integral:
     """E φ(√q z)²; infinite where it does not exist."""
     if variance == 0:
         return Integral(float(phi(np.zeros(1))[0]) ** 2, 0.0, 1)
-    if phi.degree is not None and phi.slopes is not None:
-        a, b = phi.slopes
-        return _closed((a * a + b * b) * half_moment(2 * phi.degree), variance**phi.degree)
-    return _mean(phi, lambda y: phi(y) ** 2, variance, tolerance)
+    if phi.power is not None:
+        degree, (a, b) = phi.power
+        return _closed((a * a + b * b) * half_moment(2 * degree), variance**degree)
+    return _mean(phi, lambda y: phi(y) ** 2, variance)
 
 
-def squared_slope(phi: Activation, variance: float, *, tolerance: float = 1e-13) -> Integral:
+def squared_slope(phi: Activation, variance: float) -> Integral:
     """E φ′(√q z)², the slope of the correlation map at 1 per unit of weight variance; infinite where φ jumps."""
     plain = phi.degree == 1.0 and phi.slopes is not None  # its kink at the origin is known, and costs a search
     if not plain and any(kink_exponent(phi.function, kink) <= ROUGH for kink in phi.kinks):
         return Integral(math.inf, 0.0, 0)
-    if phi.degree is not None and phi.slopes is not None and (variance > 0 or phi.degree == 1.0):
-        a, b = phi.slopes
-        slope = phi.degree**2 * (a * a + b * b) * half_moment(2 * phi.degree - 2)
-        return _closed(slope, max(variance, VANISHING) ** (phi.degree - 1.0))
-    found = _mean(phi, lambda y: phi.derivative(y) ** 2, max(variance, VANISHING), tolerance)
+    if phi.power is not None and (variance > 0 or phi.degree == 1.0):
+        degree, (a, b) = phi.power
+        slope = degree**2 * (a * a + b * b) * half_moment(2 * degree - 2)
+        return _closed(slope, max(variance, VANISHING) ** (degree - 1.0))
+    found = _mean(phi, lambda y: phi.derivative(y) ** 2, max(variance, VANISHING))
     # at q = 0 it is the limit of vanishing variance, which is 0 or infinite for a power other than 1 at the origin
     if variance == 0:
         trend = found.value / max(squared_slope(phi, 1e4 * VANISHING).value, 1e-300)
@@ -182,7 +182,7 @@ def _brackets(positions: Array, values: Array, excess: Callable[[float], float])
     return pairs
 
 
-def product_moment(phi: Activation, variance: float, correlation: float, *, tolerance: float = 1e-12) -> Integral:
+def product_moment(phi: Activation, variance: float, correlation: float) -> Integral:
     """E φ(u)φ(v) for Gaussian u and v of one variance and a correlation: the correlation map before it is normalized.
 
     In closed form for a positively homogeneous activation (the arc-cosine kernel); infinite where it does not exist.
@@ -191,13 +191,11 @@ def product_moment(phi: Activation, variance: float, correlation: float, *, tole
     >>> round(product_moment(resolve("relu"), 2.0, 0.0).value, 6)  # 1/π
     0.31831
     """
-    if phi.degree is not None and phi.slopes is not None:
-        shape = kernel(correlation, degree=phi.degree, slopes=phi.slopes) * half_moment(2 * phi.degree)
-        return _closed(shape, variance**phi.degree)
+    if phi.power is not None:
+        degree, slopes = phi.power
+        return _closed(kernel(correlation, degree=degree, slopes=slopes) * half_moment(2 * degree), variance**degree)
     product, outline = (lambda u, v: phi(u) * phi(v)), phi.pair_outline
-    return _if_there(
-        phi, variance, lambda std: gaussian_joint_mean(product, correlation, std=std, **outline, tolerance=tolerance)
-    )
+    return _if_there(phi, variance, lambda std: gaussian_joint_mean(product, correlation, std=std, **outline))
 
 
 def _closed(shape: float, size: float) -> Integral:
@@ -205,9 +203,10 @@ def _closed(shape: float, size: float) -> Integral:
     return Integral(shape * size, 1e-15 * abs(shape) * size, 1)
 
 
-def _mean(phi: Activation, f: Callable[[Array], Array], variance: float, tolerance: float = 1e-13) -> Integral:
+def _mean(phi: Activation, f: Callable[[Array], Array], variance: float) -> Integral:
     """E f(√q z), infinite where it does not exist."""
-    return _if_there(phi, variance, lambda std: gaussian_mean(f, std=std, **phi.outline, tolerance=tolerance))
+    # a digit more than a mean over a line gives by itself: roots of differences of these means are searched for
+    return _if_there(phi, variance, lambda std: gaussian_mean(f, std=std, **phi.outline, tolerance=1e-13))
 
 
 def _if_there(phi: Activation, variance: float, mean: Callable[[float], Integral]) -> Integral:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from scipy.optimize import brentq
 
-from sounding.activations import Activation, ActivationLike, resolve
+from sounding.activations import ActivationLike, resolve
 from sounding.errors import UsageError
 from sounding.theory.batchnorm import DEPTH_SCALES
 from sounding.theory.landscape import STEADY, Landscape, Point, Setting, round_up
@@ -248,7 +248,7 @@ def _why_not_eps(landscape: Landscape, best: Point | None) -> str:
 
 def _why_not_shift(landscape: Landscape, now: Point, best: Point | None) -> str:
     """Why no shift reaches the depth."""
-    if _is_linear(landscape.activation):
+    if landscape.activation.linear:
         return "a linear activation passes the shift on, and the next batch norm subtracts it"
     if best is None:
         return f"with a shift, {_UNSTEADY}"
@@ -264,11 +264,6 @@ def _why_not_scale(landscape: Landscape, best: Point | None) -> str:
     if best is None:
         return f"with a smaller scale, {_UNSTEADY}"
     return _linear_limit(landscape)
-
-
-def _is_linear(activation: Activation) -> bool:
-    """Whether the activation is a multiple of the identity."""
-    return activation.degree == 1 and activation.slopes is not None and activation.slopes[0] == activation.slopes[1]
 
 
 def _linear_limit(landscape: Landscape) -> str:
@@ -287,7 +282,7 @@ def _excess_over_linear(landscape: Landscape) -> Excess | None:
     """ln λ(α) − ln((B−2)/(B−3)) as a function of the gain α ≤ 1 at eps = 0; None where a point is not attracting."""
     from scipy.interpolate import PchipInterpolator
 
-    if _is_linear(landscape.activation):
+    if landscape.activation.linear:
         return np.zeros_like
     points = [landscape.at(Setting(scale=scale)) for scale in (1.0, *SCALES)][::-1]
     if not all(point.alive and point.attracting for point in points):

@@ -199,12 +199,7 @@ class LayerSignal:
 
 
 def layer_maps(
-    phi: Activation,
-    variance: float,
-    correlation: float,
-    layers: Sequence[tuple[float, float]],
-    *,
-    tolerance: float = 1e-12,
+    phi: Activation, variance: float, correlation: float, layers: Sequence[tuple[float, float]]
 ) -> Iterator[LayerSignal]:
     """The length and correlation maps (meanfield2019, section 2), layer by layer, from the first one's pre-activations.
 
@@ -212,8 +207,8 @@ def layer_maps(
     leaves the range of floating-point numbers. `layers` holds (σ_w², σ_b²) of each layer behind the first.
     """
     for following in (*layers, None):
-        square = length.second_moment(phi, variance, tolerance=tolerance).value
-        product = length.product_moment(phi, variance, correlation, tolerance=tolerance).value if square > 0 else 0.0
+        square = length.second_moment(phi, variance).value
+        product = length.product_moment(phi, variance, correlation).value if square > 0 else 0.0
         yield LayerSignal(variance, correlation, square, product)
         if following is None:
             return
@@ -304,7 +299,7 @@ def _describe(phi: Activation, weight: float, bias: float, settled: Settled) -> 
         status=status,
         fixed_points=points,
         error=error,
-        linear=phi.degree == 1.0 and phi.slopes is not None and phi.slopes[0] == phi.slopes[1],
+        linear=phi.linear,
     )
 
 

@@ -29,11 +29,8 @@ from sounding.theory.bounds.spectrum import orthogonality_gap
 def expected_spectrum(singular_values: ArrayLike) -> Array:
     """p_i(σ) = E[σ_i²w_i²/Σ_k σ_k²w_k²], w standard normal: the spectrum of HᵀH expected after one layer.
 
-    p_i = ∫₀^∞ σ_i²/(1 + 2tσ_i²) Π_j (1 + 2tσ_j²)^{-1/2} dt (orth2021 eq. 13, C.6). Scale-free, Σp_i = 1, p_i = 0 where
-    σ_i = 0, p_i = σ_i/(σ_1 + σ_2) for two samples. At infinite width this is the whole dynamics: near orthogonality
-    each deviation σ_i² − 1/n contracts by n/(n + 2).
-
-    The trapezoidal rule in ln t is exponentially exact, for the integrand's nearest poles are at Im ln t = ±π.
+    p_i = ∫₀^∞ σ_i²/(1 + 2tσ_i²) Π_j (1 + 2tσ_j²)^{-1/2} dt (orth2021 eq. 13, C.6). Scale-free, Σp_i = 1. At infinite
+    width this is the whole dynamics: near orthogonality each deviation σ_i² − 1/n contracts by n/(n + 2).
 
     Args:
         singular_values: the n singular values of the batch, not all zero.
@@ -43,6 +40,7 @@ def expected_spectrum(singular_values: ArrayLike) -> Array:
     """
     eigenvalues = _eigenvalues(singular_values)
     positive = eigenvalues > 0
+    # the trapezoid rule in ln t is exponentially exact, for the integrand's nearest poles are at Im ln t = ±π
     coarse, fine = (_trapezoid(eigenvalues[positive], step) for step in (0.2, 0.1))
     error = float(np.max(np.abs(fine - coarse)))
     if error > 1e-11:
@@ -131,10 +129,10 @@ def theorem_1(
 ) -> Bound:
     """The expected orthogonality gap decays geometrically in depth to a floor of order n/√d.
 
-    printed: E V(H_{ℓ+1}) ≤ 2(1 − 2α/3)^ℓ + 3n/(α√d) with α ≤ σ_n of every layer (orth2021 Theorem 1, eq. 3).
-    corrected: √(n(n−1))·[(1 − cα)^ℓ/n + 1/(cα√d)], c = 2n/(n + 2), with α ≤ σ_n². Errata: Assumption A1 must bound the
-    square, as the proof uses it (with σ_n the decay is false for many samples); 3n/(2α√d) in the appendix is a slip for
-    the 3n/(α√d) of its own argument; Lemma 4 sharpens to V ≤ √(n(n−1))V̂. The corrected bound also holds for √E V².
+    printed: E V(H_{ℓ+1}) ≤ 2(1 − 2α/3)^ℓ + 3n/(α√d) with α ≤ σ_n of every layer (orth2021 Theorem 1, eq. 3). corrected:
+    √(n(n−1))·[(1 − cα)^ℓ/n + 1/(cα√d)], c = 2n/(n + 2), with α ≤ σ_n², also for √E V². Errata: Assumption A1 must bound
+    the square, as the proof uses it (with σ_n the decay is false for many samples); the appendix's 3n/(2α√d) is a slip;
+    Lemma 4 sharpens to V ≤ √(n(n−1))V̂.
 
     Args:
         smallest_singular_value: a lower bound on σ_n(H_k) for every layer k ≤ depth, at most n^{-1/2}.
@@ -180,8 +178,8 @@ def lemma_2(
     """How far WH is in law from an isotropic Gaussian: W₂² ≤ 2n·E V (orth2021 Lemma 2, eq. 4).
 
     corrected: for a fixed H, W₂² = Σ(σ_i − n^{-1/2})² exactly (the coupling of the proof is optimal, both laws being
-    Gaussian with commuting covariances); knowing only the gap, W₂² ≤ n·E V², the proof's next to last line, which is of
-    second order in the gap where the printed bound is of first.
+    Gaussian with commuting covariances); knowing only the gap, W₂² ≤ n·E V², of second order where the printed one is
+    of first.
 
     Args:
         gap: E V, or √E V² for the corrected bound; or

@@ -24,8 +24,7 @@ def lemma_1(features: ArrayLike, *, threshold: float = 0.5) -> Bound:
     """The soft rank is at least (1 − τ)²·r(H), and the rank at least r(H).
 
     rank_τ(H) = #{λ_i(M) ≥ τ} ≥ (1 − τ)² (Tr M)²/‖M‖_F² for τ in [0, 1] (rank2020 Lemma 1, eq. 3, 4, 21; rank2020v1
-    Lemmas 1 and 2). The first part, rank ≥ r, holds for every matrix; the soft one needs features of unit mean square:
-    0.1·I has soft rank 0 and r = 3 in dimension 3.
+    Lemmas 1 and 2). rank ≥ r holds for every matrix; the soft part needs features of unit mean square.
 
     >>> print(lemma_1(2 * np.eye(4), threshold=0.5).value)
     1.0
@@ -113,11 +112,10 @@ def regularity_constant(moments: ArrayLike) -> float:
 def lemma_13(width: int, *, regularity: float, version: Version = "corrected") -> Bound:
     """An upper bound on E‖M‖_F² under the invariant law of width d and regularity constant α.
 
-    printed: d^{3/2}/√(1 − α) (rank2020 Lemma 13, eq. 50).
-    corrected: d(√(1 + 16(1 − α)d) − 1)/(8(1 − α)), which tends to d^{3/2}/(2√(1 − α)) for wide networks and to d² for
-    α → 1. Erratum: (53) and (54) carry the sign of 8(1 − α) wrong; the drift of Lemma 7 is zero in expectation, so
-    d² = E‖M‖² + 4(1 − α)E Tr M³, and (E‖M‖²)² ≤ d·E Tr M³ makes that a quadratic inequality. The printed bound is
-    true, and 2 to 4 times loose.
+    printed: d^{3/2}/√(1 − α) (rank2020 Lemma 13, eq. 50). corrected: d(√(1 + 16(1 − α)d) − 1)/(8(1 − α)), which tends
+    to d^{3/2}/(2√(1 − α)) for wide networks and to d² for α → 1. Erratum: (53) and (54) carry the sign of 8(1 − α)
+    wrong; the drift of Lemma 7 is zero in expectation, so d² = E‖M‖² + 4(1 − α)E Tr M³, and (E‖M‖²)² ≤ d·E Tr M³ makes
+    that a quadratic inequality.
 
     >>> print(round(lemma_13(64, regularity=0.5).value, 3))
     346.392

@@ -38,12 +38,11 @@ def theorem_3_2(
 ) -> Bound:
     """How far the Gram matrix of a batch norm network of finite width strays from the mean field's G*.
 
-    printed: κ(G*)·C·[(1 − α)^{ℓ/2} + (n/√d)·√(ln(d/n)/α)] (thesis2024 Theorem 3.2, eq. 3.5).
-    corrected: √(C(‖G*‖²(1 − α)^ℓ + ε² ln(1/ε)/α)/δ), ε = nbκ(G*)/√d, which is what Theorem B.6 (eq. B.19) says at
-    failure probability δ. Errata: (3.9) drops α^{-1/2}, and measured slopes against the batch size exceed 1; the
-    condition φ(x)² ≤ bx² excludes sigmoid and softplus; for linear activations with centring the fixed point
-    G* = n/(n−1)·(I − 11ᵀ/n) is singular, and the theorem says nothing. For tanh κ(G*) and ‖G*‖ stay bounded as the
-    batch grows and the distance of the first layer grows like n: no C serves all batch sizes (row thesis2024-thm3.2).
+    printed: κ(G*)·C·[(1 − α)^{ℓ/2} + (n/√d)·√(ln(d/n)/α)] (thesis2024 Theorem 3.2, eq. 3.5). corrected: √(C(‖G*‖²(1 −
+    α)^ℓ + ε² ln(1/ε)/α)/δ), ε = nbκ(G*)/√d, which is what Theorem B.6 (eq. B.19) says at failure probability δ. Errata:
+    (3.9) drops α^{-1/2}; φ(x)² ≤ bx² excludes sigmoid and softplus; for linear activations with centring G* is
+    singular, and the theorem says nothing; for tanh the distance of the first layer grows like n, and no C serves all
+    batch sizes.
 
     Args:
         fixed_gram: G*, n × n.
@@ -96,8 +95,7 @@ def theorem_3_2(
 def theorem_4_3(features: ArrayLike) -> Bound:
     """Dividing each sample by its norm cannot lower the isometry: I(G̃) ≥ I(G)(1 + Var a/ā²), a_i = ‖x_i‖.
 
-    thesis2024 Theorem 4.3, eq. (4.3). Equality only for equal norms: (4.7), printed as an equality, must be ≥ (it drops
-    ā² ≥ (Πa_i)^{2/n}).
+    thesis2024 Theorem 4.3, eq. (4.3); (4.7), printed as an equality, drops ā² ≥ (Πa_i)^{2/n}.
     """
     return _isometry_gain(
         check_matrix(features, name="features"),
@@ -108,10 +106,10 @@ def theorem_4_3(features: ArrayLike) -> Bound:
 
 
 def corollary_4_4(features: ArrayLike, *, version: Version = "corrected") -> Bound:
-    """RMS or layer normalization raises isometry by the spread of the lengths (thesis2024 Corollary 4.4).
+    """RMS normalization raises isometry by the spread of the lengths (thesis2024 Corollary 4.4).
 
-    corrected: for RMS normalization. printed: for layer norm, which also centres each sample, and there it is false: it
-    takes I₄ from isometry 1 to 0. `actual` is the isometry after RMS normalization, or after layer norm when printed.
+    printed: for layer norm, which also centres each sample, and there it is false: it takes I₄ from isometry 1 to 0.
+    `actual` is the isometry after RMS normalization, or after layer norm when printed.
     """
     matrix = check_matrix(features, name="features")
     return _isometry_gain(
@@ -127,8 +125,8 @@ def corollary_4_4(features: ArrayLike, *, version: Version = "corrected") -> Bou
 def corollary_4_5(features: ArrayLike, *, version: Version = "corrected") -> Bound:
     """Batch norm without centring cannot lower the isometry of the features' covariance C = XᵀX (Corollary 4.5).
 
-    I(C̃) ≥ I(C)(1 + Var a/ā²) with a_i the norm of feature i over the batch. corrected: ā = (1/d)Σa_i; the printed
-    ā = (1/n)Σa_i is false when there are more samples than features.
+    I(C̃) ≥ I(C)(1 + Var a/ā²) with a_i the norm of feature i over the batch; the printed ā = (1/n)Σa_i, in place of
+    (1/d)Σa_i, is false when there are more samples than features.
     """
     matrix = check_matrix(features, name="features")
     n, d = matrix.shape
@@ -291,12 +289,11 @@ def theorem_6_5(
 ) -> Bound:
     """With Haar weights the gradient of every layer stays bounded at any depth (thesis2024 Theorem 6.5, eq. 6.10).
 
-    printed: E ln‖∂L/∂W_ℓ‖ ≤ C·d⁵(ψ₀³ + 1), C an absolute constant not given.
-    corrected, with every constant: ln s + ½ ln d + ½(1 + dψ₀)(1 + 16dψ₀(k + 1)) + d(d + 2), k of the corrected Theorem
-    6.1. The first phase (gap above 1/(16d)) is the proof's, with ‖J‖ ≤ λ_d^{-1/2} in place of 1/λ_d; in the second
-    E√ψ ≤ √Eψ gives the ratio 1 − 1/(4d(d + 2)) where the proof has 1 − 1/(32d⁴), so d² replaces its d⁴. If ψ₀ ≤
-    1/(16d) only the second phase remains. Errata: the loss is a function of X_L, not X_ℓ; (C.92) drops a factor 2,
-    harmless because ln‖J‖ ≤ −½ ln λ_d.
+    printed: E ln‖∂L/∂W_ℓ‖ ≤ C·d⁵(ψ₀³ + 1), C an absolute constant not given. corrected, with every constant: ln s + ½
+    ln d + ½(1 + dψ₀)(1 + 16dψ₀(k + 1)) + d(d + 2), k of the corrected Theorem 6.1; only the second phase if ψ₀ ≤
+    1/(16d). The first phase is the proof's, with ‖J‖ ≤ λ_d^{-1/2} in place of 1/λ_d; in the second E√ψ ≤ √Eψ gives the
+    ratio 1 − 1/(4d(d + 2)) where the proof has 1 − 1/(32d⁴). Errata: the loss is a function of X_L, not X_ℓ; (C.92)
+    drops a factor 2.
 
     Args:
         loss_slope: s, a bound on ‖∂L/∂H_L‖_F.

@@ -39,10 +39,7 @@ class Affine:
     @cached_property
     def power(self) -> tuple[float, tuple[float, float]] | None:
         """The degree and the two slopes of φ(scale·x) where it is positively homogeneous and nothing shifts it."""
-        scaled = self.activation.scaled(self.scale)
-        if self.shift != 0 or scaled.degree is None or scaled.slopes is None:
-            return None
-        return scaled.degree, scaled.slopes
+        return None if self.shift != 0 else self.activation.scaled(self.scale).power
 
     def rise(self, y: Array) -> Array:
         """φ at y less its level: without it, a large φ(β) would drown how φ varies over the batch."""

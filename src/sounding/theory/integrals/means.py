@@ -14,7 +14,6 @@ import numpy as np
 
 from sounding.activations.activation import Array
 from sounding.errors import NumericalError, UsageError
-from sounding.theory.integrals.arc_cosine import gamma_ratio
 from sounding.theory.integrals.cells import AdaptedCells, Goal, PairFunction, Plane, Radial, Rings, integrate_cells
 from sounding.theory.integrals.panels import SOFT_EDGES, Adapted, Panels, end_panel, integrate, interval
 
@@ -22,22 +21,6 @@ Function = Callable[[Array], Array]
 
 # beyond 38 standard deviations the Gaussian density underflows; an integrand that still matters there has no mean
 _BLOCKS = (13.0, 16.0, 20.0, 24.0, 28.0, 33.0, 38.0)
-
-
-def normal_density(z: Array) -> Array:
-    """The density of a standard Gaussian."""
-    return np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
-
-
-def sphere_density(batch_size: float) -> Function:
-    """The density of one coordinate of the sphere of radius √B in the plane orthogonal to ones."""
-    degrees = batch_size - 1
-    norm = gamma_ratio(0.5 * (degrees - 1), 0.5) / math.sqrt(math.pi * degrees)
-
-    def density(z: Array) -> Array:
-        return norm * np.maximum(1.0 - z * z / degrees, 0.0) ** (0.5 * (batch_size - 4))
-
-    return density
 
 
 @dataclass(frozen=True)

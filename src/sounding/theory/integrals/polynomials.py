@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 from scipy.linalg import eigh_tridiagonal
@@ -40,7 +40,6 @@ _HALF = 0.5  # of the degree: a further difference where the sums have not conve
 _FINE = 0.6  # the step in the radius, in units of what a smooth integrand needs, where that is not known to do
 _FINEST = 0.04  # steps for waves of some 300 radians; four seconds at most
 _DOUBT = 3.0  # times those differences: covers a decay as slow as the root of the degree
-_BLOCK = 32  # polynomials for one matrix product; more do not stay in the cache
 
 Wanted = tuple[tuple[int, int, int], ...]
 
@@ -295,14 +294,12 @@ class _Projection:
         for power in {max(p, -1) for _, _, p in wanted} - {0}:
             weights[power] = table.weight(law, float(power))
         x2 = table.x * table.x
-        cache: dict[tuple[int, int], tuple[float, float]] = {}
 
+        @cache
         def size(index: int, power: int) -> tuple[float, float]:
-            if (index, power) not in cache:
-                field, error = (table.rise, table.rise_error) if index < 3 else (table.slope, table.slope_error)
-                weight = weights[power] * x2 ** (index if index < 3 else index - 3)
-                cache[index, power] = math.sqrt(weight @ field**2), math.sqrt(weight @ error**2)
-            return cache[index, power]
+            field, error = (table.rise, table.rise_error) if index < 3 else (table.slope, table.slope_error)
+            weight = weights[power] * x2 ** (index if index < 3 else index - 3)
+            return math.sqrt(weight @ field**2), math.sqrt(weight @ error**2)
 
         found, noise = np.zeros(len(wanted)), np.zeros(len(wanted))
         for column, (i, j, p) in enumerate(wanted):
@@ -341,14 +338,10 @@ def _coefficients(rows: Array, x: Array, steps: Array) -> Array:
     """Σ rows·p_k for k < steps.size, (rows, steps.size), by the recurrence of orthonormal polynomials."""
     found = np.empty((len(rows), steps.size))
     earlier, current = np.zeros_like(x), np.ones_like(x)
-    block = np.empty((_BLOCK, x.size))
-    for start in range(0, steps.size, _BLOCK):
-        stop = min(start + _BLOCK, steps.size)
-        for degree in range(start, stop):
-            block[degree - start] = current
-            back = steps[degree - 1] if degree else 0.0
-            earlier, current = current, (x * current - back * earlier) / steps[degree]
-        found[:, start:stop] = rows @ block[: stop - start].T
+    for degree in range(steps.size):
+        found[:, degree] = rows @ current
+        back = steps[degree - 1] if degree else 0.0
+        earlier, current = current, (x * current - back * earlier) / steps[degree]
     return found
 
 
@@ -359,16 +352,12 @@ def _orthogonalized(rows: Array, x: Array, weight: Array, terms: int) -> tuple[A
     # each polynomial times the root of the weight: its norm is then that of a vector
     root = np.sqrt(weight)
     rows = np.divide(rows, root, out=np.zeros_like(rows), where=root > 0)
-    earlier, current, following = np.zeros_like(x), root / math.sqrt(weight.sum()), np.empty_like(x)
+    earlier, current = np.zeros_like(x), root / math.sqrt(weight.sum())
     for degree in range(terms):
         found[:, degree] = rows @ current
-        np.multiply(x, current, out=following)
-        if degree:
-            earlier *= steps[degree - 1]
-            following -= earlier
+        following = x * current - (steps[degree - 1] if degree else 0.0) * earlier
         steps[degree] = math.sqrt(following @ following)
-        following /= steps[degree]
-        earlier, current, following = current, following, earlier
+        earlier, current = current, following / steps[degree]
     return found, steps
 
 
@@ -378,19 +367,13 @@ def _evaluated(coefficients: Array, steps: Array, places: Array, fewer: int) -> 
     found = np.zeros((2, len(coefficients), x.size))
     less = found
     # p_0 = 1: the law's weights add up to 1
-    earlier, current, scratch = np.zeros_like(x), np.ones_like(x), np.empty_like(x)
+    earlier, current = np.zeros_like(x), np.ones_like(x)
     for degree in range(coefficients.shape[1]):
         if degree == fewer:
             less = found.copy()
-        for row in range(len(coefficients)):
-            np.multiply(current, coefficients[row, degree], out=scratch)
-            found[degree % 2, row] += scratch
-        np.multiply(x, current, out=scratch)
-        if degree:
-            earlier *= steps[degree - 1]
-            scratch -= earlier
-        scratch /= steps[degree]
-        earlier, current, scratch = current, scratch, earlier
+        found[degree % 2] += coefficients[:, degree, None] * current
+        back = steps[degree - 1] if degree else 0.0
+        earlier, current = current, (x * current - back * earlier) / steps[degree]
     shape = (2, len(coefficients), *places.shape)
     return found.reshape(shape), less.reshape(shape)
 
@@ -412,16 +395,13 @@ def _sphere(batch_size: float, terms: int) -> tuple[Array, Array, Array]:
 def _raised(coefficients: Array, steps: Array, reach: Array, terms: int, *, slopes: bool = True) -> Array:
     """(7, radii, terms) of φ, xφ, x²φ, D, xD, x²D, x³D from (2, radii, more) of φ and D; or of φ alone."""
     lists = []
-    for row, highest in zip(range(len(coefficients)), (2, 3), strict=False):
-        current = coefficients[row]
-        for power in range(highest + 1 if slopes else 1):
-            lists.append(current[:, :terms])
-            if power == highest:
-                break
+    for current, highest in zip(coefficients, (2, 3), strict=False):
+        lists.append(current)
+        for _ in range(highest if slopes else 0):
             # x p_k = step_k p_{k+1} + step_{k−1} p_{k−1} multiplies a series by x; `reach` is x/t where the steps are
             # those of t
             more = np.zeros_like(current)
-            more[:, :-1] += steps[: current.shape[1] - 1] * current[:, 1:]
-            more[:, 1:] += steps[: current.shape[1] - 1] * current[:, :-1]
-            current = reach[:, None] * more
-    return np.stack(lists)
+            more[:, :-1] += steps[: current.shape[1] - 1] * lists[-1][:, 1:]
+            more[:, 1:] += steps[: current.shape[1] - 1] * lists[-1][:, :-1]
+            lists.append(reach[:, None] * more)
+    return np.stack(lists)[..., :terms]

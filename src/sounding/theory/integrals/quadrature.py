@@ -20,7 +20,8 @@ import numpy as np
 from sounding.activations.activation import Array
 from sounding.errors import UsageError
 from sounding.theory.integrals.cells import Goal, Plane, Points
-from sounding.theory.integrals.means import Function, Line, line_means, normal_density, pair_means, sphere_density
+from sounding.theory.integrals.means import Function, Line, line_means, pair_means
+from sounding.theory.integrals.normalized import NormalizedLaw
 
 JointFunction = Callable[[Array, Array], Array]
 
@@ -78,8 +79,8 @@ def sphere_mean(
     1.800000000000
     """
     size = check_batch_size(batch_size)
-    density, support = (normal_density if math.isinf(size) else sphere_density(size)), math.sqrt(size - 1)
-    line = Line(density, support, mean, _positive(std), tuple(kinks), length, center)
+    law = NormalizedLaw(size, 1.0, 0.0)
+    line = Line(lambda z: law.line_weight(z, 0.0), law.support, mean, _positive(std), tuple(kinks), length, center)
 
     def checked(y: Array) -> Array:
         values = np.asarray(f(y), dtype=np.float64)
