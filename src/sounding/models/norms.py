@@ -44,13 +44,10 @@ class UncentredBatchNorm(_BatchNorm):
     holds the mean square; `running_mean` is unused and stays 0. For any number of axes behind (samples, channels).
     """
 
-    def _check_input_dim(self, input: Tensor) -> None:
-        if input.dim() < 2:
-            raise ValueError(f"expected (samples, channels, ...), got {input.dim()} axes")
-
     def forward(self, input: Tensor) -> Tensor:
         """Normalize each channel by its root mean square."""
-        self._check_input_dim(input)
+        if input.dim() < 2:
+            raise ValueError(f"expected (samples, channels, ...), got {input.dim()} axes")
         axes = [0, *range(2, input.dim())]
         if self.training or self.running_var is None:
             square = input.square().mean(dim=axes)

@@ -121,10 +121,14 @@ class Keeper:
         state = read_checkpoint(found)
         theirs = json.loads(state["settings"])
         for name in dict.fromkeys([*self._settings, *theirs]):  # what either has: a setting that is new counts too
-            if not _agree(theirs.get(name), self._settings.get(name)):
-                kept, asked = _differing(theirs.get(name), self._settings.get(name))
+            kept, asked = theirs.get(name), self._settings.get(name)
+            if not _agree(kept, asked):
+                if isinstance(kept, Mapping) and isinstance(asked, Mapping):  # just the entries in which they differ
+                    apart = [key for key in dict.fromkeys([*kept, *asked]) if kept.get(key) != asked.get(key)]
+                    kept, asked = ({key: told.get(key) for key in apart} for told in (kept, asked))
+                told = f"its {name} is {kept!s:.200}, this run's {asked!s:.200}"
                 raise UsageError(
-                    f"the checkpoint {found} belongs to another run: its {name} is {kept}, this run's {asked}",
+                    f"the checkpoint {found} belongs to another run: {told}",
                     hint="another path, or the settings it was written with",
                 )
         return state
@@ -166,11 +170,3 @@ def _agree(kept: Any, asked: Any) -> bool:
         near = one.shape == other.shape and torch.allclose(one, other, rtol=0.0, atol=SKETCH_TOLERANCE)
         return near and {**kept, "weights": None} == {**asked, "weights": None}
     return bool(kept == asked)
-
-
-def _differing(kept: Any, asked: Any) -> tuple[str, str]:
-    """What was kept and what is asked for, as text; of two mappings just the entries in which they differ."""
-    if isinstance(kept, Mapping) and isinstance(asked, Mapping):
-        names = [name for name in dict.fromkeys([*kept, *asked]) if kept.get(name) != asked.get(name)]
-        kept, asked = ({name: told.get(name) for name in names} for told in (kept, asked))
-    return f"{kept!s:.200}", f"{asked!s:.200}"

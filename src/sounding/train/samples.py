@@ -58,7 +58,19 @@ def take_samples(data: Data, recipe: Recipe, *, device: torch.device, dtype: tor
     dataset = data if isinstance(data, Dataset) else None
     parts = _parts(data)
     for (inputs, targets), what in zip(parts, ("training", "test"), strict=False):
-        _check_part(inputs, targets, what)
+        if inputs.dim() < 2 or targets.dim() not in (1, 2) or len(inputs) != len(targets):
+            raise UsageError(
+                f"expected {what} inputs (samples, ...) and as many targets, got the shapes "
+                f"{tuple(inputs.shape)} and {tuple(targets.shape)}"
+            )
+        if (
+            targets.dtype == torch.bool
+            or targets.is_complex()
+            or (targets.dim() == 2 and not targets.is_floating_point())
+        ):
+            raise UsageError(
+                f"expected integer labels (samples,) or float targets (samples, outputs), got {targets.dtype}"
+            )
     count = len(parts[0][0])
     if recipe.batch_size > count:
         raise UsageError(f"batch size must be at most {count}, the training samples, got {recipe.batch_size}")
@@ -104,16 +116,6 @@ def _parts(data: Any) -> list[tuple[Tensor, Tensor]]:
         f"expected a Dataset or a pair of tensors (inputs, targets), got {type(data).__name__}",
         hint="sounding.data.load_dataset('digits')",
     )
-
-
-def _check_part(inputs: Tensor, targets: Tensor, what: str) -> None:
-    if inputs.dim() < 2 or targets.dim() not in (1, 2) or len(inputs) != len(targets):
-        raise UsageError(
-            f"expected {what} inputs (samples, ...) and as many targets, got the shapes "
-            f"{tuple(inputs.shape)} and {tuple(targets.shape)}"
-        )
-    if targets.dtype == torch.bool or targets.is_complex() or (targets.dim() == 2 and not targets.is_floating_point()):
-        raise UsageError(f"expected integer labels (samples,) or float targets (samples, outputs), got {targets.dtype}")
 
 
 class Stream:

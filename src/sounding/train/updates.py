@@ -13,17 +13,6 @@ from sounding.train.recipe import Recipe
 FLOOR = 1e-3  # the least norm a weight counts with in adaptive clipping (Brock et al. 2021)
 
 
-def clip_stacked(gradient: Tensor, parameter: Tensor, *, clipping: float, unitwise: bool) -> Tensor:
-    """The gradients (runs, ...) of a stacked parameter, clipped in each run by itself.
-
-    A unit is a row of a weight, a filter of a convolution, or a whole vector; with `unitwise=False` a whole parameter
-    (thesis2024, A.5).
-    """
-    # axis 0 is the runs, and axis 1 the units of a weight
-    axes = range(2 if unitwise and parameter.dim() > 2 else 1, parameter.dim())
-    return clip_adaptively(gradient, parameter, axes, clipping=clipping, floor=FLOOR)
-
-
 class Updates:
     """The optimizer of a stack. With g the gradient of a run's loss, clipped, plus λ w:
 
@@ -75,11 +64,13 @@ class Updates:
         """What each parameter goes along, and a factor of the rate."""
         recipe = self._recipe
         if recipe.clipping is not None:
-            unitwise = recipe.clipping_by == "unit"
-            gradients = [
-                clip_stacked(gradient, parameter, clipping=recipe.clipping, unitwise=unitwise)
-                for gradient, parameter in zip(gradients, self._parameters, strict=True)
-            ]
+            clipped = []
+            for gradient, parameter in zip(gradients, self._parameters, strict=True):
+                # axis 0 is the runs, axis 1 the units: rows of a weight, filters; a vector or "parameter" is one unit
+                first = 2 if recipe.clipping_by == "unit" and parameter.dim() > 2 else 1
+                axes, given = range(first, parameter.dim()), {"clipping": recipe.clipping, "floor": FLOOR}
+                clipped.append(clip_adaptively(gradient, parameter, axes, **given))
+            gradients = clipped
         if recipe.weight_decay:
             # behind clipping, as a recipe says
             gradients = list(torch._foreach_add(gradients, self._parameters, alpha=recipe.weight_decay))

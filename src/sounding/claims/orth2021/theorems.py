@@ -292,8 +292,8 @@ def measure_appendix_e(values: Values, context: Context) -> Outcome:
         count = len(sigma)
         inner = right.mT[:count] if values["slice"] else torch.linalg.qr(draw_normals(generator, d, count))[0]
         mapped = inner @ torch.diag(sigma.sqrt()) @ right
-        before.append(_gap_of(features))
-        after.append(_gap_of(mapped))
+        before.append(float(orthogonality_gap(features.mT)))  # columns are samples here
+        after.append(float(orthogonality_gap(mapped.mT)))
     x, y = np.array(before), np.array(after)
     numbers = {"share_with_smaller_gap": fraction_of(int(np.sum(y < x)), len(x))}
     line = [0.9 * min(x.min(), y.min()), 1.1 * max(x.max(), y.max())]
@@ -301,8 +301,3 @@ def measure_appendix_e(values: Values, context: Context) -> Outcome:
     panel = scattered("V(H)", "V(WH)", cases, ("equal", line), "paper")
     caption = "Each point is a batch of samples; the appendix says that all lie below the line."
     return Outcome(numbers, Picture((panel,), caption))
-
-
-def _gap_of(features: Any) -> float:
-    """V of a (features, samples) matrix."""
-    return float(orthogonality_gap(features.mT))

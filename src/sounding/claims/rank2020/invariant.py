@@ -68,11 +68,6 @@ def relative_error(average: Estimate) -> float:
     return (average.stderr or 0.0) / average.value
 
 
-def error_of_bound(regularity: Estimate) -> float:
-    """The relative error that α leaves in a bound: both bounds grow at most like √(1 − α)."""
-    return 0.5 * (regularity.stderr or 0.0) / (1 - regularity.value)  # d ln √(1 − α) = −dα/(2(1 − α))
-
-
 def log_slope(widths: Sequence[int], averages: Sequence[Estimate]) -> Number:
     """The mean exponent of a power law, from the narrowest width to the widest."""
     ends, span = (averages[0], averages[-1]), math.log(widths[-1] / widths[0])
@@ -97,9 +92,10 @@ def _columns(values: Values, context: Context, *names: str) -> list[list[Estimat
 
 
 def _over_bounds(averages: Sequence[Estimate], bounds: Sequence[float], alphas: Sequence[Estimate]) -> list[Number]:
-    """Each average over its bound, which has an error of its own: α was measured."""
-    found = zip(averages, bounds, alphas, strict=True)
-    return [share_of(average, bound, relative_error=error_of_bound(alpha)) for average, bound, alpha in found]
+    """Each average over its bound, which has an error of its own: α was measured, and they grow at most as √(1 − α)."""
+    errors = [0.5 * (alpha.stderr or 0.0) / (1 - alpha.value) for alpha in alphas]  # d ln √(1 − α) = −dα/(2(1 − α))
+    found = zip(averages, bounds, errors, strict=True)
+    return [share_of(average, bound, relative_error=error) for average, bound, error in found]
 
 
 def measure_theorem2(values: Values, context: Context) -> Outcome:

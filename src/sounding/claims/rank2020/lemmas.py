@@ -128,7 +128,9 @@ def measure_lemma7(values: Values, context: Context) -> Outcome:
             predicted, found, error = _steps(batches, gamma, draws, generator)
             # the noise of the mean over draws adds its square
             squares[gamma] = ((found - predicted) ** 2 - error**2) / np.mean(predicted**2)
-            misfits.append(_root_of(mean_of(squares[gamma])))
+            square = mean_of(squares[gamma])  # once its noise is taken off it may lie below 0
+            value, low, high = (math.sqrt(max(end, 0.0)) for end in (square.value, square.low, square.high))
+            misfits.append(Number(value, low, high, square.samples))
             numbers[f"misfit_at_width_{width}_gamma_{gamma:g}"] = misfits[-1]
         rests.append(scaled(misfits[-1], 1 / (smallest * math.sqrt(width))))
         left.append(scaled(_share_of_means(squares[smallest], squares[strengths[0]]), 1 / shrinking))
@@ -171,12 +173,6 @@ def _share_of_means(first: Array, second: Array) -> Number:
     share, count = first.mean() / second.mean(), len(first)
     residuals = (first - share * second) / second.mean()  # the delta method for a ratio of means
     return estimate(share, float(residuals.std(ddof=1)) / math.sqrt(count), samples=count)
-
-
-def _root_of(square: Number) -> Number:
-    """The root of a mean square that may lie below 0 once its noise is taken off."""
-    value, low, high = (math.sqrt(max(end, 0.0)) for end in (square.value, square.low, square.high))
-    return Number(value, low, high, square.samples)
 
 
 def measure_lemma5(values: Values, context: Context) -> Outcome:

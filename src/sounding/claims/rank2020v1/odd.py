@@ -75,11 +75,6 @@ def follow_chain(
 count_directions = partial(numerical_rank, tolerance=ZERO)  # the rank as figure 1 counts it
 
 
-def soft_rank_of_scaled(state: torch.Tensor) -> torch.Tensor:
-    """The soft rank at ½ after scaling the batch to unit mean square, so that states without a norm have one too."""
-    return soft_rank(state / state.square().mean(dim=(-2, -1), keepdim=True).sqrt())
-
-
 def measure_fig1(values: Values, context: Context) -> Outcome:
     """ln of the rank over depth, with and without batch norm, for two strengths."""
     depth, width = values["depth"], values["width"]
@@ -174,10 +169,15 @@ def measure_table1(values: Values, context: Context) -> Outcome:
         "tanh, no norm": ("tanh", "none"),
         "tanh, no norm, kept small": ("tanh", "frobenius"),
     }
+
+    def measure(state: torch.Tensor) -> torch.Tensor:
+        # scaled to unit mean square, so that states without a norm have a soft rank too
+        return soft_rank(state / state.square().mean(dim=(-2, -1), keepdim=True).sqrt())
+
     found = {}
     for index, (label, (name, scaling)) in enumerate(kinds.items()):
         chain: dict[str, Any] = {"strength": gamma, "activation": name, "scaling": scaling}
-        found[label] = measure_by_width(soft_rank_of_scaled, values, context, offset=index, **chain)
+        found[label] = measure_by_width(measure, values, context, offset=index, **chain)
     numbers = {
         "exponent_linear_with_batch_norm": exponent_of(widths, found["linear, batch norm"]),
         "exponent_tanh_with_batch_norm": exponent_of(widths, found["tanh, batch norm"]),

@@ -78,12 +78,7 @@ class Vantage:
         self.structure, self.moments = Structure(model), KeptMoments(options.tier)
         self.between = Between(wanted=options.inside and self.known.shards is None)
         # whose bounds a module may set anew while it trains
-        self._movable = [spec for spec in self.known.specs if isinstance(spec.module, nn.Hardtanh)]
-
-    def refresh_bounds(self) -> None:
-        """Read the bounds that a module may have changed since."""
-        for spec in self._movable:
-            spec.bounds = bounds_of(spec.module)
+        self.movable = [spec for spec in self.known.specs if isinstance(spec.module, nn.Hardtanh)]
 
 
 class Window:
@@ -97,7 +92,8 @@ class Window:
 
     def __init__(self, vantage: Vantage, wall: Wall) -> None:
         self._vantage, self.wall, self._options = vantage, wall, vantage.options
-        vantage.refresh_bounds()
+        for spec in vantage.movable:
+            spec.bounds = bounds_of(spec.module)
         self._structure = vantage.structure
         self._between = vantage.between
         self._unseen: tuple[Unmeasured, ...] = ()
