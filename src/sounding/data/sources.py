@@ -71,7 +71,16 @@ def load_batch(
     wanted = None if shape is None else tuple(shape)
     if isinstance(spec, Dataset):
         return draw_from(spec, Request("", batch_size, generator, wanted))
-    address, parameter = find_source(spec)
+    name, _, parameter = str(spec).partition(":")
+    suffix = Path(spec).suffix.lower()
+    if isinstance(spec, str) and name in SOURCES:
+        if parameter and name not in NEEDED and name not in OPTIONAL:
+            raise UsageError(f"data {name!r} takes no parameter, got {spec!r}", hint=name)
+        address, parameter = SOURCES[name], name if name in CATALOGUE else parameter
+    elif suffix in FILES:
+        address, parameter = FILES[suffix], str(spec)
+    else:
+        raise UsageError(f"unknown data {str(spec)!r}", hint=f"one of {', '.join(names())}")
     batch: Batch = pkgutil.resolve_name(address)(Request(parameter, batch_size, generator, wanted))
     return batch
 
@@ -85,16 +94,3 @@ def draw_from(dataset: Dataset, request: Request) -> Batch:
     fitted = (fit_images if images else reshape_samples)(samples, request.shape, source=dataset.name)
     name = f"{dataset.name} ({describe_shape(dataset.shape)}{' images' if images else ''}, normalized)"
     return Batch(fitted, labels[chosen], name, classes=dataset.classes)
-
-
-def find_source(spec: str | Path) -> tuple[str, str]:
-    """The address of the function for a spec, and its parameter."""
-    name, _, parameter = str(spec).partition(":")
-    if isinstance(spec, str) and name in SOURCES:
-        if parameter and name not in NEEDED and name not in OPTIONAL:
-            raise UsageError(f"data {name!r} takes no parameter, got {spec!r}", hint=name)
-        return SOURCES[name], name if name in CATALOGUE else parameter
-    suffix = Path(spec).suffix.lower()
-    if suffix in FILES:
-        return FILES[suffix], str(spec)
-    raise UsageError(f"unknown data {str(spec)!r}", hint=f"one of {', '.join(names())}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -57,7 +57,9 @@ class History:
     record: Mapping[str, Any] = field(hash=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "curves", tuple(_with_one_nan(point) for point in self.curves))
+        # Python's own NaN for every NaN, so that a history with NaN equals its copy
+        rows = ((math.nan if isinstance(v, float) and math.isnan(v) else v for v in point) for point in self.curves)
+        object.__setattr__(self, "curves", tuple(Point(*row) for row in rows))  # type: ignore[arg-type]
         object.__setattr__(self, "settings", tuple(MappingProxyType(dict(entry)) for entry in self.settings))
         object.__setattr__(self, "record", MappingProxyType(dict(self.record)))
 
@@ -202,11 +204,6 @@ def read_source(source: str) -> tuple[int, int]:
     """The inverse of `source_of`."""
     _, run, _, step = source.split()
     return int(run), int(step)
-
-
-def _with_one_nan(point: Sequence[Any]) -> Point:
-    """The point with Python's own NaN for every NaN, so that a history with NaN equals its copy."""
-    return Point(*(math.nan if isinstance(value, float) and math.isnan(value) else value for value in point))  # type: ignore[arg-type]
 
 
 def _as_point(values: list[Any]) -> Point:

@@ -88,7 +88,14 @@ def train_together_(
     )  # fmt: skip
     samples, place = training.samples, training.device
     check_alike(networks)
-    size = _group_size(networks[0], recipe, samples, place) if group_size is None else group_size
+    size = group_size
+    if size is None and place.type == "cuda":
+        size = len(networks)  # a graph has all runs at once
+    elif size is None:
+        # a layer gives out as many values as its weight has rows
+        weights = (parameter.shape[0] for parameter in networks[0].parameters() if parameter.dim() > 1)
+        values = recipe.batch_size * max(max(weights, default=1), samples.train[0][0].numel())
+        size = max(1, CACHED_VALUES // values)
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise UsageError(f"group_size must be a positive whole number, got {group_size!r}")
     own = isinstance(training.stream, Streams)
@@ -194,12 +201,3 @@ def _make_stack(networks: list[nn.Module], device: torch.device, route: Route) -
                     f"batched products take perceptrons of known layers, but {reason}", hint="route='vmap'"
                 ) from None
     return Vmapped(networks, device)
-
-
-def _group_size(network: nn.Module, recipe: Recipe, samples: Samples, device: torch.device) -> int:
-    if device.type == "cuda":
-        return 2**31  # no limit: a graph has all runs at once
-    # a layer gives out as many values as its weight has rows
-    widest = max((parameter.shape[0] for parameter in network.parameters() if parameter.dim() > 1), default=1)
-    values = recipe.batch_size * max(widest, samples.train[0][0].numel())
-    return max(1, CACHED_VALUES // values)

@@ -126,12 +126,33 @@ def train_kind(values: Values, context: Context, kind: str) -> Runs:
     Nothing that is drawn is shared by two runs or by two kinds.
     """
     first = 1000 * list(KINDS).index(kind)  # offsets of a kind are its own
+    device, times = context.device, look_times(kind, values)
+    gpu = device.startswith("cuda")
+    recipe = Recipe(batch_size=values["batch_size"], steps=times[-1], evaluate=tuple(times), train_metrics="seen")
+    rate = values["plain_rate"] if kind.startswith("plain") else values["rate"]
+    rate = 100 * rate if kind.endswith("100 times the rate") else rate
     accuracy, seen = [], []
-    with fast_convolutions(context.device):
-        for run in range(values["runs"]):
-            scores, looks = _train_once(kind, values, context, first + run)
-            accuracy.append(scores)
-            seen.append(looks)
+    for offset in range(first, first + values["runs"]):
+        data = draw_images(kind, values, context, offset + 400)
+        network = make_network(kind, values, data[0].shape[1], context.generator(offset)).to(device)
+        if gpu:  # the layout that tensor cores take
+            network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        batch = data[0][draw_samples(data[0], values["rank_batch"], context.generator(offset + 300))]
+        looks = [see_last_hidden(network, batch)]  # the first is before training
+
+        def look(now: Progress, network: nn.Module = network, batch: Any = batch, looks: Any = looks) -> None:
+            if now.step in times:
+                looks.append(see_last_hidden(network, batch))
+
+        # dropout draws from torch's own generator: lend it a seed and put it back
+        with fast_convolutions(device), torch.random.fork_rng(devices=[device] if gpu else []):
+            torch.manual_seed(int(torch.randint(2**31, (), generator=context.generator(offset + 200))))
+            order = context.place(offset + 100)
+            history = train_(network, data, learning_rate=rate, recipe=recipe, progress=look, **order)
+        found = [point.train_accuracy for point in history.curve(0)]
+        # a run that diverged has learned nothing
+        accuracy.append([0.1 if value is None or not np.isfinite(value) else value for value in found])
+        seen.append(looks)
     rank, ratio, alignment = np.moveaxis(np.array(seen), -1, 0)
     return Runs(np.array(accuracy), rank, ratio, alignment)
 
@@ -145,35 +166,6 @@ def fast_convolutions(device: str) -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = before
-
-
-def _train_once(
-    kind: str, values: Values, context: Context, offset: int
-) -> tuple[list[float], list[tuple[float, float, float]]]:
-    """Training accuracy between looks, and the looks, the first of which is before training."""
-    data, device = draw_images(kind, values, context, offset + 400), context.device
-    network = make_network(kind, values, data[0].shape[1], context.generator(offset)).to(device)
-    if device.startswith("cuda"):  # the layout that tensor cores take
-        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    times = look_times(kind, values)
-    recipe = Recipe(batch_size=values["batch_size"], steps=times[-1], evaluate=tuple(times), train_metrics="seen")
-    rate = values["plain_rate"] if kind.startswith("plain") else values["rate"]
-    rate = 100 * rate if kind.endswith("100 times the rate") else rate
-    batch = data[0][draw_samples(data[0], values["rank_batch"], context.generator(offset + 300))]
-    looks = [see_last_hidden(network, batch)]
-
-    def look(now: Progress) -> None:
-        if now.step in times:
-            looks.append(see_last_hidden(network, batch))
-
-    # dropout draws from torch's own generator: lend it a seed and put it back
-    with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
-        torch.manual_seed(int(torch.randint(2**31, (), generator=context.generator(offset + 200))))
-        order = context.place(offset + 100)
-        history = train_(network, data, learning_rate=rate, recipe=recipe, progress=look, **order)
-    found = [point.train_accuracy for point in history.curve(0)]
-    # a run that diverged has learned nothing
-    return [0.1 if value is None or not np.isfinite(value) else value for value in found], looks
 
 
 def find_runs(values: Values, context: Context) -> dict[str, Runs]:

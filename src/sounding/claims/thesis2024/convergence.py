@@ -172,20 +172,15 @@ RATES: dict[str, Callable[[CorrelationMap], float]] = {
 }
 
 
-def gather_maps(values: Values, context: Context) -> list[CorrelationMap]:
-    """The maps of the named activations, those given by weights, and random ones of the case."""
-    found = [map_of(name, norm) for name, norm in values["activations"]]
+def measure_contraction(values: Values, context: Context) -> Outcome:
+    """Every map's sequence from many starts against the printed and the corrected bound."""
+    maps = [map_of(name, norm) for name, norm in values["activations"]]
     for weights in values.get("weights", ()):
         series = np.zeros(max(map(int, weights)) + 1)  # keys of a row's file are strings
         for order, weight in weights.items():
             series[int(order)] = weight
-        found.append(map_of_weights(series, name=" + ".join(f"{w:g}ρ^{k}" for k, w in weights.items())))
-    return found + random_maps(values["case"], values["random"], context)
-
-
-def measure_contraction(values: Values, context: Context) -> Outcome:
-    """Every map's sequence from many starts against the printed and the corrected bound."""
-    maps = gather_maps(values, context)
+        maps.append(map_of_weights(series, name=" + ".join(f"{w:g}ρ^{k}" for k, w in weights.items())))
+    maps += random_maps(values["case"], values["random"], context)
     ratios = {
         version: np.array([worst_over_bound(one, RATES[rate](one), depth=values["depth"], form=form) for one in maps])
         for version, (rate, form) in values["versions"].items()
@@ -200,13 +195,13 @@ def measure_contraction(values: Values, context: Context) -> Outcome:
         numbers["relu_exponent"] = algebraic_exponent(map_of("relu"), 0.0, first=200, last=2000)
     path, deviation = draw_path(values, context)
     numbers["chain_deviation"] = deviation
-    series = []
+    drawn = []
     for version, found in ratios.items():
         shown = np.maximum(np.sort(found)[thin(len(found), SHOWN)], 1e-4)  # a logarithmic axis takes no 0
-        series.append(Series(f"{version} bound", np.linspace(0, 100, len(shown)), shown))
-    series.append(level("never above 1", [0, 100], 1.0))
+        drawn.append(Series(f"{version} bound", np.linspace(0, 100, len(shown)), shown))
+    drawn.append(level("never above 1", [0, 100], 1.0))
     others = Panel(
-        "share of kernel maps (%)", "largest ratio of sequence to bound", series, y_scale="log",
+        "share of kernel maps (%)", "largest ratio of sequence to bound", drawn, y_scale="log",
         title=f"{named} activations, {values['random']} random maps",
     )  # fmt: skip
     return Outcome(numbers, Picture((path, others), values["caption"]))

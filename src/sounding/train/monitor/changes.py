@@ -105,7 +105,12 @@ class Changes:
         """The news among the findings of a step, against the worst of the last measured ones."""
         before, first = _worst(self._seen), not self._seen
         shown: dict[str, Finding] = {finding.kind: finding for finding in findings}
-        hidden = {kind: old for kind, old in before.items() if kind not in shown and _is_blind(kind, shown, reading)}
+        # Nothing can be read behind a NaN, and nothing about gradients where none came back (a step skipped for
+        # overflow): that such a step shows no finding says nothing.
+        broken, dumb = shown.get("non_finite"), "gradient_log_norm" not in reading
+        blind = broken is not None and broken.severity == "high"
+        unseen = ((kind, old) for kind, old in before.items() if kind not in shown)
+        hidden = {kind: old for kind, old in unseen if blind or (dumb and kind.startswith("gradient"))}
         self._seen.append(hidden | shown)
         now = _worst(self._seen)
         for kind, finding in now.items():
@@ -154,17 +159,6 @@ def _worst(steps: Iterable[Mapping[str, Finding]]) -> dict[str, Finding]:
             if kind not in found or SEVERITIES[finding.severity] <= SEVERITIES[found[kind].severity]:
                 found[kind] = finding
     return found
-
-
-def _is_blind(kind: str, now: Mapping[str, Finding], reading: Reading) -> bool:
-    """Whether this step could not have shown a finding, so that its absence says nothing.
-
-    Nothing can be read behind a NaN, and nothing about gradients where none came back (a step skipped for overflow).
-    """
-    broken = now.get("non_finite")
-    if broken is not None and broken.severity == "high":
-        return True
-    return kind.startswith("gradient") and "gradient_log_norm" not in reading
 
 
 def _event(step: int, change: Change, finding: Finding, text: str) -> Event:
