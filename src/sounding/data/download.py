@@ -131,7 +131,7 @@ def _read_head(response: http.client.HTTPResponse, offset: int, remote: Remote) 
     if "text/html" in (response.headers.get("Content-Type") or "").lower():
         raise _Refused("answered with a web page instead of the file", final=True)
     start = 0
-    if response.status == 206:
+    if response.status == 206:  # a part, as asked for; any other answer begins at the first byte
         match = re.match(r"bytes (\d+)-", response.headers.get("Content-Range") or "")
         if match is None or int(match[1]) > offset:
             raise _Refused("answered with another part than the one asked for", final=True)

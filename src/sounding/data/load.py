@@ -136,7 +136,7 @@ def read_idx(content: bytes | bytearray, shape: tuple[int, ...], *, name: str) -
     """
     header = bytes([0, 0, UNSIGNED_BYTE, len(shape)]) + b"".join(size.to_bytes(4, "big") for size in shape)
     expected = len(header) + math.prod(shape)
-    unpacker = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    unpacker = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)  # 16 asks for the header of gzip
     try:
         values = bytearray(unpacker.decompress(content, expected + 1))
     except zlib.error as error:

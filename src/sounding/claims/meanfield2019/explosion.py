@@ -87,7 +87,7 @@ def measure_any_activation(values: Values, context: Context) -> Outcome:
 def measure_relu_rate(values: Values, context: Context) -> Outcome:
     """Eq. 25 and (B − 2)/(B − 3) beside random networks; the fall of eq. 25 with the batch size."""
     sizes = values["batch_sizes"]
-    grid = np.unique(np.geomspace(4, 4096, 120).round())
+    grid = np.unique(np.geomspace(4, 4096, 120).round())  # at B = 3 both rates are infinite
     curve = np.array([relu_rate(float(size)) for size in grid])
     numbers = {
         "largest_step_with_batch_size": exact(float(np.diff(curve).max()), error=1e-12),
@@ -122,6 +122,7 @@ def measure_series(values: Values, context: Context) -> Outcome:
     }
     linear = max(abs(batchnorm("identity", batch_size=s).gradient_growth - (s - 2) / (s - 3)) for s in sizes)
     scales = [1.0, 0.5, 0.25, 0.125]
+    # 14/13 is (B − 2)/(B − 3) at this B
     nearly = [batchnorm("tanh", batch_size=16, scale=scale).gradient_growth - 14 / 13 for scale in scales]
     numbers = {
         "largest_difference_of_series": exact(apart, error=1e-9),

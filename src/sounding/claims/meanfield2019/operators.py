@@ -37,6 +37,7 @@ def centred_basis(size: int) -> list[Array]:
     centre = np.eye(size) - 1 / size
     columns = np.array([(centre @ matrix @ centre).ravel() for matrix in symmetric_basis(size)]).T
     left, singular, _ = np.linalg.svd(columns, full_matrices=False)
+    # centring leaves n(n − 1)/2 of n(n + 1)/2 directions: the others have singular values of 0
     return [column.reshape(size, size) for column in left.T[singular > 1e-9]]
 
 

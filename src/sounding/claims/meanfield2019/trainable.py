@@ -132,7 +132,7 @@ def draw_networks(
 def chance_of(values: Values) -> float:
     """The accuracy of guessing."""
     shape = known_shape(values["data"])
-    return 1 / shape[1] if shape else 0.1
+    return 1 / shape[1] if shape else 0.1  # the paper's data sets have ten classes
 
 
 def judge_cells(
@@ -143,7 +143,7 @@ def judge_cells(
     `allowed` is 16ξ of each column; fall and rest are in units of best − chance.
     """
     best = float(accuracy.mean(2).max())
-    score = (accuracy - chance) / max(best - chance, 1e-9)
+    score = (accuracy - chance) / max(best - chance, 1e-9)  # where nothing learns all scores are about 0
     told = tell_apart(score.mean(2), depths, allowed)
     depth = np.array(depths, dtype=np.float64)[:, None, None] + 0 * score
     limit = np.array(allowed, dtype=np.float64)[None, :, None] + 0 * score
@@ -216,7 +216,7 @@ def draw_cells(
     """The grid with 16ξ over it, cells side by side; the line lies between depths in proportion to ln depth."""
     places = np.arange(len(depths), dtype=np.float64)
     logs = np.log(np.array(depths, dtype=np.float64))
-    wanted = np.log(np.minimum(np.array(allowed, dtype=np.float64), 1e9))
+    wanted = np.log(np.minimum(np.array(allowed, dtype=np.float64), 1e9))  # 16ξ may be infinite
     line = np.interp(wanted, logs, places)
     outer = (logs[-1] - logs[0]) / max(len(logs) - 1, 1)
     line = np.where(wanted > logs[-1], np.minimum(places[-1] + (wanted - logs[-1]) / outer, places[-1] + 0.5), line)

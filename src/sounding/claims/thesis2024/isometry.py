@@ -95,6 +95,7 @@ def histogram(panels: Mapping[str, Array], caption: str) -> Picture:
     for title, logs in panels.items():
         kept = np.sort(logs)[thin(len(logs), SHOWN)]
         share = np.linspace(0, 100, len(kept))
+        # a degenerate batch has ln 0, which a logarithmic axis cannot show
         series = (Series("batches", share, np.exp(np.maximum(kept, -12))), level("the bound", [0, 100], 1.0))
         drawn.append(Panel("share of batches (%)", "isometry after / bound", series, title=title, y_scale="log"))
     return Picture(drawn, caption)

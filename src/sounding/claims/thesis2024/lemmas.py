@@ -28,7 +28,7 @@ def measure_lemma4_2(values: Values, context: Context) -> Outcome:
         factor = draw_normals(generator, values["draws"], size, size)
         gram = factor @ factor.mT
         found.append(of_gram.isometry(gram))
-        moved.append((of_gram.isometry(7.3 * gram) - found[-1]).abs())
+        moved.append((of_gram.isometry(7.3 * gram) - found[-1]).abs())  # by any factor but a power of 2, which is exact
     every, unit = torch.cat(found), torch.eye(3, dtype=torch.float64)
     numbers = {
         "largest_change_by_scaling": worst(torch.cat(moved)),
