@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
 from sounding.claims.number import Number
 from sounding.claims.picture import Picture, chart_of
@@ -21,9 +21,9 @@ Status: TypeAlias = Literal["met", "violated", "open"]
 Answer: TypeAlias = Literal["holds", "fails", "open"]
 Values: TypeAlias = Mapping[str, Any]  # the settings of one scale, by name
 
-KINDS: tuple[Kind, ...] = ("theorem", "figure", "table", "observation")
-SCALES: tuple[Scale, ...] = ("quick", "standard", "paper")
-VERDICTS: tuple[Verdict, ...] = ("holds", "holds with correction", "does not hold", "not decided at this scale")
+KINDS: tuple[Kind, ...] = get_args(Kind)
+SCALES: tuple[Scale, ...] = get_args(Scale)
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 PAPERS = {
     "rank2020": "Daneshmand, Kohler, Bach, Hofmann, Lucchi 2020: batch normalization provably avoids rank collapse",
     "rank2020v1": "the first version of rank2020 (arXiv 2003.01652v1)",

@@ -65,10 +65,6 @@ class Keeper:
         """Restore what was kept; where nothing was, write the state there is.
 
         That first writing finds a place without room or permission before the work, not after it.
-
-        Raises:
-            UsageError: the checkpoint belongs to another run.
-            DataError: it is damaged, or the place cannot be written.
         """
         try:
             kept = self.read()
@@ -90,11 +86,7 @@ class Keeper:
         return self._checkpoint is not None and time.monotonic() - self._written >= self._checkpoint.seconds
 
     def write(self, state: Mapping[str, Any]) -> None:
-        """Replace the checkpoint.
-
-        Raises:
-            DataError: no room, no permission; the checkpoints that were there are untouched.
-        """
+        """Replace the checkpoint; where there is no room or no permission, those that were there are untouched."""
         if self._checkpoint is None:
             return
         buffer = io.BytesIO()  # in memory first: the sum stands in front of what it is of
@@ -105,12 +97,7 @@ class Keeper:
         self._written = time.monotonic()
 
     def read(self) -> dict[str, Any] | None:
-        """What was kept, or None where nothing is.
-
-        Raises:
-            DataError: the file is damaged; it is left as it is.
-            UsageError: it belongs to another run.
-        """
+        """What was kept by this run, or None where nothing is; a damaged file is left as it is."""
         if self._checkpoint is None:
             return None
         path = Path(self._checkpoint.path)

@@ -20,12 +20,7 @@ WARM_UPS = 2  # steps before a capture, in which libraries take their workspaces
 
 
 class Stack(ABC):
-    """What the training of many networks needs of them.
-
-    Args:
-        networks: of one architecture and precision; they are copied, and stay as they are until `write_back_`.
-        device: where the stack lives.
-    """
+    """Copies of networks of one architecture and precision; the networks stay as they are until `write_back_`."""
 
     def __init__(self, networks: Sequence[nn.Module], device: torch.device) -> None:
         self.runs = len(networks)
@@ -57,10 +52,8 @@ class Stack(ABC):
     def run(self, inputs: Tensor, statistics: Statistics, *, own: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
         """Outputs (runs, samples, values), and what buffers become in training, by name; nothing is changed.
 
-        Args:
-            inputs: (samples, ...), the same for all runs, or (runs, samples, ...).
-            statistics: of batch norm: "batch", as in training, or "running".
-            own: every run has inputs of its own.
+        Inputs are (samples, ...), the same for all runs, or with `own` (runs, samples, ...); statistics are those of
+        batch norm: "batch", as in training, or "running".
         """
 
     @torch.no_grad()

@@ -171,37 +171,31 @@ def sweep(values: Values, context: Context) -> Array:
     )  # fmt: skip
     found = []
     for seed in range(values["seeds"]):
-        networks = [
-            _make_network(values, data.shape[0], data.classes, eps=eps, shift=shift, seed=seed, context=context)
-            for _, eps, shift in cells
-        ]
+        networks: list[nn.Module] = []
+        for _, eps, shift in cells:
+            generator, width = context.generator(100 + seed), values["width"]
+            # the smallest eps that torch takes for 0 is its own default
+            norm: dict[str, Any] = {"eps": eps or 1e-5, "shift": shift}
+            if values["network"] == "vgg19":
+                options: dict[str, Any] = {"width": width, "dropout": 0.0, "init": "he", "generator": generator, **norm}
+                networks.append(Vgg19(data.shape[0], data.classes, **options))
+                continue
+            layers: list[nn.Module] = []  # a narrow stack of convolutions
+            for index in range(values["depth"]):
+                convolution = nn.Conv2d(width if index else data.shape[0], width, 3, padding=1, bias=False)
+                layers += [convolution, nn.BatchNorm2d(width, eps=norm["eps"]), nn.ReLU()]
+                nn.init.kaiming_normal_(convolution.weight, generator=generator)
+                nn.init.constant_(layers[-2].bias, shift)  # type: ignore[arg-type]
+            readout = nn.Linear(width * 4, data.classes)
+            nn.init.normal_(readout.weight, std=readout.in_features**-0.5, generator=generator)
+            nn.init.zeros_(readout.bias)
+            networks.append(nn.Sequential(*layers, nn.AvgPool2d(4), nn.Flatten(), readout))
         rates, order = [rate for rate, *_ in cells], context.generator(1000 + seed)
         history = train_alike_(networks, data, recipe, context, rates=rates, orders=order)
         found.append([[point.test_accuracy or 0.0 for point in history.curve(run)] for run in range(len(cells))])
     filled = np.moveaxis(np.nan_to_num(np.array(found), nan=1 / data.classes), 0, 1)  # a run that diverged guesses
     shape = [len(values[name]) for name in ("rates", "eps", "shifts")]
     return np.asarray(filled.reshape(*shape, values["seeds"], len(values["evaluate"])))
-
-
-def _make_network(
-    values: Values, channels: int, classes: int, *, eps: float, shift: float, seed: int, context: Context
-) -> Any:
-    """VGG-19, or a narrow stack of convolutions, with this eps and shift in every batch norm."""
-    generator = context.generator(100 + seed)
-    # the smallest eps that torch takes for 0 is its own default
-    norm: dict[str, Any] = {"eps": eps or 1e-5, "shift": shift}
-    if values["network"] == "vgg19":
-        return Vgg19(channels, classes, width=values["width"], dropout=0.0, init="he", generator=generator, **norm)
-    layers: list[nn.Module] = []
-    for index in range(values["depth"]):
-        convolution = nn.Conv2d(values["width"] if index else channels, values["width"], 3, padding=1, bias=False)
-        layers += [convolution, nn.BatchNorm2d(values["width"], eps=norm["eps"]), nn.ReLU()]
-        nn.init.kaiming_normal_(convolution.weight, generator=generator)
-        nn.init.constant_(layers[-2].bias, shift)  # type: ignore[arg-type]
-    readout = nn.Linear(values["width"] * 4, classes)
-    nn.init.normal_(readout.weight, std=readout.in_features**-0.5, generator=generator)
-    nn.init.zeros_(readout.bias)
-    return nn.Sequential(*layers, nn.AvgPool2d(4), nn.Flatten(), readout)
 
 
 def measure_acceleration(values: Values, context: Context) -> Outcome:

@@ -122,6 +122,7 @@ def measure_fig1(values: Values, context: Context) -> Outcome:
     names = {"none": "no norm", "batch": "batch norm"}
     ranks, scores = ({norm: list[Number]() for norm in names} for _ in range(2))
     used: dict[str, list[float]] = {norm: [] for norm in names}
+    size = values["batch_size"]
     for _, (norm, (index, depth)) in context.each(product(names, enumerate(values["depths"]))):
         make = partial(make_fig1_network, features=inputs.shape[1], depth=depth, width=values["width"], norm=norm)
         offset = 2 * index + (norm == "batch")  # networks with and without norm share nothing
@@ -134,8 +135,16 @@ def measure_fig1(values: Values, context: Context) -> Outcome:
         ranks[norm].append(over_runs(np.array(share)))
         grid = pick(values, "rates runs")
         found = train_grid(make, (inputs, labels), **grid, recipe=recipe, context=context, offset=offset)
-        scores[norm].append(over_runs(_accuracies(found, (inputs, labels), values, draws)))
         used[norm].append(found.rate)
+        right = []
+        for network, generator in zip(found.networks, draws, strict=True):
+            # samples of its own for each run, in whole batches: their statistics are those of training, as released
+            chosen = draw_samples(inputs, values["evaluated"] // size * size, generator)
+            network.to(inputs.device)
+            with torch.no_grad():
+                answers = torch.cat([network(part).argmax(1) for part in torch.split(inputs[chosen], size)])
+            right.append(float((answers == labels[chosen]).double().mean()))
+        scores[norm].append(over_runs(np.array(right)))
     numbers = {
         "vanilla_rank_share_at_deepest": ranks["none"][-1],
         "batch_norm_rank_share_at_deepest": ranks["batch"][-1],
@@ -164,23 +173,6 @@ def measure_fig1(values: Values, context: Context) -> Outcome:
         for k, row in used.items()
     )
     return Outcome(numbers, Picture(panels, caption), f"Chosen learning rates by depth. {remarks}.")
-
-
-def _accuracies(
-    found: Trained, data: tuple[torch.Tensor, torch.Tensor], values: Values, generators: Sequence[torch.Generator]
-) -> np.ndarray[Any, Any]:
-    """The accuracy of each run on samples of its own, with statistics of batches of the training size, as released."""
-    size = values["batch_size"]
-    count = values["evaluated"] // size * size  # whole batches: their statistics are those of training
-    result = []
-    for network, generator in zip(found.networks, generators, strict=True):
-        chosen = draw_samples(data[0], count, generator)
-        inputs, labels = (part[chosen] for part in data)
-        network.to(inputs.device)
-        with torch.no_grad():
-            answers = torch.cat([network(part).argmax(1) for part in torch.split(inputs, size)])
-        result.append(float((answers == labels).double().mean()))
-    return np.array(result)
 
 
 LEVELS = ("no pre-training", "25 steps", "75 steps")

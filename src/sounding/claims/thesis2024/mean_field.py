@@ -262,15 +262,15 @@ def measure_concentration(values: Values, context: Context) -> Outcome:
             rate, condition = slowest_rate(name, size), float(np.linalg.cond(fixed_gram(name, size)))
             layers = np.arange(1, values["depth"] + 1)
             tails = []
-            finite: dict[str, list[Array]] = {start: [] for start in STARTS}
+            finite: dict[str, list[Array]] = {kind: [] for kind in STARTS}
             for width in values["widths"]:
                 bound = bound_line(name, size, width=width, depth=values["depth"])
-                for start, make in STARTS.items():
-                    depth = values["depth"] if start == "stretched" else values["short"]
+                for kind, make in STARTS.items():
+                    depth = values["depth"] if kind == "stretched" else values["short"]
                     found = distances(name, make(size), width=width, depth=depth, offset=offset, **shape)
                     offset += 1
-                    finite[start].append(found / bound[:depth])
-                    if start == "stretched":
+                    finite[kind].append(found / bound[:depth])
+                    if kind == "stretched":
                         tail = np.log(found[:, values["burn_in"] :])
                         later = layers[values["burn_in"] :]
                         # the least-squares slope of each run
@@ -280,7 +280,7 @@ def measure_concentration(values: Values, context: Context) -> Outcome:
             # the floor of a finite width falls as 1/√d
             noise = float(tails[-1].mean()) * math.sqrt(values["widths"][-1] / values["wide"])
             limits, constants = [], []
-            for start, make in STARTS.items():
+            for kind, make in STARTS.items():
                 found = distances(name, make(size), context=context, offset=offset, **wide)
                 offset += 1
                 ratio = transient(found, rate, noise)
@@ -291,25 +291,36 @@ def measure_concentration(values: Values, context: Context) -> Outcome:
                 limit = float(ratio.mean(0).max()) / condition
                 limits.append(found[:, 0] / condition)
                 constants.append(ratio[:, peak] / ratio[:, 0])
-                for needed in finite[start]:
+                for needed in finite[kind]:
                     top = mean_of(needed[:, int(np.argmax(needed.mean(0)))])
                     largest.append(top)
                     above.append(scaled(top, 1 / limit))
                 if size == values["batch_sizes"][0]:
                     shown = np.arange(1, ratio.shape[1] + 1)
-                    series.append(points_over(f"{name}, {start}", shown, ratio / condition))
+                    series.append(points_over(f"{name}, {kind}", shown, ratio / condition))
             first.append(np.max(limits, axis=0))
             own.append(np.max(constants, axis=0))
         sizes = np.log(values["batch_sizes"])
         numbers[f"{name}_batch_exponent"] = mean_slope_of(sizes, np.log(first).T)
         numbers[f"{name}_corrected_batch_exponent"] = mean_slope_of(sizes, np.log(own).T)
+    # the exponent with which the needed constant grows as two samples approach one another
+    name, size = values["activations"][0], values["batch_sizes"][0]
+    rate, torn = slowest_rate(name, size), []
+    for index, distance in enumerate(values["pairs"]):
+        start = np.eye(size)  # independent samples, but for two with the cosine 1 − distance
+        start[0, 1] = start[1, 0] = 1 - distance
+        found = distances(name, start, offset=offset + index, context=context, **{**wide, "depth": 20})
+        ratio = found / rate ** np.arange(1, 21)
+        # as long as the pair is still being torn apart
+        settled = int(np.argmax(found.mean(0) < found.mean(0)[0] / 3)) or 20
+        torn.append(np.log(ratio[:, :settled].max(1) / ratio[:, 0]))
     numbers |= {
         "needed_constant": highest(largest),
         "needed_over_wide_limit": highest(above),
         "late_over_early": highest(late),
         "log_growth_per_layer": mean_of(np.concatenate(trends)),
         "width_exponent": mean_slope_of(np.log(values["widths"]), np.concatenate(by_run)),
-        "near_pair_exponent": measure_near_pair(values, context, offset),
+        "near_pair_exponent": mean_slope_of(-np.log(values["pairs"]), np.array(torn).T),
     }
     panel = Panel("layer ℓ", "‖G_ℓ − G*‖_F/(κ(G*)(1 − α)^(ℓ/2))", series, y_scale="log")
     caption = (
@@ -317,20 +328,3 @@ def measure_concentration(values: Values, context: Context) -> Outcome:
         "width: the constant that the first term needs, from three starts. It is largest in the first layers."
     )
     return Outcome(numbers, Picture((panel,), caption))
-
-
-def measure_near_pair(values: Values, context: Context, offset: int) -> Number:
-    """The exponent with which the needed constant grows as two samples approach one another."""
-    name, size = values["activations"][0], values["batch_sizes"][0]
-    rate = slowest_rate(name, size)
-    constants = []
-    shape: dict[str, Any] = {"width": values["wide"], "depth": 20, "runs": values["wide_runs"], "context": context}
-    for index, distance in enumerate(values["pairs"]):
-        start = np.eye(size)  # independent samples, but for two with the cosine 1 − distance
-        start[0, 1] = start[1, 0] = 1 - distance
-        found = distances(name, start, offset=offset + index, **shape)
-        ratio = found / rate ** np.arange(1, 21)
-        # as long as the pair is still being torn apart
-        settled = int(np.argmax(found.mean(0) < found.mean(0)[0] / 3)) or 20
-        constants.append(np.log(ratio[:, :settled].max(1) / ratio[:, 0]))
-    return mean_slope_of(-np.log(values["pairs"]), np.array(constants).T)

@@ -122,8 +122,16 @@ def build_networks(
             product = product if repeats is None else product[:, repeats]
             normalized, factor, norm = normalize(product, centring=centring, length=length)
             alpha = 1.0 if gain is None else gain(len(layers) + 1)
-            state, slope = _activate(activation, normalized, alpha)
-            states.append(state)
+            inner = normalized if alpha == 1.0 else alpha * normalized  # not copied: layers are a thousand
+            slope = None
+            if activation == "sin":
+                inner, slope = torch.sin(inner), alpha * torch.cos(inner)
+            elif activation == "tanh":
+                inner = torch.tanh(inner)
+                slope = alpha * (1 - inner.square())
+            elif alpha != 1.0:
+                slope = torch.full_like(inner, alpha)
+            states.append(inner)
             layers.append(Layer(weight, normalized, norm, factor, slope))
     return Networks(states, layers, centring, labels, classes, generator)
 
@@ -139,19 +147,6 @@ def normalize(
     else:
         factor = length / product.norm(dim=1, keepdim=True)
     return product * factor, factor, length
-
-
-def _activate(name: str, normalized: torch.Tensor, gain: float) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """φ(α b), and its slope in b."""
-    if name == "identity" and gain == 1.0:
-        return normalized, None
-    inner = gain * normalized
-    if name == "sin":
-        return torch.sin(inner), gain * torch.cos(inner)
-    if name == "tanh":
-        output = torch.tanh(inner)
-        return output, gain * (1 - output.square())
-    return inner, torch.full_like(inner, gain)
 
 
 def pull_back(networks: Networks, layer: int, cotangent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
